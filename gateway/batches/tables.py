@@ -165,7 +165,7 @@ def status_of(database: sqlite3.Connection, row: int) -> str:
 
 
 def states(database: sqlite3.Connection) -> dict[str, int]:
-    """How many batches are in each state."""
+    """Number of batches in each state."""
     return {
         str(status): int(count) for status, count in database.execute("SELECT status, count(*) FROM batches GROUP BY 1")
     }

@@ -91,7 +91,7 @@ class SavedWeight(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_f
 
 
 class SavedLengths(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """What lengths of answers were learned of one tenant and model. `mean`, `margin`: natural logarithms."""
+    """Lengths of answers, as learned of one tenant and model. `mean`, `margin`: natural logarithms."""
 
     tenant: str
     model: str
@@ -127,7 +127,7 @@ class SavedLimitPlace(msgspec.Struct, array_like=True, frozen=True, forbid_unkno
 
 
 class SavedQuota(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """What a tenant has used in one window. `start`: Unix time."""
+    """Tokens that a tenant has used in one window. `start`: Unix time."""
 
     tenant: str
     span: Literal["day", "month"]

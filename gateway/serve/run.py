@@ -371,7 +371,7 @@ def _configuration(
 
 
 def _complete(own_token: OwnToken, place: Place | None, *, demo: bool) -> Callable[[Configuration], Configuration]:
-    """What adds to a configuration what it leaves out."""
+    """Function that adds to a configuration what it leaves out."""
     if place is None:
         return own_token.complete
     if not demo:

@@ -172,7 +172,7 @@ def _ask(method: str, url: str, body: bytes = b"", content_type: str = "applicat
 
 
 def killed(kills: int, lines: int, seed: int, say: Callable[[str], None] = lambda _: None) -> Kills:
-    """What is seen of so many SIGKILLs."""
+    """The results of batches over so many SIGKILLs."""
     with tempfile.TemporaryDirectory(prefix="weir-kills-") as folder:
         argv = [sys.executable, "-m", "loadtest.engine", "--profile", "h100-8b", "--speed", "1", "--model", "sim"]
         engine = Child("engine", argv, Path(folder) / "engine.log")

@@ -90,13 +90,13 @@ class QuotaWindow:
         self.reserved -= reserved
 
     def told(self, used: Used, now: float) -> None:
-        """What was used of it by the last that was kept. What was used here is more."""
+        """Take the window as it was kept last for its base. Tokens used here come on top."""
         self._roll(now)
         if used.start == self.start:
             self.base = max(self.base, used.tokens)
 
     def goes_on(self, used: Used, now: float) -> None:
-        """What a decider before had used, which knew what was used here."""
+        """Go on from an earlier decider's window, which has the tokens used here in it."""
         self._roll(now)
         if used.start == self.start and used.tokens > self.base + self.since:
             self.base, self.since = used.tokens, 0
@@ -159,7 +159,7 @@ class QuotaBook:
         ]
 
     def told(self, kept: Iterable[Used], now: float) -> None:
-        """What was kept before this gateway began."""
+        """Take the windows that were kept before this gateway began for the bases of its own."""
         for used in kept:
             for window in self._windows.get(used.tenant, ()):
                 if window.span == used.span:

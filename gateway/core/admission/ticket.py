@@ -17,7 +17,7 @@ SCANNED = 512  # tickets of one tenant that one estimate looks at
 
 
 def turn_by(call: Call) -> float:
-    """Where a newcomer stands in its tenant's order: its deadline, or an earlier time by its likely length."""
+    """Place of a newcomer in its tenant's order: its deadline, or an earlier time by its likely length."""
     if call.likely_tokens:
         return min(call.deadline, call.arrived + PATIENCE * call.likely_tokens)
     return call.deadline

@@ -24,7 +24,7 @@ class FileObject(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LineFault(msgspec.Struct, frozen=True):
-    """What is wrong with an input file. `line`: from 1; None: with the file as a whole."""
+    """Mistake in an input file. `line`: from 1; None: of the file as a whole."""
 
     code: str
     message: str

@@ -84,7 +84,7 @@ def page_asked(query: bytes, most: int, default: int) -> Page:
 
 
 def new_batch(content_type: bytes, body: bytes) -> NewBatch:
-    """What a body wants."""
+    """The batch that a body asks for. Raises Refused (400)."""
     if content_type.split(b";")[0].strip().lower() != b"application/json":
         raise bad_request("content-type must be application/json", "content-type")
     try:

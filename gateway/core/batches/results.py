@@ -16,7 +16,7 @@ FAILED = frozenset({500, 502, 504})
 
 
 class LineError(msgspec.Struct, frozen=True):
-    """Why a line was not answered."""
+    """Reason why a line was not answered."""
 
     code: str
     message: str

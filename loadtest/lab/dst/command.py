@@ -216,7 +216,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _going_on(given: argparse.Namespace, done: int) -> str:
-    """What to type to run the seeds that are left."""
+    """Command that runs the seeds that are left."""
     relays = "--relays " if given.relays else ""
     left = f"--first {given.first + done} --seeds {given.seeds - done}"
     return f"python -m loadtest.lab.dst {relays}{left} --jobs {given.jobs} --within {given.within:g}"
