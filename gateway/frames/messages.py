@@ -100,6 +100,8 @@ class Ask(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False,
     fields: Fields = {}
     peer: Word = ""
     shape: Annotated[int, Meta(ge=0, le=255)] = 0
+    hinted_tokens: Count = 0
+    hinted_ahead: float = 0.0
 
 
 class WaitAsk(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=3):

@@ -397,6 +397,7 @@ def _parse(route: Route, request: Request, snapshot: Snapshot, account: Account,
         now=request.at,
         cache_salt=account.cache_salt,
         metered=metered,
+        hinted=account.hinted,
     )
 
 

@@ -20,6 +20,7 @@ from gateway.core.policy.types import Rate
 from gateway.core.request.call import Call
 from gateway.core.request.outcome import Outcome, Refused
 from gateway.core.request.record import Record
+from gateway.decider.relays.served import call_of
 from gateway.frames.codec import FrameWriter, from_decider
 from gateway.frames.messages import AllHeld, EndedRecords, FirstByte, WaitAsk, Welcome
 from gateway.relay.remote.decider import RemoteDecider, ask_of
@@ -460,6 +461,12 @@ def test_an_old_question_gives_way_to_the_one_after_it() -> None:
         assert session.calls[1].turn == 2
 
     run(body)
+
+
+def test_hints_of_a_call_come_with_the_question() -> None:
+    call = a_call(max_tokens=50, hinted_tokens=30, hinted_ahead=-7.0)
+    asked = call_of(ask_of(1, call, 1, {}, "", wait=True), call.route)
+    assert (asked.hinted_tokens, asked.hinted_ahead) == (30, -7.0)
 
 
 def test_the_decider_keeps_the_records_that_its_relays_tell() -> None:

@@ -170,7 +170,8 @@ class AdmissionControl:
                 newcomer = booking is None
                 return Refuse(reason=Reason.QUEUE_FULL, words=full, predicted=wait, booking=booking, newcomer=newcomer)
         if booking is None:
-            ticket = Ticket(call, now, exclude, self._expires(call), large=large, ahead=self._ahead(call, usable, now))
+            ahead = seconds_ahead(self.sessions, usable, call, now)
+            ticket = Ticket(call, now, exclude, self._expires(call), large=large, ahead=ahead)
             return Wait(ticket=ticket, predicted=wait, victim=victim, newcomer=True)
         # Who was promised a place and is ordered by length goes before all that came after its first attempt.
         turn = booking.since if call.likely_tokens else booking.deadline
@@ -207,17 +208,13 @@ class AdmissionControl:
         victim = None if full is None else queues.victim(call)
         if full is not None and victim is None:
             return Refuse(reason=Reason.QUEUE_FULL, words=full, predicted=wait, outlook=outlook, held=held)
-        ticket = Ticket(call, now, exclude, self._expires(call), large=large)
+        ticket = Ticket(call, now, exclude, self._expires(call), large=large, ahead=call.hinted_ahead)
         return Wait(ticket=ticket, predicted=wait, victim=victim, outlook=outlook, held=held)
 
     def unknown(self, now: float) -> Refuse:
         """Of a model that neither an engine nor a sidecar has, as far as is known."""
         awaited = self.sidecars.awaited(now)
         return Refuse(reason=Reason.UNKNOWN_MODEL, engines=tuple(self.fleet), reports_awaited=awaited)
-
-    def _ahead(self, call: Call, engines: Sequence[Engine], now: float) -> float:
-        """Seconds by which the call goes before its turn among its tenant's."""
-        return 0.0 if self.sessions is None else seconds_ahead(self.sessions, engines, call, now)
 
     def _expires(self, call: Call) -> float:
         return min(call.deadline, call.ttft_by) if self.rules.shed_late else call.deadline

@@ -14,6 +14,7 @@ from gateway.core.admission.levels import KINDS, Counted, counted, levels_of
 from gateway.core.admission.mode import bars
 from gateway.core.admission.quotas import SPANS, quota_of
 from gateway.core.admission.shaping import spared
+from gateway.core.agent_hints import MOST_SECONDS
 from gateway.core.policy.advice_tenants import ANONYMOUS
 from gateway.core.policy.policy import Policy
 from gateway.core.policy.rules import bands_of, modes_of, signals_of
@@ -40,6 +41,7 @@ def explain_call(policy: Policy, tenant: str, asked: str, model: str) -> str:
         ("class", _class(policy, tenant, asked, wanted, model)),
         ("time", _time(policy, name)),
         ("order", _order(policy, policy.tenants[tenant], name)),
+        ("agent hints", _agent_hints(policy.tenants[tenant])),
         ("lengths", _lengths(policy)),
         ("sessions", _sessions(policy, name)),
         ("room", _room(policy, name)),
@@ -143,6 +145,14 @@ def _order(policy: Policy, tenant: Tenant, name: str) -> Iterator[str]:
     rest = ", ".join(other for other in band if other != name)
     share = f", {each.weight / total:.0%} of the tokens while {rest} have work too" if rest else ""
     yield f"weight {shown(each, 'weight')}{share}; among tenants weight {shown(tenant, 'weight')}"
+
+
+def _agent_hints(tenant: Tenant) -> Iterator[str]:
+    if tenant.agent_hints:
+        yield "prefix_id is its session, osl its expected length"
+        yield f"priority N: N s before its turn among its tenant's, {MOST_SECONDS:.0f} at most; negative: after it"
+    else:
+        yield "nvext.agent_hints of its calls are ignored"
 
 
 def _lengths(policy: Policy) -> Iterator[str]:

@@ -220,6 +220,9 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     `models`: Models it may use, others get 403; empty: all.
     `keys`: SHA-256 of its API keys. More may be in the keys_file.
     `refusal`: Its own answer to calls over its limits; null: OpenAI's error object.
+    `agent_hints`: Whether NVIDIA Dynamo's nvext.agent_hints count in its calls: prefix_id as the session, osl as the
+    expected length, priority as seconds by which one goes before its turn among this tenant's, at most 60. With false
+    they are ignored.
     """
 
     class_: Name | None = msgspec.field(default=None, name="class")
@@ -229,6 +232,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     models: tuple[ModelName, ...] = ()
     keys: tuple[KeyHash, ...] = ()
     refusal: Refusal | None = None
+    agent_hints: bool = False
 
 
 class ShapingTier(msgspec.Struct, frozen=True, kw_only=True):

@@ -200,7 +200,14 @@ class CostModel:
         call.expected_tokens = 0 if known is None else int(min(known.value, known.largest) * asked)
         call.output_tokens = booked = (int(alpha * asked) + 1 if alpha < 1.0 else asked) * call.n
         call.likely_tokens = 0
-        if policy.learned and self.lengths is not None:
+        hinted = call.hinted_tokens
+        if hinted:
+            call.expected_tokens = hinted if hinted < asked else asked
+            if self.alpha is None:
+                call.output_tokens = max(booked, call.expected_tokens * call.n)
+            if policy.learned and policy.shortest_first:
+                call.likely_tokens = call.expected_tokens
+        elif policy.learned and self.lengths is not None:
             forecast = self.lengths.predict(call)
             if forecast is not None:
                 median, most, largest = forecast

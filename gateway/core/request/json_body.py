@@ -128,7 +128,7 @@ def body_of(decode: Callable[[bytes], Body], data: bytes, *, max_depth: int, max
     try:
         return decode(data)
     except msgspec.ValidationError as error:
-        raise _explained(str(error), data) from None
+        raise explained(str(error), data) from None
     except msgspec.DecodeError as error:
         raise bad_request(f"the body is not valid JSON: {error}") from None
 
@@ -172,7 +172,7 @@ def _check_structure(data: bytes, max_depth: int, max_values: int) -> None:
         )
 
 
-def _explained(error: str, data: bytes) -> Refused:
+def explained(error: str, data: bytes) -> Refused:
     """msgspec's error as a refusal. It names what was expected and where; the value found is read from the body."""
     what, _, path = error.partition(" - at `$")
     path = path.rstrip("`").lstrip(".")

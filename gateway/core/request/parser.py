@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
+from gateway.core.agent_hints import NO_HINTS, AgentHints, hints_of
 from gateway.core.billing_header import without_billing_line
 from gateway.core.request.allowed_fields import DECODERS, check_unread
 from gateway.core.request.call import FORMAT, STOP, TOOLS, Call, CallSettings
@@ -40,13 +41,15 @@ def parse(
     salt: str | None = None,
     cache_salt: bytes = b"",
     metered: bool = False,
+    hinted: bool = False,
 ) -> Call:
     """The call of a request on a route that is forwarded. Routes that the gateway answers itself are not accepted.
 
     `headers` maps lower-cased names to values. `salt` separates the prefix hashes and sessions of tenants; None: the
     tenant's name. `cache_salt` is the JSON field, with a comma before it, that separates tenants in an engine's prefix
     cache. `metered`: a token limit counts this call, so the engine must report usage in every event of a stream.
-    `now`: monotonic seconds. Raises Refused, which names the header or field at fault: 413 for too much text, else 400.
+    `hinted`: agent hints in its body count. `now`: monotonic seconds. Raises Refused, which names the header or field
+    at fault: 413 for too much text, else 400.
     """
     if b"content-encoding" in headers and headers[b"content-encoding"].lower() != b"identity":
         raise bad_request("content-encoding: this gateway reads uncompressed bodies only", "content-encoding")
@@ -97,10 +100,9 @@ def parse(
     class_name = class_asked or settings.default_class
     deadline = asked_deadline(headers.get(b"x-weir-deadline-ms"), settings.max_deadline)
     timeout = sdk_timeout(headers)
-    session = headers.get(b"x-weir-session") or fields.prompt_cache_key or fields.user or fields.safety_identifier
-    if session is None and route.kind == "message":
-        session = _user_id(fields.metadata)
-    return Call(
+    hints = hints_of(body) if hinted and not route.form else NO_HINTS
+    session = _session(headers, fields, hints, route)
+    call = Call(
         request_id=request_id,
         route=route,
         model=model,
@@ -127,6 +129,7 @@ def parse(
         asked_deadline=deadline,
         sdk_timeout=timeout,
     )
+    return call if hints is NO_HINTS else hints.given(call)
 
 
 def _with(body: bytes, added: bytes) -> bytes:
@@ -195,6 +198,13 @@ def _tokens_asked(value: int | None, param: str, settings: CallSettings) -> int 
 
 def _shown(value: int) -> str:
     return str(value) if value.bit_length() <= 64 else f"an integer of {value.bit_length()} bits"
+
+
+def _session(headers: Mapping[bytes, bytes], fields: Body, hints: AgentHints, route: Route) -> bytes | str | None:
+    """The first name of the call's session or, where it has none, of its user."""
+    named = headers.get(b"x-weir-session") or headers.get(b"x-dynamo-session-id") or fields.prompt_cache_key
+    named = named or hints.prefix_id or fields.user or fields.safety_identifier
+    return _user_id(fields.metadata) if named is None and route.kind == "message" else named
 
 
 def _user_id(metadata: Any) -> str | None:

@@ -121,10 +121,10 @@ class Account:
 
     `best`: rank of the most important class it may ask for, 0: any. `models`: those it may use, empty: all.
     `cache_salt`: a JSON field for the body of each of its calls, with a comma before it; empty: none. `refusal`: its
-    own refusal answer.
+    own refusal answer. `hinted`: its calls' agent hints count.
     """
 
-    __slots__ = ("best", "cache_salt", "default_class", "models", "name", "refusal", "weight")
+    __slots__ = ("best", "cache_salt", "default_class", "hinted", "models", "name", "refusal", "weight")
 
     def __init__(self, name: str, tenant: Tenant, classes: list[str], cache_salt: bytes) -> None:
         self.name = name
@@ -134,6 +134,7 @@ class Account:
         self.weight = tenant.weight
         self.models = frozenset(tenant.models)
         self.refusal = tenant.refusal
+        self.hinted = tenant.agent_hints
 
     def __repr__(self) -> str:
         return f"<Account {self.name}>"

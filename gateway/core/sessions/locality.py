@@ -89,8 +89,13 @@ def saved_by_cache(engines: Sequence[Engine], call: Call, now: float) -> float:
     return max(known, default=0.0)
 
 
-def seconds_ahead(sessions: SessionMemory, engines: Sequence[Engine], call: Call, now: float) -> float:
-    """Seconds by which the call goes before its turn among its tenant's, by the policy; below 0: after it."""
+def seconds_ahead(sessions: SessionMemory | None, engines: Sequence[Engine], call: Call, now: float) -> float:
+    """Seconds by which the call goes before its turn among its tenant's, by its agent's hint and its session; below 0:
+    after it."""
+    return call.hinted_ahead + (0.0 if sessions is None else _by_session(sessions, engines, call, now))
+
+
+def _by_session(sessions: SessionMemory, engines: Sequence[Engine], call: Call, now: float) -> float:
     policy = sessions.policy
     if policy.order == "arrival":
         return 0.0

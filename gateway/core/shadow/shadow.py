@@ -10,7 +10,9 @@ their form, nor what comes later in the queue (shed, displaced, expired).
 Decisions, in the order they are taken: account, class, model, limit, mode, wait, room; each is `passed` or `refused`,
 the class is its name. They are compared up to the first that either refuses. `outcome` is the whole of it. `deadline`
 and `max_tokens` are compared as numbers: `equal`, or which is `less` and which is `more`. Where the two policies
-predict lengths differently, so are `booked`, the tokens that a call books, and `turn`, its place in its tenant's order.
+predict lengths differently, or only one reads agent hints, so are `booked`, the tokens that a call books, and `turn`,
+its place in its tenant's order. A decider in a process of its own has no bodies, and so no hints that only the shadow
+would read.
 Equal words: no difference.
 
 Nothing here may disturb a call: a bug is counted, the first is reported, and the call goes on.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from gateway.core.admission.mode import ModelMode
 from gateway.core.admission.model_traffic import ModelTraffic
 from gateway.core.admission.queues import Queues
 from gateway.core.admission.ticket import Ticket, turn_by
+from gateway.core.agent_hints import NO_HINTS, hints_of
 from gateway.core.engines.choice import any_idle, least_ttft, usable_of
 from gateway.core.engines.fleet import Engine, Hold
 from gateway.core.policy.snapshot import Snapshot
@@ -138,7 +140,10 @@ class Verdict:
         if own.asked_class and own.asked_class not in rules.classes.rank:
             return CLASS
         classify(own, rules.classes, theirs.default_class, theirs.best)
-        if rules.policy.lengths != snapshot.policy.lengths and own.asked and self._shadow.cost is not None:
+        if theirs.hinted != account.hinted:
+            _hint(own, theirs)
+        foresees = theirs.hinted != account.hinted or rules.policy.lengths != snapshot.policy.lengths
+        if foresees and own.asked and self._shadow.cost is not None:
             self._foresee_length(rules.policy.lengths, self._shadow.cost)
         if not theirs.allows_model(own.model):
             return MODEL
@@ -160,7 +165,7 @@ class Verdict:
         cost.expect_by(own, policy)
         for decision, ours, theirs in (
             ("booked", own.output_tokens, call.output_tokens),
-            ("turn", turn_by(own), turn_by(call)),
+            ("turn", turn_by(own) - own.hinted_ahead, turn_by(call) - call.hinted_ahead),
         ):
             self._shadow.count(decision, *COMPARED[(ours > theirs) - (ours < theirs)])
 
@@ -274,6 +279,15 @@ def _asked_class(call: Call, headers: Mapping[bytes, bytes], enforced: Snapshot,
     if b'"service_tier"' not in call.body or call.route.form:
         return ""
     return shadow.calls.service_tiers.get(_decode_tier(call.body).service_tier or "", "")
+
+
+def _hint(call: Call, account: Account) -> None:
+    """Give the call the agent hints that count in this account's calls. A body that stayed with a relay has none."""
+    hints = NO_HINTS
+    if account.hinted and not call.route.form:
+        with suppress(Refused):  # for its form, which is not compared
+            hints = hints_of(call.body)
+    hints.given(call)
 
 
 def told(compared: Compared) -> Iterator[tuple[str, str, str]]:

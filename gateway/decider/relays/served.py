@@ -178,6 +178,8 @@ def call_of(ask: Ask, route: Route) -> Call:
         sdk_timeout=ask.sdk_timeout,
         merged=ask.merged,
         shape=ask.shape,
+        hinted_tokens=ask.hinted_tokens,
+        hinted_ahead=ask.hinted_ahead,
     )
     if ask.facts is not None:
         fill_in(call, ask.facts)

@@ -268,4 +268,6 @@ def ask_of(number: int, call: Call, version: int, fields: Fields, peer: str, *, 
         fields,
         peer,
         call.shape,
+        call.hinted_tokens,
+        call.hinted_ahead,
     )

@@ -64,6 +64,7 @@ time            first token within 10s, last token within 5m or what x-weir-dead
                 what runs past it: cancelled
 order           after all calls of interactive
                 weight 3, 60% of the tokens while long, batch have work too; among tenants weight 2
+agent hints     nvext.agent_hints of its calls are ignored
 lengths         by model, class and max_tokens
 sessions        each call is judged alone
 room            512 calls may wait for a model
@@ -96,6 +97,7 @@ time            last token within 1h or what x-weir-deadline-ms says
                 what runs past it: cancelled
 order           after all calls of interactive
                 weight 1, 20% of the tokens while default, long have work too; among tenants weight 1
+agent hints     nvext.agent_hints of its calls are ignored
 lengths         by model, class and max_tokens
 sessions        each call is judged alone
 room            4096 calls and 2M tokens may wait for a model
@@ -305,6 +307,12 @@ def test_the_caps_are_those_of_shaping(name: str) -> None:
     given = class_of(POLICY, POLICY.tenants["anonymous"], name)
     largest = cap(POLICY.shaping, 0.86, Mode.NORMAL, given, tuple(POLICY.classes))
     assert ("at most 1024" in text) == (largest == 1024)
+
+
+def test_agent_hints_are_explained() -> None:
+    text = explain_call(decode(b"tenants: {anonymous: {agent_hints: true}}"), "anonymous", NOTHING, "m")
+    assert "agent hints     prefix_id is its session, osl its expected length\n" in text
+    assert "priority N: N s before its turn among its tenant's, 60 at most" in text
 
 
 def test_lengths_that_are_learned_and_what_they_order() -> None:

@@ -544,3 +544,22 @@ def test_lengths_that_only_the_shadow_would_learn_are_compared() -> None:
     added = World("", "lengths: {learned: true}").send()
     assert "booked" not in added, "nobody learns"
     assert "booked" not in world.send(route=ROUTES[b"/v1/embeddings"], asked=0)
+
+
+HINTED = b'{"model": "m", "nvext": {"agent_hints": {"osl": 90, "priority": 4}}}'
+
+
+def test_agent_hints_that_only_one_of_them_reads_are_compared() -> None:
+    world = World("", "tenants: {anonymous: {agent_hints: true}}")
+    world.shadow.cost = CostModel()
+    added = world.send(body=HINTED, output_tokens=51)
+    assert (added["booked"], added["turn"]) == (("less", "more"), ("more", "less"))
+    form = world.send(body=HINTED, route=ROUTES[b"/v1/audio/transcriptions"])
+    assert form["turn"] == ("equal", "equal")
+    bad = world.send(body=HINTED.replace(b"90", b"0"))
+    assert bad["turn"] == ("equal", "equal"), "it would be refused for its form, which is not compared"
+
+    world = World("tenants: {anonymous: {agent_hints: true}}", "tenants: {anonymous: {}}")
+    world.shadow.cost = CostModel()
+    added = world.send(body=HINTED, output_tokens=90, hinted_tokens=90, hinted_ahead=4.0)
+    assert (added["booked"], added["turn"]) == (("more", "less"), ("less", "more"))
