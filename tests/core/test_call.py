@@ -293,6 +293,15 @@ def test_brackets_in_text_do_not_count_as_depth() -> None:
     assert "nested" in refusal({**CHAT, "x": '\\"', "y": json.loads(nested(65))}).message
 
 
+def test_depth_behind_an_escape_that_is_none_is_never_reached() -> None:
+    """The decoder stops at the escape, whatever the count of brackets made of it."""
+    for letter in "xa[\n":
+        body = _WITH.encode() % (b'"x":"\\' + letter.encode() + b'","y":' + b"[" * 50_000)
+        assert "not valid JSON" in refusal(body).message or "nested" in refusal(body).message
+        body = _WITH.encode() % (b'"x":"\\' + letter.encode() + b'"y":' + b'["x",' * 70 + b'"],"z":"')
+        assert "not valid JSON" in refusal(body).message or "nested" in refusal(body).message
+
+
 def holding(values: int, one: str) -> bytes:
     """A chat body with so many values and names, of which `one` is repeated: in all its arrays and objects together."""
     lists = [",".join([one] * 1000)] * (values // 1000) + [",".join([one] * (values % 1000))]
@@ -337,7 +346,7 @@ def depth_of(value: Any) -> int:
 def a_value(rng: random.Random, depth: int) -> Any:
     kind = rng.randrange(6) if depth else rng.randrange(3)
     if kind < 3:
-        return rng.choice(['\\\\"[,{:', "\\", 'a"', "é]}", 1.5, None, True, ""])
+        return rng.choice(['\\\\"[,{:', "\\", 'a"', 'a\n"{', '\\x"[', "é]}", 1.5, None, True, ""])
     if kind == 3:
         return [a_value(rng, depth - 1) for _ in range(rng.randrange(4))]
     return {rng.choice(['k"', "\\", "l", "m{"]): a_value(rng, depth - 1) for _ in range(rng.randrange(1, 4))}

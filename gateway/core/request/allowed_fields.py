@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from gateway.core.request.json_body import BY_GATEWAY, Body, bad_request
+from gateway.core.request.json_body import BY_GATEWAY, LONG, Body, bad_request
 
 _CHAT = ("messages", "documents", "chat_template")
 _POOLED = ("input", "messages", "chat_template")
@@ -77,18 +77,25 @@ def check_unread(data: bytes) -> None:
 
     Raises Refused (400), which names the field.
     """
+    if len(data) <= LONG and not _may_hold_media(data):
+        return  # no field does; the fields of a long body are found sooner than these names in all of it
+    for name, raw in _fields(data).items():
+        if name not in _KNOWN and name not in PROMPTS:
+            value = bytes(raw)
+            if value[0] in b"[{" and _may_hold_media(value):
+                _walk(msgspec.json.decode(value), name)
+
+
+def _may_hold_media(data: bytes) -> bool:
+    """Whether a name of media may be in it, in any spelling."""
     # With its closing quote a name is not found in texts, where a backslash is before it: prompts are full of base_url.
     # rfind: CPython searches from the end in a fifth of the time that it takes from the start.
-    if (
-        data.rfind(b'_url"') < 0
-        and data.rfind(b'_embeds"') < 0
-        and data.rfind(b'input_audio"') < 0
-        and (92 not in data or data.rfind(b"\\u00") < 0 or _ESCAPED_LETTER(data) is None)
-    ):
-        return  # no such key is in it, in any spelling
-    for name, raw in _fields(data).items():
-        if name not in _KNOWN and name not in PROMPTS and memoryview(raw)[0] in b"[{":
-            _walk(msgspec.json.decode(raw), name)
+    return (
+        data.rfind(b'_url"') >= 0
+        or data.rfind(b'_embeds"') >= 0
+        or data.rfind(b'input_audio"') >= 0
+        or (92 in data and data.rfind(b"\\u00") >= 0 and _ESCAPED_LETTER(data) is not None)
+    )
 
 
 def _walk(value: Any, name: str) -> None:

@@ -18,15 +18,13 @@ from gateway.core.billing_header import without_billing_line
 from gateway.core.request.allowed_fields import DECODERS, check_unread
 from gateway.core.request.call import FORMAT, STOP, TOOLS, Call, CallSettings
 from gateway.core.request.headers import asked_class, asked_deadline, sdk_timeout, time_limit
-from gateway.core.request.json_body import BY_GATEWAY, Body, bad_request, body_of, reserved
+from gateway.core.request.json_body import BY_GATEWAY, LONG, Body, bad_request, body_of, reserved
 from gateway.core.request.multipart_form import form_fields
 from gateway.core.request.outcome import Outcome, Refused
 from gateway.core.request.prompt import Prompt, chain, scripts
 from gateway.core.request.prompt_readers import READERS
 from gateway.core.request.routes import Route
 from gateway.core.request.stream_options import request_usage
-
-LONG = 64 * 1024  # bytes of a body
 
 
 def parse(

@@ -41,6 +41,14 @@ def test_texts_that_speak_of_media_or_are_not_ascii_cost_no_second_decoding(monk
         check_unread(b'{"x": {"image_url": 1}}')
 
 
+def test_of_a_long_body_only_fields_that_name_media_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    walked = []
+    monkeypatch.setattr(allowed_fields, "_walk", lambda value, name: walked.append(name))
+    body = {"messages": ["x" * 70_000, {"image_url": 1}], "numbers": [1, 2], "text_of": "x", "other": [{"file_url": 1}]}
+    check_unread(json.dumps(body).encode())
+    assert walked == ["other"]
+
+
 def parsed(kind: str, more: dict[str, Any], media: Any = "data_urls_only", text: str | None = None) -> Call:
     path, body = BODIES[kind]
     data = (text or json.dumps({"model": "m"} | body | more)).encode()
@@ -74,6 +82,8 @@ def test_media_in_fields_that_nobody_reads_are_refused(kind: str, name: str, key
     text = json.dumps({"model": "m"} | body)[:-1] + f', "{name}": [{{"role": "user", "content": [{{"{key}": "x"}}]}}]}}'
     with pytest.raises(Refused):
         parsed(kind, {}, text=text)
+    with pytest.raises(Refused):
+        parsed(kind, {}, text=text[:-1] + f', "metadata": {{"x": "{"x" * 70_000}"}}}}')
     if name not in PROMPTS:
         assert parsed(kind, {}, "any", text).body == text.encode()
 
