@@ -83,7 +83,7 @@ def _readyz(machine: Machine) -> str:
 def test_another_rules_when_the_rulers_machine_dies_or_hangs(two: Site, number: signal.Signals) -> None:
     ruler = two.ruler()
     (other,) = two.others(ruler)
-    ended = {}
+    ended, epoch = {}, ruler.cluster()["epoch"]
 
     async def main() -> None:
         async with Load(other.gateway.url, 8, 0) as load:
@@ -95,7 +95,7 @@ def test_another_rules_when_the_rulers_machine_dies_or_hangs(two: Site, number: 
 
     asyncio.run(main())
     assert set(ended) == {"ok"}, ended
-    assert other.cluster()["epoch"] > 1
+    assert other.cluster()["epoch"] > epoch
     if number == signal.SIGSTOP:
         ruler.signal(signal.SIGCONT)  # it finds that its reign is over
         assert until(lambda: ruler.cluster().get("rules") == other.member, 10.0) is not None, ruler.output
@@ -107,14 +107,14 @@ def test_another_rules_when_the_rulers_machine_dies_or_hangs(two: Site, number: 
 def test_the_same_machine_rules_on_when_its_decider_is_killed(two: Site) -> None:
     ruler = two.ruler()
     (other,) = two.others(ruler)
-    ended = {}
+    ended, epoch = {}, ruler.cluster()["epoch"]
 
     async def main() -> None:
         async with Load(other.gateway.url, 4, 0) as far, Load(ruler.gateway.url, 4, 0) as near:
             for load in (far, near):
                 await load.more(10)
             os.kill(_pid(ruler, "decider"), signal.SIGKILL)
-            rules = lambda: ruler.cluster().get("epoch") == 2 and ruler.grants()  # noqa: E731
+            rules = lambda: ruler.cluster().get("epoch", 0) > epoch and ruler.grants()  # noqa: E731
             assert await asyncio.to_thread(until, rules, 3.0) is not None, ruler.output
             for load in (far, near):
                 await load.more(10)
@@ -122,7 +122,7 @@ def test_the_same_machine_rules_on_when_its_decider_is_killed(two: Site) -> None
 
     asyncio.run(main())
     assert set(ended) == {"ok"}, ended
-    assert (ruler.cluster()["rules"], ruler.cluster()["epoch"]) == (ruler.member, 2), ruler.output
+    assert ruler.cluster()["rules"] == ruler.member, ruler.output
     assert "was not let in" not in ruler.output
 
 
@@ -162,6 +162,7 @@ def test_what_a_member_that_drains_still_streams_is_known_to_who_rules_next(two:
 
 def test_who_rules_goes_on_while_the_store_is_down_and_is_not_doubled_when_it_is_back(two: Site) -> None:
     ruler = two.ruler()
+    epoch = ruler.cluster()["epoch"]
     two.store.child.signal(signal.SIGSTOP)
     for machine in two.machines:
         machine.says("cluster: the store does not answer")
@@ -175,7 +176,7 @@ def test_who_rules_goes_on_while_the_store_is_down_and_is_not_doubled_when_it_is
     two.store.child.signal(signal.SIGCONT)
     for machine in two.machines:
         machine.says("cluster: the store answers again")
-    assert ruler.cluster()["epoch"] == 1
+    assert ruler.cluster()["epoch"] == epoch
     call(ruler)
 
 
@@ -183,11 +184,12 @@ def test_a_store_that_is_emptied_changes_nothing(two: Site) -> None:
     import redis  # noqa: PLC0415
 
     ruler = two.ruler()
+    epoch = ruler.cluster()["epoch"]
     for _ in range(5):
         redis.Redis(port=two.store.port).flushall()
         time.sleep(0.3)
         assert two.ruler() is ruler
-    assert ruler.cluster()["epoch"] == 1
+    assert ruler.cluster()["epoch"] == epoch
     call(ruler)
 
 
@@ -211,6 +213,7 @@ def test_a_ruler_that_alone_is_cut_off_from_the_store_stops_before_another_begin
 def test_a_store_that_answers_nonsense_is_told_and_nothing_changes(proxied: tuple[Site, list[Proxy]]) -> None:
     made, proxies = proxied
     ruler = made.ruler()
+    epoch = ruler.cluster()["epoch"]
     for proxy in proxies:
         proxy.mode = "nonsense"
     for machine in made.machines:
@@ -219,7 +222,7 @@ def test_a_store_that_answers_nonsense_is_told_and_nothing_changes(proxied: tupl
     missed = lambda: min(map(store_heard, made.machines)) > 2 * TTL  # noqa: E731
     assert until(missed, 15.0) is not None, ruler.output
     assert [each.grants() for each in made.machines] == [each is ruler for each in made.machines]
-    assert ruler.cluster()["epoch"] == 1
+    assert ruler.cluster()["epoch"] == epoch
     call(ruler)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from gateway.core.cluster.election import Ruler, Turn
+from gateway.core.cluster.election import Turn
 from gateway.serve.cluster.store import ClusterConflict, MemberRecord, Store, StoreError, opened
 from loadtest.lab.dst.cluster_store import SimulatedStore
 from loadtest.lab.operate.valkey import Valkey
@@ -40,6 +40,7 @@ def test_it_answers_as_the_simulated_store(valkey: Valkey) -> None:
             redis = stores["a:1"]._redis
             reigns = dict.fromkeys(NAMES, 0)
             known = dict.fromkeys(NAMES, 0)
+            highest, now = 0, 0.0  # epoch, seconds
             for number in range(1, 20):
                 name = rng.choice(NAMES)
                 what = rng.randrange(12)
@@ -64,18 +65,44 @@ def test_it_answers_as_the_simulated_store(valkey: Valkey) -> None:
                 age = rng.choice((None, 0.2, 0.2, 9.0))  # seconds since the answer before
                 if age is not None:
                     seconds, micros = await redis.time()
-                    after = (seconds + micros / 1e6 - age, 1.0 - age)
-                else:
-                    after = (None, None)
-                view, records = await stores[name].turn(replace(turn, after=after[0]))
-                told = model.turn(name, replace(turn, after=after[1]), 1.0)
-                assert replace(view, clock=1.0) == told, (seed, turn, age)
+                    turn = replace(turn, after=seconds + micros / 1e6 - age)
+                view, records = await stores[name].turn(turn)
+                epoch = 0 if view.ruler is None else view.ruler.epoch
+                now = max(now, epoch / 1e6 if epoch > highest else view.clock)  # an election tells the microsecond
+                highest = max(highest, epoch)
+                told = model.turn(name, turn, now)
+                assert view == replace(told, clock=view.clock), (seed, turn, age)
                 assert records == dict.fromkeys(view.members, MemberRecord("1", 2))
                 if view.ruler is not None:
                     known[name] = max(known[name], view.ruler.epoch)
                     reigns[name] = view.ruler.epoch if view.ruler.name == name else 0
             for store in stores.values():
                 await store.aclose()
+
+    asyncio.run(main())
+
+
+def test_a_store_that_is_emptied_gives_no_epoch_that_was_given_before(valkey: Valkey) -> None:
+    """Whoever is elected has met no epoch; as fast as a client can ask for it."""
+
+    async def main() -> None:
+        rng, epochs = random.Random(1), []
+        stores = [of(valkey.url, name) for name in NAMES]
+        for _ in range(300):
+            match rng.randrange(3):
+                case 0:
+                    await stores[0]._redis.flushall()
+                case 1:
+                    await stores[0]._redis.delete("weir:{prod}:ruler")
+            store = rng.choice(stores)
+            view, _ = await store.turn(Turn(number=1, known=0, stand=2, reign=0))
+            assert view.ruler is not None
+            if view.ruler.name == store._me:  # else another rules
+                epochs.append(view.ruler.epoch)
+        assert len(epochs) > 200
+        assert epochs == sorted(set(epochs))
+        for store in stores:
+            await store.aclose()
 
     asyncio.run(main())
 
@@ -103,14 +130,18 @@ def test_who_resigns_is_followed_at_once_and_is_a_member_still(valkey: Valkey) -
 
     async def main() -> None:
         a, b = of(valkey.url, "a:1"), of(valkey.url, "b:1")
-        await a.turn(Turn(number=1, known=0, stand=1, reign=0))
+        view, _ = await a.turn(Turn(number=1, known=0, stand=1, reign=0))
+        first = view.ruler
+        assert first is not None
         await b.turn(Turn(number=1, known=1, stand=0, reign=0))
         await b.resign()  # it does not rule
-        view, _ = await a.turn(Turn(number=2, known=1, stand=0, reign=1, seen=frozenset({"b:1"})))
-        assert view.ruler == Ruler("a:1", 1)
+        view, _ = await a.turn(Turn(number=2, known=1, stand=0, reign=first.epoch, seen=frozenset({"b:1"})))
+        assert view.ruler == first
         await a.resign()
         view, _ = await b.turn(Turn(number=2, known=1, stand=1, reign=0))
-        assert (view.ruler, view.members) == (Ruler("b:1", 2), {"a:1", "b:1"})
+        assert view.ruler is not None
+        assert (view.ruler.name, view.members) == ("b:1", {"a:1", "b:1"})
+        assert view.ruler.epoch > first.epoch
         for each in (a, b):
             await each.aclose()
 

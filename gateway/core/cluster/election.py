@@ -34,7 +34,6 @@ STALE = TTL - RENEW  # seconds by the store's clock from an answer until the tur
 MARGIN = 0.2  # seconds by which a lease ends before the store's, for clocks that do not run alike
 NEWCOMER_WAITS = 10.0  # seconds without a ruler until a member that no ruler has known may be elected
 FORGOTTEN = 600.0  # seconds after its last turn until a member that has not left is no member any more
-EMPTIED_SKIPS = 1000  # epochs, where the store has forgotten how many there were
 
 Stand = Literal[0, 1, 2]  # for election: no; where the last ruler knew this member; in any case
 

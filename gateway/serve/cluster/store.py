@@ -1,7 +1,9 @@
 """Store of a cluster: a Valkey (7.2 or later) or Redis (7 or later) that knows its members and who rules them.
 
 A turn is one script, hence one step. Keys of the cluster NAME begin with `weir:{NAME}:`. `member:*` and `ruler` live
-for TTL; `roster`, `reign` and `token` stay. `loadtest/lab/dst/cluster_store.py` is the same in virtual time.
+for TTL; `roster`, `reign` and `token` stay. An epoch is one more than the highest that is known, and at least the
+microseconds from 1970 to its election: so a store that has forgotten all gives none that was given before.
+`loadtest/lab/dst/cluster_store.py` is the same in virtual time.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from gateway.core.cluster.election import EMPTIED_SKIPS, FORGOTTEN, STALE, TTL, Ruler, StoreView, Turn
+from gateway.core.cluster.election import FORGOTTEN, STALE, TTL, Ruler, StoreView, Turn
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -23,20 +25,21 @@ STATE_WITHIN = 1.0  # seconds for that to a checkpoint's, which a new decider wa
 KEPT = 3600.0  # seconds that a checkpoint is kept
 TURN = """
 local p, name, life, record = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
-local ttl, forgotten, skips = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
-local known, stand, reign, number = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])
-local seen, print = ARGV[11], ARGV[12]
+local ttl, forgotten = tonumber(ARGV[4]), tonumber(ARGV[5])
+local known, stand, reign, number = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
+local seen, print = ARGV[10], ARGV[11]
 local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local after = tonumber(ARGV[14])
-if after and math.abs(now - after) > tonumber(ARGV[15]) then stand = 0 end
+local micros = time[1] * 1000000 + time[2]
+local now = math.floor(micros / 1000)
+local after = tonumber(ARGV[13])
+if after and math.abs(now - after) > tonumber(ARGV[14]) then stand = 0 end
 
 local other = redis.call('GET', p .. 'token')
 if other and other ~= print then return {'token'} end
 local before = redis.call('GET', p .. 'member:' .. name)
 if before and cjson.decode(before).life ~= life then return {'taken'} end
 redis.call('SET', p .. 'token', print, 'PX', forgotten)
-if ARGV[13] == '1' then redis.call('SET', p .. 'member:' .. name, record, 'PX', ttl) end
+if ARGV[12] == '1' then redis.call('SET', p .. 'member:' .. name, record, 'PX', ttl) end
 
 local had = tonumber(redis.call('HGET', p .. 'reign', 'epoch') or '0')
 local epoch = math.max(had, known)
@@ -58,7 +61,7 @@ if not ruler then
   if reign > 0 and reign == epoch then
     ruler, rules = name, epoch
   elseif stand == 2 or (stand == 1 and (listed or (known_to_ruler == '' and had >= known))) then
-    ruler, rules = name, epoch + ((emptied and epoch > 0) and skips or 1)
+    ruler, rules = name, math.max(epoch + 1, micros)
     if not listed then known_to_ruler = known_to_ruler .. ' ' .. name end
     redis.call('HSET', p .. 'reign', 'seen', known_to_ruler)
   end
@@ -68,7 +71,7 @@ if ruler == name then
   local last = tonumber(redis.call('HGET', p .. 'reign', 'number') or '0')
   if reign ~= rules or had < rules then last = 0 end
   if emptied then until_ = now + ttl end
-  redis.call('SET', p .. 'ruler', rules .. ' ' .. name, 'PX', ttl)
+  redis.call('SET', p .. 'ruler', string.format('%.0f %s', rules, name), 'PX', ttl)
   redis.call('HSET', p .. 'reign', 'epoch', rules, 'number', last, 'emptied_until', until_)
   if reign > 0 and number > last then
     redis.call('HSET', p .. 'reign', 'number', number, 'seen', seen .. ' ' .. name)
@@ -166,8 +169,8 @@ class Store:
         ClusterConflict."""
         record = msgspec.json.encode(self.record).decode()
         answer = await self._asked(
-            TURN, self._me, self.record.life, record, int(TTL * 1000), int(FORGOTTEN * 1000), EMPTIED_SKIPS,
-            turn.known, turn.stand, turn.reign, turn.number, " ".join(sorted(turn.seen)), self._fingerprint,
+            TURN, self._me, self.record.life, record, int(TTL * 1000), int(FORGOTTEN * 1000), turn.known,
+            turn.stand, turn.reign, turn.number, " ".join(sorted(turn.seen)), self._fingerprint,
             int(present), "" if turn.after is None else round(turn.after * 1000), int(STALE * 1000),
         )  # fmt: skip
         if answer == ["token"]:

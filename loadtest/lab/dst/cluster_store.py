@@ -5,7 +5,7 @@ A turn that was carried out may still have no answer: that is for whoever carrie
 
 from __future__ import annotations
 
-from gateway.core.cluster.election import EMPTIED_SKIPS, FORGOTTEN, STALE, TTL, Ruler, StoreView, Turn
+from gateway.core.cluster.election import FORGOTTEN, STALE, TTL, Ruler, StoreView, Turn
 
 
 class SimulatedStore:
@@ -51,8 +51,7 @@ class SimulatedStore:
             if turn.reign and turn.reign == epoch:
                 ruler = Ruler(name, epoch)
             elif stand == 2 or (stand == 1 and self._trusts(name, turn)):
-                skipped = EMPTIED_SKIPS if emptied and epoch else 1
-                ruler, self._seen = Ruler(name, epoch + skipped), self._seen | {name}
+                ruler, self._seen = Ruler(name, max(epoch + 1, round(now * 1e6))), self._seen | {name}
         if ruler is not None and ruler.name == name:
             if turn.reign != ruler.epoch or self.epoch < ruler.epoch:
                 self._number = 0
