@@ -6,10 +6,15 @@ import asyncio
 
 import msgspec
 
+from gateway.core.admission.bucket import Key
 from gateway.core.policy.policy import Policy
 from gateway.core.policy.traffic import Limits, RateLimit, TenantLimit
 from gateway.core.policy.types import Rate
 from tests.flow.test_relays import Asking, Setting, run, until
+
+ANONYMOUS: Key = ("requests", "anonymous", "", "")
+NEVER_FULL = RateLimit(rate=Rate(1000, 86400.0), burst=1000)
+COUNTED = Policy(limits=Limits(per_tenant=TenantLimit(requests=NEVER_FULL)))
 
 
 def test_a_relay_whose_connection_breaks_and_comes_again_never_stops_holding() -> None:
@@ -52,16 +57,44 @@ def test_a_call_that_waited_while_its_connection_broke_is_counted_once() -> None
             await each.granted.wait()
         waiting = Asking(made, decider, "waiting")
         await until(lambda: made.gateway.dispatch.waiting("m"))
-        before = made.gateway.limits.level(("requests", "", "", "anonymous"))
+        before = made.gateway.limits.level(ANONYMOUS)
         (session,) = made.hub.sessions
         session.close("the network is gone")
         await until(lambda: session not in made.hub.sessions and made.gateway.dispatch.waiting("m"))
-        assert made.gateway.limits.level(("requests", "", "", "anonymous")) <= before
+        assert made.gateway.limits.level(ANONYMOUS) <= before
         for each in (*held, waiting):
             await each.end()
         await made.until_held(0)
 
-    run(body, Policy(limits=Limits(per_tenant=TenantLimit(requests=RateLimit(rate=Rate(1000, 86400.0), burst=1000)))))
+    run(body, COUNTED)
+
+
+def test_a_call_whose_relay_was_out_of_reach_for_too_long_is_not_counted_twice() -> None:
+    """As one of a machine that is past its time in a cluster's store: what its calls held has come back by then."""
+    out_of_reach = False
+
+    async def body(made: Setting) -> None:
+        nonlocal out_of_reach
+        decider = await made.relay()
+        held = [Asking(made, decider, str(number)) for number in range(2)]
+        for each in held:
+            await each.granted.wait()
+        waiting = Asking(made, decider, "waiting")
+        await until(lambda: made.gateway.dispatch.waiting("m"))
+        made.dead = out_of_reach = True
+        (session,) = made.hub.sessions
+        session.close("the network is gone")
+        await until(lambda: session not in made.hub.sessions)
+        await until(lambda: not list(made.hub.kept))
+        made.dead = out_of_reach = False
+        await until(lambda: made.gateway.dispatch.waiting("m"))
+        assert made.engine.in_flight == 2
+        for each in (*held, waiting):
+            await each.end()
+        await made.until_held(0)
+        assert made.gateway.limits.level(ANONYMOUS) <= 3
+
+    run(body, COUNTED, lives=lambda _: not out_of_reach)
 
 
 def test_a_question_of_an_earlier_connection_opens_no_call_anew() -> None:

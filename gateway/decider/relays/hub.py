@@ -205,10 +205,11 @@ class RelayHub:
                 yield from served.admission.charges
 
     def _forget(self, relay: int) -> None:
-        """A relay is gone: what its calls held comes back."""
+        """A relay is gone: what its calls held comes back, and what they were charged. One that was only out of reach
+        for too long comes again, and its calls are charged anew."""
         kept = self._kept.pop(relay, None)
         for served in () if kept is None else kept.calls.values():
-            served.lost()
+            served.forgotten()
 
     def release(self) -> None:
         """If every relay has told what it holds, answer the calls that wait for that, in the order of their arrival."""

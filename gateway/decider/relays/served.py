@@ -120,11 +120,11 @@ class ServedCall:
                 grant.close()
 
     def lost(self) -> None:
-        """Its relay is gone, and with it its client."""
+        """It has ended, and nobody has said how."""
         self.given_back(asyncio.CancelledError())
 
-    def asked_anew(self) -> None:
-        """Its relay asks for it once more: it was not granted, as far as its relay knows, and pays nothing for this."""
+    def forgotten(self) -> None:
+        """Its relay is gone, or asks for it once more: it pays nothing for what it had here."""
         self.given_back(RuntimeError("nobody knows of it"))
 
     def given_back(self, error: BaseException) -> None:

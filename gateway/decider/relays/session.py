@@ -243,7 +243,7 @@ class RelaySession:
         if kept is not None and ask.facts is not None:
             served.admission = kept.admission  # it stays charged
         elif kept is not None:
-            kept.asked_anew()
+            kept.forgotten()
         if served.admission is None and ask.facts is not None:
             self._carry(served)
         if ask.facts is None:
