@@ -10,6 +10,7 @@ from gateway.decider.relays.session import RelaySession
 from gateway.relay.remote.asked import AskedCall
 from gateway.relay.remote.decider import RemoteDecider
 from gateway.relay.remote.link import Link
+from loadtest.lab.dst.cluster_store import SimulatedStore
 from tests.simulation.mutants import Mutant
 
 # The end of a call that comes twice, with its question before it, is settled twice.
@@ -69,6 +70,9 @@ WAITS_FOR_NOBODY = Mutant(Election, "seen", "self.awaited = set(view.members)", 
 
 # Who is elected by a store that was emptied grants at once.
 TRUSTS_EMPTIED = Mutant(Election, "seen", "if self.reign and view.emptied and now >= self._lease:", "if False:")
+
+# A store that was emptied begins its epochs anew.
+EPOCHS_ANEW = Mutant(SimulatedStore, "turn", "max(epoch + 1, round(now * 1e6))", "epoch + 1")
 
 # What waited is not asked for again.
 FORGOTTEN = Mutant(Link, "_welcome", "if question is not None:", "if False:")

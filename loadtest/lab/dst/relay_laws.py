@@ -4,7 +4,7 @@
   and its ledger has at least that.
 - Nothing is settled twice: a decider hears the end of a call once, and no call is charged as two.
 - A relay obeys one decider: each grant is of the epoch that it has met last, and no two deciders share an epoch.
-- Of a cluster's members none grants in another's epoch, nor once one of a later epoch has.
+- No decider grants once one of a later epoch has.
 - A decider grants nothing before it has been told, and asks in the order of arrival.
 - No call is forgotten: what a relay waits for, its decider knows of.
 - All that a dead relay's calls held comes back within a second.
@@ -24,6 +24,7 @@ from gateway.core.checkpoint import decoded
 from gateway.core.engines.choice import Choice
 from gateway.core.request.call import Call
 from gateway.decider.grant import LocalGrant
+from gateway.decider.relays.session import RelaySession
 from gateway.frames.messages import GrantTerms, MoveAsk
 from gateway.serve.assembly import Gateway
 from loadtest.lab.dst.relay_parts import Decider, Relay
@@ -49,8 +50,8 @@ class RelayLaws:
         self._loop = asyncio.get_running_loop()
         self._obeyed: dict[int, GrantTerms] = {}  # by identity: terms that were looked at, kept alive
         self._unknown: dict[tuple[int, int], float] = {}  # a relay's process and a call's number -> since when
-        self._epochs: dict[int, Decider] = {}
-        self._granted: dict[int, Decider] = {}  # the first of each epoch that has granted
+        self._epochs: set[int] = set()
+        self._granted = 0  # the highest epoch in which was granted
 
     def goes_on(self, gateway: Gateway, state: bytes) -> None:
         """A decider has begun with a checkpoint: it has what was learned, no limit is fuller, and nothing is held."""
@@ -69,9 +70,9 @@ class RelayLaws:
 
     def begins(self, decider: Decider) -> None:
         """Look at this decider from now on."""
-        # Whom a store elects that was emptied may begin with the first epoch again: it must not grant in it.
-        if self._epochs.setdefault(decider.hub.epoch, decider) is not decider and not decider.machine:
+        if decider.hub.epoch in self._epochs:
             self._wrong(f"two deciders have the epoch {decider.hub.epoch}")
+        self._epochs.add(decider.hub.epoch)
         decider.gateway.dispatch.witness = DispatchLaws(decider, self, self._wrong, self._tell)
 
     # -- at rest ------------------------------------------------------------------------------------------------
@@ -80,16 +81,19 @@ class RelayLaws:
         """Nothing is left to be done at this moment."""
         now = self._loop.time()
         living = {relay.pid: relay for relay in self._relays() if relay.dead_at < 0.0}
+        asking = [relay for relay in living.values() if relay.side.link.calls]  # at most moments there is none
         for decider in self._deciders():
             if decider.dead:
                 continue
             if decider.hub.complete and decider.complete_at < 0.0:
                 decider.complete_at = now
-            decider.owed -= decider.known()
-            self._compare(decider, living.values(), now)
+            if decider.owed:
+                decider.owed -= decider.known()
+            self._compare(decider, asking, now)
             self._given_back(decider, now)
-            self._known(decider, living, now)
-        self._one_decider(living.values())
+            if asking:
+                self._known(decider, living, now)
+        self._one_decider(asking)
 
     def _known(self, decider: Decider, living: Mapping[int, Relay], now: float) -> None:
         """What a relay asks for, its decider knows of, once that has had time to arrive."""
@@ -104,19 +108,20 @@ class RelayLaws:
                 elif now > self._unknown.setdefault((relay.pid, number), now) + ARRIVES:
                     self._wrong(f"relay {relay.number} asks for call {number}, and its decider does not know of it")
 
-    def _compare(self, decider: Decider, living: Iterable[Relay], now: float) -> None:
+    def _compare(self, decider: Decider, asking: Iterable[Relay], now: float) -> None:
         """Its ledgers, against what it keeps of calls and against what relays have."""
-        held: Counter[str] = Counter()
+        held: dict[str, int] = {}
         for grant in grants(decider):
             if grant.hold.live:
-                held[grant.engine.id] += grant.hold.tokens
-        complete = decider.hub.complete and now < decider.gateway.dispatch.fence
-        promised = self._promises(decider, living) if complete else held
+                held[grant.engine.id] = held.get(grant.engine.id, 0) + grant.hold.tokens
+        complete = asking and decider.hub.complete and now < decider.gateway.dispatch.fence
+        promised = self._promises(decider, asking) if complete else {}
         for engine in decider.gateway.fleet:
-            if engine.held != held[engine.id]:
-                self._wrong(f"the ledger of {engine.id} has {engine.held} tokens, its calls hold {held[engine.id]}")
-            if complete and promised[engine.id] > engine.held:
-                self._wrong(f"relays have {promised[engine.id]} tokens of {engine.id}, its ledger has {engine.held}")
+            has, theirs = held.get(engine.id, 0), promised.get(engine.id, 0)
+            if engine.held != has:
+                self._wrong(f"the ledger of {engine.id} has {engine.held} tokens, its calls hold {has}")
+            if theirs > engine.held:
+                self._wrong(f"relays have {theirs} tokens of {engine.id}, its ledger has {engine.held}")
 
     def promised(self, decider: Decider, engine: str) -> int:
         """Tokens of an engine that calls of living relays may use, as far as a decider must know of them."""
@@ -138,10 +143,11 @@ class RelayLaws:
         return promised
 
     def granting(self, decider: Decider) -> None:
-        """It is about to grant. No other of its epoch or of a later one has, and all that it waits for was told."""
+        """It is about to grant. None of a later epoch has, and all that it waits for was told."""
         epoch = decider.hub.epoch
-        if self._granted.setdefault(epoch, decider) is not decider or epoch < max(self._granted):
-            self._wrong(f"a decider of epoch {epoch} grants, and another of epoch {max(self._granted)} has")
+        if epoch < self._granted:
+            self._wrong(f"a decider of epoch {epoch} grants, and another of epoch {self._granted} has")
+        self._granted = max(self._granted, epoch)
         missing = decider.owed - decider.known()
         untold = [each.number for each in self._relays() if each.dead_at < 0.0 and each.pid in missing]
         if untold:
@@ -151,7 +157,7 @@ class RelayLaws:
         """Of another machine's relay it comes back when the next one of its number is there."""
         gone = [each for each in self._relays() if 0.0 <= each.dead_at < now - WITHIN]
         dead = {relay.pid for relay in gone if relay.machine == decider.machine}
-        left = [list(calls) for pid, calls in kept(decider) if pid in dead and calls]
+        left = [list(calls) for pid, calls in kept(decider) if pid in dead and calls] if dead else []
         if left:
             self._wrong(f"a relay is dead for {WITHIN:g} s, and of its calls there are still {left}")
 
@@ -169,22 +175,22 @@ class RelayLaws:
 
     # -- at the end ---------------------------------------------------------------------------------------------
 
-    def idle(self, calls: int) -> None:
-        """Nothing is asked any more, of so many `calls` in all, and nothing may be left."""
+    def left(self, calls: int) -> Iterator[str]:
+        """Nothing is asked any more, of so many `calls` in all: what of them is left, in words."""
         for decider in self._deciders():
             if not decider.dead:
                 counted = decider.gateway.limits.level(("requests", "", "", ""))
                 if counted > calls:
-                    self._wrong(f"{counted:.0f} requests are counted of {calls}")
+                    yield f"{counted:.0f} requests are counted of {calls}"
                 dispatch = decider.gateway.dispatch
-                left = [list(calls) for _, calls in kept(decider) if calls]
+                known = [list(calls) for _, calls in kept(decider) if calls]
                 queued = [ticket.call.request_id for queues in dispatch.queues.values() for ticket in queues]
                 held = {engine.id: engine.held for engine in dispatch.fleet if engine.held or engine.in_flight}
-                if left or queued or held or any(dispatch.running.values()):
-                    self._wrong(f"left behind: calls {left}, queues {queued}, ledgers {held}")
+                if known or queued or held or any(dispatch.running.values()):
+                    yield f"left behind: calls {known}, queues {queued}, ledgers {held}"
         for relay in self._relays():
             if relay.dead_at < 0.0 and relay.side.link.calls:
-                self._wrong(f"relay {relay.number} still asks: {list(relay.side.link.calls)}")
+                yield f"relay {relay.number} still asks: {list(relay.side.link.calls)}"
 
 
 def kept(decider: Decider) -> Iterator[tuple[int, dict[int, object]]]:
@@ -202,7 +208,10 @@ def grants(decider: Decider) -> Iterator[LocalGrant]:
     sessions = [session.kept | session.calls if session.kept else session.calls for session in hub.sessions]
     for calls in (*sessions, *(calls for _, calls in hub.kept)):
         for served in calls.values():
-            yield from (grant for grant in (served.grant, served.second) if grant is not None)
+            if served.grant is not None:
+                yield served.grant
+            if served.second is not None:
+                yield served.second
 
 
 class DispatchLaws:
@@ -222,6 +231,7 @@ class DispatchLaws:
         self._loop = asyncio.get_running_loop()
         self._corrected: set[Ticket] = set()
         self._asked = -1.0  # the arrival of the last call that was asked for when all had told
+        self._told: list[RelaySession] = []  # by then
 
     def granting(self, call: Call, choice: Choice, now: float, ticket: Ticket | None) -> None:
         """The call is about to be given this engine."""
@@ -248,10 +258,15 @@ class DispatchLaws:
 
     def _in_order(self, call: Call) -> None:
         """In the moment in which all have told, calls are asked for in the order of their arrival. Those that may share
-        an engine's answer are not among them: they have waited for others of their kind first."""
-        if self._decider.complete_at >= 0.0 or self._decider.hub.first or call.route.merges:
+        an engine's answer are not among them: they have waited for others of their kind first. Nor are those of a relay
+        that tells only then: a cluster's ruler does not wait for a machine that is past its time in the store."""
+        hub = self._decider.hub
+        if self._decider.complete_at >= 0.0 or hub.first or call.route.merges:
             return
-        if call.arrived < self._asked:
+        if self._asked < 0.0:
+            self._told = [session for session in hub.sessions if session.told]
+        waited = (served.call for session in self._told for served in session.calls.values())
+        if call.arrived < self._asked and any(each is call for each in waited):
             self._wrong(f"call {call.request_id} came at {call.arrived:.4f}, and is asked for after a later one")
         self._asked = max(self._asked, call.arrived)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, cast
 
@@ -36,8 +36,8 @@ from loadtest.simulate.simulated_client import ClientCall, Try
 from loadtest.simulate.vtime import VirtualLoop
 
 LONGEST = 300.0  # seconds after the last thing happened by which every call must have ended
-SETTLES = 3.0  # seconds after the last call by which nothing of any may be left
-ELECTS = 16.0  # the same of a cluster, where somebody must be elected first
+SETTLES = 3.0  # seconds after the last call, in which nothing of any may come, and by which none may be left
+ELECTS = 16.0  # by which none may be left of a cluster, where somebody must be elected first
 LATE = 0.3  # seconds after its deadline a call may need to notice it, beside its way to the decider
 LOOK = 0.25  # seconds between two looks for engines that have stopped
 
@@ -103,12 +103,19 @@ class RelayWorld:
         if not self._over.done():
             self.found(f"calls without an end: {sorted(self._calls.numbers.values())}")
         if not self.wrong:
-            self._over = loop.create_future()
-            await asyncio.wait((self._over,), timeout=ELECTS if case.members else SETTLES)
-        if not self.wrong:
-            self._settled()
+            await self._settle()
         await self._aclose()
         return self.wrong
+
+    async def _settle(self) -> None:
+        """No client waits any more: until nothing is left of any call."""
+        self._over = self.loop.create_future()
+        until = self.loop.time() + (ELECTS if self.case.members else SETTLES)
+        await asyncio.wait((self._over,), timeout=SETTLES)
+        while (left := list(self._left())) and not self.wrong and self.loop.time() < until:
+            await asyncio.wait((self._over,), timeout=SETTLES)
+        for each in left:
+            self.found(each)
 
     async def _aclose(self) -> None:
         for relay in self.relays:
@@ -120,13 +127,13 @@ class RelayWorld:
         if tasks and not self.wrong:
             self.found(f"tasks that still run: {tasks}")
 
-    def _settled(self) -> None:
-        self.laws.idle(len(self._asked))
+    def _left(self) -> Iterator[str]:
+        yield from self.laws.left(len(self._asked))
         for number, memory in enumerate(self._memories):
             if memory.open:
-                self.found(f"{len(memory.open)} requests are open at engine-{number}")
+                yield f"{len(memory.open)} requests are open at engine-{number}"
         for id in self._target.records.open:
-            self.found(f"call {id} has no record")
+            yield f"call {id} has no record"
 
     def _happen(self, number: int, event: RelayEvent) -> None:
         if self.wrong:
