@@ -34,6 +34,7 @@ from gateway.core.policy.policy import Policy
 from gateway.core.request.call import Call
 from gateway.core.request.outcome import Refused
 from gateway.core.sessions.locality import Aside
+from gateway.core.shadow.sessions import SessionShadow
 from gateway.core.sidecars.copies import LongWait
 from gateway.core.sidecars.sidecar import Outlook
 from gateway.decider.grant import LocalGrant
@@ -108,6 +109,7 @@ class Dispatch:
         self._looking_again: dict[str, asyncio.Handle] = {}  # model -> timer: calls were set aside for a while
         self.holds: dict[Hold, Call] = {}  # of all grants
         self.successor: Successor | None = None  # who decides in this one's place
+        self.session_shadow: SessionShadow | None = None  # where a shadow policy has other sessions
 
     @property
     def policy(self) -> Policy:
@@ -128,11 +130,17 @@ class Dispatch:
 
     async def ask(self, call: Call) -> LocalGrant:
         """Raises Refused: not found, no engine, too large, queue full, hopeless, shed, expired, draining."""
-        if self.control.sessions is not None:
-            self.control.sessions.arrive(call, self.clock())
+        self.arrived(call)
         grant = self.at_once(call) or await self.enter(call, NOBODY)
         self.retries.call(self.clock())
         return grant
+
+    def arrived(self, call: Call) -> None:
+        """The call asks for an engine for the first time: it goes on with its session."""
+        if self.control.sessions is not None:
+            self.control.sessions.arrive(call, self.clock())
+        if self.session_shadow is not None:
+            self.session_shadow.arrive(call, self.clock())
 
     # -- entering -----------------------------------------------------------------------------------------------
 
@@ -150,7 +158,7 @@ class Dispatch:
             self._press(call)
         if call.model not in self.traffic:
             self._state(call.model)
-        return self._grant(call, choice, now, None)
+        return self._grant(call, choice, now, None, exclude)
 
     def _press(self, call: Call) -> None:
         """Engines learn that a call wanted more than they had room for."""
@@ -192,6 +200,8 @@ class Dispatch:
         if witness is not None:
             witness.pushing(queues, ticket, front=front)
         queues.push(ticket, front=front)
+        if self.session_shadow is not None and not front:
+            self.session_shadow.waits(ticket, self.fleet.serving(call.model), now)
         heapq.heappush(self._expiries, (ticket.expires, next(self._sequence), ticket))
         self._pump(call.model, queues)
         return QueuePlace(self, ticket, turn)
@@ -375,7 +385,7 @@ class Dispatch:
                     self._let_go(ticket, now)
                 choice = choices.pop()
                 if not turn.done():  # else its task is cancelled and has not run yet
-                    turn.set_result(self._grant(ticket.call, choice, now, ticket))
+                    turn.set_result(self._grant(ticket.call, choice, now, ticket, ticket.exclude))
             elif not late:
                 if not self.control.served(model):
                     self._wait_for(model, queues, now)
@@ -423,7 +433,9 @@ class Dispatch:
         if model in self._giving_up and (not self.queues[model] or self.control.served(model)):
             self._giving_up.pop(model).cancel()
 
-    def _grant(self, call: Call, choice: Choice, now: float, ticket: Ticket | None) -> LocalGrant:
+    def _grant(
+        self, call: Call, choice: Choice, now: float, ticket: Ticket | None, exclude: frozenset[str]
+    ) -> LocalGrant:
         witness = self.witness
         if witness is not None:
             witness.granting(call, choice, now, ticket)
@@ -434,6 +446,9 @@ class Dispatch:
                 call.shaped = given
                 call.output_tokens = min(call.output_tokens, call.shaped * call.n)
                 call.expected_tokens = min(call.expected_tokens, call.shaped)
+        if self.session_shadow is not None:
+            engines = self.fleet.serving(call.model)
+            self.session_shadow.granted(call, choice, engines, now, ticket, exclude, traffic.drain.residence)
         grant = LocalGrant(self, call, choice, now, ticket)
         if self.control.sessions is not None:
             self.control.sessions.granted(call, choice, now)
@@ -479,6 +494,8 @@ class Dispatch:
         self.queues[ticket.call.model].remove(ticket)
         if self.control.sessions is not None:
             self.control.sessions.left(ticket.call)
+        if self.session_shadow is not None:
+            self.session_shadow.left(ticket.call)
         del self._turns[ticket]
         if self._awaiting_model:
             self._let_go(ticket, self.clock())

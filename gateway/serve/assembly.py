@@ -142,7 +142,7 @@ class Gateway:
             self.clock,
             rng,
         )
-        self._set_lengths()
+        self._set_memories()
         self.checkpoints = Checkpoints(self.fleet, self.dispatch, self.limits, cost, self.clock)
         self.waking = Waking(self.dispatch, say, sidecar_transport)
         self.sidecars = ReportIntake(self.dispatch, self, self.waking.heard, say)
@@ -210,7 +210,7 @@ class Gateway:
         if self._tracing is not None:
             self._tracing.share = policy.logging.traces
         self.decider.cost.set_alpha(policy.budget.alpha)
-        self._set_lengths()
+        self._set_memories()
         self.limits.apply(policy, self.clock())
         self._order_token = configuration.order_token or configuration.sidecar_token
         self._sidecar_trust = configuration.sidecar_trust
@@ -219,11 +219,14 @@ class Gateway:
         self.bodies.apply(policy.body.memory, policy.body.share)
         self.dispatch.apply(policy)
 
-    def _set_lengths(self) -> None:
-        """The cost model learns lengths where either policy wants them."""
+    def _set_memories(self) -> None:
+        """The cost model learns lengths where either policy wants them; the shadow has its own sessions."""
         shadow = self.decider.shadow
         shadowed = None if shadow is None else shadow.snapshot.policy.lengths
         self.decider.cost.set_lengths(self.policy.lengths, shadowed)
+        if shadow is not None:
+            shadow.beside(self.policy)
+            self.dispatch.session_shadow = shadow.sessions
 
     def _snapshot(self, policy: Policy, cache_secret: str | None) -> Snapshot:
         return Snapshot(policy, self._drawn_secret if cache_secret is None else cache_secret.encode())
@@ -233,7 +236,7 @@ class Gateway:
         changed."""
         if self.decider.shadow is not None:
             self.decider.shadow.apply(configuration.policy, self.clock())
-            self._set_lengths()
+            self._set_memories()
 
     def _shadow_failed(self, error: Exception) -> None:
         """A bug in the shadow: the first is told, with its traceback; no call notices."""

@@ -107,6 +107,10 @@ class SessionMemory:
         """The call goes to this engine: what was kept for it is in use now."""
         if choice.engine.turnover is not None:
             choice.engine.turnover.allocated(choice.prefill + call.output_tokens, now)
+        self.taken(call)
+
+    def taken(self, call: Call) -> None:
+        """The call has an engine. Of the engine nothing is noted."""
         branch = self._of(call)
         if branch is not None:
             self._release(branch)
@@ -152,8 +156,9 @@ class SessionMemory:
 
     def served(self, call: Call) -> int:
         """Tokens that the call's session was served so far."""
-        tenant = self._tenants.get(call.tenant)
-        return 0 if tenant is None else tenant.served.get(call.session, 0)
+        tenant, branch = self._tenants.get(call.tenant), self._of(call)
+        session = call.session if branch is None else branch.session
+        return 0 if tenant is None else tenant.served.get(session, 0)
 
     def __len__(self) -> int:
         return self._branches

@@ -12,7 +12,7 @@ the class is its name. They are compared up to the first that either refuses. `o
 and `max_tokens` are compared as numbers: `equal`, or which is `less` and which is `more`. Where the two policies
 predict lengths differently, or only one reads agent hints, so are `booked`, the tokens that a call books, and `turn`,
 its place in its tenant's order. A decider in a process of its own has no bodies, and so no hints that only the shadow
-would read.
+would read. Where they differ in sessions, so are `engine` and `ahead` (sessions.py).
 Equal words: no difference.
 
 Nothing here may disturb a call: a bug is counted, the first is reported, and the call goes on.
@@ -40,6 +40,7 @@ from gateway.core.request.call import Call
 from gateway.core.request.cost import CostModel
 from gateway.core.request.outcome import Outcome, Refused
 from gateway.core.request.tenants import Account
+from gateway.core.shadow.sessions import SessionShadow
 from gateway.core.shadow.verdict import ADMITTED, PASSED, REFUSED, Compared, Verdict, told
 
 P = ParamSpec("P")
@@ -78,6 +79,7 @@ class Shadow:
         self._single: Counts = {}
         self.bugs = 0
         self.cost = cost
+        self.sessions: SessionShadow | None = None  # where the two policies differ in sessions
         self._report = report
         self._modes: dict[str, ModelMode] = {}  # of models that some engine has
         self._calm = ModelMode(policy.modes)  # of the others
@@ -89,6 +91,16 @@ class Shadow:
         self.limits.apply(policy, now)
         for mode in self._modes.values():
             mode.apply(policy.modes)
+
+    def beside(self, enforced: Policy) -> None:
+        """The enforced policy is this one from now on; to be called after `apply` too."""
+        policy = self.snapshot.policy
+        if policy.sessions == enforced.sessions:
+            self.sessions = None
+        elif self.sessions is None:
+            self.sessions = SessionShadow(self, policy)
+        else:
+            self.sessions.apply(policy)
 
     def arrive(self, account: Account, headers: Mapping[bytes, bytes], peer: str, now: float) -> Arrival | None:
         """A request of a client that the enforced policy knows as `account`: it is counted by the shadow's limits too.

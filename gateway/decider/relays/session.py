@@ -304,7 +304,9 @@ class RelaySession:
 
     def _wait(self, served: ServedCall) -> None:
         """A grant at once, or a place in the queue. Raises Refused."""
-        grant = self.hub.decider.dispatch.at_once(served.call)
+        dispatch = self.hub.decider.dispatch
+        dispatch.arrived(served.call)
+        grant = dispatch.at_once(served.call)
         if grant is not None:
             self._granted(served, grant)
             return

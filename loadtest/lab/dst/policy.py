@@ -41,7 +41,7 @@ class Traits:
             "service_tiers": {},
             "tenants": {
                 "anonymous": {},
-                "acme": {"keys": [_digest("key-of-acme")], "weight": rng.choice((1, 4))},
+                "acme": {"keys": [_digest("key-of-acme")], "weight": rng.choice((1, 4)), "agent_hints": True},
                 "zeta": {"keys": [_digest("key-of-zeta")], "limits": rng.choice(({}, {"requests": "2/s"}))},
             },
             "storage": {"folder": "counted-and-kept-nowhere"},
