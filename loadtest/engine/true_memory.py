@@ -16,7 +16,6 @@ from loadtest.engine.vllm_lines import line
 
 CONTEXT = GIB // 2  # what CUDA's context takes before vLLM looks at what is free
 SEQUENCES = 1024  # vLLM's own `--max-num-seqs` on a large GPU
-CONTEXT_LENGTH = 8192  # tokens
 
 _Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**50)]
 
@@ -29,7 +28,8 @@ class Shortage(msgspec.Struct, frozen=True):
 
 
 class TrueMemory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`rest`: what its share has to hold beside the KV cache; `context`: KV cache of one whole context.
+    """`rest`: what its share has to hold beside the KV cache; `context`: KV cache of one whole context, of so many
+    `tokens`.
 
     `beyond`: taken beside its share, less than 0: so much of it is left. `blocks`: sequences for which a hybrid model's
     states have room, None: it is none. `hidden`: of a GPU's bytes those that CUDA does not report. `residue`: kept
@@ -38,6 +38,7 @@ class TrueMemory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     rest: _Bytes
     context: _Bytes
+    tokens: Annotated[int, msgspec.Meta(ge=1, le=2**50)] = 8192
     beyond: Annotated[int, msgspec.Meta(ge=-(2**50), le=2**50)] = 0
     blocks: Annotated[int, msgspec.Meta(ge=0)] | None = None
     hidden: _Bytes = 0
@@ -54,14 +55,19 @@ class TrueMemory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         numbers = {"gpu": gpu, "free": told / GIB, "total": cuda / GIB, "desired": desired / GIB}
         return self._says("free_memory_too_low", **numbers, utilization=share)
 
-    def for_cache(self, share: float, sequences: int | None, total: int) -> Shortage | None:
-        """Why its KV cache does not do with this share; `sequences`: at most at once, None: vLLM's own number."""
+    def for_cache(
+        self, share: float, sequences: int | None, total: int, context_length: int | None = None
+    ) -> Shortage | None:
+        """Why its KV cache does not do with this share; `sequences`: at most at once, None: vLLM's own number;
+        `context_length`: tokens of a context, None: the whole."""
         left = int(share * (total - self.hidden)) - self.rest
         if left <= 0:
             return self._says("no_kv")
-        if left < self.context:
-            numbers = {"needed": self.context / GIB, "available": left / GIB, "length": CONTEXT_LENGTH}
-            return self._says("kv_too_small", **numbers, fits=CONTEXT_LENGTH * left // self.context)
+        length = context_length or self.tokens
+        needed = self.context * length // self.tokens
+        if left < needed:
+            numbers = {"needed": needed / GIB, "available": left / GIB, "length": length}
+            return self._says("kv_too_small", **numbers, fits=length * left // needed)
         asked = sequences or SEQUENCES
         if self.blocks is not None and asked > self.blocks:
             return self._says("mamba_blocks", sequences=asked, blocks=self.blocks)

@@ -17,6 +17,7 @@ from sidecar.core.model_state import ModelState
 from sidecar.core.sleep import levels
 from sidecar.core.step_times import StepTimes
 from sidecar.sizing.claim import cuda_total
+from sidecar.sizing.context import context_words
 from sidecar.sizing.estimate import Estimate, Sizing
 from sidecar.sizing.memory import gib
 from sidecar.sizing.model_fields import ModelError
@@ -33,8 +34,9 @@ class Gpu(msgspec.Struct, frozen=True):
 
 
 class Planned(msgspec.Struct, frozen=True, kw_only=True):
-    """A profile on GPUs of one size, in bytes on each of them. `rest`: beside weights and KV cache. `why`: why it does
-    not fit. None: there is no estimate."""
+    """A profile on GPUs of one size, in bytes on each of them. `rest`: beside weights and KV cache. `context_length`:
+    tokens that one call can have, of `model_context_length`; `context_chosen`: since these do not fit. `why`: why it
+    does not fit. None: there is no estimate."""
 
     profile: str
     gpu_bytes: int
@@ -48,13 +50,17 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     kv_bytes: int | None = None
     rest_bytes: int | None = None
     kv_tokens: int | None = None
+    context_length: int | None = None
+    model_context_length: int | None = None
+    context_chosen: bool = False
     max_num_seqs: int | None = None
     asleep_bytes: int | None = None
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
     """A profile among others that sleep. `gpus`: by number, where it runs; `wait_s`: seconds that a call waits for it,
-    others asleep or stopped first, about; `first_wait_s`: where it was never started. `may_stop`: it is stopped though
+    others asleep or stopped first, about; `first_wait_s`: where it was never started. `context_length`: tokens that one
+    call can have, of `model_context_length`; `context_chosen`: since these do not fit. `may_stop`: it is stopped though
     it may sleep, where host memory has no room: it has no level 2; `wait_s` is then that of a start."""
 
     profile: str
@@ -64,6 +70,9 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     claim_bytes: int = 0
     asleep_bytes: int = 0
     host_bytes: int = 0
+    context_length: int = 0
+    model_context_length: int = 0
+    context_chosen: bool = False
     may_stop: bool = False
     wait_s: float = 0.0
     first_wait_s: float = 0.0
@@ -119,6 +128,9 @@ def _planned(sizing: Sizing, config: SidecarConfig, profile: str, on: Gpu) -> Pl
         kv_bytes=claim.kv,
         rest_bytes=least.activations + least.overhead,
         kv_tokens=found.tokens,
+        context_length=least.tokens,
+        model_context_length=found.own_context,
+        context_chosen=found.context_length is not None,
         max_num_seqs=found.sequences or found.batch.sequences,
         asleep_bytes=min(found.residue.device, claim.bytes) if config.models[profile].sleeps is not None else 0,
     )
@@ -212,6 +224,9 @@ def _turn(
         claim_bytes=found.claim.bytes,
         asleep_bytes=_asleep(config, name, known),
         host_bytes=_host(config, name, known),
+        context_length=found.least.tokens,
+        model_context_length=found.own_context,
+        context_chosen=found.context_length is not None,
         may_stop=may_stop,
         wait_s=round(away + (loading if level is None else times.wake_seconds(size)[level - 1]), 1),
         first_wait_s=round(away + loading, 1),
@@ -254,6 +269,8 @@ def table(plans: Sequence[Planned]) -> Iterator[str]:
             f"the rest {gib(each.rest_bytes or 0)}, asleep {gib(each.asleep_bytes or 0)}; at most {each.max_num_seqs} "
             "sequences at once"
         )
+        if each.context_chosen:
+            yield f"  {context_words(each.context_length or 0, each.model_context_length or 0)}"
         if each.why:
             yield f"  {each.why}"
 
@@ -265,6 +282,8 @@ def turn_table(found: Turns) -> Iterator[str]:
         where = f"GPU {', '.join(map(str, each.gpus))}" if each.gpus else "no GPU"
         waits = f"a call waits about {each.wait_s:.0f} s for it, {each.first_wait_s:.0f} s the first time"
         held = f"{gib(each.claim_bytes)} GiB awake, {gib(each.asleep_bytes)} asleep"
+        if each.context_chosen:
+            held = f"{held}; {context_words(each.context_length, each.model_context_length)}"
         yield f"  {each.profile}: {each.why}" if each.why else f"  {each.profile} on {where}: {held}; {waits}"
     limit = "" if found.host_limit_bytes is None else f" of {gib(found.host_limit_bytes)}"
     yield f"host memory while they sleep: {gib(found.host_bytes)} GiB{limit}"

@@ -59,6 +59,7 @@ def command(
     own: str,
     share: float | None = None,
     sequences: int | None = None,
+    context_length: int | None = None,
     lora_rank: int = 0,
     quiet: bool = False,
     launcher: tuple[str, ...] = CLI,
@@ -68,13 +69,13 @@ def command(
     `own`: the sidecar's own interpreter, for an engine that names none. `launcher`: CLI or SERVER. `share`: of each
     GPU, 0..1, what the engine may fill: what the plan has claimed for it, or what vLLM does by itself if None; where
     the profile says the share, that is it. vLLM is told the share beside a cache of fixed size too, since it does not
-    start without that much free. `sequences`: `--max-num-seqs`, unless the profile says it. `lora_rank`: of its
-    adapters. `quiet`: no access lines of
-    ASKED_OFTEN.
+    start without that much free. `sequences`: `--max-num-seqs`, unless the profile says it, as is `context_length` for
+    `--max-model-len`. `lora_rank`: of its adapters. `quiet`: no access lines of ASKED_OFTEN.
     """
     if engine.simulated is not None:
         return _simulated(profile, engine, served_name, address, own, share)
     values = {field: getattr(profile, field) for field in UNIFIED} | {"served_name": served_name}
+    values["context_length"] = profile.context_length or context_length
     found = [part for field, value in values.items() for part in _argument(UNIFIED[field], value)]
     found += _listen(address)
     if engine.device == "gpu":

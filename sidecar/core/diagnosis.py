@@ -15,6 +15,7 @@ import msgspec
 
 LOOKED_AT = 2000  # lines: a traceback of each of eight workers, and the API server's
 SHOWN = 400  # characters of a line
+MOST_TOLD = 1e15  # a line may hold any digits
 READ = 4000  # characters of a line; a longer one is cut before anything is looked for in it
 NONE, UNKNOWN, SECOND_HAND = "none", "unknown", "second_hand"
 
@@ -31,10 +32,10 @@ class Kind(msgspec.Struct, frozen=True):
 
 _GIB = r"[\d.]+) ?Gi?B"
 _KV_TOO_SMALL = (
-    rf"max seq len \((?P<max_model_len>\d+)\),? \(?(?P<needed_gib>{_GIB} KV cache is needed, which is larger than "
-    rf"the available KV cache memory \((?P<available_gib>{_GIB}\)(?:.*?maximum model length is (?P<estimated_len>\d+))?"
-    r"|max seq len \(\d+\) is larger than the maximum number of tokens that can be stored in KV cache "
-    r"\((?P<available_tokens>\d+)\)"
+    r"max seq len \((?P<max_model_len>\d+)\)(?:"
+    rf",? \(?(?P<needed_gib>{_GIB} KV cache is needed, which is larger than the available KV cache memory "
+    rf"\((?P<available_gib>{_GIB}\)(?:.*?maximum model length is (?P<estimated_len>\d+))?"
+    r"| is larger than the maximum number of tokens that can be stored in KV cache \((?P<available_tokens>\d+)\))"
 )
 _FREE_TOO_LOW = (
     rf"Free memory on device(?: \S+)? \((?P<free_gib>[\d.]+)/(?P<total_gib>{_GIB}\) on startup is less than desired "
@@ -265,6 +266,6 @@ def _numbers(match: re.Match[str]) -> dict[str, float]:
     for name, text in match.groupdict().items():
         number, _, unit = (text or "").partition(" ")
         if re.fullmatch(r"\d+(?:\.\d+)?", number):
-            size = round(float(number) * _SIZES.get(unit, 1.0), 6)
+            size = round(min(float(number), MOST_TOLD) * _SIZES.get(unit, 1.0), 6)
             found[f"{name}_gib" if unit else name] = int(size) if number.isdecimal() and not unit else size
     return found

@@ -103,10 +103,11 @@ class Size(msgspec.Struct, frozen=True, kw_only=True):
     """Memory of an engine on each GPU: `claim` in the ledger, `start_needs` free bytes before it starts, `residue`
     asleep; `host` bytes of the machine's memory at level 1. `share` (0..1) is for its command line, None: not to be
     told. `sequences`: at most at once, where the engine would not start with its own number. `context`: KV cache of one
-    whole context. `beyond`: what of `claim` and `start_needs` it takes beside its share. `weights`: on each GPU, and
-    `stored`: in its files, all together; 0: not known; `absent`: of these in files that are not here yet. `guessed`:
-    the model's files are not here, and come with its start. `lora_rank`: of its adapters. `arithmetic`: how that came
-    about, in words. All 0 where it needs no GPU."""
+    whole context; `context_length`: its tokens, where the model's own do not fit and the profile gives none. `beyond`:
+    what of `claim` and `start_needs` it takes beside its share. `weights`: on each GPU, and `stored`: in its files, all
+    together; 0: not known; `absent`: of these in files that are not here yet. `guessed`: the model's files are not
+    here, and come with its start. `lora_rank`: of its adapters. `arithmetic`: how that came about, in words. All 0
+    where it needs no GPU."""
 
     claim: int = 0
     start_needs: int = 0
@@ -115,6 +116,7 @@ class Size(msgspec.Struct, frozen=True, kw_only=True):
     share: float | None = None
     sequences: int | None = None
     context: int = 0
+    context_length: int | None = None
     beyond: int = 0
     weights: int = 0
     stored: int = 0
@@ -132,7 +134,11 @@ class Size(msgspec.Struct, frozen=True, kw_only=True):
 
     def starts_as(self, other: Size) -> bool:
         """Whether an engine is started with the same claim."""
-        return (self.claim, self.share, self.sequences) == (other.claim, other.share, other.sequences)
+        return self._started == other._started
+
+    @property
+    def _started(self) -> tuple[int, float | None, int | None, int | None]:
+        return self.claim, self.share, self.sequences, self.context_length
 
 
 class PlanSettings(msgspec.Struct, frozen=True, kw_only=True):

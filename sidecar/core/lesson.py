@@ -29,16 +29,17 @@ class Lesson(msgspec.Struct, frozen=True, kw_only=True):
     """Of one profile. `settings`: any text that changes when the profile's settings do.
 
     `rest`: all beside the KV cache that the share has to hold, at least; `exact`: it was told, not only exceeded.
-    `context`: KV cache of one whole context, at least. `beyond`: what has to be free beside the share. `over`: so
-    much was free there, no more could be, and it was too little. `most`: the largest share that was free. `sequences`:
-    for so many a hybrid model's states have room. `cuda`: what CUDA reports of a GPU of which NVML says `total`.
-    0, None: nothing was learnt of that.
+    `context`: KV cache of a context of so many `tokens`, 0: of the model's own or the profile's. `beyond`: what has to
+    be free beside the share. `over`: so much was free there, no more could be, and it was too little. `most`: the
+    largest share that was free. `sequences`: for so many a hybrid model's states have room. `cuda`: what CUDA reports
+    of a GPU of which NVML says `total`. 0, None: nothing was learnt of that.
     """
 
     settings: _Name
     rest: _Memory = 0
     exact: bool = False
     context: _Memory = 0
+    tokens: _Memory = 0
     beyond: _Memory = 0
     over: _Memory = 0
     most: _Memory | None = None
@@ -47,12 +48,12 @@ class Lesson(msgspec.Struct, frozen=True, kw_only=True):
     cuda: _Memory = 0
 
     def after(self, measured: Measured | None, total: int) -> Lesson:
-        """What is left of it once the engine runs on GPUs of `total` bytes. A measurement replaces needs, unless it was
-        of less than these. What was too little on smaller GPUs still is."""
+        """What is left of it once the engine runs on GPUs of `total` bytes. A measurement replaces needs beside the KV
+        cache, unless it was of less than these. What was too little on smaller GPUs still is."""
         kept = msgspec.structs.replace(self, most=None, over=self.over if total > self.total > 0 else 0)
         if measured is None or measured.without_kv < self.rest:
             return kept
-        return msgspec.structs.replace(kept, rest=0, exact=False, context=0)
+        return msgspec.structs.replace(kept, rest=0, exact=False)
 
 
 class FailedStart(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +68,8 @@ class FailedStart(msgspec.Struct, frozen=True, kw_only=True):
 def learn(known: Lesson | None, failed: FailedStart, settings: str) -> Lesson | None:
     """`known` with what this start has taught; None: nothing.
 
-    `kv_too_small` tells how much of the share was left for the KV cache, and how much a context needs. `no_kv`: that
+    `kv_too_small` tells how much of the share was left for the KV cache, and how much a context needs; vLLM before 0.9
+    tells both in tokens alone, which are as large as estimated then. `no_kv`: that
     nothing was left. `mamba_blocks`: for how many sequences there are states. `free_memory_too_low`: what was free once
     the engine had its CUDA context, and that what was left beside the share is too little. `oom`: that the engine takes
     more than its share; and where no more than was left beside it can be left, that this is too little.
@@ -85,10 +87,12 @@ def learn(known: Lesson | None, failed: FailedStart, settings: str) -> Lesson | 
     if "total_gib" in told:
         changes |= {"total": failed.total, "cuda": min(failed.total, told_bytes("total_gib"))}
     if found.kind == "kv_too_small":
-        left = told_bytes("available_gib")
+        tokens = told.get("max_model_len", size.context_length or 0)
+        held = told.get("available_tokens", 0) * size.context // tokens if tokens else 0
+        left = told_bytes("available_gib", int(held))
         changes["rest"] = max(lesson.rest, share - left)
         changes["exact"] = "available_gib" in told
-        changes["context"] = max(lesson.context, told_bytes("needed_gib", size.context))
+        changes |= {"context": told_bytes("needed_gib", size.context), "tokens": int(tokens)}
     elif found.kind == "no_kv" or (found.kind == "mamba_blocks" and told["blocks"] < 1):
         changes |= {"rest": max(lesson.rest, share), "exact": False}
     elif found.kind == "mamba_blocks":

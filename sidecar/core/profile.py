@@ -76,10 +76,10 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     `model_path`: its folder, its GGUF file, or its id on a hub. `tokenizer_path`: of a tokenizer that is not beside it.
     `served_name`: what calls name it; null: the profile's name. `aliases`: other names that calls may use for it, all
     of which count as the served name. `adapters`: LoRA adapters for it, each a folder under the name that calls use.
-    `context_length`: tokens of prompt and answer; null:
-    what the model can. `trust_remote_code`: it runs code that came with the model. `tensor_parallel`: GPUs that share
-    it. `gpus`: which ones; null: those that fit best. `gpu_memory`: on each, what its KV cache may take, or a share of
-    the GPU for all of it; auto: what the sidecar works out for it.
+    `context_length`: tokens of prompt and answer; null: what the model can, or the longest that fits its memory.
+    `trust_remote_code`: it runs code that came with the model. `tensor_parallel`: GPUs that share it. `gpus`: which
+    ones; null: those that fit best. `gpu_memory`: on each, what its KV cache may take, or a share of the GPU for all of
+    it; auto: what the sidecar works out for it.
     `sleep`: null: it never sleeps, and is stopped to make room. `stop_after`: idle time until it is stopped; null:
     never. `pin`: it is never put to sleep or stopped to make room. `preload`: it is started with the sidecar, if there
     is room. `schedule`: what else holds at certain hours. `max_starvation`: how long a call may wait before models used

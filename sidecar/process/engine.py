@@ -148,6 +148,7 @@ class VllmEngines:
                     own=self._own,
                     share=size.share,
                     sequences=size.sequences,
+                    context_length=size.context_length,
                     lora_rank=size.lora_rank,
                     quiet=self._installed.has(engine, ACCESS_FLAG),
                     launcher=launcher,

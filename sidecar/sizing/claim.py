@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from gateway.shared.files.units import MIB
+from sidecar.core.profile import KvMemory
 from sidecar.sizing.memory import FLOOR, Need, arithmetic, gib
 from sidecar.sizing.model_config import ModelShape
 
@@ -48,14 +49,13 @@ def claim(
     it. `kv` bytes: the KV cache is capped at them. Neither: the least share in which the need and its margin fit, up to
     MOST, or up to `most` bytes, where the sidecar chooses. `refuse_reason` says whether it fits.
     """
+    limit = _limit(total, utilization, most)
     if utilization is not None:
-        thousandths = min(1000, max(1, round(utilization * 1000)))
-        taken = _share(total, thousandths)
+        taken = _share(total, limit)
         return Claim(
-            bytes=taken, kv=max(0, taken - need.without_kv), total=total, thousandths=thousandths, said="utilization"
+            bytes=taken, kv=max(0, taken - need.without_kv), total=total, thousandths=limit, said="utilization"
         )
     wanted = need.margin + (need.total if kv is None else need.without_kv + kv)
-    limit = MOST if most is None else max(1, min(MOST, most * 1000 // total))
     thousandths = min(limit, _thousandths(wanted, total))
     share = _share(total, thousandths)
     taken = share if kv is None else min(wanted, share)
@@ -66,6 +66,11 @@ def claim(
         thousandths=thousandths,
         said="auto" if kv is None else "kv",
     )
+
+
+def largest_claim(total: int, memory: Literal["auto"] | float | KvMemory, most: int) -> int:
+    """Bytes of the largest claim for a profile's `gpu_memory`, where the sidecar claims `most` bytes at most."""
+    return _share(total, _limit(total, memory if isinstance(memory, float) else None, most))
 
 
 def cuda_total(total: int) -> int:
@@ -104,6 +109,13 @@ def refuse_reason(shape: ModelShape, need: Need, claim: Claim, present: int) -> 
         f"{told}, of which an engine can have {gib(_share(claim.total, MOST))}: use more GPUs (tensor_parallel), "
         "a lower context_length, an fp8 KV cache or a quantised model"
     )
+
+
+def _limit(total: int, utilization: float | None, most: int | None) -> int:
+    """The largest share, in thousandths."""
+    if utilization is not None:
+        return min(1000, max(1, round(utilization * 1000)))
+    return MOST if most is None else max(1, min(MOST, most * 1000 // total))
 
 
 def _share(total: int, thousandths: int) -> int:

@@ -22,10 +22,9 @@ from sidecar.core.lesson import Lesson
 from sidecar.core.measured import Measured
 from sidecar.core.profile import EngineSettings, KvMemory, Profile, pooling
 from sidecar.sizing.adapters import adapter_rank, slot_bytes
-from sidecar.sizing.claim import Claim, claim, refuse_reason
+from sidecar.sizing.claim import Claim, claim, largest_claim, refuse_reason
+from sidecar.sizing.context import LEAST, context_words, has_room, longest_context
 from sidecar.sizing.memory import (
-    LITTLE,
-    RESIDUE,
     Need,
     Residue,
     arithmetic,
@@ -42,20 +41,17 @@ from sidecar.sizing.model_files import ModelLocation, NotHere, NotKnown, read_mo
 from sidecar.sizing.speculation import drafted_share
 from sidecar.sizing.taught import (
     NOTHING_LEARNT,
-    UNKNOWN_CONTEXT,
     beside,
     cuda_of,
     largest_share,
     no_room_reason,
     taught,
-    taught_share,
 )
 from sidecar.sizing.weights import StoredWeights
+from sidecar.sizing.without_files import simulated, unknown
 from sidecar.sizing.working_memory import Batch, batch
 
 READ_WITHIN = 30.0  # seconds for a model's files; a network file system that hangs must not hold up the others
-BY_ITSELF = 0.9  # of a GPU, where nothing is known; what vLLM takes by itself before 0.20
-SIMULATED_RESIDUE = GIB  # what a simulated engine keeps asleep
 UNTOLD_CONTEXT = 2048  # tokens: vLLM's, for a model whose config does not say
 # `gpu_memory: auto` leaves room for so many whole contexts, and tokens in all, if the GPU has it: one long context also
 # holds many short ones, so it is enough by itself.
@@ -172,14 +168,17 @@ class Sizing:
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     """Need of an engine at `least`, for one whole context, and its claim; its weights as `stored`; `beyond` its share,
-    its CUDA context or what a failed start taught. `tokens`: those its KV cache holds; `sequences`: at once, None: as
-    many as vLLM takes by itself, which `batch` says. `why`: why it cannot run so, None: it can."""
+    its CUDA context or what a failed start taught. `own_context`: tokens that the model can; `context_length`: fewer,
+    since those do not fit and the profile gives none. `tokens`: those its KV cache holds; `sequences`: at once, None:
+    as many as vLLM takes by itself, which `batch` says. `why`: why it cannot run so, None: it can."""
 
     least: Need
     claim: Claim
     stored: StoredWeights
     beyond: int
     residue: Residue
+    own_context: int
+    context_length: int | None
     tokens: int
     sequences: int | None
     batch: Batch
@@ -195,7 +194,8 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
         short = self.least.total - self.claim.bytes
         doubt = f"; it may not start: {gib(short)} GiB more are needed by estimate" if short > 0 else ""
         taken, total = gib(self.claim.bytes), gib(self.claim.total)
-        return f"{taken} GiB on {where} of {total} GiB: {arithmetic(told)}{measured}{doubt}"
+        fits = "" if self.context_length is None else f"; {context_words(self.context_length, self.own_context)}"
+        return f"{taken} GiB on {where} of {total} GiB: {arithmetic(told)}{measured}{fits}{doubt}"
 
 
 def estimate(
@@ -222,7 +222,7 @@ def estimate(
         int(_number(profile, "max-num-seqs", 0)) or None,
         eager=profile.flags.get("enforce-eager") is True,
     )
-    context = profile.context_length or shape.context or UNTOLD_CONTEXT
+    own = shape.context or UNTOLD_CONTEXT
     offloaded = int(_number(profile, "cpu-offload-gb", 0) * GIB) * gpus
     kept = StoredWeights(max(0, stored.bytes - offloaded), min(stored.wide, max(0, stored.bytes - offloaded)))
 
@@ -242,22 +242,34 @@ def estimate(
             measured=measured,
         )
 
-    alone = needed(context, 1)
-    least, limit = taught(alone, lesson, alone.kv), largest_share(lesson, cuda, taught(alone, lesson, alone.kv).total)
+    told_kv = needed(lesson.tokens or profile.context_length or own, 1).kv
+
+    def alone(tokens: int) -> Need:
+        return taught(needed(tokens, 1), lesson, told_kv)
+
+    room = largest_claim(cuda, memory, largest_share(lesson, cuda, alone(min(own, LEAST)).total))
+    context = profile.context_length or longest_context(own, lambda tokens: has_room(alone(tokens), memory, room))
+    chosen = context if context < own and not profile.context_length else None
+    least = alone(context)
+    limit = largest_share(lesson, cuda, least.total)
     if isinstance(memory, KvMemory):
         made = claim(least, cuda, kv=memory.kv, most=limit)
     elif memory != "auto":
         made = claim(least, cuda, utilization=memory)
+    elif chosen is not None:  # all that there is, since that is not enough
+        made = claim(msgspec.structs.replace(least, kv=room), cuda, most=limit)
     else:
         at_once = 1 if pooling(profile) else max(1, min(AT_ONCE, most.sequences))
         wanted = needed(max(context, min(at_once * context, TOKENS)), at_once)
-        made = claim(taught(wanted, lesson, alone.kv), cuda, most=limit)
+        made = claim(taught(wanted, lesson, told_kv), cuda, most=limit)
     return Estimate(
         least=least,
         claim=made,
         stored=stored,
         beyond=beside(made.start_needs, lesson, cuda, total),
         residue=asleep(least, 1),
+        own_context=own,
+        context_length=chosen,
         tokens=_tokens(least, made.kv),
         sequences=_fewer(_sequences(shape, made.kv, most.sequences, gpus), lesson.sequences),
         batch=most,
@@ -280,6 +292,7 @@ def size_of(profile: Profile, found: Estimate) -> Size:
         share=found.claim.utilization,
         sequences=found.sequences,
         context=found.least.kv,
+        context_length=found.context_length,
         beyond=found.beyond,
         weights=found.least.weights,
         stored=found.stored.bytes,
@@ -288,59 +301,7 @@ def size_of(profile: Profile, found: Estimate) -> Size:
     )
 
 
-def unknown(profile: Profile, total: int, why: str, lesson: Lesson = NOTHING_LEARNT, *, comes: bool = False) -> Size:
-    """Of a model whose files are not here, or not understood: as much as vLLM takes by itself, or as is told; more or
-    less by what starts that failed have taught. `comes`: its files come with its start, which is ended then and
-    repeated with what it needs, unless that is told."""
-    memory = profile.gpu_memory
-    share = memory if isinstance(memory, float) else taught_share(BY_ITSELF, total, lesson)
-    taken = _share(total, share)
-    beyond = beside(taken, lesson, cuda_of(total, lesson), total)
-    sleeps = profile.sleeps is not None
-    guessed = comes and not isinstance(memory, float)
-    said = "as gpu_memory says" if isinstance(memory, float) else "say gpu_memory: 45%, say, if it needs less"
-    anew = "once its files are here it is started anew with what it needs; sidecar pull fetches them first"
-    said = anew if guessed else said
-    return Size(
-        claim=taken + beyond,
-        start_needs=taken + beyond,
-        residue=min(RESIDUE, taken) if sleeps else 0,
-        host=taken * profile.tensor_parallel if sleeps else 0,  # its weights are less, nobody knows how much
-        share=share,
-        sequences=lesson.sequences,
-        context=UNKNOWN_CONTEXT,
-        beyond=beyond,
-        guessed=guessed,
-        arithmetic=f"{share:.0%} of each GPU, {gib(taken)} GiB: no estimate, since {why}; {said}",
-    )
-
-
-def simulated(profile: Profile, total: int, lesson: Lesson = NOTHING_LEARNT) -> Size:
-    """Of a simulated engine, which has no files: half of what it takes are weights. More by what a start that failed
-    has told, unless the operator gave it a share."""
-    memory = profile.gpu_memory
-    share = BY_ITSELF if isinstance(memory, KvMemory) or memory == "auto" else memory
-    taken = memory.kv if isinstance(memory, KvMemory) else _share(total, share)
-    if lesson.rest and not isinstance(memory, float):
-        taken = max(taken, min(total, lesson.rest + (lesson.context or UNKNOWN_CONTEXT) + LITTLE))
-    if taken > total:
-        raise Unusable(f"gpu_memory is {gib(taken)} GiB, and a GPU has {gib(total)}: give it less")
-    sleeps = profile.sleeps is not None
-    return Size(
-        claim=taken,
-        start_needs=taken,
-        residue=min(SIMULATED_RESIDUE, taken) if sleeps else 0,
-        host=taken // 2 * profile.tensor_parallel if sleeps else 0,
-        share=taken / total,
-        arithmetic=f"simulated: {gib(taken)} GiB of {gib(total)} GiB on each GPU",
-    )
-
-
 # -- a profile's words ------------------------------------------------------------------------------------------------
-
-
-def _share(total: int, share: float) -> int:
-    return min(total, -(-total * round(share * 1000) // 1000))
 
 
 def _sequences(shape: ModelShape, kv: int, most: int, gpus: int) -> int | None:

@@ -17,13 +17,15 @@ UNKNOWN_CONTEXT = GIB  # of KV cache: what is claimed more for a model of which 
 
 
 def taught(need: Need, lesson: Lesson, context: int) -> Need:
-    """The need with what a start told of the rest, and of the KV cache of one whole context, estimated at `context`.
-    What is more than estimated counts as overhead."""
-    if not lesson.rest and not lesson.context:
+    """The need with what a start told of the rest, and of the KV cache of its context, which is estimated at `context`
+    bytes. What is more than estimated counts as overhead."""
+    if lesson.context:
+        kv = max(need.kv, need.kv * lesson.context // context if context else lesson.context)
+        need = msgspec.structs.replace(need, kv=kv)
+    if not lesson.rest:
         return need
-    kv = max(need.kv, need.kv * lesson.context // context if context else lesson.context)
     rest = with_rest(need, lesson.rest if lesson.exact else max(lesson.rest, need.without_kv))
-    return msgspec.structs.replace(rest, kv=kv, learnt="told" if lesson.exact else "more")
+    return msgspec.structs.replace(rest, learnt="told" if lesson.exact else "more")
 
 
 def cuda_of(total: int, lesson: Lesson) -> int:
@@ -35,7 +37,7 @@ def largest_share(lesson: Lesson, cuda: int, least: int) -> int:
     """The largest share to be asked for: with room beside it for what the engine takes there, and not more than was
     free. But for what it needs at `least` in whole thousandths, which is tried again once there is more room."""
     least = -(-cuda * -(-least * 1000 // cuda) // 1000)
-    limit = max(least, -(-cuda * MOST // 1000) - lesson.beyond)
+    limit = max(least, -(-cuda * MOST // 1000) - max(lesson.beyond, lesson.over))
     return limit if lesson.most is None or lesson.most < least else min(limit, lesson.most)
 
 

@@ -7,6 +7,7 @@ import random
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import pytest
 
 from loadtest.engine.true_memory import TrueMemory
@@ -67,6 +68,36 @@ def test_the_next_start_claims_what_the_last_has_told(really: Model, tries: int)
             made.manager.orders.ensure("a")
             await made.until("a", "running")
             assert len(starts(made, "a")) == tries + 1, "it is still known"
+
+    vtime.run(run())
+
+
+@pytest.mark.parametrize(
+    ("really", "tries", "context"),
+    [
+        ({}, 1, 31_744),
+        ({"rest": 14.0}, 2, 24_576),
+        ({"context": 72.0}, 2, 22_528),
+        ({"rest": 14.0, "wording": 2}, 2, 20_480),  # an old vLLM tells tokens alone
+        ({"beyond": 2 * GIB}, 2, 29_696),
+    ],
+    ids=str,
+)
+def test_a_context_that_does_not_fit_is_shortened_and_again_by_what_a_start_tells(
+    really: dict[str, Any], tries: int, context: int
+) -> None:
+    """Of a model for 131,072 tokens, whose KV cache is twice the GPU."""
+    given = {"rest": 10.5, "context": 48.0, "tokens": 131_072} | really
+    long = msgspec.structs.replace(model(**given), claim=int(58.5 * GIB), context=48 * GIB, own_context=131_072)
+
+    async def run() -> None:
+        async with opened(file("a"), {"a": long}, GPU) as made:
+            answer = await made.gateways[0].call("a", 1.0)
+            found = starts(made, "a")
+            assert (answer.ending, len(found)) == ("served", tries)
+            contexts = [each.size.context_length or 0 for each in found]
+            assert contexts == sorted(set(contexts), reverse=True)
+            assert contexts[-1] == context
 
     vtime.run(run())
 

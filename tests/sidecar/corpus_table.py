@@ -2,7 +2,9 @@
 
 Each start is planned as the sidecar would, with `gpu_memory: auto`, on a GPU of its size. A start *succeeds* if the
 claim leaves, beside the measured weights and the measured rest, a KV cache for one whole context. What is claimed
-beyond that, KV cache for more contexts included, is *over*. Sizes in GiB on each GPU; `-`: the source does not tell.
+beyond that, KV cache for more contexts included, is *over*. `chosen`: the context in thousands of tokens that the
+sidecar chooses where the profile gives none, and whether a start with that succeeds; `whole`: the model's own fits.
+Sizes in GiB on each GPU; `-`: the source does not tell.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from gateway.shared.files.units import GIB
 from sidecar.core.inventory import Size
 from sidecar.core.profile import Profile
 from sidecar.core.step_times import StepTimes
-from sidecar.sizing.estimate import estimate
+from sidecar.sizing.estimate import Estimate, estimate
 from sidecar.sizing.model_config import ModelShape, shape_from
 from sidecar.sizing.weights import StoredWeights, stored_of
 
@@ -43,12 +45,14 @@ CUDA_GIB = {
     "32 GB class": 31.36,
     "46 GB class": 44.4,
 }
+GOOD = {None: "-", True: "yes", False: "NO"}
 UNIFIED = "GB10"  # its memory is the host's too: what is left of a share is also other processes'
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One start. `rest`: beside weights and KV cache; `context`: KV cache of one whole context; `over`: claimed beyond
-    what was needed, as a share of the GPU; `tokens`: foretold over measured KV bytes of a context."""
+    what was needed, as a share of the GPU; `chosen`: the context that is chosen where the profile gives none, None: the
+    model's own, and whether a start with it `chosen_succeeds`."""
 
     id: str
     gpu: float
@@ -58,6 +62,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     claim: float
     succeeds: bool | None
     over: float | None
+    chosen: int | None
+    chosen_succeeds: bool | None
 
 
 def starts() -> list[dict[str, Any]]:
@@ -77,16 +83,21 @@ def row(told: dict[str, Any], model: dict[str, Any]) -> Row | None:
         return None
     shape = shape_from(json.dumps(model["config"]).encode())
     context = told.get("max_model_len") or shape.context or 0
-    found = estimate(
-        _profile(told, gpus), shape, _stored(model, measured, shape, gpus), int(gpu * GIB), 8, cuda=int(gpu * GIB)
-    )
+
+    def estimated(profile: Profile) -> Estimate:
+        return estimate(profile, shape, _stored(model, measured, shape, gpus), int(gpu * GIB), 8, cuda=int(gpu * GIB))
+
+    found = estimated(profile := _profile(told, gpus))
+    free = estimated(msgspec.structs.replace(profile, context_length=None))
     least = found.least
     weights, kv = measured.get("weights_gib", measured.get("consumed_gib")), _context_of(measured, context)
     rest = _rest(told, measured, gpu, weights)
     claim = found.claim.bytes / GIB
     # Of one that tells no bytes of a context: it started, so its whole cache was enough.
     enough = min(least.kv / GIB, measured.get("kv_gib", math.inf)) if kv is None else kv
-    needed = None if weights is None or rest is None else weights + rest + enough
+    beside = None if weights is None or rest is None else weights + rest
+    needed = None if beside is None else beside + enough
+    free_needs = None if beside is None else beside + enough * (free.least.kv / least.kv if least.kv else 1.0)
     return Row(
         id=told["id"],
         gpu=gpu,
@@ -96,6 +107,8 @@ def row(told: dict[str, Any], model: dict[str, Any]) -> Row | None:
         claim=claim,
         succeeds=None if needed is None else claim >= needed,
         over=None if needed is None else (claim - needed) / gpu,
+        chosen=free.context_length,
+        chosen_succeeds=None if free_needs is None else free.claim.bytes / GIB >= free_needs,
     )
 
 
@@ -189,16 +202,20 @@ def rows() -> list[Row]:
 
 def lines(table: list[Row]) -> Iterator[str]:
     """The table, a line for each start, and what it comes to."""
-    yield f"{'start':34}{'GPU':>7}{'weights':>15}{'rest':>13}{'context':>15}{'claim':>8}  succeeds    over"
+    yield f"{'start':34}{'GPU':>7}{'weights':>15}{'rest':>13}{'context':>15}{'claim':>8}  succeeds    over      chosen"
     for each in table:
         pairs = (_pair(each.weights), _pair(each.rest), _pair(each.context))
         over = "-" if each.over is None else f"{each.over:.1%}"
-        good = {None: "-", True: "yes", False: "NO"}[each.succeeds]
+        good, chosen_good = (GOOD[found] for found in (each.succeeds, each.chosen_succeeds))
+        chosen = f"{'whole' if each.chosen is None else f'{each.chosen // 1024}k'} {chosen_good}"
         sizes = f"{pairs[0]:>15}{pairs[1]:>13}{pairs[2]:>15}{each.claim:8.1f}"
-        yield f"{each.id:34}{each.gpu:7.1f}{sizes}{good:>10}{over:>8}"
+        yield f"{each.id:34}{each.gpu:7.1f}{sizes}{good:>10}{over:>8}{chosen:>12}"
     judged = [each for each in table if each.succeeds is not None]
     errors = [abs(each.context[0] / each.context[1] - 1) for each in table if each.context[1]]
     yield f"first starts that succeed: {sum(bool(each.succeeds) for each in judged)} of {len(judged)}"
+    short = sum(each.chosen is not None for each in judged)
+    free = f"{sum(bool(each.chosen_succeeds) for each in judged)} of {len(judged)}"
+    yield f"and where the profile gives no context: {free}, {short} of them with a shorter one than the model's"
     yield f"claimed beyond the need, median: {statistics.median(_over(judged)):.1%} of the GPU"
     yield f"KV cache of a context, median error: {statistics.median(errors):.1%} of {len(errors)}"
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from loadtest.engine.memory_stages import residue
 from sidecar.core.engine_records import Unusable
 from sidecar.core.inventory import Size
 from sidecar.core.lesson import Lesson
-from sidecar.sizing.claim import claim, refuse_reason
+from sidecar.sizing.claim import claim, largest_claim, refuse_reason
+from sidecar.sizing.context import LEAST, has_room, longest_context
 from sidecar.sizing.memory import Need
 from sidecar.sizing.model_config import shape_from
 from sidecar.sizing.taught import beside, cuda_of, largest_share, no_room_reason, taught
@@ -14,12 +17,27 @@ from sidecar.sizing.taught import beside, cuda_of, largest_share, no_room_reason
 SHAPE = shape_from(b'{"num_hidden_layers": 8, "hidden_size": 64, "num_attention_heads": 8}')
 
 
-def estimated(weights: int, taken: int, total: int, lesson: Lesson) -> Size:
-    """The size of a model of which the estimate is `taken`, an eighth of it KV cache of a context. Raises Unusable."""
-    kv = taken // 8
-    alone = Need(weights=weights, kv=kv, activations=taken - kv - weights, overhead=0, tokens=8192, measured=True)
-    least, cuda = taught(alone, lesson, kv), cuda_of(total, lesson)
-    made = claim(least, cuda, most=largest_share(lesson, cuda, least.total))
+TOKENS = 8192  # of a context that is given
+
+
+def estimated(weights: int, taken: int, total: int, lesson: Lesson, context: int = 0, own_context: int = 0) -> Size:
+    """The size of a model of which the estimate is `taken`, `context` of it KV cache of a context, 0: an eighth; of
+    `own_context` tokens, where fewer may be chosen, 0: they are given. Raises Unusable."""
+    kv, cuda = context or taken // 8, cuda_of(total, lesson)
+    whole = own_context or TOKENS
+
+    def alone(tokens: int) -> Need:
+        rest = taken - kv - weights
+        need = Need(
+            weights=weights, kv=kv * tokens // whole, activations=rest, overhead=0, tokens=tokens, measured=True
+        )
+        return taught(need, lesson, kv * (lesson.tokens or whole) // whole)
+
+    room = largest_claim(cuda, "auto", largest_share(lesson, cuda, alone(LEAST).total))
+    chosen = longest_context(whole, lambda tokens: has_room(alone(tokens), "auto", room)) if own_context else whole
+    least = alone(chosen)
+    wanted = least if chosen == whole else msgspec.structs.replace(least, kv=room)
+    made = claim(wanted, cuda, most=largest_share(lesson, cuda, least.total))
     why = refuse_reason(SHAPE, least, made, 8) or no_room_reason(made, lesson, total)
     if why is not None:
         raise Unusable(why)
@@ -32,6 +50,7 @@ def estimated(weights: int, taken: int, total: int, lesson: Lesson) -> Size:
         share=made.utilization,
         sequences=lesson.sequences,
         context=least.kv,
+        context_length=chosen if chosen < whole else None,
         beyond=beyond,
         arithmetic="sim",
     )

@@ -1,7 +1,8 @@
 """Random machine of a seed: its GPUs, models, estimates that are wrong, and what NVML tells there.
 
 Nothing is as the sidecar assumes: GPUs are unequal, engines take 0.8 to 1.8 times what was estimated, keep more asleep
-on several GPUs and with every sleep, and say what they lack in the words of several versions of vLLM.
+on several GPUs and with every sleep, and say what they lack in the words of several versions of vLLM. Some were made
+for a context that is too long for the GPUs there, and their profiles give no shorter one.
 """
 
 from __future__ import annotations
@@ -15,9 +16,12 @@ from loadtest.engine.true_memory import CONTEXT, TrueMemory
 from loadtest.lab.residency.machine import Listing
 from loadtest.lab.residency.residents import Model
 from loadtest.lab.residency.site import file
+from sidecar.sizing.context import LEAST
 
 TOTALS = (16, 24, 40, 48, 80)  # GiB
 LISTINGS: tuple[Listing, ...] = ("own", "own", "own", "host", "none")
+LONG = 0.3  # of the models have a long context
+OWN_CONTEXT = 131_072  # tokens
 MARGIN = 0.05  # of a GPU: as much as the sidecar may leave unused
 
 
@@ -43,7 +47,9 @@ class RandomMachine(msgspec.Struct, frozen=True):
         sizes = sorted((self.totals[gpu] for gpu in self.gpus[name]), reverse=True)
         if len(sizes) < several:
             return True
-        needs = true.rest + true.context + max(0, true.beyond) + CONTEXT
+        given = self.models[name].own_context
+        context = true.context * min(LEAST, given) // given if given else true.context
+        needs = true.rest + context + max(0, true.beyond) + CONTEXT
         return needs > (1 - 2 * MARGIN) * (sizes[several - 1] - true.hidden) - GIB
 
 
@@ -60,6 +66,8 @@ def drawn(seed: int) -> RandomMachine:
         allowed[name] = tuple(sorted(rng.sample(everywhere, several[name]))) if bound else tuple(everywhere)
         models[name] = _model(rng, rng.choice(totals), several[name])
         fields[name] = _fields(rng, several[name], allowed[name] if bound else None)
+    contexts = random.Random(f"contexts of {seed}")  # noqa: S311 # beside the other, which draws what it always has
+    models = {name: _long(contexts, model) if contexts.random() < LONG else model for name, model in models.items()}
     host = sum(models[name].weights * several[name] for name in names)
     return RandomMachine(
         seed=seed,
@@ -90,6 +98,14 @@ def _model(rng: random.Random, total: int, several: int) -> Model:
     return Model(
         weights=weights, claim=claim, true=true, pinned=rng.choice((1.0, 1.2, 1.5)), keeps_pinned=rng.random() < 0.5
     )
+
+
+def _long(rng: random.Random, model: Model) -> Model:
+    """It, with a context of so many tokens that their KV cache may be larger than its GPU."""
+    times, usual = rng.choice((1, 4, 16)), model.claim // 8
+    true = model.true and msgspec.structs.replace(model.true, context=model.true.context * times, tokens=OWN_CONTEXT)
+    claim = model.claim + (times - 1) * usual
+    return msgspec.structs.replace(model, claim=claim, context=times * usual, own_context=OWN_CONTEXT, true=true)
 
 
 def _fields(rng: random.Random, several: int, bound: tuple[int, ...] | None) -> str:

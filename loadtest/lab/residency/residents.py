@@ -42,13 +42,16 @@ HANG_SAYS = 60.0  # seconds between two lines of a start whose GPUs wait for eac
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
     """Memory of a profile's engine: `weights` and `claim` in bytes on each GPU. `broken`: why it cannot be run.
-    `true`: what it really takes, where `claim` is but the estimate. `pinned`: host memory that it takes to sleep at
-    level 1, as a multiple of its weights; `keeps_pinned`: awake again too."""
+    `true`: what it really takes, where `claim` is but the estimate, `context` of it KV cache of a context, 0: an
+    eighth. `own_context`: tokens of that, where fewer may be chosen; 0: they are given. `pinned`: host memory that it
+    takes to sleep at level 1, as a multiple of its weights; `keeps_pinned`: awake again too."""
 
     weights: int
     claim: int
     broken: str = ""
     true: TrueMemory | None = None
+    context: int = 0
+    own_context: int = 0
     pinned: float = 1.0
     keeps_pinned: bool = False
 
@@ -215,7 +218,7 @@ class ResidentEngine:
         free = machine.free(pid, self.gpus)
         lacks = None if pid in machine.held else true.at_first(share, free, total, self.gpus[0])
         if lacks is None and cache:
-            lacks = true.for_cache(share, self._size.sequences, total)
+            lacks = true.for_cache(share, self._size.sequences, total, self._size.context_length)
         size = self._true_size(true) if cache else min(size, true.rest)
         if lacks is None and size > free:
             lacks = true.full(size, free, total, self.gpus[0])
@@ -360,13 +363,13 @@ class ResidentEngines:
         model = self.model(self.profiles[profile])
         if model.broken:
             raise Unusable(model.broken)
-        if model.claim > total:
+        if model.claim > total and not model.own_context:
             raise Unusable(f"needs {model.claim} bytes, the GPU has {total}")
         lesson = self.lessons.get(profile)
         if lesson is None or lesson.settings != self.settings(profile):
             lesson = NOTHING_LEARNT
         if model.true is not None:
-            return estimated(model.weights, model.claim, total, lesson)
+            return estimated(model.weights, model.claim, total, lesson, model.context, model.own_context)
         residue = memory_stages.residue(model.claim)
         beyond = max(0, min(lesson.beyond, total * MOST // 1000 - model.claim))
         claim = model.claim + beyond

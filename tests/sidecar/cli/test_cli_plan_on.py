@@ -52,6 +52,25 @@ def test_an_object_for_each_size_of_gpu(folder: Path, capsys: pytest.CaptureFixt
     assert "a on 1 x 16.0 GiB: does not fit" in capsys.readouterr().out
 
 
+def test_a_context_that_does_not_fit_is_told_with_what_fits(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = json.loads((folder / "llama-3-8b" / "config.json").read_text())
+    (folder / "llama-3-8b" / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 131_072}))
+    file(folder, "a: {model_path: llama-3-8b}, b: {model_path: llama-3-8b, context_length: 8192}")
+    small, large = plans(capsys, "a", "--gpu", "24GiB", "--gpu", "80GiB")
+    told = ("fits", "context_length", "model_context_length", "context_chosen")
+    assert [small[name] for name in told] == [True, 40_960, 131_072, True]
+    assert [large[name] for name in told] == [True, 131_072, 131_072, False]
+    (given,) = plans(capsys, "b", "--gpu", "24GiB")
+    assert [given[name] for name in told] == [True, 8192, 131_072, False]
+    assert main(("plan", "a", "--gpu", "24GiB", "--gpu", "80GiB")) == 0
+    assert capsys.readouterr().out.count("\n  context 40,960 of 131,072: what fits\n") == 1
+    file(folder, "a: {model_path: llama-3-8b, gpu_memory: 90%}, b: {model_path: llama-3-8b, gpu_memory: 90%}")
+    for turn in plans(capsys, "--all", "--gpu", "24GiB")["models"]:
+        assert [turn[name] for name in told] == [True, 27_648, 131_072, True], "less memory, so that they take turns"
+    assert main(("plan", "--all", "--gpu", "24GiB")) == 0
+    assert capsys.readouterr().out.count("; context 27,648 of 131,072: what fits; a call") == 2
+
+
 def test_a_hybrid_model_is_given_as_many_sequences_as_it_has_states_for(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -68,6 +68,13 @@ def argv(address: EngineAddress = ADDRESS, share: float | None = None, **fields:
     return " ".join(whole[4:])
 
 
+@pytest.mark.parametrize(("given", "expected"), [(None, ["61440"]), (8192, ["8192"])])
+def test_a_context_that_fits_is_told_unless_the_profile_says_it(given: int | None, expected: list[str]) -> None:
+    profile = Profile(model_path="/m", context_length=given)
+    found = command(profile, EngineSettings(), "m", ADDRESS, own="py", context_length=61_440)
+    assert [found[at + 1] for at, word in enumerate(found) if word == "--max-model-len"] == expected
+
+
 @pytest.mark.parametrize(
     ("flags", "expected"), [({}, ["--max-num-seqs", "8"]), ({"max-num-seqs": 4}, ["--max-num-seqs", "4"])]
 )

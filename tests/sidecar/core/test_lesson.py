@@ -26,6 +26,10 @@ def learnt(kind: str, known: Lesson | None = None, size: Size = SIZE, free: int 
         ("kv_too_small", {"needed_gib": 3.0, "available_gib": 1.0},
          {"rest": 19 * GIB, "exact": True, "context": 3 * GIB}),
         ("kv_too_small", {"available_tokens": 100}, {"rest": 20 * GIB, "context": 2 * GIB}),
+        ("kv_too_small", {"needed_gib": 3.0, "available_gib": 1.0, "max_model_len": 8192},
+         {"rest": 19 * GIB, "exact": True, "context": 3 * GIB, "tokens": 8192}),
+        ("kv_too_small", {"available_tokens": 2048, "max_model_len": 8192},
+         {"rest": int(19.5 * GIB), "context": 2 * GIB, "tokens": 8192}),
         ("no_kv", {}, {"rest": 20 * GIB}),
         ("mamba_blocks", {"seqs": 1024, "blocks": 722}, {"sequences": 722}),
         ("mamba_blocks", {"seqs": 1024, "blocks": 0}, {"rest": 20 * GIB}),
@@ -51,6 +55,13 @@ def test_a_lesson_is_added_to_what_is_known_of_the_same_settings() -> None:
     fewer = learnt("mamba_blocks", learnt("mamba_blocks", seqs=9, blocks=5), seqs=9, blocks=7)
     assert fewer is not None
     assert fewer.sequences == 5
+
+
+def test_the_kv_cache_of_a_context_is_learnt_with_the_tokens_that_it_was_started_with() -> None:
+    shorter = msgspec.structs.replace(SIZE, context_length=4096)
+    known = Lesson(settings="a", rest=5 * GIB, context=9 * GIB, tokens=8192)
+    found = learnt("kv_too_small", known, shorter, needed_gib=3.0, available_gib=1.0)
+    assert found == Lesson(settings="a", rest=19 * GIB, exact=True, context=3 * GIB, tokens=4096)
 
 
 def test_what_is_taken_beside_the_share_doubles() -> None:
@@ -118,8 +129,8 @@ def test_what_was_too_little_on_smaller_gpus_still_is_once_the_engine_runs_on_la
 
 
 def test_a_measurement_replaces_what_was_told_of_needs_unless_it_is_of_less() -> None:
-    known = Lesson(settings="a", rest=8, exact=True, context=2, beyond=3, over=3, most=9, sequences=4)
-    kept = Lesson(settings="a", beyond=3, sequences=4)
+    known = Lesson(settings="a", rest=8, exact=True, context=2, tokens=7, beyond=3, over=3, most=9, sequences=4)
+    kept = Lesson(settings="a", context=2, tokens=7, beyond=3, sequences=4)
     assert known.after(Measured(settings="a", peak=10, settled=10, kv=2), 80) == kept
     for measured in (None, Measured(settings="a", peak=9, settled=9, kv=2)):
         assert known.after(measured, 80) == msgspec.structs.replace(known, most=None, over=0)

@@ -16,9 +16,11 @@ def test_published_starts_would_succeed_at_the_first_try(capsys: pytest.CaptureF
     table = rows()
     judged = [each for each in table if each.succeeds is not None]
     with capsys.disabled():
-        print("", *list(lines(table))[-3:], sep="\n")
+        print("", *list(lines(table))[-4:], sep="\n")
     assert len(judged) >= 12
     assert sum(bool(each.succeeds) for each in judged) >= 0.95 * len(judged)
+    assert sum(bool(each.chosen_succeeds) for each in judged) >= 0.95 * len(judged), "without a context_length too"
+    assert sum(each.chosen is not None for each in judged) >= 4
     assert statistics.median(each.over for each in judged if each.over is not None) <= 0.08
     errors = [abs(each.context[0] / each.context[1] - 1) for each in table if each.context[1]]
     assert statistics.median(errors) <= 0.1

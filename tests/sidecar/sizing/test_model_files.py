@@ -352,12 +352,12 @@ def test_a_start_that_failed_raises_the_claim_by_what_it_told(tmp_path: Path) ->
 def test_a_share_that_the_operator_gave_is_refused_once_it_has_failed_with_what_it_must_be(tmp_path: Path) -> None:
     sharded(tmp_path / "m")
     learnt: dict[str, Lesson] = {}
-    made = engines(tmp_path, "model_path: m, gpu_memory: 23%", lessons=learnt)
+    made = engines(tmp_path, "model_path: m, context_length: 8192, gpu_memory: 23%", lessons=learnt)
     first = size(made)
     with pytest.raises(Unusable, match=r"gpu_memory gives 18.2 of them: give it 0.24[0-9] or more"):
         fails(made, learnt, first, too_small(2.0, 0.9))
     learnt.clear()
-    made = engines(tmp_path, "model_path: m, gpu_memory: {kv: 2GiB}", lessons=learnt)
+    made = engines(tmp_path, "model_path: m, context_length: 8192, gpu_memory: {kv: 2GiB}", lessons=learnt)
     with pytest.raises(Unusable, match=r"needs a KV cache of 3.0 GiB .* caps it at 2"):
         fails(made, learnt, size(made), too_small(3.0, 2.0))
 
@@ -445,8 +445,10 @@ def test_what_a_profile_says_of_its_memory_is_obeyed(tmp_path: Path) -> None:
 
 
 CANNOT = [
-    ("model_path: m, gpu_memory: 9%", 80, 1, r"needs 18.5 GiB on its GPU .*: give it 0.23\d or more"),
-    ("model_path: m", 16, 1, "needs 17.5 GiB on its GPU .*: use more GPUs"),
+    ("model_path: m, gpu_memory: 9%", 80, 1, r"needs 18.0 GiB on .* for 4,096 tokens.*: give it 0.22\d or more"),
+    ("model_path: m, context_length: 8192, gpu_memory: 9%", 80, 1, r"needs 18.5 GiB on its GPU .*: give it 0.23\d"),
+    ("model_path: m", 16, 1, "needs 17.0 GiB on its GPU .*: use more GPUs"),
+    ("model_path: m, context_length: 8192", 16, 1, "needs 17.5 GiB on its GPU .*: use more GPUs"),
     ("model_path: m, tensor_parallel: 2", 80, 1, r"needs 2 GPUs \(tensor_parallel\), the sidecar has 1"),
     ("model_path: m", 80, 0, "needs a GPU, the sidecar has none"),
     ("model_path: m", 0, 1, "no GPU of this machine can be read"),

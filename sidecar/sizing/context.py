@@ -1,0 +1,42 @@
+"""Context of a model whose profile gives no `context_length`: its own, or the longest that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from sidecar.core.profile import KvMemory
+from sidecar.sizing.memory import LITTLE, Need
+
+STEP = 1024  # tokens: a context that is not the model's own is a multiple of it
+LEAST = 4 * STEP  # a GPU that has no room for that is too small
+
+
+def longest_context(own: int, fits: Callable[[int], bool]) -> int:
+    """The longest context of at most `own` tokens, which is the model's, that `fits`; LEAST where none does.
+
+    What does not fit must not fit when it is longer. A shorter one than `own` is a multiple of STEP.
+    """
+    if own <= LEAST or fits(own):
+        return own
+    shorter, longer = LEAST // STEP, -(-own // STEP)
+    while longer - shorter > 1:
+        middle = (shorter + longer) // 2
+        if fits(middle * STEP):
+            shorter = middle
+        else:
+            longer = middle
+    return shorter * STEP
+
+
+def has_room(need: Need, memory: Literal["auto"] | float | KvMemory, room: int) -> bool:
+    """Whether a claim of at most `room` bytes holds the need, with a margin: a context that just fits by estimate
+    would make the first start fail. Some of it is kept even after a measurement, as the next start differs a little.
+    """
+    capped = isinstance(memory, KvMemory) and need.kv > memory.kv
+    return not capped and need.total + max(need.margin, LITTLE) <= room
+
+
+def context_words(context: int, own: int) -> str:
+    """A chosen context, for people."""
+    return f"context {context:,} of {own:,}: what fits"

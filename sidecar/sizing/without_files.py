@@ -1,0 +1,82 @@
+"""Sizes of engines whose model's files are not known, or that are simulated: shares of the GPU."""
+
+from __future__ import annotations
+
+from gateway.shared.files.units import GIB
+from sidecar.core.engine_records import Unusable
+from sidecar.core.inventory import Size
+from sidecar.core.lesson import Lesson
+from sidecar.core.profile import KvMemory, Profile
+from sidecar.sizing.context import context_words, longest_context
+from sidecar.sizing.memory import LITTLE, RESIDUE, gib
+from sidecar.sizing.taught import NOTHING_LEARNT, UNKNOWN_CONTEXT, beside, cuda_of, taught_share
+
+BY_ITSELF = 0.9  # of a GPU, where nothing is known; what vLLM takes by itself before 0.20
+SIMULATED_RESIDUE = GIB  # what a simulated engine keeps asleep
+
+
+def unknown(profile: Profile, total: int, why: str, lesson: Lesson = NOTHING_LEARNT, *, comes: bool = False) -> Size:
+    """Of a model whose files are not here, or not understood: as much as vLLM takes by itself, or as is told; more or
+    less by what starts that failed have taught. `comes`: its files come with its start, which is ended then and
+    repeated with what it needs, unless that is told."""
+    memory = profile.gpu_memory
+    share = memory if isinstance(memory, float) else taught_share(BY_ITSELF, total, lesson)
+    taken = _share(total, share)
+    beyond = beside(taken, lesson, cuda_of(total, lesson), total)
+    sleeps = profile.sleeps is not None
+    guessed = comes and not isinstance(memory, float)
+    said = "as gpu_memory says" if isinstance(memory, float) else "say gpu_memory: 45%, say, if it needs less"
+    anew = "once its files are here it is started anew with what it needs; sidecar pull fetches them first"
+    said = anew if guessed else said
+    context = None if profile.context_length else _context(int(share * cuda_of(total, lesson)), lesson)
+    fits = "" if context is None else f"; {context_words(context, lesson.tokens)}"
+    return Size(
+        claim=taken + beyond,
+        start_needs=taken + beyond,
+        residue=min(RESIDUE, taken) if sleeps else 0,
+        host=taken * profile.tensor_parallel if sleeps else 0,  # its weights are less, nobody knows how much
+        share=share,
+        sequences=lesson.sequences,
+        context=UNKNOWN_CONTEXT,
+        context_length=context,
+        beyond=beyond,
+        guessed=guessed,
+        arithmetic=f"{share:.0%} of each GPU, {gib(taken)} GiB: no estimate, since {why}; {said}{fits}",
+    )
+
+
+def _context(room: int, lesson: Lesson) -> int | None:
+    """Tokens for which a share of so many bytes has room, as far as a failed start has told; None: the model's own."""
+    if not lesson.exact or not lesson.tokens:
+        return None
+
+    def fits(tokens: int) -> bool:
+        return lesson.rest + lesson.context * tokens // lesson.tokens + LITTLE <= room
+
+    context = longest_context(lesson.tokens, fits)
+    return context if context < lesson.tokens else None
+
+
+def simulated(profile: Profile, total: int, lesson: Lesson = NOTHING_LEARNT) -> Size:
+    """Of a simulated engine, which has no files: half of what it takes are weights. More by what a start that failed
+    has told, unless the operator gave it a share."""
+    memory = profile.gpu_memory
+    share = BY_ITSELF if isinstance(memory, KvMemory) or memory == "auto" else memory
+    taken = memory.kv if isinstance(memory, KvMemory) else _share(total, share)
+    if lesson.rest and not isinstance(memory, float):
+        taken = max(taken, min(total, lesson.rest + (lesson.context or UNKNOWN_CONTEXT) + LITTLE))
+    if taken > total:
+        raise Unusable(f"gpu_memory is {gib(taken)} GiB, and a GPU has {gib(total)}: give it less")
+    sleeps = profile.sleeps is not None
+    return Size(
+        claim=taken,
+        start_needs=taken,
+        residue=min(SIMULATED_RESIDUE, taken) if sleeps else 0,
+        host=taken // 2 * profile.tensor_parallel if sleeps else 0,
+        share=taken / total,
+        arithmetic=f"simulated: {gib(taken)} GiB of {gib(total)} GiB on each GPU",
+    )
+
+
+def _share(total: int, share: float) -> int:
+    return min(total, -(-total * round(share * 1000) // 1000))
