@@ -65,8 +65,8 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
 
     For a call of 500 prompt tokens and as many of output: `predicted_ttft_s` once it is sent, null where there is no
     engine; `headroom_calls`, how many could be sent now. `engines_wanted`: the scaling signal. `wait_s`: until all that
-    waits now has been served; `wait_s_by_class`: until a newcomer of that class is sent. Both count the time until a
-    sidecar has the model ready.
+    waits now has been served; `wait_s_by_class`: until a newcomer of that class is sent, of the tenant whose call came
+    last of those that wait. Both count the time until a sidecar has the model ready.
     """
 
     id: str
@@ -299,19 +299,21 @@ def _model(id: str, context: int | None, fleet: Fleet, dispatch: Dispatch, wante
 
 
 def _wait(model: str, class_name: str, dispatch: Dispatch, now: float) -> float:
-    """Seconds until a newcomer of a tenant that has nothing waiting is sent; 0 as long as no rate is known."""
+    """Seconds until a newcomer is sent, of the tenant that came last; 0 as long as no rate is known."""
     queues = dispatch.queues.get(model)
     if not queues:
         return 0.0
-    return dispatch.traffic[model].wait(queues, _newcomer(model, class_name, dispatch, now), now)
+    ends = queues.ends(class_name)
+    tenant = "" if ends is None else ends[1].call.tenant
+    return dispatch.traffic[model].wait(queues, _newcomer(model, class_name, tenant, dispatch, now), now)
 
 
-def _newcomer(model: str, class_name: str, dispatch: Dispatch, now: float) -> Call:
+def _newcomer(model: str, class_name: str, tenant: str, dispatch: Dispatch, now: float) -> Call:
     return Call(
         request_id="",
         route=ROUTES[b"/v1/chat/completions"],
         model=model,
-        tenant="",
+        tenant=tenant,
         class_name=class_name,
         arrived=now,
         deadline=now + dispatch.policy.classes[class_name].deadline,

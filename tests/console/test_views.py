@@ -115,28 +115,42 @@ def test_it_says_within_a_minute_who_is_refused_and_why_and_what_to_change(
     assert "tenants.acme.limits" in text
 
 
-WHO = r"^(\w+) of tenant \w+ for sim is refused with (429|503) \((\w+)\): (\d+) of (\d+) calls in the last minute\.$"
+WHO = r"^Class (\w+) of tenant (\w+), model sim: (\d+) of (\d+) calls of the last minute were refused"
+
+
+def told(page: Any) -> list[list[str]]:
+    """What, why and change of each red line that is wholly in sight without scrolling."""
+    seen = [line for line in page.locator(".lines li.bad").all() if in_sight(page, line)]
+    return [[part for part in line.inner_text().splitlines() if part] for line in seen]
+
+
+def in_sight(page: Any, node: Any) -> bool:
+    box = node.bounding_box()
+    return bool(box and box["y"] + box["height"] <= page.viewport_size["height"])
 
 
 def test_a_stranger_reads_from_now_who_is_refused_why_and_what_to_change(
     just_overloaded: Gateway, console: Callable[..., Console]
 ) -> None:
-    """Nothing but the page is read: its first lines, and the row of the class that they name."""
-    page = console(just_overloaded.control).open()
+    """Nothing but the first view is read: its first lines, and the row of the class that they name."""
+    page = console(just_overloaded.control, height=800).open()
     for name, outcome in (("batch", "rate_limited"), ("interactive", "shed")):
         page.locator(".lines li", has_text=re.compile(rf"{name} of .*\({outcome}\)")).first.wait_for(timeout=60000)
-    lines = [text.splitlines() for text in page.locator(".lines li.bad").all_inner_texts()]
     found = {}
-    for what, why, change in ([part for part in each if part] for each in lines):
+    overload, *lines = told(page)
+    for what, why, change in lines:
         who = re.match(WHO, what)
         assert who is not None, what
-        assert 0 < int(who[4]) <= int(who[5])
-        found[who[1], who[3]] = why, change
-    limit, room = found["batch", "rate_limited"], found["interactive", "shed"]
-    assert limit[0].startswith("Why: The limit of tenant acme in class batch is 60/min requests")
+        assert 0 < int(who[3]) <= int(who[4])
+        found[who[1], who[2], "429" in what] = why, change
+    assert re.match(r"Overload: \d+ of \d+ calls of the last minute for model sim found no room\.", overload[0])
+    assert overload[1].startswith("Why: More is offered than its engines can do: they run 12 of at most 12 calls")
+    assert re.match(r"Change: Add \d+ engines? of sim: what is offered wants \d+, 3 serve it\.", overload[2])
+    limit, room = found["batch", "acme", True], found["interactive", "acme", False]
+    assert "The limit of tenant acme in class batch is 60/min requests" in limit[0]
     assert limit[1].startswith("Change: The engines are not the cause.")
     assert "class 'interactive' allows 1.0 s" in room[0]
-    assert room[1].startswith("Change: To serve them, add an engine of sim.")
+    assert room[1].startswith("Change: To serve them, add the engines named above.")
     names = page.locator("table").first.locator("thead th").all_inner_texts()
     row = page.locator("table").first.locator("tbody tr", has_text="batch").locator("th, td").all_inner_texts()
     figures = dict(zip(names, row, strict=True))

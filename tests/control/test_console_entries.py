@@ -104,12 +104,52 @@ def test_the_headline_says_who_is_refused_why_and_what_to_change() -> None:
     ended += [(8.0, record(outcome=Outcome.OK)), (8.0, record(outcome=Outcome.NOT_FOUND, reason="no such model"))]
     ended += [(8.0, record(outcome=Outcome.CLIENT_GONE))]
     first, second, third = headline(ended, {"m": ModelState("brownout", "kv 0.95 >= 0.93")}, [], 60.0, 0)
-    assert first.what.startswith("batch of tenant acme for m is refused with 429 (rate_limited): 3 of 6 calls")
+    assert first.what.startswith(
+        "Class batch of tenant acme, model m: 3 of 6 calls of the last minute were refused with"
+    )
+    assert first.what.endswith("429 (rate_limited).")
     assert first.why == limit
     assert "tenants.acme.limits" in first.change
     assert "m is in mode brownout: kv 0.95 >= 0.93." in second.why
     assert "add an engine of m" in second.change
     assert (third.level, third.calls) == ("warn", 1)
+
+
+def test_refusals_that_one_change_would_help_are_one_line() -> None:
+    ended = [(9.0, record(outcome=Outcome.QUEUE_FULL, reason="full"))]
+    ended += [(8.0, record(outcome=Outcome.EXPIRED, reason="deadline"))] * 2
+    (line,) = headline(ended, {}, [], 60.0, 0)
+    assert line.what.endswith(
+        "3 of 3 calls of the last minute were refused: 2 with 504 (expired), 1 with 503 (queue_full)."
+    )
+    assert line.why == "Its deadline passed before the end of the answer."
+    assert "classes.batch.deadline" in line.change
+
+
+FULL = "they run 4 of at most 4 calls, and 90% of their KV-cache budget is held"
+
+
+def test_an_overload_is_told_once_with_the_engines_that_are_missing() -> None:
+    ended = [(9.0, record(outcome=Outcome.QUEUE_FULL, reason="full", tenant=tenant)) for tenant in ("a", "b", "b")]
+    ended += [(9.0, record(outcome=Outcome.OK))]
+    state = ModelState("normal", "", engines=2, wanted=5, full=FULL, queued=7)
+    down = Line(level="bad", what="1 of 3 engines are down.")
+    first, second, *groups = headline(ended, {"m": state}, [down], 30.0, 7)
+    assert first == down, "a cause goes first"
+    assert second.what == "Overload: 3 of 4 calls of the last 30 s for model m found no room."
+    assert second.why == f"More is offered than its engines can do: {FULL}; 7 calls wait."
+    assert second.change.startswith("Add 3 engines of m: what is offered wants 5, 2 serve it.")
+    assert [line.what.partition(",")[0] for line in groups] == ["Class batch of tenant b", "Class batch of tenant a"]
+    assert all("add the engines named above" in line.change for line in groups)
+    (enough,) = headline(ended[:1], {"m": ModelState("normal", "", engines=5, wanted=5)}, [], 30.0, 7)
+    assert "add an engine of m" in enough.change
+
+
+def test_a_class_at_its_max_concurrency_is_told_to_raise_it() -> None:
+    ended = [(9.0, record(outcome=Outcome.HOPELESS, reason="too late"))]
+    state = ModelState("normal", "", engines=2, wanted=5, full=FULL)
+    (line,) = headline(ended, {"m": state}, [], 60.0, 0, {"batch"})
+    assert line.change.startswith("Raise classes.batch.max_concurrency")
 
 
 def test_the_headline_of_a_quiet_gateway_says_so() -> None:

@@ -143,7 +143,7 @@ def test_waits_follow_the_queue_and_its_order() -> None:
         now = loop.time()
 
         async def waits(name: str) -> None:
-            call = a_call(class_name=name, deadline=now + 1000.0, prompt_tokens=10_000, output_tokens=0)
+            call = a_call(class_name=name, tenant="acme", deadline=now + 1000.0, prompt_tokens=10_000, output_tokens=0)
             with pytest.raises(Refused):  # at the drain that ends the scene
                 await gateway.dispatch.enter(call, frozenset())
 
@@ -160,6 +160,7 @@ def test_waits_follow_the_queue_and_its_order() -> None:
             assert model["wait_s"] > 0
             by_class = model["wait_s_by_class"]
             assert by_class["batch"] > by_class["interactive"] >= 0.0, "interactive goes before most of batch's work"
+            assert by_class["batch"] > 4.0, "one more call of the tenant that waits goes after its others"
             assert {"model": "m", "class": "batch", "calls": 4, "tokens": 40_000} in view["queues"]
             assert view["running"]["default"] == 1
             gateway.dispatch.refuse_waiting()

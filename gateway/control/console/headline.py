@@ -1,13 +1,14 @@
 """Headline of the console: who is refused, why, and what to change, in words.
 
-Pure: it is made of the calls of the last minute and of what is wrong with policy and engines now. A line names calls
-of one class, tenant and model that ended in one way; those that cost most calls come first.
+Pure: it is made of the calls of the last minute and of what is wrong with policy and engines now. What is wrong comes
+first, then a line for each model without room for what is offered, with the engines that are missing. Then lines of
+calls of one class, tenant and model that one change would help, those with most calls first.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -18,7 +19,7 @@ from gateway.core.request.record import Record
 
 MINUTE = 60.0  # seconds
 LINES = 6  # of calls
-GROUPS = 1000  # (class, tenant, model, outcome) that are told apart; clients choose models' names
+GROUPS = 1000  # that are told apart; clients choose models' names
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,13 +33,45 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelState(msgspec.Struct, frozen=True):
-    """The mode of a model, and why it is in it."""
+    """The mode of a model, and why it is in it. `engines` that may be given its calls, and `wanted` by the scaling
+    signal; `full`: what these engines hold, in words; `queued` calls wait for it."""
 
     mode: str
     why: str
+    engines: int = 0
+    wanted: int = 0
+    full: str = ""
+    queued: int = 0
 
 
-Group = tuple[str, str, str, Outcome]  # class, tenant, model
+ROOM = (Outcome.QUEUE_FULL, Outcome.SHED, Outcome.HOPELESS, Outcome.EXPIRED)  # more room would have helped
+CUT = {  # reasons of calls that ended early: a word in the record, a sentence in the answer
+    "deadline": "Its deadline passed before the end of the answer.",
+    "drain": "This gateway is shutting down.",
+}
+
+Key = tuple[str, str, str]  # class, tenant, model
+
+
+class Group:
+    """Calls of one class, tenant and model that one change would help: how many of each outcome, and what the last of
+    each was told."""
+
+    __slots__ = ("key", "outcomes", "reasons")
+
+    def __init__(self, key: Key) -> None:
+        self.key = key
+        self.outcomes: Counter[Outcome] = Counter()
+        self.reasons: dict[Outcome, str] = {}
+
+    @property
+    def outcome(self) -> Outcome:
+        """The most frequent one."""
+        return self.outcomes.most_common(1)[0][0]
+
+    @property
+    def calls(self) -> int:
+        return self.outcomes.total()
 
 
 def headline(
@@ -47,32 +80,36 @@ def headline(
     conditions: Sequence[Line],
     seconds: float,
     queued: int,
+    capped: Container[str] = (),
 ) -> list[Line]:
     """The lines, the most urgent first; one where all is well. `ended`: the calls of the last `seconds`, the newest
-    first; `conditions`: what is wrong whatever calls there are; `queued`: calls that wait now."""
-    counts: Counter[Group] = Counter()
-    offered: Counter[tuple[str, str, str]] = Counter()
-    reasons: dict[Group, str] = {}
+    first; `conditions`: what is wrong whatever calls there are; `queued`: calls that wait now; `capped`: classes that
+    run as many calls as their max_concurrency."""
+    groups: dict[tuple[Key, Outcome], Group] = {}
+    offered: Counter[Key] = Counter()
+    by_model: Counter[str] = Counter()
     total = 0
     for _, record in ended:
         total += 1
+        by_model[record.model] += 1
         key = record.class_name, record.tenant, record.model
-        group = *key, record.outcome
-        if group not in counts and len(counts) >= GROUPS:
-            continue
-        counts[group] += 1
+        found = key, Outcome.QUEUE_FULL if record.outcome in ROOM else record.outcome
+        if found not in groups:
+            if len(groups) >= GROUPS:
+                continue
+            groups[found] = Group(key)
+        groups[found].outcomes[record.outcome] += 1
         offered[key] += 1
-        reasons.setdefault(group, record.reason)
-    found = [(group, calls) for group, calls in counts.items() if kind_of(group[3]) in ("refused", "failed")]
-    callers = [(group, calls) for group, calls in counts.items() if _callers_mistake(group[3])]
-    found.sort(key=lambda each: -each[1])
-    callers.sort(key=lambda each: -each[1])
-    lines = [_line(group, calls, offered[group[:3]], reasons[group], models) for group, calls in found[:LINES]]
-    lines += [_line(group, calls, offered[group[:3]], reasons[group], models) for group, calls in callers[:1]]
-    lines += conditions
+        groups[found].reasons.setdefault(record.outcome, CUT.get(record.reason, record.reason))
+    span = "minute" if seconds >= MINUTE else f"{seconds:.0f} s"
+    ranked = sorted(groups.values(), key=lambda group: -group.calls)
+    refused = [group for group in ranked if kind_of(group.outcome) in ("refused", "failed")]
+    callers = [group for group in ranked if _callers_mistake(group.outcome)]
+    lines = [*conditions, *_overloads(refused, models, by_model, capped, span)]
+    for group in refused[:LINES] + callers[:1]:
+        lines.append(_line(group, offered[group.key], models.get(group.key[2]), span, capped))
     lines.sort(key=lambda line: line.level != "bad")
     if not lines:
-        span = "minute" if seconds >= MINUTE else f"{seconds:.0f} s"
         what = (
             f"No call of the last {span} was refused: {total} ended." if total else f"No call ended in the last {span}."
         )
@@ -81,27 +118,67 @@ def headline(
     return lines
 
 
+def _overloads(
+    refused: Sequence[Group],
+    models: Mapping[str, ModelState],
+    by_model: Mapping[str, int],
+    capped: Container[str],
+    span: str,
+) -> Iterator[Line]:
+    """A line for each model whose engines have no room for what is offered, and that more engines would help."""
+    short: Counter[str] = Counter()
+    for group in refused:
+        name, _, model = group.key
+        if group.outcome in ROOM and name not in capped:
+            short[model] += group.calls
+    for model, calls in short.most_common(LINES):
+        state = models.get(model)
+        if state is None or not 0 < state.engines < state.wanted:
+            continue
+        missing = state.wanted - state.engines
+        yield Line(
+            level="bad",
+            what=f"Overload: {calls} of {by_model[model]} calls of the last {span} for model {model} found no room.",
+            why=f"More is offered than its engines can do: {state.full}; {state.queued} calls wait.",
+            change=f"Add {_engines(missing)} of {model}: what is offered wants {state.wanted}, {state.engines} "
+            f"{'serves' if state.engines == 1 else 'serve'} it. Until then calls of less important classes, and calls "
+            "that would be late, are refused at once.",
+        )
+
+
+def _engines(number: int) -> str:
+    return "1 engine" if number == 1 else f"{number} engines"
+
+
 def _callers_mistake(outcome: Outcome) -> bool:
     return kind_of(outcome) == "caller" and outcome not in (Outcome.CLIENT_GONE, Outcome.SLOW_CLIENT)
 
 
-def _line(group: Group, calls: int, offered: int, why: str, models: Mapping[str, ModelState]) -> Line:
-    class_name, tenant, model, outcome = group
-    who = f"{class_name or 'calls'} of tenant {tenant}" if tenant else f"{class_name or 'calls'} of unknown callers"
-    who += f" for {model}" if model else ""
-    kind, status = kind_of(outcome), STATUS[outcome].status
-    how = "fails with" if kind == "failed" else "is refused with"
-    what = f"{who} {how} {status} ({outcome.value}): {calls} of {offered} calls in the last minute."
-    state = models.get(model)
+def _line(group: Group, offered: int, state: ModelState | None, span: str, capped: Container[str]) -> Line:
+    class_name, tenant, model = group.key
+    outcome = group.outcome
+    who = f"Class {class_name} of" if class_name else "Calls of"
+    who += f" tenant {tenant}" if tenant else " unknown callers"
+    who += f", model {model}" if model else ""
+    kind = kind_of(outcome)
+    how = "failed" if kind == "failed" else "were refused"
+    ways = [(f"with {STATUS[each].status} ({each.value})", calls) for each, calls in group.outcomes.most_common()]
+    told = " " + ways[0][0] if len(ways) == 1 else ": " + ", ".join([f"{calls} {way}" for way, calls in ways])
+    what = f"{who}: {group.calls} of {offered} calls of the last {span} {how}{told}."
+    why = group.reasons[outcome]
     if state is not None and state.mode != "normal" and outcome is Outcome.SHED:
         why = f"{why} {model} is in mode {state.mode}: {state.why}.".strip()
     level: Literal["bad", "warn"] = "warn" if kind == "caller" else "bad"
-    return Line(level=level, what=what, why=why, change=_change(group, state), calls=calls)
+    return Line(level=level, what=what, why=why, change=_change(group, state, capped), calls=group.calls)
 
 
-def _change(group: Group, state: ModelState | None) -> str:  # noqa: PLR0912 # a table, one row an outcome
-    class_name, tenant, model, outcome = group
-    more = f"add an engine of {model or 'its model'}"
+def _change(group: Group, state: ModelState | None, capped: Container[str]) -> str:  # noqa: PLR0912 # a table, one row an outcome
+    class_name, tenant, model = group.key
+    outcome = group.outcome
+    if outcome in ROOM and class_name in capped:
+        return f"Raise classes.{class_name}.max_concurrency: the class runs as many calls as that allows."
+    short = state is not None and 0 < state.engines < state.wanted
+    more = "add the engines named above" if short else f"add an engine of {model or 'its model'}"
     match outcome:
         case Outcome.RATE_LIMITED:
             return (
@@ -109,7 +186,7 @@ def _change(group: Group, state: ModelState | None) -> str:  # noqa: PLR0912 # a
                 f"or have {tenant} send less."
             )
         case Outcome.QUEUE_FULL:
-            return f"To serve them, {more}. To let more wait, raise classes.{class_name}.max_queue."
+            return f"To serve them, {more}. To let more wait, as after a burst, raise classes.{class_name}.max_queue."
         case Outcome.SHED if state is not None and state.mode != "normal":
             return f"To serve them, {more}. To shed later, change modes.{state.mode} in the policy."
         case Outcome.SHED:

@@ -75,10 +75,12 @@ class ConsoleReading:
         if sources.shadow is not None:
             entries["shadow"] = shadow_entry(sources.shadow)
         seconds = self.ended.reach(now, MINUTE)
-        states = {name.partition("/")[2]: ModelState(model["mode"], model["why"]) for name, model in models.items()}
+        states = {model.id: self._state(model) for model in view.models}
         conditions = list(self._conditions(view, status))
         queued = sum([queue.calls for queue in view.queues])
-        entries["headline"] = headline(self.ended.since(now - seconds), states, conditions, seconds, queued)
+        classes = self._dispatch.policy.classes
+        capped = {name for name, each in classes.items() if view.running.get(name, 0) == each.max_concurrency}
+        entries["headline"] = headline(self.ended.since(now - seconds), states, conditions, seconds, queued, capped)
         return entries
 
     def _classes(self, view: FleetView, now: float) -> Iterator[tuple[str, object]]:
@@ -140,6 +142,24 @@ class ConsoleReading:
                 [name, calls, tokens, _rounded(model.wait_s_by_class.get(name, 0.0))] for name, calls, tokens in queues
             ],
         }
+
+    def _state(self, model: ModelView) -> ModelState:
+        """What the headline is told of a model."""
+        traffic, full = self._dispatch.traffic.get(model.id), ""
+        if model.engines_wanted > len(model.engines):
+            ids = set(model.engines)
+            engines = [engine for engine in self._fleet.serving(model.id) if engine.id in ids]
+            calls, slots = sum([engine.in_flight for engine in engines]), sum([engine.slots for engine in engines])
+            held = sum([engine.held for engine in engines]) / (sum([engine.budget for engine in engines]) or 1)
+            full = f"they run {calls} of at most {slots} calls, and {held:.0%} of their KV-cache budget is held"
+        return ModelState(
+            mode=model.mode,
+            why="" if traffic is None else traffic.state.why,
+            engines=len(model.engines),
+            wanted=model.engines_wanted,
+            full=full,
+            queued=model.queued_calls,
+        )
 
     def _engine(self, engine: Engine, now: float) -> dict[str, object]:
         breaker, sample, trouble = engine.breaker, engine.sample, engine.trouble

@@ -26,7 +26,7 @@ export function nowView() {
   const node = el("section", "", el("h2", "", "What to do now"), lines,
     el("h2", "", "Classes"), classesNode,
     el("p", "small faint", "Rates are of the last 10 s: offered calls came, admitted ones were given an engine; the others count calls that ended. "
-      + "Wait is what a new call would, as predicted. Goodput is tokens a second of answers in time."), el("h2", "", "Models"), modelsNode, el("h2", "", "Engines"), el("div", "buttons", drain),
+      + "Wait is how long one more call of the class would wait, as predicted. Goodput is tokens a second of answers in time."), el("h2", "", "Models"), modelsNode, el("h2", "", "Engines"), el("div", "buttons", drain),
     el("p", "small faint", "KV cache of each: filled is held for calls, the lower edge is what the engine measured, the line is the budget."),
     el("div", "controls", labelled("find", find), of_), engines.node, title, sidecars);
   const history = new Map();
@@ -90,7 +90,7 @@ const inOrder = (a, b) => a[1].order - b[1].order;
 const trouble = (it) => (it.state !== "up" ? 4 : 0) + (it.breaker ? 2 : 0) + (it.draining ? 1 : 0);
 
 function line(it) {
-  return el("li", it.level, el("p", "what", it.what), it.why ? el("p", "", "Why: " + it.why) : null,
+  return el("li", it.level, el("p", "what", it.what), it.why ? el("p", "", (it.calls ? "Why, as the last was told: " : "Why: ") + it.why) : null,
     it.change ? el("p", "", "Change: " + it.change) : null);
 }
 
