@@ -108,7 +108,7 @@ def test_the_headline_says_who_is_refused_why_and_what_to_change() -> None:
         "Class batch of tenant acme, model m: 3 of 6 calls of the last minute were refused with"
     )
     assert first.what.endswith("429 (rate_limited).")
-    assert first.why == limit
+    assert first.why == f"The last was told: {limit}"
     assert "tenants.acme.limits" in first.change
     assert "m is in mode brownout: kv 0.95 >= 0.93." in second.why
     assert "add an engine of m" in second.change
@@ -122,11 +122,11 @@ def test_refusals_that_one_change_would_help_are_one_line() -> None:
     assert line.what.endswith(
         "3 of 3 calls of the last minute were refused: 2 with 504 (expired), 1 with 503 (queue_full)."
     )
-    assert line.why == "Its deadline passed before the end of the answer."
+    assert line.why == "The last was told: Its deadline passed before the end of the answer."
     assert "classes.batch.deadline" in line.change
 
 
-FULL = "they run 4 of at most 4 calls, and 90% of their KV-cache budget is held"
+FULL = "they run 4 of at most 4 calls, 90% of their KV-cache budget is held"
 
 
 def test_an_overload_is_told_once_with_the_engines_that_are_missing() -> None:
@@ -137,10 +137,13 @@ def test_an_overload_is_told_once_with_the_engines_that_are_missing() -> None:
     first, second, *groups = headline(ended, {"m": state}, [down], 30.0, 7)
     assert first == down, "a cause goes first"
     assert second.what == "Overload: 3 of 4 calls of the last 30 s for model m found no room."
-    assert second.why == f"More is offered than its engines can do: {FULL}; 7 calls wait."
-    assert second.change.startswith("Add 3 engines of m: what is offered wants 5, 2 serve it.")
+    assert second.why == f"More was offered than its engines can do. Now {FULL}, and 7 calls wait."
+    assert second.change.startswith("Add 3 engines of m: what was offered of late wants 5, and 2 serve it.")
     assert [line.what.partition(",")[0] for line in groups] == ["Class batch of tenant b", "Class batch of tenant a"]
     assert all("add the engines named above" in line.change for line in groups)
+    burst = ended[:1] + [(9.0, record(outcome=Outcome.OK))] * 20
+    (alone,) = headline(burst, {"m": state}, [], 30.0, 0)
+    assert "add an engine of m" in alone.change, "a burst is no overload"
     (enough,) = headline(ended[:1], {"m": ModelState("normal", "", engines=5, wanted=5)}, [], 30.0, 7)
     assert "add an engine of m" in enough.change
 
@@ -164,4 +167,4 @@ def test_the_headline_of_a_quiet_gateway_says_so() -> None:
 def test_every_outcome_has_something_to_change(outcome: Outcome) -> None:
     (line,) = headline([(1.0, record(outcome=outcome, reason="why"))], {}, [], 60.0, 0)
     assert line.change
-    assert line.why == "why"
+    assert line.why == "The last was told: why"

@@ -1,8 +1,8 @@
 """Headline of the console: who is refused, why, and what to change, in words.
 
-Pure: it is made of the calls of the last minute and of what is wrong with policy and engines now. What is wrong comes
-first, then a line for each model without room for what is offered, with the engines that are missing. Then lines of
-calls of one class, tenant and model that one change would help, those with most calls first.
+Pure: it is made of the calls of the last minute and of what is wrong with policy and engines now, which comes first.
+Other lines are sorted by their calls: one for each model without room for what is offered, with the engines that are
+missing, and one for calls of one class, tenant and model that one change would help.
 """
 
 from __future__ import annotations
@@ -19,17 +19,20 @@ from gateway.core.request.record import Record
 
 MINUTE = 60.0  # seconds
 LINES = 6  # of calls
+OVERLOAD = 0.05  # share of a model's calls that found no room: less is a burst, and told of its class alone
 GROUPS = 1000  # that are told apart; clients choose models' names
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """`what` happens, in a sentence, `why`, and what to `change`. `calls`: how many it is of."""
+    """`what` happens, in a sentence, `why`, and what to `change`. `calls`: how many it is of; `model`: the one that is
+    overloaded."""
 
     level: Literal["bad", "warn", "good"]
     what: str
     why: str = ""
     change: str = ""
     calls: int = 0
+    model: str = ""
 
 
 class ModelState(msgspec.Struct, frozen=True):
@@ -105,10 +108,14 @@ def headline(
     ranked = sorted(groups.values(), key=lambda group: -group.calls)
     refused = [group for group in ranked if kind_of(group.outcome) in ("refused", "failed")]
     callers = [group for group in ranked if _callers_mistake(group.outcome)]
-    lines = [*conditions, *_overloads(refused, models, by_model, capped, span)]
+    lines = list(_overloads(refused, models, by_model, capped, span))
+    short = {line.model for line in lines}
     for group in refused[:LINES] + callers[:1]:
-        lines.append(_line(group, offered[group.key], models.get(group.key[2]), span, capped))
-    lines.sort(key=lambda line: line.level != "bad")
+        state = models.get(group.key[2])
+        change = _change(group, state, capped, short=group.key[2] in short)
+        lines.append(_line(group, offered[group.key], state, span, change))
+    lines.sort(key=lambda line: (line.level != "bad", -line.calls))  # an overload has no fewer than what it explains
+    lines = sorted([*conditions, *lines], key=lambda line: line.level != "bad")
     if not lines:
         what = (
             f"No call of the last {span} was refused: {total} ended." if total else f"No call ended in the last {span}."
@@ -133,16 +140,17 @@ def _overloads(
             short[model] += group.calls
     for model, calls in short.most_common(LINES):
         state = models.get(model)
-        if state is None or not 0 < state.engines < state.wanted:
+        if state is None or not 0 < state.engines < state.wanted or calls < OVERLOAD * by_model[model]:
             continue
         missing = state.wanted - state.engines
         yield Line(
             level="bad",
             what=f"Overload: {calls} of {by_model[model]} calls of the last {span} for model {model} found no room.",
-            why=f"More is offered than its engines can do: {state.full}; {state.queued} calls wait.",
-            change=f"Add {_engines(missing)} of {model}: what is offered wants {state.wanted}, {state.engines} "
-            f"{'serves' if state.engines == 1 else 'serve'} it. Until then calls of less important classes, and calls "
-            "that would be late, are refused at once.",
+            why=f"More was offered than its engines can do. Now {state.full}, and {state.queued} calls wait.",
+            change=f"Add {_engines(missing)} of {model}: what was offered of late wants {state.wanted}, and "
+            f"{state.engines} {'serves' if state.engines == 1 else 'serve'} it.",
+            calls=calls,
+            model=model,
         )
 
 
@@ -154,7 +162,7 @@ def _callers_mistake(outcome: Outcome) -> bool:
     return kind_of(outcome) == "caller" and outcome not in (Outcome.CLIENT_GONE, Outcome.SLOW_CLIENT)
 
 
-def _line(group: Group, offered: int, state: ModelState | None, span: str, capped: Container[str]) -> Line:
+def _line(group: Group, offered: int, state: ModelState | None, span: str, change: str) -> Line:
     class_name, tenant, model = group.key
     outcome = group.outcome
     who = f"Class {class_name} of" if class_name else "Calls of"
@@ -165,19 +173,19 @@ def _line(group: Group, offered: int, state: ModelState | None, span: str, cappe
     ways = [(f"with {STATUS[each].status} ({each.value})", calls) for each, calls in group.outcomes.most_common()]
     told = " " + ways[0][0] if len(ways) == 1 else ": " + ", ".join([f"{calls} {way}" for way, calls in ways])
     what = f"{who}: {group.calls} of {offered} calls of the last {span} {how}{told}."
-    why = group.reasons[outcome]
+    why = f"The last was told: {group.reasons[outcome]}" if group.reasons[outcome] else ""
     if state is not None and state.mode != "normal" and outcome is Outcome.SHED:
         why = f"{why} {model} is in mode {state.mode}: {state.why}.".strip()
     level: Literal["bad", "warn"] = "warn" if kind == "caller" else "bad"
-    return Line(level=level, what=what, why=why, change=_change(group, state, capped), calls=group.calls)
+    return Line(level=level, what=what, why=why, change=change, calls=group.calls)
 
 
-def _change(group: Group, state: ModelState | None, capped: Container[str]) -> str:  # noqa: PLR0912 # a table, one row an outcome
+def _change(group: Group, state: ModelState | None, capped: Container[str], *, short: bool) -> str:  # noqa: PLR0912 # a table
+    """`short`: the engines that the model lacks are told already."""
     class_name, tenant, model = group.key
     outcome = group.outcome
     if outcome in ROOM and class_name in capped:
         return f"Raise classes.{class_name}.max_concurrency: the class runs as many calls as that allows."
-    short = state is not None and 0 < state.engines < state.wanted
     more = "add the engines named above" if short else f"add an engine of {model or 'its model'}"
     match outcome:
         case Outcome.RATE_LIMITED:

@@ -151,7 +151,7 @@ class ConsoleReading:
             engines = [engine for engine in self._fleet.serving(model.id) if engine.id in ids]
             calls, slots = sum([engine.in_flight for engine in engines]), sum([engine.slots for engine in engines])
             held = sum([engine.held for engine in engines]) / (sum([engine.budget for engine in engines]) or 1)
-            full = f"they run {calls} of at most {slots} calls, and {held:.0%} of their KV-cache budget is held"
+            full = f"they run {calls} of at most {slots} calls, {held:.0%} of their KV-cache budget is held"
         return ModelState(
             mode=model.mode,
             why="" if traffic is None else traffic.state.why,

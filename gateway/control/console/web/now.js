@@ -90,7 +90,7 @@ const inOrder = (a, b) => a[1].order - b[1].order;
 const trouble = (it) => (it.state !== "up" ? 4 : 0) + (it.breaker ? 2 : 0) + (it.draining ? 1 : 0);
 
 function line(it) {
-  return el("li", it.level, el("p", "what", it.what), it.why ? el("p", "", (it.calls ? "Why, as the last was told: " : "Why: ") + it.why) : null,
+  return el("li", it.level, el("p", "what", it.what), it.why ? el("p", "", "Why: " + it.why) : null,
     it.change ? el("p", "", "Change: " + it.change) : null);
 }
 
