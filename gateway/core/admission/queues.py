@@ -163,6 +163,8 @@ class Queues:
                         queue.take(candidate, now)
                         self._left(queue)
                         return candidate
+            if queue.settings.headroom:
+                continue  # what it leaves free is for the others
             if queue.starving(ticket, now):
                 return None
             held_up = held_up or not (ticket.large or ticket.aside)

@@ -133,6 +133,8 @@ def choose(
         usable = [e for e in usable if e.id not in exclude] or usable
     class_name = call.class_name
     open_ = [e for e in usable if e.fits(cost, class_name)]
+    if open_ and open_[0].headrooms:
+        open_ = [e for e in open_ if e.leaves_headroom(cost, class_name, now)]
     if spoken_for is not None:
         open_ = [e for e in open_ if knows(e, call, now) or leaves(e, cost, spoken_for(e))]
     if not open_:

@@ -119,6 +119,7 @@ class Engine:
         "excess",
         "failed_call",
         "fixed_capacity",
+        "headrooms",
         "held",
         "hits",
         "id",
@@ -206,6 +207,7 @@ class Engine:
         self.breaker = CircuitBreaker(policy.breaker)
         self.used: dict[str, list[int]] = {}  # class -> tokens and calls that are held
         self.reserves: tuple[tuple[str, float], ...] = ()
+        self.headrooms: dict[str, float] = {}
         self.apply(policy)
 
     def apply(self, policy: Policy) -> None:
@@ -214,6 +216,7 @@ class Engine:
         self.breaker.policy = policy.breaker
         self.turnover = None if policy.sessions is None else self.turnover or Turnover()
         self.reserves = tuple((name, each.reserve) for name, each in policy.classes.items() if each.reserve)
+        self.headrooms = {name: each.headroom for name, each in policy.classes.items() if each.headroom}
 
     def go_by(self, entry: EngineEntry) -> None:
         """What the policy says of this engine. What it no longer says is learned anew from what is known."""
@@ -278,6 +281,18 @@ class Engine:
                 slots -= max(0, round(share * self.slots) - calls)
         return room >= 0 and slots > 0
 
+    def leaves_headroom(self, cost: int, class_name: str, now: float) -> bool:
+        """Whether the engine has read all its prompts, and has room for what other classes hold to grow as the class's
+        policy says, if a call of `cost` tokens starts. Slots that are learned need none: only a full bound shows
+        whether there are more."""
+        headroom = self.headrooms.get(class_name, 0.0)
+        if not headroom or not self.in_flight:
+            return True
+        tokens, calls = self.used.get(class_name, UNUSED)
+        if self.prefill_ahead(now) or self.load + cost + headroom * (self.held - tokens) > self.budget:
+            return False
+        return self.max_slots is None or self.in_flight + headroom * (self.in_flight - calls) < self.slots
+
     def press(self, cost: int) -> None:
         """A call of `cost` tokens wanted to start: what had no room for it, slots or tokens, is under pressure until
         the next sample, which may learn that there is more."""
@@ -315,6 +330,15 @@ class Engine:
         while unseen and (unseen[0][0] <= now or not unseen[0][1].prefill):
             unseen.popleft()[1].prefill_done()
 
+    def _pass_begun(self, waiting: int, now: float) -> None:
+        """Count as read what the engine has begun, whatever was predicted: it reads in order, so only the last
+        `waiting` calls wait, those sent within its last steps, and the one before them is being read."""
+        if unseen := self.unseen:
+            since = now - STEPS * self.tpot
+            unread = waiting + 1 + sum(1 for _, hold in unseen if hold.taken_at > since)
+            for _ in range(len(unseen) - unread):
+                unseen.popleft()[1].prefill_done()
+
     def prefill_ahead(self, now: float) -> int:
         """Prompt tokens that wait to be read on this engine."""
         ahead = self.prefill_queued
@@ -351,6 +375,7 @@ class Engine:
         preempted = before is not None and sample.preemptions_total > before.preemptions_total
         self._adapt_trim(sample, preempted, min(since, 5.0))
         self._adapt_slots(sample, now)
+        self._pass_begun(sample.waiting, now)
         if sample.lora is not None and self.adapters is not None:
             self.adapters.told(sample.lora)
         self._untaught += 1

@@ -189,6 +189,9 @@ def _room(policy: Policy, name: str) -> Iterator[str]:
         yield f"{COUNT.show(each.max_concurrency)} calls may run at once in the whole fleet"
     if each.reserve:
         yield f"{SHARE.show(each.reserve)} of each engine's budget is kept for it"
+    if each.headroom:
+        more = f"{SHARE.show(each.headroom)} more than they hold"
+        yield f"its calls start where all prompts are read, and leave others {more}"
 
 
 def _limits(policy: Policy, tenant: str, name: str, model: str) -> Iterator[str]:

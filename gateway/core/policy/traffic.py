@@ -58,6 +58,8 @@ class TrafficClass(msgspec.Struct, frozen=True, kw_only=True):
     `max_queued_tokens`: Tokens of calls that may wait for each model; null: no limit.
     `max_concurrency`: Calls of the class that may run at once in the whole fleet; null: no limit.
     `reserve`: Share of each engine's budget that only this class may use.
+    `headroom`: Room that calls of this class leave on an engine when they start, as a share of what other classes hold
+    there. With it they start one at a time, where all prompts are read, and hold nobody up: work that fills gaps.
     `max_wait`: Bound on waiting. A call that has waited half of it is served next, whatever the order; null: its
     deadline.
     `min_tokens`: Lowest max_tokens that shaping may leave to a call.
@@ -74,6 +76,7 @@ class TrafficClass(msgspec.Struct, frozen=True, kw_only=True):
     max_queued_tokens: Positive | None = None
     max_concurrency: Positive | None = None
     reserve: Annotated[Share, Bounds(ge=0, le=0.9)] = 0.0
+    headroom: Annotated[Share, Bounds(ge=0, le=0.9)] = 0.0
     max_wait: Moment | None = None
     min_tokens: Positive = 16
     overload: Literal["edf", "lifo"] = "edf"

@@ -105,6 +105,15 @@ def test_a_head_that_does_not_fit_is_passed_if_it_is_large_or_by_a_class_with_a_
     assert (queues.pop(lambda each: each.cost < 100, 0.0) is not None) is passes
 
 
+@pytest.mark.parametrize("now", [0.0, 9.0], ids=["in order", "starving"])
+@pytest.mark.parametrize("headroom", [0.0, 0.2])
+def test_a_class_with_headroom_holds_nobody_up(headroom: float, now: float) -> None:
+    queues = Queues({"filler": TrafficClass(headroom=headroom), "default": TrafficClass()})
+    pushed(queues, ticket("filler", 1000, deadline=10.0))
+    (other,) = pushed(queues, ticket("default", 1))
+    assert queues.pop(lambda each: each.cost < 100, now) is (other if headroom else None)
+
+
 def test_no_class_with_a_reserve_passes_one_that_starves() -> None:
     queues = Queues(CLASSES | {"batch": TrafficClass(weight=1, reserve=0.1)})
     for name in ("default", "batch"):

@@ -20,7 +20,7 @@ from gateway.core.engines.choice import (
 )
 from gateway.core.engines.fleet import Engine
 from gateway.core.policy.policy import Policy, Routing
-from gateway.core.policy.traffic import Breaker
+from gateway.core.policy.traffic import Breaker, TrafficClass
 from gateway.core.request.call import Call
 from tests.calls import a_call
 
@@ -50,6 +50,19 @@ def id_of(choice: Choice | None) -> str | None:
 
 def test_the_least_loaded_of_equals() -> None:
     assert id_of(chosen([engine("a", 5000), engine("b", 200), engine("c", 9000)])) == "b"
+
+
+def test_an_engine_without_headroom_is_not_chosen_for_the_class_that_leaves_it() -> None:
+    reading, free = engine("reading", 10_000), engine("free")
+    policy = Policy(classes={"default": TrafficClass(), "batch": TrafficClass(headroom=0.5)})
+    for each in (reading, free):
+        each.apply(policy)
+    batch = a_call(class_name="batch", arrived=NOW, deadline=NOW + 60)
+    free.hold(20_000, 0, NOW)
+    assert id_of(chosen([reading, free], batch)) == "free", "all its prompts are read"
+    free.hold(40_000, 0, NOW)
+    assert chosen([reading, free], batch) is None
+    assert id_of(chosen([reading, free])) is not None
 
 
 def test_a_cached_prefix_wins_while_it_is_worth_more_than_the_queue() -> None:

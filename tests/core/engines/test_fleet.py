@@ -100,6 +100,19 @@ def test_a_prompt_whose_first_byte_tells_nothing_counts_as_read_when_predicted()
     assert e.prefill_ahead(2.0) == 0
 
 
+def test_prompts_that_the_engine_has_begun_count_as_read_whatever_was_predicted() -> None:
+    e = engine(100_000)
+    for at in (0.0, 0.0, 0.0, 0.0, 9.99):
+        e.expect_first_byte(e.hold(100, 100, at), 60.0)
+    assert e.prefill_ahead(10.0) == 500
+    e.sampled(sample(running=3, waiting=1), 10.0)
+    assert e.prefill_ahead(10.0) == 300, "one waits, the one before it is being read, and one was sent just now"
+    e.sampled(sample(running=5), 10.5)
+    assert e.prefill_ahead(10.5) == 100, "nobody says that the last one is read"
+    e.sampled(sample(), 11.0)
+    assert e.prefill_ahead(11.0) == 100
+
+
 def test_promises_stay_within_the_budget() -> None:
     e = engine()
     assert e.budget == 800
@@ -421,6 +434,31 @@ def test_places_in_the_batch_are_reserved_too() -> None:
     for hold in holds:
         hold.release()
     assert all(used == [0, 0] for used in e.used.values())
+
+
+FILLER = Policy(classes={"default": TrafficClass(), "batch": TrafficClass(headroom=0.5)})
+
+
+def test_a_class_with_headroom_leaves_others_room_to_grow_and_waits_until_all_is_read() -> None:
+    e = Engine("e", "http://e", FILLER, capacity=1000)
+    assert e.leaves_headroom(800, "batch", 0.0), "an idle engine takes anything"
+    hold = e.hold(200, 50, 0.0, "default")
+    assert not e.leaves_headroom(100, "batch", 0.0)
+    assert e.leaves_headroom(600, "default", 0.0)
+    hold.first_byte(0.1, teach=True)
+    assert e.leaves_headroom(500, "batch", 0.2), "of 800, 200 are held, and 100 more may be"
+    assert not e.leaves_headroom(501, "batch", 0.2)
+    e.hold(400, 0, 0.3, "batch")
+    assert e.leaves_headroom(100, "batch", 0.4), "nothing is left to its own class"
+
+
+def test_headroom_is_of_places_too_where_their_number_is_known() -> None:
+    e = Engine("e", "http://e", FILLER, capacity=100_000, max_concurrency=4)
+    e.hold(1, 0, 0.0, "default")
+    e.hold(1, 0, 0.0, "default")
+    assert e.leaves_headroom(1, "batch", 0.0)
+    e.hold(1, 0, 0.0, "batch")
+    assert not e.leaves_headroom(1, "batch", 0.0)
 
 
 def test_a_new_policy_changes_the_rules_and_keeps_what_is_held() -> None:

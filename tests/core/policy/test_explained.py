@@ -199,7 +199,9 @@ def test_a_call_that_asks_for_nothing() -> None:
             ["                long_context: where the prompt has more than 8k tokens"],
         ),
         (
-            decode(b"classes: {top: {strict: true, reserve: 20%}, default: {}}\ndeadlines: {predict: false}"),
+            decode(
+                b"classes: {top: {strict: true, reserve: 20%, headroom: 10%}, default: {}}\ndeadlines: {predict: false}"
+            ),
             "anonymous",
             "top",
             "m",
@@ -207,6 +209,7 @@ def test_a_call_that_asks_for_nothing() -> None:
                 "                what cannot make it: dropped before it runs, unless an engine is idle",
                 "order           weight 1; among tenants weight 1",
                 "                20% of each engine's budget is kept for it",
+                "                its calls start where all prompts are read, and leave others 10% more than they hold",
             ],
         ),
         (

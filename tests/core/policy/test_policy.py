@@ -74,6 +74,7 @@ def test_the_commented_default_file_shows_every_field() -> None:
         "strict",
         "max_queued_tokens",
         "reserve",
+        "headroom",
         "max_wait",
         "min_tokens",
         "overload",
