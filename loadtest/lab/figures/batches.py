@@ -72,7 +72,7 @@ LONGER = 1.05
 DEADLINE = b"%d" % (24 * 3600 * 1000)  # of a line, milliseconds
 
 
-class Done(msgspec.Struct):
+class DayRun(msgspec.Struct):
     """Outcome of one run. `used`: over the capacity; `ttft`: p50 and p99, seconds."""
 
     used: float
@@ -138,7 +138,7 @@ def capacity(rows: list[Arrival], seed: int) -> float:
     return max(vtime.run(main(clients)) for clients in SWEEP) / (SATURATED - WARM)
 
 
-def run(rows: list[Arrival], policy: str, in_flight: int, most: float, seed: int, left_over: list[str]) -> Done:
+def run(rows: list[Arrival], policy: str, in_flight: int, most: float, seed: int, left_over: list[str]) -> DayRun:
     """One run of the day, beside so many lines in flight, on an engine of capacity `most`."""
     ends = rows[-1].at
 
@@ -165,7 +165,7 @@ def run(rows: list[Arrival], policy: str, in_flight: int, most: float, seed: int
             calls[tried.intended] = min(first, calls.get(tried.intended, math.inf))
     times = sorted(calls.values())
     done = [(each.finished, tokens(each)) for each in result.tries if each.outcome == "ok"] + answered
-    return Done(
+    return DayRun(
         used=sum(count for at, count in done if WARM <= at <= ends) / (ends - WARM) / most,
         ttft=(nearest_rank(times, 0.5), nearest_rank(times, 0.99)),
         kv=sum(sample.kv[0] for sample in result.samples) / len(result.samples),
@@ -184,7 +184,7 @@ def measured(trace: list[Arrival], options: argparse.Namespace, policy: str, see
     beside = run(rows, policy, options.in_flight, most, seed, left_over)
     longer = beside.ttft[1] / alone.ttft[1]
 
-    def told(done: Done) -> str:
+    def told(done: DayRun) -> str:
         return f"{done.used:.3f}; {done.ttft[0]:.2f} s; {done.ttft[1]:.2f} s; {percent(done.kv)}"
 
     return Row(
