@@ -2,14 +2,16 @@
 
     python -m loadtest.lab.cost.long_prompts [--size 500] [--rate 100] [--seconds 10] [--tree FOLDER]
 
-One `gateway serve` over an engine that costs almost nothing. Twenty streams get a token every 20 ms. *Without*: they
-are alone. *With*: bodies of `--size` kB arrive at `--rate` a second beside them, chats of many messages as coding
-agents send them. The time between two tokens of a stream is measured at its client. The CPU per call is that of the
-gateway's process with all its threads, less what the streams alone took. With `--tree` another checkout's gateway comes
-first.
+One `gateway serve` over an engine that costs almost nothing. Twenty streams get a token every 20 ms through the
+gateway, and twenty more from the engine itself. *Without*: they are alone. *With*: bodies of `--size` kB arrive at
+`--rate` a second beside them, chats of many messages as coding agents send them; those go through the gateway. The time
+between two tokens of a stream is measured at its client. What clients, engine and machine add to it is in the streams
+of the engine itself; the stall is what those through the gateway have beyond them. With `--tree` another checkout's
+gateway comes first.
 
-The clients are threads of this process, on core 1 where there are two; the gateway is on core 0. What else runs on the
-machine shows in the row without.
+The CPU per call is that of the gateway's process with all its threads, less what the streams alone took; beside it is
+the time in which its threads were ready to run and had no core. The clients are threads of this process, on core 1
+where there are two, and so is the engine; the gateway is on core 0.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from loadtest.clients.stub import INTERVAL, serve_stub
 from loadtest.lab.cost.bodies import PORT, Client, gateway, post
@@ -58,30 +60,43 @@ def body(size: int, seed: int) -> bytes:
     return json.dumps({"model": "m", "messages": messages, "max_tokens": 10}).encode()
 
 
-def streams(seconds: float) -> list[float]:
-    """Seconds between two tokens, of all streams, in ascending order."""
+class Stream:
+    """One stream, read by its client. `gaps`: seconds between its tokens."""
+
+    def __init__(self, port: int, message: bytes, gaps: list[float]) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=60)
+        self.socket.sendall(message)
+        self._gaps = gaps
+        self._last = 0.0
+
+    def read(self) -> bool:
+        """Whether it goes on."""
+        data = self.socket.recv(65536)
+        now = time.perf_counter()
+        if self._last and data:
+            self._gaps.append(now - self._last)
+        self._last = now
+        return bool(data) and b"[DONE]" not in data
+
+
+def streams(seconds: float) -> tuple[list[float], list[float]]:
+    """Seconds between two tokens, of all streams through the gateway, and of all of the engine itself; in ascending
+    order."""
     asked: dict[str, Any] = {"model": "m", "stream": True, "max_tokens": int(seconds / INTERVAL)}
     asked["messages"] = [{"role": "user", "content": "x"}]
     message = post("/v1/chat/completions", json.dumps(asked).encode(), "quiet")
     waiting = selectors.DefaultSelector()
-    gaps: list[float] = []
-    for _ in range(STREAMS):
-        made = socket.create_connection(("127.0.0.1", PORT), timeout=60)
-        made.sendall(message)
-        waiting.register(made, selectors.EVENT_READ, [0.0])
+    through: list[float] = []
+    direct: list[float] = []
+    for port, gaps in ((PORT, through), (ENGINE_PORT, direct)) * STREAMS:
+        stream = Stream(port, message, gaps)
+        waiting.register(stream.socket, selectors.EVENT_READ, stream)
     while waiting.get_map():
         for key, _ in waiting.select():
-            last: list[float] = key.data
-            connection = cast("socket.socket", key.fileobj)
-            data = connection.recv(65536)
-            now = time.perf_counter()
-            if last[0] and data:
-                gaps.append(now - last[0])
-            last[0] = now
-            if not data or b"[DONE]" in data:
-                waiting.unregister(connection)
-                connection.close()
-    return sorted(gaps)
+            if not key.data.read():
+                waiting.unregister(key.fileobj)
+                key.data.socket.close()
+    return sorted(through), sorted(direct)
 
 
 class Senders:
@@ -117,30 +132,40 @@ class Senders:
         client.close()
 
 
+def p99(gaps: list[float]) -> float:
+    return gaps[len(gaps) * 99 // 100] * 1e3
+
+
 def told(gaps: list[float]) -> str:
-    p50, p99, most = (gaps[min(len(gaps) - 1, len(gaps) * part // 1000)] * 1e3 for part in (500, 990, 1000))
-    return f"{p50:6.1f} {p99:6.1f} {most:6.1f} ms between tokens (p50, p99, longest)"
+    return f"{gaps[len(gaps) // 2] * 1e3:6.1f} {p99(gaps):6.1f} {gaps[-1] * 1e3:6.1f}"
+
+
+def ready(pid: int) -> float:
+    """Seconds in which threads of the process could have run and had no core."""
+    waits = [path.read_text().split()[1] for path in Path(f"/proc/{pid}/task").glob("*/schedstat")]
+    return sum(map(int, waits)) / 1e9
 
 
 def measure(pid: int, size: int, rate: float, seconds: float) -> None:
+    print(f"  {'ms between tokens, p50, p99, longest':42}{'through the gateway':>22}{'of the engine itself':>24}")
     began = cpu_seconds(pid)
     alone = streams(seconds)
     idle = cpu_seconds(pid) - began
-    print(f"  without        {told(alone)}", flush=True)
+    print(f"  {'without':42}{told(alone[0]):>22}{told(alone[1]):>24}", flush=True)
     senders = Senders(size, rate)
-    began, at = cpu_seconds(pid), time.monotonic()
+    began, waited, at = cpu_seconds(pid), ready(pid), time.monotonic()
     senders.start()
-    with_them = streams(seconds)
+    beside = streams(seconds)
     senders.join()
-    took, used = time.monotonic() - at, cpu_seconds(pid) - began
-    calls = len(senders.statuses)
+    took, used, waited = time.monotonic() - at, cpu_seconds(pid) - began, ready(pid) - waited
+    calls = max(1, len(senders.statuses))
     answered = senders.statuses.count(200)
-    p99 = len(alone) * 99 // 100, len(with_them) * 99 // 100
-    more = (with_them[p99[1]] - alone[p99[0]]) * 1e3
-    print(f"  with           {told(with_them)}")
-    print(f"  calls          {calls}, {answered} of them answered, {calls / took:.0f} a second of {rate:.0f}")
-    print(f"  CPU per call   {(used - idle * took / seconds) / max(1, calls) * 1e3:6.2f} ms (target {CPU_TARGET:g})")
-    print(f"  p99 with - without {more:6.1f} ms (target {STALL_TARGET:g})", flush=True)
+    stall = p99(beside[0]) - max(p99(alone[0]), p99(beside[1]))
+    print(f"  {'with':42}{told(beside[0]):>22}{told(beside[1]):>24}")
+    print(f"  calls             {calls}, {answered} of them answered, {calls / took:.0f} a second of {rate:.0f}")
+    print(f"  CPU per call      {(used - idle * took / seconds) / calls * 1e3:6.2f} ms (target {CPU_TARGET:g})")
+    print(f"  no core per call  {waited / calls * 1e3:6.2f} ms")
+    print(f"  p99 beyond both   {stall:6.1f} ms (target {STALL_TARGET:g})", flush=True)
 
 
 def main() -> None:
