@@ -278,11 +278,23 @@ def nested(depth: int) -> bytes:
     return _WITH.encode() % (b'"x":' + b"[" * (depth - 1) + b"]" * (depth - 1))
 
 
+def answer_to(body: bytes) -> str:
+    """The message of a refusal; empty: none."""
+    try:
+        call(body)
+    except Refused as refused:
+        return refused.message
+    return ""
+
+
 def test_depth_is_bounded_exactly() -> None:
     assert call(nested(64)).model == "m"
     assert "nested deeper than 64" in refusal(nested(65)).message
     assert "nested deeper than 64" in refusal(nested(50_000)).message
     assert "nested deeper than 64" in refusal(b"[" * 65).message
+    for pairs, deep in ((31, 63), (32, 65)):
+        body = _WITH.encode() % (b'"x":' + b'[{"y":' * pairs + b"1" + b"}]" * pairs)
+        assert (deep > 64) == ("nested deeper" in answer_to(body)), deep
 
 
 def test_brackets_in_text_do_not_count_as_depth() -> None:

@@ -42,14 +42,14 @@ class Call(msgspec.Struct, kw_only=True, gc=False):
     wants_usage: bool  # the client itself asked for stream_options.include_usage
     max_tokens: int | None
     n: int
-    ascii_bytes: int
-    cjk_bytes: int
-    other_bytes: int
-    media: int
-    messages: int
     prefix: tuple[int, ...]
     session: int  # 0: none
     body: bytes  # as the engine receives it, with `stream_options` and `cache_salt` spliced in where needed
+    ascii_bytes: int = 0
+    cjk_bytes: int = 0
+    other_bytes: int = 0
+    media: int = 0
+    messages: int = 0
     token_ids: int = 0
     shape: int = 0  # what sets its answer's length apart: TOOLS, FORMAT and STOP
     asked_class: str = ""

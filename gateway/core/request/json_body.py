@@ -124,7 +124,7 @@ def body_of(decode: Callable[[bytes], Body], data: bytes, *, max_depth: int, max
             raise bad_request(f"the body is not UTF-8: byte {error.start} is 0x{data[error.start]:02x}") from None
     # Each level opens a bracket, so few brackets cannot nest deep. msgspec itself would recurse to any depth.
     # Each value or name takes at least a byte and a separator, so a short body cannot hold many.
-    if len(data) > 2 * max_values or data.count(b"{") + data.count(b"[") > max_depth:
+    if len(data) > 2 * max_values or _brackets(data, max_depth + 1) > max_depth:
         _check_structure(data, max_depth, max_values)
     try:
         return decode(data)
@@ -132,6 +132,12 @@ def body_of(decode: Callable[[bytes], Body], data: bytes, *, max_depth: int, max
         raise explained(str(error), data) from None
     except msgspec.DecodeError as error:
         raise bad_request(f"the body is not valid JSON: {error}") from None
+
+
+def _brackets(data: bytes, most: int) -> int:
+    """Number of opening brackets, those in strings among them; of each kind `most` are counted."""
+    # replace finds a byte by the C library's memchr. count looks at each byte, and takes ten times as long.
+    return 2 * len(data) - len(data.replace(b"{", b"", most)) - len(data.replace(b"[", b"", most))
 
 
 _BRACES = bytes.maketrans(b"[]", b"{}")

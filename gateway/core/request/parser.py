@@ -55,19 +55,9 @@ def parse(
     salt = tenant if salt is None else salt
 
     prompt = Prompt(settings.media, settings.max_messages, [], [], media_hosts=settings.media_hosts)
-    if route.form:
-        fields = _audio(content_type, body, prompt)
-    else:
-        if content_type != b"application/json" and content_type.split(b";")[0].strip().lower() != b"application/json":
-            found = content_type[:80].decode("latin-1")
-            raise bad_request(f"content-type must be application/json, found {found}", "content-type")
-        decode = DECODERS[route.kind]
-        fields = body_of(decode, body, max_depth=settings.max_depth, max_values=settings.max_values)
-        if settings.media != "any":
-            check_unread(body)
-        READERS[route.kind](fields, prompt)
-        if len(body) - prompt.media_bytes > settings.max_text:
-            raise _too_much_text(len(body) - prompt.media_bytes, settings)
+    fields = (
+        _audio(content_type, body, prompt) if route.form else _json(route.kind, content_type, body, prompt, settings)
+    )
     model = fields.model
     if model is None:
         raise bad_request("model is required: the name of a model this gateway serves, see /v1/models", "model")
@@ -92,7 +82,6 @@ def parse(
     if added:
         # The parsed body is an object with at least a model, so the comma is always right.
         body = _with(body.rstrip(b" \t\r\n"), added)
-    ascii_bytes, cjk_bytes, other_bytes = scripts(data)
 
     class_asked = asked_class(headers.get(b"x-weir-class"), fields.service_tier, settings)
     class_name = class_asked or settings.default_class
@@ -100,6 +89,7 @@ def parse(
     timeout = sdk_timeout(headers)
     hints = hints_of(body) if hinted and not route.form else NO_HINTS
     session = _session(headers, fields, hints, route)
+    # At most fifteen fields by name: for more, CPython makes a dict of them first.
     call = Call(
         request_id=request_id,
         route=route,
@@ -110,23 +100,18 @@ def parse(
         deadline=now + time_limit(deadline, timeout, settings.class_deadlines[class_name]),
         stream=stream,
         wants_usage=wants_usage,
-        usage_cut=usage_cut,
         max_tokens=max_tokens,
         n=n,
-        ascii_bytes=ascii_bytes,
-        cjk_bytes=cjk_bytes,
-        other_bytes=other_bytes,
-        media=prompt.media,
-        messages=prompt.items,
         prefix=prefix,
         session=(hash((salt, session)) or 1) if session else 0,
         body=body,
-        token_ids=len(prompt.ids),
-        shape=_shape(fields) if route.generates else 0,
-        asked_class=class_asked,
-        asked_deadline=deadline,
-        sdk_timeout=timeout,
     )
+    call.usage_cut = usage_cut
+    call.ascii_bytes, call.cjk_bytes, call.other_bytes = scripts(data)
+    call.media, call.messages, call.token_ids = prompt.media, prompt.items, len(prompt.ids)
+    call.asked_class, call.asked_deadline, call.sdk_timeout = class_asked, deadline, timeout
+    if route.generates:
+        call.shape = _shape(fields)
     return call if hints is NO_HINTS else hints.given(call)
 
 
@@ -142,6 +127,20 @@ def _too_much_text(size: int, settings: CallSettings) -> Refused:
         f"{settings.max_text} (body.max of its policy): send less text, or fewer inputs at once"
     )
     return Refused(Outcome.TOO_LARGE, message)
+
+
+def _json(kind: str, content_type: bytes, body: bytes, prompt: Prompt, settings: CallSettings) -> Body:
+    """The fields of a JSON body; its prompt is gathered in `prompt`."""
+    if content_type != b"application/json" and content_type.split(b";")[0].strip().lower() != b"application/json":
+        found = content_type[:80].decode("latin-1")
+        raise bad_request(f"content-type must be application/json, found {found}", "content-type")
+    fields = body_of(DECODERS[kind], body, max_depth=settings.max_depth, max_values=settings.max_values)
+    if settings.media != "any":
+        check_unread(body)
+    READERS[kind](fields, prompt)
+    if len(body) - prompt.media_bytes > settings.max_text:
+        raise _too_much_text(len(body) - prompt.media_bytes, settings)
+    return fields
 
 
 def _audio(content_type: bytes, body: bytes, prompt: Prompt) -> Body:
