@@ -9,9 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-import subprocess
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,33 +23,15 @@ from gateway.cli.files import read_bytes
 from gateway.decider.loading import load
 from sidecar.cli.commands import parser_for as sidecar_parser_for
 from sidecar.core.config import decode
+from tests.deploy.chart import CASES, CHART, helm, one, rendered
 from tests.deploy.images import of, words
-from tests.deploy.tools import ROOT, imported, installed
+from tests.deploy.tools import imported
 
-CHART = ROOT / "deploy/chart"
-CASES = Path(__file__).parent / "charts"
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
 KUBERNETES = ("1.27", "1.33", "1.37")  # the oldest of Chart.yaml, and what the package has beside it
 CUSTOM = {"ScaledObject", "ServiceMonitor"}
 FREE = {"/affinity", "/policy", "/file", "/global", "/items"}  # read by Kubernetes or by us
-
-
-@cache
-def rendered(case: str, *flags: str) -> list[dict[str, Any]]:
-    ran = helm(f"--values={CASES / case}.yaml", *flags)
-    assert ran.returncode == 0, ran.stderr
-    return [document for document in yaml.safe_load_all(ran.stdout) if document is not None]
-
-
-def helm(*flags: str) -> subprocess.CompletedProcess[str]:
-    command = [installed("helm"), "template", "weir", str(CHART), *flags]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
-
-
-def one(documents: list[dict[str, Any]], kind: str, name: str = "weir") -> dict[str, Any]:
-    (found,) = (it for it in documents if (it["kind"], it["metadata"]["name"]) == (kind, name))
-    return found
 
 
 def objects(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
