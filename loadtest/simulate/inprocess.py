@@ -202,7 +202,7 @@ class GatewayTarget:
         pipeline = door.pipeline
         assert pipeline is not None  # noqa: S101 # a relay that is ready
         refused = pipeline.head(request)
-        if refused is None and _full(request, door.bodies):
+        if refused is None and full(request, door.bodies):
             del self.records.open[request_id]
             refused = refusal(WireError(503, "no memory for this body", "bodies"))
         if refused is not None:
@@ -278,7 +278,7 @@ class GatewayTarget:
         return wrong
 
 
-def _full(request: Request, bodies: BodyMemory) -> bool:
+def full(request: Request, bodies: BodyMemory) -> bool:
     """Count its body, as the data port does, but a small one too. Whether there is no room for it."""
     request.held = BodyLease(bodies, request.owner or request.peer)
     return bool(request.held.resize(len(request.body)))

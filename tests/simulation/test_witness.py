@@ -10,7 +10,7 @@ import pytest
 
 from loadtest.lab import dst
 
-FILES = sorted(Path(dst.__file__).parent.glob("*.py"))
+FILES = sorted(Path(dst.__file__).parent.rglob("*.py"))
 
 
 def trespasses(source: str) -> Iterator[str]:

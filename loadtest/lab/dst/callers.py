@@ -8,9 +8,11 @@ from typing import cast
 
 from gateway.core.admission.witness import Witnesses
 from gateway.core.request.record import Record
+from gateway.relay.decide.held_calls import GRACE
 from loadtest.lab.dst.answers import Reader
 from loadtest.lab.dst.books import Charges, Ledger
 from loadtest.lab.dst.case import KEYS, Call, Case
+from loadtest.lab.dst.decide.proxies import Proxies
 from loadtest.lab.dst.invariants import BACKOFF, SLACK, Invariants
 from loadtest.lab.dst.open_calls import OpenCalls
 from loadtest.load.workload import Planned
@@ -20,6 +22,13 @@ from loadtest.simulate.simulated_client import ClientCall, Try
 # What a client sees, and what the gateway may call it; anything else has the same name on both sides. Who leaves in the
 # very moment of an answer's end sees nothing of it.
 AGREES = {"left": {"client_gone", "ok", "expired", "shed", "upstream"}, "truncated": {"truncated", "expired"}}
+# The same where a proxy is between them, which may die.
+AGREES_PROXIED = AGREES | {
+    "cut": {"truncated", "client_gone"},
+    "unanswered": {"client_gone"},
+    "upstream": {"upstream", "expired"},
+}
+DIES = ("lost", "dies")
 
 
 class Callers:
@@ -55,9 +64,10 @@ class Callers:
             batches=self.invariants.batches,
         )
 
-    def watch(self, target: GatewayTarget) -> None:
-        """This is whom they call."""
+    def watch(self, target: GatewayTarget, proxies: Proxies) -> None:
+        """These are whom they call."""
         self._target = target
+        self._proxies = proxies
         self.invariants.watch(target.gateway)
 
     # -- the clients --------------------------------------------------------------------------------------------
@@ -68,7 +78,10 @@ class Callers:
         assert isinstance(event, Call)  # noqa: S101 # nothing else is sent
         self._asked[id(tried)] = tried, event
         reader = cast("ClientCall", Reader(client_call, event, self._wrong))  # it has all of the surface that is used
-        leave = self._target.send(call, reader, tried, event.upload)
+        if event.proxied is None:
+            leave = self._target.send(call, reader, tried, event.upload)
+        else:
+            leave = self._proxies.send(event.proxied, call, reader, tried)
         if event.leaves_granted and self._target.records.open:
             self._flighty[next(reversed(self._target.records.open))] = client_call
         return leave
@@ -89,7 +102,9 @@ class Callers:
         """The id of the call whose task runs."""
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 # calls are charged in their own
-        return self._target.gateway.pipeline.tasks[task].record.request_id
+        tasks = self._target.gateway.pipeline.tasks
+        live = tasks[task] if task in tasks else self._proxies.port.pipeline.tasks[task]
+        return live.record.request_id
 
     def sending(self, request_id: bytes) -> None:
         """An engine is sent a request."""
@@ -109,7 +124,7 @@ class Callers:
             self._wrong(f"call {record.request_id} has in it what {record.engine} does not take: {record.reason}")
         if record.outcome.value == "bug":
             self._wrong(f"call {record.request_id} ended without an outcome")
-        within = max(call.within, call.upload)
+        within = max(call.within, call.upload) + (0.0 if call.proxied is None else GRACE)
         if self._case.cancels and call.within and record.total > within + BACKOFF:
             self._wrong(f"call {record.request_id} had {within} s and took {record.total:.4f} s")
         retries = self._target.gateway.policy.retries.per_call  # which all of the case's policies have
@@ -121,13 +136,14 @@ class Callers:
     def settled(self) -> None:
         """All calls have ended: both sides say the same of each."""
         self.invariants.idle()
-        for left in self._target.left_over():
+        for left in self._target.left_over() + self._proxies.left_over():
             self._wrong(left)
         self.charges.compare(self._target.gateway.limits, self._wrong)
         for tried, call in self._asked.values():
-            may = AGREES.get(tried.outcome, {tried.outcome})
+            agrees = AGREES if call.proxied is None else AGREES_PROXIED
+            may = agrees.get(tried.outcome, {tried.outcome})
             if tried.recorded not in may and not (call.upload and tried.outcome == "left" and not tried.recorded):
                 self._wrong(f"the client of {call} saw {tried.outcome!r}, the gateway {tried.recorded!r}")
-            if tried.recorded_at - tried.finished > SLACK:
+            if tried.recorded_at - tried.finished > SLACK and call.proxied not in DIES:
                 late = tried.recorded_at - tried.finished
                 self._wrong(f"the client of {call} was done {late:.6f} s before its record")

@@ -14,6 +14,9 @@ import msgspec
 from loadtest.load.prompts import Route
 from loadtest.simulate.run_records import Fault
 
+# A proxy that asks the decide port and forwards by itself: it reports once; it chooses the hold's id; it sends each
+# message twice; it reports again long after the end; no answer reaches it; it dies after the first event of a stream.
+Proxied = Literal["plain", "chosen", "doubled", "late", "lost", "dies"]
 KEYS = {"": "anonymous", "key-of-acme": "acme", "key-of-zeta": "zeta"}  # and whose they are
 
 
@@ -22,7 +25,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     after it was sent, negative for never; `leaves_granted`: in the very moment it gets its turn; `retries`: how often
     at most it comes back; `usage`: it wants to be told; `items`: texts of `prompt` tokens to embed or to rank, of a
     ranking it wants the `top`, 0 for all; `session`: its conversation, 0 for none; `upload`: for so long its body comes
-    after its head."""
+    after its head; `proxied`: a proxy takes it, and asks the decide port."""
 
     at: float
     class_name: str
@@ -42,6 +45,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     top: int = 0
     session: int = 0
     upload: float = 0.0
+    proxied: Proxied | None = None
 
 
 class Reload(msgspec.Struct, frozen=True, kw_only=True):

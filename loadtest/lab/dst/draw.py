@@ -7,12 +7,13 @@ from typing import Any
 
 import msgspec
 
-from loadtest.lab.dst.case import KEYS, Call, Case, EngineSpec, Event, Hand, Helper, Reload, Word
+from loadtest.lab.dst.case import KEYS, Call, Case, EngineSpec, Event, Hand, Helper, Proxied, Reload, Word
 from loadtest.lab.dst.policy import Traits
 from loadtest.simulate.run_records import Fault
 
 MODELS = ("sim", "m1", "m2")
 CLASSES = ("interactive", "default", "batch", "offline")
+PROXIED: tuple[Proxied, ...] = ("plain", "plain", "chosen", "doubled", "late", "lost", "dies")
 GRID = 0.25  # seconds: on it things collide, as ends of answers and deadlines do
 
 
@@ -38,6 +39,8 @@ def case(seed: int) -> Case:
     else:
         calls = [a_call(rng, when(), aligned) for _ in range(rng.choice((10, 30, 60, 100)))]
         calls += [echo for call in calls if call.kind != "chat" for echo in _echoes(rng, call)]
+    if seed % 3 == 1:
+        calls = _through_proxies(seed, calls)
     shadow = traits.policy() if rng.random() < 0.3 else ""
     others: list[Event] = [a_fault(rng, when(), len(fixed)) for _ in range(rng.choice((0, 1, 2, 4)) if fixed else 0)]
     for _ in range(rng.choice((0, 0, 1, 2, 4))):
@@ -119,6 +122,16 @@ def _echoes(rng: random.Random, call: Call) -> list[Call]:
         leaves = rng.choice((0.0, 1 / 64, 0.25)) if rng.random() < 0.15 else -1.0
         calls.append(msgspec.structs.replace(call, at=at, items=rng.choice((1, 2, 5)), leaves=leaves, upload=0.0))
     return calls
+
+
+def _through_proxies(seed: int, calls: list[Call]) -> list[Call]:
+    """Some of them, or all, go through proxies that ask the decide port."""
+    rng = random.Random(f"decide {seed}")  # noqa: S311 # of its own
+    share = rng.choice((0.2, 0.5, 1.0))
+    return [
+        msgspec.structs.replace(call, proxied=rng.choice(PROXIED), upload=0.0) if rng.random() < share else call
+        for call in calls
+    ]
 
 
 def _flood(rng: random.Random, aligned: bool) -> list[Call]:

@@ -22,6 +22,7 @@ from gateway.upstream.client import EngineError
 from loadtest.lab.dst.caches import Telling
 from loadtest.lab.dst.callers import Callers
 from loadtest.lab.dst.case import Call, Case, Event, Hand, Reload, Word
+from loadtest.lab.dst.decide.proxies import Proxies
 from loadtest.lab.dst.parts import engine_of, scheduling_of, strike
 from loadtest.lab.dst.sidecars import PlayedSidecar
 from loadtest.simulate.inprocess import GatewayTarget, policy_of
@@ -63,7 +64,10 @@ class World:
             shadow=case.shadow.encode(),
             watcher=self.callers,
         )
-        self.callers.watch(self.target)
+        self.proxies = Proxies(
+            self.target, self.memories, self.callers.sending, self.callers.failed, self.found, self._end_if_all
+        )
+        self.callers.watch(self.target, self.proxies)
         self.gateway = gateway = self.target.gateway
         self.invariants = self.callers.invariants
         self._telling: list[Telling] = []
@@ -179,13 +183,13 @@ class World:
         self._end_if_all()
 
     def _end_if_all(self) -> None:
-        if not self._coming and not self.callers.calls.numbers:
+        if not self._coming and not self.callers.calls.numbers and not self.proxies.open:
             self._end()
 
     def _reload(self, reload: Reload) -> None:
         gateway, before = self.gateway, list(self.gateway.fleet)
         try:
-            gateway.apply(Configuration(policy_of(reload.policy.encode()), {}, TOKEN))
+            self.proxies.port.apply(Configuration(policy_of(reload.policy.encode()), {}, TOKEN))
         except ApplyError as error:
             if not reload.bad or list(gateway.fleet) != before:
                 self.found(f"a reload failed: {error}")

@@ -1,0 +1,116 @@
+"""Proxies of a simulation: they ask the decide port of the gateway, and forward calls to its engines by themselves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, cast
+
+from gateway.core.engines.fleet import engine_id
+from gateway.relay.wire.messages import Request, WireError, refusal
+from gateway.relay.wire.responder import Responder
+from gateway.serve.assembly import Gateway
+from gateway.serve.decide_port import WithDecidePort
+from loadtest.lab.dst.case import Proxied
+from loadtest.lab.dst.decide.proxied_call import ProxiedCall
+from loadtest.lab.dst.decide.question import Fields, Hear, Question
+from loadtest.load.workload import Planned
+from loadtest.simulate.inprocess import GatewayTarget, full
+from loadtest.simulate.memory_engine import MemoryEngine
+from loadtest.simulate.simulated_client import ClientCall, Try
+
+if TYPE_CHECKING:
+    from gateway.decider.loading import Configuration
+    from gateway.serve.data_port import DataPort
+
+
+class _DataPort:
+    """All of a DataPort that a reload needs."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self.apply: Callable[[Configuration], None] = gateway.apply
+
+
+class Proxies:
+    """Those that ask one gateway, over these engines by their ids. `wrong` takes what must not happen, `over` is called
+    when none of them has anything left to do: `open` counts it. `sending` and `failed` are a Watcher's."""
+
+    def __init__(
+        self,
+        target: GatewayTarget,
+        memories: Mapping[str, MemoryEngine],
+        sending: Callable[[bytes], None],
+        failed: Callable[[bytes], None],
+        wrong: Callable[[str], None],
+        over: Callable[[], None],
+    ) -> None:
+        self.sending = sending
+        self.failed = failed
+        self.wrong = wrong
+        self.open = 0
+        self._over = over
+        self._target = target
+        self._memories = memories
+        self._loop = asyncio.get_running_loop()
+        self._sent = 0
+        self.port = WithDecidePort(cast("DataPort", _DataPort(target.gateway)), target.gateway, "", None)
+
+    def send(self, way: Proxied, call: Planned, client_call: ClientCall, tried: Try) -> Callable[[], None]:
+        """One request through a proxy. The function returned is the client's leaving."""
+        self._sent += 1
+        request_id = f"proxied-{self._sent:x}"
+        self._target.records.open[request_id] = tried
+        proxied = ProxiedCall(self, way, request_id.encode(), call, client_call)
+        proxied.ask()
+        return proxied.leave
+
+    def left_over(self) -> list[str]:
+        """What an idle decide port must not have, in words."""
+        calls = self.port.pipeline.tasks
+        left = {"calls": len(calls), "holds": len(self.port.held)}
+        return [f"{count} {what} of the decide port are left" for what, count in left.items() if count]
+
+    # -- for its calls ------------------------------------------------------------------------------------------
+
+    def post(self, path: bytes, fields: Fields, body: bytes, hear: Hear) -> Callable[[], None]:
+        request = Request(b"POST", path, b"", list(fields.items()), dict(fields), 1, len(body), True, False)
+        request.body = body
+        request.peer = "127.0.0.1"
+        request.at = self._loop.time()
+        question = Question(hear)
+        refused = self.port.handler.head(request)
+        if refused is None and request.limit < len(body):
+            refused = refusal(WireError(413, "a body is too large"))
+        if refused is None and full(request, self._target.gateway.bodies):
+            refused = refusal(WireError(503, "no memory for this body", "bodies"))
+        if refused is not None:
+            question.write(refused)
+            question.answered(False)
+            return _nothing
+        responder = Responder(question, cast("asyncio.Transport", question), request)
+        self.port.handler.call(request, responder)
+
+        def close() -> None:
+            if not responder.closed:
+                responder.left("client_gone")
+
+        return close
+
+    def memory(self, upstream: bytes) -> MemoryEngine:
+        return self._memories[engine_id(upstream.decode())]
+
+    def holds(self, id: str) -> bool:
+        return self.port.held.get(id) is not None
+
+    def later(self, seconds: float, what: Callable[[], None]) -> None:
+        self.open += 1
+        self._loop.call_later(seconds, self._now, what)
+
+    def _now(self, what: Callable[[], None]) -> None:
+        what()
+        self.open -= 1
+        self._over()
+
+
+def _nothing() -> None:
+    return None
