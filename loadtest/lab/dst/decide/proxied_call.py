@@ -25,7 +25,7 @@ _COUNTED = re.compile(rb'data: \{"choices":\[\],[^\n]*\n\n')
 _USAGE = re.compile(rb'"usage":(\{[^{}]*(?:\{[^{}]*\})?[^{}]*\})')
 
 
-class Site(Protocol):
+class ProxySite(Protocol):
     """What a call at a proxy needs of the simulation."""
 
     def post(self, path: bytes, fields: Fields, body: bytes, hear: Hear) -> Callable[[], None]:
@@ -45,7 +45,9 @@ class Site(Protocol):
 class ProxiedCall:
     """`way`: how its proxy behaves, as in case.py."""
 
-    def __init__(self, site: Site, way: Proxied, request_id: bytes, call: Planned, client_call: ClientCall) -> None:
+    def __init__(
+        self, site: ProxySite, way: Proxied, request_id: bytes, call: Planned, client_call: ClientCall
+    ) -> None:
         self._site = site
         self._way = way
         self.request_id = request_id
