@@ -24,6 +24,9 @@ MOST_PLACES = 4096  # of the queues, and as many of the limits: those due first
 MOST_ESTIMATES = 1024  # of prompts, and as many of outputs: those used last
 MOST_LENGTHS = 256  # tenants' models of which lengths are saved, and
 MOST_LENGTH_WEIGHTS = 64  # of each: those used last
+MOST_PREFIXES = 65_536  # blocks of all engines' prefix indexes, 512 KiB: those used last, as many of each engine
+GROUP = 64  # blocks that share an age
+BLOCK = 8  # bytes of a block's hash
 
 Number = Annotated[float, Meta(ge=0.0, le=1e300)]  # finite
 Positive = Annotated[float, Meta(gt=0.0, le=1e300)]
@@ -46,6 +49,18 @@ class SavedBreaker(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_
     reopened: Count
 
 
+class SavedPrefixes(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """Hashes of prompts' blocks that an engine has read, the latest first, and an age in seconds of each GROUP."""
+
+    blocks: Annotated[bytes, Meta(max_length=MOST_PREFIXES * BLOCK)] = b""
+    ages: list[Number] = []
+
+    def __post_init__(self) -> None:
+        count, rest = divmod(len(self.blocks), BLOCK)
+        if rest or len(self.ages) != -(-count // GROUP):
+            raise ValueError(f"{len(self.blocks)} bytes of blocks have {len(self.ages)} ages")
+
+
 class SavedEngine(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     """What an Engine has learned. `full_at`: its slots when it last had a queue; None: it had none."""
 
@@ -58,6 +73,7 @@ class SavedEngine(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_f
     slots: Annotated[int, Meta(ge=1, le=2**31)]
     full_at: Number | None
     breaker: SavedBreaker
+    prefixes: SavedPrefixes = SavedPrefixes()
 
 
 class SavedPrompt(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):

@@ -13,6 +13,7 @@ from gateway.core.checkpoint import (
     MOST_ENGINES,
     MOST_MODELS,
     MOST_PLACES,
+    MOST_PREFIXES,
     Checkpoint,
     SavedEngine,
     decoded,
@@ -38,15 +39,17 @@ class Checkpoints:
         self._clock = clock
         self._awaited: dict[str, SavedEngine] = {}  # engines that no sidecar has brought again yet
         self._then = 0.0
+        self._same_hashes = False
 
     def take(self, waiting: Iterable[Charge] = ()) -> bytes:
         """The state of now. `waiting`: charges of calls that the next decider will judge and charge anew."""
         now, traffic = self._clock(), self._dispatch.traffic
         each = max(1, MOST_PLACES // max(1, sum(len(known.bookings) for known in traffic.values())))
+        blocks = MOST_PREFIXES // max(1, len(self._fleet.engines))
         return encoded(
             Checkpoint(
                 HASHES,
-                [engine.checkpoint(now) for engine in islice(self._fleet, MOST_ENGINES)],
+                [engine.checkpoint(now, blocks) for engine in islice(self._fleet, MOST_ENGINES)],
                 self._cost.checkpoint(),
                 self._limits.checkpoint(now, waiting),
                 [known.checkpoint(model, now, each) for model, known in islice(traffic.items(), MOST_MODELS)],
@@ -58,7 +61,7 @@ class Checkpoints:
         changed."""
         checkpoint = decoded(data)
         then = self._then = self._clock() - passed
-        places = checkpoint.hashes == HASHES
+        places = self._same_hashes = checkpoint.hashes == HASHES
         self._awaited = {saved.id: saved for saved in checkpoint.engines}
         for engine in self._fleet:
             self.joined(engine)
@@ -71,4 +74,4 @@ class Checkpoints:
         """An engine is there: it goes on with what was learned of it before."""
         saved = self._awaited.pop(engine.id, None)
         if saved is not None:
-            engine.restore(saved, self._then)
+            engine.restore(saved, self._then, prefixes=self._same_hashes)

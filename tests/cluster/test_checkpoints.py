@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from gateway.core.cluster.election import Turn
@@ -107,6 +108,31 @@ def test_a_machine_that_dies_leaves_levels_and_rates_to_the_next(two: Site) -> N
     took_over(two, other)
     assert refused(other)
     assert learned(other) == before
+
+
+def hits(machine: Machine) -> float:
+    """Prompt tokens that were expected to be cached, of one more call."""
+    gateway = machine.gateway
+    calls, before = gateway.total("weir_requests_total"), gateway.total("weir_affinity_tokens_total")
+    body = {"model": "sim", "max_tokens": 4, "messages": [{"role": "user", "content": "a long beginning " * 500}]}
+    assert httpx.post(f"{gateway.url}/v1/chat/completions", json=body, timeout=20.0).status_code == 200
+    assert until(lambda: gateway.total("weir_requests_total") == calls + 1, 10.0) is not None
+    return gateway.total("weir_affinity_tokens_total") - before
+
+
+def test_prefix_hits_go_on_after_a_machine_has_died(tmp_path: Path) -> None:
+    with site(tmp_path) as made:
+        for _ in range(2):
+            made.machine()
+        known(made)
+        ruler = made.ruler()
+        (other,) = made.others(ruler)
+        first, second = hits(ruler), hits(ruler)
+        assert first == 0 < second
+        saved(made, ruler)
+        ruler.signal(signal.SIGKILL)
+        took_over(made, other)
+        assert hits(other) == pytest.approx(second, rel=0.02)  # prompts are estimated by what was learned
 
 
 def test_a_state_that_is_none_is_told_and_left_out(two: Site) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gateway.core import checkpoint
 from gateway.core.admission import limits
@@ -16,6 +18,7 @@ from gateway.core.admission.limit_bookings import HORIZON
 from gateway.core.admission.limits import LimitBook
 from gateway.core.admission.model_traffic import ModelTraffic
 from gateway.core.checkpoint import (
+    GROUP,
     VERSION,
     Checkpoint,
     CheckpointError,
@@ -95,7 +98,7 @@ def test_an_engine_goes_on_with_what_was_learned_of_it() -> None:
     before.learn_tpot(100, 9.0)
     before.learn_pace(100, 2.0)
     before.sampled(EngineSample(running=9, waiting=50, kv_usage=1.0, preemptions_total=0), BEFORE)
-    after.restore(through(before.checkpoint(BEFORE)), AFTER - AGO)
+    after.restore(through(before.checkpoint(BEFORE, 0)), AFTER - AGO, prefixes=True)
     for name in ("prefill_rate", "ttft_spread", "tpot", "pace", "trim", "slots", "_full_at"):
         assert getattr(after, name) == getattr(before, name) != getattr(engine(), name) or name == "ttft_spread", name
     assert after.held == 0
@@ -103,9 +106,50 @@ def test_an_engine_goes_on_with_what_was_learned_of_it() -> None:
 
 def test_slots_that_the_policy_gives_are_not_replaced() -> None:
     after = engine(slots=4)
-    after.restore(engine().checkpoint(BEFORE), AFTER)
+    after.restore(engine().checkpoint(BEFORE, 0), AFTER, prefixes=True)
     assert after.slots == 4
-    assert engine().checkpoint(BEFORE).full_at is None
+    assert engine().checkpoint(BEFORE, 9).full_at is None
+
+
+@settings(max_examples=30)
+@given(
+    reads=st.lists(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=3 * GROUP), max_size=6), most=st.integers(0, 300)
+)
+def test_the_blocks_that_were_read_last_are_cached_for_the_next_decider(reads: list[list[int]], most: int) -> None:
+    before, after = engine(), engine()
+    for number, blocks in enumerate(reads):
+        before.remember(tuple(blocks), BEFORE - len(reads) + number)
+    after.restore(through(before.checkpoint(BEFORE, most)), AFTER - AGO, prefixes=True)
+    newest = list(before.prefixes)[-most:] if most else []
+    assert list(after.prefixes) == newest
+    ages = [(BEFORE - before.prefixes[block], AFTER - AGO - after.prefixes[block]) for block in reversed(newest)]
+    for number, (age, told) in enumerate(ages):  # never younger, and no older than the last of its group
+        assert age <= told <= ages[min(len(ages) - 1, number // GROUP * GROUP + GROUP - 1)][0]
+
+
+def test_what_an_engine_has_read_meanwhile_stays_and_is_the_newest() -> None:
+    before, after, other = engine(), engine(), engine()
+    before.remember((1, 2, 3), BEFORE - 10.0)
+    after.remember((4,), AFTER - 100.0)
+    after.remember((2,), AFTER - 1.0)
+    saved = before.checkpoint(BEFORE, 9)
+    after.restore(saved, AFTER - AGO, prefixes=True)
+    assert list(after.prefixes.items()) == [
+        (4, AFTER - 100.0),
+        (1, AFTER - AGO - 10.0),
+        (3, AFTER - AGO - 10.0),
+        (2, AFTER - 1.0),
+    ]
+    assert after.cached_blocks((1, 2, 3, 5), AFTER) == 3
+    other.restore(saved, AFTER, prefixes=False)
+    assert other.prefixes == {}
+
+
+@pytest.mark.parametrize("wrong", [(b"1234567", [1.0]), (b"12345678", []), (b"", [1.0]), (b"12345678", [-1.0])])
+def test_blocks_without_their_ages_are_not_read(wrong: tuple[bytes, list[float]]) -> None:
+    saved = msgspec.msgpack.encode([*msgspec.to_builtins(engine().checkpoint(BEFORE, 9))[:-1], wrong])
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.msgpack.decode(saved, type=SavedEngine)
 
 
 def test_a_breaker_stays_open_for_what_is_left_of_its_time() -> None:
@@ -325,5 +369,5 @@ def test_traffic_keeps_places_of_classes_that_there_still_are() -> None:
 
 
 def test_an_engines_part_is_small() -> None:
-    assert len(msgspec.msgpack.encode(engine().checkpoint(BEFORE))) < 100
-    assert isinstance(through(engine().checkpoint(BEFORE)), SavedEngine)
+    assert len(msgspec.msgpack.encode(engine().checkpoint(BEFORE, 9))) < 100
+    assert isinstance(through(engine().checkpoint(BEFORE, 9)), SavedEngine)

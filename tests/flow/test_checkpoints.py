@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.core.checkpoint import CheckpointError, decoded, encoded
+from gateway.core.checkpoint import BLOCK, CheckpointError, decoded, encoded
 from gateway.core.policy.policy import Policy
 from gateway.core.policy.storage import StoragePolicy
 from gateway.core.policy.traffic import Limits, RateLimit, TenantLimit, TokenQuota
@@ -110,6 +110,32 @@ def test_places_are_left_out_where_hashes_have_another_key(
             monkeypatch.setattr(checkpoint, "HASHES", checkpoint.HASHES + key)
             after.checkpoints.restore(state, 0.0)
             assert len(after.dispatch.traffic["m"].bookings["default"]) == kept
+
+    run(body)
+
+
+@pytest.mark.parametrize(("key", "hits"), [(0, 3), (1, 0)])
+def test_hits_go_on_after_a_decider_has_died(monkeypatch: pytest.MonkeyPatch, key: int, hits: int) -> None:
+    async def body(made: Setting) -> None:
+        now = made.gateway.clock()
+        made.engine.remember((1, 2, 3), now)
+        state = made.gateway.checkpoints.take()
+        async with gateway_over(ENGINES) as after:
+            monkeypatch.setattr(checkpoint, "HASHES", checkpoint.HASHES + key)
+            after.checkpoints.restore(state, 0.5)
+            assert after.fleet.engines[made.engine.id].cached_blocks((1, 2, 3, 4), now + 0.5) == hits
+
+    run(body)
+
+
+def test_a_fleets_indexes_share_what_a_checkpoint_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(made: Setting) -> None:
+        monkeypatch.setattr(checkpoint, "MOST_PREFIXES", 8)
+        for engine in made.gateway.fleet:
+            engine.remember(tuple(range(9)), 0.0)
+        each = 8 // len(ENGINES)
+        saved = decoded(made.gateway.checkpoints.take()).engines
+        assert [len(engine.prefixes.blocks) // BLOCK for engine in saved] == [each] * len(ENGINES)
 
     run(body)
 

@@ -21,6 +21,7 @@ from gateway.core.engines.adapters import Adapters, adapters_of
 from gateway.core.engines.breaker import CircuitBreaker
 from gateway.core.engines.cache_age import CacheAge
 from gateway.core.engines.origin import engine_id
+from gateway.core.engines.prefix_digest import digest, with_digest
 from gateway.core.engines.trouble import Trouble, asleep
 from gateway.core.engines.turnover import Turnover
 from gateway.core.policy.policy import EngineEntry, Policy
@@ -459,8 +460,8 @@ class Engine:
             lower = each < pace or pace == PACE
             self.pace = each if lower else pace + PACE_WEIGHT * (each - pace)
 
-    def checkpoint(self, now: float) -> SavedEngine:
-        """What was learned of it, for the next decider. Its prefixes are not part of it: see docs/decisions."""
+    def checkpoint(self, now: float, blocks: int) -> SavedEngine:
+        """What was learned of it, for the next decider, and at most so many blocks of its prefix index."""
         return SavedEngine(
             self.id,
             self.prefill_rate,
@@ -471,16 +472,20 @@ class Engine:
             self.slots,
             None if self._full_at == math.inf else self._full_at,
             self.breaker.checkpoint(now),
+            digest(self.prefixes, blocks, now),
         )
 
-    def restore(self, saved: SavedEngine, then: float) -> None:
-        """Go on with what an earlier decider had learned by `then`. Slots that the policy gives stay."""
+    def restore(self, saved: SavedEngine, then: float, *, prefixes: bool) -> None:
+        """Go on with what an earlier decider had learned by `then`. Slots that the policy gives stay. `prefixes`: its
+        hashes have the key of ours."""
         self.prefill_rate, self.ttft_spread = saved.prefill_rate, saved.ttft_spread
         self.tpot, self.pace, self.trim = saved.tpot, saved.pace, saved.trim
         if self.max_slots is None:
             self.slots = saved.slots
             self._full_at = math.inf if saved.full_at is None else saved.full_at
         self.breaker.restore(saved.breaker, then)
+        if prefixes:
+            self.prefixes = with_digest(self.prefixes, saved.prefixes, then)
 
     def health(self, ok: bool, now: float, trouble: Trouble | None = None) -> None:
         """One check, which met `trouble` where it is not `ok`: three misses take the engine out, two hits (one at first

@@ -2,7 +2,8 @@
 
     python -m loadtest.lab.cost.checkpoint
 
-Beside it the prefix index, which a checkpoint leaves out, as a digest: four bytes of each hash and two of its age.
+Every engine has read more than its share of a checkpoint. Beside it the bytes of the prefix indexes' digests, and of
+whole indexes.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ import statistics
 import time
 from collections.abc import Callable
 
+import msgspec
+
 from gateway.core.admission.bookings import Bookings
+from gateway.core.checkpoint import BLOCK, MOST_PREFIXES, decoded
 from gateway.core.engines.fleet import PREFIX_BLOCKS_REMEMBERED, Engine
 from gateway.core.policy.policy import EngineEntry, Policy
 from gateway.core.policy.traffic import Limits, RateLimit, TenantLimit
@@ -24,7 +28,7 @@ from gateway.serve.assembly import Gateway
 
 ROUNDS = 7
 SIZES = ((10, 4, 2), (100, 16, 8), (1000, 64, 16), (8000, 256, 64))  # tenants, engines, models
-DIGEST = 4 + 2  # bytes of a block
+PROMPT = 32  # blocks
 PLACES = 16  # booked in each class of each model
 
 
@@ -53,6 +57,8 @@ def filled(tenants: int, engines: int, models: int) -> Gateway:
         gateway.decider.cost.learn(call, 1000, 50)
         for bookings in traffic.bookings.values():
             book(bookings, call.model, now)
+    for engine in gateway.fleet:
+        read(engine, MOST_PREFIXES // engines, now)
     return gateway
 
 
@@ -71,21 +77,24 @@ def milliseconds(work: Callable[[], object]) -> float:
     return statistics.median(took) * 1000
 
 
-def prefixes(engine: Engine) -> int:
-    """Bytes of a digest of a full prefix index."""
-    engine.remember(tuple(range(PREFIX_BLOCKS_REMEMBERED)), 0.0)
-    return len(engine.prefixes) * DIGEST
+def read(engine: Engine, blocks: int, now: float) -> None:
+    """Fill its prefix index as far as a checkpoint has it, with a prompt every few milliseconds."""
+    for number in range(0, blocks, PROMPT):
+        at = now - (blocks - number) * 1e-4
+        engine.remember(tuple([hash((engine.id, number + block)) for block in range(PROMPT)]), at)
 
 
 async def main() -> None:
-    print("tenants  engines  models      bytes   take, ms  restore, ms   prefix index left out, bytes")
+    print("tenants  engines  models      bytes   take, ms  restore, ms  digests, bytes  indexes, bytes")
     for size in SIZES:
         gateway = filled(*size)
         state = gateway.checkpoints.take()
         took = milliseconds(gateway.checkpoints.take)
         restored = milliseconds(lambda: gateway.checkpoints.restore(state, 1.0))  # noqa: B023 # called at once
-        index = prefixes(next(iter(gateway.fleet))) * size[1]
-        print("{:7}  {:7}  {:6}".format(*size), f"{len(state):10,} {took:10.2f} {restored:12.2f} {index:14,}")
+        digests = sum([len(msgspec.msgpack.encode(engine.prefixes)) for engine in decoded(state).engines])
+        whole = size[1] * PREFIX_BLOCKS_REMEMBERED * BLOCK
+        row = f"{len(state):10,} {took:10.2f} {restored:12.2f} {digests:15,} {whole:15,}"
+        print("{:7}  {:7}  {:6}".format(*size), row)
         await gateway.aclose()
 
 
