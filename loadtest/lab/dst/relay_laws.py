@@ -2,7 +2,8 @@
 
 - Nothing is promised over an engine's budget: no decider grants what does not fit beside all that living relays have,
   and its ledger has at least that.
-- Nothing is settled twice: a decider hears the end of a call once, and no call is charged as two.
+- Nothing is settled twice: a decider hears the end of a call once, and no call is charged as two, unless the first
+  grant was on its way when its decider died.
 - A relay obeys one decider: each grant is of the epoch that it has met last, and no two deciders share an epoch.
 - No decider grants once one of a later epoch has.
 - A decider grants nothing before it has been told, and asks in the order of arrival.
@@ -52,6 +53,8 @@ class RelayLaws:
         self._unknown: dict[tuple[int, int], float] = {}  # a relay's process and a call's number -> since when
         self._epochs: set[int] = set()
         self._granted = 0  # the highest epoch in which was granted
+        self._granters: dict[str, Decider] = {}  # who has granted a call last, by its id
+        self._lost: set[tuple[str, int]] = set()  # calls that are asked for again as their grants were lost, and epochs
 
     def goes_on(self, gateway: Gateway, state: bytes) -> None:
         """A decider has begun with a checkpoint: it has what was learned, no limit is fuller, and nothing is held."""
@@ -142,16 +145,26 @@ class RelayLaws:
                         promised[terms.engine] += terms.tokens
         return promised
 
-    def granting(self, decider: Decider) -> None:
+    def granting(self, decider: Decider, call: Call) -> None:
         """It is about to grant. None of a later epoch has, and all that it waits for was told."""
         epoch = decider.hub.epoch
         if epoch < self._granted:
             self._wrong(f"a decider of epoch {epoch} grants, and another of epoch {self._granted} has")
         self._granted = max(self._granted, epoch)
+        self.asked_for(decider, call)
+        self._granters[call.request_id] = decider
         missing = decider.owed - decider.known()
         untold = [each.number for each in self._relays() if each.dead_at < 0.0 and each.pid in missing]
         if untold:
             self._wrong(f"epoch {epoch} grants, and the relays {untold} have not told it what they hold")
+
+    def asked_for(self, decider: Decider, call: Call) -> None:
+        """A call asks for an engine. Where an earlier decider has granted it one, and its relay has not heard of that,
+        it is charged anew: a checkpoint may have the first charge, as of a call that runs."""
+        if self._granters.get(call.request_id, decider) is not decider:
+            asked = [each for relay in self._relays() for each in relay.side.link.calls.values()]
+            if any(each.terms is None and each.call and each.call.request_id == call.request_id for each in asked):
+                self._lost.add((call.request_id, decider.hub.epoch))
 
     def _given_back(self, decider: Decider, now: float) -> None:
         """Of another machine's relay it comes back when the next one of its number is there."""
@@ -180,7 +193,7 @@ class RelayLaws:
         for decider in self._deciders():
             if not decider.dead:
                 counted = decider.gateway.limits.level(("requests", "", "", ""))
-                if counted > calls:
+                if counted > calls + len(self._lost):
                     yield f"{counted:.0f} requests are counted of {calls}"
                 dispatch = decider.gateway.dispatch
                 known = [list(calls) for _, calls in kept(decider) if calls]
@@ -241,7 +254,7 @@ class DispatchLaws:
             self._wrong(f"call {call.request_id} is granted {engine.id} before all relays have told what they hold")
         if now >= call.deadline:
             self._wrong(f"call {call.request_id} is granted {engine.id} {now - call.deadline:.4f} s past its deadline")
-        self._laws.granting(decider)
+        self._laws.granting(decider, call)
         promised = self._laws.promised(decider, engine.id)
         if engine.held < promised:
             self._wrong(f"{engine.id} is granted with {engine.held} tokens held, and relays have {promised}")
@@ -253,6 +266,7 @@ class DispatchLaws:
 
     def entering(self, call: Call, exclude: frozenset[str], *, front: bool) -> None:
         """The call was not granted at once."""
+        self._laws.asked_for(self._decider, call)
         if not front:
             self._in_order(call)
 
