@@ -448,7 +448,7 @@ class Dispatch:
                 call.expected_tokens = min(call.expected_tokens, call.shaped)
         if self.session_shadow is not None:
             engines = self.fleet.serving(call.model)
-            self.session_shadow.granted(call, choice, engines, now, ticket, exclude, traffic.drain.residence)
+            self.session_shadow.granted(call, choice, engines, now, ticket, exclude)
         grant = LocalGrant(self, call, choice, now, ticket)
         if self.control.sessions is not None:
             self.control.sessions.granted(call, choice, now)

@@ -122,12 +122,9 @@ class AdmissionControl:
         engines, routing = self.fleet.serving(call.model), self.rules.policy.routing
         if self.sessions is None:
             return choose(engines, call, now, routing=routing, rng=rng, exclude=exclude)
-        traffic = self.traffic.get(call.model)
-        residence = 0.0 if traffic is None else traffic.drain.residence
         return choose_for_session(
-            self.sessions, engines, call, now, routing=routing, rng=rng, exclude=exclude, waited=waited,
-            residence=residence,
-        )  # fmt: skip
+            self.sessions, engines, call, now, routing=routing, rng=rng, exclude=exclude, waited=waited
+        )
 
     def to_wait(
         self, call: Call, now: float, exclude: frozenset[str] = NO_ENGINES, *, front: bool = False

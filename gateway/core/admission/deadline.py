@@ -98,11 +98,6 @@ class Drain:
         for rate in self._by_class.values():
             rate.advance(now)
 
-    @property
-    def residence(self) -> float:
-        """Seconds that a hold lasts, on average; 0: none has come back yet."""
-        return max(0.0, self._lasted / self._tokens) if self._tokens else 0.0
-
     def checkpoint(self, now: float) -> SavedDrain:
         """The rates of now, for the next decider."""
         by_class = {name: rate.rate(now) for name, rate in self._by_class.items()}

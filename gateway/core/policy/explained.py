@@ -176,7 +176,8 @@ def _sessions(policy: Policy, name: str) -> Iterator[str]:
     elif sessions.order == "least_served":
         each = f"{shown(sessions, 'head_start')} s for each second of reading that its session was served"
         yield f"a call goes after others of its tenant in {name} by {each}, at most {most}"
-    yield f"for the engine that knows its session it waits as long as reading anew would take, at most {most}"
+    wait = f"{shown(sessions, 'head_start')} s for each second of reading that it saves, at most {most}"
+    yield f"for the full engine that knows its session it waits {wait}, and never past its targets"
     if sessions.keep:
         yield f"a session's cache is kept for its next call, for {SECONDS.show(sessions.keep)} at most"
 

@@ -3,9 +3,12 @@
 An engine *knows* a call's session if it has most of its prompt cached. A prompt that is shared by many, such as a
 system prompt, makes no engine know one. Two calls are set aside, so that others pass them, though an engine has room:
 
-- One whose session is known by a full engine, for as long as reading the prompt anew elsewhere would take. So it never
-  waits longer than it would have saved by twice (ski rental).
-- One that no engine knows, where all room that is left is kept for sessions that are expected back; for `most_ahead`.
+- One whose session is known by a full engine, for `head_start` seconds for each second of reading that it would be
+  spared. Its own reading is not all that leaving costs: it pushes as much of others' out of the other engine, and they
+  then read and leave too.
+- One that no engine knows, where all room that is left is kept for sessions that are expected back.
+
+Neither waits for longer than `most_ahead`, nor past the time by which it has to go to any engine that has room.
 
 Synchronous and pure.
 """
@@ -17,7 +20,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gateway.core.engines.choice import Choice, cached_tokens, choose, knows, usable_of
+from gateway.core.engines.choice import Choice, cached_tokens, choose, knows, least_ttft, usable_of
 from gateway.core.engines.fleet import Engine
 from gateway.core.policy.policy import Routing
 from gateway.core.request.call import Call
@@ -43,12 +46,12 @@ def choose_for_session(
     rng: random.Random,
     exclude: frozenset[str] = frozenset(),
     waited: float = 0.0,
-    residence: float = 0.0,
 ) -> Choice | Aside | None:
     """The best engine for the call, by `choose`; ASIDE: it had better wait; None: no engine has room. `waited`:
-    seconds so far; `residence`: seconds that a hold lasts, on average."""
+    seconds so far."""
+    policy = sessions.policy
     rate = max([engine.prefill_rate for engine in engines], default=1.0)
-    patient = waited < min(sessions.policy.most_ahead, sessions.policy.head_start * call.cost / rate)
+    patient = waited < min(policy.most_ahead, policy.head_start * call.cost / rate) and _in_time(engines, call, now)
 
     def spoken_for(engine: Engine) -> int:
         return sessions.spoken_for(engine.id, engine.budget, call) if patient else 0
@@ -57,30 +60,26 @@ def choose_for_session(
     if choice is None:
         fits = patient and any(engine.fits(call.cost, call.class_name) for engine in usable_of(engines, now))
         return ASIDE if fits else None
-    saved = saved_by_waiting(engines, call, choice, now, residence)
-    return ASIDE if patient and saved > WORTH_WAITING and waited < saved else choice
+    saved = saved_by_waiting(engines, call, choice, now) if patient else 0.0
+    return ASIDE if saved > WORTH_WAITING and waited < policy.head_start * saved else choice
 
 
-def saved_by_waiting(
-    engines: Sequence[Engine], call: Call, choice: Choice, now: float, residence: float = 0.0
-) -> float:
+def _in_time(engines: Sequence[Engine], call: Call, now: float) -> bool:
+    """Whether the call can wait on and have its first token in time all the same, were that twice as late as is
+    predicted: nobody is to be refused for having waited where an engine had room."""
+    ttft, _, _ = least_ttft(usable_of(engines, now), call, now)
+    return now + WORTH_WAITING + 2.0 * ttft <= min(call.ttft_by, call.deadline)
+
+
+def saved_by_waiting(engines: Sequence[Engine], call: Call, choice: Choice, now: float) -> float:
     """Seconds of reading that the call is spared if it waits for an engine that knows its session and is full, in place
-    of going to `choice` now; 0: none does, or none will have room as soon."""
+    of going to `choice` now; 0: none does."""
     most = 0.0
     for engine in usable_of(engines, now):
         if engine is not choice.engine and knows(engine, call, now) and not engine.fits(call.cost, call.class_name):
             spared = choice.prefill - (call.prompt_tokens - cached_tokens(engine, call, now))
-            seconds = spared / engine.prefill_rate
-            if seconds > room_in(engine, call, residence):
-                most = max(most, seconds)
+            most = max(most, spared / engine.prefill_rate)
     return most
-
-
-def room_in(engine: Engine, call: Call, residence: float) -> float:
-    """Seconds until the engine has room for the call, where each of its holds lasts `residence` seconds."""
-    missing = max(0, engine.load + call.cost - engine.budget)
-    tokens = missing / max(1, engine.held) * residence
-    return max(tokens, residence / max(1, engine.in_flight)) if engine.in_flight >= engine.slots else tokens
 
 
 def saved_by_cache(engines: Sequence[Engine], call: Call, now: float) -> float:

@@ -61,11 +61,11 @@ class SessionShadow:
 
     def granted(
         self, call: Call, choice: Choice, engines: Sequence[Engine], now: float, ticket: Ticket | None,
-        exclude: frozenset[str], residence: float,
+        exclude: frozenset[str],
     ) -> None:  # fmt: skip
         """The call is about to be given this engine, of all those that serve its model. `ticket`: its ticket, if it
-        waited; `exclude`: engines that have failed it. `residence`: seconds that a hold lasts, on average."""
-        self._shadow.safely(self._granted, call, choice, engines, now, ticket, exclude, residence)
+        waited; `exclude`: engines that have failed it."""
+        self._shadow.safely(self._granted, call, choice, engines, now, ticket, exclude)
 
     def left(self, call: Call) -> None:
         """The call has gone without an engine."""
@@ -83,7 +83,7 @@ class SessionShadow:
 
     def _granted(
         self, call: Call, choice: Choice, engines: Sequence[Engine], now: float, ticket: Ticket | None,
-        exclude: frozenset[str], residence: float,
+        exclude: frozenset[str],
     ) -> None:  # fmt: skip
         memory, routing = self._memory, self._policy.routing
         if not exclude:  # one that has lost its engine goes where it can
@@ -92,9 +92,7 @@ class SessionShadow:
             else:
                 memory.advance(now)
                 waited = 0.0 if ticket is None else now - ticket.since
-                found = choose_for_session(
-                    memory, engines, call, now, routing=routing, rng=self._rng, waited=waited, residence=residence
-                )
+                found = choose_for_session(memory, engines, call, now, routing=routing, rng=self._rng, waited=waited)
                 ours = found if isinstance(found, Choice) else None
             word = ASIDE
             if ours is not None:

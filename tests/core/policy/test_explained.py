@@ -337,7 +337,7 @@ def test_lengths_that_are_learned_and_what_they_order() -> None:
         ),
         (
             "{order: arrival, keep: 0s}",
-            ["for the engine that knows its session it waits as long as reading"],
+            ["for the full engine that knows its session it waits 10 s for each second of reading that it saves"],
         ),
         ("{keep: 5s}", ["a session's cache is kept for its next call, for 5s at most"]),
     ],

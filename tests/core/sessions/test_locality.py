@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from gateway.core.engines.choice import Choice, leaves
 from gateway.core.engines.fleet import Engine
@@ -13,7 +14,7 @@ from gateway.core.engines.turnover import REMEMBERED, Turnover
 from gateway.core.policy.policy import Policy, Routing
 from gateway.core.policy.sessions import SessionsPolicy
 from gateway.core.request.call import Call
-from gateway.core.sessions.locality import Aside, choose_for_session, room_in, seconds_ahead
+from gateway.core.sessions.locality import Aside, choose_for_session, seconds_ahead
 from gateway.core.sessions.memory import SessionMemory
 from tests.calls import a_call
 
@@ -38,28 +39,42 @@ def a_turn(tokens: int = 40_000, **fields: Any) -> Call:
 
 def decided(engines: list[Engine], call: Call | None = None, sessions: SessionMemory | None = None, **more: Any) -> str:
     found = choose_for_session(
-        sessions or SessionMemory(SESSIONS), engines, call or a_turn(), NOW,
+        SessionMemory(SESSIONS) if sessions is None else sessions, engines, call or a_turn(), NOW,
         routing=Routing(), rng=random.Random(1), **more,
     )  # fmt: skip
     return found.engine.id if isinstance(found, Choice) else "aside" if isinstance(found, Aside) else "no room"
 
 
-def test_a_call_waits_for_the_engine_that_knows_it_as_long_as_reading_anew_would_take() -> None:
+def test_a_call_waits_for_the_engine_that_knows_it_by_what_reading_anew_would_take() -> None:
     engines = [an_engine("home", held=60_000, knows=True), an_engine("other")]
-    assert decided(engines) == "aside"  # 40,000 tokens at 10,000 a second
-    assert decided(engines, waited=3.9) == "aside"
-    assert decided(engines, waited=4.0) == "other"
+    assert decided(engines) == "aside"  # 40,000 tokens at 10,000 a second, four times
+    assert decided(engines, waited=15.8) == "aside"
+    assert decided(engines, waited=16.0) == "other"
+    short = SessionMemory(SessionsPolicy(head_start=4.0, most_ahead=5.0))
+    assert decided(engines, sessions=short, waited=4.9) == "aside"
+    assert decided(engines, sessions=short, waited=5.0) == "other"
     assert decided(engines, a_turn(800)) == "home"
     assert decided([an_engine("home", held=1, slots=1, knows=True), an_engine("other")], a_turn(8000)) == "other"
 
 
-def test_it_does_not_wait_for_room_that_comes_too_late() -> None:
+@pytest.mark.parametrize("limit", ["ttft_by", "deadline"])
+def test_it_does_not_wait_until_it_would_be_too_late_anywhere(limit: str) -> None:
     engines = [an_engine("home", held=60_000, knows=True), an_engine("other")]
-    assert room_in(engines[0], a_turn(), 30.0) == pytest.approx(10.0)
-    assert decided(engines, residence=30.0) == "other"
-    assert decided(engines, residence=3.0) == "aside"
-    full = an_engine("full", held=100, slots=1)
-    assert room_in(full, a_turn(10), 30.0) == 30.0
+    reading = 40_000 / 10_000
+    in_time = structs.replace(a_turn(), **{limit: NOW + 2.0 * reading + 2.0})
+    late = structs.replace(a_turn(), **{limit: NOW + 2.0 * reading + 0.5})
+    assert (decided(engines, in_time), decided(engines, late)) == ("aside", "other")
+
+
+def test_a_stranger_does_not_leave_room_until_it_would_be_too_late() -> None:
+    sessions = SessionMemory(SESSIONS)
+    for prefix in ((1,), (1, 2)):
+        mine = a_call(prefix=prefix, tenant="t")
+        sessions.arrive(mine, NOW)
+        sessions.ended(mine, "a", 50_000, NOW)
+    engine, late = an_engine("a", held=20_000), structs.replace(a_turn(31_000), ttft_by=NOW + 4.0)
+    assert decided([engine], a_turn(31_000), sessions) == "aside"
+    assert decided([engine], late, sessions) == "a"
 
 
 def test_an_engine_that_knows_a_call_is_not_passed_over_for_its_load() -> None:

@@ -72,14 +72,14 @@ def test_a_session_waits_for_its_engine_and_others_pass_it() -> None:
     virtual(scenario)
 
 
-def test_it_goes_elsewhere_after_as_long_as_it_would_have_saved() -> None:
+def test_it_goes_elsewhere_after_its_head_start_for_what_it_would_have_saved() -> None:
     async def scenario(made: Sessions) -> None:
         home = await made.read(made.turn(*ROOT))
         full = made.engine(0 if home == "e0" else 1)
         hold = full.hold(60_000, 0, made.loop.time(), "default")
         began = made.loop.time()
         assert await made.read(made.turn(*ROOT, 9), 0.0) != home
-        assert 3.0 < made.loop.time() - began < 5.0
+        assert 12.0 < made.loop.time() - began < 16.0, "not quite 4 s of reading, four times"
         hold.release()
 
     virtual(scenario)

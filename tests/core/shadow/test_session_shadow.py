@@ -177,7 +177,7 @@ def test_a_bug_in_it_costs_no_call() -> None:
         choice = Choice(made.engine(0), 1, 0, 1.0)
         shadow = made.dispatch.session_shadow
         assert shadow is not None
-        shadow.granted(None, choice, (), 0.0, None, frozenset(), 0.0)  # type: ignore[arg-type]
+        shadow.granted(None, choice, (), 0.0, None, frozenset())  # type: ignore[arg-type]
         assert (made.shadow.bugs, len(made.bugs)) == (1, 1)
         call = made.turn(*ROOT)
         with await made.dispatch.ask(call) as grant:
