@@ -153,6 +153,8 @@ class BatchDoor:
         except (Refused, StorageError):
             await in_thread(partial(site.folder.delete, sink.id))
             raise
+        finally:
+            sink.close()
         return _encode(file)
 
     async def _files(self, request: Request, tenant: str) -> bytes:

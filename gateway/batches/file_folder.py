@@ -1,4 +1,5 @@
-"""Folder of the stored files. A file has its name once it is whole; what is being written ends in `.part`.
+"""Folder of the stored files. A file has its name once it is whole; what is being written ends in `.part`, and is
+locked (flock) until its writer has closed it: a gateway that is taken over finishes its uploads beside its successor.
 
 Every method blocks, and is called in a thread.
 """
@@ -6,8 +7,8 @@ Every method blocks, and is called in a thread.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
-from collections.abc import Collection
 from pathlib import Path
 from typing import BinaryIO
 
@@ -26,15 +27,18 @@ class FileFolder:
 
     def begin(self, id: str) -> BinaryIO:
         """A new file, to be written to its end. What an earlier try has left of it is gone."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-        return os.fdopen(os.open(self._part(id), flags, 0o600), "wb")
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._part(id))
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        file = os.fdopen(os.open(self._part(id), flags, 0o600), "wb")
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return file
 
     def keep(self, id: str, file: BinaryIO) -> int:
-        """It is whole and on the disk from now on. Its size in bytes."""
-        with file:
-            file.flush()
-            os.fsync(file.fileno())
-            size = os.fstat(file.fileno()).st_size
+        """It is whole and on the disk from now on. Its size in bytes. Close it once its row is there."""
+        file.flush()
+        os.fsync(file.fileno())
+        size = os.fstat(file.fileno()).st_size
         os.replace(self._part(id), self.path / id)
         return size
 
@@ -54,11 +58,20 @@ class FileFolder:
         with open(self.path / id, "rb", buffering=0) as file:
             return os.pread(file.fileno(), length, offset)
 
-    def clean(self, ids: Collection[str]) -> None:
-        """Delete all that is none of these: parts of earlier processes, and files that nobody knows."""
-        for entry in os.scandir(self.path):
-            if entry.is_file(follow_symlinks=False) and entry.name not in ids:
-                os.unlink(entry.path)
+    def loose(self) -> list[str]:
+        """Names of the files that nobody writes: those that have a row by now, and what earlier processes have left."""
+        return [entry.name for entry in os.scandir(self.path) if _loose(entry)]
 
     def _part(self, id: str) -> Path:
         return self.path / f"{id}{PART}"
+
+
+def _loose(entry: os.DirEntry[str]) -> bool:
+    if not entry.is_file(follow_symlinks=False):
+        return False
+    try:
+        with open(entry.path, "rb", buffering=0) as file:
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, FileNotFoundError):
+        return False
+    return True

@@ -73,8 +73,8 @@ class UploadSink:
             self._writer = asyncio.get_running_loop().create_task(self._write())
 
     async def kept(self, rest: bytes) -> int:
-        """The body is whole, with these last bytes: its file is kept under its id. Its size in bytes. Raises Refused,
-        or OSError of the disk; then nothing is left of it."""
+        """The body is whole, with these last bytes: its file is kept under its id, until `close` as one that is being
+        written. Its size in bytes. Raises Refused, or OSError of the disk; then nothing is left of it."""
         kept = False
         try:
             try:
@@ -99,6 +99,11 @@ class UploadSink:
                 self.lost()
                 if self._writer is not None:
                     await asyncio.shield(self._writer)
+
+    def close(self) -> None:
+        """The file that is kept has its row, or has been deleted."""
+        if self._file is not None:
+            self._file.close()
 
     async def _write(self) -> None:
         try:

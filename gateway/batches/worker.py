@@ -36,8 +36,11 @@ class BatchWorker:
         """Forget what nobody needs, and begin. Raises OSError and StorageError."""
         site = self._site
         await in_thread(site.folder.make)
-        ids = await site.storage.run(tables.file_ids)
-        await in_thread(partial(site.folder.clean, ids))
+        loose = await in_thread(site.folder.loose)
+        for name in set(loose) - await site.storage.run(
+            tables.file_ids
+        ):  # asked last: who let go of a file has its row
+            await in_thread(partial(site.folder.delete, name))
         self._task = asyncio.get_running_loop().create_task(self._look())
 
     def look(self) -> None:

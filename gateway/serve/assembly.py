@@ -459,12 +459,12 @@ class Gateway:
             self.families.append(lambda: batch_families(offered.states, offered.lines, offered.calls))
 
     async def give_storage(self) -> None:
-        """Use what outlasts this gateway no longer: another one does."""
+        """Another gateway uses from now on what outlasts this one, which only ends what is under way."""
         if self.batches is not None:
-            await self.batches.aclose()
+            await self.batches.give()
         await self.token_use.aclose()
         if self.storage is not None:
-            await self.storage.aclose()
+            await self.storage.share()
 
     async def aclose(self) -> None:
         if self.batches is not None:

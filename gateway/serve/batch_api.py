@@ -23,6 +23,10 @@ class BatchApi:
         await self._worker.start()
         self._site.pipeline.stored = self._door
 
+    async def give(self) -> None:
+        """Work no batch any more: another gateway does. Requests that have begun are still answered."""
+        await self._worker.aclose()
+
     async def aclose(self) -> None:
         """End answers and calls under way. A result that is being kept is kept."""
         await self._worker.aclose()

@@ -8,8 +8,9 @@
 - `run` is one transaction: committed when the work returns, rolled back when it raises. A commit survives the end of
   the process, SIGKILL too. A power cut may undo the last ones, never half of one (WAL with synchronous=NORMAL).
 - The event loop never waits for a disk: each call runs in a daemon thread of the storage's own, one after another.
-- The folder is locked (flock), so that two gateways never count or work the same things. The file itself is open to
-  readers, such as a backup by `sqlite3 weir.db .backup`.
+- The folder is locked (flock), so that two gateways never count or work the same things. One that is taken over shares
+  it with its successor, for requests that it has begun. The file itself is open to readers, such as a backup by
+  `sqlite3 weir.db .backup`.
 - SCHEMA is the list of the schema's versions. A new version is one more entry at its end; no entry ever changes.
 """
 
@@ -106,6 +107,10 @@ class Storage:
         """What the work returns, done in one transaction. A caller that is cancelled leaves the work to its end. Raises
         StorageError, and what the work raises; then nothing has changed."""
         return await self._ask(lambda: self._transaction(work))
+
+    async def share(self) -> None:
+        """Let another gateway open it too, for which this one only finishes what is under way. Raises StorageError."""
+        await self._ask(self._unlock)
 
     async def aclose(self) -> None:
         """Close it, once what was asked for before is done. It is not opened again."""
@@ -238,6 +243,9 @@ class Storage:
         if self._database is not None:
             self._database.close()
             self._database = None
+        self._unlock()
+
+    def _unlock(self) -> None:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1

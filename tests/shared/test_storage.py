@@ -184,6 +184,21 @@ async def test_one_gateway_uses_a_folder_and_another_may_have_it_afterwards(tmp_
 
 
 @in_loop
+async def test_one_that_shares_it_ends_what_it_has_begun_beside_the_other(tmp_path: Path) -> None:
+    first, second = Storage(tmp_path, (ONE,)), Storage(tmp_path, (ONE,))
+    await first.open()
+    await first.share()
+    await second.open()
+    for each in (first, second):
+        await each.run(lambda database: database.execute("CREATE TABLE IF NOT EXISTS both (x)"))
+        await each.run(lambda database: database.execute("INSERT INTO both VALUES (1)"))
+        await each.aclose()
+    with sqlite3.connect(tmp_path / module.NAME) as database:
+        assert database.execute("SELECT count(*) FROM both").fetchone() == (2,)
+    database.close()
+
+
+@in_loop
 async def test_a_folder_that_cannot_be_made_or_is_a_file_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for folder, words in ((tmp_path / "absent" / "deep", "No such file"), (tmp_path / "file", "File exists")):

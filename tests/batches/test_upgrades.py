@@ -1,0 +1,114 @@
+"""Upgrades while batches run and files come and go: no line is lost or doubled, and no client notices."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import openai
+import pytest
+
+from loadtest.processes import until
+from tests.e2e.traffic import CHAT, body
+from tests.serve.test_upgrades import World, world
+
+pytestmark = pytest.mark.slow
+
+POLICY = (
+    "fleet: {poll: 100ms, health: 200ms}\nstorage: {folder: kept}\nbatches: {in_flight: 8}\ntimeouts: {drain: 20s}\n"
+)
+LINES = 400
+UPGRADES = 3
+OTHERS = 1 << 20  # bytes of a file that comes and goes meanwhile
+
+
+def lines_of(number: int) -> bytes:
+    asked = [
+        {"custom_id": f"c{each}", "method": "POST", "url": CHAT, "body": body(model="sim", max_tokens=8)}
+        for each in range(number)
+    ]
+    return "\n".join(map(json.dumps, asked)).encode()
+
+
+class Others:
+    """Callers of the Files and Batch API, one after another until they are told to stop, each on connections of its
+    own. `ended`: how their calls have."""
+
+    def __init__(self, made: World, batch: str) -> None:
+        self.ended: Counter[str] = Counter()
+        self._made = made
+        self._over = threading.Event()
+        kept = openai.OpenAI(base_url=f"{made.url}/v1", api_key="none", max_retries=0, timeout=30.0)
+        self._threads = [
+            threading.Thread(target=self._again, args=(self._asks(batch), None)),
+            threading.Thread(target=self._again, args=(self._asks(batch), kept)),
+            threading.Thread(target=self._again, args=(self._file, None)),
+            threading.Thread(target=self._again, args=(self._file, kept)),
+        ]
+
+    def __enter__(self) -> Others:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _again(self, call: Callable[[openai.OpenAI], None], kept: openai.OpenAI | None) -> None:
+        while not self._over.wait(0.02):
+            client = kept or openai.OpenAI(base_url=f"{self._made.url}/v1", api_key="none", max_retries=0, timeout=30.0)
+            try:
+                call(client)
+            except openai.OpenAIError as error:
+                self.ended[f"{type(error).__name__}: {error} {error.__cause__!r}"] += 1
+            else:
+                self.ended["ok"] += 1
+            if client is not kept:
+                client.close()
+
+    @staticmethod
+    def _asks(batch: str) -> Callable[[openai.OpenAI], None]:
+        def ask(client: openai.OpenAI) -> None:
+            assert client.batches.retrieve(batch).request_counts is not None
+
+        return ask
+
+    @staticmethod
+    def _file(client: openai.OpenAI) -> None:
+        text = bytes(OTHERS)
+        file = client.files.create(file=("zeros", text), purpose="batch")
+        assert client.files.content(file.id).read() == text
+        client.files.delete(file.id)
+
+
+def test_upgrades_in_the_middle_of_a_batch_lose_and_double_nothing(tmp_path: Path) -> None:
+    with world(tmp_path, policy=POLICY) as made:
+        client = openai.OpenAI(base_url=f"{made.url}/v1", api_key="none", max_retries=0, timeout=30.0)
+        file = client.files.create(file=("in", lines_of(LINES)), purpose="batch")
+        id = client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h").id
+        done = 0
+        with Others(made, id) as others:
+            for _ in range(UPGRADES):
+                done += 30
+                assert until(lambda least=done: _completed(client, id) >= least, 30.0) is not None, made.output()
+                assert made.signalled() is not None, made.output()
+                assert _completed(client, id) < LINES, "the batch is to be under way"
+        assert set(others.ended) == {"ok"}, others.ended
+        assert until(lambda: client.batches.retrieve(id).status == "completed", 60.0) is not None, made.output()
+        batch = client.batches.retrieve(id)
+        found = [json.loads(line) for line in client.files.content(str(batch.output_file_id)).text.splitlines()]
+        assert [each["custom_id"] for each in found] == [f"c{number}" for number in range(LINES)]
+        assert all(each["response"]["body"]["id"].endswith(f"_{n}") for n, each in enumerate(found, 1))
+        assert batch.error_file_id is None
+        stored = {each.id for each in client.files.list()}
+        assert {path.name for path in (tmp_path / "kept/files").iterdir()} == stored
+
+
+def _completed(client: openai.OpenAI, batch: str) -> int:
+    counts = client.batches.retrieve(batch).request_counts
+    return 0 if counts is None else counts.completed
