@@ -17,6 +17,7 @@ from concurrent.futures import Executor
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from gateway.batches.door import FORM
 from gateway.batches.site import BatchSite
 from gateway.control.calls import CallView, active_calls
 from gateway.core.admission.limits import LimitBook
@@ -491,6 +492,7 @@ def server_settings(snapshot: Snapshot, most_clients: int) -> ServerSettings:
     """The data port's part of a policy. `most_clients`: connections that the process can afford."""
     policy = snapshot.policy
     connections = min(policy.server.max_connections, most_clients)
+    upload = 0 if policy.batches is None else policy.batches.max_file + FORM
     return ServerSettings(
         max_connections=connections,
         max_per_peer=max(1, int(connections * policy.server.max_per_peer)),
@@ -505,7 +507,7 @@ def server_settings(snapshot: Snapshot, most_clients: int) -> ServerSettings:
         body_timeout=policy.timeouts.body,
         body_total=policy.timeouts.body_total,
         keep_alive=policy.timeouts.keep_alive,
-        max_body=largest_body(policy),
+        max_body=max(largest_body(policy), upload),
         write_stall=policy.timeouts.write_stall,
         half_open_timeout=policy.timeouts.half_open,
     )
