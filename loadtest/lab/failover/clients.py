@@ -1,14 +1,14 @@
 """Clients of a failover: OpenAI's, with its default retries, beside raw ones that try once.
 
-Each kind has so many lines; a line makes one call after another, so as many calls are open as there are lines. Every
-second line streams. A raw call has a connection of its own.
+Each kind has so many lines, in turn on each machine. A line makes one call after another, so as many calls are open as
+there are lines. Every second line streams. A raw call has a connection of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
@@ -37,19 +37,21 @@ class CallEnd(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClosedLoop:
-    """Clients of the data port `url`, `lines` of each kind, until the end of the `async with`."""
+    """Clients of the data ports `urls`, `lines` of each kind, until the end of the `async with`."""
 
-    def __init__(self, url: str, lines: int) -> None:
+    def __init__(self, urls: Sequence[str], lines: int) -> None:
         self.ends: list[CallEnd] = []
-        self._url = url
+        self._urls = urls
         self._width = lines
         self._over = False
 
     async def __aenter__(self) -> ClosedLoop:
-        self._client = openai.AsyncOpenAI(base_url=f"{self._url}/v1", api_key="none", timeout=LIMIT)
+        self._clients = {
+            url: openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=LIMIT) for url in self._urls
+        }
         calls = (self._openai_call, self._raw_call)
         self._lines = [
-            asyncio.create_task(self._line(call, stream=number % 2 == 0))
+            asyncio.create_task(self._line(call, self._urls[number // 2 % len(self._urls)], stream=number % 2 == 0))
             for call in calls
             for number in range(self._width)
         ]
@@ -58,18 +60,19 @@ class ClosedLoop:
     async def __aexit__(self, *_: object) -> None:
         self._over = True
         await asyncio.gather(*self._lines)
-        await self._client.close()
+        for client in self._clients.values():
+            await client.close()
 
-    async def _line(self, call: Callable[[bool], Awaitable[CallEnd]], *, stream: bool) -> None:
+    async def _line(self, call: Callable[[str, bool], Awaitable[CallEnd]], url: str, *, stream: bool) -> None:
         while not self._over:
-            end = await call(stream)
+            end = await call(url, stream)
             self.ends.append(end)
             if end.failure:
                 await asyncio.sleep(PAUSE)
 
-    async def _openai_call(self, stream: bool) -> CallEnd:
+    async def _openai_call(self, url: str, stream: bool) -> CallEnd:
         began, port, failure = 0.0, 0, ""
-        create = self._client.chat.completions.create
+        create = self._clients[url].chat.completions.create
         try:
             if stream:
                 streamed = await create(model=MODEL, messages=MESSAGES, max_tokens=TOKENS, stream=True)
@@ -84,8 +87,8 @@ class ClosedLoop:
             failure = f"{type(error).__name__}: {error}"
         return CallEnd(kind="openai", began=began, failure=failure, port=port)
 
-    async def _raw_call(self, stream: bool) -> CallEnd:
-        call = RawCall(self._url, stream=stream, tokens=TOKENS)
+    async def _raw_call(self, url: str, stream: bool) -> CallEnd:
+        call = RawCall(url, stream=stream, tokens=TOKENS)
         await call.end()
         failure = "" if call.answer.outcome == "ok" else f"{call.answer.outcome}: {call.answer.why}"
         return CallEnd(kind="raw", began=call.answer.first_byte, failure=failure, port=call.port)

@@ -31,13 +31,13 @@ class Struck(msgspec.Struct, frozen=True):
 
 class FailoverFault(msgspec.Struct, frozen=True, kw_only=True):
     """`strike` makes it happen. `within`: seconds without grants that are aimed at; `exact_within`: the same until the
-    ledger is exact again, None: no aim. `across`: it needs two machines."""
+    ledger is exact again, None: no aim. `machines`: that it needs; of a cluster where it is more than one."""
 
     title: str
     strike: Callable[[FailoverSite], Struck]
     within: float = ONE
     exact_within: float | None = None
-    across: bool = False
+    machines: int = 1
 
 
 def _relay(number: signal.Signals) -> Callable[[FailoverSite], Struck]:
@@ -69,10 +69,11 @@ def _decider(number: signal.Signals) -> Callable[[FailoverSite], Struck]:
 
 def _machine(number: signal.Signals) -> Callable[[FailoverSite], Struck]:
     def strike(site: FailoverSite) -> Struck:
-        ruler, other = site.ruler, site.served
+        ruler = site.ruler
+        others = [machine for machine in site.machines if machine is not ruler]
         at = time.monotonic()
         ruler.signal(number)
-        return Struck(at, other.grants)
+        return Struck(at, lambda: any(machine.grants() for machine in others))
 
     return strike
 
@@ -183,16 +184,19 @@ FAULTS = {
         strike=_upgraded_struck,
     ),
     "ruler-kill": FailoverFault(
-        title="SIGKILL of the ruling machine", strike=_machine(KILL), within=ACROSS, across=True
+        title="SIGKILL of the ruling machine", strike=_machine(KILL), within=ACROSS, machines=2
     ),
     "ruler-stop": FailoverFault(
-        title="SIGSTOP of the ruling machine", strike=_machine(STOP), within=ACROSS, across=True
+        title="SIGSTOP of the ruling machine", strike=_machine(STOP), within=ACROSS, machines=2
+    ),
+    "ruler-of-three-kill": FailoverFault(
+        title="SIGKILL of the ruling machine of three", strike=_machine(KILL), within=ACROSS, machines=3
     ),
     "ruler-upgrade": FailoverFault(
-        title="an upgrade of the ruling machine by SIGUSR2, no kill", strike=_ruler_upgrade, across=True
+        title="an upgrade of the ruling machine by SIGUSR2, no kill", strike=_ruler_upgrade, machines=2
     ),
     "ruler-decider-kill": FailoverFault(
-        title="SIGKILL of the ruling machine's decider", strike=_decider(KILL), across=True
+        title="SIGKILL of the ruling machine's decider", strike=_decider(KILL), machines=2
     ),
 }
 QUICK = ("relay-kill", "decider-kill", "upgrade-kill", "ruler-kill")

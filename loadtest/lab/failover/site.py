@@ -1,4 +1,4 @@
-"""Site of a failover: simulated engines, gateways of several processes, and a store where they are two machines."""
+"""Site of a failover: simulated engines, gateways of several processes, and a store where they are several machines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from loadtest.processes import Child, ChildError, Gateway, get, until
 ENGINES, SLOTS = 2, 4  # calls at once of each engine: few, so that two cores are enough for all of it
 POLICY = f"fleet: {{poll: 100ms, health: 200ms}}\nbudget: {{max_concurrency: {SLOTS}}}\ntimeouts: {{drain: 60s}}\n"
 TOKEN = "failover-on-one-machine"  # noqa: S105 # of members on loopback
-JOINED = 20.0  # seconds for two machines to know each other
+JOINED = 30.0  # seconds for machines to know each other
 
 
 class GatewayMachine:
@@ -84,23 +84,23 @@ class GatewayMachine:
 
 
 class FailoverSite:
-    """Engines, and one machine, or two of a cluster. Raises ChildError, and NoValkey."""
+    """Engines, and one machine, or several of a cluster. Raises ChildError, and NoValkey."""
 
-    def __init__(self, folder: Path, *, relays: int, cluster: bool = False) -> None:
+    def __init__(self, folder: Path, *, relays: int, machines: int = 1) -> None:
         self.machines: list[GatewayMachine] = []
         self._store: Valkey | None = None
         self._engines = [self._engine(folder, number) for number in range(ENGINES)]
         try:
             urls = [child.line(r"^ready (\S+)", 30.0) for child in self._engines]
-            if not cluster:
+            if machines == 1:
                 self.machines.append(GatewayMachine(folder / "machine", urls, relays))
                 return
             self._store = Valkey(folder / "valkey.log", _free_port())
             policy = f"cluster: {{url: '{self._store.url}', name: failover, token_file: token}}\n"
-            for number in range(2):
+            for number in range(machines):
                 self.machines.append(GatewayMachine(folder / f"machine-{number}", urls, relays, policy))
             if until(self._joined, JOINED) is None:
-                raise ChildError("two machines of a cluster did not get to know each other")
+                raise ChildError(f"{machines} machines of a cluster did not get to know each other")
         except BaseException:
             self.close()
             raise
@@ -117,9 +117,10 @@ class FailoverSite:
         return Child(f"engine-{number}", argv, folder / f"engine-{number}.log")
 
     def _joined(self) -> bool:
-        """Whether one grants, and could be followed by the other."""
+        """Whether one grants, and could be followed by any other."""
         granting = [each for each in self.machines if each.grants()]
-        return len(granting) == 1 and bool((granting[0].asked("/cluster") or {}).get("electable"))
+        others = {each.member for each in self.machines if each not in granting}
+        return len(granting) == 1 and others <= set((granting[0].asked("/cluster") or {}).get("electable", ()))
 
     @property
     def ruler(self) -> GatewayMachine:
@@ -127,10 +128,15 @@ class FailoverSite:
         return next((each for each in self.machines if each.grants()), self.machines[0])
 
     @property
-    def served(self) -> GatewayMachine:
-        """The machine whose clients are asked: one that does not rule, where there are two."""
+    def followers(self) -> list[GatewayMachine]:
+        """The machines whose clients are asked: those that do not rule; of one, that one."""
         ruler = self.ruler
-        return next((each for each in self.machines if each is not ruler), ruler)
+        return [each for each in self.machines if each is not ruler] or [ruler]
+
+    @property
+    def served(self) -> GatewayMachine:
+        """The first of them."""
+        return self.followers[0]
 
     def close(self) -> None:
         for machine in self.machines:
