@@ -175,9 +175,9 @@ def scripts(data: bytes) -> tuple[int, int, int]:
     total = len(data)
     if data.isascii():
         return total, 0, 0
-    others = len(data.translate(None, _ASCII))
-    cjk = 3 * len(data.translate(None, _NOT_CJK_LEAD))
-    return total - others, cjk, others - cjk
+    others = data.translate(None, _ASCII)
+    cjk = 3 * len(others.translate(None, _NOT_CJK_LEAD))
+    return total - len(others), cjk, len(others) - cjk
 
 
 def chain(data: bytes, seed: int, block: int, max_blocks: int) -> tuple[int, ...]:
