@@ -487,6 +487,15 @@ def test_a_vllm_without_sockets_gets_ports_and_that_is_said(tmp_path: Path) -> N
     run(scenario)
 
 
+async def told(engine: Engine) -> list[str]:
+    """Its command line; the kernel has it a moment after the process begins."""
+    file = Path("/proc") / str(pid_of(engine)) / "cmdline"
+    async with asyncio.timeout(10):
+        while not (words := file.read_text()):
+            await asyncio.sleep(0.01)
+    return words.split("\0")
+
+
 def test_where_the_script_does_not_run_the_server_itself_is_started(tmp_path: Path) -> None:
     """As of a build whose metadata has another name."""
 
@@ -494,7 +503,7 @@ def test_where_the_script_does_not_run_the_server_itself_is_started(tmp_path: Pa
         answers = "sys.exit('no package metadata was found') if 'serve' in sys.argv else " + HELP
         box = Box(tmp_path, vllm(tmp_path, SERVES, answers_help=answers), models="m: {model_path: x}")
         engine = await box.start()
-        arguments = (Path("/proc") / str(pid_of(engine)) / "cmdline").read_text().split("\0")
+        arguments = await told(engine)
         assert "vllm.entrypoints.openai.api_server" in arguments
         assert arguments[arguments.index("--model") + 1] == "x"
         assert (tmp_path / "asked").read_text() == "--help=all\n" * 2, "not once more where it cannot run at all"
