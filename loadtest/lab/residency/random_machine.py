@@ -40,16 +40,19 @@ class RandomMachine(msgspec.Struct, frozen=True):
     gpus: dict[str, tuple[int, ...]]
 
     def too_large(self, name: str) -> bool:
-        """Whether a model may be refused for its size: what it really takes leaves no margin on its GPUs."""
-        true, several = self.models[name].true, self.tensor_parallel[name]
+        """Whether a model may be refused for its size: what it really takes leaves no margin on its GPUs; nor may what
+        is estimated of one with a long context, which no GPU need have room for."""
+        model, several = self.models[name], self.tensor_parallel[name]
+        true, given = model.true, model.own_context
         if true is None:
             return False
         sizes = sorted((self.totals[gpu] for gpu in self.gpus[name]), reverse=True)
         if len(sizes) < several:
             return True
-        given = self.models[name].own_context
-        context = true.context * min(LEAST, given) // given if given else true.context
+        context = true.context * LEAST // given if given else true.context
         needs = true.rest + context + max(0, true.beyond) + CONTEXT
+        if given:
+            needs = max(needs, model.claim - model.context + model.context * LEAST // given)
         return needs > (1 - 2 * MARGIN) * (sizes[several - 1] - true.hidden) - GIB
 
 

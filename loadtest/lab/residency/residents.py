@@ -363,7 +363,7 @@ class ResidentEngines:
         model = self.model(self.profiles[profile])
         if model.broken:
             raise Unusable(model.broken)
-        if model.claim > total and not model.own_context:
+        if model.claim > total and not (total and model.own_context):
             raise Unusable(f"needs {model.claim} bytes, the GPU has {total}")
         lesson = self.lessons.get(profile)
         if lesson is None or lesson.settings != self.settings(profile):
