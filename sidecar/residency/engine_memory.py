@@ -43,10 +43,14 @@ class EngineMemory:
 
     def claim(self, entry: ModelState, settled: int) -> int:
         """Its claim once it serves and has `settled`, what it holds beyond included: that is what it gives back when it
-        goes. By totals a neighbour's growth looks like its own, so no more than a fourth part is believed."""
+        goes. By totals a neighbour's growth looks like its own, so no more than a fourth part is believed. All of that
+        where the GPUs cannot be read now: with less booked, nobody would end it for one who needs the whole GPU."""
         booked = entry.size.claim
+        most = booked + booked // MOST_BEYOND
+        if self._monitor.error:
+            return max(booked, min(most, self._monitor.smallest(entry.gpus)))
         grown = max(self._grown.get(entry.name, {}).values(), default=0) if self.blind else 0
-        return max(booked, settled, min(grown, booked + booked // MOST_BEYOND))
+        return max(booked, settled, min(grown, most))
 
     def adopted(self, entry: ModelState, engine: Engine, gpus: Sequence[GPU]) -> None:
         """It was there before us: nobody knows by how much the use of its GPUs grew, but what it was to take."""

@@ -170,7 +170,7 @@ class EngineSteps:
                 if ready.done():
                     facts = ready.result()
                     self.memory.ready(entry, engine, gpus)
-                    settled = max(held.values(), default=0)
+                    settled = 0 if self._monitor.error else max(held.values(), default=0)  # an old reading is none
                     claim = self.memory.claim(entry, settled)
                     self.sizes.measure(entry, facts, claim, peak=peak, settled=settled)
                     return facts

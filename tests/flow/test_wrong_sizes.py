@@ -49,6 +49,26 @@ async def test_nothing_starts_where_another_has_taken_the_room_that_was_made() -
 
 
 @pytest.mark.parametrize("listing", ["own", "host", "none"])
+def test_so_does_one_that_got_ready_while_the_gpus_could_not_be_read(listing: Listing) -> None:
+    greedy = Model(weights=6 * GIB, claim=12 * GIB, true=TrueMemory(rest=10 * GIB, context=GIB, beyond=2 * GIB))
+    large = Model(weights=11 * GIB, claim=21 * GIB, true=TrueMemory(rest=18 * GIB, context=2 * GIB))
+
+    async def run() -> None:
+        async with opened(file("ab", a="sleep: null"), {"a": greedy, "b": large}, GPU, listing=listing) as made:
+            made.manager.orders.ensure("a")
+            while not made.machine.held:
+                await asyncio.sleep(0.1)
+            made.machine.faults.driver = "it hangs"
+            await made.until("a", "running")
+            await asyncio.sleep(3.0)
+            made.machine.faults.driver = ""
+            assert (await made.gateways[0].call("b", 1.0, 300.0)).ending == "served"
+            assert [name for _, name in made.engines.starts] == ["a", "b"]
+
+    vtime.run(run())
+
+
+@pytest.mark.parametrize("listing", ["own", "host", "none"])
 def test_an_engine_that_takes_more_than_its_claim_gives_that_back_to_the_plan(listing: Listing) -> None:
     greedy = Model(weights=6 * GIB, claim=12 * GIB, true=TrueMemory(rest=10 * GIB, context=GIB, beyond=2 * GIB))
     large = Model(weights=11 * GIB, claim=21 * GIB, true=TrueMemory(rest=18 * GIB, context=2 * GIB))
