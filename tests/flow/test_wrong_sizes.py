@@ -62,6 +62,7 @@ def test_so_does_one_that_got_ready_while_the_gpus_could_not_be_read(listing: Li
             await made.until("a", "running")
             await asyncio.sleep(3.0)
             made.machine.faults.driver = ""
+            await asyncio.sleep(3.0)
             assert (await made.gateways[0].call("b", 1.0, 300.0)).ending == "served"
             assert [name for _, name in made.engines.starts] == ["a", "b"]
 
