@@ -54,7 +54,8 @@ def test_so_does_one_that_got_ready_while_the_gpus_could_not_be_read(listing: Li
     large = Model(weights=11 * GIB, claim=21 * GIB, true=TrueMemory(rest=18 * GIB, context=2 * GIB))
 
     async def run() -> None:
-        async with opened(file("ab", a="sleep: null"), {"a": greedy, "b": large}, GPU, listing=listing) as made:
+        models = {"a": greedy, "b": large}
+        async with opened(file("ab", a="sleep: null"), models, 114 * GIB // 5, listing=listing) as made:
             made.manager.orders.ensure("a")
             while not made.machine.held:
                 await asyncio.sleep(0.1)
