@@ -25,6 +25,7 @@ FEATURES = {
     "responses": "responses",
     "messages": "messages",
     "count_tokens": "count_tokens",
+    "batches": "files, batches",
     "errors": "errors, Retry-After",
     "cancel": "cancel",
 }
@@ -67,36 +68,43 @@ class Client:
 
 ANTHROPIC_LACKS = ("chat", "embeddings", "responses")
 OPENAI_LACKS = ("messages", "count_tokens")
+ITS_OWN_BATCHES = {"batches": "Anthropic's are another API, which is 404 here"}
 CLIENTS = (
     Client("openai (Python)", "openai_python.py", "openai", OPENAI_LACKS),
-    Client("anthropic (Python)", "anthropic_python.py", "anthropic", ANTHROPIC_LACKS),
+    Client("anthropic (Python)", "anthropic_python.py", "anthropic", ANTHROPIC_LACKS, ITS_OWN_BATCHES),
     Client("openai (node)", "openai_node.mjs", "openai", OPENAI_LACKS),
-    Client("@anthropic-ai/sdk (node)", "anthropic_node.mjs", "@anthropic-ai/sdk", ANTHROPIC_LACKS),
-    Client("LiteLLM", "litellm_python.py", "litellm", not_run={"count_tokens": "counted by LiteLLM itself"}),
-    Client("langchain-openai", "langchain_python.py", "langchain-openai", OPENAI_LACKS),
+    Client("@anthropic-ai/sdk (node)", "anthropic_node.mjs", "@anthropic-ai/sdk", ANTHROPIC_LACKS, ITS_OWN_BATCHES),
+    Client(
+        "LiteLLM",
+        "litellm_python.py",
+        "litellm",
+        not_run={"count_tokens": "counted by LiteLLM itself", "batches": "no test yet"},
+    ),
+    Client("langchain-openai", "langchain_python.py", "langchain-openai", (*OPENAI_LACKS, "batches")),
     Client(
         "LlamaIndex (openai-like)",
         "llama_index_python.py",
         "llama-index-llms-openai-like",
-        ("responses", *OPENAI_LACKS),
+        ("responses", *OPENAI_LACKS, "batches"),
     ),
     Client(
         "Instructor",
         "instructor_python.py",
         "instructor",
         ("embeddings", "count_tokens"),
-        {"chat": "the package's own calls all have a schema", "responses": "no test yet"},
+        {"chat": "the package's own calls all have a schema", "responses": "no test yet", "batches": "no test yet"},
     ),
     Client(
         "Pydantic AI",
         "pydantic_ai_python.py",
         "pydantic-ai-slim",
-        not_run={
+        ("batches",),
+        {
             "messages": "its model for Anthropic fails beside this anthropic, before it sends",
             "count_tokens": "as messages",
         },
     ),
-    Client("Vercel's ai", "ai_node.mjs", "ai", ("count_tokens",)),
+    Client("Vercel's ai", "ai_node.mjs", "ai", ("count_tokens", "batches")),
 )
 
 

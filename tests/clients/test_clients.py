@@ -21,10 +21,12 @@ pytestmark = [pytest.mark.clients, pytest.mark.slow, pytest.mark.timeout(300)]
 
 KEYS = {"WEIR_KEY": "weir-key-of-everyday", "WEIR_SLOW_KEY": "weir-key-of-hurried"}
 POLICY = {
+    "storage": {"folder": "kept"},
+    "batches": {},
     "tenants": {
         "everyday": {"keys": [sha256(KEYS["WEIR_KEY"])]},
         "hurried": {"keys": [sha256(KEYS["WEIR_SLOW_KEY"])], "limits": {"requests": {"rate": "1/s", "burst": 1}}},
-    }
+    },
 }
 
 

@@ -55,6 +55,22 @@ await run({
     for await (const event of await client.responses.create({ ...asked, stream: true })) kinds.push(event.type);
     check(kinds[0] === "response.created" && kinds.at(-1) === "response.completed", kinds);
   },
+  async batches() {
+    const endpoint = "/v1/chat/completions";
+    const line = (custom_id) => JSON.stringify({ custom_id, method: "POST", url: endpoint, body: brief });
+    const lines = new File([`${line("a")}\n${line("b")}`], "calls.jsonl");
+    const file = await client.files.create({ file: lines, purpose: "batch" });
+    let batch = await client.batches.create({ input_file_id: file.id, endpoint, completion_window: "24h" });
+    for (const ends = Date.now() + 20_000; batch.status !== "completed" && Date.now() < ends; ) {
+      await new Promise((later) => setTimeout(later, 100));
+      batch = await client.batches.retrieve(batch.id);
+    }
+    check(batch.status === "completed", batch);
+    const text = await (await client.files.content(batch.output_file_id)).text();
+    const found = text.trim().split("\n").map((each) => JSON.parse(each).custom_id);
+    check(found.join() === "a,b", found);
+    check((await client.files.delete(file.id)).deleted);
+  },
   async errors() {
     const unknown = await failing(() => client.chat.completions.create({ ...brief, model: "no-such-model" }));
     check(unknown instanceof OpenAI.NotFoundError, unknown);

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import time
+
 import openai
 from cells import ENDLESS, HELLO, KEY, LEVEL, MODEL, SLOW, URL, Reading, check, failing, run
 
@@ -62,6 +65,25 @@ def responses() -> None:
     check(kinds[-1] == "response.completed", kinds)
 
 
+def batches() -> None:
+    body = {"model": MODEL, "messages": HELLO, "max_tokens": 4}
+    lines = [
+        json.dumps({"custom_id": each, "method": "POST", "url": "/v1/chat/completions", "body": body}) for each in "ab"
+    ]
+    file = client.files.create(file=("calls.jsonl", "\n".join(lines).encode()), purpose="batch")
+    check(file.id in [each.id for each in client.files.list()])
+    window = {"endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    batch = client.batches.create(input_file_id=file.id, **window)
+    ends = time.monotonic() + 20.0
+    while batch.status != "completed" and time.monotonic() < ends:
+        time.sleep(0.1)
+        batch = client.batches.retrieve(batch.id)
+    check(batch.status == "completed", batch)
+    found = [json.loads(line) for line in client.files.content(batch.output_file_id).text.splitlines()]
+    check([each["custom_id"] for each in found] == ["a", "b"], found)
+    check(client.files.delete(file.id).deleted)
+
+
 def errors() -> None:
     unknown = failing(openai.NotFoundError, lambda: create(model="no-such-model", messages=HELLO))
     check("no-such-model" in unknown.message, unknown)
@@ -82,4 +104,4 @@ def cancel() -> None:
     answer.close()
 
 
-run(chat, stream, tools, structured, embeddings, responses, errors, cancel)
+run(chat, stream, tools, structured, embeddings, responses, batches, errors, cancel)
