@@ -16,7 +16,8 @@ elects nobody where that is STALE.
 
 A store may be slow for the ruler alone. Its turns come too late to be answered, and would renew its time for ever, in
 which it may not grant and nobody else is elected. So a ruler whose lease is over without an answer only looks: such a
-turn renews nothing. Once one is answered in time, and nobody else rules, it goes on in its reign.
+turn renews nothing. Once one is answered in time, and nobody else rules, it goes on in its reign. Where the store was
+emptied, another may have ruled since: it is elected anew.
 
 `now` is monotonic seconds of this member; no two members' clocks are ever compared.
 """
@@ -142,8 +143,11 @@ class Election:
             self._asked = self.electable = turn.seen
         if ruler is not None and ruler.epoch < self.known:
             ruler = None  # its reign is over, as it will hear
-        if self.reign and not turn.reign and ruler is None:
-            return  # it has only looked: the turn after says that it rules
+        if self.reign and not turn.reign and ruler is None:  # it has only looked
+            if view.emptied:  # of a later epoch, perhaps: the turn after stands for election
+                self.overthrown(now)
+                self._unruled = now - NEWCOMER_WAITS
+            return  # else the turn after says that it rules
         if view.emptied and not self.known:
             self.vouched_until = -math.inf  # of a new cluster: nobody can have asked for its word
         if ruler is not None:

@@ -241,6 +241,18 @@ def test_who_comes_back_to_an_emptied_store_after_its_lease_waits_too() -> None:
     assert not a.may_grant(5.0)
 
 
+def test_a_ruler_without_a_lease_is_elected_anew_by_a_store_that_was_emptied() -> None:
+    """Another may have ruled meanwhile, whom the store has forgotten too."""
+    store, a = ruling("b")
+    a.failed(1.0)
+    store.clear()
+    turned(store, a, 3.0)
+    assert a.ruler is None
+    turned(store, a, 3.5)
+    assert a.reign == micros(3.5)
+    assert not a.may_grant(3.5)
+
+
 @pytest.mark.parametrize("waited", [NEWCOMER_WAITS - 0.1, NEWCOMER_WAITS])
 def test_a_newcomer_that_no_ruler_knew_waits_longer(waited: float) -> None:
     store, _ = ruling("b")
