@@ -271,15 +271,16 @@ class DispatchLaws:
             self._in_order(call)
 
     def _in_order(self, call: Call) -> None:
-        """In the moment in which all have told, calls are asked for in the order of their arrival. Those that may share
-        an engine's answer are not among them: they have waited for others of their kind first. Nor are those of a relay
-        that tells only then: a cluster's ruler does not wait for a machine that is past its time in the store."""
+        """In the moment in which all have told, what is asked again is so in the order of the calls' arrival. Those
+        that may share an engine's answer are not among them: they have waited for others of their kind first. Nor are
+        those of a relay that tells only then: a cluster's ruler does not wait for a machine that is past its time in
+        the store."""
         hub = self._decider.hub
         if self._decider.complete_at >= 0.0 or hub.first or call.route.merges:
             return
         if self._asked < 0.0:
             self._told = [session for session in hub.sessions if session.told]
-        waited = (served.call for session in self._told for served in session.calls.values())
+        waited = (served.call for session in self._told for served in session.calls.values() if served.ask.turn)
         if call.arrived < self._asked and any(each is call for each in waited):
             self._wrong(f"call {call.request_id} came at {call.arrived:.4f}, and is asked for after a later one")
         self._asked = max(self._asked, call.arrived)
