@@ -1,7 +1,8 @@
 """Default token of sidecars, where the policy names no token_file: no report is ever taken without a token.
 
 With `--engine demo` the token is made in memory, for the one sidecar that the gateway starts itself. Else it is in a
-file beside the policy. `sidecar init` makes that file, or else the gateway does.
+file beside the policy. `sidecar init` makes that file, or else the gateway does. In a cluster it is not made: sidecars
+show one token to all members.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from gateway.decider.loading import MAX_SECRET, TOKEN_LENGTH, Configuration, Loa
 from gateway.shared.new_file import write_new
 
 FILE = "sidecar.token"
+WHERE = "fleet.sidecars without a token_file"
 
 
 class OwnToken:
@@ -43,27 +45,31 @@ class OwnToken:
             return configuration
         if configuration.sidecar_token is not None:
             return configuration
+        if policy.cluster is not None and not self._own:
+            self._say_once(
+                f"{WHERE}: no sidecar is heard; name one, with the same token for all members of the cluster"
+            )
+            return configuration
         token = self._made if self._file is None else self._read(self._file)
         return msgspec.structs.replace(configuration, sidecar_token=token)
 
     def _read(self, file: Path) -> str | None:
         """The token; None: there is none, and none can be made, so no sidecar is heard."""
-        where = "fleet.sidecars without a token_file"
         try:
             created = self._make(file)
         except OSError as error:
             if self._own:
-                raise LoadError(f"{where}: {file}: {error.strerror}: name a token_file") from error
-            self._say_once(f"{where}: {file} cannot be made ({error.strerror}): no sidecar is heard; name a token_file")
+                raise LoadError(f"{WHERE}: {file}: {error.strerror}: name a token_file") from error
+            self._say_once(f"{WHERE}: {file} cannot be made ({error.strerror}): no sidecar is heard; name a token_file")
             return None
         try:
             with open(file, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW)) as opened:
                 seen = os.fstat(opened.fileno())
                 if not stat.S_ISREG(seen.st_mode) or seen.st_uid != os.geteuid() or seen.st_mode & 0o077:
-                    raise LoadError(f"{where}: {file}: expected a file of this user's alone: chmod 600 {file}")
-                token = secret(lambda _: opened.read(MAX_SECRET + 1), file, where, "token", TOKEN_LENGTH)
+                    raise LoadError(f"{WHERE}: {file}: expected a file of this user's alone: chmod 600 {file}")
+                token = secret(lambda _: opened.read(MAX_SECRET + 1), file, WHERE, "token", TOKEN_LENGTH)
         except OSError as error:
-            raise LoadError(f"{where}: {file}: {error.strerror}: name a token_file") from error
+            raise LoadError(f"{WHERE}: {file}: {error.strerror}: name a token_file") from error
         done = "was made" if created else "is used"
         self._say_once(f"{file} {done}: a sidecar on this machine needs `token_file: {file.absolute()}`")
         return token

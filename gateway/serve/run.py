@@ -158,7 +158,7 @@ async def serve(
         own_token = OwnToken(beside, say, own=options.demo or options.sidecar is not None)
         file, configuration = _configuration(
             options.policy,
-            complete=_complete(own_token, place, demo=options.demo),
+            complete=_complete(own_token, place),
             default=options.default_policy,
         )
         shadow_file, shadow = _configuration(options.shadow, "shadow ")
@@ -370,12 +370,10 @@ def _configuration(
         raise StartError(str(error)) from error
 
 
-def _complete(own_token: OwnToken, place: Place | None, *, demo: bool) -> Callable[[Configuration], Configuration]:
+def _complete(own_token: OwnToken, place: Place | None) -> Callable[[Configuration], Configuration]:
     """Function that adds to a configuration what it leaves out."""
     if place is None:
         return own_token.complete
-    if not demo:
-        return place.complete
     return lambda read: place.complete(own_token.complete(read))
 
 

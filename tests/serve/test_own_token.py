@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import stat
 from pathlib import Path
 
+import httpx
+import msgspec
 import pytest
 
+from gateway.core.policy.cluster import ClusterPolicy
 from gateway.core.policy.policy import FleetPolicy, Policy, SidecarsPolicy
 from gateway.decider.loading import Configuration, LoadError
 from gateway.serve.own_token import FILE, OwnToken
+from tests.serve.test_processes import POLICY, processes
 
 HEARS = Configuration(Policy(fleet=FleetPolicy(sidecars=SidecarsPolicy())))
 
@@ -61,3 +67,28 @@ def test_where_it_cannot_be_made_that_is_said(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match="No such file or directory: name a token_file"):
         OwnToken(tmp_path / "absent" / "policy.yaml", said.append, own=True).complete(HEARS)
     assert "(No such file or directory): no sidecar is heard; name a token_file" in said[0]
+
+
+def test_in_a_cluster_it_is_not_made_for_one_member(tmp_path: Path) -> None:
+    said: list[str] = []
+    cluster = ClusterPolicy(url="valkey://10.0.0.5:6379/0", name="prod", token_file="t")  # noqa: S106 # a file's name
+    of_a_cluster = Configuration(msgspec.structs.replace(HEARS.policy, cluster=cluster))
+    own = OwnToken(tmp_path / "policy.yaml", said.append, own=False)
+    assert own.complete(of_a_cluster) == own.complete(of_a_cluster) == of_a_cluster
+    assert not list(tmp_path.iterdir())
+    assert len(said) == 1
+    assert "no sidecar is heard; name one, with the same token for all members" in said[0]
+
+
+@pytest.mark.slow
+def test_a_decider_of_relays_makes_it_too_and_its_successor_uses_it(tmp_path: Path) -> None:
+    with processes(tmp_path, policy=POLICY.replace("health: 200ms", "health: 200ms, sidecars: {}")) as made:
+        token = (tmp_path / FILE).read_text().strip()
+        report = f"{made.gateway.control}/sidecars/report"
+        assert httpx.post(report, headers={"authorization": "Bearer another"}).status_code == 401
+        shown = {"authorization": f"Bearer {token}"}
+        assert httpx.post(report, headers=shown).status_code == 400, "it is heard, and is no report"
+        pid = made.pid("decider")
+        os.kill(pid, signal.SIGKILL)
+        made.replaced("decider", pid)
+        assert httpx.post(report, headers=shown).status_code == 400

@@ -236,7 +236,7 @@ class SidecarsPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """Sidecars that may add their engines to the fleet.
 
     `token_file`: File with the token that sidecars must show, alone in it. Its path is relative to this file. null:
-    sidecar.token beside this file, which is made where it is missing.
+    sidecar.token beside this file, which is made where it is missing, but not in a cluster.
     `order_token_file`: File with the token that this gateway shows sidecars, alone in it. Its path is relative to this
     file. null: the token that sidecars show.
     `tls`: TLS to sidecars on other machines; null: they are used at http:// too, in the clear.
