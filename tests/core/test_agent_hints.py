@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.core.admission.queues import Ticket
-from gateway.core.agent_hints import MOST_SECONDS
+from gateway.core.agent_hints import MOST_SECONDS, NO_HINTS, hints_of
 from gateway.core.policy.file import decode
 from gateway.core.policy.traffic import LengthPolicy
 from gateway.core.request.call import Call, CallSettings
@@ -48,6 +48,7 @@ def test_hints_that_say_nothing(hints: Any) -> None:
     made = call(hints)
     assert (made.hinted_tokens, made.hinted_ahead, made.session) == (0, 0.0, 0)
     assert call({}, nvext=None).hinted_tokens == 0
+    assert hints_of(b'{"model": "m"}') is NO_HINTS
 
 
 ABSURD: list[dict[str, Any]] = [
