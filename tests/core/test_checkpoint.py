@@ -130,7 +130,7 @@ def test_the_blocks_that_were_read_last_are_cached_for_the_next_decider(reads: l
 def test_what_an_engine_has_read_meanwhile_stays_and_is_the_newest() -> None:
     before, after, other = engine(), engine(), engine()
     before.remember((1, 2, 3), BEFORE - 10.0)
-    after.remember((4,), AFTER - 100.0)
+    after.remember((4, 3), AFTER - 100.0)
     after.remember((2,), AFTER - 1.0)
     saved = before.checkpoint(BEFORE, 9)
     after.restore(saved, AFTER - AGO, prefixes=True)
