@@ -41,7 +41,7 @@ def test_as_many_as_the_work_needs_and_no_more_than_four_times(
 ) -> None:
     most = max(work for work, *_ in stream)
     for wanted in fed(stream, Scaling(target_utilization=target)):
-        assert 0 <= wanted <= max(1, math.ceil(4.0 * most / target + 1e-9))
+        assert 0 <= wanted <= max(1, stream[0][4], math.ceil(4.0 * most / target + 1e-9))
 
 
 @settings(max_examples=30, deadline=None)
@@ -89,6 +89,15 @@ def test_none_is_wanted_after_the_cooldown_and_one_at_the_first_call() -> None:
     assert signal.wanted == 0
     signal.take(Readings(work=0.0, given=0, refused=100, queued=0, active=False, up=0), 100.0)
     assert signal.wanted == 1  # a call was refused, as no engine was there
+
+
+def test_a_gateway_that_has_just_been_started_wants_no_fewer_than_are_up() -> None:
+    signal = EnginesWanted(Scaling(stabilization_window=60.0), 0.0)
+    told = []
+    for second in range(1, 64):
+        signal.take(Readings(work=0.5, given=10 * second, refused=0, queued=0, active=True, up=4), float(second))
+        told.append(signal.wanted)
+    assert told == [4] * 61 + [1] * 2
 
 
 def test_late_first_tokens_want_one_more_than_there_are() -> None:

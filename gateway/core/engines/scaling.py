@@ -5,7 +5,8 @@
 `work` is the sum of its engines' utilizations. `offered` is what engines were given, what was refused for want of room
 (a call is refused where its class's target would be missed), and what waits, as tokens a second; `served` is the first
 of these. As in Kubernetes' HorizontalPodAutoscaler the number of engines there are now is no part of it, and fewer are
-wanted only when that has been so for a whole stabilization window.
+wanted only when that has been so for a whole stabilization window. Of that the engines that are up at the first reading
+are part, likewise: a gateway that has just been started knows nothing yet, and is no reason to stop any.
 
 Synchronous, no I/O; `now` is monotonic seconds.
 """
@@ -114,6 +115,8 @@ class EnginesWanted:
         """Take readings in, a second or more after the last."""
         since = max(EVERY, now - self._at)
         self._at = now
+        if not self._recent:
+            self._remember(readings.up, now)
         given, refused = readings.given - self._given, readings.refused - self._refused
         self._given, self._refused = readings.given, readings.refused
         if given or refused or readings.queued or readings.active:

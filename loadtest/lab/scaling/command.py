@@ -88,7 +88,7 @@ async def _run(setting: ScalingSetting, first: int, scaler_of: str, oracle: Orac
     ]
     target = GatewayTarget(setting.policy, engines, seed=setting.seed)
     dispatch = target.gateway.dispatch
-    scalers: dict[str, Scaler] = {"signal": Signal(dispatch), "queue": QueueLength(dispatch), "oracle": oracle}
+    scalers: dict[str, Scaler] = {"signal": Signal(dispatch, first), "queue": QueueLength(dispatch), "oracle": oracle}
     pool = Pool(target.gateway, scalers[scaler_of], first, setting.start)
     targets = targets_of(setting.policy)
     calls = plan(Workload(mix=MIX), setting.arrivals, setting.seed)

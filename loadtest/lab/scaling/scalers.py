@@ -16,13 +16,15 @@ WINDOW = 300.0  # seconds: scaleDown.stabilizationWindowSeconds of Kubernetes, w
 
 
 class Signal:
-    """`weir_engines_wanted`, followed as it is."""
+    """`weir_engines_wanted`, followed as it is. As long as no call has come there is no series, which KEDA takes for no
+    reason to change the `first` engines."""
 
-    def __init__(self, dispatch: Dispatch) -> None:
+    def __init__(self, dispatch: Dispatch, first: int) -> None:
         self._dispatch = dispatch
+        self._first = first
 
     def __call__(self, now: float) -> int:
-        return max(self._dispatch.engines_wanted().values(), default=1)
+        return max(self._dispatch.engines_wanted().values(), default=self._first)
 
 
 class QueueLength:
