@@ -40,7 +40,8 @@ they can carry take seconds, and the same seed gives the same numbers.
   python -m loadtest.lab.figures --policy mine.yaml   what another policy does to them
   python -m loadtest.lab.figures --details            who was refused, who waited how long
   python -m loadtest.lab.figures --rows "" --waits    how far predicted waits are from real ones, in four fleets
-  python -m loadtest.lab.figures --relays 1,2,4,8     the gateway as several processes, beside one process
+  python -m loadtest.lab.figures --relays 1,2,4,8 --seeds 10
+                                                      the gateway as several processes, beside one process
 
 rows:
   6   goodput under 2, 5 and 10 times the load the engines can carry, over that capacity
@@ -76,9 +77,12 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--relays", type=_counts, default=(), help="instead: rows of a gateway of so many relays")
     parser.add_argument("--delays", type=_times, default=(0.0002, 0.002),
                         help="milliseconds from each of them to the decider (default: 0.2,2)")  # fmt: skip
+    parser.add_argument("--seeds", type=int, default=1, help="relays' rows: means over so many seeds, from --seed on")
     options = checked(parser, argv, ROWS)
     if options.engines < 2:
         parser.error("--engines: at least 2, since one of them is made to fail")
+    if options.seeds < 1:
+        parser.error("--seeds: at least 1")
     return options
 
 
@@ -145,7 +149,7 @@ def main(argv: list[str] | None = None) -> int:
             progress=progress,
         )
         if options.relays:
-            rows = relayed.rows(setting, options.relays, options.delays)
+            rows = relayed.rows(setting, options.relays, options.delays, options.seeds)
         else:
             rows = [row for measure in wanted for row in measure(setting)]
     seconds = time.perf_counter() - began

@@ -2,12 +2,13 @@
 
 The decider's and the relays' code, and their frames, are those that run; between each relay and the decider is a time
 that the loop's clock takes. What processes cost is not simulated. Any difference in time, however small, draws another
-run: how far seeds are apart says how much of a difference is chance.
+run, so a figure is the mean over seeds, each compared with one process of the same seed.
 """
 
 from __future__ import annotations
 
 import random
+import statistics
 from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
@@ -31,26 +32,48 @@ FAIR = b"tenants: {anonymous: {}, small: {}, large: {}}\n"
 Figures = dict[str, float]
 
 
-def rows(setting: Setting, relays: Sequence[int], delays: Sequence[float]) -> list[Row]:
-    """A row for each figure, number of relays and delay, in seconds. `setting` is of one process."""
-    one = figures(setting, 0, 0.0)
+def rows(setting: Setting, relays: Sequence[int], delays: Sequence[float], seeds: int) -> list[Row]:
+    """A row for each figure, number of relays and delay, in seconds. `setting` is of one process and the first of so
+    many seeds."""
+    settings = [_seeded(setting, setting.seed + number) for number in range(seeds)]
+    ones = [figures(each, 0, 0.0) for each in settings]
     found = []
     for count in relays:
         for delay in delays:
-            for name, value in figures(setting, count, delay).items():
-                apart = value - one[name]
-                found.append(
-                    Row(
-                        name=f"{count}",
-                        what=f"{name}; {count} relays, {1000 * delay:g} ms from the decider",
-                        value=f"{value:.4f} ({apart:+.4f})",
-                        baseline=f"one process {one[name]:.4f}",
-                        target="within 0.01",
-                        milestone="within 0.01",
-                        met=abs(apart) <= WITHIN,
-                    )
-                )
+            where = f"{count} relays, {1000 * delay:g} ms from the decider"
+            several = [figures(each, count, delay) for each in settings]
+            for name in ones[0]:
+                values, bases = [each[name] for each in several], [each[name] for each in ones]
+                found.append(_row(f"{name}; {where}", count, values, bases))
+    for each in settings:
+        setting.tries += each.tries
+        setting.known |= {f"seed {each.seed}: {name}": outcome for name, outcome in each.known.items()}
     return found
+
+
+def _seeded(setting: Setting, seed: int) -> Setting:
+    """The same of another seed, which says so where it tells of its progress."""
+    told = setting.progress
+    return msgspec.structs.replace(
+        setting, seed=seed, known={}, tries=0, progress=lambda run, share: told(f"seed {seed}, {run}", share)
+    )
+
+
+def _row(what: str, count: int, values: list[float], bases: list[float]) -> Row:
+    """The mean beside one process's, and how far they are apart, with two standard errors: by seed, since traffic and
+    engines of a seed are the same for both."""
+    differences = [value - base for value, base in zip(values, bases, strict=True)]
+    apart = statistics.fmean(differences)
+    error = statistics.stdev(differences) / len(differences) ** 0.5 if len(differences) > 1 else 0.0
+    return Row(
+        name=f"{count}",
+        what=what,
+        value=f"{statistics.fmean(values):.4f} ({apart:+.4f} ± {2.0 * error:.4f})",
+        baseline=f"one process {statistics.fmean(bases):.4f}",
+        target="within 0.01",
+        milestone="within 0.01",
+        met=abs(apart) <= WITHIN,
+    )
 
 
 def figures(setting: Setting, relays: int, delay: float) -> Figures:

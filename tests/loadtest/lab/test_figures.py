@@ -131,6 +131,7 @@ def test_numbers_as_they_are_written() -> None:
         (["--engines", "many"], None),
         (["--engines", "1"], None),
         (["--relays", "2,0"], None),
+        (["--relays", "2", "--seeds", "0"], None),
         (["--relays", "2", "--delays", "-1"], None),
         (["--policy", "no/such/file"], None),
         ([], "version: 1\nclasses: {default: {deadline: 1m}}\n"),
@@ -165,7 +166,8 @@ def test_every_row_can_be_measured() -> None:
 @pytest.mark.timeout(300)
 def test_relays_are_measured_beside_one_process() -> None:
     setting = Setting(engines=2, warm=3.0, measured=3.0, sweep=(16,))
-    rows = relayed.rows(setting, (2,), (0.002,))
+    rows = relayed.rows(setting, (2,), (0.002,), 2)
     assert [row.name for row in rows] == ["2"] * 6
     assert all("one process" in row.baseline for row in rows)
+    assert {name.split(":")[0] for name in setting.known} == {"seed 1", "seed 2"}
     assert [wrong for outcome in setting.known.values() for wrong in outcome.left_over] == []
