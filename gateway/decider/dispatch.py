@@ -2,7 +2,8 @@
 
 `AdmissionControl` decides, and Dispatch obeys: it takes holds and bookings, pushes tickets, sets timers, wakes waiters.
 `pump()` is the single writer of queues and holds. It is synchronous, hence atomic in one event loop: no locks, no
-sweepers. It runs on push, settle, a new sample, an engine's coming or going, a reload, and the earliest expiry.
+sweepers. It runs on push, settle, a new sample, an engine's coming or going, a reload, and the earliest expiry; where a
+class has `headroom`, on an engine's last unread prompt too.
 Leaving the grant, by any path, gives the hold back; so does leaving the queue, cancelled, refused or expired.
 
 A call for a model that no engine serves now waits in its queue like any other while a sidecar has the model made
@@ -347,6 +348,14 @@ class Dispatch:
             queues = self.queues.get(model)
             if queues:
                 self._pump(model, queues)
+
+    def read(self, engine: Engine) -> None:
+        """An engine has read all its prompts: calls of classes with `headroom` may start on it."""
+        if self._turns:
+            for model in engine.models:
+                queues = self.queues.get(model)
+                if queues:
+                    self._pump(model, queues)
 
     def _pump(self, model: str, queues: Queues) -> None:
         if self.successor is not None:

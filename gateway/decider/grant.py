@@ -75,6 +75,8 @@ class LocalGrant:
         self._remember(now)
         if call.stream:
             self._dispatch.traffic[call.model].first_byte(call, now)
+        if engine.headrooms and not engine.prefill_ahead(now):
+            self._dispatch.read(engine)
 
     def began(self, at: float) -> None:
         """The first byte of an answer that another decider has seen begin: it teaches nothing here."""

@@ -870,3 +870,23 @@ def test_random_lives_leave_nothing_behind() -> None:
         assert kinds == {str, Refused, asyncio.CancelledError}
 
     virtual(scenario, engines=3)
+
+
+def test_a_call_that_fills_gaps_starts_as_soon_as_the_last_prompt_was_read() -> None:
+    """No poll is there to wake it, and no call ends."""
+
+    async def scenario(world: World) -> None:
+        dispatch, now = world.dispatch, world.loop.time()
+        one, other = (structs.replace(world.call(100), stream=True) for _ in range(2))
+        with await dispatch.ask(one) as first, await dispatch.ask(other) as second:
+            filler = asyncio.create_task(dispatch.ask(world.call(100, "batch")))
+            await asyncio.sleep(0.1)
+            first.first_byte(world.loop.time())
+            await asyncio.sleep(0.1)
+            assert not filler.done(), "a prompt has yet to be read"
+            second.first_byte(world.loop.time())
+            (await filler).close()
+            assert world.loop.time() == pytest.approx(now + 0.2)
+
+    classes = {**POLICY.classes, "batch": TrafficClass(headroom=0.4)}
+    virtual(scenario, policy=Policy(classes=classes))
