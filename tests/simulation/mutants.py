@@ -58,6 +58,9 @@ LOST_WAKE_UP = Mutant(
     "            break\n",
 )
 
+# An engine has read its last prompt: calls that fill gaps sleep on until its next sample.
+UNFILLED_GAP = Mutant(Dispatch, "read", "if self._turns:", "if False:")
+
 # A call whose body took until its deadline goes at once all the same.
 LATE_AT_ONCE = Mutant(AdmissionControl, "at_once", "now >= call.deadline", "False")
 

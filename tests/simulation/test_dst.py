@@ -30,6 +30,7 @@ from tests.simulation.mutants import (
     PREDICTED_AT_ONCE,
     REFUNDED_EXPIRY,
     UNCHARGED,
+    UNFILLED_GAP,
     UNSETTLED,
     Mutant,
 )
@@ -40,6 +41,7 @@ FEW = range(60)  # seeds that find either planted bug several times
 FOUND = {
     "leaked hold": (LEAKED_HOLD, "and still holds"),
     "lost wake-up": (LOST_WAKE_UP, "a lost wake-up"),
+    "unfilled gap": (UNFILLED_GAP, "a lost wake-up"),
     "late at once": (LATE_AT_ONCE, "past its deadline"),
     "uncharged": (UNCHARGED, "which is unfair by"),
     "another's account": (ANOTHERS_ACCOUNT, "is the tenant"),

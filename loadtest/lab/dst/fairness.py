@@ -86,10 +86,11 @@ class Fairness:
         queues = self._queues
         paid = {ticket for ticket in queues if ticket.paid}
         order = [(line.head(now), line) for line in queues.order(now, paused)]
+        holding_up = [(head, line) for head, line in order if not line.settings.headroom]  # others fill gaps only
         self._popping = _Popping(
             heads=[head for head, _ in order],
-            starving=[head for head, line in order if line.starving(head, now)],
-            blocking=[head for head, _ in order if not head.large],
+            starving=[head for head, line in holding_up if line.starving(head, now)],
+            blocking=[head for head, _ in holding_up if not head.large],
             reserved={head for head, line in order if line.settings.reserve},
             paid=paid,
             waiting=[ticket for ticket in queues if ticket not in paid],

@@ -212,7 +212,11 @@ class Invariants:
             choice = None if held_up and not line.settings.reserve else self._choice(ticket, engines, at)
             if choice is not None and not self._late(ticket, choice, now):
                 self._wrong(f"call {ticket.call.request_id} waits though {choice.engine!r} has room: a lost wake-up")
-            if choice is not None or line.starving(ticket, at):
+            if choice is not None:
+                return
+            if line.settings.headroom:
+                continue  # it fills gaps, and holds nobody up
+            if line.starving(ticket, at):
                 return
             held_up = held_up or not ticket.large
 

@@ -99,9 +99,13 @@ class Traits:
         }
 
     def _quota(self) -> dict[str, Any]:
-        """A tenant's quota, drawn beside the rest: with and without it a seed is the same case."""
-        rng = random.Random(str(self._rng.getstate()[1][:4]))  # noqa: S311 # a test's draw
+        """A tenant's quota."""
+        rng = self._beside()
         return {"quota": {"day": rng.choice(("2k", "20k"))}} if rng.random() < 0.3 else {}
+
+    def _beside(self, what: str = "") -> random.Random:
+        """Draws beside the rest: with and without them a seed is the same case."""
+        return random.Random(f"{what}{self._rng.getstate()[1][:4]}")  # noqa: S311 # a test's draw
 
     def _modes(self) -> dict[str, Any]:
         """Modes that come and go all the time."""
@@ -136,6 +140,8 @@ class Traits:
             each["max_queue"] = rng.choice((2, 8, 200))
             each["overload"] = rng.choice(("edf", "edf", "edf", "lifo"))
             each["strict"] = rng.random() < 0.1
+        if "batch" in classes:
+            classes["batch"]["headroom"] = self._beside("headroom").choice(("0%", "0%", "40%"))
         return classes
 
 
