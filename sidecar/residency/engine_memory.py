@@ -41,14 +41,16 @@ class EngineMemory:
         if entry.gpus:
             self.blind = not any(self.seen(entry, engine, gpus).values())
 
-    def claim(self, entry: ModelState, settled: int) -> int:
+    def claim(self, entry: ModelState, settled: int, before: Mapping[int, int]) -> int:
         """Its claim once it serves and has `settled`, what it holds beyond included: that is what it gives back when it
         goes. By totals a neighbour's growth looks like its own, so no more than a fourth part is believed. All of that
-        where the GPUs cannot be read now: with less booked, nobody would end it for one who needs the whole GPU."""
+        where the GPUs cannot be read now, as far as it was free: with less booked, nobody would end it for one who
+        needs the whole GPU. `before`: bytes used by GPU when it began to start."""
         booked = entry.size.claim
         most = booked + booked // MOST_BEYOND
         if self._monitor.error:
-            return max(booked, min(most, self._monitor.smallest(entry.gpus)))
+            free = [total - before.get(gpu, 0) for gpu, total in self._monitor.totals if gpu in entry.gpus]
+            return max(booked, min(most, *free))
         grown = max(self._grown.get(entry.name, {}).values(), default=0) if self.blind else 0
         return max(booked, settled, min(grown, most))
 
@@ -57,6 +59,15 @@ class EngineMemory:
         most = entry.size.residue if entry.level else entry.size.claim
         self._grown[entry.name] = {gpu.index: min(most, gpu.used) for gpu in gpus if gpu.index in entry.gpus}
         self.ready(entry, engine, gpus)
+
+    def woken(self, entry: ModelState, before: Iterable[GPU], gpus: Iterable[GPU]) -> None:
+        """It was asleep at the reading `before`. One that was so when it was taken over has never been seen to grow."""
+        used, grown = {gpu.index: gpu.used for gpu in before}, self._grown.get(entry.name, {})
+        for gpu in gpus:
+            if gpu.index in grown:
+                asleep = min(grown[gpu.index], entry.size.residue)
+                awake = min(asleep + gpu.used - used.get(gpu.index, gpu.used), entry.size.claim)
+                grown[gpu.index] = max(grown[gpu.index], awake)
 
     def forget(self, entry: ModelState) -> None:
         """Its engine has ended."""

@@ -171,7 +171,7 @@ class EngineSteps:
                     facts = ready.result()
                     self.memory.ready(entry, engine, gpus)
                     settled = 0 if self._monitor.error else max(held.values(), default=0)  # an old reading is none
-                    claim = self.memory.claim(entry, settled)
+                    claim = self.memory.claim(entry, settled, before)
                     self.sizes.measure(entry, facts, claim, peak=peak, settled=settled)
                     return facts
                 if stop.done():

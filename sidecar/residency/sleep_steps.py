@@ -83,7 +83,9 @@ class SleepSteps:
         entry.began = began = self._clock()
         try:
             if level:
+                before = await self._monitor.look()
                 await engine.wake(level, self._steps.facts.get(entry.name, EngineFacts()))
+                self._steps.memory.woken(entry, before, await self._monitor.look())
         except EngineFailed as error:
             if error.wrong and level == 2:
                 self._keep(entry, wrong=True)

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from loadtest.engine.true_memory import TrueMemory
 from loadtest.lab.residency.machine import Listing
 from loadtest.lab.residency.residents import Model
 from loadtest.lab.residency.site import GIB, file, opened
@@ -72,6 +73,27 @@ def test_one_that_falls_asleep_as_the_sidecar_ends_is_taken_over_if_its_memory_i
             assert made.state() == ("a stopped" if keeps else "a sleeping")
             assert any("in the middle of falling asleep" in line for _, line in made.log) is keeps
             await used(made, "a")
+
+    vtime.run(run())
+
+
+@pytest.mark.parametrize("listing", ["own", "host", "none"])
+def test_one_that_was_taken_over_asleep_has_what_it_keeps_measured_anew_from_what_it_held_awake(
+    listing: Listing,
+) -> None:
+    keeps = Model(weights=6 * GIB, claim=11 * GIB, true=TrueMemory(rest=10 * GIB, context=GIB, residue=5 * GIB))
+
+    async def run() -> None:
+        async with opened(file("a"), {"a": keeps}, 24 * GIB, listing=listing) as made:
+            await used(made, "a")
+            for again in (False, True):
+                made.manager.orders.give("a", "sleep")
+                await made.until("a", "sleeping")
+                assert made.entry("a").size.residue == pytest.approx(5 * GIB, rel=0.05)
+                if not again:
+                    await made.again(killed=True)
+                    assert made.state() == "a sleeping"
+                    await used(made, "a")
 
     vtime.run(run())
 
