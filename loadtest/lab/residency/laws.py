@@ -2,7 +2,7 @@
 
 - No model has something pending that nobody does (`Site.wrong`).
 - A call has whatever failed started again, within hours; what is refused for its size is too large.
-- A start that failed for memory is not repeated at once in the same place with the same claim.
+- A start that failed for memory is not repeated at once in the same place with the same claim, but by a new sidecar.
 - No start begins where less is free than its claim; no GPU is promised twice, and none is ever overfull.
 - No engine that has calls is ended, but after it has failed itself or by order.
 - Every call ends, and is sent to no engine that does not serve.

@@ -28,7 +28,8 @@ LOOK_EVERY = 0.1  # seconds between two looks at what must hold, unless told oth
 
 class Site:
     """`text`: the sidecar's file; `hot`, `warmth`: see Manager. `log`: what was said, with its time; `asked`: the
-    models that people wanted ready, and when. `beside`: another sidecar's, whose GPUs it shares."""
+    models that people wanted ready, and when: all of them, where they begin another sidecar. `beside`: another sidecar's,
+    whose GPUs it shares."""
 
     def __init__(
         self,
@@ -134,6 +135,7 @@ class Site:
         off = tuple(name for name, entry in manager.entries.items() if entry.off)
         known = SavedState(engines=engines, times=times, lessons=self.lessons, sleeps=self.sleeps, off=off)
         self.manager = self._made(known)
+        self.asked += [(self.now, name) for name in manager.entries]  # who restarts it wants every model tried again
         for gateway in self.gateways:
             gateway.manager = self.manager
         await self.open()
