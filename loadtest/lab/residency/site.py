@@ -28,8 +28,8 @@ LOOK_EVERY = 0.1  # seconds between two looks at what must hold, unless told oth
 
 class Site:
     """`text`: the sidecar's file; `hot`, `warmth`: see Manager. `log`: what was said, with its time; `asked`: the
-    models that people wanted ready, and when: all of them, where they begin another sidecar. `beside`: another sidecar's,
-    whose GPUs it shares."""
+    models that people wanted ready, and when: all of them, where they begin another sidecar. `beside`: another
+    sidecar's, whose GPUs it shares."""
 
     def __init__(
         self,
