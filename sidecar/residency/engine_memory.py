@@ -50,7 +50,7 @@ class EngineMemory:
         most = booked + booked // MOST_BEYOND
         if self._monitor.error:
             free = [total - before.get(gpu, 0) for gpu, total in self._monitor.totals if gpu in entry.gpus]
-            return max(booked, min(most, *free))
+            return max(booked, min([most, *free])) if free else booked
         grown = max(self._grown.get(entry.name, {}).values(), default=0) if self.blind else 0
         return max(booked, settled, min(grown, most))
 
