@@ -36,10 +36,9 @@ class BatchWorker:
         """Forget what nobody needs, and begin. Raises OSError and StorageError."""
         site = self._site
         await in_thread(site.folder.make)
-        loose = await in_thread(site.folder.loose)
-        for name in set(loose) - await site.storage.run(
-            tables.file_ids
-        ):  # asked last: who let go of a file has its row
+        loose = set(await in_thread(site.folder.loose))
+        known = await site.storage.run(tables.file_ids)  # asked last: who let go of a file has its row
+        for name in loose - known:
             await in_thread(partial(site.folder.delete, name))
         self._task = asyncio.get_running_loop().create_task(self._look())
 

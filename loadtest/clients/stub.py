@@ -61,7 +61,7 @@ vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="1000000"} 1.0
 
 
 class _Asked(msgspec.Struct, gc=False):
-    """What the engine reads of a call. Of a prompt of half a megabyte it makes no objects."""
+    """Fields of a call that the engine reads. Of a prompt of half a megabyte it makes no objects."""
 
     max_tokens: int = 0
     stream: bool = False

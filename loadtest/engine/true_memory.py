@@ -58,8 +58,8 @@ class TrueMemory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def for_cache(
         self, share: float, sequences: int | None, total: int, context_length: int | None = None
     ) -> Shortage | None:
-        """Why its KV cache does not do with this share; `sequences`: at most at once, None: vLLM's own number;
-        `context_length`: tokens of a context, None: the whole."""
+        """Shortage of its KV cache with this share, None: there is none; `sequences`: at most at once, None: vLLM's
+        own number; `context_length`: tokens of a context, None: the whole."""
         left = int(share * (total - self.hidden)) - self.rest
         if left <= 0:
             return self._says("no_kv")

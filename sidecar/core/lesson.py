@@ -48,7 +48,7 @@ class Lesson(msgspec.Struct, frozen=True, kw_only=True):
     cuda: _Memory = 0
 
     def after(self, measured: Measured | None, total: int) -> Lesson:
-        """What is left of it once the engine runs on GPUs of `total` bytes. A measurement replaces needs beside the KV
+        """The rest of it once the engine runs on GPUs of `total` bytes. A measurement replaces needs beside the KV
         cache, unless it was of less than these. What was too little on smaller GPUs still is."""
         kept = msgspec.structs.replace(self, most=None, over=self.over if total > self.total > 0 else 0)
         if measured is None or measured.without_kv < self.rest:

@@ -17,6 +17,8 @@ from sidecar.gpus.monitor import QUARANTINE
 from tests.flow.test_manager import site, used, virtual
 
 GPU = 24 * GIB
+GREEDY = Model(weights=6 * GIB, claim=12 * GIB, true=TrueMemory(rest=10 * GIB, context=GIB, beyond=2 * GIB))
+LARGE = Model(weights=11 * GIB, claim=21 * GIB, true=TrueMemory(rest=18 * GIB, context=2 * GIB))
 
 
 @virtual
@@ -50,11 +52,8 @@ async def test_nothing_starts_where_another_has_taken_the_room_that_was_made() -
 
 @pytest.mark.parametrize("listing", ["own", "host", "none"])
 def test_so_does_one_that_got_ready_while_the_gpus_could_not_be_read(listing: Listing) -> None:
-    greedy = Model(weights=6 * GIB, claim=12 * GIB, true=TrueMemory(rest=10 * GIB, context=GIB, beyond=2 * GIB))
-    large = Model(weights=11 * GIB, claim=21 * GIB, true=TrueMemory(rest=18 * GIB, context=2 * GIB))
-
     async def run() -> None:
-        models = {"a": greedy, "b": large}
+        models = {"a": GREEDY, "b": LARGE}
         async with opened(file("ab", a="sleep: null"), models, 114 * GIB // 5, listing=listing) as made:
             made.manager.orders.ensure("a")
             while not made.machine.held:
@@ -72,11 +71,8 @@ def test_so_does_one_that_got_ready_while_the_gpus_could_not_be_read(listing: Li
 
 @pytest.mark.parametrize("listing", ["own", "host", "none"])
 def test_an_engine_that_takes_more_than_its_claim_gives_that_back_to_the_plan(listing: Listing) -> None:
-    greedy = Model(weights=6 * GIB, claim=12 * GIB, true=TrueMemory(rest=10 * GIB, context=GIB, beyond=2 * GIB))
-    large = Model(weights=11 * GIB, claim=21 * GIB, true=TrueMemory(rest=18 * GIB, context=2 * GIB))
-
     async def run() -> None:
-        models = {"a": greedy, "b": large}
+        models = {"a": GREEDY, "b": LARGE}
         async with opened(file("ab", a="sleep: null"), models, GPU, listing=listing) as made:
             await used(made, "a")
             held = made.machine.held[made.engines.all["a"].pid][0]

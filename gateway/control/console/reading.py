@@ -144,7 +144,7 @@ class ConsoleReading:
         }
 
     def _state(self, model: ModelView) -> ModelState:
-        """What the headline is told of a model."""
+        """State of a model for the headline."""
         traffic, full = self._dispatch.traffic.get(model.id), ""
         if model.engines_wanted > len(model.engines):
             ids = set(model.engines)

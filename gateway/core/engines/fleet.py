@@ -461,7 +461,7 @@ class Engine:
             self.pace = each if lower else pace + PACE_WEIGHT * (each - pace)
 
     def checkpoint(self, now: float, blocks: int) -> SavedEngine:
-        """What was learned of it, for the next decider, and at most so many blocks of its prefix index."""
+        """Its learned rates and bounds, for the next decider, and at most so many blocks of its prefix index."""
         return SavedEngine(
             self.id,
             self.prefill_rate,

@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import math
 import os
 import sys
@@ -44,7 +43,7 @@ from gateway.core.request.routes import ROUTES
 from gateway.core.request.tenants import ANONYMOUS
 from loadtest.clients.retries import Clients
 from loadtest.lab.figures.runs import an_engine, tokens
-from loadtest.lab.rows import Row, percent, report, terminal
+from loadtest.lab.rows import Row, collect_seldom, percent, report, terminal
 from loadtest.load.plan import plan
 from loadtest.load.trace import Arrival, TraceError, read
 from loadtest.load.workload import Kind, Planned, Workload
@@ -222,8 +221,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     """Measure and print; the exit status."""
     options = arguments(sys.argv[1:] if argv is None else argv)
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
+    collect_seldom()
     left_over: list[str] = []
     try:
         policy = POLICY if options.policy is None else options.policy.read_text()

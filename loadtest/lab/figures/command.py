@@ -6,7 +6,6 @@ Exit status 0: measured; 1: with `--gate` a milestone is missed, or something wa
 from __future__ import annotations
 
 import argparse
-import gc
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -17,7 +16,7 @@ from rich.console import Console
 from loadtest.lab.figures import fleet, load, relayed, waits
 from loadtest.lab.figures.details import details_of
 from loadtest.lab.figures.runs import Setting
-from loadtest.lab.rows import Row, bars, chosen, report, terminal
+from loadtest.lab.rows import Row, bars, chosen, collect_seldom, report, terminal
 from loadtest.lab.rows import add_arguments as add_rows
 
 ROWS: dict[str, Callable[[Setting], list[Row]]] = {
@@ -135,8 +134,7 @@ def main(argv: list[str] | None = None) -> int:
     if options.waits:
         wanted.append(waits.waits)
     warm, length = (30.0, 40.0) if options.quick else (60.0, 120.0)
-    gc.freeze()  # as the gateway does: what lives long is not worth scanning
-    gc.set_threshold(50_000, 20, 50)
+    collect_seldom()
     began = time.perf_counter()
     console = terminal()
     with bars(console) as progress:

@@ -6,7 +6,6 @@ Exit status 0: measured; 1: with `--gate` a target is missed; 2: bad arguments, 
 from __future__ import annotations
 
 import argparse
-import gc
 import random
 import sys
 from pathlib import Path
@@ -18,7 +17,7 @@ from loadtest.engine.engine_config import engine_config
 from loadtest.engine.latency import Profile
 from loadtest.engine.profile_file import profile_of
 from loadtest.lab.figures.runs import in_time
-from loadtest.lab.rows import Row, bars, percent, report, terminal
+from loadtest.lab.rows import Row, bars, collect_seldom, percent, report, terminal
 from loadtest.lab.scaling.pool import Pool, Scaler
 from loadtest.lab.scaling.scalers import Oracle, QueueLength, Signal
 from loadtest.load.plan import plan
@@ -146,8 +145,7 @@ def main(argv: list[str] | None = None) -> int:
     except (OSError, ValueError, TraceError) as error:
         print(f"python -m loadtest.lab.scaling: {error}", file=sys.stderr)
         return 2
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
+    collect_seldom()
     first = Oracle(arrivals, profile, options.start, 0.85).first
     most = 2 * max(Oracle(arrivals, profile, options.start, LEVELS[-1])(now) for now in range(0, 3600, 15))
     setting = ScalingSetting(

@@ -26,7 +26,7 @@ _USAGE = re.compile(rb'"usage":(\{[^{}]*(?:\{[^{}]*\})?[^{}]*\})')
 
 
 class ProxySite(Protocol):
-    """What a call at a proxy needs of the simulation."""
+    """Needs of a call at a proxy, which the simulation meets."""
 
     def post(self, path: bytes, fields: Fields, body: bytes, hear: Hear) -> Callable[[], None]:
         """Ask the decide port. The function returned closes the connection."""

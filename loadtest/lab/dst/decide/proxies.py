@@ -65,7 +65,7 @@ class Proxies:
         return proxied.leave
 
     def left_over(self) -> list[str]:
-        """What an idle decide port must not have, in words."""
+        """Calls and holds that an idle decide port must not have, in words."""
         calls = self.port.pipeline.tasks
         left = {"calls": len(calls), "holds": len(self.port.held)}
         return [f"{count} {what} of the decide port are left" for what, count in left.items() if count]
