@@ -16,14 +16,23 @@ from gateway.batches.line_call import LineAnswer, LineCall
 from gateway.batches.site import BatchSite
 from gateway.batches.tables import Result, StoredBatch
 from gateway.core.batches.lines import BatchLine, Judged, read_line
-from gateway.core.batches.objects import FileObject, LineFault
+from gateway.core.batches.objects import WINDOW_SECONDS, FileObject, LineFault
 from gateway.core.batches.results import CANCELLED, EXPIRED, again_in, answered_line, unanswered_line
 from gateway.core.batches.states import end_of
+from gateway.core.request.outcome import error_body
 from gateway.core.request.routes import ROUTES
 from gateway.shared.threads import in_thread
 
 SLICE = 64 * 1024  # bytes of a file that are judged at once: a millisecond in which no other thread runs
+CLOCK = 5.0  # seconds between two looks at the clock, which may be set, or stand still with the machine
 NO_TENANT = LineAnswer(503, b"", 60.0)  # a reload may bring it back
+CHANGED = LineAnswer(
+    400,
+    error_body(
+        "The input file is no longer as it was judged: upload it again.", "invalid_request_error", "line_changed"
+    ),
+    helps=False,
+)
 
 
 class BatchRun:
@@ -50,6 +59,8 @@ class BatchRun:
             if not self._stopped:
                 await storage.run(partial(tables.step, row=row, status="finalizing", now=self._site.now()))
         status = await storage.run(partial(tables.status_of, row=row))
+        if status == "cancelling":
+            await storage.run(partial(tables.forget_unjudged, row=row))
         if status in {"finalizing", "cancelling"}:
             await self._write(status)
 
@@ -89,11 +100,11 @@ class BatchRun:
         except FileNotFoundError:
             judged.faults.append(LineFault("file_missing", "the input file is gone: upload it again"))
             return 0
-        if data:
+        if data and not judged.full:
             judged.feed(data)
-        else:
-            judged.end()
-        return len(data)
+            return len(data)
+        judged.end()
+        return 0
 
     # -- its lines ------------------------------------------------------------------------------------------------
 
@@ -101,25 +112,33 @@ class BatchRun:
         """Back when each line has a result, the window is over, or the batch was cancelled."""
         if self._stopped:
             return
-        self._lines = asyncio.ensure_future(self._all_lines())
+        timer: asyncio.TimerHandle | None = None
         over = False
 
-        def expire() -> None:
-            nonlocal over
-            over = True
-            lines.cancel()
+        def watch() -> None:
+            nonlocal over, timer
+            left = self._left()
+            over = left <= 0
+            if over:
+                lines.cancel()
+            else:
+                timer = asyncio.get_running_loop().call_later(min(left, CLOCK), watch)
 
-        lines = self._lines
-        left = self._batch.expires_at - self._site.now()
-        timer = asyncio.get_running_loop().call_later(max(0.0, left), expire)
+        lines = self._lines = asyncio.ensure_future(self._all_lines())
+        watch()
         try:
             await lines
         except asyncio.CancelledError:
             if not (over or self._stopped):
                 raise
         finally:
-            timer.cancel()
+            if timer is not None:
+                timer.cancel()
             lines.cancel()
+
+    def _left(self) -> int:
+        """Seconds of the window that are left. One whose clock was set back has no more than a whole one."""
+        return min(WINDOW_SECONDS, self._batch.expires_at - self._site.now())
 
     async def _all_lines(self) -> None:
         after = 0
@@ -154,13 +173,15 @@ class BatchRun:
             if account is None:
                 return NO_TENANT
             read = partial(site.folder.read, self._batch.input_file_id, line.offset, line.length)
-            body = bytes(read_line(await in_thread(read)).body)
-            left = max(1, self._batch.expires_at - site.now())
+            found = read_line(await in_thread(read))
+            if found is None:
+                return CHANGED
+            body = bytes(found.body)
             fields = {
                 b"content-type": b"application/json",
                 b"x-request-id": request_id.encode(),
                 b"x-weir-class": site.policy.class_.encode(),
-                b"x-weir-deadline-ms": b"%d" % (left * 1000),
+                b"x-weir-deadline-ms": b"%d" % (max(1, self._left()) * 1000),
             }
             call = LineCall(site.pipeline, site.bodies, ROUTES[self._batch.endpoint.encode()], account, fields, body)
             site.calls += 1

@@ -109,11 +109,10 @@ class BatchDoor:
             responder.send(refused.status, JSON + _advice(refused), refused.body())
         except (OSError, StorageError) as error:
             self._site.say(f"batches: {error}")
-            if responder.started:
-                responder.abort()
-            else:
-                failed = Refused(Outcome.BUG, "The gateway's storage has failed; try again later.")
-                responder.send(failed.status, JSON, failed.body())
+            _fail(responder, "The gateway's storage has failed; try again later.")
+        except Exception:
+            _fail(responder, "The gateway has failed here, which is a bug of its own.")
+            raise
         else:
             if not responder.started:
                 responder.send(200, JSON, body)
@@ -249,6 +248,14 @@ class BatchDoor:
             message = f"{id} is {status}, and can no longer be cancelled"
             raise Refused(Outcome.BAD_REQUEST, message, code="not_cancellable")
         return _encode(await self._batch(id, tenant))
+
+
+def _fail(responder: Responder, message: str) -> None:
+    if responder.started:
+        responder.abort()
+    else:
+        failed = Refused(Outcome.BUG, message)
+        responder.send(failed.status, JSON, failed.body())
 
 
 def _advice(refused: Refused) -> bytes:

@@ -211,6 +211,13 @@ def begin_lines(database: sqlite3.Connection, row: int) -> None:
     database.execute("DELETE FROM batch_lines WHERE batch = ?", (row,))
 
 
+def forget_unjudged(database: sqlite3.Connection, row: int) -> None:
+    """Forget the lines of a batch that was cancelled before all of its file was judged."""
+    database.execute(
+        "DELETE FROM batch_lines WHERE batch = (SELECT row FROM batches WHERE row = ? AND total = 0)", (row,)
+    )
+
+
 def add_lines(database: sqlite3.Connection, row: int, lines: Iterable[BatchLine]) -> None:
     database.executemany(
         "INSERT INTO batch_lines (batch, number, custom_id, start, length) VALUES (?, ?, ?, ?, ?)",

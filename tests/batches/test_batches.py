@@ -136,6 +136,8 @@ def test_requests_that_are_wrong(acme: openai.OpenAI) -> None:
         begun(acme, file, "/v1/models")
     with pytest.raises(openai.BadRequestError, match="completion_window must be 24h"):
         acme.batches.create(input_file_id=file, endpoint=CHAT, completion_window="1h")  # type: ignore[arg-type]
+    nested = line("a")[:-1] + ', "x": ' + "[" * 100_000 + "]" * 100_000 + "}"
+    assert over(acme, begun(acme, uploaded(acme, [nested]))).errors.data[0].code == "invalid_json_line"
     ended = over(acme, begun(acme, file))
     with pytest.raises(openai.BadRequestError, match="can no longer be cancelled"):
         acme.batches.cancel(ended.id)

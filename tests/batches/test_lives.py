@@ -5,13 +5,15 @@ from __future__ import annotations
 import http.client
 import json
 import sqlite3
+import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from openai import OpenAI
 
 from loadtest.lab.batch_kills import killed
-from loadtest.processes import ChildError, Gateway, until
+from loadtest.processes import Child, ChildError, Gateway, until
 from tests.batches.conftest import client
 from tests.e2e.traffic import CHAT, body
 
@@ -44,6 +46,86 @@ def test_what_is_not_done_within_the_window_is_told_line_by_line(tmp_path: Path)
         assert json.loads(openai.files.content(str(batch.output_file_id)).text)["custom_id"] == "a"
         error = json.loads(openai.files.content(str(batch.error_file_id)).text)
         assert (error["custom_id"], error["error"]["code"]) == ("b", "batch_expired")
+
+
+def begun(folder: Path, texts: list[bytes]) -> str:
+    """The id of a batch of these lines, of which none has been answered when its gateway ends."""
+    (folder / "policy.yaml").write_text("storage: {folder: kept}\nbatches: {}\n")
+    arguments = ("--engine", "http://127.0.0.1:9", "--policy", str(folder / "policy.yaml"))
+    with Gateway(folder / "log", *arguments, ready=False) as gateway, client(gateway, "none") as openai:
+        file = openai.files.create(file=("in", b"\n".join(texts)), purpose="batch")
+        id = openai.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h").id
+        assert until(lambda: openai.batches.retrieve(id).status == "in_progress", 20.0) is not None
+    return id
+
+
+def asked_for(id: str) -> bytes:
+    return json.dumps({"custom_id": id, "method": "POST", "url": CHAT, "body": body(model="sim")}).encode()
+
+
+@pytest.mark.slow
+def test_a_clock_that_was_set_back_and_a_file_that_was_changed_cost_no_other_line(tmp_path: Path) -> None:
+    id = begun(tmp_path, [asked_for("a"), asked_for("b"), asked_for("c")])
+    with sqlite3.connect(tmp_path / "kept/weir.db") as database:
+        database.execute("UPDATE batches SET expires_at = expires_at + 3600")
+    database.close()
+    (file,) = (tmp_path / "kept/files").iterdir()
+    file.write_bytes(file.read_bytes().replace(asked_for("b"), b"x" * len(asked_for("b"))))
+    arguments = ("--engine", "sim:1", "--policy", str(tmp_path / "policy.yaml"))
+    with Gateway(tmp_path / "log2", *arguments) as gateway, client(gateway, "none") as openai:
+        assert until(lambda: openai.batches.retrieve(id).status == "completed", 20.0) is not None
+        batch = openai.batches.retrieve(id)
+        good = [json.loads(each) for each in openai.files.content(str(batch.output_file_id)).text.splitlines()]
+        error = json.loads(openai.files.content(str(batch.error_file_id)).text)
+        assert [(each["custom_id"], each["response"]["status_code"]) for each in good] == [("a", 200), ("c", 200)]
+        assert (error["custom_id"], error["response"]["body"]["error"]["code"]) == ("b", "line_changed")
+        assert "Traceback" not in gateway.child.output()
+
+
+@pytest.mark.slow
+def test_a_batch_that_was_cancelled_before_its_file_was_judged_has_no_lines(tmp_path: Path) -> None:
+    id = begun(tmp_path, [asked_for("a"), asked_for("b")])
+    with sqlite3.connect(tmp_path / "kept/weir.db") as database:
+        database.execute("UPDATE batches SET status = 'cancelling', times = '{}', total = 0")
+    database.close()
+    arguments = ("--engine", "sim:1", "--policy", str(tmp_path / "policy.yaml"))
+    with Gateway(tmp_path / "log2", *arguments) as gateway, client(gateway, "none") as openai:
+        assert until(lambda: openai.batches.retrieve(id).status == "cancelled", 20.0) is not None
+        batch = openai.batches.retrieve(id)
+        assert batch.request_counts is not None
+        assert (batch.request_counts.total, batch.request_counts.failed, batch.error_file_id) == (0, 0, None)
+
+
+AHEAD = """
+import sys, time
+from pathlib import Path
+from gateway.cli import main
+real, ahead = time.time, Path(sys.argv.pop(1))
+time.time = lambda: real() + (86_400 if ahead.exists() else 0)
+sys.exit(main())
+"""
+
+
+@pytest.mark.slow
+def test_a_batch_whose_window_ends_by_a_clock_that_was_set_expires(tmp_path: Path) -> None:
+    id = begun(tmp_path, [asked_for("a")])
+    ports = ("--listen", "127.0.0.1:0", "--control", "127.0.0.1:0", "--engine", "http://127.0.0.1:9")
+    argv = [
+        sys.executable,
+        "-c",
+        AHEAD,
+        str(tmp_path / "ahead"),
+        "serve",
+        *ports,
+        "--policy",
+        str(tmp_path / "policy.yaml"),
+    ]
+    with Child("gateway", argv, tmp_path / "log2") as gateway:
+        url = gateway.line(r"^data port (http://\S+)", 20.0)
+        with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=30.0) as openai:
+            assert openai.batches.retrieve(id).status == "in_progress"
+            (tmp_path / "ahead").touch()
+            gateway.wait(lambda: openai.batches.retrieve(id).status == "expired", 20.0, "the end of the batch")
 
 
 @pytest.mark.slow

@@ -15,6 +15,9 @@ import msgspec
 
 from gateway.core.answer.json_usage import BLOCK, JSONUsage
 from gateway.core.answer.sse_usage import SSEUsage, UsageError
+from gateway.core.batches.lines import Judged
+from gateway.core.batches.requests import new_batch
+from gateway.core.batches.upload import UploadForm
 from gateway.core.policy.file import decode
 from gateway.core.request.allowed_fields import READS
 from gateway.core.request.call import CallSettings
@@ -24,6 +27,7 @@ from gateway.core.request.parser import parse
 from gateway.core.request.routes import ROUTES
 from gateway.core.request.tenants import keys_from
 from gateway.frames.codec import FrameError, from_relay
+from gateway.relay.decide.messages import BadReport, end_report
 from gateway.relay.wire.body import ChunkedBody
 from gateway.relay.wire.http1 import HeadReader
 from gateway.relay.wire.messages import ServerSettings, WireError
@@ -103,6 +107,29 @@ def _json(pieces: Pieces) -> Any:
 
 def _form(pieces: Pieces) -> Any:
     return form_fields(b"multipart/form-data; boundary=B", b"".join(pieces))
+
+
+def _upload(pieces: Pieces) -> Any:
+    form = UploadForm(b"multipart/form-data; boundary=B")
+    file = b"".join([form.feed(piece) for piece in pieces])
+    form.finish()
+    return file, form.filename, form.fields
+
+
+def _lines(pieces: Pieces) -> Any:
+    judged = Judged("/v1/chat/completions", 64 * 1024, 1000)
+    for piece in pieces:
+        judged.feed(piece)
+    judged.end()
+    return judged.faults, list(judged.taken())
+
+
+def _batch(pieces: Pieces) -> Any:
+    return new_batch(b"application/json", b"".join(pieces))
+
+
+def _end(pieces: Pieces) -> Any:
+    return end_report(b"".join(pieces))
 
 
 def _stream(pieces: Pieces) -> Any:
@@ -239,6 +266,7 @@ _YAML = (
     *(b"fleet:", b"---"),
 )
 _KEYS = (b"\n", b" ", b"#", b"0" * 64, b"acme", b"\r", b"\x85")
+_LINE = (b'"custom_id":"a"', b'"method":"POST"', b'"url":"/v1/chat/completions"', b'"body":{"model":"m"}')
 _METRICS = (
     *(b"vllm:num_requests_running", b"{", b"}", b'engine="0"', b",", b"=", b'"', b"\\", b" 1\n", b" NaN\n"),
     b"# HELP x\n",
@@ -281,6 +309,12 @@ TARGETS = {
     "chunked": Target(read=_chunked, errors=(WireError,), words=_CHUNKS, cut=True),
     "json": Target(read=_json, errors=(Refused,), words=_BODY),
     "form": Target(read=_form, errors=(Refused,), words=_FORM),
+    "upload": Target(read=_upload, errors=(Refused,), words=(*_FORM, b'name="file"'), cut=True),
+    "lines": Target(read=_lines, errors=(), words=(*_OBJECTS, *_LINE, b"\n"), per_byte=20.0, cut=True),
+    "batch": Target(read=_batch, errors=(Refused,), words=(*_OBJECTS, b'"input_file_id":"f"', b'"metadata":{')),
+    "end": Target(
+        read=_end, errors=(BadReport,), words=(*_OBJECTS, b'"status":200', b'"failure":"reset"', b'"usage":')
+    ),
     "stream": Target(read=_stream, errors=(UsageError,), words=_EVENTS, cut=True),
     "answer": Target(read=_answer, errors=(), words=_OBJECTS, cut=True),
     "long_answer": Target(read=_long_answer, errors=(), words=_OBJECTS, cut=True),

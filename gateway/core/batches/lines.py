@@ -51,9 +51,12 @@ _line = msgspec.json.Decoder(LineFields)
 _body = msgspec.json.Decoder(_BodyFields)
 
 
-def read_line(text: bytes) -> LineFields:
-    """The fields of a line that was judged good. Raises msgspec.DecodeError where it has changed since."""
-    return _line.decode(text)
+def read_line(text: bytes) -> LineFields | None:
+    """The fields of a line that was judged good; None: it has changed since."""
+    try:
+        return _line.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 class Judged:
@@ -89,9 +92,14 @@ class Judged:
             self._line()
         if not self.total:
             self._fault("empty_file", "the file has no requests: a line of JSON for each")
-        elif self.total > self._most:
-            message = f"the file has {self.total} requests, and a batch takes at most {self._most}: make several files"
+        elif self.full:
+            message = f"the file has more than {self._most} requests, the most that a batch takes: make several files"
             self._fault("too_many_requests", message)
+
+    @property
+    def full(self) -> bool:
+        """Whether more requests have come than a batch takes: what follows need not be fed."""
+        return self.total > self._most
 
     def taken(self) -> Iterator[BatchLine]:
         """The good lines since the last time."""
@@ -117,7 +125,8 @@ class Judged:
             self._fault("line_too_long", message, self._number)
         elif text.strip(_BLANKS):
             self.total += 1
-            self._judge(text, offset, length)
+            if not self.full:
+                self._judge(text, offset, length)
 
     def _judge(self, text: bytes, offset: int, length: int) -> None:
         number = self._number
@@ -130,8 +139,8 @@ class Judged:
         except msgspec.ValidationError as error:
             self._fault("invalid_request", _said(error), number, _param(error))
             return
-        except msgspec.DecodeError:
-            self._fault("invalid_json_line", "this line is not parseable as valid JSON", number)
+        except (msgspec.DecodeError, RecursionError):
+            self._fault("invalid_json_line", "this line is not parseable as valid JSON, or nested too deep", number)
             return
         key = blake2b(line.custom_id.encode(), digest_size=16).digest()
         if key in self._seen:
@@ -152,7 +161,7 @@ class Judged:
     def _judge_body(self, line: LineFields, offset: int, length: int) -> None:
         try:
             body = _body.decode(line.body)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             self._fault("invalid_request", f"body: {_said(error)}", self._number, "body")
             return
         if body.stream:
@@ -167,7 +176,7 @@ class Judged:
             self.faults.append(LineFault(code, message, line, param))
 
 
-def _said(error: msgspec.DecodeError) -> str:
+def _said(error: Exception) -> str:
     return str(error).replace("Object missing required field", "it has no field")
 
 

@@ -89,7 +89,7 @@ def new_batch(content_type: bytes, body: bytes) -> NewBatch:
         raise bad_request("content-type must be application/json", "content-type")
     try:
         asked = _new.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise bad_request(f"the body is no request for a batch: {error}", _field(str(error))) from None
     if asked.endpoint not in ENDPOINTS:
         raise bad_request(f"endpoint must be one of {', '.join(ENDPOINTS)}; found {asked.endpoint[:80]}", "endpoint")

@@ -59,7 +59,7 @@ def answered_line(id: str, custom_id: str, status: int, request_id: str, body: b
     try:
         body.decode()
         whole = msgspec.json.format(body, indent=-1)
-    except (UnicodeDecodeError, msgspec.DecodeError):
+    except (UnicodeDecodeError, msgspec.DecodeError, RecursionError):
         said = LineError("upstream_error", f"The engine's answer of status {status} is no JSON.")
         return _encode(ResultLine(id, custom_id, None, said)) + b"\n"
     response = LineResponse(status, request_id, Raw(whole))

@@ -37,7 +37,9 @@ def test_lines_are_the_same_wherever_the_file_is_cut() -> None:
     for found, text in zip(whole, texts, strict=True):
         kept = data[found.offset : found.offset + found.length]
         assert kept.strip() == text.strip()
-        assert read_line(kept).custom_id == found.custom_id
+        read = read_line(kept)
+        assert read is not None
+        assert read.custom_id == found.custom_id
     assert [found.number for found in whole[24:26]] == [25, 28]  # empty lines count as lines, and are no requests
     for most in (1, 7, 300):
         pieces = iter(lambda most=most: rng.randrange(1, most + 1), 0)  # type: ignore[misc]
@@ -81,7 +83,36 @@ def test_a_file_has_one_request_at_least_and_no_more_than_a_batch_takes() -> Non
     assert not judged(data, most=6).faults
     (fault,) = judged(data, most=5).faults
     assert (fault.code, fault.line) == ("too_many_requests", None)
-    assert "6 requests" in fault.message
+    assert "more than 5 requests" in fault.message
+
+
+def test_what_follows_more_requests_than_a_batch_takes_is_not_judged() -> None:
+    found = Judged(CHAT, 1000, 5)
+    found.feed(b"\n".join(line(str(number)) for number in range(6)))
+    assert not found.full
+    found.feed(b"\n" + b"{\n" * 10)
+    assert found.full
+    found.end()
+    assert [fault.code for fault in found.faults] == ["too_many_requests"]
+
+
+def nested(id: str, deep: int) -> bytes:
+    return line(id).replace(b'"messages": []', b'"messages": ' + b"[" * deep + b"]" * deep)
+
+
+def test_a_line_that_is_nested_too_deep_to_be_read_is_a_bad_one() -> None:
+    found = judged(nested("a", 100_000), longest=1_000_000)
+    (fault,) = found.faults
+    assert (fault.code, fault.line) == ("invalid_json_line", 1)
+    assert "nested too deep" in fault.message
+
+
+def test_a_line_that_has_changed_since_it_was_judged_is_told_from_others() -> None:
+    good = read_line(line("a"))
+    assert good is not None
+    assert good.custom_id == "a"
+    for changed in (b"", line("a")[:-1], b"[]", b'{"custom_id": "\xff"}', nested("a", 100_000)):
+        assert read_line(changed) is None
 
 
 def test_faults_that_are_told_are_bounded() -> None:

@@ -84,7 +84,7 @@ def test_bodies() -> None:
         with pytest.raises(Refused) as refused:
             new_batch(JSON, json.dumps(GOOD | change).encode())
         assert (refused.value.status, refused.value.param) == (400, param)
-    for body in (b"{", b"[]", b"\xff", b"{}"):
+    for body in (b"{", b"[]", b"\xff", b"{}", b'{"x": %s}' % (b"[" * 30_000 + b"]" * 30_000)):
         with pytest.raises(Refused, match="no request for a batch"):
             new_batch(JSON, body)
     with pytest.raises(Refused, match="application/json"):

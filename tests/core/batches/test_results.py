@@ -39,7 +39,7 @@ def test_a_result_is_one_line_of_json() -> None:
         "id": "r", "custom_id": "a\nb", "error": None,
         "response": {"status_code": 200, "request_id": "q", "body": {"a": [1.5, 2], "b": "\né"}},
     }  # fmt: skip
-    for broken in (b"", b"<html>", b'{"a": "\xff"}'):
+    for broken in (b"", b"<html>", b'{"a": "\xff"}', b"[" * 100_000 + b"]" * 100_000):
         result = json.loads(answered_line("r", "a", 200, "q", broken))
         assert (result["response"], result["error"]["code"]) == (None, "upstream_error")
     assert json.loads(unanswered_line("r", "a", EXPIRED))["error"]["code"] == "batch_expired"
