@@ -125,28 +125,38 @@ class Site:
         """Of the call log."""
 
     def post(self, path: str, body: bytes = b"", headers: dict[str, str] | None = None) -> Answer:
+        return self.head(path, body, headers)()
+
+    def head(self, path: str, body: bytes, headers: dict[str, str] | None = None) -> Callable[[], Answer]:
+        """A request whose head is here; its body comes when this is called."""
         fields = {name.encode(): value.encode() for name, value in (headers or {}).items()}
         request = Request(b"POST", path.encode(), b"", list(fields.items()), fields, 1, len(body), True, False)
         request.peer, request.at = "unix", self.loop.time()
         wire = Wire()
         refused = self.port.handler.head(request)
+        if refused is None and len(body) > request.limit:
+            refused = b"HTTP/1.1 413 \r\n\r\n"
         if refused is not None:
             wire.write(refused)
-            return Answer(wire, None)
-        if len(body) > request.limit:
-            wire.write(b"HTTP/1.1 413 \r\n\r\n")
-            return Answer(wire, None)
-        request.body = body
-        request.held = BodyLease(self.gateway.bodies, request.owner or request.peer)
-        assert not request.held.resize(len(body))
-        responder = Responder(wire, cast("asyncio.Transport", wire), request)
-        self.port.handler.call(request, responder)
-        return Answer(wire, responder)
+            return lambda: Answer(wire, None)
+
+        def whole() -> Answer:
+            request.body = body
+            request.held = BodyLease(self.gateway.bodies, request.owner or request.peer)
+            assert not request.held.resize(len(body))
+            responder = Responder(wire, cast("asyncio.Transport", wire), request)
+            self.port.handler.call(request, responder)
+            return Answer(wire, responder)
+
+        return whole
 
     def ask(self, tokens: int = 100, headers: dict[str, str] | None = None, **fields: Any) -> Answer:
+        return self.asks(tokens, headers, **fields)()
+
+    def asks(self, tokens: int = 100, headers: dict[str, str] | None = None, **fields: Any) -> Callable[[], Answer]:
         call = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": tokens, **fields}
         lines = {"content-type": "application/json", "x-original-uri": "/v1/chat/completions", **(headers or {})}
-        return self.post("/decide", json.dumps(call).encode(), lines)
+        return self.head("/decide", json.dumps(call).encode(), lines)
 
     async def granted(self, tokens: int = 100, **fields: Any) -> Answer:
         answer = self.ask(tokens, **fields)
@@ -306,6 +316,21 @@ def test_a_proxy_that_chose_the_id_can_withdraw_its_call() -> None:
         assert site.outcomes() == ["client_gone"]
         assert site.end(ids[1], failure="client_gone") == 404
         assert site.end(ids[0], status=200, usage=USAGE) == 204
+
+    run(body)
+
+
+def test_an_id_is_one_calls_however_their_bytes_come() -> None:
+    async def body(site: Site) -> None:
+        chosen = {"x-weir-hold": "both-of-the-proxys"}
+        both = [site.asks(headers=chosen) for _ in range(2)]  # both heads are here before either's body
+        first, second = both[0](), both[1]()
+        await until(lambda: first.here and second.here)
+        assert (first.hold, second.status, second.hold) == (chosen["x-weir-hold"], 409, "")
+        made = await site.granted()
+        assert site.ask(headers={"x-weir-hold": made.hold}).status == 409, "an id that was made here is one too"
+        for hold in (first.hold, made.hold):
+            assert site.end(hold, status=200, usage=USAGE) == 204
 
     run(body)
 

@@ -55,7 +55,7 @@ class DecidePort:
             return _wrong(405, "method_not_allowed", "This path takes POST.", b"allow: POST\r\n")
         if report is None:
             return self._client_head(request)
-        if self._held.get(report[1].decode()) is None and report[1].decode() not in self._chosen:
+        if not self._taken(report[1].decode()):
             return _unknown()
         request.limit = MOST if report[2] == b"end" else 0
         return None
@@ -94,6 +94,10 @@ class DecidePort:
     def _ask(self, request: Request, responder: Responder) -> None:
         """A call. One whose hold's id was chosen can be withdrawn by it for as long as it waits."""
         id = request.fields.get(HOLD, b"").decode()
+        if self._taken(id):  # since its head was read
+            request.release()
+            responder.send(409, JSON, _taken_body())
+            return
         tasks = self._pipeline.tasks
         before = len(tasks)
         self._pipeline.call(request, responder)
@@ -101,6 +105,9 @@ class DecidePort:
             task, live = next(reversed(tasks.items()))
             self._chosen[id] = live, responder
             task.add_done_callback(lambda _: self._chosen.pop(id))
+
+    def _taken(self, id: str) -> bool:
+        return id in self._chosen or self._held.get(id) is not None
 
     def _end(self, id: str, held: HeldCall | None, report: EndReport) -> bool:
         """Whether there is such a call, that runs or, if its client has left, waits."""
@@ -137,8 +144,8 @@ class DecidePort:
         if chosen is not None:
             if not CHOSEN.fullmatch(chosen):
                 return _wrong(400, "bad_call", "x-weir-hold: 16 to 64 letters, digits, - and _, or left out.")
-            if chosen.decode() in self._chosen:
-                return _wrong(409, "hold_taken", "x-weir-hold: another call has this id.")
+            if self._taken(chosen.decode()):
+                return answer(409, JSON, _taken_body())
         client = request.fields.pop(CLIENT, b"")
         if client:
             try:
@@ -153,6 +160,10 @@ class DecidePort:
 def _wrong(status: int, code: str, message: str, headers: bytes = b"") -> bytes:
     """An error of the proxy's."""
     return answer(status, JSON + headers, error_body(message, "invalid_request_error", code))
+
+
+def _taken_body() -> bytes:
+    return error_body("x-weir-hold: another call has this id.", "invalid_request_error", "hold_taken")
 
 
 def _unknown_body() -> bytes:
