@@ -108,7 +108,7 @@ class BatchDoor:
         except Refused as refused:
             responder.send(refused.status, JSON + _advice(refused), refused.body())
         except (OSError, StorageError) as error:
-            self._site.say(f"batches: {error}")
+            self._site.say(f"batches: {self._site.told(error)}")
             _fail(responder, "The gateway's storage has failed; try again later.")
         except Exception:
             _fail(responder, "The gateway has failed here, which is a bug of its own.")

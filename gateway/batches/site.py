@@ -39,6 +39,12 @@ class BatchSite:
         self.seats = asyncio.Semaphore(policy.in_flight)  # of calls that wait or run
         self.lines = Counter({"completed": 0, "failed": 0, "again": 0})
 
+    def told(self, error: BaseException) -> str:
+        """An error of the disk or the storage, in words for the operator."""
+        if isinstance(error, OSError):
+            return f"{error.filename or self.folder.path}: {error.strerror or error}"
+        return str(error)
+
     def now(self) -> int:
         """Unix seconds, as the API's objects have them."""
         return int(time.time())

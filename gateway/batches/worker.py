@@ -68,7 +68,7 @@ class BatchWorker:
                 found = await self._site.storage.run(tables.unfinished)
                 self.states = await self._site.storage.run(tables.states)
             except (OSError, StorageError) as error:
-                self._site.say(f"batches: {error}: tried again in {LOOK:g} s")
+                self._site.say(f"batches: {self._site.told(error)}: tried again in {LOOK:g} s")
             else:
                 self._begin(found)
             try:
@@ -91,7 +91,7 @@ class BatchWorker:
         try:
             await run.run()
         except* (OSError, StorageError) as failed:
-            self._site.say(f"{stored.batch.id}: {_first(failed)}: tried again in {LOOK:g} s")
+            self._site.say(f"{stored.batch.id}: {self._site.told(_first(failed))}: tried again in {LOOK:g} s")
         else:
             self.look()
         finally:

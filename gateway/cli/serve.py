@@ -315,8 +315,9 @@ def _announce(running: Running) -> None:
     file = running.sidecar
     watch = "" if file is None else shlex.join([*_sidecar(), "status", "--watch", "--config", str(file)])
     text = announcement(
-        running.data, running.control, running.engines, running.models, in_turn=running.in_turn, watch=watch
-    )
+        running.data, running.control, running.engines, running.models,
+        in_turn=running.in_turn, watch=watch, keyed=running.keyed,
+    )  # fmt: skip
     # Whoever reads it may have read enough, as `| head -1`, or not read at all: calls are served all the same.
     LineWriter(1).write(f"{printable(text)}\n".encode(), hurry=True)
 

@@ -17,25 +17,31 @@ def announcement(
     *,
     in_turn: Sequence[str] = (),
     watch: str = "",
+    keyed: bool = False,
 ) -> str:
     """The text, without a last newline. `data` are the data port's addresses, URLs or `unix:PATH`.
 
     `in_turn`: the demo's models, in the order in which they are worth being asked for; `watch`: the command that shows
-    what a sidecar of this process does.
+    what a sidecar of this process does. `keyed`: callers show a key, which the commands read from $KEY.
     """
     lines = [*(f"data port {address}" for address in data), f"control port {control}"]
     lines += [f"engines {' '.join(engines)}"] if engines else []
     if in_turn:
-        return "\n".join([*lines, f"models {' '.join(models)}", "", *_demo(data[0], in_turn, watch)])
+        return "\n".join([*lines, f"models {' '.join(models)}", "", *_demo(data[0], in_turn, watch, keyed)])
     if not models:
         return "\n".join([*lines, f"no engine has answered yet: {control}/readyz tells when one has"])
-    lines += [f"models {' '.join(models)}", *([f"sidecar: {watch}"] if watch else []), "", *_curl(data[0], models[0])]
+    lines += [
+        f"models {' '.join(models)}",
+        *([f"sidecar: {watch}"] if watch else []),
+        "",
+        *_curl(data[0], models[0], keyed),
+    ]
     if not data[0].startswith("unix:"):
-        lines += ["", *_python(data[0], models[0])]
+        lines += ["", *_python(data[0], models[0], keyed)]
     return "\n".join(lines)
 
 
-def _demo(address: str, models: Sequence[str], watch: str) -> list[str]:
+def _demo(address: str, models: Sequence[str], watch: str, keyed: bool) -> list[str]:
     return [
         "None is awake yet. A sidecar starts each when it is asked for, in about 8 seconds, on two simulated GPUs of",
         "24 GB. They do not all fit: ask for them in turn, and the one that has not been used for longest is put to",
@@ -43,24 +49,27 @@ def _demo(address: str, models: Sequence[str], watch: str) -> list[str]:
         "",
         watch,
         "",
-        *(line for model in (*models, models[0]) for line in _curl(address, model)),
+        *(line for model in (*models, models[0]) for line in _curl(address, model, keyed)),
     ]
 
 
-def _curl(given: str, model: str) -> list[str]:
+def _curl(given: str, model: str, keyed: bool) -> list[str]:
     address, path = reachable(given), given.removeprefix("unix:")
     where = address if path == given else f"--unix-socket {shlex.quote(path)} http://localhost"
+    key = ' -H "authorization: Bearer $KEY"' if keyed else ""
     body = {"model": model, "stream": True, "messages": [{"role": "user", "content": "Say hello."}]}
     return [
-        f"curl -N {where}/v1/chat/completions -H 'content-type: application/json' \\",
+        f"curl -N {where}/v1/chat/completions -H 'content-type: application/json'{key} \\",
         f"  -d {shlex.quote(json.dumps(body))}",
     ]
 
 
-def _python(address: str, model: str) -> list[str]:
+def _python(address: str, model: str, keyed: bool) -> list[str]:
+    key = 'os.environ["KEY"]' if keyed else '"none"'
     return [
+        *(["import os"] if keyed else []),
         "from openai import OpenAI  # pip install openai",
-        f'client = OpenAI(base_url="{reachable(address)}/v1", api_key="none")',
+        f'client = OpenAI(base_url="{reachable(address)}/v1", api_key={key})',
         'messages = [{"role": "user", "content": "Say hello."}]',
         f"answer = client.chat.completions.create(model={json.dumps(model)}, messages=messages)",
         "print(answer.choices[0].message.content)",

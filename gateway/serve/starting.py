@@ -36,6 +36,7 @@ class Running(msgspec.Struct, frozen=True):
     models: list[str]
     sidecar: Path | None = None  # the file of one of our own
     in_turn: tuple[str, ...] = ()  # the demo's models
+    keyed: bool = False  # callers show a key
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):

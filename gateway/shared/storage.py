@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import math
 import os
 import queue
 import sqlite3
@@ -90,6 +91,7 @@ class Storage:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._ends = False
+        self._locked = -math.inf  # when another program had kept the file locked for too long
         self._closed: Future[None] = Future()
         self._lock = -1  # the folder's descriptor
         self._database: sqlite3.Connection | None = None
@@ -106,7 +108,14 @@ class Storage:
     async def run(self, work: Work[T]) -> T:
         """What the work returns, done in one transaction. A caller that is cancelled leaves the work to its end. Raises
         StorageError, and what the work raises; then nothing has changed."""
-        return await self._ask(lambda: self._transaction(work))
+        asked = time.monotonic()
+
+        def waited() -> T:
+            if asked <= self._locked:  # with one that waited as long as any may: all together wait no longer
+                raise StorageError(f"{self.file}: {_WORDS[sqlite3.SQLITE_BUSY]}")
+            return self._transaction(work)
+
+        return await self._ask(waited)
 
     async def share(self) -> None:
         """Let another gateway open it too, for which this one only finishes what is under way. Raises StorageError."""
@@ -229,6 +238,8 @@ class Storage:
             raise
         except sqlite3.Error as error:
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without its extension
+            if code == sqlite3.SQLITE_BUSY:
+                self._locked = time.monotonic()
             raise StorageError(f"{self.file}: {_WORDS.get(code, error)}") from error
 
     @contextlib.contextmanager
@@ -236,6 +247,10 @@ class Storage:
         """The system's errors about folder and file, the same."""
         try:
             yield
+        except FileNotFoundError as error:
+            raise StorageError(
+                f"{self.folder}: the folder above it is not there: make that, or name another"
+            ) from error
         except OSError as error:
             raise StorageError(f"{error.filename or self.folder}: {error.strerror or error}") from error
 

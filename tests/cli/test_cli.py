@@ -442,6 +442,15 @@ def test_check_reads_the_keys_file_where_there_is_one(ran: Ran, tmp_path: Path) 
     assert "the tenant acne, expected a tenant of the policy (did you mean acme?)" in err
 
 
+def test_the_announcement_of_a_gateway_with_keys_reads_one_from_the_environment() -> None:
+    text = announcement(["http://127.0.0.1:8000"], "http://c", ["http://e:1"], ["m"], keyed=True)
+    words = shlex.split(text[text.index("curl") : text.index("\n\nimport os")].replace("\\\n", " "))
+    assert "authorization: Bearer $KEY" in words
+    python = text[text.index("import os") :]
+    compile(python, "snippet", "exec")
+    assert 'api_key=os.environ["KEY"]' in python
+
+
 def test_the_announcement_has_commands_for_what_listens() -> None:
     text = announcement(["http://127.0.0.1:8000"], "http://127.0.0.1:8001", ["http://e:1"], ["it's a model"])
     curl = text[text.index("curl") : text.index("\n\nfrom openai")]

@@ -201,10 +201,31 @@ async def test_one_that_shares_it_ends_what_it_has_begun_beside_the_other(tmp_pa
 @in_loop
 async def test_a_folder_that_cannot_be_made_or_is_a_file_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    for folder, words in ((tmp_path / "absent" / "deep", "No such file"), (tmp_path / "file", "File exists")):
+    for folder, words in (
+        (tmp_path / "absent" / "deep", "the folder above it is not there: make that"),
+        (tmp_path / "file", "File exists"),
+    ):
         with pytest.raises(StorageError, match=words):
             async with opened(folder):
                 pass
+
+
+@in_loop
+async def test_what_waits_for_a_file_that_is_kept_locked_waits_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "BUSY_WITHIN", 0.3)
+    async with opened(tmp_path) as storage:
+        with contextlib.closing(sqlite3.connect(tmp_path / module.NAME, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            first, second = [asyncio.ensure_future(storage.run(lambda db: put(db, "a", 1))) for _ in range(2)]
+            with pytest.raises(StorageError, match="another program has kept it locked"):
+                await first
+            other.execute("ROLLBACK")
+            with pytest.raises(StorageError, match="another program has kept it locked"):
+                await second
+        await storage.run(lambda database: put(database, "b", 2))
+        assert await storage.run(marks) == [("b", 2)]
 
 
 @in_loop

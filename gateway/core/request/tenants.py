@@ -186,6 +186,11 @@ class Tenants:
         """Whether every caller is let in, whatever it sends."""
         return self._open is not None
 
+    @property
+    def keyed(self) -> bool:
+        """Whether callers have keys, or may be given some while this policy is active."""
+        return not self._keyless
+
     def identify(self, headers: Mapping[bytes, bytes], peer: str) -> Account:
         """The account of a request. `headers` maps lower-cased names to values; `peer` is an address or `unix`.
 

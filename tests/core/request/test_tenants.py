@@ -93,6 +93,12 @@ def test_a_revoked_key_is_gone_with_the_reload() -> None:
     refused(Tenants(POLICY, {}), headers)
 
 
+def test_a_gateway_is_keyed_where_anybody_has_or_may_be_given_a_key() -> None:
+    assert not Tenants(Policy()).keyed
+    assert Tenants(Policy(keys_file="keys.txt")).keyed
+    assert Tenants(Policy(tenants={"acme": Tenant()}), {"0" * 64: "acme"}).keyed
+
+
 def test_a_key_in_the_policy_itself_counts_before_the_file() -> None:
     policy = Policy(tenants={"acme": Tenant(keys=(hash_of(GOOD),)), "zoo": Tenant(keys=(hash_of(GOOD),))})
     assert Tenants(policy, {hash_of(GOOD): "zoo"}).identify({b"x-api-key": GOOD.encode()}, "unix").name == "acme"
