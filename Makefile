@@ -92,7 +92,7 @@ test-ray: ray ## the sidecars of a cluster, on a Ray of three nodes on this mach
 
 test-deploy: $(STAMP) ## the wheel, images, compose file and Helm chart, by twine, hadolint, helm and schemas; two minutes
 	@"$(BIN)/python" -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test,deploy]'
-	WEIR_REQUIRE_DEPLOY=1 $(PYTEST) tests/deploy/test_container.py tests/deploy/test_compose.py tests/deploy/test_chart.py tests/deploy/test_chart_references.py tests/deploy/test_tutorial.py
+	WEIR_REQUIRE_DEPLOY=1 $(PYTEST) tests/deploy/test_container.py tests/deploy/test_compose.py tests/deploy/test_chart.py tests/deploy/test_chart_references.py tests/deploy/test_chart_installed.py tests/deploy/test_tutorial.py
 
 # Chromium is Debian's; axe-core lies outside the tree, as what npm installs is no part of it.
 test-console: $(STAMP) ## the console in a real Chromium: accessibility, hostile texts, 1,000 engines, pictures; two minutes

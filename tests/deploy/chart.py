@@ -22,8 +22,8 @@ def rendered(case: str, *flags: str) -> list[dict[str, Any]]:
     return [document for document in yaml.safe_load_all(ran.stdout) if document is not None]
 
 
-def helm(*flags: str) -> subprocess.CompletedProcess[str]:
-    command = [installed("helm"), "template", "weir", str(CHART), *flags]
+def helm(*flags: str, release: str = "weir") -> subprocess.CompletedProcess[str]:
+    command = [installed("helm"), "template", release, str(CHART), *flags]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
 
 

@@ -234,6 +234,14 @@ def test_what_would_run_and_be_wrong_is_refused(flags: list[str], said: str) -> 
     assert said in ran.stderr
 
 
+@pytest.mark.parametrize("release", ["v1.2", "weir.v1.2", "x" * 53])
+def test_every_name_of_a_release_makes_names_of_services(release: str) -> None:
+    ran = helm(f"--values={CASES / 'everything.yaml'}", release=release)
+    names = {it["metadata"]["name"] for it in yaml.safe_load_all(ran.stdout) if it and it["kind"] != "ScaledObject"}
+    assert len(names) > 4
+    assert all(re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", name) for name in names), names
+
+
 def test_gateways_that_know_of_each_other_need_no_cluster() -> None:
     flags = ("--set=gateway.replicas=2", "--set=policy.routing.gateways=2")
     assert one(rendered("smallest", *flags), "Deployment")["spec"]["replicas"] == 2

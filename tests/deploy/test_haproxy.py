@@ -21,6 +21,7 @@ import openai
 import pytest
 
 from loadtest.processes import Child, Gateway, get, until
+from tests.deploy.tools import free_port
 from tests.e2e.children import Call, SimEngine
 
 pytestmark = pytest.mark.slow
@@ -36,12 +37,6 @@ def haproxy() -> str:
         assert not os.environ.get("WEIR_REQUIRE_HAPROXY"), "haproxy is not installed, and WEIR_REQUIRE_HAPROXY is set"
         pytest.skip("haproxy is not installed (apt-get install haproxy)")
     return found
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Site:

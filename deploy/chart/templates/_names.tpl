@@ -1,6 +1,7 @@
-{{/* Name of what belongs to one release. */}}
+{{/* Name of what belongs to one release. A release may have dots in its name; a Service may not. */}}
 {{- define "weir.name" -}}
-{{- if contains "weir" .Release.Name }}{{ .Release.Name | trunc 50 | trimSuffix "-" }}{{ else }}{{ printf "%s-weir" .Release.Name | trunc 50 | trimSuffix "-" }}{{ end }}
+{{- $name := .Release.Name | replace "." "-" }}
+{{- if contains "weir" $name }}{{ $name | trunc 50 | trimSuffix "-" }}{{ else }}{{ printf "%s-weir" $name | trunc 50 | trimSuffix "-" }}{{ end }}
 {{- end }}
 
 {{/* Labels by which pods are found: they never change. Called with (list . "gateway"). */}}
