@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -19,12 +21,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.console, pytest.mark.timeout(300)]
 
 ENGINES = 1000
 SECONDS = 10
-LONGEST = 100.0  # milliseconds
+LONGEST = 50.0  # milliseconds of processor time: others on this machine take none of it
 AT_REST = 5000  # bytes a second
 WATCH = """() => {
-  window.frames_ = []; window.tasks_ = [];
-  new PerformanceObserver((list) => list.getEntries().forEach((it) => window.tasks_.push(it.duration)))
-    .observe({type: "longtask"});
+  window.frames_ = [];
   let last = performance.now();
   const next = (now) => { window.frames_.push(now - last); last = now; requestAnimationFrame(next); };
   requestAnimationFrame(next);
@@ -65,8 +65,16 @@ def test_the_first_paint_is_soon(many: Gateway, console: Callable[..., Console])
     assert found < 1000
 
 
+def tasks(trace: bytes) -> list[float]:
+    """Milliseconds of processor time of each task of the pages' main threads."""
+    events = json.loads(trace)["traceEvents"]
+    mains = {(it["pid"], it["tid"]) for it in events if it.get("args", {}).get("name") == "CrRendererMain"}
+    done = [it for it in events if it["name"].endswith("RunTask") and (it["pid"], it["tid"]) in mains]
+    return [it["tdur"] / 1000 for it in done if "tdur" in it]
+
+
 def test_a_thousand_engines_and_fifty_calls_a_second_drop_no_frame(
-    many: Gateway, console: Callable[..., Console]
+    many: Gateway, browser: Any, console: Callable[..., Console]
 ) -> None:
     numbers = itertools.count()
     with Traffic(lambda: call(many.url, chat("sim", 8, words=next(numbers) % 50 + 5)), rate=50, threads=25):
@@ -75,17 +83,19 @@ def test_a_thousand_engines_and_fifty_calls_a_second_drop_no_frame(
             page.locator(selector).first.wait_for()
             page.wait_for_timeout(2000)
             page.evaluate(WATCH)
+            browser.start_tracing(page=page, categories=["toplevel"])
             end = time.monotonic() + SECONDS
             while time.monotonic() < end:
                 page.evaluate("document.querySelectorAll('.list').forEach(it => { it.scrollTop += 900; })")
                 page.wait_for_timeout(100)
-            frames, tasks = page.evaluate("[window.frames_, window.tasks_]")
-            frames.sort()
+            taken = tasks(browser.stop_tracing())
+            frames = sorted(page.evaluate("window.frames_"))
+            assert len(taken) > len(frames) > 0
             print(
                 f"\n{view}: {len(frames)} frames, median {frames[len(frames) // 2]:.0f} ms, "
                 f"p99 {frames[len(frames) * 99 // 100]:.0f} ms, longest {frames[-1]:.0f} ms; "
-                f"{len(tasks)} tasks over 50 ms, longest {max(tasks, default=0):.0f} ms (most wanted: {LONGEST:.0f})"
+                f"longest task {max(taken):.0f} ms of processor time (most wanted: {LONGEST:.0f})"
             )
-            assert max(tasks, default=0) < LONGEST
+            assert max(taken) < LONGEST
             rows = page.evaluate("document.querySelectorAll('.list > .row').length")
             assert rows < 100

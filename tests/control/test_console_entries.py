@@ -10,7 +10,8 @@ import pytest
 from gateway.control.console import feed
 from gateway.control.console.feed import Entries
 from gateway.control.console.figures import Open, class_figures
-from gateway.control.console.headline import Line, ModelState, headline
+from gateway.control.console.headline import Line, headline
+from gateway.control.console.remedy import ModelState
 from gateway.core.policy.traffic import TrafficClass
 from gateway.core.request.outcome import STATUS, Outcome
 from gateway.core.request.record import Record
@@ -97,13 +98,20 @@ def test_offered_and_admitted_count_calls_that_have_not_ended_too() -> None:
     assert (figures["new"].offered, figures["new"].admitted) == (0.0, 0.0)
 
 
+CLASSES = {"batch": TrafficClass(weight=1.0), "default": TrafficClass(weight=4.0)}
+
+
+def lines(*facts: Any, lately: float = 0.0) -> list[Line]:
+    return headline(*facts, lately=lately, classes=CLASSES)
+
+
 def test_the_headline_says_who_is_refused_why_and_what_to_change() -> None:
     limit = "The limit of tenant 'acme' is 600/min requests: this call needs 1, 0 are left."
     ended = [(9.0, record(outcome=Outcome.RATE_LIMITED, reason=limit))] * 3
     ended += [(8.0, record(outcome=Outcome.SHED, reason="pressure.", class_name="default"))] * 2
     ended += [(8.0, record(outcome=Outcome.OK)), (8.0, record(outcome=Outcome.NOT_FOUND, reason="no such model"))]
     ended += [(8.0, record(outcome=Outcome.CLIENT_GONE))]
-    first, second, third = headline(ended, {"m": ModelState("brownout", "kv 0.95 >= 0.93")}, [], 60.0, 0)
+    first, second, third = lines(ended, {"m": ModelState("brownout", "kv 0.95 >= 0.93")}, [], 60.0, 0)
     assert first.what.startswith(
         "Class batch of tenant acme, model m: 3 of 6 calls of the last minute were refused with"
     )
@@ -118,7 +126,7 @@ def test_the_headline_says_who_is_refused_why_and_what_to_change() -> None:
 def test_refusals_that_one_change_would_help_are_one_line() -> None:
     ended = [(9.0, record(outcome=Outcome.QUEUE_FULL, reason="full"))]
     ended += [(8.0, record(outcome=Outcome.EXPIRED, reason="deadline"))] * 2
-    (line,) = headline(ended, {}, [], 60.0, 0)
+    (line,) = lines(ended, {}, [], 60.0, 0)
     assert line.what.endswith(
         "3 of 3 calls of the last minute were refused: 2 with 504 (expired), 1 with 503 (queue_full)."
     )
@@ -134,7 +142,7 @@ def test_an_overload_is_told_once_with_the_engines_that_are_missing() -> None:
     ended += [(9.0, record(outcome=Outcome.OK))]
     state = ModelState("normal", "", engines=2, wanted=5, full=FULL, queued=7)
     down = Line(level="bad", what="1 of 3 engines are down.")
-    first, second, *groups = headline(ended, {"m": state}, [down], 30.0, 7)
+    first, second, *groups = lines(ended, {"m": state}, [down], 30.0, 7)
     assert first == down, "a cause goes first"
     assert second.what == "Overload: 3 of 4 calls of the last 30 s for model m found no room."
     assert second.why == f"More was offered than its engines can do. Now {FULL}, and 7 calls wait."
@@ -142,29 +150,55 @@ def test_an_overload_is_told_once_with_the_engines_that_are_missing() -> None:
     assert [line.what.partition(",")[0] for line in groups] == ["Class batch of tenant b", "Class batch of tenant a"]
     assert all("add the engines named above" in line.change for line in groups)
     burst = ended[:1] + [(9.0, record(outcome=Outcome.OK))] * 20
-    (alone,) = headline(burst, {"m": state}, [], 30.0, 0)
+    (alone,) = lines(burst, {"m": state}, [], 30.0, 0)
     assert "add an engine of m" in alone.change, "a burst is no overload"
-    (enough,) = headline(ended[:1], {"m": ModelState("normal", "", engines=5, wanted=5)}, [], 30.0, 7)
+    (enough,) = lines(ended[:1], {"m": ModelState("normal", "", engines=5, wanted=5)}, [], 30.0, 7)
     assert "add an engine of m" in enough.change
+
+
+def test_what_is_over_says_so_and_comes_after_what_goes_on() -> None:
+    state = ModelState("normal", "", engines=1, wanted=2, full=FULL)
+    ended = [(50.0, record(outcome=Outcome.RATE_LIMITED, reason="r"))]
+    ended += [(9.0, record(outcome=Outcome.SHED, reason="late", class_name="default"))] * 9
+    first, *rest = lines(ended, {"m": state}, [], 60.0, 0, lately=40.0)
+    assert first.level == "bad"
+    assert first.what.endswith("with 429 (rate_limited).")
+    assert all(line.what.endswith(", none of them in the last 10 s.") for line in rest)
+    assert [line.level for line in rest] == ["warn", "warn"]
+
+
+@pytest.mark.parametrize("outcome", [Outcome.SHED, Outcome.HOPELESS])
+def test_a_weight_is_named_where_another_class_holds_room(outcome: Outcome) -> None:
+    ended = [(9.0, record(outcome=outcome, reason="late"))]
+    (line,) = lines(
+        ended, {"m": ModelState("normal", "", room={"batch": 50, "default": 100, "gone": 500})}, [], 60.0, 0
+    )
+    assert line.change.endswith(
+        "To take room from class default, which holds 67% of it now, raise classes.batch.weight "
+        "(1; that of default is 4)."
+    )
+    for room in ({"batch": 95, "default": 5}, {"batch": 10}, {}):
+        (line,) = lines(ended, {"m": ModelState("normal", "", room=room)}, [], 60.0, 0)
+        assert line.change.endswith("classes.batch.weight is no cure: no other class holds much room now.")
 
 
 def test_a_class_at_its_max_concurrency_is_told_to_raise_it() -> None:
     ended = [(9.0, record(outcome=Outcome.HOPELESS, reason="too late"))]
     state = ModelState("normal", "", engines=2, wanted=5, full=FULL)
-    (line,) = headline(ended, {"m": state}, [], 60.0, 0, {"batch"})
+    (line,) = lines(ended, {"m": state}, [], 60.0, 0, {"batch"})
     assert line.change.startswith("Raise classes.batch.max_concurrency")
 
 
 def test_the_headline_of_a_quiet_gateway_says_so() -> None:
-    assert headline([], {}, [], 60.0, 0) == [Line(level="good", what="No call ended in the last minute.")]
-    (line,) = headline([(1.0, record(outcome=Outcome.OK))], {}, [], 12.0, 4)
+    assert lines([], {}, [], 60.0, 0) == [Line(level="good", what="No call ended in the last minute.")]
+    (line,) = lines([(1.0, record(outcome=Outcome.OK))], {}, [], 12.0, 4)
     assert line.what == "No call of the last 12 s was refused: 1 ended. 4 wait now."
-    (line,) = headline([], {}, [Line(level="bad", what="w")], 60.0, 0)
+    (line,) = lines([], {}, [Line(level="bad", what="w")], 60.0, 0)
     assert line.what == "w"
 
 
 @pytest.mark.parametrize("outcome", [each for each in STATUS if each not in (Outcome.CLIENT_GONE, Outcome.SLOW_CLIENT)])
 def test_every_outcome_has_something_to_change(outcome: Outcome) -> None:
-    (line,) = headline([(1.0, record(outcome=outcome, reason="why"))], {}, [], 60.0, 0)
+    (line,) = lines([(1.0, record(outcome=outcome, reason="why"))], {}, [], 60.0, 0)
     assert line.change
     assert line.why == "The last was told: why"

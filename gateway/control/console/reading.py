@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from gateway import __version__
 from gateway.control.console.figures import WINDOW, ClassFigures, Open, class_figures
-from gateway.control.console.headline import MINUTE, Line, ModelState, headline
+from gateway.control.console.headline import MINUTE, Line, headline
+from gateway.control.console.remedy import ModelState
+from gateway.control.console.sidecars import sidecar_entry
 from gateway.control.console.sources import Sources
 from gateway.control.console.tenants import shadow_entry, tenant_entries
-from gateway.control.view import FleetView, ModelView, SidecarView, fleet_view
+from gateway.control.view import FleetView, ModelView, fleet_view
 from gateway.core.engines.breaker import BreakerState
 from gateway.core.engines.fleet import Engine, Fleet, Hold
 from gateway.core.engines.health import state_of
 from gateway.decider.dispatch import Dispatch
 from gateway.shared.files.file_status import FileStatus
-from gateway.shared.files.units import GIB
 
 LATE = 3  # samples that an engine may miss before its sample is said to be old
 OLD = 5.0  # seconds, at least
@@ -69,18 +71,22 @@ class ConsoleReading:
         entries |= models
         entries |= self._classes(view, now)
         entries |= {f"engine/{engine.id}": self._engine(engine, now) for engine in self._fleet}
-        entries |= {f"sidecar/{each.id}": _sidecar(each) for each in view.sidecars}
+        entries |= {f"sidecar/{each.id}": sidecar_entry(each) for each in view.sidecars}
         sources = self._sources
         entries |= tenant_entries(self._dispatch.policy.tenants, sources.used(), sources.buckets(), now)
         if sources.shadow is not None:
             entries["shadow"] = shadow_entry(sources.shadow)
         seconds = self.ended.reach(now, MINUTE)
-        states = {model.id: self._state(model) for model in view.models}
+        room = self._room()
+        states = {model.id: self._state(model, room.get(model.id, {})) for model in view.models}
         conditions = list(self._conditions(view, status))
         queued = sum([queue.calls for queue in view.queues])
         classes = self._dispatch.policy.classes
         capped = {name for name, each in classes.items() if view.running.get(name, 0) == each.max_concurrency}
-        entries["headline"] = headline(self.ended.since(now - seconds), states, conditions, seconds, queued, capped)
+        ended, lately = self.ended.since(now - seconds), now - WINDOW
+        entries["headline"] = headline(
+            ended, states, conditions, seconds, queued, capped, lately=lately, classes=classes
+        )
         return entries
 
     def _classes(self, view: FleetView, now: float) -> Iterator[tuple[str, object]]:
@@ -133,6 +139,7 @@ class ConsoleReading:
             "why": "" if traffic is None else traffic.state.why,
             "since": None if traffic is None else self.unix(traffic.state.since),
             "engines": len(model.engines),
+            "wanted": model.engines_wanted,
             "ttft": None if model.predicted_ttft_s is None else _rounded(model.predicted_ttft_s),
             "headroom": model.headroom_calls,
             "spare": model.spare_tokens,
@@ -143,7 +150,14 @@ class ConsoleReading:
             ],
         }
 
-    def _state(self, model: ModelView) -> ModelState:
+    def _room(self) -> dict[str, Counter[str]]:
+        """Tokens of KV cache that are held, by model and class."""
+        room: dict[str, Counter[str]] = {}
+        for hold, call in self._dispatch.holds.items():
+            room.setdefault(call.model, Counter())[call.class_name] += hold.tokens
+        return room
+
+    def _state(self, model: ModelView, room: Mapping[str, int]) -> ModelState:
         """State of a model for the headline."""
         traffic, full = self._dispatch.traffic.get(model.id), ""
         if model.engines_wanted > len(model.engines):
@@ -159,6 +173,7 @@ class ConsoleReading:
             wanted=model.engines_wanted,
             full=full,
             queued=model.queued_calls,
+            room=room,
         )
 
     def _engine(self, engine: Engine, now: float) -> dict[str, object]:
@@ -218,41 +233,6 @@ def _of_engines(how: str, engines: list[Engine], whys: list[str], of: int) -> Li
     more = f" and {len(engines) - SHOWN} more" if len(engines) > SHOWN else ""
     change = "See that they run and can be reached; they get calls again by themselves."
     return Line(level="bad", what=f"{len(engines)} of {of} engines are {how}.", why=named + more, change=change)
-
-
-def _sidecar(sidecar: SidecarView) -> Mapping[str, object]:
-    return {
-        "control": sidecar.control,
-        "stale": sidecar.stale,
-        "gpus": [
-            {
-                "index": gpu.index,
-                "total": _gib(gpu.total),
-                "used": _gib(gpu.used),
-                "free": _gib(gpu.free),
-                "held": [[profile, _gib(held)] for profile, held in gpu.held.items()],
-                "refused": gpu.refused,
-            }
-            for gpu in sidecar.gpus
-        ],
-        "refused": sidecar.refused,
-        "models": [
-            {
-                "profile": model.profile,
-                "model": model.model,
-                "state": model.state,
-                "pending": model.pending,
-                "engine": model.engine,
-                "ready_in": None if model.ready_in_s is None else round(model.ready_in_s),
-                "why": model.why or model.last_error,
-            }
-            for model in sidecar.models
-        ],
-    }
-
-
-def _gib(size: int) -> float:
-    return round(size / GIB, 1)
 
 
 def _rounded(seconds: float) -> float:

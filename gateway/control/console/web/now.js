@@ -4,7 +4,7 @@ import {button, clock, count, el, labelled, LongList, Rows, say, seconds, share,
 import {entries, of} from "./store.js";
 import {drainEngine, drainGateway, orderModel} from "./actions.js";
 
-const MODES = {normal: "good", tight: "warn", brownout: "bad", closed: "bad"};
+const MODES = {tight: "warn", brownout: "bad", closed: "bad"};
 const SVG = "http://www.w3.org/2000/svg", POINTS = 60;
 
 export function nowView() {
@@ -13,7 +13,7 @@ export function nowView() {
   lines.setAttribute("aria-label", "What to do now");
   const [classesNode, classesBody] = table(["class", "offered/s", "admitted/s", "refused/s", "failed/s", "answered/s", "running", "queued",
     "wait", "TTFT p50", "p99 of target", "in time", "goodput", "last minute"], "Classes");
-  const [modelsNode, modelsBody] = table(["model", " mode", "engines", "queued", " waits", "predicted TTFT", "room for calls",
+  const [modelsNode, modelsBody] = table(["model", " mode", "engines", "queued", " waits", "TTFT once sent", "room for calls",
     "spare tokens"], "Models");
   const classes = new Rows(classesBody, fillClass), models = new Rows(modelsBody, fillModel);
   const narrow = matchMedia("(max-width: 760px)");
@@ -26,7 +26,10 @@ export function nowView() {
   const node = el("section", "", el("h2", "", "What to do now"), lines,
     el("h2", "", "Classes"), classesNode,
     el("p", "small faint", "Rates are of the last 10 s: offered calls came, admitted ones were given an engine; the others count calls that ended. "
-      + "Wait is how long one more call of the class would wait, as predicted. Goodput is tokens a second of answers in time."), el("h2", "", "Models"), modelsNode, el("h2", "", "Engines"), el("div", "buttons", drain),
+      + "Wait is how long one more call of the class would wait, as predicted. Goodput is tokens a second of answers in time."), el("h2", "", "Models"), modelsNode,
+    el("p", "small faint", "Mode is of load shedding in steps, by what engines measure. In mode normal calls are refused one by one: when they would be "
+      + "too late, their queue is full or a limit is used up. Wanted engines are those for what was offered of late. TTFT once sent leaves out the wait."),
+    el("h2", "", "Engines"), el("div", "buttons", drain),
     el("p", "small faint", "KV cache of each: filled is held for calls, the lower edge is what the engine measured, the line is the budget."),
     el("div", "controls", labelled("find", find), of_), engines.node, title, sidecars);
   const history = new Map();
@@ -120,7 +123,7 @@ function fillModel(cells, id, it) {
   cells[1].replaceChildren(el("span", MODES[it.mode] || "", it.mode),
     it.why ? el("span", "small faint", " " + it.why + since(it.since)) : "");
   cells[1].className = "text";
-  say(cells[2], String(it.engines), it.engines ? "" : "bad");
+  say(cells[2], it.wanted > it.engines ? it.engines + " of " + it.wanted + " wanted" : String(it.engines), it.wanted > it.engines || !it.engines ? "bad" : "");
   say(cells[3], count(it.queued), it.queued ? "warn" : "");
   say(cells[4], it.queues.map(([name, calls, , wait]) => name + " " + calls + ": " + seconds(wait)).join("; ") || "-", "text");
   say(cells[5], seconds(it.ttft));
