@@ -14,7 +14,7 @@ from gateway.control.cluster import ClusterView
 from gateway.shared.command_line import Parser, added
 from gateway.top.control_client import ControlClient, NoAnswer, Unfit
 
-MISTAKES = (Mistake, Unfit, NoAnswer)
+MISTAKES = (Mistake,)
 
 DESCRIPTION = "See who decides for the gateways of several machines."
 EXAMPLES = """\
@@ -38,8 +38,11 @@ def add_arguments(parser: Parser) -> None:
 
 
 def command(given: argparse.Namespace) -> int:
-    """Print who rules. Raises Mistake, Unfit, NoAnswer."""
-    view = asyncio.run(_asked(given.url, admin_token(given.token_file, "--token-file")))
+    """Print who rules. Raises Mistake."""
+    try:
+        view = asyncio.run(_asked(given.url, admin_token(given.token_file, "--token-file")))
+    except (Unfit, NoAnswer) as error:
+        raise Mistake(f"{given.url}: {error}") from None
     print(msgspec.json.encode(view).decode() if given.json else text(view))
     return 0 if view.rules is not None and view.store_error is None else 1
 

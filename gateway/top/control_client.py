@@ -24,6 +24,7 @@ T = TypeVar("T")
 WITHIN = 5.0  # seconds for all the answers of one sample
 MOST = 64 * 1024 * 1024  # bytes of one answer; the metrics of a large gateway are a few MiB
 GONE = ("Server disconnected", "peer closed")  # in h11's words: it ended meanwhile, and may come back
+NOBODY = "no connection: no gateway has its control port there"
 
 
 class NoAnswer(Exception):
@@ -74,7 +75,7 @@ class ControlClient:
         except httpx.TransportError as error:
             if _is_tls(error):
                 raise Unfit(f"TLS: {error}") from None
-            raise NoAnswer("no connection" if isinstance(error, httpx.ConnectError) else _told(error)) from None
+            raise NoAnswer(NOBODY if isinstance(error, httpx.ConnectError) else _told(error)) from None
 
     async def _sample(self) -> Sample:
         summary = read(await self._get("/summary"), Summary)

@@ -73,3 +73,9 @@ def test_a_gateway_that_is_alone_is_told_so(
     asked(monkeypatch, Unfit("it is alone: its policy has no cluster"))
     assert main(["cluster", "status"]) == 2
     assert "it is alone" in capsys.readouterr().err
+
+
+def test_where_nobody_is_asked_that_is_told_with_its_url(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cluster", "status", "--url", "http://127.0.0.1:9"]) == 2
+    said = capsys.readouterr().err
+    assert said == "gateway: http://127.0.0.1:9: no connection: no gateway has its control port there\n"

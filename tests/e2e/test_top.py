@@ -79,7 +79,7 @@ def test_json_is_what_the_frame_is_made_of(gateway: Gateway) -> None:
     ("port", "status", "why"),
     [
         ("url", 2, "this is not the control port of a gateway: it answers 404 to /summary"),
-        ("nowhere", 1, "no connection"),
+        ("nowhere", 1, "no connection: no gateway has its control port there"),
     ],
 )
 def test_no_gateway_is_one_clear_line(gateway: Gateway, port: str, status: int, why: str) -> None:

@@ -9,7 +9,7 @@ from msgspec import Raw
 
 TRIES = 5  # of a line that engines fail
 LATER = 2.0  # seconds until the first try after a failure, doubled with each
-LATEST = 300.0  # seconds, where nobody names a time
+LATEST = 300.0  # seconds: a reload may give more quota, or bring engines, before the time that an answer names
 # Answers of a gateway or an engine that has too much to do, that ends, or that is not there: none is the line's fault.
 BUSY = frozenset({408, 429, 499, 503})
 FAILED = frozenset({500, 502, 504})
@@ -46,9 +46,9 @@ _encode = msgspec.json.Encoder().encode
 
 def again_in(status: int, retry_after: float | None, helps: bool, tries: int) -> float | None:
     """Seconds until a line is sent once more, after `tries` of it; None: this answer is its result. `helps`: nothing
-    says that no retry can help. `retry_after`: the time that the answer names."""
+    says that no retry can help. `retry_after`: the time that the answer names, which is not waited for in one piece."""
     if retry_after is not None and status in BUSY:
-        return max(0.1, retry_after)
+        return min(LATEST, max(0.1, retry_after))
     if not helps or status not in BUSY | FAILED or (status in FAILED and tries >= TRIES):
         return None
     return min(LATEST, LATER * math.pow(2.0, min(tries, 30) - 1))

@@ -16,7 +16,7 @@ from gateway.core.batches.results import EXPIRED, LATEST, TRIES, again_in, answe
         (400, None, False, 1, None),
         (404, None, True, 9, None),
         (429, 30.0, True, 1, 30.0),
-        (429, 3600.0, False, 1, 3600.0),  # a time that SDKs would not wait
+        (429, 3600.0, False, 1, LATEST),  # a time that SDKs would not wait
         (429, None, False, 1, None),  # a prompt larger than its quota
         (503, 0.0, True, 500, 0.1),
         (503, None, True, 1, 2.0),
