@@ -7,6 +7,7 @@ with a result never. A file is written anew until the transaction that ends the 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from functools import partial
 from typing import BinaryIO
@@ -21,7 +22,7 @@ from gateway.core.batches.results import CANCELLED, EXPIRED, again_in, answered_
 from gateway.core.batches.states import end_of
 from gateway.core.request.outcome import error_body
 from gateway.core.request.routes import ROUTES
-from gateway.shared.threads import in_thread
+from gateway.shared.threads import in_thread, to_its_end
 
 SLICE = 64 * 1024  # bytes of a file that are judged at once: a millisecond in which no other thread runs
 CLOCK = 5.0  # seconds between two looks at the clock, which may be set, or stand still with the machine
@@ -66,9 +67,9 @@ class BatchRun:
 
     def stop(self) -> None:
         """It was cancelled: calls under way are given up."""
-        self._stopped = True
-        if self._lines is not None:
+        if self._lines is not None and not self._stopped:
             self._lines.cancel()
+        self._stopped = True
 
     # -- its file -------------------------------------------------------------------------------------------------
 
@@ -195,23 +196,30 @@ class BatchRun:
 
     async def _write(self, status: str) -> None:
         """Write the files of results, and end the batch."""
+        with contextlib.ExitStack() as written:  # and locked until they have their rows
+            await self._write_into(written, status)
+
+    async def _write_into(self, written: contextlib.ExitStack, status: str) -> None:
         site, row = self._site, self._row
         output, errors = f"file-{self._name}-output", f"file-{self._name}-error"
-        good, bad = await in_thread(lambda: (site.folder.begin(output), site.folder.begin(errors)))
-        with good, bad:
-            after = 0
-            while page := await site.storage.run(partial(tables.results, row=row, after=after)):
-                await in_thread(partial(_write_each, page, good, bad))
-                after = page[-1].number
-            after = missing = 0
-            why = CANCELLED if status == "cancelling" else EXPIRED
-            while lines := await site.storage.run(partial(tables.pending, row=row, after=after)):
-                ids = [(f"batch_req_{self._name}_{line.number}", line.custom_id) for line in lines]
-                text = b"".join([unanswered_line(id, custom_id, why) for id, custom_id in ids])
-                await in_thread(partial(bad.write, text))
-                missing += len(lines)
-                after = lines[-1].number
-            sizes = await in_thread(lambda: (site.folder.keep(output, good), site.folder.keep(errors, bad)))
+
+        def begin() -> tuple[BinaryIO, BinaryIO]:
+            return written.enter_context(site.folder.begin(output)), written.enter_context(site.folder.begin(errors))
+
+        good, bad = await to_its_end(begin)
+        after = 0
+        while page := await site.storage.run(partial(tables.results, row=row, after=after)):
+            await to_its_end(partial(_write_each, page, good, bad))
+            after = page[-1].number
+        after = missing = 0
+        why = CANCELLED if status == "cancelling" else EXPIRED
+        while lines := await site.storage.run(partial(tables.pending, row=row, after=after)):
+            ids = [(f"batch_req_{self._name}_{line.number}", line.custom_id) for line in lines]
+            text = b"".join([unanswered_line(id, custom_id, why) for id, custom_id in ids])
+            await to_its_end(partial(bad.write, text))
+            missing += len(lines)
+            after = lines[-1].number
+        sizes = await to_its_end(lambda: (site.folder.keep(output, good), site.folder.keep(errors, bad)))
         now = site.now()
         files = {}
         for column, id, size in (("output_file_id", output, sizes[0]), ("error_file_id", errors, sizes[1])):
@@ -221,7 +229,7 @@ class BatchRun:
                     filename=f"{self._batch.id}_{'output' if id == output else 'error'}.jsonl", purpose="batch_output",
                 )  # fmt: skip
             else:
-                await in_thread(partial(site.folder.delete, id))
+                await to_its_end(partial(site.folder.delete, id))
         end = end_of(status, missing)
         await site.storage.run(partial(tables.finish, row=row, status=end, now=now, tenant=self._tenant, files=files))
 

@@ -1,7 +1,8 @@
 """Folder of the stored files. A file has its name once it is whole; what is being written ends in `.part`, and is
-locked (flock) until its writer has closed it: a gateway that is taken over finishes its uploads beside its successor.
+locked (flock) until its writer has closed it: several relays write here, and a gateway that is taken over finishes its
+uploads beside its successor. Whoever works batches has the lock of the folder itself.
 
-Every method blocks, and is called in a thread.
+Every method blocks, and is called in a thread, but for `claim` and `leave`.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+from collections.abc import Collection, Iterable, Iterator
+from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,19 +23,45 @@ class FileFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._claim = -1  # the folder's descriptor, while it is claimed
 
     def make(self) -> None:
         """Make the folder if need be."""
         self.path.mkdir(mode=0o700, exist_ok=True)
 
+    def claim(self) -> bool:
+        """Be the one who works batches, until `leave` or the end of the process; False: another process is. Never
+        waits."""
+        if self._claim < 0:
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                os.close(descriptor)
+                if isinstance(error, BlockingIOError):
+                    return False
+                raise
+            self._claim = descriptor
+        return True
+
+    def leave(self) -> None:
+        """Another process may work batches."""
+        if self._claim >= 0:
+            os.close(self._claim)
+            self._claim = -1
+
     def begin(self, id: str) -> BinaryIO:
         """A new file, to be written to its end. What an earlier try has left of it is gone."""
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._part(id))
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        file = os.fdopen(os.open(self._part(id), flags, 0o600), "wb")
-        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return file
+        part = self._part(id)
+        while True:
+            with contextlib.ExitStack() as stack:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
+                file = stack.enter_context(os.fdopen(os.open(part, flags, 0o600), "wb"))
+                fcntl.flock(file.fileno(), fcntl.LOCK_EX)  # at once, or as soon as whoever clears has looked at it
+                if _is_at(part, file):  # else it was cleared before it was locked
+                    file.truncate()
+                    stack.pop_all()
+                    return file
 
     def keep(self, id: str, file: BinaryIO) -> int:
         """It is whole and on the disk from now on. Its size in bytes. Close it once its row is there."""
@@ -58,20 +87,44 @@ class FileFolder:
         with open(self.path / id, "rb", buffering=0) as file:
             return os.pread(file.fileno(), length, offset)
 
-    def loose(self) -> list[str]:
-        """Names of the files that nobody writes: those that have a row by now, and what earlier processes have left."""
-        return [entry.name for entry in os.scandir(self.path) if _loose(entry)]
+    def loose(self, known: Collection[str]) -> list[str]:
+        """Names beside the known ones of files that nobody writes: each has a row by now, or was left behind."""
+        return [entry.name for entry in os.scandir(self.path) if entry.name not in known and _is_loose(entry)]
+
+    def clear(self, names: Iterable[str]) -> None:
+        """Delete what was left behind."""
+        for name in names:
+            with _locked(self.path / name) as alone:
+                if alone:
+                    self.delete(name)
 
     def _part(self, id: str) -> Path:
         return self.path / f"{id}{PART}"
 
 
-def _loose(entry: os.DirEntry[str]) -> bool:
+def _is_loose(entry: os.DirEntry[str]) -> bool:
     if not entry.is_file(follow_symlinks=False):
         return False
-    try:
-        with open(entry.path, "rb", buffering=0) as file:
+    with _locked(entry.path) as alone:
+        return alone
+
+
+@contextlib.contextmanager
+def _locked(path: str | Path) -> Iterator[bool]:
+    """The file's lock; False: its writer has it, or the file is gone."""
+    with contextlib.ExitStack() as stack:
+        try:
+            file = stack.enter_context(open(path, "rb", buffering=0))
             fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, FileNotFoundError):
+        except (BlockingIOError, FileNotFoundError):
+            yield False
+        else:
+            yield _is_at(path, file)
+
+
+def _is_at(path: str | Path, file: FileIO | BinaryIO) -> bool:
+    """Whether the path still leads to the file."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(file.fileno()))
+    except FileNotFoundError:
         return False
-    return True

@@ -246,7 +246,9 @@ class ModelsAsk(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=
 
 
 class RelayCounts(msgspec.Struct, array_like=True, forbid_unknown_fields=True, tag=17):
-    """A relay's totals since its start. `calls` are those of `CallCounts`, `ended` their number."""
+    """A relay's totals since its start. `calls` are those of `CallCounts`, `ended` their number. `lines`: of the Batch
+    API, by what became of them; empty: it is not offered. `line_calls`: lines that wait or run now; `batch_states`:
+    batches by state, where this relay works them."""
 
     calls: bytes
     ended: Count
@@ -259,6 +261,9 @@ class RelayCounts(msgspec.Struct, array_like=True, forbid_unknown_fields=True, t
     again: Count
     lost_lines: Count
     lost_spans: Count = 0
+    lines: dict[str, Count] = {}
+    line_calls: Count = 0
+    batch_states: dict[str, Count] = {}
 
 
 class EndedRecords(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=18):

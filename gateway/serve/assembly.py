@@ -152,6 +152,7 @@ class Gateway:
         self.families: list[Families] = [
             self._sidecar_metrics.collect,
             lambda: quota_families(self.limits.quotas, self.clock),
+            lambda: batch_families([*([] if self.batches is None else [self.batches]), *relays()]),
             lambda: () if cost.lengths is None else lengths(cost.lengths),
         ]
         self.metrics = Metrics(
@@ -455,9 +456,8 @@ class Gateway:
         StorageError."""
         if self.policy.batches is not None and self.storage is not None:
             site = BatchSite(self.policy.batches, self.storage, self.pipeline, self.bodies, self.say)
-            self.batches = offered = BatchApi(site)
-            await offered.start()
-            self.families.append(lambda: batch_families(offered.states, offered.lines, offered.calls))
+            self.batches = BatchApi(site)
+            await self.batches.start()
 
     async def give_storage(self) -> None:
         """Another gateway uses from now on what outlasts this one, which only ends what is under way."""

@@ -24,7 +24,7 @@ class BatchApi:
         self._site.pipeline.stored = self._door
 
     async def give(self) -> None:
-        """Work no batch any more: another gateway does. Requests that have begun are still answered."""
+        """Work no batch any more: another process does. Requests that have begun are still answered."""
         await self._worker.aclose()
 
     async def aclose(self) -> None:
@@ -33,9 +33,10 @@ class BatchApi:
         await self._door.aclose()
 
     @property
-    def states(self) -> dict[str, int]:
-        """Batches by state, at the worker's last look."""
-        return {status: self._worker.states.get(status, 0) for status in ALL}
+    def batch_states(self) -> dict[str, int]:
+        """Batches by state, at the worker's last look; empty: another process works them."""
+        states = self._worker.states
+        return {status: states.get(status, 0) for status in ALL} if states else {}
 
     @property
     def lines(self) -> Mapping[str, int]:
@@ -43,6 +44,6 @@ class BatchApi:
         return self._site.lines
 
     @property
-    def calls(self) -> int:
+    def line_calls(self) -> int:
         """Lines that wait or run now."""
         return self._site.calls

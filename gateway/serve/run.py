@@ -85,8 +85,10 @@ NO_ENGINE = (
 def run(options: Options) -> int:
     """Serve until SIGTERM or SIGINT; the exit status. Raises StartError."""
     sys.setswitchinterval(SWITCH)
+    configuration = None
     if options.relays:
-        same_hashes(_configuration(options.policy)[1])
+        configuration = _configuration(options.policy)[1]
+        same_hashes(configuration)
     sockets = inherited(options.take_over, options.control)
     with contextlib.ExitStack() as stack:
         try:
@@ -94,21 +96,22 @@ def run(options: Options) -> int:
         except RuntimeError as error:
             raise StartError(str(error)) from error
         options = msgspec.structs.replace(options, engines=(*options.engines, *own))
-        if options.relays:
-            return _several(options, sockets)
+        if configuration is not None:
+            return _several(options, configuration.policy, sockets)
         errors = stack.enter_context(standard_error())
         uvloop.run(serve(options, raised(), errors, sockets=sockets))
     return 0
 
 
-def _several(options: Options, sockets: Inherited) -> int:
-    """As a parent of several processes. It only holds sockets, which are opened before there is a process to leave."""
+def _several(options: Options, policy: Policy, sockets: Inherited) -> int:
+    """As a parent of several processes. It only holds sockets, which are opened before there is a process to leave.
+    `policy`: of the start, by which relays that are started later offer batches too."""
     with contextlib.ExitStack() as stack:
         data, control = sockets_of(options, sockets, stack)
         if sockets.taken is not None:
             _try_relays(options)
         successor = NextGateway(_meeting_point(options, control.getsockname()[1]), say)
-        return Parent(options.relays, data, control, partial(_process, options), say, sockets, successor).run()
+        return Parent(options.relays, data, control, partial(_process, options, policy), say, sockets, successor).run()
 
 
 def _try_relays(options: Options) -> None:
@@ -125,14 +128,14 @@ def _meeting_point(options: Options, port: int) -> Path:
     return meeting_point(split_address(options.control)[0], port)
 
 
-def _process(options: Options, place: Place) -> int:
+def _process(options: Options, policy: Policy, place: Place) -> int:
     """The life of one of several processes, and its exit status."""
     with standard_error() as errors:
         try:
             if place.role == "decider":
                 uvloop.run(serve(options, raised(), errors, place))
             else:
-                uvloop.run(relay(options, raised(), errors, place))
+                uvloop.run(relay(options, policy, raised(), errors, place))
         except StartError as error:
             say("\n".join(f"gateway: {line}" for line in str(error).splitlines()))
             return 2
@@ -236,7 +239,8 @@ async def _listen(
         await gateway.telemetry.first_contact()  # all that takes time, or may fail, comes first
         await port.take_over(taken)
     await opened(gateway.storage, gateway.token_use)
-    await batches_begun(gateway)
+    if place is None:  # else relays do
+        await batches_begun(gateway)
     await _listening(f"--listen {options.listen}", port.listen(context))
     bound = sockets.control if place is None else place.control
     await _listening(f"--control {options.control}", control.start(bound))
@@ -282,8 +286,6 @@ def _data_port(
             secure=options.certificate is not None,
             secure_control=options.control_certificate is not None,
         )
-    elif configuration.policy.batches is not None:
-        raise StartError("batches: one process keeps and works them: leave --workers out, or batches")
     else:
         port = RelayedPort(gateway, place, configuration, secure=options.certificate is not None)
     return port if options.decide is None else WithDecidePort(port, gateway, options.decide, options.decide_token)

@@ -1,4 +1,5 @@
-"""Storage: one SQLite file for what a gateway keeps longer than it runs, used in one thread and by one gateway.
+"""Storage: one SQLite file for what a gateway keeps longer than it runs, used by one gateway, in one thread of each of
+its processes.
 
     storage = Storage(folder)
     await storage.open()                          # raises StorageError
@@ -8,9 +9,9 @@
 - `run` is one transaction: committed when the work returns, rolled back when it raises. A commit survives the end of
   the process, SIGKILL too. A power cut may undo the last ones, never half of one (WAL with synchronous=NORMAL).
 - The event loop never waits for a disk: each call runs in a daemon thread of the storage's own, one after another.
-- The folder is locked (flock), so that two gateways never count or work the same things. One that is taken over shares
-  it with its successor, for requests that it has begun. The file itself is open to readers, such as a backup by
-  `sqlite3 weir.db .backup`.
+- The folder is locked (flock), so that two gateways never count or work the same things. Of several processes the
+  decider locks it, and relays open the file beside it. A gateway that is taken over shares it with its successor, for
+  requests that it has begun. The file itself is open to readers, such as a backup by `sqlite3 weir.db .backup`.
 - SCHEMA is the list of the schema's versions. A new version is one more entry at its end; no entry ever changes.
 """
 
@@ -105,6 +106,11 @@ class Storage:
         seconds in which another gateway may let go of it. Raises StorageError."""
         await self._ask(lambda: self._open(within))
 
+    async def open_beside(self) -> None:
+        """Open the file beside a process of the same gateway, which has the lock and this schema. Raises
+        StorageError."""
+        await self._ask(self._open_beside)
+
     async def run(self, work: Work[T]) -> T:
         """What the work returns, done in one transaction. A caller that is cancelled leaves the work to its end. Raises
         StorageError, and what the work raises; then nothing has changed."""
@@ -116,6 +122,14 @@ class Storage:
             return self._transaction(work)
 
         return await self._ask(waited)
+
+    async def changes(self) -> int:
+        """A number that differs from the one before if another process has committed meanwhile. Raises StorageError."""
+        return await self._ask(self._changes)
+
+    async def done(self) -> None:
+        """Back once all is done that was asked for before. Raises StorageError."""
+        await self._ask(lambda: None)
 
     async def share(self) -> None:
         """Let another gateway open it too, for which this one only finishes what is under way. Raises StorageError."""
@@ -167,13 +181,26 @@ class Storage:
 
     def _open(self, within: float) -> None:
         self._check()
-        with self._told(), self._found():
+        with self._told(), self._found(), self._kept():
             self._take_lock(within)
-            try:
-                self._connect()
-            except BaseException:
-                self._let_go()
-                raise
+            os.close(os.open(self.file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            version = self._connect()
+            for number, statements in enumerate(self._schema[version:], version + 1):
+                self._transaction(partial(_migrate, version=number, statements=statements))
+
+    def _open_beside(self) -> None:
+        with self._told(), self._found(), self._kept():
+            if self._connect() < len(self._schema):
+                raise StorageError(f"{self.file}: an older gateway has it: end that one")
+
+    @contextlib.contextmanager
+    def _kept(self) -> Iterator[None]:
+        """What is opened within stays open, unless that fails."""
+        try:
+            yield
+        except BaseException:
+            self._let_go()
+            raise
 
     def _take_lock(self, within: float) -> None:
         self._lock = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -191,16 +218,16 @@ class Storage:
             else:
                 return
 
-    def _connect(self) -> None:
-        os.close(os.open(self.file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    def _connect(self) -> int:
+        """Open the file, which is there. The version of its schema."""
         # Transactions are begun and ended here: isolation_level None.
-        database = self._database = sqlite3.connect(self.file, timeout=BUSY_WITHIN, isolation_level=None)
+        uri = f"{self.file.absolute().as_uri()}?mode=rw"
+        database = self._database = sqlite3.connect(uri, uri=True, timeout=BUSY_WITHIN, isolation_level=None)
         version = self._version(database)
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = NORMAL")
         database.execute("PRAGMA foreign_keys = ON")
-        for number, statements in enumerate(self._schema[version:], version + 1):
-            self._transaction(partial(_migrate, version=number, statements=statements))
+        return version
 
     def _version(self, database: sqlite3.Connection) -> int:
         """The version of the file's schema. Raises StorageError for one that this gateway cannot use."""
@@ -216,9 +243,7 @@ class Storage:
         return version
 
     def _transaction(self, work: Work[T]) -> T:
-        database = self._database
-        if database is None:
-            raise StorageError(f"{self.file} is not open")
+        database = self._opened()
         with self._told():
             database.execute("BEGIN IMMEDIATE")
             try:
@@ -228,6 +253,15 @@ class Storage:
                 if database.in_transaction:  # it has failed; a full disk may have rolled it back already
                     database.execute("ROLLBACK")
             return value
+
+    def _changes(self) -> int:
+        with self._told():
+            return int(self._opened().execute("PRAGMA data_version").fetchone()[0])
+
+    def _opened(self) -> sqlite3.Connection:
+        if self._database is None:
+            raise StorageError(f"{self.file} is not open")
+        return self._database
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:

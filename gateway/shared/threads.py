@@ -22,6 +22,16 @@ async def in_thread(
         return await asyncio.wrap_future(answer)
 
 
+async def to_its_end(call: Callable[[], T]) -> T:
+    """`in_thread`, also for a caller that is cancelled: the call has ended then too, and what it wrote is whole."""
+    task = asyncio.ensure_future(in_thread(call))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.gather(task, return_exceptions=True)
+        raise
+
+
 def begin_in_thread(call: Callable[[], T], raises: tuple[type[Exception], ...]) -> concurrent.futures.Future[T]:
     """Begin the call; its value or error comes in the future. An error that is not of `raises` is a bug: it is also
     raised in the thread, so that the thread's end shows the place."""

@@ -1,11 +1,12 @@
 """SIGKILLs at random moments of batches: no line's result may be lost or doubled, and none may be another line's.
 
-    python -m loadtest.lab.batch_kills [--kills 200] [--lines 1000] [--seed 1]
+    python -m loadtest.lab.batch_kills [--kills 200] [--lines 1000] [--seed 1] [--workers N]
 
 A real gateway over a simulated engine, which outlives it. Each life of the gateway ends by SIGKILL at a random moment:
 while its file is judged, while lines are sent and results kept, while the files of results are written, and during an
-upload. A batch that is over is compared, line by line, with what was asked; then the next one is sent. Exit status 1
-where a result is missing, doubled or another line's, or where the folder has a file that nobody knows.
+upload. With several processes (`--workers 2` or more) single relays and deciders are killed meanwhile too. A batch that
+is over is compared, line by line, with what was asked; then the next one is sent. Exit status 1 where a result is
+missing, doubled or another line's, or where the folder has a file that nobody knows.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
+import os
 import random
+import signal
 import socket
 import sys
 import tempfile
@@ -32,6 +35,8 @@ POLICY = "storage: {folder: state}\nbatches: {in_flight: 32}\nfleet: {poll: 200m
 LONGEST_LIFE = 0.8  # seconds
 BATCH_WITHIN = 120.0  # seconds of a life without a kill
 UPLOADS_KILLED = 0.1  # of lives
+PROCESSES_KILLED = 3  # of each life, at most
+CLEARED_WITHIN = 5.0  # seconds, by whichever relay works
 TYPE = "multipart/form-data; boundary=B"
 OVER = frozenset({"completed", "failed", "expired", "cancelled"})
 
@@ -54,14 +59,15 @@ class Kills(msgspec.Struct):
 
 
 class KilledBatches:
-    """Batches of `lines` lines each, in `folder`, with one gateway after another."""
+    """Batches of `lines` lines each, in `folder`, with one gateway after another, each of so many `workers`."""
 
-    def __init__(self, folder: Path, engine: str, lines: int, rng: random.Random) -> None:
+    def __init__(self, folder: Path, engine: str, lines: int, rng: random.Random, workers: int = 1) -> None:
         self.seen = Kills()
         self._folder = folder
         self._engine = engine
         self._lines = lines
         self._rng = rng
+        self._workers = workers
         self._lives = 0
         self._batch = ""  # the id of the one that is not compared yet
         (folder / "policy.yaml").write_text(POLICY)
@@ -75,7 +81,7 @@ class KilledBatches:
                 if not self._batch:
                     self._batch = self._send(gateway.url)
                 self._live(gateway)
-            if self.seen.kills % 20 == 0:
+            if self._lives % 20 == 0:
                 seen = self.seen
                 say(f"{seen.kills} kills, {seen.batches} batches over, {seen.lost} lost, {seen.doubled} doubled")
         with self._gateway() as gateway:
@@ -86,17 +92,26 @@ class KilledBatches:
 
     def _live(self, gateway: Gateway) -> None:
         """A random moment later, SIGKILL."""
-        end = time.monotonic() + self._rng.uniform(0.0, LONGEST_LIFE)
+        began, length = time.monotonic(), self._rng.uniform(0.0, LONGEST_LIFE)
         if self._rng.random() < UPLOADS_KILLED:
             _half_an_upload(gateway.url)
-        time.sleep(max(0.0, end - time.monotonic()))
+        if self._workers > 1:
+            processes = json.loads(get(f"{gateway.control}/processes")[1])["processes"]
+            pids = [each["pid"] for each in processes if each["role"] != "parent"]
+            killed = self._rng.sample(pids, min(len(pids), self._rng.randrange(PROCESSES_KILLED + 1)))
+            for number, pid in enumerate(killed, 1):
+                _sleep_until(began + length * number / (len(killed) + 1))
+                os.kill(pid, signal.SIGKILL)
+                self.seen.kills += 1
+        _sleep_until(began + length)
         gateway.child.kill()
         self.seen.kills += 1
 
     def _gateway(self) -> Gateway:
         self._lives += 1
         log = self._folder / f"gateway-{self._lives}.log"
-        return Gateway(log, "--engine", self._engine, "--policy", str(self._folder / "policy.yaml"), "--log", "none")
+        arguments = ("--policy", str(self._folder / "policy.yaml"), "--log", "none", "--workers", str(self._workers))
+        return Gateway(log, "--engine", self._engine, *arguments)
 
     def _send(self, url: str) -> str:
         lines = [
@@ -115,6 +130,11 @@ class KilledBatches:
     def _status(self, url: str) -> str:
         return str(_ask("GET", f"{url}/v1/batches/{self._batch}")["status"])
 
+    def _unknown(self, gateway: Gateway) -> set[str]:
+        """Files that the folder has and the gateway does not tell, or the other way round."""
+        stored = {file["id"] for file in _ask("GET", f"{gateway.url}/v1/files?limit=10000")["data"]}
+        return {path.name for path in (self._folder / "state/files").iterdir()} ^ stored
+
     def _compare(self, gateway: Gateway) -> None:
         """Look at each line of the files of a batch that is over."""
         seen = self.seen
@@ -126,8 +146,8 @@ class KilledBatches:
                     result = json.loads(line)
                     found[result["custom_id"]] += 1
                     seen.wrong += not _is_of(result)
-        stored = {file["id"] for file in _ask("GET", f"{gateway.url}/v1/files?limit=10000")["data"]}
-        seen.unknown_files += len({path.name for path in (self._folder / "state/files").iterdir()} ^ stored)
+        until(lambda: not self._unknown(gateway), CLEARED_WITHIN)
+        seen.unknown_files += len(self._unknown(gateway))
         asked = {f"c{number}" for number in range(1, self._lines + 1)}
         counts = batch["request_counts"]
         seen.wrong += (counts["completed"], counts["total"], batch["status"]) != (len(asked), len(asked), "completed")
@@ -136,6 +156,10 @@ class KilledBatches:
         seen.lost += len(asked - found.keys())
         seen.doubled += sum(count - 1 for count in found.values())
         self._batch = ""
+
+
+def _sleep_until(moment: float) -> None:
+    time.sleep(max(0.0, moment - time.monotonic()))
 
 
 def _is_of(result: dict[str, Any]) -> bool:
@@ -171,14 +195,14 @@ def _ask(method: str, url: str, body: bytes = b"", content_type: str = "applicat
     return json.loads(text)
 
 
-def killed(kills: int, lines: int, seed: int, say: Callable[[str], None] = lambda _: None) -> Kills:
+def killed(kills: int, lines: int, seed: int, workers: int = 1, say: Callable[[str], None] = lambda _: None) -> Kills:
     """The results of batches over so many SIGKILLs."""
     with tempfile.TemporaryDirectory(prefix="weir-kills-") as folder:
         argv = [sys.executable, "-m", "loadtest.engine", "--profile", "h100-8b", "--speed", "1", "--model", "sim"]
         engine = Child("engine", argv, Path(folder) / "engine.log")
         with engine:
             rng = random.Random(seed)  # noqa: S311 # moments of kills
-            batches = KilledBatches(Path(folder), engine.line(r"^ready (\S+)", 30.0), lines, rng)
+            batches = KilledBatches(Path(folder), engine.line(r"^ready (\S+)", 30.0), lines, rng, workers)
             return batches.run(kills, say)
 
 
@@ -188,9 +212,16 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=200, help="SIGKILLs of the gateway (default: %(default)s)")
     parser.add_argument("--lines", type=int, default=1000, help="lines of each batch (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="draws the moments (default: %(default)s)")
+    parser.add_argument("--workers", type=int, default=1, help="relays of the gateway (default: %(default)s)")
     options = parser.parse_args()
     began = time.monotonic()
-    seen = killed(options.kills, options.lines, options.seed, lambda line: print(line, file=sys.stderr, flush=True))
+    seen = killed(
+        options.kills,
+        options.lines,
+        options.seed,
+        options.workers,
+        lambda line: print(line, file=sys.stderr, flush=True),
+    )
     print(f"{seen.kills} SIGKILLs, {seen.batches} batches of {options.lines} lines, {time.monotonic() - began:.0f} s")
     print(f"results lost {seen.lost}, doubled {seen.doubled}, of another line {seen.wrong}; ", end="")
     print(f"files that nobody knows {seen.unknown_files}")

@@ -13,16 +13,17 @@ import pytest
 from openai import OpenAI
 
 from loadtest.lab.batch_kills import killed
-from loadtest.processes import Child, ChildError, Gateway, until
+from loadtest.processes import Child, Gateway, until
 from tests.batches.conftest import client
 from tests.e2e.traffic import CHAT, body
 
 
 @pytest.mark.slow
-def test_no_result_is_lost_or_doubled_by_sigkills() -> None:
-    seen = killed(5, 300, seed=3)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_no_result_is_lost_or_doubled_by_sigkills(workers: int) -> None:
+    seen = killed(5, 300, seed=3, workers=workers)
     assert seen.good, seen
-    assert seen.kills == 5
+    assert seen.kills >= 5
     assert seen.lines >= 300
 
 
@@ -126,21 +127,6 @@ def test_a_batch_whose_window_ends_by_a_clock_that_was_set_expires(tmp_path: Pat
             assert openai.batches.retrieve(id).status == "in_progress"
             (tmp_path / "ahead").touch()
             gateway.wait(lambda: openai.batches.retrieve(id).status == "expired", 20.0, "the end of the batch")
-
-
-@pytest.mark.slow
-def test_several_processes_are_refused_with_a_reason(tmp_path: Path) -> None:
-    (tmp_path / "policy.yaml").write_text("storage: {folder: kept}\nbatches: {}\n")
-    with pytest.raises(ChildError, match="one process keeps and works them: leave --workers out"):
-        Gateway(
-            tmp_path / "log",
-            "--engine",
-            "http://127.0.0.1:9",
-            "--policy",
-            str(tmp_path / "policy.yaml"),
-            "--workers",
-            "2",
-        )
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from tests.serve.test_upgrades import World, world
 pytestmark = pytest.mark.slow
 
 POLICY = (
-    "fleet: {poll: 100ms, health: 200ms}\nstorage: {folder: kept}\nbatches: {in_flight: 8}\ntimeouts: {drain: 20s}\n"
+    "fleet: {poll: 100ms, health: 200ms}\nstorage: {folder: kept}\nbatches: {in_flight: 4}\ntimeouts: {drain: 20s}\n"
 )
 LINES = 400
 UPGRADES = 3
@@ -27,7 +27,7 @@ OTHERS = 1 << 20  # bytes of a file that comes and goes meanwhile
 
 def lines_of(number: int) -> bytes:
     asked = [
-        {"custom_id": f"c{each}", "method": "POST", "url": CHAT, "body": body(model="sim", max_tokens=8)}
+        {"custom_id": f"c{each}", "method": "POST", "url": CHAT, "body": body(model="sim", max_tokens=12)}
         for each in range(number)
     ]
     return "\n".join(map(json.dumps, asked)).encode()
@@ -86,8 +86,9 @@ class Others:
         client.files.delete(file.id)
 
 
-def test_upgrades_in_the_middle_of_a_batch_lose_and_double_nothing(tmp_path: Path) -> None:
-    with world(tmp_path, policy=POLICY) as made:
+@pytest.mark.parametrize("words", [(), ("--workers", "2")], ids=["one process", "two relays"])
+def test_upgrades_in_the_middle_of_a_batch_lose_and_double_nothing(tmp_path: Path, words: tuple[str, ...]) -> None:
+    with world(tmp_path, *words, policy=POLICY) as made:
         client = openai.OpenAI(base_url=f"{made.url}/v1", api_key="none", max_retries=0, timeout=30.0)
         file = client.files.create(file=("in", lines_of(LINES)), purpose="batch")
         id = client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h").id

@@ -29,6 +29,22 @@ def test_a_relay_that_has_left_keeps_its_calls_and_has_no_connections() -> None:
     assert totals.left() == []
 
 
+def test_batches_of_a_relay_that_has_left_are_told_by_the_one_that_works_them_now() -> None:
+    totals = RelayTotals(lambda pid: pid == 100)
+    for key, states in (((1, 1), {"in_progress": 1}), ((2, 1), {})):
+        of_batches = {"lines": {"completed": 2}, "line_calls": 8, "batch_states": states}
+        totals.told(key, msgspec.structs.replace(counts(1), **of_batches))
+    totals.leaves((1, 1), 100)
+    left, stays = totals.all()
+    assert (left.lines, left.line_calls, left.batch_states) == ({"completed": 2}, 0, {})
+    assert (stays.lines, stays.line_calls) == ({"completed": 2}, 8)
+    for number in range(2, 2 * MOST_LEFT):
+        totals.told((3, number), msgspec.structs.replace(counts(1), lines={"completed": 1}, lost_spans=1))
+        totals.leaves((3, number), 1000 + number)
+    assert sum(each.lines["completed"] for each in totals.all()) == 4 + 2 * MOST_LEFT - 2
+    assert sum(each.lost_spans for each in totals.all()) == 2 * MOST_LEFT - 2
+
+
 def test_another_decider_counts_those_that_have_left_once() -> None:
     totals, after = RelayTotals(lambda _: True), RelayTotals(lambda _: True)
     totals.told((1, 1), counts(2))

@@ -215,11 +215,11 @@ def test_nobody_is_left_behind_by_a_parent_that_is_killed(tmp_path: Path) -> Non
         pids = made.all()
         os.kill(made.pid("relay"), signal.SIGSTOP)
         os.kill(made.pid("parent"), signal.SIGKILL)
-        left = lambda: [pid for pid in pids[1:] if _runs(pid)]  # noqa: E731
+        left = lambda: [pid for pid in pids[1:] if runs(pid)]  # noqa: E731
         assert until(lambda: not left(), 2.0) is not None, left()
 
 
-def _runs(pid: int) -> bool:
+def runs(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:

@@ -171,6 +171,32 @@ async def test_what_is_no_database_is_told(tmp_path: Path, data: bytes) -> None:
 
 
 @in_loop
+async def test_processes_of_one_gateway_use_a_file_together_and_notice_each_others_changes(tmp_path: Path) -> None:
+    beside = Storage(tmp_path, (ONE,))
+    with pytest.raises(StorageError, match=r"weir\.db: it cannot be opened"):
+        await beside.open_beside()
+    assert not beside.file.exists()
+    async with opened(tmp_path) as storage:
+        await beside.open_beside()
+        seen = await beside.changes(), await storage.changes()
+        await beside.run(lambda database: put(database, "a", 1))
+        await beside.done()
+        assert await beside.changes() == seen[0], "its own"
+        assert await storage.changes() != seen[1]
+        assert await storage.run(marks) == [("a", 1)]
+        newer = Storage(tmp_path, (ONE, TWO))
+        with pytest.raises(StorageError, match="an older gateway has it"):
+            await newer.open_beside()
+        with pytest.raises(StorageError, match="is not open"):
+            await newer.changes()
+        await newer.aclose()
+    assert await beside.run(marks) == [("a", 1)]
+    await beside.aclose()
+    async with opened(tmp_path):  # the one beside never had the folder's lock
+        pass
+
+
+@in_loop
 async def test_one_gateway_uses_a_folder_and_another_may_have_it_afterwards(tmp_path: Path) -> None:
     first, second = Storage(tmp_path, (ONE,)), Storage(tmp_path, (ONE,))
     await first.open()

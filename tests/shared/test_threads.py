@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.shared.threads import in_thread
+from gateway.shared.threads import in_thread, to_its_end
 
 
 def test_what_a_call_returns_or_raises_comes_back() -> None:
@@ -39,6 +39,29 @@ def test_nobody_waits_for_a_call_that_hangs(how: str) -> None:
     assert [thread.daemon for thread in left] == [True]
     hangs.set()
     left[0].join()
+
+
+def test_a_caller_that_is_cancelled_waits_for_a_call_that_writes() -> None:
+    async def main() -> None:
+        begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+        def write() -> None:
+            begun.set()
+            assert go_on.wait(10)
+            ended.set()
+            raise OSError("the disk is full")
+
+        task = asyncio.ensure_future(to_its_end(write))
+        await asyncio.to_thread(begun.wait, 10)
+        task.cancel()
+        done, _ = await asyncio.wait((task,), timeout=0.05)
+        assert not done
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert ended.is_set()
+
+    asyncio.run(main())
 
 
 def test_a_bug_is_told_to_whoever_waits_and_to_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,7 +48,7 @@ def _batches(policy: Policy) -> Iterator[Fault]:
     if policy.batches is not None and policy.storage is None:
         yield Fault(("batches",), "batches without storage", "storage too, whose folder has the files and the results")
     if policy.batches is not None and policy.cluster is not None:
-        yield Fault(("batches",), "batches in a cluster", "a gateway that is alone: one process keeps and works them")
+        yield Fault(("batches",), "batches in a cluster", "a gateway of one machine: no other has its folder")
 
 
 def _default(policy: Policy) -> Iterator[Fault]:

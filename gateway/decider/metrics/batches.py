@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from gateway.decider.relays.totals import added_up
 
-def batch_families(states: Mapping[str, int], lines: Mapping[str, int], calls: int) -> Iterable[Metric]:
-    """The metric families at this moment. `states`: batches by state; `lines`: by what became of them; `calls`: lines
-    that wait or run."""
+
+class BatchCounts(Protocol):
+    """One process's: `lines` by what became of them; `line_calls`: lines that wait or run now; `batch_states`: batches
+    by state, empty where another process works them."""
+
+    @property
+    def lines(self) -> Mapping[str, int]: ...
+
+    @property
+    def line_calls(self) -> int: ...
+
+    @property
+    def batch_states(self) -> Mapping[str, int]: ...
+
+
+def batch_families(counts: Sequence[BatchCounts]) -> Iterable[Metric]:
+    """The metric families at this moment; none, where no process has counted a line, not even to 0."""
+    lines = added_up(*(each.lines for each in counts))
+    if not lines:
+        return
+    calls = sum([each.line_calls for each in counts])
+    states = added_up(*(each.batch_states for each in counts))
     batches = GaugeMetricFamily("weir_batches", "Batches of the Batch API, by state.", labels=("status",))
     for status, count in states.items():
         batches.add_metric((status,), count)

@@ -7,7 +7,7 @@ only writes the exposition. Labels come from the policy and the fleet, never fro
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -25,13 +25,13 @@ from gateway.core.shadow.shadow import Shadow
 from gateway.decider.dispatch import Dispatch
 from gateway.decider.metrics.families import engines, models, policy, shadow_decisions, targets
 from gateway.decider.metrics.gen_ai import gen_ai
+from gateway.decider.relays.totals import added_up
 from gateway.frames.messages import RelayCounts
 from gateway.shared.files.file_status import FileStatus
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-K = TypeVar("K", int, str)
 LABELS = ("route", "class", "model", "outcome")
 
 
@@ -138,7 +138,7 @@ class Metrics(Collector):
         refusals = CounterMetricFamily(
             "weir_wire_refusals", "Requests refused for their bytes alone, before they were calls.", labels=("status",)
         )
-        for status, count in _sum(self._refusals(), *(relay.refusals for relay in relays)).items():
+        for status, count in added_up(self._refusals(), *(relay.refusals for relay in relays)).items():
             refusals.add_metric((str(status),), count)
         yield refusals
         yield CounterMetricFamily(
@@ -156,7 +156,7 @@ class Metrics(Collector):
         bodies = CounterMetricFamily(
             "weir_body_refusals", "Requests refused as the memory, or their sender's share, was full.", labels=("full",)
         )
-        for full, count in _sum(self._bodies.refused, *(relay.body_refusals for relay in relays)).items():
+        for full, count in added_up(self._bodies.refused, *(relay.body_refusals for relay in relays)).items():
             bodies.add_metric((full,), count)
         yield bodies
         yield from self._decisions(totals, relays)
@@ -239,7 +239,7 @@ class Metrics(Collector):
         )
         batches = CounterMetricFamily("weir_batches", "Requests of the batcher, by what sent them.", labels=("reason",))
         batcher = self._batcher()
-        for reason, count in _sum(batcher.batches, *(relay.batches for relay in relays)).items():
+        for reason, count in added_up(batcher.batches, *(relay.batches for relay in relays)).items():
             batches.add_metric((reason,), count)
         yield batches
         merged = batcher.merged + sum([relay.merged for relay in relays])
@@ -256,12 +256,3 @@ def _exemplified(histogram: Histogram) -> list[tuple[str, float] | tuple[str, fl
         bound, count = rows[number][:2]
         rows[number] = (bound, count, Exemplar({"trace_id": trace_id}, value))
     return rows
-
-
-def _sum(*counts: Mapping[K, int]) -> dict[K, int]:
-    """Counts of several processes, added up."""
-    totals: dict[K, int] = {}
-    for each in counts:
-        for key, count in each.items():
-            totals[key] = totals.get(key, 0) + count
-    return totals

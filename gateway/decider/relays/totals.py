@@ -6,7 +6,7 @@ kept by their key (relay, epoch): one that comes again replaces them. So are tho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -55,7 +55,7 @@ class RelayTotals:
         counts = self._totals.get(key)
         if counts is None:
             return
-        self._totals[key] = msgspec.structs.replace(counts, connections=0, body_bytes=0)
+        self._totals[key] = msgspec.structs.replace(counts, connections=0, body_bytes=0, line_calls=0, batch_states={})
         self._left[key] = pid
         if len(self._left) > MOST_LEFT:
             self._add_up()
@@ -91,14 +91,21 @@ def added(one: RelayCounts, other: RelayCounts) -> RelayCounts:
         one.ended + other.ended,
         one.connections + other.connections,
         one.body_bytes + other.body_bytes,
-        _sum(one.refusals, other.refusals),
-        _sum(one.body_refusals, other.body_refusals),
-        _sum(one.batches, other.batches),
+        added_up(one.refusals, other.refusals),
+        added_up(one.body_refusals, other.body_refusals),
+        added_up(one.batches, other.batches),
         one.merged + other.merged,
         one.again + other.again,
         one.lost_lines + other.lost_lines,
+        one.lost_spans + other.lost_spans,
+        lines=added_up(one.lines, other.lines),
     )
 
 
-def _sum(one: dict[Name, int], other: dict[Name, int]) -> dict[Name, int]:
-    return {name: one.get(name, 0) + other.get(name, 0) for name in {**one, **other}}
+def added_up(*counts: Mapping[Name, int]) -> dict[Name, int]:
+    """Counts of several processes by name."""
+    totals: dict[Name, int] = {}
+    for each in counts:
+        for name, count in each.items():
+            totals[name] = totals.get(name, 0) + count
+    return totals

@@ -7,8 +7,9 @@ import os
 import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
+from pathlib import Path
 
 import msgspec
 
@@ -40,6 +41,7 @@ from gateway.relay.remote.link import Connect, Link
 from gateway.relay.tracing import Tracing
 from gateway.relay.wire.server import Server
 from gateway.serve.assembly import client_settings, server_settings
+from gateway.serve.batch_api import BatchApi
 from gateway.serve.descriptors import shared_out
 from gateway.serve.processes.place import READY, Beats, Place
 from gateway.serve.starting import (
@@ -53,6 +55,7 @@ from gateway.serve.starting import (
     say,
     span_export,
 )
+from gateway.serve.stored import batches_beside
 from gateway.shared.lines import LineWriter
 from gateway.shared.watched_file import WatchedFile
 from gateway.upstream.client import Client
@@ -63,8 +66,8 @@ COUNT_EVERY = 1.0  # seconds
 TOLD_WITHIN = 2.0  # seconds for a decider to be there for the last totals
 
 
-async def relay(options: Options, open_files: int, errors: LineWriter, place: Place) -> None:
-    """The whole life of a relay. Raises StartError."""
+async def relay(options: Options, policy: Policy, open_files: int, errors: LineWriter, place: Place) -> None:
+    """The whole life of a relay. `policy`: of the gateway's start. Raises StartError."""
     async with AsyncExitStack() as stack:
         signals = ProcessSignals(asyncio.get_running_loop())
         stack.callback(signals.close)
@@ -79,6 +82,7 @@ async def relay(options: Options, open_files: int, errors: LineWriter, place: Pl
         stack.push_async_callback(side.aclose)
         side.link.start()
         await side.link.ready.wait()
+        side.batches = await stack.enter_async_context(side.offered(options.policy, policy))
         secure, context = certificate_of("--tls-", options.certificate, stack, side.server.go_by)
         signals.on_hangup(partial(_look, secure, log))
         for listening in place.data:
@@ -121,6 +125,7 @@ class RelaySide:
     ) -> None:
         loop = asyncio.get_running_loop()
         self._place = place
+        self._say = lambda line: say(f"relay {place.number}: {line}")
         self._path = place.path  # of the decider's socket
         self._most_clients = most_clients
         self._parser = parser
@@ -140,6 +145,7 @@ class RelaySide:
         self._ended, self._ended_told = EndedCalls(MOST_RECORDS), 0
         self._recorder = Recorder(self.policy, self._counts, log, lambda _: None, self._clock, self._rng, self._ended)
         self.pipeline: Pipeline | None = None
+        self.batches: BatchApi | None = None  # where they are offered
         self.server: Server  # from the first policy on
         self._drain_within: float | None = None
         self._gently = False
@@ -152,16 +158,22 @@ class RelaySide:
             on_fleet=self._on_fleet,
             on_drain=self._on_drain,
             counts=self._told,
-            say=lambda line: say(f"relay {place.number}: {line}"),
+            say=self._say,
         )
         self._decider = RemoteDecider(self.link)
         self._timer = loop.call_later(COUNT_EVERY, self._tell_counts)
+
+    def offered(self, file: Path | None, policy: Policy) -> AbstractAsyncContextManager[BatchApi | None]:
+        """Files and batches, as a policy offers them, once there is a pipeline."""
+        assert self.pipeline is not None  # noqa: S101 # the link is ready
+        return batches_beside(file, policy, self.pipeline, self.bodies, self._say)
 
     async def until_drained(self, signals: ProcessSignals) -> None:
         """Until the decider or a signal says to end, and all that was under way has."""
         order = asyncio.ensure_future(self._drain_order.wait())
         first = asyncio.ensure_future(signals.first.wait())
         await asyncio.wait((order, first), return_when=asyncio.FIRST_COMPLETED)
+        giving = asyncio.ensure_future(self._give_batches())
         while True:
             self._drain_order.clear()
             within = self.policy.timeouts.drain if self._drain_within is None else self._drain_within
@@ -174,9 +186,14 @@ class RelaySide:
             drained.cancel()
         for each in (order, first):
             each.cancel()
+        await giving
         await self.link.tell_last(TOLD_WITHIN)
         self._tell_ended()
         self.link.flush()
+
+    async def _give_batches(self) -> None:
+        if self.batches is not None:
+            await self.batches.give()
 
     async def aclose(self) -> None:
         self._timer.cancel()
@@ -264,7 +281,7 @@ class RelaySide:
             self.link.send(EndedRecords(list(calls)))
 
     def _told(self) -> RelayCounts:
-        batcher = None if self.pipeline is None else self.pipeline.batcher
+        batcher, batches = None if self.pipeline is None else self.pipeline.batcher, self.batches
         return RelayCounts(
             self._counts.told(),
             self._counts.calls,
@@ -277,4 +294,7 @@ class RelaySide:
             0 if batcher is None else batcher.again,
             self._lost(),
             0 if self._spans is None else self._spans.dropped,
+            {} if batches is None else dict(batches.lines),
+            0 if batches is None else batches.line_calls,
+            {} if batches is None else batches.batch_states,
         )

@@ -79,6 +79,7 @@ class OutgoingCalls:
             batcher.merged,
             batcher.again,
             self._lost(),
+            lines={} if gateway.batches is None else dict(gateway.batches.lines),
         )
 
     # -- what the dispatch tells and asks -----------------------------------------------------------------------

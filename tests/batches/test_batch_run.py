@@ -1,0 +1,101 @@
+"""End of a batch: its files are nobody's to clear before the storage knows them; a disk that fails is waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from gateway.batches import tables, worker
+from gateway.batches.batch_run import BatchRun
+from gateway.batches.site import BatchSite
+from gateway.batches.tables import Result
+from gateway.core.batches.lines import BatchLine
+from gateway.core.batches.objects import BatchObject
+from gateway.core.policy.batches import BatchesPolicy
+from gateway.core.request.body_memory import BodyMemory
+from gateway.relay.pipeline import Pipeline
+from gateway.shared.storage import Storage
+
+
+def finalizing(database: sqlite3.Connection) -> None:
+    """A batch of two lines, which has the results."""
+    batch = BatchObject(
+        id="batch_1", endpoint="/v1/completions", input_file_id="file-1", status="validating", created_at=1,
+        expires_at=2,
+    )  # fmt: skip
+    assert tables.add_batch(database, "acme", batch, keep_until=3, most=1)
+    tables.add_lines(database, 1, [BatchLine(1, "a", 0, 1), BatchLine(2, "b", 1, 1)])
+    tables.begin_work(database, 1, now=1)
+    for number, good in ((1, True), (2, False)):
+        assert tables.keep_result(database, 1, Result(number, good, b"%d\n" % number))
+    assert tables.step(database, 1, "finalizing", now=1)
+
+
+def site_of(storage: Storage, say: Callable[[str], None] = print) -> BatchSite:
+    """Of batches whose lines have their results: no call is sent."""
+    return BatchSite(BatchesPolicy(), storage, cast(Pipeline, None), BodyMemory(1, 1.0), say)
+
+
+def test_files_that_are_whole_and_have_no_row_yet_are_not_cleared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish = tables.finish
+
+    async def main() -> None:
+        storage = Storage(tmp_path)
+        await storage.open()
+        site = site_of(storage)
+        site.folder.make()
+
+        def cleared_first(database: sqlite3.Connection, **fields: Any) -> None:
+            site.folder.clear(site.folder.loose(tables.file_ids(database)))
+            finish(database, **fields)
+
+        monkeypatch.setattr(tables, "finish", cleared_first)  # as the worker may, each 30 seconds
+        await storage.run(finalizing)
+        (stored,) = await storage.run(tables.unfinished)
+        await BatchRun(site, stored).run()
+        assert await storage.run(lambda database: tables.status_of(database, 1)) == "completed"
+        assert (site.folder.path / "file-1-output").read_bytes() == b"1\n"
+        assert (site.folder.path / "file-1-error").read_bytes() == b"2\n"
+        assert site.folder.loose(await storage.run(tables.file_ids)) == []
+        await storage.aclose()
+
+    asyncio.run(main())
+
+
+def test_a_batch_whose_disk_has_failed_waits_whatever_other_processes_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "NOTICE", 0.01)
+    said: list[str] = []
+
+    async def main() -> None:
+        storage, other = Storage(tmp_path), Storage(tmp_path)
+        await storage.open()
+        await other.open_beside()
+        await storage.run(finalizing)
+        site = site_of(storage, said.append)
+        (site.folder.path / "file-1-output.part").mkdir(parents=True)  # in place of the file
+        works = worker.BatchWorker(site)
+        await works.start()
+        async with asyncio.timeout(10):
+            for tokens in range(5):
+                seen = works.states
+                await other.run(lambda database, tokens=tokens: database.execute(
+                    "INSERT INTO token_use VALUES ('acme', 'day', ?, 1)", (tokens,)))  # fmt: skip
+                while works.states is seen:
+                    await asyncio.sleep(0.01)
+        await works.aclose()
+        assert works.states == {}
+        for each in (other, storage):
+            await each.aclose()
+
+    asyncio.run(main())
+    assert len(said) == 1, said
+    assert said[0].endswith("file-1-output.part: Is a directory: tried again in 30 s")

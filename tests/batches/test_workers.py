@@ -1,0 +1,239 @@
+"""Batches of a gateway of several processes: any relay is asked, one works them, and another when that one ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from loadtest.processes import Gateway, until
+from tests.batches.conftest import client
+from tests.batches.relays import RelayConnection, relays, until_working, working
+from tests.batches.test_batches import begun, done, line, lines_of, over, uploaded
+from tests.e2e.children import SimEngine
+from tests.e2e.traffic import CHAT
+from tests.serve.test_processes import runs
+from tests.serve.test_upgrades import world
+
+pytestmark = pytest.mark.slow
+
+POLICY = """
+storage: {folder: kept}
+batches: {in_flight: 8, max_unfinished: 3, per_tenant: 2000KiB, max_file: 1000KiB}
+fleet: {poll: 100ms, health: 200ms}
+"""
+LINES = 300
+SIZE = 500_000  # bytes of an upload that comes in two parts
+FORM = "multipart/form-data; boundary=B"
+BODY = (
+    b'--B\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+    b'--B\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n%b\r\n--B--\r\n' % bytes(SIZE)
+)
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[SimEngine]:
+    started = SimEngine(tmp_path / "engine.log", "--model", "sim")
+    with started.child:
+        yield started
+
+
+@pytest.fixture
+def gateway(tmp_path: Path, engine: SimEngine) -> Iterator[Gateway]:
+    (tmp_path / "policy.yaml").write_text(POLICY)
+    arguments = ("--engine", engine.url, "--policy", str(tmp_path / "policy.yaml"), "--workers", "2")
+    with Gateway(tmp_path / "log", *arguments) as running:
+        yield running
+        assert running.child.alive, running.child.output()
+        assert "Traceback" not in running.child.output(), running.child.output()
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    return tmp_path / "kept/files"
+
+
+def other(gateway: Gateway, files: Path) -> int:
+    """A relay that does not work the batches."""
+    worker = until_working(files)
+    return next(pid for pid in relays(gateway) if pid != worker)
+
+
+def asked(lines: int) -> list[str]:
+    return [line(f"c{number}", max_tokens=8) for number in range(lines)]
+
+
+def whole(openai: openai.OpenAI, id: str, lines: int) -> None:
+    """Every line has one result, which is its own."""
+    batch = over(openai, id)
+    assert batch.status == "completed", batch
+    found = lines_of(openai, batch.output_file_id)
+    assert set(found) == {f"c{number}" for number in range(lines)}
+    for number in range(lines):
+        assert found[f"c{number}"]["response"]["body"]["id"].endswith(f"_{number + 1}")
+
+
+def test_a_batch_is_worked_whichever_relay_has_its_file_and_itself(gateway: Gateway, files: Path) -> None:
+    idle = other(gateway, files)
+    with client(gateway, "none") as sends, client(gateway, "none") as begins:
+        file = uploaded(sends, asked(LINES))
+        with RelayConnection(gateway, idle) as through:
+            id = through.ask("POST", "/v1/batches", {
+                "input_file_id": file, "endpoint": CHAT, "completion_window": "24h"})["id"]  # fmt: skip
+            assert until(lambda: done(begins, id) > 0, 3.0) is not None, "the relay that works it is told at once"
+            whole(begins, id, LINES)
+            assert through.ask("GET", f"/v1/batches/{id}")["request_counts"]["completed"] == LINES
+        with RelayConnection(gateway, working(files)) as through:
+            assert through.ask("GET", f"/v1/files/{file}")["filename"] == "in.jsonl"
+    assert gateway.total("weir_batch_lines_total", result="completed") == LINES
+    assert gateway.total("weir_batch_calls") == 0
+    assert until(lambda: gateway.total("weir_batches", status="completed") == 1, 5.0) is not None
+
+
+def test_another_relay_works_on_when_the_one_that_does_is_killed(gateway: Gateway, files: Path) -> None:
+    with client(gateway, "none") as caller:
+        id = begun(caller, uploaded(caller, asked(LINES)))
+    for least in (50, 120, 190):
+        assert until(lambda least=least: _done(gateway, id) >= least, 30.0) is not None
+        worker = until_working(files)
+        os.kill(worker, signal.SIGKILL)
+        assert until_working(files, beside=worker) != worker
+    assert _done(gateway, id) < LINES, "it was under way"
+    with client(gateway, "none") as caller:
+        whole(caller, id, LINES)
+    kept = gateway.total("weir_batch_lines_total", result="completed")
+    assert 0 < kept <= LINES, "a relay that is killed takes the counts of its last second with it"
+    assert until(lambda: gateway.total("weir_batches", status="completed") == 1, 5.0) is not None
+    assert gateway.total("weir_batch_calls") == 0
+    assert until(lambda: len(relays(gateway)) == 2, 10.0) is not None
+
+
+def _done(gateway: Gateway, id: str) -> int:
+    """Lines with a result, asked for on a new connection."""
+    with client(gateway, "none") as caller:
+        try:
+            return done(caller, id)
+        except openai.APIConnectionError:  # its relay was killed
+            return 0
+
+
+def test_a_batch_is_cancelled_through_a_relay_that_does_not_work_it(
+    gateway: Gateway, files: Path, engine: SimEngine
+) -> None:
+    with client(gateway, "none") as caller, RelayConnection(gateway, other(gateway, files)) as through:
+        file = uploaded(caller, [line("a", max_tokens=1), line("b", max_tokens=4000)])
+        id = begun(caller, file)
+        assert until(lambda: done(caller, id) == 1, 10.0) is not None
+        assert through.ask("POST", f"/v1/batches/{id}/cancel")["status"] in {"cancelling", "cancelled"}
+        assert until(lambda: caller.batches.retrieve(id).status == "cancelled", 3.0) is not None
+        ended = caller.batches.retrieve(id)
+        assert set(lines_of(caller, ended.output_file_id)) == {"a"}
+        assert lines_of(caller, ended.error_file_id)["b"]["error"]["code"] == "batch_cancelled"
+        assert until(lambda: engine.running() == 0, 10.0) is not None
+
+
+def test_bounds_of_a_tenant_are_of_all_relays_together(gateway: Gateway) -> None:
+    one, two = relays(gateway)
+    with (
+        RelayConnection(gateway, one) as first,
+        RelayConnection(gateway, two) as second,
+        client(gateway, "none") as caller,
+    ):
+        new = {"endpoint": CHAT, "completion_window": "24h"}
+        new["input_file_id"] = uploaded(caller, [line("a", max_tokens=4000)])
+        ids = [each.ask("POST", "/v1/batches", new)["id"] for each in (first, second, first)]
+        error = second.ask("POST", "/v1/batches", new, status=429)["error"]
+        assert "max_unfinished" in error["message"]
+        for id in ids:
+            caller.batches.cancel(id)
+            over(caller, id)
+
+
+def test_what_a_killed_relay_was_sent_is_deleted_and_what_another_is_sent_is_not(gateway: Gateway, files: Path) -> None:
+    idle = other(gateway, files)
+    lives = RelayConnection(gateway, idle)
+    dies = RelayConnection(gateway, until_working(files))
+    for each in (lives, dies):
+        each.begin("/v1/files", FORM, len(BODY), BODY[:-1000])
+    assert until(lambda: len(list(files.glob("*.part"))) == 2, 10.0) is not None
+    worker = working(files)
+    os.kill(worker, signal.SIGKILL)
+    assert until_working(files, beside=worker)
+    assert until(lambda: len(list(files.iterdir())) == 1, 10.0) is not None
+    file = lives.end(BODY[-1000:])
+    assert file["bytes"] == SIZE
+    assert [path.name for path in files.iterdir()] == [file["id"]]
+    lives.close()
+    dies.close()
+
+
+def test_a_relay_that_is_told_to_end_leaves_its_lines_to_another(gateway: Gateway, files: Path) -> None:
+    with client(gateway, "none") as caller:
+        id = begun(caller, uploaded(caller, asked(LINES)))
+    assert until(lambda: _done(gateway, id) >= 50, 30.0) is not None
+    worker = until_working(files)
+    with RelayConnection(gateway, worker) as upload:  # which the relay waits for
+        upload.begin("/v1/files", FORM, len(BODY), BODY[:-1000])
+        assert until(lambda: len(list(files.glob("*.part"))) == 1, 10.0) is not None
+        os.kill(worker, signal.SIGTERM)
+        assert until_working(files, beside=worker) in relays(gateway)
+        assert upload.end(BODY[-1000:])["bytes"] == SIZE
+    with client(gateway, "none") as caller:
+        whole(caller, id, LINES)
+
+
+def test_an_upgrade_passes_the_batches_on_before_the_old_uploads_have_ended(tmp_path: Path, files: Path) -> None:
+    with world(tmp_path, "--workers", "2", policy=POLICY + "timeouts: {drain: 20s}\n") as made:
+        old = until_working(files)
+        with RelayConnection(made.gateway, old) as upload:
+            upload.begin("/v1/files", FORM, len(BODY), BODY[:-1000])
+            assert until(lambda: len(list(files.glob("*.part"))) == 1, 10.0) is not None
+            assert made.signalled() is not None, made.output()
+            assert until_working(files, beside=old) in relays(made.gateway)
+            assert runs(old), "its upload goes on"
+            file = upload.end(BODY[-1000:])["id"]
+        with client(made.gateway, "none") as caller:
+            assert caller.files.retrieve(file).bytes == SIZE
+
+
+def test_relays_go_by_the_start_and_not_by_a_policy_that_came_later(
+    tmp_path: Path, engine: SimEngine, files: Path
+) -> None:
+    """All relays offer batches or none does, also one that is started after a reload."""
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("{}\n")
+    with Gateway(tmp_path / "log", "--engine", engine.url, "--policy", str(policy), "--workers", "2") as started:
+        policy.write_text(POLICY)
+        assert until(lambda: "version 2 is active" in started.child.output(), 10.0) is not None
+        before = relays(started)
+        os.kill(before[0], signal.SIGKILL)
+        assert until(lambda: len(set(relays(started)) - {before[0]}) == 2, 10.0) is not None
+        for pid in relays(started):
+            with RelayConnection(started, pid) as through:
+                error = through.ask("GET", "/v1/batches", status=404)["error"]
+            assert error["code"] == "route_not_found"
+        assert not files.exists()
+
+
+def test_a_batch_goes_on_from_one_process_to_several_and_back(tmp_path: Path, engine: SimEngine) -> None:
+    (tmp_path / "policy.yaml").write_text(POLICY)
+    common = ("--engine", engine.url, "--policy", str(tmp_path / "policy.yaml"))
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(Gateway(tmp_path / "log1", *common))
+        again = ("--control", first.control.removeprefix("http://"), "--take-over")
+        with client(first, "none") as caller:
+            id = begun(caller, uploaded(caller, asked(2 * LINES)))
+        for number, words in enumerate((("--workers", "2"), ()), 2):
+            before = _done(first, id)
+            assert until(lambda before=before: _done(first, id) > before + 20, 30.0) is not None
+            stack.enter_context(Gateway(tmp_path / f"log{number}", *common, *again, *words))
+        assert _done(first, id) < 2 * LINES, "it was under way"
+        with client(first, "none") as caller:
+            whole(caller, id, 2 * LINES)
+        kept = first.total("weir_batch_lines_total", result="completed")
+        assert kept == 2 * LINES, "the counts of those before are told to the next"
