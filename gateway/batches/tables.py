@@ -24,6 +24,8 @@ _BATCH = (
     "total, completed, failed, metadata"
 )
 _UNFINISHED = ", ".join(f"'{status}'" for status in UNFINISHED)
+SMALLEST = 16 * 1024  # bytes that any file counts as: an empty one has an inode and a row too
+BATCHES_KEPT = 10_000  # of one tenant
 LINES_AT_ONCE = 256
 RESULTS_AT_ONCE = 32  # each may have megabytes
 
@@ -48,13 +50,13 @@ class Result(msgspec.Struct, frozen=True):
 
 
 def add_upload(database: sqlite3.Connection, tenant: str, file: FileObject, most: int) -> None:
-    """Add a file that a client has sent. Raises Refused where all its files would have more than `most` bytes."""
-    query = "SELECT coalesce(sum(bytes), 0) FROM files WHERE tenant = ?"
-    have = int(database.execute(query, (tenant,)).fetchone()[0])
-    if have + file.bytes > most:
+    """Add a file that a client has sent. Raises Refused where all its tenant's would count more than `most` bytes."""
+    query = "SELECT coalesce(sum(max(bytes, ?)), 0) FROM files WHERE tenant = ?"
+    have = int(database.execute(query, (SMALLEST, tenant)).fetchone()[0])
+    if have + max(file.bytes, SMALLEST) > most:
         message = (
-            f"your files have {have} bytes, and with this one more than a tenant may keep, {most} "
-            "(batches.per_tenant): delete some first"
+            f"your files have {have} bytes, each at least {SMALLEST}, and with this one more than a tenant may keep, "
+            f"{most} (batches.per_tenant): delete some first"
         )
         raise Refused(Outcome.TOO_LARGE, message, code="storage_full")
     add_file(database, tenant, file)
@@ -116,7 +118,8 @@ def file_ids(database: sqlite3.Connection) -> set[str]:
 
 
 def add_batch(database: sqlite3.Connection, tenant: str, batch: BatchObject, keep_until: int, most: int) -> bool:
-    """Add a batch; False: the tenant has `most` that are not over."""
+    """Add a batch; False: the tenant has `most` that are not over. Its oldest that are over are forgotten, for no more
+    than BATCHES_KEPT of a tenant are kept."""
     query = f"SELECT count(*) FROM batches WHERE tenant = ? AND status IN ({_UNFINISHED})"
     if database.execute(query, (tenant,)).fetchone()[0] >= most:
         return False
@@ -127,6 +130,11 @@ def add_batch(database: sqlite3.Connection, tenant: str, batch: BatchObject, kee
         (batch.id, tenant, batch.endpoint, batch.input_file_id, batch.status, batch.created_at, batch.expires_at,
          keep_until, metadata),
     )  # fmt: skip
+    database.execute(
+        f"DELETE FROM batches WHERE tenant = ? AND status NOT IN ({_UNFINISHED}) AND row <= "
+        "(SELECT row FROM batches WHERE tenant = ? ORDER BY row DESC LIMIT 1 OFFSET ?)",
+        (tenant, tenant, BATCHES_KEPT),
+    )
     return True
 
 

@@ -19,7 +19,7 @@ class BatchesPolicy(msgspec.Struct, frozen=True, kw_only=True):
     `max_requests`: Lines of one batch.
     `max_line`: Largest line of a batch.
     `max_unfinished`: Batches of one tenant that are not over; one more is refused with 429.
-    `per_tenant`: Size of all files of one tenant.
+    `per_tenant`: Size of all files of one tenant, each counted as 16 KiB at least.
     `keep`: Time after which files are deleted, and batches that are over.
     """
 
