@@ -7,7 +7,7 @@ this side takes, is a FrameError; nothing of that frame is then used, since it i
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Generic, TypeVar
 
 import msgspec
@@ -16,8 +16,7 @@ from gateway.frames.messages import FromDecider, FromRelay, Message
 
 MOST_FROM_RELAY = 4 * 1024**2  # bytes of a frame; a call is 5 KB at most, and its headers where a shadow wants them
 MOST_FROM_DECIDER = 64 * 1024**2  # a policy may have 100,000 keys
-FULL = 256 * 1024  # bytes after which the next message begins another frame
-MOST_MESSAGES = 65535  # of one frame
+FULL = 128 * 1024  # bytes after which the next message begins another frame: of fewer than 65,536, none under 3 bytes
 
 _LENGTH = struct.Struct(">I")
 _HEAD = struct.Struct(">IBH")  # length, MessagePack's array of 16 bits, messages
@@ -53,22 +52,24 @@ class FrameWriter:
         self._count = 0
 
     def add(self, message: Message) -> None:
-        self._encode(message, self._buffer, -1)
+        buffer = self._buffer
+        self._encode(message, buffer, -1)
         self._count += 1
-        if len(self._buffer) > FULL or self._count == MOST_MESSAGES:
-            self._close()
+        if len(buffer) > FULL:
+            self._done.append(self._frame())
 
     def take(self) -> bytes:
-        if self._count:
-            self._close()
+        last = self._frame() if self._count else b""
+        if not self._done:
+            return last
         done, self._done = self._done, []
-        return done[0] if len(done) == 1 else b"".join(done)
+        return b"".join((*done, last))
 
-    def _close(self) -> None:
+    def _frame(self) -> bytes:
         buffer = self._buffer
         _HEAD.pack_into(buffer, 0, len(buffer) - _LENGTH.size, _ARRAY, self._count)
-        self._done.append(bytes(buffer))
         self._buffer, self._count = bytearray(_HEAD.size), 0
+        return bytes(buffer)
 
 
 class FrameReader(Generic[T]):
@@ -81,8 +82,14 @@ class FrameReader(Generic[T]):
         self._most = most
         self._read = read.decode
 
-    def feed(self, data: bytes) -> Iterator[list[T]]:
+    def feed(self, data: bytes) -> Iterable[list[T]]:
         """The messages of each frame that is whole now. Raises FrameError."""
+        if not self._buffer and len(data) == self._wanted(data):
+            return (self._messages(memoryview(data)[_LENGTH.size :]),)
+        return self._frames(data)
+
+    def _frames(self, data: bytes) -> Iterator[list[T]]:
+        """The same of what is not one whole frame."""
         if self._buffer:
             self._buffer += data
             data = bytes(self._buffer) if len(self._buffer) >= self._wanted(self._buffer) else b""
@@ -95,7 +102,7 @@ class FrameReader(Generic[T]):
             at += end
         self._buffer += view[at:]
 
-    def _wanted(self, data: bytearray | memoryview) -> int:
+    def _wanted(self, data: bytes | bytearray | memoryview) -> int:
         """Bytes of the frame that begins here; of its length, where that is not whole. Raises FrameError."""
         if len(data) < _LENGTH.size:
             return _LENGTH.size + 1  # no frame is empty

@@ -441,6 +441,8 @@ class Gateway:
 
     def call_ended(self, id: str) -> None:
         """A call of this engine (empty: of none) has ended while engines come and go."""
+        if not self.recorder.watched:
+            return
         if id in self.brought:
             self.dispatch.sidecars.used(id, self.clock())
         self._retire()

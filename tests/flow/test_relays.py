@@ -23,8 +23,9 @@ from gateway.core.request.call import Call
 from gateway.core.request.outcome import Outcome, Refused
 from gateway.core.request.record import Record
 from gateway.decider.relays.served import call_of
+from gateway.decider.relays.session import ENDED
 from gateway.frames.codec import FrameWriter, from_decider
-from gateway.frames.messages import AllHeld, EndedRecords, FirstByte, WaitAsk, Welcome
+from gateway.frames.messages import AllHeld, CallEnd, EndedRecords, FirstByte, WaitAsk, Welcome
 from gateway.relay.remote.decider import RemoteDecider, ask_of
 from gateway.relay.remote.link import Link
 from gateway.serve.assembly import Gateway
@@ -442,6 +443,22 @@ def test_messages_about_calls_that_are_not_there_change_nothing() -> None:
         await until(lambda: made.hub.sessions)
         assert not made.lines
         assert made.engine.held == 0
+
+    run(body)
+
+
+def test_of_more_ended_calls_than_are_remembered_the_newest_are() -> None:
+    """A question about one of them comes too late."""
+
+    async def body(made: Setting) -> None:
+        relay, now = await raw(made), asyncio.get_running_loop().time()
+        call = a_call(max_tokens=50, tenant="anonymous", arrived=now, deadline=now + 60.0)
+        ends = [CallEnd(number, now) for number in range(1, ENDED + 2)]
+        late = [ask_of(number, call, 1, {}, "", wait=True) for number in (ENDED // 8, ENDED + 1)]
+        await relay.send(hello(), AllHeld(0, []), *ends, *late, ask_of(ENDED + 2, call, 1, {}, "", wait=True))
+        await until(lambda: [session for session in made.hub.sessions if session.calls])
+        (session,) = made.hub.sessions
+        assert list(session.calls) == [ENDED + 2]
 
     run(body)
 

@@ -8,7 +8,7 @@ from gateway.core.admission.limits import Charge
 from gateway.core.engines.breaker import Ending
 from gateway.core.policy.snapshot import Snapshot
 from gateway.core.request.call import Call
-from gateway.core.request.outcome import Refused
+from gateway.core.request.outcome import Outcome, Refused
 from gateway.core.request.record import Record
 from gateway.core.request.routes import Route
 from gateway.decider.dispatch import QueuePlace
@@ -83,24 +83,25 @@ class ServedCall:
 
     def ended(self, end: CallEnd) -> None:
         """Give back all that it holds, as its end says."""
-        grant, admission = self.grant, self.admission
+        grant, admission, carried = self.grant, self.admission, self.carried
         if grant is not None and end.first_byte is not None:
             grant.first_byte(end.first_byte)
-        if admission is not None and end.tokens is not None:
-            admission.settle(end.tokens, end.at)
-        if self.carried is not None and end.tokens is not None:
-            self.carried.settle(end.tokens, end.at)
-        if grant is not None and end.finished is not None:
-            grant.finished(end.at, *end.finished)
-        if grant is not None and end.ending is not None:
-            grant.ending = end.ending
+        if end.tokens is not None:
+            if admission is not None:
+                admission.settle(end.tokens, end.at)
+            if carried is not None:
+                carried.settle(end.tokens, end.at)
+        if grant is not None:
+            if end.finished is not None:
+                grant.finished(end.at, *end.finished)
+            if end.ending is not None:
+                grant.ending = end.ending
         self.released()
+        if carried is not None:
+            carried.forgo()
         if admission is not None:
-            error = error_of(end.left, Refused(end.outcome, ""))
+            error = error_of(end.left, end.outcome)
             admission.__exit__(None if error is None else type(error), error, None)
-        if self.carried is not None:
-            self.carried.forgo()
-        if admission is not None:
             admission.ended(end.outcome)
 
     def waits_no_more(self) -> None:
@@ -138,20 +139,24 @@ class ServedCall:
             self.admission.__exit__(type(error), error, None)
 
 
-def error_of(left: Left, refused: Refused) -> BaseException | None:
+def error_of(left: Left, outcome: Outcome) -> BaseException | None:
     """An exception of the kind that the relay has met."""
     match left:
+        case "":
+            return None
         case "refused":
-            return refused
+            return Refused(outcome, "")
         case "error":
             return RuntimeError("a bug in the relay, which has told of it")
         case "cancelled":
             return asyncio.CancelledError()
-    return None
 
 
 def call_of(ask: Ask, route: Route) -> Call:
-    """The call that a question is about. Its body is what stands for it."""
+    """The call that a question is about. Its body is what stands for it.
+
+    Fourteen fields are given by name: for more than fifteen CPython makes a dict first.
+    """
     call = Call(
         request_id=ask.request_id,
         route=route,
@@ -164,23 +169,15 @@ def call_of(ask: Ask, route: Route) -> Call:
         wants_usage=False,
         max_tokens=ask.max_tokens,
         n=ask.n,
-        ascii_bytes=ask.ascii_bytes,
-        cjk_bytes=ask.cjk_bytes,
-        other_bytes=ask.other_bytes,
-        media=ask.media,
-        messages=ask.messages,
         prefix=ask.prefix,
         session=ask.session,
         body=ask.digest,
-        token_ids=ask.token_ids,
-        asked_class=ask.asked_class,
-        asked_deadline=ask.asked_deadline,
-        sdk_timeout=ask.sdk_timeout,
-        merged=ask.merged,
-        shape=ask.shape,
-        hinted_tokens=ask.hinted_tokens,
-        hinted_ahead=ask.hinted_ahead,
     )
+    call.ascii_bytes, call.cjk_bytes, call.other_bytes = ask.ascii_bytes, ask.cjk_bytes, ask.other_bytes
+    call.media, call.messages, call.token_ids = ask.media, ask.messages, ask.token_ids
+    call.asked_class, call.asked_deadline, call.sdk_timeout = ask.asked_class, ask.asked_deadline, ask.sdk_timeout
+    call.merged, call.shape = ask.merged, ask.shape
+    call.hinted_tokens, call.hinted_ahead = ask.hinted_tokens, ask.hinted_ahead
     if ask.facts is not None:
         fill_in(call, ask.facts)
     return call

@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from gateway.core.admission import refusals
 from gateway.core.engines.choice import Choice
+from gateway.core.policy.snapshot import Snapshot
 from gateway.core.request.outcome import Outcome, Refused
 from gateway.core.request.record import Record
 from gateway.core.request.routes import ROUTES
@@ -266,7 +268,7 @@ class RelaySession:
 
     def _judge(self, served: ServedCall) -> None:
         hub, ask = self.hub, served.ask
-        account, snapshot = self._account(ask.tenant, ask.policy), hub.snapshot(ask.policy)
+        snapshot, account = self._payer(ask.tenant, ask.policy)
         served.admission = hub.decider.arrive(
             snapshot, account, served.record, ask.fields, ask.peer, ask.arrived, ask.digest
         )
@@ -278,13 +280,14 @@ class RelaySession:
             served.admission.judge_now(served.call)
             self._judged(served)
 
-    def _account(self, tenant: str, policy: int) -> Account:
-        """Raises Refused where a reload has done away with the tenant."""
-        for version in (policy, self.hub.version):
-            found = self.hub.snapshot(version).tenants.accounts.get(tenant)
-            if found is not None:
-                return found
-        raise Refused(Outcome.UNAUTHORIZED, "The tenant of this key is no longer there.")
+    def _payer(self, tenant: str, policy: int) -> tuple[Snapshot, Account]:
+        """The policy of a request, and who pays. Raises Refused where a reload has done away with the tenant."""
+        hub = self.hub
+        snapshot = hub.snapshot(policy)
+        account = snapshot.tenants.accounts.get(tenant) or hub.snapshot(hub.version).tenants.accounts.get(tenant)
+        if account is None:
+            raise Refused(Outcome.UNAUTHORIZED, "The tenant of this key is no longer there.")
+        return snapshot, account
 
     async def _judge_late(self, served: ServedCall) -> None:
         assert served.admission is not None  # noqa: S101 # it has arrived
@@ -333,8 +336,7 @@ class RelaySession:
             self._granted(served, turn.result())
 
     def _granted(self, served: ServedCall, grant: LocalGrant) -> None:
-        dispatch = self.hub.decider.dispatch
-        dispatch.retries.call(self.hub.clock())
+        self.hub.decider.dispatch.retries.call(self.hub.clock())
         served.grant = grant
         if served.admission is not None:
             served.admission.granted(grant)
@@ -392,7 +394,10 @@ class RelaySession:
         self.waiting.pop(end.number, None)
         self._ended[end.number] = None
         if len(self._ended) > ENDED:
-            del self._ended[next(iter(self._ended))]
+            for number in list(
+                islice(self._ended, ENDED // 16)
+            ):  # in bulk: see caches in docs/decisions/performance.md
+                del self._ended[number]
         served = self.calls.pop(end.number, None) or self.kept.pop(end.number, None)
         if served is None:
             return
@@ -474,18 +479,16 @@ class RelaySession:
         self.hub.changes += 1
         hub, record = self.hub, Record(request_id="", route="", tenant=request.tenant)
         try:
-            account = self._account(request.tenant, request.policy)
-            admission = hub.decider.arrive(
-                hub.snapshot(request.policy), account, record, request.fields, request.peer, request.at, b""
-            )
+            snapshot, account = self._payer(request.tenant, request.policy)
+            admission = hub.decider.arrive(snapshot, account, record, request.fields, request.peer, request.at, b"")
         except Refused:
             return
-        error = error_of(request.left, Refused(request.outcome, ""))
+        error = error_of(request.left, request.outcome)
         admission.__exit__(None if error is None else type(error), error, None)
 
     async def _models(self, message: ModelsAsk) -> None:
         try:
-            account = self._account(message.tenant, message.policy)
+            _, account = self._payer(message.tenant, message.policy)
         except Refused as refused:
             self.send(refusal_of(message.number, message.turn, refused))
             return

@@ -34,17 +34,10 @@ class RemoteEngine(msgspec.Struct, frozen=True, gc=False):
     pace: float
 
 
-class RemoteHold(msgspec.Struct, frozen=True, gc=False):
-    """The tokens of a grant."""
-
-    tokens: int
-    taken_at: float
-
-
 class RemoteGrant:
     """A Grant, as in gateway/core/admission/decider.py. `alone`: no admission ends with it, so it ends its call."""
 
-    __slots__ = ("_alone", "_asked", "_decider", "_told", "cached", "ending", "engine", "hold", "terms")
+    __slots__ = ("_alone", "_asked", "_decider", "_told", "cached", "ending", "engine", "terms")
 
     def __init__(self, decider: RemoteDecider, asked: AskedCall, *, alone: bool, second: bool = False) -> None:
         self._decider = decider
@@ -62,12 +55,15 @@ class RemoteGrant:
         self.ending = Ending.NEUTRAL
         self._told = False  # the decider knows how this attempt ended
         self.engine = RemoteEngine(terms.engine, terms.engine_name, terms.tpot, terms.pace)
-        self.hold = RemoteHold(terms.tokens, terms.taken_at)
         self.cached = terms.cached
         fill_in(call, terms.facts)
         call.shaped = terms.shaped
         call.predicted_wait = terms.predicted_wait
         call.woken = terms.woken
+
+    @property
+    def hold(self) -> GrantTerms:
+        return self.terms  # its tokens, and since when
 
     @property
     def priority(self) -> int:
@@ -129,7 +125,7 @@ class RemoteGrant:
         asked = self._asked
         self._decider.link.send(SecondEnd(asked.number, asked.turn, True, self.ending))
         asked.terms, asked.second = other.terms, None
-        self.terms, self.engine, self.hold, self.cached = other.terms, other.engine, other.hold, other.cached
+        self.terms, self.engine, self.cached = other.terms, other.engine, other.cached
         self.ending, self._told = other.ending, False
 
     def _ending(self) -> Ending | None:

@@ -22,11 +22,17 @@ from gateway.frames.messages import (
     DrainOrder,
     FleetNews,
     FromDecider,
+    GrantTerms,
     Hello,
+    Judgement,
     Message,
     ModelNews,
+    ModelsAnswer,
     PolicyNews,
+    RefusedCall,
     RelayCounts,
+    RetryAnswer,
+    SecondNone,
     Welcome,
 )
 from gateway.frames.refusals import refusal_of
@@ -181,6 +187,10 @@ class Link:
 
     def _take(self, message: FromDecider) -> None:
         match message:
+            case GrantTerms() | Judgement() | RefusedCall() | RetryAnswer() | SecondNone() | ModelsAnswer():
+                call = self.calls.get(message.number)
+                if call is not None:  # else it has ended, and its decider hears of that
+                    call.take(message)
             case Welcome():
                 self._welcome(message)
             case PolicyNews():
@@ -195,10 +205,6 @@ class Link:
                 self.send(self._counts())
             case DrainOrder():
                 self._on_drain(message)
-            case _:
-                call = self.calls.get(message.number)
-                if call is not None:  # else it has ended, and its decider hears of that
-                    call.take(message)
 
     def _welcome(self, welcome: Welcome) -> None:
         assert self._opened is not None  # noqa: S101 # it comes by this channel
