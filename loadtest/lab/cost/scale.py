@@ -6,6 +6,9 @@ One process, and `--workers N`, are loaded in turns: JSON requests, then streams
 0; an engine that costs almost nothing and the load are on core 1. CPU time is the kernel's, of each process. Then both
 get all cores, which they share with engine and load, and events a second are counted while 1,000 streams are open.
 
+A turn of the loop costs the same for one call and for ten, and each of N relays has fewer calls in a turn. So one
+process is also loaded by an Nth of the clients, as few as each relay would have if they were spread evenly.
+
 The ceiling of the decider is what its CPU per call allows on a core. What N relays on N cores relay is worked out from
 CPU per event: on two cores engine and load take more of them than a gateway does.
 """
@@ -30,6 +33,7 @@ from loadtest.lab.cost.overhead import ENGINE_PORT, answers_calls, cpu_seconds
 from loadtest.processes import Child, ChildError, get
 
 PORT = 19350
+CLIENTS = 64  # at once; of several relays each has its share of them
 STREAMS = 1200  # open at once for the throughput: 60,000 events a second, more than there is room for
 POLICY = f"fleet: {{engines: [{{url: 'http://127.0.0.1:{ENGINE_PORT}', max_concurrency: {2 * STREAMS}}}]}}\n"
 Row = dict[str, list[float]]
@@ -70,18 +74,19 @@ def serving(workers: int, port: int, cores: str) -> Iterator[GatewayUnderTest]:
             server.child.stop()
 
 
-def per_call_and_event(server: GatewayUnderTest, rows: dict[str, Row], name: str) -> None:
-    """CPU in us: of a JSON request and of an event, in relays and in the decider."""
-    uvloop.run(StubLoad(requests=500, connections=64).run(server.port))
+def per_call_and_event(server: GatewayUnderTest, rows: dict[str, Row], name: str, share: int) -> None:
+    """CPU in us: of a JSON request, also of `share` clients alone, and of an event, in relays and in the decider."""
+    uvloop.run(StubLoad(requests=500, connections=CLIENTS).run(server.port))
     for what, load in (
-        ("request", StubLoad(requests=6000, connections=64)),
+        ("request", StubLoad(requests=6000, connections=CLIENTS)),
+        ("request of few", StubLoad(requests=6000, connections=share)),
         ("event", StubLoad(requests=300, connections=100, tokens=60)),
     ):
         before = server.cpu()
         result = uvloop.run(load.run(server.port))
         if result.errors:
             raise ChildError(f"{name}: {result.errors} of {result.finished} calls failed")
-        number = result.finished if what == "request" else result.events
+        number = result.events if what == "event" else result.finished
         for role, spent in server.cpu().items():
             rows.setdefault(name, {}).setdefault(f"{role} us/{what}", []).append((spent - before[role]) / number * 1e6)
 
@@ -109,6 +114,8 @@ def report(rows: dict[str, Row], relays: int) -> None:
     print(f"{'  its ceiling, calls/s on a core':44}{'':14}{1e6 / decider:14,.0f}")
     print(f"{'relay, us of CPU per JSON request':44}{alone:14.1f}{relay:14.1f}{'<= +10 %':>12}")
     print(f"{'  beside one process':44}{'':14}{relay / alone - 1:+14.1%}")
+    few = one["decider us/request of few"]
+    print(f"{'  one process with a share of the clients':44}{few:14.1f}{relay / few - 1:+14.1%}")
     print(f"{'us of CPU per SSE event':44}{alone_event:14.1f}{event:14.1f}")
     print(
         f"{'  events/s of 2 relays on 2 cores, by CPU':44}{1e6 / alone_event:14,.0f}{2e6 / event:14,.0f}{'>= 1.5x':>12}"
@@ -132,7 +139,7 @@ def main() -> None:
                 for workers in (1, args.relays):
                     port += 1
                     with serving(workers, port, "0") as server:
-                        per_call_and_event(server, rows, str(workers))
+                        per_call_and_event(server, rows, str(workers), CLIENTS // args.relays)
                 for workers in (1, 2):
                     port += 1
                     with serving(workers, port, "0,1") as server:
