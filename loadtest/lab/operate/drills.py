@@ -126,7 +126,7 @@ DRILLS = (
         mend=lambda site: site.no_callers("around"),
     ),
     Drill(
-        alert="WeirWaitAboveTarget",
+        alert="WeirCallsWithoutRoom",
         fault="several times more calls than the engines can carry",
         strike=lambda site: site.callers("flood", OVERLOAD),
         mend=lambda site: site.no_callers("flood"),

@@ -123,7 +123,7 @@ function fillModel(cells, id, it) {
   cells[1].replaceChildren(el("span", MODES[it.mode] || "", it.mode),
     it.why ? el("span", "small faint", " " + it.why + since(it.since)) : "");
   cells[1].className = "text";
-  say(cells[2], it.wanted > it.engines ? it.engines + " of " + it.wanted + " wanted" : String(it.engines), it.wanted > it.engines || !it.engines ? "bad" : "");
+  say(cells[2], it.wanted > it.engines ? it.engines + " of " + it.wanted + " wanted" : String(it.engines), it.wanted > it.engines ? "bad" : "");
   say(cells[3], count(it.queued), it.queued ? "warn" : "");
   say(cells[4], it.queues.map(([name, calls, , wait]) => name + " " + calls + ": " + seconds(wait)).join("; ") || "-", "text");
   say(cells[5], seconds(it.ttft));
