@@ -181,9 +181,12 @@ class BatchRun:
             fields = {
                 b"content-type": b"application/json",
                 b"x-request-id": request_id.encode(),
-                b"x-weir-class": site.policy.class_.encode(),
                 b"x-weir-deadline-ms": b"%d" % (max(1, self._left()) * 1000),
             }
+            policy = site.pipeline.snapshot.policy  # a reload may have renamed the class, or done away with it
+            name = (policy.batches or site.policy).class_
+            if name in policy.classes:
+                fields[b"x-weir-class"] = name.encode()
             call = LineCall(site.pipeline, site.bodies, ROUTES[self._batch.endpoint.encode()], account, fields, body)
             site.calls += 1
             try:

@@ -6,6 +6,7 @@ import http.client
 import json
 import sqlite3
 import sys
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -81,6 +82,23 @@ def test_a_clock_that_was_set_back_and_a_file_that_was_changed_cost_no_other_lin
         assert [(each["custom_id"], each["response"]["status_code"]) for each in good] == [("a", 200), ("c", 200)]
         assert (error["custom_id"], error["response"]["body"]["error"]["code"]) == ("b", "line_changed")
         assert "Traceback" not in gateway.child.output()
+
+
+@pytest.mark.slow
+def test_a_reload_that_renames_the_class_of_batches_costs_no_line(tmp_path: Path) -> None:
+    id = begun(tmp_path, [asked_for("a")])
+    file = tmp_path / "policy.yaml"
+    with (
+        Gateway(tmp_path / "log2", "--engine", "http://127.0.0.1:9", "--policy", str(file), ready=False) as gateway,
+        client(gateway, "none") as openai,
+    ):
+        for text, said in (
+            ("batches: {class: bulk}\nclasses: {default: {}, bulk: {}}\n", '"class_name":"bulk"'),
+            ("classes: {default: {}}\n", '"class_name":"default"'),
+        ):
+            file.write_text("storage: {folder: kept}\n" + text)
+            gateway.child.wait(partial(lambda said: said in gateway.child.output(), said), 20.0, said)
+        assert openai.batches.retrieve(id).status == "in_progress"
 
 
 @pytest.mark.slow
