@@ -37,7 +37,7 @@ $(STAMP): pyproject.toml constraints.txt
 run: $(STAMP) ## start the gateway, and four models that take turns on two simulated GPUs; Ctrl-C ends it
 	@exec $(BIN)/gateway serve --policy policies/demo.yaml --engine demo
 
-check: lint fast ## for every commit, under a minute: ruff, mypy --strict, the fast tests
+check: lint fast ## for every commit, about a minute: ruff, mypy --strict, the fast tests
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -50,13 +50,13 @@ WORKERS ?= $(shell nproc)
 on_every_core = $(PYTEST) -n $(WORKERS) $(1) || { [ $$? -eq 1 ] && $(PYTEST) --last-failed --last-failed-no-failures none $(1); }
 
 fast: $(STAMP)
-	$(call on_every_core,-m 'not slow and not vllm')
+	$(call on_every_core,--hypothesis-profile=quick -m 'not slow and not vllm')
 
 test: check slow coverage ## everything a machine without a GPU can prove
 
-# A file's tests share servers, so one worker has them all.
+# A file's tests share servers, so one worker has them all. Of hypothesis' tests `make fast` has tried a quarter of the examples.
 slow: $(STAMP)
-	$(call on_every_core,--dist loadfile -m 'slow and not vllm and not ray and not console and not clients')
+	$(call on_every_core,--dist loadfile -m '(slow or hypothesis) and not vllm and not ray and not console and not clients')
 
 # Of the cores alone: they are where every branch is a decision, and few of their tests need sockets.
 coverage: $(STAMP)

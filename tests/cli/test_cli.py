@@ -468,6 +468,7 @@ def test_the_announcement_has_commands_for_what_listens() -> None:
     assert "readyz tells when" in announcement(["http://127.0.0.1:8000"], "http://c", ["http://e:1"], [])
 
 
+@pytest.mark.slow
 def test_a_real_process_serves_announces_and_drains() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         nobody = f"http://127.0.0.1:{taken.getsockname()[1]}"
@@ -581,6 +582,7 @@ def test_check_shows_nothing_that_may_be_a_secret(ran: Ran, tmp_path: Path) -> N
         assert (status, "sk-secret" in out + err) == (2, False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", ["text", "json"])
 def test_check_probes_every_engine_once(ran: Ran, tmp_path: Path, format: str) -> None:
     with FakeEngines() as engines:
@@ -615,6 +617,7 @@ def test_what_an_engine_calls_its_models_does_not_reach_the_terminal(capfd: pyte
     assert "\x1b" not in out
 
 
+@pytest.mark.slow
 def test_a_command_imports_itself_alone() -> None:
     own = {"gateway", "gateway.cli", "gateway.cli.commands", "gateway.shared", "gateway.shared.command_line"}
     assert loaded("--help") == own
@@ -626,6 +629,7 @@ def test_a_command_imports_itself_alone() -> None:
     assert [name for name in policy | served if not name.startswith("gateway")] == []
 
 
+@pytest.mark.slow
 def test_the_load_test_is_imported_where_it_is_asked_for() -> None:
     assert "loadtest.load.scenario_check" in loaded("check", "--scenario", "chat")
     assert "loadtest.simulate.command" in loaded("simulate", "--help")

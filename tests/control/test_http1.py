@@ -160,6 +160,7 @@ def test_an_answer_that_nobody_takes_does_not_stay(monkeypatch: pytest.MonkeyPat
     serve(scene)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
 def test_a_client_in_its_handshake_has_a_place_like_any_other(
     tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch

@@ -40,6 +40,7 @@ from gateway.core.request.cost import CostModel
 from gateway.core.request.outcome import Refused
 from gateway.shared.vllm.answers import EngineSample
 from tests.calls import a_call
+from tests.examples import examples
 
 POLICY = Policy()
 AGO = 3.0  # seconds between a checkpoint and its use
@@ -111,7 +112,7 @@ def test_slots_that_the_policy_gives_are_not_replaced() -> None:
     assert engine().checkpoint(BEFORE, 9).full_at is None
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(
     reads=st.lists(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=3 * GROUP), max_size=6), most=st.integers(0, 300)
 )

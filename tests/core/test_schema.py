@@ -162,16 +162,16 @@ def test_docstrings_are_read_field_by_field() -> None:
 
 
 @pytest.mark.parametrize("form", [SECONDS, BYTES, COUNT, SHARE, SAMPLE, FACTOR, TIMES, ABOVE, Rate])
-@pytest.mark.parametrize(
-    "text",
-    ["1", "1.5", "1s", "1.5s", "1k", "1KiB", "1B", "80%", "2x", "1.5x", "> 1", "> 1k", ">1", "> 1s", "true", "false",
-     "600/min", "1k/h", "1/ms", "", " 1", "1 s", "-1", "1e3", "٣", "1s\n"],
-)  # fmt: skip
-def test_patterns_say_what_the_reader_takes(form: Unit | Rate, text: str) -> None:
-    fits = re.fullmatch(form.pattern, text) is not None
-    assert fits or form.parse(text) is None
-    # A fraction may be none of the whole number that is wanted: 1.5 calls.
-    assert form.parse(text) is not None or not fits or "." in text
+def test_patterns_say_what_the_reader_takes(form: Unit | Rate) -> None:
+    texts = (
+        "1", "1.5", "1s", "1.5s", "1k", "1KiB", "1B", "80%", "2x", "1.5x", "> 1", "> 1k", ">1", "> 1s", "true", "false",
+        "600/min", "1k/h", "1/ms", "", " 1", "1 s", "-1", "1e3", "٣", "1s\n",
+    )  # fmt: skip
+    for text in texts:
+        fits = re.fullmatch(form.pattern, text) is not None
+        assert fits or form.parse(text) is None, text
+        # A fraction may be none of the whole number that is wanted: 1.5 calls.
+        assert form.parse(text) is not None or not fits or "." in text, text
 
 
 def test_patterns_are_whole_and_known_to_javascript() -> None:

@@ -41,6 +41,7 @@ def test_every_alert_is_unit_tested() -> None:
     assert [name for name in names() if name not in text] == []
 
 
+@pytest.mark.slow
 def test_the_unit_tests_pass() -> None:
     try:
         promtool = program("promtool")

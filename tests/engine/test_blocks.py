@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from loadtest.engine.blocks import Blocks
 from loadtest.engine.sequence import BLOCK, Sequence
+from tests.examples import examples
 
 
 def filled(blocks: Blocks, hashes: list[int]) -> Sequence:
@@ -154,7 +155,7 @@ class EachBlock:
         return any(self.parents[block] and self.parents[block] not in self.references for block in self.references)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_runs_come_to_what_each_block_by_itself_would(seed: int) -> None:
     rng = random.Random(seed)

@@ -16,6 +16,7 @@ from loadtest.engine.latency import Profile
 from loadtest.engine.profile_file import profiles
 from loadtest.engine.sequence import BLOCK, Sequence, SequenceState
 from loadtest.engine.stats import Histogram, token_bounds
+from tests.examples import examples
 
 EXACT = Profile(
     base=0.01,
@@ -202,7 +203,7 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(ACTIONS, st.integers(18, 60), st.integers(1, 6), st.integers(8, 80), st.sampled_from(("fcfs", "priority")))
 def test_nothing_is_lost_leaked_or_overdrawn(
     actions: list[tuple[Any, ...]], blocks: int, seqs: int, budget: int, policy: Any

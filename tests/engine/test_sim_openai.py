@@ -60,6 +60,7 @@ def test_chat_stream_says_what_the_whole_answer_says(client: openai.OpenAI) -> N
     assert chunks[-1].usage.completion_tokens == 20
 
 
+@pytest.mark.slow
 def test_the_natural_end_is_counted_and_says_nothing(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(model="m", messages=HELLO)
     text = answer.choices[0].message.content

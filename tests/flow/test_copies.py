@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
+
 from gateway.control.view import fleet_view
 from loadtest.lab.residency.gateway_callers import GatewayCall, GatewayCallers
 from loadtest.lab.residency.residents import Model
@@ -166,6 +168,7 @@ async def test_more_load_wakes_a_third_once_calls_have_spread_over_two() -> None
         assert counted(site, "copy") == {"m-2": 1, "m-3": 1}
 
 
+@pytest.mark.slow
 @virtual
 async def test_a_copy_that_does_not_wake_is_not_tried_again_and_again() -> None:
     async with machine() as (site, (callers,)):
@@ -178,6 +181,7 @@ async def test_a_copy_that_does_not_wake_is_not_tried_again_and_again() -> None:
         assert 1 <= tries <= 12, "five of each profile, and backoff between them"
 
 
+@pytest.mark.slow
 @virtual
 async def test_a_copy_that_somebody_puts_to_sleep_while_calls_wait_wakes_twice_a_minute_at_most() -> None:
     async with machine() as (site, (callers,)):

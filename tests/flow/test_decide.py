@@ -29,6 +29,7 @@ from gateway.serve.starting import Options
 from gateway.serve.upgrade.taking import Inherited
 from gateway.shared.vllm.answers import ModelCard
 from loadtest.simulate import vtime
+from tests.examples import examples
 
 URL = "http://10.0.0.5:8000"
 TOKEN = "a-token-of-the-proxy"  # noqa: S105 # of the test
@@ -541,7 +542,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(STEPS, st.integers(0, 2**16))
 def test_nothing_is_left_by_any_life(steps: list[tuple[str, int]], seed: int) -> None:
     async def body(site: Site) -> None:

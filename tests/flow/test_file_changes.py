@@ -303,7 +303,7 @@ async def changed_at_random(seed: int, files: int) -> None:
     assert made.machine.held == {}
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(1))
 def test_random_files_at_random_moments(seed: int) -> None:
     vtime.run(changed_at_random(seed, 15))
 

@@ -437,6 +437,7 @@ async def test_a_call_starts_again_what_has_failed_too_often_once_it_has_rested(
         assert (await made.gateways[0].call("a", 1.0)).ending == "served"
 
 
+@pytest.mark.slow
 @virtual
 async def test_one_that_dies_soon_after_each_start_is_not_started_all_the_time() -> None:
     async with site("a", sound=False) as made:

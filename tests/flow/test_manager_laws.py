@@ -78,6 +78,6 @@ async def asked_in_turn(seed: int) -> None:
         assert counted(made, "stopped").total() == 0
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 8))])
 def test_one_call_after_the_other_starts_each_model_once(seed: int) -> None:
     vtime.run(asked_in_turn(seed))

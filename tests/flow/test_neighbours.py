@@ -49,7 +49,7 @@ def test_of_two_sidecars_that_start_at_once_the_slower_one_is_served_later(listi
     vtime.run(run())
 
 
-@pytest.mark.parametrize("listing", ["own", "host", "none"])
+@pytest.mark.parametrize("listing", ["own", *(pytest.param(each, marks=pytest.mark.slow) for each in ("host", "none"))])
 @pytest.mark.parametrize(("after", "failed"), [(1.0, "free_memory_too_low"), (8.0, "oom")])
 def test_a_process_that_takes_the_room_meanwhile_teaches_nothing(listing: Listing, after: float, failed: str) -> None:
     async def run() -> None:

@@ -70,6 +70,7 @@ def test_a_child_that_is_not_ready_in_time(tmp_path: Path) -> None:
     assert started.group() == []
 
 
+@pytest.mark.slow
 def test_a_child_ends_with_whoever_started_it_killed_or_not(tmp_path: Path) -> None:
     argv = [sys.executable, "-c", STARTS_ANOTHER, str(tmp_path / "child")]
     with Child("starter", argv, tmp_path / "log") as starter:

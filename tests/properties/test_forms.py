@@ -15,6 +15,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 
 from gateway.core.request.multipart_form import form_fields
 from gateway.core.request.outcome import Refused
+from tests.examples import examples
 
 Items = list[tuple[str, str | None]]  # a file's value is None
 
@@ -94,12 +95,12 @@ def drawn(rng: random.Random) -> tuple[bytes, bytes]:
 
 
 def test_forms_with_odd_spellings_are_read_alike_or_refused() -> None:
-    rng = random.Random("forms")
-    both = sum(compared(*drawn(rng)) for _ in range(6000))
-    assert both >= 300, "too few forms are taken by both to say anything"
+    rng, forms = random.Random("forms"), examples(6000)
+    both = sum(compared(*drawn(rng)) for _ in range(forms))
+    assert both >= forms // 20, "too few forms are taken by both to say anything"
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.binary(max_size=60), st.integers(0, 200), st.integers(0, 40))
 def test_forms_with_bytes_put_in_are_read_alike_or_refused(more: bytes, at: int, cut: int) -> None:
     head = b'Content-Disposition: form-data; name="%b"\r\n\r\n'

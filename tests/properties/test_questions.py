@@ -234,12 +234,13 @@ def ends_of(seed: int, asked: int, steps: int) -> list[tuple[float, str, str]]:
     return vtime.run(main())
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_questions_change_no_later_decision(seed: int) -> None:
     unasked = ends_of(seed, 0, 400)
     assert {"e0", "e1", "e2", "shed"} <= {word for _, word, _ in unasked}
     assert ends_of(seed, 4, 400) == unasked
 
 
+@pytest.mark.slow
 def test_a_thousand_questions_between_two_events() -> None:
     assert ends_of(7, 333, 40) == ends_of(7, 0, 40)

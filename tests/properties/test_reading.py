@@ -18,6 +18,7 @@ from gateway.core.request.outcome import Outcome, Refused
 from gateway.core.request.parser import parse
 from gateway.core.request.routes import ROUTES
 from gateway.shared.vllm.answers import AnswerError, models_from, sample_from
+from tests.examples import examples
 
 FORWARDED = [route for route in ROUTES.values() if route.kind not in ("models", "health", "help")]
 NAMES = [
@@ -137,7 +138,7 @@ def told(reader: SSEUsage | JSONUsage) -> list[Any]:
     return [getattr(reader, name, None) for name in names]
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(streams(), st.lists(st.integers(0, 2000), max_size=8), st.booleans())
 def test_a_stream_may_be_cut_anywhere(data: bytes, cuts: list[int], hide: bool) -> None:
     whole, cut = SSEUsage(hide), SSEUsage(hide)

@@ -14,6 +14,8 @@ import pytest
 from gateway.serve.processes.place import ALIVE, TAKEN
 from loadtest.processes import Child, until
 
+pytestmark = pytest.mark.slow  # every one starts processes
+
 # Children that live, serve, and do nothing; `hang` in the folder of a relay's number ends its signs of life.
 PROGRAM = """
 import os, signal, socket, sys, time

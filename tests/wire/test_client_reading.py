@@ -10,6 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.upstream.client import EngineError
+from tests.examples import examples
 from tests.wire.client_harness import CHUNKED, OK, PLAIN, Peer, Rig, Taken, chunk, failure, run
 
 TRICKY = b"5\r\nhello\r\n0\r\n\r\n"  # a payload that looks like chunks
@@ -81,7 +82,7 @@ payloads = st.one_of(
 sizes = st.sampled_from([b"%x", b"%X", b"0%x", b"%x;a=b", b'%X;q="\\"z"'])
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=examples(150), deadline=None, derandomize=True)
 @given(
     chunks=st.lists(st.tuples(payloads, sizes), max_size=8),
     end=st.sampled_from([b"0\r\n\r\n", b"00\r\n\r\n", b"0;x=y\r\n\r\n", b"0\r\na: b\r\ncontent-type: c\r\n\r\n"]),

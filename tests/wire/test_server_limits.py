@@ -193,6 +193,7 @@ def test_slow_client_is_reset(how: str) -> None:
     serve(scenario, write_stall=0.1, keep_alive=5)
 
 
+@pytest.mark.slow
 def test_client_that_reads_steadily_is_not_slow() -> None:
     async def scenario(rig: Rig) -> None:
         client = await narrow(rig)
@@ -211,6 +212,7 @@ def test_client_that_reads_steadily_is_not_slow() -> None:
     serve(scenario, write_stall=0.2, keep_alive=5)
 
 
+@pytest.mark.slow
 def test_a_client_that_takes_little_is_not_slow() -> None:
     """Its kernel's buffer and ours hold so much that ours does not move for many times the stall."""
 

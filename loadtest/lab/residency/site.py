@@ -23,7 +23,7 @@ from sidecar.residency.manager import HOT, Manager
 from sidecar.residency.state_file import SavedState, Times
 
 GIB = 1 << 30
-LOOK_EVERY = 0.1  # seconds between two looks at what must hold, unless told otherwise
+LOOK_EVERY = 0.25  # seconds between two looks at what must hold, unless told otherwise
 
 
 class Site:

@@ -15,6 +15,7 @@ from gateway.core.engines.cache_age import LATEST, LONGEST, CacheAge
 from gateway.core.engines.fleet import Engine
 from gateway.core.policy.policy import Policy
 from gateway.shared.vllm.kv_events import EventsError, address_fault, events_from
+from tests.examples import examples
 
 TTL = 600.0
 encode = msgspec.msgpack.encode
@@ -316,7 +317,7 @@ PAYLOADS = st.binary(max_size=60) | TREES.map(encode) | TREES.map(lambda tree: e
 
 
 @given(st.lists(st.tuples(st.binary(max_size=9), PAYLOADS), max_size=6))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_nothing_an_engine_sends_can_do_harm(messages: list[tuple[bytes, bytes]]) -> None:
     cache_age = CacheAge()
     cache_age.link(True)
@@ -328,7 +329,7 @@ def test_nothing_an_engine_sends_can_do_harm(messages: list[tuple[bytes, bytes]]
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 8)), max_size=200), st.integers(2, 20))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_of_a_cache_that_evicts_the_oldest_release_what_is_there_is_believed_in(
     calls: list[tuple[int, int]], room: int
 ) -> None:

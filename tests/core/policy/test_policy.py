@@ -40,6 +40,7 @@ from gateway.shared.files.checked import InvalidFile, Mark, Value, listed, spell
 from gateway.shared.files.units import ABOVE, BYTES, COUNT, FACTOR, SAMPLE, SECONDS, SHARE, TIMES, Unit
 from gateway.shared.files.yaml_file import MAX_BYTES
 from tests.config_files import problems_of, structs_of
+from tests.examples import examples
 
 ROOT = Path(__file__).parents[3]
 SLOWER = 4 if sys.gettrace() else 1  # coverage looks at every line
@@ -287,6 +288,7 @@ def test_long_lists_of_names_are_shortened() -> None:
     assert listed(map(str, range(50))).endswith(", 39 and 10 more")
 
 
+@pytest.mark.slow
 def test_a_large_file_is_read_in_little_time() -> None:
     lines = [
         f'{{url: "http://10.0.{i // 250}.{i % 250}:8000", models: [llama-3-8b], capacity: 400k}}' for i in range(3000)
@@ -300,6 +302,7 @@ def test_a_large_file_is_read_in_little_time() -> None:
     assert min(took) < 1.5 * SLOWER
 
 
+@pytest.mark.slow
 def test_many_unknown_names_are_told_in_few_words() -> None:
     classes = "".join(f"  c{i}: {{}}\n" for i in range(6000))
     wrong = ", ".join(f"d{i}: {{}}" for i in range(500))
@@ -509,7 +512,7 @@ engines = st.lists(
 ).map(tuple)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     classes=st.dictionaries(class_names, traffic_classes, max_size=3),
     paying=st.dictionaries(st.from_regex(r"[a-z0-9][a-z0-9_.-]{0,9}", fullmatch=True), tenants, max_size=2),

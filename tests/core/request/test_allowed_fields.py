@@ -65,9 +65,10 @@ def refused(kind: str, more: dict[str, Any], media: Any = "data_urls_only") -> R
 
 
 @pytest.mark.parametrize("media", ["data_urls_only", "none"])
-@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in READS for name in sorted(PROMPTS)])
-def test_media_under_any_name_of_a_prompt_is_refused(kind: str, name: str, media: str) -> None:
-    assert refused(kind, {name: FETCHED}, media).param is not None
+@pytest.mark.parametrize("kind", READS)
+def test_media_under_any_name_of_a_prompt_is_refused(kind: str, media: str) -> None:
+    for name in sorted(PROMPTS):
+        assert refused(kind, {name: FETCHED}, media).param is not None, name
 
 
 @pytest.mark.parametrize("kind", READS)

@@ -143,6 +143,7 @@ def test_where_there_is_no_gpu_it_says_so_plainly(error: int, says: str) -> None
     assert "Nothing was measured" in found
 
 
+@pytest.mark.slow
 def test_the_command_ends_well_on_any_machine() -> None:
     argv = [sys.executable, "-m", "loadtest.lab.gpu"]
     asked = subprocess.run(argv, capture_output=True, text=True, cwd=ROOT, timeout=60.0, check=True)  # fixed

@@ -55,6 +55,7 @@ def test_a_file_of_a_gibibyte_is_read_from_its_end(tmp_path: Path, capsys: pytes
     assert json.loads(capsys.readouterr().out)["kind"] == "mamba_blocks"
 
 
+@pytest.mark.slow
 def test_memory_is_bounded_whatever_comes() -> None:
     class Endless(io.RawIOBase):
         left = 3 * TAIL

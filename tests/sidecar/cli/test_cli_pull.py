@@ -188,6 +188,7 @@ def test_a_server_that_is_busy_is_asked_again_and_one_that_refuses_is_not(machin
     assert "HF_TOKEN" in err
 
 
+@pytest.mark.slow
 def test_a_pull_that_is_killed_leaves_no_model_and_the_next_goes_on(machine: Machine, server: Server) -> None:
     server.files = model(40 * MIB)
     server.gate = threading.Event()
@@ -211,6 +212,7 @@ def test_a_pull_that_is_killed_leaves_no_model_and_the_next_goes_on(machine: Mac
     assert f"bytes={kept}-" in {each[2] for each in server.asked}
 
 
+@pytest.mark.slow
 def test_a_source_that_has_changed_meanwhile_is_begun_anew(machine: Machine, server: Server) -> None:
     server.cut = [1 * MIB] * 10
     server.ranges = False
@@ -288,6 +290,7 @@ def test_a_disk_without_room_is_said_before_anything_comes(machine: Machine, ser
         assert len([each for each in server.asked if "resolve" in each[1]]) == 0
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up_on_the_way_keeps_what_has_come(machine: Machine, server: Server) -> None:
     server.gate = threading.Event()
     with small_disk(machine.target.parent, 4 * MIB):

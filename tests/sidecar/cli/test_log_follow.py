@@ -43,6 +43,7 @@ def test_it_begins_so_far_before_the_end(tmp_path: Path) -> None:
     assert not LogFile(tmp_path / "none").open(1)
 
 
+@pytest.mark.slow
 def test_rotation_loses_nothing(tmp_path: Path) -> None:
     """By the very code that rotates the files of engines, faster than anybody looks."""
     path = tmp_path / "m.log"
@@ -113,6 +114,7 @@ def test_a_pipe_is_no_log(tmp_path: Path) -> None:
         LogFile(tmp_path / "m.log").open(1)
 
 
+@pytest.mark.slow
 def test_the_command_follows_tells_a_failure_and_ends_at_ctrl_c(tmp_path: Path) -> None:
     (tmp_path / "sidecar.yaml").write_text("models: {m: {model_path: /m}}")
     path, out, err = tmp_path / "sidecar-logs" / "m.log", tmp_path / "out", tmp_path / "err"

@@ -274,6 +274,7 @@ def test_what_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     play(tmp_path, scene)
 
 
+@pytest.mark.slow
 def test_with_a_token_nothing_but_health_is_answered_without_it(tmp_path: Path) -> None:
     async def scene(door: Door) -> None:
         assert (await door.ask("GET", "/healthz")).status_code == 200

@@ -256,6 +256,7 @@ def test_access_lines_of_what_is_asked_often_are_off_where_it_is_told_to_be_quie
     assert told[-2:] == ("--disable-access-log-for-endpoints", "/health,/metrics,/v1/models,/version,/is_sleeping")
 
 
+@pytest.mark.slow
 def test_the_simulated_engine_has_every_flag_it_is_told() -> None:
     engine = EngineSettings(simulated="h100-8b")
     _, asked = help_commands(engine, sys.executable)[0]
@@ -268,6 +269,7 @@ def test_the_simulated_engine_has_every_flag_it_is_told() -> None:
         assert unsupported(found, flags) == ()
 
 
+@pytest.mark.slow
 def test_a_simulated_engine_starts_by_its_command_and_serves_the_name(tmp_path: Path) -> None:
     profile, address = Profile(model_path="/m", context_length=4096, sleep=None), EngineAddress(port=free_port())
     argv = command(profile, EngineSettings(simulated="h100-8b"), "org/m", address, own=sys.executable)

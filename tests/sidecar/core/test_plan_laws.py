@@ -22,7 +22,7 @@ from sidecar.core.plan import Infeasible, Plan, plan
 STOPPED, STARTING, RUNNING, SLEEPING, ERROR = State
 START, DRAIN, SLEEP, WAKE, STOP = Pending
 NOW = 1000.0
-MANY = settings(max_examples=100)
+MANY = settings()
 SOME = {
     count: [some for size in range(1, count + 1) for some in combinations(range(count), size)] for count in (1, 2, 3)
 }

@@ -167,6 +167,7 @@ def test_by_hand_and_over_a_restart_of_the_sidecar(tmp_path: Path) -> None:
         assert used(SimulatedGPUs(tmp_path)) == [0]
 
 
+@pytest.mark.slow
 def test_two_that_claim_at_once_do_not_both_get_it(tmp_path: Path) -> None:
     lay_out(tmp_path, [1000])
     with claimer(BY_FORCE, tmp_path, 0, 600) as a, claimer(BY_FORCE, tmp_path, 0, 600) as b:

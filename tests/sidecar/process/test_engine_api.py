@@ -181,6 +181,7 @@ def test_without_dev_mode_an_idle_engine_must_make_a_token(running: tuple[Child,
     play(scene)
 
 
+@pytest.mark.slow
 def test_without_dev_mode_a_busy_engine_must_make_steps(running: tuple[Child, str]) -> None:
     async def scene() -> None:
         async with EngineApi(running[1], "m", dev_mode=False) as api:

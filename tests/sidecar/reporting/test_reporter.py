@@ -170,6 +170,7 @@ def test_a_report_is_what_a_gateway_decodes(tmp_path: Path) -> None:
     play(scene)
 
 
+@pytest.mark.slow
 def test_engines_end_only_when_gateways_have_let_go_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateway_link, "EVERY", 0.1)
 

@@ -28,6 +28,7 @@ from sidecar.sizing.model_config import shape_from
 from sidecar.sizing.model_fields import ModelError
 from sidecar.sizing.model_files import ModelLocation, NotKnown, read_model
 from sidecar.sizing.weights import StoredWeights, index_from, stored_from
+from tests.examples import examples
 from tests.sidecar.sizing.test_model_files import LLAMA, read, refused, sharded
 
 PLAIN: dict[str, Any] = msgspec.json.decode(LLAMA)
@@ -128,6 +129,7 @@ def test_what_may_mean_something_to_vllm_is_not_refused(tmp_path: Path, changed:
         read(tmp_path)
 
 
+@pytest.mark.slow
 def test_thousands_of_parts_are_counted_in_no_time(tmp_path: Path) -> None:
     folder = sharded(tmp_path / "m")
     (folder / INDEX).unlink()
@@ -161,7 +163,7 @@ PROFILES = (
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(
     changed=st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=6),
     stored=st.integers(0, 2**50),
@@ -180,7 +182,7 @@ def test_any_config_is_estimated_or_refused(changed: dict[str, Any], stored: int
     assert len(found.words) < 1000
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.binary(max_size=2000), st.sampled_from([b"", b"GGUF\x03\0\0\0", struct.pack("<Q", 64), b"{", LLAMA[:700]]))
 def test_any_bytes_are_read_or_refused(data: bytes, start: bytes) -> None:
     for read_file in (shape_from, index_from, stored_from, gguf_shape):
