@@ -19,7 +19,7 @@ import msgspec
 from gateway.core.admission.witness import NOBODY_WATCHES, Witnesses
 from gateway.core.policy.file import decode
 from gateway.core.policy.policy import EngineEntry, Logging, Policy
-from gateway.core.request.body_memory import BodyLease, BodyMemory
+from gateway.core.request.body_memory import BodyMemory
 from gateway.core.request.record import Record
 from gateway.core.request.tenants import ANONYMOUS, with_keys
 from gateway.decider.call_log import CallLog
@@ -35,6 +35,7 @@ from loadtest.simulate.memory_engine import MemoryEngine
 from loadtest.simulate.memory_requests import Taker
 from loadtest.simulate.memory_watch import Watch
 from loadtest.simulate.memory_wire import MemoryClient, MemoryReply, Sends, Wire
+from loadtest.simulate.posting import full, leaving, nothing, posted
 from loadtest.simulate.simulated_client import ClientCall, Try
 from loadtest.simulate.step_times import Gaps
 
@@ -193,10 +194,7 @@ class GatewayTarget:
         self._sent += 1
         request_id = f"{self._sent:x}"
         fields = call.fields | {b"x-request-id": request_id.encode()}
-        request = Request(b"POST", call.path, b"", list(fields.items()), fields, 1, len(call.body), True, False)
-        request.body = call.body
-        request.peer = "127.0.0.1"
-        request.at = self._loop.time()
+        request = posted(call.path, fields, call.body, self._loop.time())
         self.records.open[request_id] = tried
         door, wire = self.doors[self._sent % len(self.doors)], Wire(client_call)
         pipeline = door.pipeline
@@ -208,17 +206,12 @@ class GatewayTarget:
         if refused is not None:
             wire.write(refused)
             wire.answered(False)
-            return _nothing
+            return nothing
         responder = Responder(wire, cast("asyncio.Transport", wire), request)
         if upload:
             return self._slowly(pipeline, request, responder, request_id, upload)
         pipeline.call(request, responder)
-
-        def leave() -> None:
-            if not responder.closed:
-                responder.left("client_gone")
-
-        return leave
+        return leaving(responder)
 
     def _slowly(
         self, pipeline: Pipeline, request: Request, responder: Responder, request_id: str, upload: float
@@ -238,8 +231,8 @@ class GatewayTarget:
                 timer.cancel()
                 request.release()
                 del self.records.open[request_id]
-            elif not responder.closed:
-                responder.left("client_gone")
+            else:
+                leaving(responder)()
 
         return leave
 
@@ -278,15 +271,5 @@ class GatewayTarget:
         return wrong
 
 
-def full(request: Request, bodies: BodyMemory) -> bool:
-    """Count its body, as the data port does, but a small one too. Whether there is no room for it."""
-    request.held = BodyLease(bodies, request.owner or request.peer)
-    return bool(request.held.resize(len(request.body)))
-
-
 def _unsaid(line: str) -> None:
     """A line for an operator, of whom a simulation has none."""
-
-
-def _nothing() -> None:
-    return None

@@ -24,10 +24,10 @@ ROOT = (1, 2, 3, 4, 5, 6, 7, 8)
 
 
 class Sessions(World):
-    """Engines of 100,000 tokens, of which 80,000 may be promised, and which read 10,000 a second."""
+    """Two engines of 100,000 tokens, of which 80,000 may be promised, and which read 10,000 a second."""
 
-    def __init__(self) -> None:
-        super().__init__(engines=2, capacity=100_000, policy=POLICY)
+    def __init__(self, policy: Policy = POLICY) -> None:
+        super().__init__(engines=2, capacity=100_000, policy=policy)
 
     def turn(self, *prefix: int, tokens: int = 40_000, **more: Any) -> Call:
         now = self.loop.time()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from copy import copy
-from typing import Any
 
 from msgspec import structs
 
@@ -13,37 +12,24 @@ from gateway.core.engines.choice import Choice
 from gateway.core.policy.policy import Policy
 from gateway.core.policy.sessions import SessionsPolicy
 from gateway.core.policy.traffic import TrafficClass
-from gateway.core.request.call import Call
 from gateway.core.shadow.shadow import Counts, Shadow
 from loadtest.simulate import vtime
 from tests.calls import a_call
-from tests.flow.test_dispatch import World
+from tests.core.sessions.test_sessions_wait import ROOT, Sessions
 
 PLAIN = Policy(classes={"default": TrafficClass(ttft=None, deadline=600.0)}, service_tiers={})
 SESSIONS = structs.replace(PLAIN, sessions=SessionsPolicy(head_start=4.0, keep=10.0))
-ROOT = (1, 2, 3, 4, 5, 6, 7, 8)
 
 
-class Shadowed(World):
-    """Two engines of 100,000 tokens, of which 80,000 may be promised, and which read 10,000 a second."""
+class Shadowed(Sessions):
+    """The same engines, with a second policy beside the enforced one."""
 
     def __init__(self, enforced: Policy, shadow: Policy) -> None:
-        super().__init__(engines=2, capacity=100_000, policy=enforced)
+        super().__init__(enforced)
         self.bugs: list[Exception] = []
         self.shadow = Shadow(shadow, self.bugs.append)
         self.shadow.beside(enforced)
         self.dispatch.session_shadow = self.shadow.sessions
-
-    def turn(self, *prefix: int, tokens: int = 40_000, **more: Any) -> Call:
-        now = self.loop.time()
-        return a_call(prefix=prefix, prompt_tokens=tokens, arrived=now, deadline=now + 600.0, **more)
-
-    async def read(self, call: Call, seconds: float = 1.0) -> str:
-        with await self.dispatch.ask(call) as grant:
-            grant.first_byte(self.loop.time())
-            await asyncio.sleep(seconds)
-            grant.finished(self.loop.time(), call.prompt_tokens, 10)
-            return grant.engine.id
 
 
 def run(enforced: Policy, shadow: Policy, scenario: Callable[[Shadowed], Awaitable[None]]) -> Counts:

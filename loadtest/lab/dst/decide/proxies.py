@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, cast
 
 from gateway.core.engines.fleet import engine_id
-from gateway.relay.wire.messages import Request, WireError, refusal
+from gateway.relay.wire.messages import WireError, refusal
 from gateway.relay.wire.responder import Responder
 from gateway.serve.assembly import Gateway
 from gateway.serve.decide_port import WithDecidePort
@@ -15,8 +15,9 @@ from loadtest.lab.dst.case import Proxied
 from loadtest.lab.dst.decide.proxied_call import ProxiedCall
 from loadtest.lab.dst.decide.question import Fields, Hear, Question
 from loadtest.load.workload import Planned
-from loadtest.simulate.inprocess import GatewayTarget, full
+from loadtest.simulate.inprocess import GatewayTarget
 from loadtest.simulate.memory_engine import MemoryEngine
+from loadtest.simulate.posting import full, leaving, nothing, posted
 from loadtest.simulate.simulated_client import ClientCall, Try
 
 if TYPE_CHECKING:
@@ -73,10 +74,7 @@ class Proxies:
     # -- for its calls ------------------------------------------------------------------------------------------
 
     def post(self, path: bytes, fields: Fields, body: bytes, hear: Hear) -> Callable[[], None]:
-        request = Request(b"POST", path, b"", list(fields.items()), dict(fields), 1, len(body), True, False)
-        request.body = body
-        request.peer = "127.0.0.1"
-        request.at = self._loop.time()
+        request = posted(path, fields, body, self._loop.time())
         question = Question(hear)
         refused = self.port.handler.head(request)
         if refused is None and request.limit < len(body):
@@ -86,15 +84,10 @@ class Proxies:
         if refused is not None:
             question.write(refused)
             question.answered(False)
-            return _nothing
+            return nothing
         responder = Responder(question, cast("asyncio.Transport", question), request)
         self.port.handler.call(request, responder)
-
-        def close() -> None:
-            if not responder.closed:
-                responder.left("client_gone")
-
-        return close
+        return leaving(responder)
 
     def memory(self, upstream: bytes) -> MemoryEngine:
         return self._memories[engine_id(upstream.decode())]
@@ -110,7 +103,3 @@ class Proxies:
         what()
         self.open -= 1
         self._over()
-
-
-def _nothing() -> None:
-    return None
