@@ -11,8 +11,8 @@ from gateway.shared.files.units import Bytes, Count, Seconds
 
 
 class BatchesPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """OpenAI's Files and Batch API, /v1/files and /v1/batches. It takes effect at a start, `class` with a reload too. It
-    needs `storage`.
+    """OpenAI's Files and Batch API, /v1/files and /v1/batches. It takes effect at a start, `class` with a reload too.
+    It needs `storage`.
 
     `class`: Class of the calls that batches are worked off by. Give it less weight than those of waiting people.
     `in_flight`: Calls of all batches that wait or run at once. More than the engines take at once leaves none idle.
