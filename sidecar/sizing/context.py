@@ -5,11 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
+from sidecar.core.lesson import Lesson
 from sidecar.core.profile import KvMemory
+from sidecar.sizing.claim import largest_claim
 from sidecar.sizing.memory import LITTLE, Need
+from sidecar.sizing.taught import largest_share
 
 STEP = 1024  # tokens: a context that is not the model's own is a multiple of it
 LEAST = 4 * STEP  # a GPU that has no room for that is too small
+
+
+def choose_context(
+    own: int,
+    given: int | None,
+    memory: Literal["auto"] | float | KvMemory,
+    cuda: int,
+    lesson: Lesson,
+    alone: Callable[[int], Need],
+) -> tuple[int, int]:
+    """The context of a model whose own is `own`, as `given` or else the longest that fits; and the bytes of the largest
+    claim on a GPU of which CUDA reports `cuda`. `alone`: what one sequence of so many tokens needs."""
+    room = largest_claim(cuda, memory, largest_share(lesson, cuda, alone(min(own, LEAST)).total))
+    return given or longest_context(own, lambda tokens: _has_room(alone(tokens), memory, room)), room
 
 
 def longest_context(own: int, fits: Callable[[int], bool]) -> int:
@@ -29,7 +46,7 @@ def longest_context(own: int, fits: Callable[[int], bool]) -> int:
     return shorter * STEP
 
 
-def has_room(need: Need, memory: Literal["auto"] | float | KvMemory, room: int) -> bool:
+def _has_room(need: Need, memory: Literal["auto"] | float | KvMemory, room: int) -> bool:
     """Whether a claim of at most `room` bytes holds the need, with a margin: a context that just fits by estimate
     would make the first start fail. Some of it is kept even after a measurement, as the next start differs a little.
     """

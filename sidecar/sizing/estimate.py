@@ -22,8 +22,8 @@ from sidecar.core.lesson import Lesson
 from sidecar.core.measured import Measured
 from sidecar.core.profile import EngineSettings, KvMemory, Profile, pooling
 from sidecar.sizing.adapters import adapter_rank, slot_bytes
-from sidecar.sizing.claim import Claim, claim, largest_claim, refuse_reason
-from sidecar.sizing.context import LEAST, context_words, has_room, longest_context
+from sidecar.sizing.claim import Claim, claim, refuse_reason
+from sidecar.sizing.context import choose_context, context_words
 from sidecar.sizing.memory import (
     Need,
     Residue,
@@ -247,8 +247,7 @@ def estimate(
     def alone(tokens: int) -> Need:
         return taught(needed(tokens, 1), lesson, told_kv)
 
-    room = largest_claim(cuda, memory, largest_share(lesson, cuda, alone(min(own, LEAST)).total))
-    context = profile.context_length or longest_context(own, lambda tokens: has_room(alone(tokens), memory, room))
+    context, room = choose_context(own, profile.context_length, memory, cuda, lesson, alone)
     chosen = context if context < own and not profile.context_length else None
     least = alone(context)
     limit = largest_share(lesson, cuda, least.total)

@@ -10,11 +10,23 @@ from gateway.core.admission.bucket import Key
 from gateway.core.policy.policy import Policy
 from gateway.core.policy.traffic import Limits, RateLimit, TenantLimit
 from gateway.core.policy.types import Rate
+from gateway.relay.remote.decider import RemoteDecider
 from tests.flow.test_relays import Asking, Setting, run, until
 
 ANONYMOUS: Key = ("requests", "anonymous", "", "")
 NEVER_FULL = RateLimit(rate=Rate(1000, 86400.0), burst=1000)
 COUNTED = Policy(limits=Limits(per_tenant=TenantLimit(requests=NEVER_FULL)))
+
+
+async def full(made: Setting) -> tuple[RemoteDecider, list[Asking], Asking]:
+    """A relay whose two calls have the engine's two places, and its third, which waits."""
+    decider = await made.relay()
+    held = [Asking(made, decider, str(number)) for number in range(2)]
+    for each in held:
+        await each.granted.wait()
+    waiting = Asking(made, decider, "waiting")
+    await until(lambda: made.gateway.dispatch.waiting("m"))
+    return decider, held, waiting
 
 
 def test_a_relay_whose_connection_breaks_and_comes_again_never_stops_holding() -> None:
@@ -51,12 +63,7 @@ def test_a_relay_whose_connection_breaks_and_comes_again_never_stops_holding() -
 
 def test_a_call_that_waited_while_its_connection_broke_is_counted_once() -> None:
     async def body(made: Setting) -> None:
-        decider = await made.relay()
-        held = [Asking(made, decider, str(number)) for number in range(2)]
-        for each in held:
-            await each.granted.wait()
-        waiting = Asking(made, decider, "waiting")
-        await until(lambda: made.gateway.dispatch.waiting("m"))
+        _, held, waiting = await full(made)
         before = made.gateway.limits.level(ANONYMOUS)
         (session,) = made.hub.sessions
         session.close("the network is gone")
@@ -75,12 +82,7 @@ def test_a_call_whose_relay_was_out_of_reach_for_too_long_is_not_counted_twice()
 
     async def body(made: Setting) -> None:
         nonlocal out_of_reach
-        decider = await made.relay()
-        held = [Asking(made, decider, str(number)) for number in range(2)]
-        for each in held:
-            await each.granted.wait()
-        waiting = Asking(made, decider, "waiting")
-        await until(lambda: made.gateway.dispatch.waiting("m"))
+        _, held, waiting = await full(made)
         made.dead = out_of_reach = True
         (session,) = made.hub.sessions
         session.close("the network is gone")
@@ -124,13 +126,8 @@ def test_a_question_of_an_earlier_connection_opens_no_call_anew() -> None:
 
 def test_an_answer_to_an_earlier_asking_is_not_obeyed() -> None:
     async def body(made: Setting) -> None:
-        decider = await made.relay()
-        held = [Asking(made, decider, str(number)) for number in range(2)]
-        for each in held:
-            await each.granted.wait()
+        decider, held, waiting = await full(made)
         old = next(iter(decider.link.calls.values())).terms
-        waiting = Asking(made, decider, "waiting")
-        await until(lambda: made.gateway.dispatch.waiting("m"))
         asked = list(decider.link.calls.values())[-1]
         (session,) = made.hub.sessions
         session.close("the network is gone")

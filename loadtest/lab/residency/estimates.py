@@ -8,8 +8,8 @@ from loadtest.engine.memory_stages import residue
 from sidecar.core.engine_records import Unusable
 from sidecar.core.inventory import Size
 from sidecar.core.lesson import Lesson
-from sidecar.sizing.claim import claim, largest_claim, refuse_reason
-from sidecar.sizing.context import LEAST, has_room, longest_context
+from sidecar.sizing.claim import claim, refuse_reason
+from sidecar.sizing.context import choose_context
 from sidecar.sizing.memory import Need
 from sidecar.sizing.model_config import shape_from
 from sidecar.sizing.taught import beside, cuda_of, largest_share, no_room_reason, taught
@@ -33,8 +33,7 @@ def estimated(weights: int, taken: int, total: int, lesson: Lesson, context: int
         )
         return taught(need, lesson, kv * (lesson.tokens or whole) // whole)
 
-    room = largest_claim(cuda, "auto", largest_share(lesson, cuda, alone(LEAST).total))
-    chosen = longest_context(whole, lambda tokens: has_room(alone(tokens), "auto", room)) if own_context else whole
+    chosen, room = choose_context(whole, None if own_context else whole, "auto", cuda, lesson, alone)
     least = alone(chosen)
     wanted = least if chosen == whole else msgspec.structs.replace(least, kv=room)
     made = claim(wanted, cuda, most=largest_share(lesson, cuda, least.total))
