@@ -92,7 +92,7 @@ def test_a_batch_is_worked_whichever_relay_has_its_file_and_itself(gateway: Gate
             assert through.ask("GET", f"/v1/files/{file}")["filename"] == "in.jsonl"
     assert gateway.total("weir_batch_lines_total", result="completed") == LINES
     assert gateway.total("weir_batch_calls") == 0
-    assert until(lambda: gateway.total("weir_batches", status="completed") == 1, 5.0) is not None
+    assert until(lambda: gateway.total("weir_batch_jobs", status="completed") == 1, 5.0) is not None
 
 
 def test_another_relay_works_on_when_the_one_that_does_is_killed(gateway: Gateway, files: Path) -> None:
@@ -108,7 +108,7 @@ def test_another_relay_works_on_when_the_one_that_does_is_killed(gateway: Gatewa
         whole(caller, id, LINES)
     kept = gateway.total("weir_batch_lines_total", result="completed")
     assert 0 < kept <= LINES, "a relay that is killed takes the counts of its last second with it"
-    assert until(lambda: gateway.total("weir_batches", status="completed") == 1, 5.0) is not None
+    assert until(lambda: gateway.total("weir_batch_jobs", status="completed") == 1, 5.0) is not None
     assert gateway.total("weir_batch_calls") == 0
     assert until(lambda: len(relays(gateway)) == 2, 10.0) is not None
 

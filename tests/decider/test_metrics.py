@@ -23,6 +23,7 @@ from gateway.core.request.outcome import Outcome
 from gateway.core.request.record import Record
 from gateway.core.shadow.shadow import Shadow
 from gateway.decider.dispatch import Dispatch
+from gateway.decider.metrics.batches import batch_families
 from gateway.decider.metrics.collector import Metrics
 from gateway.decider.metrics.families import lengths, shadow_decisions
 from gateway.shared.files.file_status import FileStatus
@@ -276,6 +277,16 @@ def test_every_series_of_ours_is_called_weir_and_the_shadow_policy_has_its_three
 
     def scene(world: World) -> None:
         assert {name.partition("_")[0] for name, _, _ in world.samples()} <= {"weir", "process", "python"}
+
+    play(scene)
+
+
+def test_no_two_families_clash_in_openmetrics_where_a_counters_name_has_no_total() -> None:
+    def scene(world: World) -> None:
+        counts = SimpleNamespace(lines={"completed": 1}, line_calls=1, batch_states={"completed": 1})
+        own = openmetrics_families(world.metrics.openmetrics().decode())
+        names = [family.name for family in (*own, *batch_families([counts]))]
+        assert len(names) == len(set(names))
 
     play(scene)
 

@@ -31,7 +31,7 @@ def batch_families(counts: Sequence[BatchCounts]) -> Iterable[Metric]:
         return
     calls = sum([each.line_calls for each in counts])
     states = added_up(*(each.batch_states for each in counts))
-    batches = GaugeMetricFamily("weir_batches", "Batches of the Batch API, by state.", labels=("status",))
+    batches = GaugeMetricFamily("weir_batch_jobs", "Batches of the Batch API, by state.", labels=("status",))
     for status, count in states.items():
         batches.add_metric((status,), count)
     yield batches
