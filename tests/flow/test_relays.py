@@ -15,6 +15,7 @@ import uvloop
 from msgspec import structs
 
 from gateway.core.admission.decider import Admission, Grant
+from gateway.core.engines.breaker import Ending
 from gateway.core.policy.policy import Policy
 from gateway.core.policy.sessions import SessionsPolicy
 from gateway.core.policy.traffic import Limits, RateLimit, TenantLimit
@@ -23,9 +24,10 @@ from gateway.core.request.call import Call
 from gateway.core.request.outcome import Outcome, Refused
 from gateway.core.request.record import Record
 from gateway.decider.relays.served import call_of
-from gateway.decider.relays.session import ENDED
+from gateway.decider.relays.session import ENDED, RelaySession
 from gateway.frames.codec import FrameWriter, from_decider
-from gateway.frames.messages import AllHeld, CallEnd, EndedRecords, FirstByte, WaitAsk, Welcome
+from gateway.frames.messages import AllHeld, CallEnd, EndedRecords, FirstByte, Held, SecondAsk, WaitAsk, Welcome
+from gateway.frames.refusals import facts_of
 from gateway.relay.remote.decider import RemoteDecider, ask_of
 from gateway.relay.remote.link import Link
 from gateway.serve.assembly import Gateway
@@ -77,8 +79,8 @@ async def until(true: Callable[[], object]) -> None:
 
 
 @asynccontextmanager
-async def setting(policy: Policy | None = None, **more: Any) -> AsyncIterator[Setting]:
-    async with gateway_over(ENGINES, policy) as gateway:
+async def setting(policy: Policy | None = None, engines: list[str] = ENGINES, **more: Any) -> AsyncIterator[Setting]:
+    async with gateway_over(engines, policy) as gateway:
         made = Setting(gateway, **more)
         try:
             yield made
@@ -544,5 +546,64 @@ def test_a_relay_that_comes_again_takes_its_own_place() -> None:
         await late.send(hello(1, 1))
         await late.closed()
         assert len(made.hub.sessions) == 1
+
+    run(body)
+
+
+@pytest.mark.parametrize("taken", [True, False], ids=["taken", "given up"])
+def test_a_relay_that_comes_again_tells_what_became_of_a_second_attempt(taken: bool) -> None:
+    """The news of that was lost with its connection. What it does not tell of is not held, and the call is one."""
+
+    async def body(made: Setting) -> None:
+        now = asyncio.get_running_loop().time()
+        call = a_call(max_tokens=50, tenant="anonymous", arrived=now, deadline=now + 60.0)
+        before, again = RelaySession(made.hub), RelaySession(made.hub)
+        ask = ask_of(1, call, 1, {}, "", wait=True)
+        for message in (hello(), AllHeld(0, []), ask, SecondAsk(1, 1)):
+            before.take(message)
+        served = before.calls[1]
+        await until(lambda: served.second)
+        first, second = served.grant, served.second
+        assert first is not None
+        assert second is not None
+        before.lost("")
+        left = (second if taken else first).hold
+        ask.facts, ask.turn = facts_of(served.call), 1
+        again.take(hello())
+        again.take(Held(ask, left.engine.id, left.engine.url, 0, left.prefill, 0, 1.0, left.taken_at, 0.0))
+        again.take(AllHeld(1, [1]))
+        assert [engine.held for engine in made.gateway.fleet if engine.held] == [left.tokens]
+        assert left.live
+        assert again.calls == {1: served}
+        assert not again.kept
+        again.take(CallEnd(1, now, Ending.NEUTRAL, 10))
+        assert not made.gateway.dispatch.holds
+        again.lost("")
+
+    run(body, engines=[*ENGINES, "http://127.0.0.1:10"])
+
+
+def test_a_relay_that_comes_again_with_another_hold_than_was_kept_has_that_one_alone() -> None:
+    async def body(made: Setting) -> None:
+        now = asyncio.get_running_loop().time()
+        call = a_call(max_tokens=50, tenant="anonymous", arrived=now, deadline=now + 60.0)
+        before, again = RelaySession(made.hub), RelaySession(made.hub)
+        ask = ask_of(1, call, 1, {}, "", wait=True)
+        for message in (hello(), AllHeld(0, []), ask):
+            before.take(message)
+        kept = before.calls[1]
+        assert kept.grant is not None
+        hold = kept.grant.hold
+        before.lost("")
+        ask.facts = facts_of(kept.call)
+        again.take(hello())
+        earlier = hold.taken_at - 5.0
+        again.take(Held(ask, made.engine.id, made.engine.url, 0, hold.prefill, 0, 1.0, earlier, 0.0))
+        again.take(AllHeld(1, [1]))
+        assert [each.taken_at for each in made.gateway.dispatch.holds] == [earlier]
+        assert not again.kept
+        again.take(CallEnd(1, now, Ending.NEUTRAL, 10))
+        assert not made.gateway.dispatch.holds
+        again.lost("")
 
     run(body)

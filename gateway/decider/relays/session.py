@@ -77,6 +77,7 @@ class RelaySession:
         self.kept: dict[int, ServedCall] = {}  # of the relay's connection before this, until it tells of them
         self._last = 0  # the highest number that its relay had given when it told what it holds
         self._alive: frozenset[int] = frozenset()  # of those up to there
+        self._seconds: set[int] = set()  # those for which it holds a second attempt too
         self._ended: dict[int, None] = {}
         self._listing: set[asyncio.Task[None]] = set()
 
@@ -415,6 +416,8 @@ class RelaySession:
             return
         if self.told:
             return  # it was told on another connection
+        if held.second:
+            self._seconds.add(ask.number)
         if self._keeps(held):
             return
         served = self.calls.get(ask.number)
@@ -443,10 +446,14 @@ class RelaySession:
         """Whether this is a grant of this very decider's, which it has kept since the relay's last connection."""
         number = held.ask.number
         served = self.kept.get(number) or self.calls.get(number)
-        grant = None if served is None else served.second if held.second else served.grant
-        if served is None or grant is None or not grant.hold.live:
+        if served is None:
             return False
-        if grant.engine.id != held.engine or abs(grant.hold.taken_at - held.taken_at) > AGREE:
+        first, second = served.grant, served.second
+        if first is not None and second is not None and not held.second and _is_of(held, second):
+            first.take(second)  # its relay has taken it, and the news of that was lost
+            served.second = None
+        grant = served.second if held.second else first
+        if grant is None or not _is_of(held, grant):
             return False
         self.calls[number] = served
         self.kept.pop(number, None)
@@ -460,8 +467,15 @@ class RelaySession:
         if self.told:
             return
         self.told, self._last, self._alive = True, told.last, frozenset(told.alive)
+        for number, served in self.calls.items():
+            if served.second is not None and number not in self._seconds:
+                served.second.close()
+                served.second = None
         for number, served in list(self.kept.items()):
-            if number in self._alive:
+            if number in self.calls:
+                del self.kept[number]
+                served.forgotten()  # it holds something else
+            elif number in self._alive:
                 served.released()
             else:
                 del self.kept[number]
@@ -494,3 +508,9 @@ class RelaySession:
             return
         status, body = await self.hub.decider.models(message.path, account, lambda: False)
         self.send(ModelsAnswer(message.number, message.turn, status, body))
+
+
+def _is_of(held: Held, grant: LocalGrant) -> bool:
+    """Whether it is this grant that a relay tells of."""
+    hold = grant.hold
+    return hold.live and grant.engine.id == held.engine and abs(hold.taken_at - held.taken_at) <= AGREE
