@@ -291,7 +291,7 @@ class Dispatch:
         now = self.clock()
         engine.advance(now)
         if self.control.sessions is not None:
-            self.control.sessions.advance(now)
+            self.control.sessions.advance(now, (engine,))
         for model in engine.models:
             self.control.looked_at(model, now)
             traffic = self.traffic.get(model)
@@ -460,7 +460,7 @@ class Dispatch:
             self.session_shadow.granted(call, choice, engines, now, ticket, exclude)
         grant = LocalGrant(self, call, choice, now, ticket)
         if self.control.sessions is not None:
-            self.control.sessions.granted(call, choice, now)
+            self.control.sessions.granted(call, choice)
         if witness is not None:
             witness.granted(call, grant.hold)
         if self._turns and call.class_name in self.control.rules.limited:

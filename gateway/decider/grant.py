@@ -204,7 +204,7 @@ class LocalGrant:
                 self._remember(now)  # only from now on may the engine evict it
             sessions = self._dispatch.control.sessions
             if sessions is not None and self._first_at:
-                sessions.ended(self.call, self.engine.id, self._tokens, now)
+                sessions.cached(self.call, self.engine, self._tokens, now)
             shadow = self._dispatch.session_shadow
             if shadow is not None and self._first_at:
                 shadow.ended(self.call, self.engine.id, self._tokens, now)

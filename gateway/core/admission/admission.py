@@ -15,6 +15,8 @@ import math
 import random
 from collections.abc import Sequence
 
+import msgspec
+
 from gateway.core.admission.deadline import breaks_a_promise, too_late
 from gateway.core.admission.decision import Decision, Foretold, Reason, Refuse, Wait
 from gateway.core.admission.model_traffic import ModelTraffic
@@ -236,6 +238,9 @@ class AdmissionControl:
             return None
         waited = math.inf if ticket.paid else now - ticket.since
         choice = self._choose(call, now, rng, ticket.exclude, waited)
+        if isinstance(choice, Aside) and queues.owed(ticket) > self._fit_at_a_time(call.model):
+            choice = self._choose(call, now, rng, ticket.exclude, math.inf)
+            choice = msgspec.structs.replace(choice, owed=True) if isinstance(choice, Choice) else choice
         if choice is None or isinstance(choice, Aside):
             return choice
         if now >= call.deadline:
@@ -250,6 +255,10 @@ class AdmissionControl:
                 foretold = Foretold(waited=now - ticket.pushed_at, ttft=ttft, tpot=tpot)
                 return Refuse(reason=Reason.SHED_LATE, foretold=foretold)
         return choice
+
+    def _fit_at_a_time(self, model: str) -> int:
+        """Tokens that fit the engines of a model: by so much tenants' shares may differ anyway (`fairness.py`)."""
+        return sum([engine.largest for engine in self.fleet.serving(model)])
 
     def overdue(self, ticket: Ticket, now: float) -> Refuse:
         """The refusal of a call whose time in the queue is up: for its deadline, or for a target."""

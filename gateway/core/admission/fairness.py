@@ -70,6 +70,10 @@ class ClassQueue:
         queue = self._tenants.get(tenant)
         return 0.0 if queue is None else queue.counter
 
+    def owed(self, tenant: str) -> float:
+        """Charges over weight by which a tenant that waits was served less than another that does, at most."""
+        return max([turn[0] for turn in self._turns if turn[1] == turn[2].stamp]) - self._tenants[tenant].counter
+
     def configure(self, settings: TrafficClass, band: int, weights: dict[str, float]) -> None:
         """Take the policy's settings and the tenants' weights. A tenant's lead over the least served stays the same
         number of tokens; waiting calls stay."""

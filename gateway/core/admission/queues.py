@@ -197,6 +197,10 @@ class Queues:
         queue = self._by_class.get(class_name)
         return 0.0 if queue is None else queue.counter(tenant)
 
+    def owed(self, ticket: Ticket) -> float:
+        """Charges over weight by which the ticket's tenant was served less than another that waits in its class."""
+        return self._by_class[ticket.call.class_name].owed(ticket.call.tenant)
+
     def correct(self, ticket: Ticket, prompt_tokens: int, completion_tokens: int) -> None:
         """Real usage of a popped ticket, in place of its tenant's charge. Without effect on a ticket
         that was never charged, on one whose class or tenant is forgotten, and the second time."""

@@ -30,13 +30,15 @@ SCAN_AT_MOST = 32  # beyond this many engines, a random sample of this size: pow
 
 class Choice(msgspec.Struct, frozen=True, gc=False):
     """An engine that can take the call now. `prefill` is the prompt tokens it must still read; `ttft` is seconds.
-    `others_full`: some other engine would have been asked, and has no room."""
+    `others_full`: some other engine would have been asked, and has no room. `owed`: its tenant was owed it, so that it
+    waits for no session's sake."""
 
     engine: Engine
     prefill: int
     cached: int
     ttft: float
     others_full: bool = False
+    owed: bool = False
 
 
 def cached_tokens(engine: Engine, call: Call, now: float) -> int:
@@ -50,11 +52,6 @@ def cached_tokens(engine: Engine, call: Call, now: float) -> int:
 def knows(engine: Engine, call: Call, now: float) -> bool:
     """Whether the engine has most of the call's prompt cached: its session was there."""
     return 2 * cached_tokens(engine, call, now) > call.prompt_tokens
-
-
-def leaves(engine: Engine, cost: int, spoken_for: int) -> bool:
-    """Whether a call of `cost` tokens leaves so many others in the engine's cache."""
-    return not spoken_for or engine.load + cost + spoken_for <= max(engine.capacity, engine.budget)
 
 
 def predicted_ttft(engine: Engine, prefill: int, now: float, slow_start: float) -> float:
@@ -116,14 +113,13 @@ def choose(
     routing: Routing,
     rng: random.Random,
     exclude: frozenset[str] = frozenset(),
-    spoken_for: Callable[[Engine], int] | None = None,
+    leaves: Callable[[Engine], bool] | None = None,
 ) -> Choice | None:
     """The best engine that can hold `call` now, or None: then it waits.
 
     Engines in `exclude` (already failed this call) are taken only if no other is up. The guard: among engines that
-    fit, one that holds more than `imbalance` x the mean is passed over. `spoken_for`:
-    tokens of an engine that the call leaves to sessions that are expected there; with it, an engine that knows the
-    call's own session is not passed over.
+    fit, one that holds more than `imbalance` x the mean is passed over. `leaves`: whether the call, were it sent to an
+    engine, leaves the sessions there their room; an engine that knows the call's own is then not passed over either.
     """
     if len(engines) > SCAN_AT_MOST:
         engines = rng.sample(engines, SCAN_AT_MOST)
@@ -135,8 +131,8 @@ def choose(
     open_ = [e for e in usable if e.fits(cost, class_name)]
     if open_ and open_[0].headrooms:
         open_ = [e for e in open_ if e.leaves_headroom(cost, class_name, now)]
-    if spoken_for is not None:
-        open_ = [e for e in open_ if knows(e, call, now) or leaves(e, cost, spoken_for(e))]
+    if leaves is not None:
+        open_ = [e for e in open_ if knows(e, call, now) or leaves(e)]
     if not open_:
         return None
     others_full = len(open_) < len(usable)
@@ -144,7 +140,7 @@ def choose(
         open_ = rng.sample(open_, 2)  # what others send is not known here: never the whole herd to one engine
     elif len(open_) > 1:
         limit = routing.imbalance * (sum([e.held for e in usable]) + cost) / len(usable)
-        open_ = [e for e in open_ if e.held <= limit or (spoken_for is not None and knows(e, call, now))] or open_
+        open_ = [e for e in open_ if e.held <= limit or (leaves is not None and knows(e, call, now))] or open_
         first = int(rng.random() * len(open_))  # equals are taken in turn, from anywhere
         open_ = open_[first:] + open_[:first]
     affine = (routing.affinity == "prefix" and bool(call.prefix)) or (routing.affinity == "session" and call.session)

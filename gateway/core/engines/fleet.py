@@ -20,10 +20,10 @@ from gateway.core.checkpoint import SavedEngine
 from gateway.core.engines.adapters import Adapters, adapters_of
 from gateway.core.engines.breaker import CircuitBreaker
 from gateway.core.engines.cache_age import CacheAge
+from gateway.core.engines.lru import LruEstimate
 from gateway.core.engines.origin import engine_id
 from gateway.core.engines.prefix_digest import digest, with_digest
 from gateway.core.engines.trouble import Trouble, asleep
-from gateway.core.engines.turnover import Turnover
 from gateway.core.policy.policy import EngineEntry, Policy
 from gateway.shared.vllm.answers import EngineSample, ModelCard
 
@@ -48,6 +48,7 @@ MOST_SPREAD = 3.0  # one that stalls is no reason to doubt all
 LEAST_READING = 0.25  # of the time to a first token, whatever a step takes
 RATE_BELIEVED = 30.0  # seconds without a first byte after which a low rate is doubted
 STALE_POLLS = 3
+TRIM_BELOW = 0.95  # of what holds were measured to turn into
 HITS_IN = 2  # good health checks that bring an engine back
 MISSES_OUT = 3  # bad ones that take it out
 
@@ -126,6 +127,7 @@ class Engine:
         "id",
         "in_flight",
         "leaving",
+        "lru",
         "max_slots",
         "misses",
         "models",
@@ -147,7 +149,6 @@ class Engine:
         "trim",
         "trouble",
         "ttft_spread",
-        "turnover",
         "unseen",
         "up",
         "url",
@@ -202,7 +203,7 @@ class Engine:
         self.prefixes: dict[int, float] = {}  # block hash -> last use; insertion order is LRU order
         self.sessions: dict[int, tuple[int, float]] = {}  # session -> tokens of its last prompt, when; in LRU order
         self.cache_age: CacheAge | None = None  # where the engine publishes what becomes of its cache
-        self.turnover: Turnover | None = None  # where the policy has sessions, and the engine tells nothing
+        self.lru: LruEstimate | None = None  # where the policy has sessions, and the engine tells nothing
         self.tpot = TPOT
         self.pace = PACE  # seconds per output token of its fastest answers of late: what it can have written
         self.breaker = CircuitBreaker(policy.breaker)
@@ -215,7 +216,7 @@ class Engine:
         """Go by `policy` from now on. What is learned and what is held stays."""
         self.policy = policy
         self.breaker.policy = policy.breaker
-        self.turnover = None if policy.sessions is None else self.turnover or Turnover()
+        self.lru = None if policy.sessions is None else self.lru or LruEstimate()
         self.reserves = tuple((name, each.reserve) for name, each in policy.classes.items() if each.reserve)
         self.headrooms = {name: each.headroom for name, each in policy.classes.items() if each.headroom}
 
@@ -379,6 +380,8 @@ class Engine:
         self._pass_begun(sample.waiting, now)
         if sample.lora is not None and self.adapters is not None:
             self.adapters.told(sample.lora)
+        if self.lru is not None:
+            self.lru.fit(self.capacity - int(sample.kv_usage * self.capacity))
         self._untaught += 1
         if self._untaught * self.policy.fleet.poll > RATE_BELIEVED:
             # A rate learned in a bad moment would keep every call away, and so would never be mended.
@@ -391,11 +394,16 @@ class Engine:
 
         Prefix sharing and short answers make holds too large, so a full ledger may leave the cache half empty. A queue
         inside an engine whose KV is low is a matter of slots, not of tokens, and leaves the trim alone.
+
+        What runs over stays so for as long as its calls run. So trim falls no further than what the holds of now say:
+        long calls would else take it to its least each time, and half of the cache would be empty until it has risen.
         """
         target = self.policy.budget.kv_target
         crowded = sample.waiting > self.policy.budget.engine_backlog and sample.kv_usage > target - 0.05
         if preempted or crowded or sample.kv_usage > target + 0.05:
-            self.trim = max(0.5, self.trim * 0.9)
+            full = 1.0 if preempted else max(sample.kv_usage, target)
+            told = TRIM_BELOW * self.held / (full * self.capacity)
+            self.trim = max(0.5, self.trim * 0.9, min(self.trim, told))
         elif self._pressed_tokens and sample.kv_usage < target - 0.05:
             self.trim = min(4.0, self.trim * 1.02**since)
 
@@ -538,22 +546,22 @@ class Engine:
         self.sessions.clear()
         if self.adapters is not None:
             self.adapters.forget()
-        if self.turnover is not None:
-            self.turnover = Turnover()
+        if self.lru is not None:
+            self.lru = LruEstimate()
 
     # -- prefix index -------------------------------------------------------------------------------------------
 
     @property
     def evicts(self) -> bool:
         """Whether it is known, or estimated, since when what it read is cached."""
-        return self.cache_age is not None or self.turnover is not None
+        return self.cache_age is not None or self.lru is not None
 
     def trusted_since(self, now: float) -> float:
         """What it has read since then it has still cached: by its own events, or else for `affinity_ttl`."""
         ttl = self.policy.routing.affinity_ttl
         if self.cache_age is not None:
             return self.cache_age.trusted_since(now, ttl)
-        return now - ttl if self.turnover is None else self.turnover.trusted_since(self.capacity - self.load, now - ttl)
+        return now - ttl if self.lru is None else self.lru.trusted_since(now - ttl)
 
     def cached_blocks(self, prefix: tuple[int, ...], now: float) -> int:
         """How many leading blocks of `prefix` this engine has probably cached (see `trusted_since`)."""

@@ -178,6 +178,7 @@ def _sessions(policy: Policy, name: str) -> Iterator[str]:
         yield f"a call goes after others of its tenant in {name} by {each}, at most {most}"
     wait = f"{shown(sessions, 'head_start')} s for each second of reading that it saves, at most {most}"
     yield f"for the full engine that knows its session it waits {wait}, and never past its targets"
+    yield f"one whose cache is lost waits {most} at most until sessions leave a quarter of an engine free"
     if sessions.keep:
         yield f"a session's cache is kept for its next call, for {SECONDS.show(sessions.keep)} at most"
 

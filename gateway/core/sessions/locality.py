@@ -6,7 +6,11 @@ system prompt, makes no engine know one. Two calls are set aside, so that others
 - One whose session is known by a full engine, for `head_start` seconds for each second of reading that it would be
   spared. Its own reading is not all that leaving costs: it pushes as much of others' out of the other engine, and they
   then read and leave too.
-- One that no engine knows, where all room that is left is kept for sessions that are expected back.
+- One that no engine knows, where it would not leave sessions their room: what is kept for those that are expected back,
+  and a quarter of the engine's memory, into which those under way grow. Were it let in, they would push each other out,
+  and each would read everything anew, which makes it stay longer: engines with more sessions than fit do little else. A
+  session that has lost its cache waits until another has ended; a call that begins one, for `head_start` seconds for
+  each second of reading.
 
 Neither waits for longer than `most_ahead`, nor past the time by which it has to go to any engine that has room.
 
@@ -26,6 +30,7 @@ from gateway.core.policy.policy import Routing
 from gateway.core.request.call import Call
 from gateway.core.sessions.memory import SessionMemory
 
+FULL = 0.75  # of an engine's memory: what is under way grows into the rest
 WORTH_WAITING = 1.0  # seconds of reading; a queue is looked at twice in that time
 
 
@@ -50,13 +55,19 @@ def choose_for_session(
     """The best engine for the call, by `choose`; ASIDE: it had better wait; None: no engine has room. `waited`:
     seconds so far."""
     policy = sessions.policy
-    rate = max([engine.prefill_rate for engine in engines], default=1.0)
-    patient = waited < min(policy.most_ahead, policy.head_start * call.cost / rate) and _in_time(engines, call, now)
+    patience = policy.most_ahead
+    if not sessions.returns(call):
+        rate = max([engine.prefill_rate for engine in engines], default=1.0)
+        patience = min(patience, policy.head_start * call.cost / rate)
+    patient = waited < patience and _in_time(engines, call, now)
 
-    def spoken_for(engine: Engine) -> int:
-        return sessions.spoken_for(engine.id, engine.budget, call) if patient else 0
+    def leaves(engine: Engine) -> bool:
+        kept = sessions.spoken_for(engine.id, engine.budget, call) if patient else 0
+        if not patient or not (kept or engine.in_flight):
+            return True
+        return engine.load + call.cost + kept <= FULL * engine.capacity
 
-    choice = choose(engines, call, now, routing=routing, rng=rng, exclude=exclude, spoken_for=spoken_for)
+    choice = choose(engines, call, now, routing=routing, rng=rng, exclude=exclude, leaves=leaves)
     if choice is None:
         fits = patient and any(engine.fits(call.cost, call.class_name) for engine in usable_of(engines, now))
         return ASIDE if fits else None

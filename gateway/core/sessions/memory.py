@@ -14,11 +14,13 @@ Synchronous, no I/O; `now` is monotonic seconds.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from heapq import heappop, heappush
 from itertools import count
 from math import inf
 
 from gateway.core.engines.choice import Choice
+from gateway.core.engines.fleet import Engine
 from gateway.core.policy.sessions import SessionsPolicy
 from gateway.core.quantile import TTFTQuantile
 from gateway.core.request.call import Call
@@ -28,10 +30,13 @@ COMES_BACK = 0.9  # of calls, in the time that is kept
 
 
 class Branch:
-    """One conversation. `served`: tokens it was served; `kept`: tokens that are kept for it on `engine`, until `until`
+    """One conversation. `served`: tokens it was served; `shared`: tokens of it that `engine` had cached before its
+    first call there, for others that begin the same way; `kept`: tokens that are kept for it on `engine`, until `until`
     (infinite: its next call has come, and waits)."""
 
-    __slots__ = ("calls", "ended_at", "engine", "kept", "served", "session", "tenant", "tip", "tokens", "until")
+    __slots__ = (
+        "calls", "ended_at", "engine", "kept", "served", "session", "shared", "tenant", "tip", "tokens", "until",
+    )  # fmt: skip
 
     def __init__(self, tenant: str, session: int, tip: int) -> None:
         self.tenant = tenant
@@ -42,6 +47,7 @@ class Branch:
         self.calls = 0
         self.ended_at = -inf
         self.served = 0
+        self.shared = 0
         self.kept = 0
         self.until = -inf
 
@@ -65,18 +71,26 @@ class SessionMemory:
         self._tenants: dict[str, TenantSessions] = {}
         self._branches = 0
         self._kept: dict[str, dict[str, int]] = {}  # tokens, by engine and tenant
+        self._kept_on: dict[str, dict[Branch, None]] = {}  # by engine, in order of their calls' ends
         self._due: list[tuple[float, int, Branch]] = []  # heap: what is kept, by when it no longer is
         self._sequence = count()
 
     # -- steps --------------------------------------------------------------------------------------------------
 
-    def advance(self, now: float) -> None:
-        """Time has passed: what nobody has come back for is kept no longer."""
+    def advance(self, now: float, engines: Iterable[Engine] = ()) -> None:
+        """Time has passed: what nobody has come back for is kept no longer, nor what these engines have evicted."""
         due = self._due
         while due and due[0][0] <= now:
             until, _, branch = heappop(due)
             if branch.until == until:
                 self._release(branch)
+        for engine in engines:
+            kept = self._kept_on.get(engine.id)
+            while kept and engine.lru is not None:
+                first = next(iter(kept))
+                if first.ended_at > engine.lru.cut:
+                    break
+                self._release(first)
 
     def arrive(self, call: Call, now: float) -> None:
         """A call has come. It gets the session of its branch, where it names none."""
@@ -103,10 +117,13 @@ class SessionMemory:
         branch.calls += 1
         self._bound(tenant)
 
-    def granted(self, call: Call, choice: Choice, now: float) -> None:
+    def granted(self, call: Call, choice: Choice) -> None:
         """The call goes to this engine: what was kept for it is in use now."""
-        if choice.engine.turnover is not None:
-            choice.engine.turnover.allocated(choice.prefill + call.output_tokens, now)
+        branch, engine = self._of(call), choice.engine
+        if branch is not None and engine.lru is not None:
+            left = engine.lru.use(branch)
+            if branch.engine != engine.id:
+                branch.shared = max(0, choice.cached - left)
         self.taken(call)
 
     def taken(self, call: Call) -> None:
@@ -120,6 +137,14 @@ class SessionMemory:
         branch = self._of(call)
         if branch is not None and branch.until == inf:
             self._release(branch)
+
+    def cached(self, call: Call, engine: Engine, tokens: int, now: float) -> None:
+        """The call's answer has ended, on an engine that may evict it from now on."""
+        branch = self._of(call)
+        if branch is not None and engine.lru is not None:
+            engine.lru.leave(branch, max(1, tokens - branch.shared), now)
+            engine.lru.fit(engine.capacity)
+        self.ended(call, engine.id, tokens, now)
 
     def ended(self, call: Call, engine: str, tokens: int, now: float) -> None:
         """The call's answer has ended: the engine has its `tokens` cached, prompt and answer."""
@@ -137,6 +162,7 @@ class SessionMemory:
             branch.kept, branch.until = tokens, now + seconds
             by_tenant = self._kept.setdefault(engine, {})
             by_tenant[branch.tenant] = by_tenant.get(branch.tenant, 0) + tokens
+            self._kept_on.setdefault(engine, {})[branch] = None
             heappush(self._due, (branch.until, next(self._sequence), branch))
 
     # -- questions ----------------------------------------------------------------------------------------------
@@ -153,6 +179,11 @@ class SessionMemory:
         if branch is not None and branch.kept and branch.engine == engine:
             tokens -= branch.kept
         return max(0, tokens)
+
+    def returns(self, call: Call) -> bool:
+        """Whether the call goes on with a conversation that had calls before."""
+        branch = self._of(call)
+        return branch is not None and branch.calls > 1
 
     def served(self, call: Call) -> int:
         """Tokens that the call's session was served so far."""
@@ -199,4 +230,5 @@ class SessionMemory:
                 del by_tenant[branch.tenant]
                 if not by_tenant:
                     del self._kept[branch.engine]
+            del self._kept_on[branch.engine][branch]
             branch.kept, branch.until = 0, -inf

@@ -13,6 +13,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from copy import copy
+from math import inf
 from typing import TYPE_CHECKING
 
 from gateway.core.admission.ticket import Ticket
@@ -90,8 +91,8 @@ class SessionShadow:
             if memory is None:
                 ours = choose(engines, call, now, routing=routing, rng=self._rng)
             else:
-                memory.advance(now)
-                waited = 0.0 if ticket is None else now - ticket.since
+                memory.advance(now, engines)
+                waited = 0.0 if ticket is None else inf if choice.owed else now - ticket.since
                 found = choose_for_session(memory, engines, call, now, routing=routing, rng=self._rng, waited=waited)
                 ours = found if isinstance(found, Choice) else None
             word = ASIDE

@@ -102,7 +102,8 @@ class Fairness:
         seen, self._popping = self._popping, None
         if ticket is None or seen is None:
             return
-        heads, starving, blocking = seen.heads, seen.starving, seen.blocking
+        heads, starving = seen.heads, seen.starving
+        blocking = [head for head in seen.blocking if not head.aside]  # as of this time
         if starving and ticket in heads and heads.index(starving[0]) < heads.index(ticket):
             self._wrong(f"call {ticket.call.request_id} passes {starving[0].call.request_id}, which is starving")
         before = heads[: heads.index(ticket)] if ticket in heads and ticket not in seen.reserved else []

@@ -46,6 +46,7 @@ class Invariants:
         self._idle_for: dict[str, str] = {}  # calls that enter a queue -> an engine that was idle
         self._refusable: set[str] = set()  # ids of calls that their model's mode refused as they entered
         self._pumped: dict[str, float] = {}
+        self._owed: list[Ticket] = []  # the first head, while it is popped, of a tenant that is owed much
         self._fairness: dict[str, Fairness] = {}
         self._unserved: dict[str, float] = {}  # models that calls wait for, since when without an engine or a sidecar
         self._settled = True  # no hold was taken since the books were compared, and no call ended
@@ -102,9 +103,16 @@ class Invariants:
     def popping(self, model: str, queues: Queues, now: float, paused: Container[str]) -> None:
         self._pumped[model] = self._loop.time()
         self._fairness_of(model, queues).popping(now, paused)
+        heads = [queue.head(now) for queue in queues.order(now, paused)[:1]]
+        fit = sum([engine.largest for engine in self._dispatch.fleet.serving(model)])
+        self._owed = [head for head in heads if queues.owed(head) > fit]
 
     def popped(self, model: str, ticket: Ticket | None) -> None:
+        """Nobody's call waits for the sake of sessions while others are served so much more."""
         self._fairness[model].popped(ticket)
+        for head in self._owed:
+            if head.aside and head is not ticket:
+                self._wrong(f"call {head.call.request_id} of {head.call.tenant} is set aside, though it is owed more")
 
     def granting(self, call: Call, choice: Choice, now: float, ticket: Ticket | None) -> None:
         self._granted(call.request_id, choice.engine.id)

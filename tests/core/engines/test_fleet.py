@@ -195,6 +195,16 @@ def test_trim_falls_when_kv_runs_over(bad: EngineSample, falls: bool) -> None:
     assert e.trim == 0.5
 
 
+@pytest.mark.parametrize(("preemptions", "least"), [(0, 0.95 * 800 / 900), (1, 0.95 * 800 / 1000)])
+def test_trim_falls_no_further_than_what_the_holds_of_now_turn_into(preemptions: int, least: float) -> None:
+    e = engine()
+    e.hold(800, 1, 0.0)
+    e.sampled(sample(), 0.5)
+    for at in range(1, 20):
+        e.sampled(sample(running=4, kv_usage=0.9, preemptions=at * preemptions), float(at))
+    assert e.trim == pytest.approx(least)
+
+
 def test_slots_are_learned_from_the_engines_own_queue() -> None:
     e = engine(100_000)
     e.sampled(sample(running=8, waiting=5), 1.0)

@@ -339,6 +339,10 @@ def test_lengths_that_are_learned_and_what_they_order() -> None:
             "{order: arrival, keep: 0s}",
             ["for the full engine that knows its session it waits 10 s for each second of reading that it saves"],
         ),
+        (
+            "{most_ahead: 5m}",
+            ["one whose cache is lost waits 5m at most until sessions leave a quarter of an engine free"],
+        ),
         ("{keep: 5s}", ["a session's cache is kept for its next call, for 5s at most"]),
     ],
 )

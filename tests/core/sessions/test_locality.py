@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from gateway.core.engines.choice import Choice, leaves
+from gateway.core.engines.choice import Choice
 from gateway.core.engines.fleet import Engine
-from gateway.core.engines.turnover import REMEMBERED, Turnover
 from gateway.core.policy.policy import Policy, Routing
 from gateway.core.policy.sessions import SessionsPolicy
 from gateway.core.request.call import Call
@@ -66,15 +65,20 @@ def test_it_does_not_wait_until_it_would_be_too_late_anywhere(limit: str) -> Non
     assert (decided(engines, in_time), decided(engines, late)) == ("aside", "other")
 
 
-def test_a_stranger_does_not_leave_room_until_it_would_be_too_late() -> None:
+def kept_on(engine: str, tokens: int) -> SessionMemory:
+    """Sessions that keep so many tokens on the engine."""
     sessions = SessionMemory(SESSIONS)
     for prefix in ((1,), (1, 2)):
         mine = a_call(prefix=prefix, tenant="t")
         sessions.arrive(mine, NOW)
-        sessions.ended(mine, "a", 50_000, NOW)
+        sessions.ended(mine, engine, tokens, NOW)
+    return sessions
+
+
+def test_a_stranger_does_not_leave_room_until_it_would_be_too_late() -> None:
     engine, late = an_engine("a", held=20_000), structs.replace(a_turn(31_000), ttft_by=NOW + 4.0)
-    assert decided([engine], a_turn(31_000), sessions) == "aside"
-    assert decided([engine], late, sessions) == "a"
+    assert decided([engine], a_turn(31_000), kept_on("a", 50_000)) == "aside"
+    assert decided([engine], late, kept_on("a", 50_000)) == "a"
 
 
 def test_an_engine_that_knows_a_call_is_not_passed_over_for_its_load() -> None:
@@ -83,21 +87,34 @@ def test_an_engine_that_knows_a_call_is_not_passed_over_for_its_load() -> None:
     assert decided([an_engine("home", held=30_000), an_engine("other")]) == "other"
 
 
-def test_a_stranger_leaves_room_for_sessions_that_are_expected() -> None:
-    sessions = SessionMemory(SESSIONS)
-    for prefix in ((1,), (1, 2)):
-        mine = a_call(prefix=prefix, tenant="t")
-        sessions.arrive(mine, NOW)
-        sessions.ended(mine, "a", 50_000, NOW)
-    engine = an_engine("a", held=20_000)
-    assert decided([engine], a_turn(30_000), sessions) == "a"
-    assert decided([engine], a_turn(31_000), sessions) == "aside"
-    assert decided([engine, an_engine("b")], a_turn(31_000), sessions) == "b"
-    patience = 4.0 * 31_000 / 10_000
-    assert decided([engine], a_turn(31_000), sessions, waited=patience) == "a"
+def test_a_stranger_leaves_room_for_sessions_that_are_expected_and_for_what_they_grow_by() -> None:
+    sessions, engine = kept_on("a", 40_000), an_engine("a", held=20_000)
+    call, more = a_turn(15_000), a_turn(15_001)
+    assert decided([engine], call, sessions) == "a"
+    assert decided([engine], more, sessions) == "aside"
+    assert decided([engine, an_engine("b")], more, sessions) == "b"
+    assert decided([engine], more, sessions, waited=4.0 * more.cost / 10_000) == "a"
     assert decided([engine], a_turn(90_000), sessions) == "no room"
     assert decided([engine], a_turn(90_000), sessions, waited=1000.0) == "no room"
-    assert leaves(engine, 90_000, 0), "nobody is expected: the ledger alone decides"
+
+
+def test_a_stranger_may_have_all_of_an_engine_that_nobody_uses() -> None:
+    nobody = SessionMemory(SESSIONS)
+    assert decided([an_engine("a")], a_turn(80_000), nobody) == "a"
+    assert decided([an_engine("a", held=1)], a_turn(75_000), nobody) == "aside"
+    assert decided([an_engine("a")], a_turn(75_000), kept_on("a", 1)) == "aside"
+
+
+def test_a_session_that_has_lost_its_cache_waits_longer_than_a_stranger() -> None:
+    sessions, engine = SessionMemory(SESSIONS), an_engine("a", held=70_000)
+    first, again = a_call(prefix=(1,), prompt_tokens=10_000), a_turn(10_000)
+    first.arrived, first.deadline = NOW, NOW + 600.0
+    again.prefix = (1, 2)
+    for call in (first, again):
+        sessions.arrive(call, NOW)
+    assert decided([engine], a_turn(10_000), sessions, waited=5.0) == "a"
+    assert decided([engine], again, sessions, waited=5.0) == "aside"
+    assert decided([engine], again, sessions, waited=SESSIONS.most_ahead) == "a"
 
 
 def test_calls_go_before_their_turn_by_what_a_cache_saves() -> None:
@@ -121,31 +138,3 @@ def test_sessions_that_were_served_more_go_later() -> None:
     assert seconds_ahead(sessions, engines, call, NOW) == -8.0
     sessions.ended(call, "a", 20_000, NOW)
     assert seconds_ahead(sessions, engines, call, NOW) == -10.0
-
-
-def test_what_was_used_is_trusted_until_as_much_was_read_since() -> None:
-    turnover = Turnover()
-    assert turnover.trusted_since(100, 5.0) == 5.0
-    for at in (10.0, 20.0, 30.0):
-        turnover.allocated(100, at)
-    assert turnover.trusted_since(300, 5.0) == 5.0
-    assert turnover.trusted_since(200, 5.0) == 20.0
-    assert turnover.trusted_since(150, 5.0) == 30.0
-    assert turnover.trusted_since(0, 5.0) == turnover.trusted_since(-9, 5.0) == 30.0
-    for number in range(2 * REMEMBERED):
-        turnover.allocated(1, 100.0 + number)
-    assert turnover.trusted_since(10, 5.0) == 100.0 + 2 * REMEMBERED - 10
-
-
-def test_an_engine_believes_its_cache_by_its_turnover() -> None:
-    engine = an_engine("a", knows=True)
-    assert engine.cached_blocks(PREFIX, NOW) == 100
-    assert engine.turnover is not None
-    engine.turnover.allocated(60_000, NOW)
-    engine.turnover.allocated(60_000, NOW + 1.0)
-    assert engine.cached_blocks(PREFIX, NOW + 1.0) == 0
-    engine.forget_cache()
-    assert engine.turnover.total == 0
-    engine.apply(Policy())
-    assert engine.turnover is None
-    assert not engine.evicts

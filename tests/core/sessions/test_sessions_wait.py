@@ -85,6 +85,24 @@ def test_it_goes_elsewhere_after_its_head_start_for_what_it_would_have_saved() -
     virtual(scenario)
 
 
+def test_it_waits_no_longer_once_its_tenant_was_served_less_than_another_by_all_that_fits() -> None:
+    async def scenario(made: Sessions) -> None:
+        home = await made.read(made.turn(*ROOT))
+        full = made.engine(0 if home == "e0" else 1)
+        hold = full.hold(60_000, 0, made.loop.time(), "default")  # by another gateway, as it were
+        back = asyncio.create_task(made.read(made.turn(*ROOT, 9), 0.0))
+        await asyncio.sleep(0)
+        for number in range(4):
+            assert len(made.dispatch.queues["m"]) == 1, f"{number} calls of the other tenant have passed it"
+            assert await made.read(made.turn(50 + number, tokens=40_000, tenant="other"), 0.1) != home
+        await made.read(made.turn(60, tokens=1000, tenant="other"), 0.1)
+        assert await back != home
+        assert made.loop.time() < 2.0, "not for the time that it may wait"
+        hold.release()
+
+    virtual(scenario)
+
+
 def test_one_that_leaves_while_it_is_set_aside_leaves_nothing() -> None:
     async def scenario(made: Sessions) -> None:
         home = await made.read(made.turn(*ROOT))

@@ -95,7 +95,7 @@ def test_the_call_is_as_it_was() -> None:
         before = copy(call)
         await made.read(call)
         assert call == before, "no session of the shadow's is written into it"
-        assert all(engine.turnover is None for engine in made.dispatch.fleet)
+        assert all(engine.lru is None for engine in made.dispatch.fleet)
 
     run(PLAIN, SESSIONS, scenario)
 
