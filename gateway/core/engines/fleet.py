@@ -47,6 +47,8 @@ RATE_TOKENS = 64  # prompt tokens to be read; fewer teach nothing
 MOST_SPREAD = 3.0  # one that stalls is no reason to doubt all
 LEAST_READING = 0.25  # of the time to a first token, whatever a step takes
 RATE_BELIEVED = 30.0  # seconds without a first byte after which a low rate is doubted
+MOST_KEPT = 0.98  # of the most that ran, with each sample of a queue in the engine
+LATELY = 120.0  # seconds in which the most that others held falls by e
 STALE_POLLS = 3
 TRIM_BELOW = 0.95  # of what holds were measured to turn into
 HITS_IN = 2  # good health checks that bring an engine back
@@ -105,6 +107,8 @@ class Engine:
     __slots__ = (
         "_first_bytes",
         "_full_at",
+        "_most_running",
+        "_others",
         "_pressed_slots",
         "_pressed_tokens",
         "_sent",
@@ -199,6 +203,8 @@ class Engine:
         self._first_bytes: deque[float] = deque(maxlen=FIRST_BYTES_REMEMBERED)
         self._pressed_tokens = self._pressed_slots = False
         self._full_at = math.inf  # slots at which there was a queue in the engine last
+        self._most_running = 0.0  # sequences; falls while there is a queue in the engine and fewer run
+        self._others: dict[str, tuple[float, float]] = {}  # class with headroom -> most that others held lately, when
         self._sent: deque[float] = deque(maxlen=SENT_REMEMBERED)  # when the last holds were taken
         self.prefixes: dict[int, float] = {}  # block hash -> last use; insertion order is LRU order
         self.sessions: dict[int, tuple[int, float]] = {}  # session -> tokens of its last prompt, when; in LRU order
@@ -284,16 +290,22 @@ class Engine:
         return room >= 0 and slots > 0
 
     def leaves_headroom(self, cost: int, class_name: str, now: float) -> bool:
-        """Whether the engine has read all its prompts, and has room for what other classes hold to grow as the class's
-        policy says, if a call of `cost` tokens starts. Slots that are learned need none: only a full bound shows
-        whether there are more."""
+        """Whether the engine has read all its prompts, and has room for the most that other classes held lately to come
+        back and grow as the class's policy says, if a call of `cost` tokens starts. Slots that are learned need none:
+        only a full bound shows whether there are more."""
         headroom = self.headrooms.get(class_name, 0.0)
         if not headroom or not self.in_flight:
             return True
         tokens, calls = self.used.get(class_name, UNUSED)
-        if self.prefill_ahead(now) or self.load + cost + headroom * (self.held - tokens) > self.budget:
+        others = (1.0 + headroom) * self._others_held(class_name, now)
+        if self.prefill_ahead(now) or tokens + self.excess + cost + others > self.budget:
             return False
         return self.max_slots is None or self.in_flight + headroom * (self.in_flight - calls) < self.slots
+
+    def _others_held(self, class_name: str, now: float) -> float:
+        """Tokens that other classes hold, or held at most lately: who comes in waves will come again."""
+        most, at = self._others.get(class_name, (0.0, now))
+        return max(self.held - self.used.get(class_name, UNUSED)[0], most * math.exp((at - now) / LATELY))
 
     def press(self, cost: int) -> None:
         """A call of `cost` tokens wanted to start: what had no room for it, slots or tokens, is under pressure until
@@ -317,6 +329,9 @@ class Engine:
             used = self.used[class_name] = [0, 0]
         used[0] += cost
         used[1] += 1
+        for name in self.headrooms:
+            if name != class_name:
+                self._others[name] = self._others_held(name, now), now
         self.prefill_queued += prefill
         if self.in_flight >= self.slots:
             self._pressed_slots = True
@@ -410,15 +425,19 @@ class Engine:
     def _adapt_slots(self, sample: EngineSample, now: float) -> None:
         """Learn `max_num_seqs`: a queue in the engine shows it, a full bound without one probes above it.
 
-        Below the bound, what was sent within the last steps only waits for the next one, and shows nothing.
+        Below the bound, what was sent within the last steps only waits for the next one, and shows nothing. Where more
+        ran before, the queue waits for prompts to be read, and not for places.
         """
         if self.max_slots is not None:
             return
         waiting = sample.waiting
         since = now - STEPS * self.tpot
         waiting -= sum(1 for at in self._sent if at > since)
-        if waiting > self.policy.budget.engine_backlog:
-            self.slots = self._full_at = max(1, sample.running + self.policy.budget.engine_backlog)
+        backlog = self.policy.budget.engine_backlog
+        kept = MOST_KEPT if waiting > backlog else 1.0
+        self._most_running = max(sample.running, kept * self._most_running)
+        if waiting > backlog:
+            self.slots = self._full_at = max(1, int(self._most_running) + backlog)
         elif self._pressed_slots and waiting <= 0 and sample.kv_usage < self.policy.budget.kv_target:
             far = sample.kv_usage < self.policy.budget.kv_target / 2 and self.slots < self._full_at
             self.slots += max(1, self.slots // 10) if far else 1

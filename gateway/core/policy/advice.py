@@ -42,7 +42,7 @@ def advise(policy: Policy, written: Value | None = None) -> list[Advice]:
     """What is unwise in a policy, in the order of its lines where `written`, the file's tree, is given."""
     rules = (
         *(_weights, _prompts, _queues, tenant_rules, _shaping, _modes, _steps),
-        *(_attempts, _ports, _sidecars, in_the_clear, _cold, _doors),
+        *(_attempts, _ports, _sidecars, in_the_clear, _cold, _doors, _batches),
     )
     found = [
         Advice(path=spelled(path), text=text, mark=None if written is None else written.mark_of(path))
@@ -301,3 +301,14 @@ def _doors(policy: Policy) -> Found:
         if address.endswith("/0"):
             text = f"{address} is everybody: whoever reaches the data port is whatever tenant they say they are"
             yield ("trusted_proxies", "addresses", index), text
+
+
+def _batches(policy: Policy) -> Found:
+    """Lines of batches that are in the way of calls whose first token is waited for."""
+    name = None if policy.batches is None else policy.batches.class_
+    waited_for = [other for other, each in policy.classes.items() if other != name and each.ttft is not None]
+    if name is not None and waited_for and not policy.classes[name].headroom:
+        text = (
+            f"lines of batches fill engines, and first tokens of {listed(waited_for)} come late: give {name} headroom"
+        )
+        yield ("batches", "class"), text

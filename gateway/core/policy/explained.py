@@ -192,7 +192,7 @@ def _room(policy: Policy, name: str) -> Iterator[str]:
     if each.reserve:
         yield f"{SHARE.show(each.reserve)} of each engine's budget is kept for it"
     if each.headroom:
-        more = f"{SHARE.show(each.headroom)} more than they hold"
+        more = f"{SHARE.show(each.headroom)} more than they had"
         yield f"its calls start where all prompts are read, and leave others {more}"
 
 

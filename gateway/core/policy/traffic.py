@@ -58,8 +58,9 @@ class TrafficClass(msgspec.Struct, frozen=True, kw_only=True):
     `max_queued_tokens`: Tokens of calls that may wait for each model; null: no limit.
     `max_concurrency`: Calls of the class that may run at once in the whole fleet; null: no limit.
     `reserve`: Share of each engine's budget that only this class may use.
-    `headroom`: Room that calls of this class leave on an engine when they start, as a share of what other classes hold
-    there. With it they start one at a time, where all prompts are read, and hold nobody up: work that fills gaps.
+    `headroom`: Room that calls of this class leave on an engine when they start, beyond the most that other classes
+    held there in the last minutes, as a share of that. With it they start one at a time, where all prompts are read,
+    and hold nobody up: work that fills gaps.
     `max_wait`: Bound on waiting. A call that has waited half of it is served next, whatever the order; null: its
     deadline.
     `min_tokens`: Lowest max_tokens that shaping may leave to a call.

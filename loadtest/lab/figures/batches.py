@@ -59,7 +59,7 @@ POLICY = """
 classes:
   interactive: {weight: 8, strict: true, ttft: 2s, deadline: 60s}
   default: {}
-  batch: {deadline: 24h, headroom: 40%}
+  batch: {deadline: 24h, headroom: 15%}
 """
 EVERY = 3  # of so many calls one is taken
 WARM = 60.0  # seconds

@@ -238,7 +238,7 @@ def test_what_was_just_sent_is_no_queue() -> None:
     e.sampled(sample(running=2, waiting=4), 1.3)
     assert e.slots == 7, "all four of two steps: a full bound without a queue grows"
     e.sampled(sample(running=2, waiting=4), 1.4)
-    assert e.slots == 4
+    assert e.slots == 5, "four ran, but for a fiftieth"
     assert not e.fits(10)
     e.press(10)
     e.sampled(sample(running=4, waiting=0, kv_usage=0.1), 1.5)
@@ -246,7 +246,17 @@ def test_what_was_just_sent_is_no_queue() -> None:
         assert not e.fits(10)
         e.press(10)
         e.sampled(sample(running=4, waiting=0, kv_usage=0.1), 1.6)
-    assert e.slots == 8
+    assert e.slots == 9
+
+
+def test_a_queue_for_prompts_to_be_read_is_no_want_of_places() -> None:
+    e = engine(100_000)
+    e.sampled(sample(running=60), 1.0)
+    e.sampled(sample(running=40, waiting=8), 1.5)
+    assert e.slots == 60, "as many as ran before, less a fiftieth, + engine_backlog"
+    for tick in range(100):
+        e.sampled(sample(running=40, waiting=8), 2.0 + tick / 2)
+    assert e.slots == 42, "an engine that is another one now: nothing holds for ever"
 
 
 def test_slots_grow_fast_only_until_a_queue_was_seen() -> None:
@@ -460,6 +470,18 @@ def test_a_class_with_headroom_leaves_others_room_to_grow_and_waits_until_all_is
     assert not e.leaves_headroom(501, "batch", 0.2)
     e.hold(400, 0, 0.3, "batch")
     assert e.leaves_headroom(100, "batch", 0.4), "nothing is left to its own class"
+
+
+def test_headroom_is_over_the_most_that_others_held_lately() -> None:
+    e = Engine("e", "http://e", FILLER, capacity=1000)
+    wave = [e.hold(200, 0, 0.0, "default") for _ in range(2)]
+    wave[0].release()
+    assert not e.leaves_headroom(201, "batch", 0.0), "of 800, 400 are left to them, and 200 more"
+    assert e.leaves_headroom(200, "batch", 0.0)
+    e.hold(100, 0, 60.0, "batch")
+    assert not e.leaves_headroom(400, "batch", 60.0)
+    assert e.leaves_headroom(400, "batch", 240.0), "only what is held now counts: 200"
+    assert not e.leaves_headroom(401, "batch", 240.0)
 
 
 def test_headroom_is_of_places_too_where_their_number_is_known() -> None:

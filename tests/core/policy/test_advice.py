@@ -56,6 +56,16 @@ def test_sidecars_that_may_do_too_much_or_too_little() -> None:
     ]
 
 
+def test_batches_that_people_wait_for() -> None:
+    batches = "storage: {folder: s}\nbatches: {}\n"
+    assert told(batches) == [
+        "p:2: warning: batches.class: lines of batches fill engines, and first tokens of interactive, default come "
+        "late: give batch headroom"
+    ]
+    assert told(f"{batches}classes: {{default: {{ttft: 20s}}, batch: {{headroom: 15%}}}}\nservice_tiers: {{}}\n") == []
+    assert told(f"{batches}classes: {{default: {{}}, batch: {{}}}}\nservice_tiers: {{}}\n") == []
+
+
 def test_keys_and_tokens_that_cross_a_network_in_the_clear() -> None:
     waits = "classes: {default: {}}\nservice_tiers: {}\n"
     assert told(f"{waits}fleet: {{sidecars: {{allow: ['::1', 10.0.0.0/8]}}}}") == [

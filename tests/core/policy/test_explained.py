@@ -209,7 +209,7 @@ def test_a_call_that_asks_for_nothing() -> None:
                 "                what cannot make it: dropped before it runs, unless an engine is idle",
                 "order           weight 1; among tenants weight 1",
                 "                20% of each engine's budget is kept for it",
-                "                its calls start where all prompts are read, and leave others 10% more than they hold",
+                "                its calls start where all prompts are read, and leave others 10% more than they had",
             ],
         ),
         (
