@@ -56,6 +56,13 @@ class RelayConnection:
         self._connection.request(method, path, text, self._headers)
         return self._answer(status)
 
+    def started(self, path: str) -> http.client.HTTPResponse:
+        """The answer to a GET, of which only the head was read."""
+        self._connection.request("GET", path, headers=self._headers)
+        answer = self._connection.getresponse()
+        assert answer.status == 200
+        return answer
+
     def begin(self, path: str, content_type: str, length: int, part: bytes) -> None:
         """POST a body of this length, of which this part is sent."""
         self._connection.putrequest("POST", path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import os
 import signal
 from collections.abc import Iterator
@@ -24,10 +25,11 @@ pytestmark = pytest.mark.slow
 
 POLICY = """
 storage: {folder: kept}
-batches: {in_flight: 8, max_unfinished: 3, per_tenant: 2000KiB, max_file: 1000KiB}
+batches: {in_flight: 8, max_unfinished: 3, max_file: 64MiB}
 fleet: {poll: 100ms, health: 200ms}
 """
 LINES = 300
+LARGE = 32 << 20  # bytes
 SIZE = 500_000  # bytes of an upload that comes in two parts
 FORM = "multipart/form-data; boundary=B"
 BODY = (
@@ -170,6 +172,19 @@ def test_what_a_killed_relay_was_sent_is_deleted_and_what_another_is_sent_is_not
     assert [path.name for path in files.iterdir()] == [file["id"]]
     lives.close()
     dies.close()
+
+
+def test_a_file_that_another_relay_deletes_ends_the_answer_that_sends_it(gateway: Gateway, files: Path) -> None:
+    one, two = relays(gateway)
+    with RelayConnection(gateway, one) as sends, RelayConnection(gateway, two) as deletes:
+        with client(gateway, "none") as caller:
+            id = caller.files.create(file=("zeros", bytes(LARGE)), purpose="batch").id
+        answer = sends.started(f"/v1/files/{id}/content")  # more than the connection takes while nobody reads
+        assert deletes.ask("DELETE", f"/v1/files/{id}")["deleted"]
+        assert not list(files.iterdir())
+        with pytest.raises((http.client.IncompleteRead, ConnectionResetError)):
+            answer.read()
+        assert deletes.ask("GET", f"/v1/files/{id}", status=404)["error"]["param"] == "id"
 
 
 def test_a_relay_that_is_told_to_end_leaves_its_lines_to_another(gateway: Gateway, files: Path) -> None:

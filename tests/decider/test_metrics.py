@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
@@ -26,6 +27,7 @@ from gateway.decider.dispatch import Dispatch
 from gateway.decider.metrics.batches import batch_families
 from gateway.decider.metrics.collector import Metrics
 from gateway.decider.metrics.families import lengths, shadow_decisions
+from gateway.frames.messages import RelayCounts
 from gateway.shared.files.file_status import FileStatus
 from gateway.shared.vllm.answers import EngineSample, ModelCard
 from tests.calls import a_call
@@ -46,6 +48,7 @@ class World:
         self.retries = RetryBudget(Retries())
         self.batcher = SimpleNamespace(batches={"window": 2}, merged=5, again=1)
         self.bodies = BodyMemory(1000, 0.5)
+        self.batch_counts: list[RelayCounts] = []
         self.metrics = Metrics(
             self.fleet,
             self.dispatch,
@@ -54,6 +57,7 @@ class World:
             self.retries,
             lambda: self.batcher,
             self.bodies,
+            more=lambda: batch_families(self.batch_counts),
             policy_status=lambda: FileStatus(version=3, reloads=2, failures=1, error="line 1"),
             gen_ai=True,
         )
@@ -308,6 +312,28 @@ def test_openmetrics_has_the_trace_of_a_call_in_each_bucket() -> None:
             ("weir_ttft_seconds_bucket", "0.5"): (trace, 0.3),
             ("weir_request_seconds_bucket", "0.5"): (trace, 0.4),
         }
+
+    play(scene)
+
+
+def test_batches_of_all_relays_are_added_up_and_are_openmetrics_too() -> None:
+    def counted(**of_batches: Any) -> RelayCounts:
+        return RelayCounts(b"", 0, 0, 0, {}, {}, {}, 0, 0, 0, **of_batches)
+
+    def scene(world: World) -> None:
+        world.batch_counts = [counted(), counted()]
+        assert not [name for name, _, _ in world.samples() if name.startswith("weir_batch_lines")], "none are offered"
+        world.batch_counts = [
+            counted(lines={"completed": 2, "again": 0}, line_calls=3, batch_states={"in_progress": 1, "failed": 0}),
+            counted(lines={"completed": 5, "again": 0}, line_calls=1),
+        ]
+        assert world.total("weir_batch_lines_total", result="completed") == 7
+        assert world.total("weir_batch_calls") == 4
+        jobs = {labels["status"]: value for name, labels, value in world.samples() if name == "weir_batch_jobs"}
+        assert jobs == {"in_progress": 1, "failed": 0}
+        names = [family.name for family in openmetrics_families(world.metrics.openmetrics().decode())]
+        assert len(names) == len(set(names))
+        assert {"weir_batches", "weir_batch_jobs"} <= set(names)
 
     play(scene)
 
