@@ -21,8 +21,8 @@ class SessionsPolicy(msgspec.Struct, frozen=True, kw_only=True):
     call that begins a session leaves room to others, kept room and a quarter of an engine, for as many seconds for each
     second that reading its own prompt takes.
     `most_ahead`: Longest time by which a call goes before its turn, waits for its engine or leaves room to others,
-    whatever it saves. A call of a session whose cache is lost leaves room for as long, unless its tenant was served less
-    than another by all that fits the engines.
+    whatever it saves. A call of a session whose cache is lost leaves room for as long, unless its tenant was served
+    less than another by all that fits the engines.
     `keep`: Longest time for which the cache of a session whose answer has ended is kept from calls that would push it
     out. The time is learned: that in which nine of ten calls of the tenant's sessions come back. 0s: none is kept.
     `per_tenant`: Sessions remembered of one tenant. The one that has been idle for longest is forgotten first.
