@@ -100,9 +100,9 @@ MUTATORS = re.compile(
 CACHES = frozenset({"cache", "lru_cache"})
 
 
-def problems(path: str, source: str) -> list[str]:
+def problems(path: str, source: str, tree: ast.Module | None = None) -> list[str]:
     """What is wrong with the file at `path` (relative to the root), one line each."""
-    tree = ast.parse(source)
+    tree = ast.parse(source) if tree is None else tree
     rules = (_names, _docstring, _imports, _core, _bases, _state)
     found = [problem for rule in rules for problem in rule(path, tree)]
     return [f"{path}: {problem}" for problem in (*found, *_excepts(tree, source.splitlines()), *_ignores(source))]
@@ -278,8 +278,14 @@ def test_there_is_something_to_judge() -> None:
     assert len(FILES) > 300
 
 
+@functools.cache
+def parsed() -> dict[str, ast.Module]:
+    return trees(FILES)
+
+
 def test_the_rules_hold() -> None:
-    assert [problem for file in FILES for problem in problems(file, (ROOT / file).read_text())] == []
+    modules = parsed().items()
+    assert [problem for file, tree in modules for problem in problems(file, (ROOT / file).read_text(), tree)] == []
 
 
 def test_every_level_is_known() -> None:
@@ -295,7 +301,7 @@ def test_a_library_has_one_door_in_a_folder() -> None:
 
 
 def test_every_door_is_used_and_every_class_is_defined_once_in_its_package() -> None:
-    modules = trees(FILES)
+    modules = parsed()
     assert defined_twice(modules) == []
     used = {(name.split(".")[0], file) for file, tree in modules.items() for name in imported(file, tree)}
     doors = {(library, door) for library, places in DOORS.items() for door in places or ("",)}

@@ -11,6 +11,8 @@ import pytest
 
 from loadtest.processes import Gateway, total, until
 
+pytestmark = pytest.mark.slow  # it starts processes
+
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why is the river level?"}]
 ENDLESS = {"ignore_eos": True}
 TOOLS = [
@@ -162,7 +164,6 @@ def test_errors_are_the_right_classes(client: openai.OpenAI, gateway: Gateway, m
     assert until(gateway.idle, 1.0) is not None
 
 
-@pytest.mark.slow
 def test_no_engine_is_a_503_with_advice(deserted: Gateway, model: str) -> None:
     with openai.OpenAI(base_url=f"{deserted.url}/v1", api_key="none", max_retries=0, timeout=20.0) as client:
         assert client.models.list().data == []
@@ -198,7 +199,6 @@ def test_async(gateway: Gateway, model: str) -> None:
     assert until(gateway.idle, 1.0) is not None
 
 
-@pytest.mark.slow
 def test_async_cancelled_tasks_free_the_engines(gateway: Gateway, model: str) -> None:
     async def endless(client: openai.AsyncOpenAI, begun: asyncio.Event, stream: bool) -> None:
         answer = await client.chat.completions.create(

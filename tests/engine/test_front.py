@@ -65,6 +65,7 @@ def test_in_virtual_time_requests_pass_one_after_the_other() -> None:
     vtime.run(main())
 
 
+@pytest.mark.slow
 def test_in_real_time_a_client_may_leave_and_the_engine_may_die_meanwhile(
     sim: Callable[..., Any], tmp_path: Path
 ) -> None:

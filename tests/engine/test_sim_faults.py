@@ -149,6 +149,7 @@ def test_sleep_ends_what_runs_with_abort(sim: Start) -> None:
     assert server.idle()
 
 
+@pytest.mark.slow
 def test_sleep_may_wait_for_what_runs(sim: Start) -> None:
     server = sim(speed=1.0)
     with send(server, max_tokens=30) as running:

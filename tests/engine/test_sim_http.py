@@ -274,6 +274,7 @@ def test_metrics(sim: Start, version: str, has: list[str], has_not: list[str]) -
     assert (info["block_size"], info["num_gpu_blocks"]) == ("16", "101")
 
 
+@pytest.mark.slow
 def test_step_times_are_real(sim: Start) -> None:
     """50 tokens of an idle H100 at its own speed: about 50 times 7.4 ms, as its own clock measures it."""
     server = sim(speed=1.0)
@@ -285,6 +286,7 @@ def test_step_times_are_real(sim: Start) -> None:
 SIM = [sys.executable, "-m", "loadtest.engine"]
 
 
+@pytest.mark.slow
 def test_the_program_says_where_it_listens_and_dies_with_its_parent(tmp_path: Path) -> None:
     path = tmp_path / "s.sock"
     with subprocess.Popen(

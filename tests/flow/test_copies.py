@@ -119,6 +119,7 @@ async def test_without_copies_the_model_goes_on_with_one() -> None:
         assert counted(site, "copy") == {}
 
 
+@pytest.mark.slow
 @virtual
 async def test_a_model_in_use_does_not_lose_its_place_to_a_copy() -> None:
     async with machine() as (site, (callers,)):
@@ -153,6 +154,7 @@ async def test_a_copy_gives_its_place_to_a_model_that_no_engine_serves() -> None
         assert counted(site, "copy").total() <= 3
 
 
+@pytest.mark.slow
 @virtual
 async def test_two_gateways_at_once_wake_one_copy() -> None:
     async with machine(gpus=3, gateways=2) as (site, (one, two)):
@@ -161,6 +163,7 @@ async def test_two_gateways_at_once_wake_one_copy() -> None:
         assert ends([*first, *second]) == {"served": 44}
 
 
+@pytest.mark.slow
 @virtual
 async def test_more_load_wakes_a_third_once_calls_have_spread_over_two() -> None:
     async with machine(gpus=3) as (site, (callers,)):

@@ -132,6 +132,7 @@ async def test_one_that_was_loaded_for_calls_is_not_given_up_before_they_reach_i
         assert sum(counted(made, "ready").values()) == 3
 
 
+@pytest.mark.slow
 @virtual
 async def test_two_models_that_are_never_idle_make_room_for_one_that_starves() -> None:
     async with site() as made:
@@ -394,6 +395,7 @@ async def test_out_of_memory_evicts_one_more_and_that_once() -> None:
         assert counted(made, "failed") == {}
 
 
+@pytest.mark.slow
 @virtual
 async def test_out_of_memory_again_and_again_is_given_up_until_somebody_asks() -> None:
     async with site("abc", 36 * GIB) as made:

@@ -11,17 +11,19 @@ from loadtest.lab.residency.machine import Listing
 from loadtest.lab.residency.residents import Model
 from loadtest.lab.residency.site import GIB, counted, file, opened
 from loadtest.simulate import vtime
+from sidecar.core.lifecycle import FIRST_REST
 from tests.flow.test_manager import virtual
 
 CLAIM, GPU = 12 * GIB, 20 * GIB
 OTHERS = 7  # a process that is no engine's
+LISTINGS = ["own", *(pytest.param(each, marks=pytest.mark.slow) for each in ("host", "none"))]
 
 
 def model(wording: int = 0) -> Model:
     return Model(weights=6 * GIB, claim=CLAIM, true=TrueMemory(rest=CLAIM - GIB, context=GIB, wording=wording))
 
 
-@pytest.mark.parametrize("listing", ["own", "host", "none"])
+@pytest.mark.parametrize("listing", LISTINGS)
 @pytest.mark.parametrize("apart", [0.0, 0.5, 6.0])
 def test_of_two_sidecars_that_start_at_once_the_slower_one_is_served_later(listing: Listing, apart: float) -> None:
     """`apart`: seconds between the two, before the first has taken anything, or all."""
@@ -49,7 +51,7 @@ def test_of_two_sidecars_that_start_at_once_the_slower_one_is_served_later(listi
     vtime.run(run())
 
 
-@pytest.mark.parametrize("listing", ["own", *(pytest.param(each, marks=pytest.mark.slow) for each in ("host", "none"))])
+@pytest.mark.parametrize("listing", LISTINGS)
 @pytest.mark.parametrize(("after", "failed"), [(1.0, "free_memory_too_low"), (8.0, "oom")])
 def test_a_process_that_takes_the_room_meanwhile_teaches_nothing(listing: Listing, after: float, failed: str) -> None:
     async def run() -> None:
@@ -60,7 +62,7 @@ def test_a_process_that_takes_the_room_meanwhile_teaches_nothing(listing: Listin
             await made.until("a", "error")
             assert [each.failed for each in made.engines.tried] == [failed]
             assert made.lessons == {}
-            await asyncio.sleep(1000.0)
+            await asyncio.sleep(FIRST_REST + 100.0)
             assert len(made.engines.tried) == 1, "nothing is started where there is no room"
             made.machine.others_take(OTHERS, 0, 0)
             await made.until("a", "running")

@@ -342,7 +342,7 @@ async def live(world: World, seed: int, steps: int) -> None:
     assert set(world.dispatch.running) >= set(CLASSES)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_reloads_under_random_lives_lose_nothing_and_leak_nothing(seed: int) -> None:
     async def scenario(world: World) -> None:
         await live(world, seed, 800)

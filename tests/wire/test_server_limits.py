@@ -61,6 +61,7 @@ def test_headers_time_out_does_not_wait_for_the_drip() -> None:
     serve(scenario, headers_timeout=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("framing", [b"Content-Length: 900\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n384\r\n"])
 def test_body_times_out_without_progress(framing: bytes) -> None:
     async def scenario(rig: Rig) -> None:
@@ -79,6 +80,7 @@ def test_body_times_out_without_progress(framing: bytes) -> None:
     serve(scenario, body_timeout=0.25)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", [b"", ALIVE, ALIVE + b"\r\n"])
 def test_idle_connection_is_closed(sent: bytes) -> None:
     async def scenario(rig: Rig) -> None:
@@ -123,6 +125,7 @@ def test_the_half_of_a_next_request_does_not_time_out_behind_an_answer() -> None
     serve(scenario, headers_timeout=0.2)
 
 
+@pytest.mark.slow
 def test_an_empty_line_does_not_start_a_request() -> None:
     async def scenario(rig: Rig) -> None:
         client = await rig.client()
@@ -627,6 +630,7 @@ def test_a_gentle_drain_ends_too() -> None:
     serve(scenario)
 
 
+@pytest.mark.slow
 def test_drain_warns_and_then_aborts() -> None:
     async def scenario(rig: Rig) -> None:
         polite, deaf, half = [await rig.client() for _ in range(3)]

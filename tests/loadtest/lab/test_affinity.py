@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from loadtest.lab.figures.affinity import EVENTS, SCENARIOS, hits, run
 
 SHORT = msgspec.structs.replace(SCENARIOS["busy"], blocks=(1024,) * 2, rate=0.8, think=20.0, seconds=90.0, warm=0.0)
 
 
+@pytest.mark.slow
 def test_both_ways_answer_the_same_conversations() -> None:
     by_clock, by_events = run(SHORT, "10m", 1), run(SHORT, EVENTS, 1)
     for result in (by_clock, by_events):

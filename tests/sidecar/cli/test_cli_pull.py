@@ -174,6 +174,7 @@ def test_answers_that_are_cut_off_are_gone_on_with(machine: Machine, server: Ser
     assert "tried again in 0 s" in err
 
 
+@pytest.mark.slow
 def test_a_server_that_is_busy_is_asked_again_and_one_that_refuses_is_not(machine: Machine, server: Server) -> None:
     server.statuses = [503, 429, 500, 502]
     assert machine.pull("hub", "--json")[0] == 0

@@ -43,6 +43,7 @@ def test_the_smallest_of_some() -> None:
     assert (made.smallest((0, 1)), made.smallest((1,)), made.smallest(())) == (24, 48, 0)
 
 
+@pytest.mark.slow
 def test_it_waits_for_a_reading_that_will_do_and_no_longer() -> None:
     free = iter((1, 2, 3))
 
