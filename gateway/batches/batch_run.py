@@ -27,6 +27,7 @@ from gateway.shared.threads import in_thread, to_its_end
 SLICE = 64 * 1024  # bytes of a file that are judged at once: a millisecond in which no other thread runs
 CLOCK = 5.0  # seconds between two looks at the clock, which may be set, or stand still with the machine
 NO_TENANT = LineAnswer(503, b"", 60.0)  # a reload may bring it back
+NO_ENGINE = LineAnswer(503, b"", 5.0)  # without one its model could be answered for as unknown, which is a result
 CHANGED = LineAnswer(
     400,
     error_body(
@@ -173,6 +174,8 @@ class BatchRun:
             account = site.pipeline.snapshot.tenants.accounts.get(self._tenant)
             if account is None:
                 return NO_TENANT
+            if not site.pipeline.decider.up:
+                return NO_ENGINE
             read = partial(site.folder.read, self._batch.input_file_id, line.offset, line.length)
             found = read_line(await in_thread(read))
             if found is None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from openai import OpenAI
+from openai import APIStatusError, NotFoundError, OpenAI
 
 from loadtest.lab.batch_kills import killed
 from loadtest.processes import Child, Gateway, until
@@ -86,19 +86,54 @@ def test_a_clock_that_was_set_back_and_a_file_that_was_changed_cost_no_other_lin
 
 @pytest.mark.slow
 def test_a_reload_that_renames_the_class_of_batches_costs_no_line(tmp_path: Path) -> None:
-    id = begun(tmp_path, [asked_for("a")])
+    id = begun(tmp_path, [asked_for(str(number)) for number in range(600)])
     file = tmp_path / "policy.yaml"
+    one = "storage: {folder: kept}\nbatches: {in_flight: 1"
+    file.write_text(f"{one}}}\n")
     with (
-        Gateway(tmp_path / "log2", "--engine", "http://127.0.0.1:9", "--policy", str(file), ready=False) as gateway,
+        Gateway(tmp_path / "log2", "--engine", "sim:1", "--policy", str(file)) as gateway,
         client(gateway, "none") as openai,
     ):
         for text, said in (
-            ("batches: {class: bulk}\nclasses: {default: {}, bulk: {}}\n", '"class_name":"bulk"'),
-            ("classes: {default: {}}\n", '"class_name":"default"'),
+            (f"{one}, class: bulk}}\nclasses: {{default: {{}}, bulk: {{}}}}\n", '"class_name":"bulk"'),
+            ("storage: {folder: kept}\nclasses: {default: {}}\n", '"class_name":"default"'),
         ):
-            file.write_text("storage: {folder: kept}\n" + text)
+            file.write_text(text)
             gateway.child.wait(partial(lambda said: said in gateway.child.output(), said), 20.0, said)
-        assert openai.batches.retrieve(id).status == "in_progress"
+        batch = openai.batches.retrieve(id)
+        assert batch.request_counts is not None
+        assert (batch.status, batch.request_counts.failed) == ("in_progress", 0)
+
+
+@pytest.mark.slow
+def test_lines_wait_where_there_is_no_engine_at_all(tmp_path: Path) -> None:
+    id = begun(tmp_path, [asked_for("a")])
+    file = tmp_path / "policy.yaml"
+    file.write_text("storage: {folder: kept}\nbatches: {}\nfleet: {sidecars: {}}\n")
+    with (
+        Gateway(tmp_path / "log2", "--policy", str(file), ready=False) as gateway,
+        client(gateway, "none") as openai,
+    ):
+        gateway.child.wait(lambda: unknown(gateway.url), 30.0, "404 for a model that no sidecar has reported")
+        again = gateway.total("weir_batch_lines_total", result="again")
+        gateway.child.wait(
+            lambda: gateway.total("weir_batch_lines_total", result="again") >= again + 2, 30.0, "two more tries"
+        )
+        batch = openai.batches.retrieve(id)
+        assert batch.request_counts is not None
+        assert (batch.status, batch.request_counts.failed) == ("in_progress", 0)
+
+
+def unknown(url: str) -> bool:
+    """Whether a call for the model is answered 404."""
+    with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=30.0) as openai:
+        try:
+            openai.chat.completions.create(model="sim", messages=[{"role": "user", "content": "hi"}])
+        except NotFoundError:
+            return True
+        except APIStatusError:
+            return False
+    return False
 
 
 @pytest.mark.slow
