@@ -10,8 +10,13 @@ from gateway.core.admission.bucket import Key
 from gateway.core.policy.policy import Policy
 from gateway.core.policy.traffic import Limits, RateLimit, TenantLimit
 from gateway.core.policy.types import Rate
-from gateway.relay.remote.decider import RemoteDecider
+from gateway.core.request.outcome import Outcome
+from gateway.decider.relays.session import RelaySession
+from gateway.frames.messages import AllHeld, CallEnd
+from gateway.relay.remote.decider import RemoteDecider, ask_of
+from tests.calls import a_call
 from tests.flow.test_relays import Asking, Setting, run, until
+from tests.over_frames import hello
 
 ANONYMOUS: Key = ("requests", "anonymous", "", "")
 NEVER_FULL = RateLimit(rate=Rate(1000, 86400.0), burst=1000)
@@ -74,6 +79,29 @@ def test_a_call_that_waited_while_its_connection_broke_is_counted_once() -> None
         await made.until_held(0)
 
     run(body, COUNTED)
+
+
+def test_a_refusal_that_was_lost_with_its_connection_counts_one_request() -> None:
+    """The call is asked for once more, and refused once more."""
+
+    async def body(made: Setting) -> None:
+        now = asyncio.get_running_loop().time()
+        call = a_call(max_tokens=50, tenant="anonymous", arrived=now, deadline=now + 60.0)
+        before, again = RelaySession(made.hub), RelaySession(made.hub)
+        first, second = (ask_of(1, call, 1, {}, "", wait=True) for _ in range(2))
+        second.turn = 1
+        for message in (hello(), AllHeld(0, []), first):
+            before.take(message)
+        assert 0.9 < made.gateway.limits.level(ANONYMOUS) <= 1
+        before.lost("")
+        end = CallEnd(1, now, left="refused", outcome=Outcome.RATE_LIMITED)
+        for message in (hello(), second, AllHeld(1, [1]), end):
+            again.take(message)
+        assert 0.9 < made.gateway.limits.level(ANONYMOUS) <= 1
+        again.lost("")
+
+    few = RateLimit(rate=Rate(10, 60.0))
+    run(body, Policy(limits=Limits(per_tenant=TenantLimit(requests=NEVER_FULL, tokens=few))))
 
 
 def test_a_call_whose_relay_was_out_of_reach_for_too_long_is_not_counted_twice() -> None:

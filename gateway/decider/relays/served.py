@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from gateway.core.admission import refusals
 from gateway.core.admission.limits import Charge
 from gateway.core.engines.breaker import Ending
 from gateway.core.policy.snapshot import Snapshot
@@ -125,8 +126,8 @@ class ServedCall:
         self.given_back(asyncio.CancelledError())
 
     def forgotten(self) -> None:
-        """Its relay is gone, or asks for it once more: it pays nothing for what it had here."""
-        self.given_back(RuntimeError("nobody knows of it"))
+        """Its relay is gone, or asks for it once more: it pays nothing here, nor for a request that was refused."""
+        self.given_back(refusals.no_decider())
 
     def given_back(self, error: BaseException) -> None:
         """It ends with this error, which says nothing of its engine."""

@@ -88,13 +88,16 @@ class ClientLine:
         self._reader = reader
         self.head = reader.head
         self.body = reader.body
-        self.over = reader.over
+        self.over: Callable[[bool], None] = self._ended
+
+    def _ended(self, whole: bool) -> None:
+        """Nothing comes any more; the client's next try has a line of its own."""
+        self.head = self.body = self.over = _nothing
+        self._reader.over(whole)
 
     def cut(self) -> None:
         """The relay is dead: nothing comes any more but the end."""
-        over = self.over
-        self.head = self.body = self.over = _nothing
-        over(False)
+        self.over(False)
 
 
 class Log:
