@@ -38,7 +38,7 @@ from tests.simulation.mutants import (
 SEEDS = 1000
 WITHIN = 300.0  # seconds for all of them, on two cores
 FEW = range(60)  # seeds that find each planted bug several times
-MORE = range(120)  # for one that needs an idle engine and a pace that is predicted as too slow
+MORE = range(240)  # for one that needs an idle engine and a pace that is predicted as too slow
 FOUND = {
     "leaked hold": (LEAKED_HOLD, "and still holds"),
     "lost wake-up": (LOST_WAKE_UP, "a lost wake-up"),
