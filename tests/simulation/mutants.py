@@ -94,7 +94,7 @@ NO_TTL_BEGUN = Mutant(
 )
 
 # A question that comes twice, with one id, is two calls.
-ASKED_TWICE = Mutant(DecidePort, "_client_head", "if chosen.decode() in self._chosen:", "if False:")
+ASKED_TWICE = Mutant(DecidePort, "_taken", "id in self._chosen or ", "")
 
 # A whole answer that an engine did not give a proxy in time is free.
 UNSETTLED = Mutant(Lending, "exchange", "self._unanswered(call, admission, grant, record)", "pass")
