@@ -11,23 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from loadtest.lab.operate.valkey import REQUIRED, NoValkey, Valkey, program
+from loadtest.lab.operate.debian import VALKEY
+from loadtest.lab.operate.valkey import Valkey
 from loadtest.processes import Gateway, get, until
 from tests.e2e.children import SimEngine
+from tests.programs import required
 
 SHOWN = "sixteen-characters-or-more"
-
-
-def required_valkey() -> None:
-    """Skip the test where there is no Valkey, unless WEIR_REQUIRE_VALKEY is 1."""
-    try:
-        program()
-    except NoValkey as error:
-        if os.environ.get(REQUIRED) == "1":
-            raise
-        pytest.skip(str(error))
 
 
 def free_port() -> int:
@@ -132,7 +122,7 @@ class Site:
 
 @contextlib.contextmanager
 def site(folder: Path) -> Iterator[Site]:
-    required_valkey()
+    required(VALKEY)
     made = Site(folder)
     try:
         yield made

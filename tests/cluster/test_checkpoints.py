@@ -13,12 +13,14 @@ import pytest
 from gateway.core.cluster.election import Turn
 from gateway.serve.cluster import store as module
 from gateway.serve.cluster.store import CheckpointStore, StoreError, opened
+from loadtest.lab.operate.debian import VALKEY
 from loadtest.lab.operate.valkey import Valkey
 from loadtest.processes import until
-from tests.cluster.site import Machine, Site, free_port, known, required_valkey, site
+from tests.cluster.site import Machine, Site, free_port, known, site
 from tests.cluster.test_cluster import took_over
 from tests.cluster.test_store import of
 from tests.e2e.children import Call
+from tests.programs import required
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -48,7 +50,7 @@ def test_only_who_rules_saves_and_the_age_is_the_stores(tmp_path: Path, monkeypa
         for each in (a, b, store):
             await each.aclose()
 
-    required_valkey()
+    required(VALKEY)
     with Valkey(tmp_path / "valkey.log", free_port()) as server:
         asyncio.run(main(server.url))
     with pytest.raises(StoreError):

@@ -12,8 +12,10 @@ from msgspec.structs import replace
 from gateway.core.cluster.election import Turn
 from gateway.serve.cluster.store import ClusterConflict, MemberRecord, Store, StoreError, opened
 from loadtest.lab.dst.cluster_store import SimulatedStore
+from loadtest.lab.operate.debian import VALKEY
 from loadtest.lab.operate.valkey import Valkey
-from tests.cluster.site import free_port, required_valkey
+from tests.cluster.site import free_port
+from tests.programs import required
 
 pytestmark = pytest.mark.slow
 NAMES = ("a:1", "b:1", "c:1")
@@ -25,7 +27,7 @@ def of(url: str, me: str, cluster: str = "prod", life: str = "1", fingerprint: s
 
 @pytest.fixture
 def valkey(tmp_path: Path):  # type: ignore[no-untyped-def]
-    required_valkey()
+    required(VALKEY)
     with Valkey(tmp_path / "valkey.log", free_port()) as server:
         yield server
 

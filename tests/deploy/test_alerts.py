@@ -10,8 +10,10 @@ import pytest
 import yaml
 
 from loadtest.lab.operate.alerts import RULES, names
+from loadtest.lab.operate.debian import PROMETHEUS
 from loadtest.lab.operate.drills import DRILLS, UNDRILLED
-from loadtest.lab.operate.prometheus import NoPrometheus, compressed, program
+from loadtest.lab.operate.prometheus import compressed
+from tests.programs import required
 
 RUNBOOKS = Path(__file__).parents[2] / "docs/runbooks.md"
 UNIT_TESTS = RULES.with_name("alerts.test.yaml")
@@ -43,11 +45,8 @@ def test_every_alert_is_unit_tested() -> None:
 
 @pytest.mark.slow
 def test_the_unit_tests_pass() -> None:
-    try:
-        promtool = program("promtool")
-    except NoPrometheus as error:
-        pytest.skip(str(error))
-    ran = subprocess.run([promtool, "test", "rules", UNIT_TESTS], capture_output=True, text=True, check=False)
+    promtool = required(PROMETHEUS, "promtool")
+    ran = subprocess.run([*promtool, "test", "rules", UNIT_TESTS], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 

@@ -12,9 +12,10 @@ import pytest
 import yaml
 
 from gateway.cli.commands import parser_for
-from loadtest.lab.operate.prometheus import NoPrometheus, program
+from loadtest.lab.operate.debian import PROMETHEUS
 from tests.deploy.images import DOCKERFILE, instructions
 from tests.deploy.tools import ROOT, imported
+from tests.programs import required
 
 FILE = ROOT / "deploy/compose.yaml"
 VARIABLE = re.compile(r"\$\{(\w+)(?::([-?])([^}]*))?\}")
@@ -78,13 +79,10 @@ def test_prometheus_asks_the_gateway_by_the_name_that_the_rules_know(tmp_path: P
     (job,) = yaml.safe_load(config.read_text())["scrape_configs"]
     assert job["job_name"] == RULES_OF
     assert job["static_configs"] == [{"targets": ["gateway:8001"]}]
-    try:
-        promtool = program("promtool")
-    except NoPrometheus as error:
-        pytest.skip(str(error))
+    promtool = required(PROMETHEUS, "promtool")
     shutil.copy(config, tmp_path)
     shutil.copy(FILE.parent / "prometheus/alerts.yaml", tmp_path)
-    check = [promtool, "check", "config", "--syntax-only", tmp_path / "prometheus.yaml"]
+    check = [*promtool, "check", "config", "--syntax-only", tmp_path / "prometheus.yaml"]
     ran = subprocess.run(check, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
 

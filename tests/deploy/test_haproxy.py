@@ -1,6 +1,6 @@
 """Example of HAProxy before Weir: OpenAI's client through it, refusals, clients that leave, failures, and load.
 
-HAProxy is Debian's package haproxy. WEIR_REQUIRE_HAPROXY=1 makes its absence a failure.
+HAProxy is that of the machine, or what `make haproxy` has got.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ import asyncio
 import contextlib
 import http.client
 import json
-import os
-import shutil
 import socket
 from collections import Counter
 from collections.abc import Iterator
@@ -20,9 +18,11 @@ from typing import Any
 import openai
 import pytest
 
+from loadtest.lab.operate.debian import HAPROXY
 from loadtest.processes import Child, Gateway, get, until
 from tests.deploy.tools import free_port
 from tests.e2e.children import Call, SimEngine
+from tests.programs import required
 
 pytestmark = pytest.mark.slow
 
@@ -31,21 +31,13 @@ MESSAGES: list[Any] = [{"role": "user", "content": "Why is the river level?"}]
 CLIENTS, CALLS = 12, 8
 
 
-def haproxy() -> str:
-    found = shutil.which("haproxy", path=f"{os.environ['PATH']}:/usr/sbin")
-    if found is None:
-        assert not os.environ.get("WEIR_REQUIRE_HAPROXY"), "haproxy is not installed, and WEIR_REQUIRE_HAPROXY is set"
-        pytest.skip("haproxy is not installed (apt-get install haproxy)")
-    return found
-
-
 class Site:
     """HAProxy with the example's files, a gateway with a decide port, one engine."""
 
     def __init__(
         self, folder: Path, stack: contextlib.ExitStack, *, policy: str, token: bool, slots: int, poll: str
     ) -> None:
-        program = haproxy()
+        program = required(HAPROXY)
         self.log = folder / "calls.jsonl"
         self.engine = SimEngine(folder / "engine.log")
         stack.callback(self.engine.child.stop)
@@ -74,7 +66,7 @@ class Site:
             assert text.count(old) == 1, old
             text = text.replace(old, new)
         (folder / "haproxy.cfg").write_text(text)
-        self.haproxy = Child("haproxy", [program, "-db", "-f", str(folder / "haproxy.cfg")], folder / "haproxy.log")
+        self.haproxy = Child("haproxy", [*program, "-db", "-f", str(folder / "haproxy.cfg")], folder / "haproxy.log")
         stack.callback(self.haproxy.stop)
         self.url = f"http://127.0.0.1:{port}"
         self.haproxy.wait(lambda: _listens(port), 10.0, "a listening port")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+
+from loadtest.lab.operate.debian import HAPROXY, NoProgram
 
 EXAMPLE = Path(__file__).parents[3] / "deploy/haproxy"
 DECIDED = "haproxy, decided"
@@ -26,15 +27,15 @@ listen clients
 
 def commands(folder: Path, engine: int) -> dict[str, Callable[[int], list[str]]]:
     """Commands by name; none where HAProxy is not installed. `engine`: the engine's port."""
-    found = shutil.which("haproxy", path=f"{os.environ['PATH']}:/usr/sbin")
-    if found is None:
+    try:
+        program = HAPROXY.command()
+    except NoProgram:
         return {}
-    program = found
 
     def plain(port: int) -> list[str]:
         config = folder / f"haproxy-{port}.cfg"
         config.write_text(PLAIN.format(port=port, engine=engine))
-        return [program, "-db", "-f", str(config)]
+        return [*program, "-db", "-f", str(config)]
 
     def deciding(port: int) -> list[str]:
         """HAProxy, and as its child the gateway that decides."""
@@ -61,7 +62,7 @@ def commands(folder: Path, engine: int) -> dict[str, Callable[[int], list[str]]]
             ),
             *("--listen", "127.0.0.1:0", "--control", "127.0.0.1:0", "--decide", f"unix:{socket}"),
         ]
-        haproxy = [program, "-db", "-f", str(config)]
+        haproxy = [*program, "-db", "-f", str(config)]
         return ["sh", "-c", f"{shlex.join(gateway)} & exec {shlex.join(haproxy)}"]
 
     return {"haproxy": plain, DECIDED: deciding}

@@ -30,7 +30,7 @@ from rich.table import Table
 from loadtest.lab.failover.clients import CallEnd, ClosedLoop, Kind, RawCall
 from loadtest.lab.failover.faults import FAULTS, QUICK, FailoverFault
 from loadtest.lab.failover.site import ENGINES, SLOTS, FailoverSite
-from loadtest.lab.operate.valkey import NoValkey, program
+from loadtest.lab.operate.debian import VALKEY, NoProgram
 from loadtest.lab.rows import terminal
 from loadtest.processes import ChildError, until
 
@@ -116,7 +116,7 @@ async def _holding(site: FailoverSite, fault: FailoverFault) -> float | None:
 
 
 def measured(fault: FailoverFault, seconds: float) -> FaultFigures:
-    """The fault under load, then with streams alone. Raises ChildError, and NoValkey."""
+    """The fault under load, then with streams alone. Raises ChildError, and NoProgram."""
     with tempfile.TemporaryDirectory(prefix="weir-failover-") as folder:
         with _site(folder, "loaded", fault) as site:
             figures = asyncio.run(_under_load(site, fault, seconds))
@@ -172,8 +172,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = terminal()
     names, missing = options.faults, ""
     try:
-        program()
-    except NoValkey as error:
+        VALKEY.command()
+    except NoProgram as error:
         missing = str(error)
         names = [name for name in names if FAULTS[name].machines == 1]
     lost = late = False

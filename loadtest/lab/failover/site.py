@@ -84,7 +84,7 @@ class GatewayMachine:
 
 
 class FailoverSite:
-    """Engines, and one machine, or several of a cluster. Raises ChildError, and NoValkey."""
+    """Engines, and one machine, or several of a cluster. Raises ChildError, and NoProgram."""
 
     def __init__(self, folder: Path, *, relays: int, machines: int = 1) -> None:
         self.machines: list[GatewayMachine] = []

@@ -21,8 +21,9 @@ from pathlib import Path
 
 from rich.table import Table
 
+from loadtest.lab.operate.debian import PROMETHEUS, NoProgram
 from loadtest.lab.operate.drills import DRILLS, UNDRILLED, Drill
-from loadtest.lab.operate.prometheus import SPEED, NoPrometheus, compressed, install
+from loadtest.lab.operate.prometheus import SPEED, compressed
 from loadtest.lab.operate.site import OperatedSite
 from loadtest.lab.rows import terminal
 from loadtest.processes import until
@@ -76,8 +77,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"--only: of {', '.join(known)}")
     console = terminal()
     try:
-        subprocess.run([install(), "test", "rules", RULES.with_name("alerts.test.yaml")], check=True)
-    except NoPrometheus as error:
+        PROMETHEUS.install()
+        rules = RULES.with_name("alerts.test.yaml")
+        subprocess.run([*PROMETHEUS.command("promtool"), "test", "rules", rules], check=True)
+    except NoProgram as error:
         console.print(str(error))
         return 2
     except subprocess.CalledProcessError:

@@ -20,8 +20,8 @@ from typing import Any
 
 from rich.table import Table
 
+from loadtest.lab.operate.debian import PROMETHEUS, NoProgram
 from loadtest.lab.operate.panels import BOARDS, RATE, Board, Panel
-from loadtest.lab.operate.prometheus import NoPrometheus, install
 from loadtest.lab.operate.site import OperatedSite
 from loadtest.lab.rows import terminal
 from loadtest.processes import until
@@ -115,8 +115,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     console = terminal()
     try:
-        install()
-    except NoPrometheus as error:
+        PROMETHEUS.install()
+    except NoProgram as error:
         console.print(str(error))
         return 2
     missing: list[tuple[Board, Panel, str]] = []

@@ -1,26 +1,102 @@
-"""Programs of Debian packages, unpacked outside the tree: nobody need be root, and nothing of the machine changes."""
+"""Servers that tests and measurements start: that of the machine, else of Debian's packages, unpacked outside the tree.
+
+    python -m loadtest.lab.operate.debian prometheus | valkey | haproxy
+
+finds one, or gets it, and prints where it is. Nobody need be root, and nothing of the machine changes.
+"""
 
 from __future__ import annotations
 
+import argparse
+import os
+import shutil
 import subprocess
-from collections.abc import Sequence
+import sys
 from pathlib import Path
 
+import msgspec
 
-class NoPackage(Exception):
-    """The packages cannot be got; the message says why."""
+from loadtest.lab.vllm.real_vllm import cache
 
 
-def unpack(packages: Sequence[str], folder: Path) -> None:
-    """Get the packages and unpack them into `folder`. Raises NoPackage."""
-    lists = folder / "lists"  # its own, so that nobody need be root
-    (lists / "partial").mkdir(parents=True, exist_ok=True)
-    apt = ["apt-get", "-o", f"Dir::State::Lists={lists}"]
-    try:
+class NoProgram(Exception):
+    """The machine has not got the program; the message says how to get it, or why it cannot be got."""
+
+
+class DebianProgram(msgspec.Struct, frozen=True):
+    """A server by the name of its target of make. `names`: those of its program, any of which will do."""
+
+    target: str
+    names: tuple[str, ...]
+    packages: tuple[str, ...]
+
+    def command(self, *names: str) -> list[str]:
+        """The command that starts it, or another program of its packages. Raises NoProgram."""
+        for name in names or self.names:
+            found = shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin")
+            if found is not None:
+                return [found]
+            found = shutil.which(name, path=f"{self._unpacked / 'usr/bin'}:{self._unpacked / 'usr/sbin'}")
+            if found is not None:
+                libraries = sorted(str(folder) for folder in self._unpacked.glob("usr/lib/*") if folder.is_dir())
+                return ["env", f"LD_LIBRARY_PATH={':'.join(libraries)}", found]
+        wanted = " or ".join(names or self.names)
+        raise NoProgram(f"no {wanted} on this machine: install it, or run `make {self.target}` on a Debian")
+
+    def install(self) -> list[str]:
+        """The command, of a program that is got first where the machine has none. Raises NoProgram."""
+        try:
+            return self.command()
+        except NoProgram as missing:
+            try:
+                self._unpack()
+            except (OSError, subprocess.CalledProcessError) as error:
+                raise NoProgram(f"{missing}; Debian's packages cannot be got: {error}") from error
+        return self.command()
+
+    @property
+    def _unpacked(self) -> Path:
+        return cache() / self.target
+
+    def _unpack(self) -> None:
+        folder = self._unpacked
+        lists = folder / "lists"  # its own, so that nobody need be root
+        (lists / "partial").mkdir(parents=True, exist_ok=True)
+        apt = ["apt-get", "-o", f"Dir::State::Lists={lists}"]
         subprocess.run([*apt, "update"], check=True, capture_output=True)
-        subprocess.run([*apt, "download", *packages], cwd=folder, check=True, capture_output=True)
+        subprocess.run([*apt, "download", *self.packages], cwd=folder, check=True, capture_output=True)
         for package in folder.glob("*.deb"):
             subprocess.run(["dpkg", "-x", package, folder], check=True, capture_output=True)
             package.unlink()
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise NoPackage(str(error)) from error
+
+
+PROMETHEUS = DebianProgram("prometheus", ("prometheus",), ("prometheus",))
+VALKEY = DebianProgram(
+    "valkey",
+    ("valkey-server", "redis-server"),
+    (
+        "redis-server", "redis-tools", "libatomic1", "libjemalloc2", "liblua5.1-0", "liblzf1", "lua-bitop", "lua-cjson",
+    ),
+)  # fmt: skip
+HAPROXY = DebianProgram(
+    "haproxy",
+    ("haproxy",),
+    ("haproxy", "liblua5.3-0", "libopentracing-c-wrapper0", "libopentracing1", "libpcre2-8-0"),
+)
+PROGRAMS = {program.target: program for program in (PROMETHEUS, VALKEY, HAPROXY)}
+
+
+def main() -> int:
+    """Get one and say where it is; the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m loadtest.lab.operate.debian", description=__doc__.split("\n")[0])
+    parser.add_argument("program", choices=PROGRAMS)
+    try:
+        print(PROGRAMS[parser.parse_args().program].install()[-1])
+    except NoProgram as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,6 +1,5 @@
-"""Prometheus in a child process. `python -m loadtest.lab.operate.prometheus` finds it on this machine, or gets it.
+"""Prometheus in a child process, and its HTTP API.
 
-Its programs (`prometheus`, `promtool`) are those of the PATH, else Debian's package, unpacked once outside the tree.
 Time is compressed: a scrape interval of 15 s becomes 250 ms, and every duration of the rules shrinks alike. So an alert
 that waits ten minutes is seen in ten seconds, by the same rules in the same engine.
 """
@@ -9,34 +8,19 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 from urllib.parse import quote
 
-from loadtest.lab.operate.debian import NoPackage, unpack
-from loadtest.lab.vllm.real_vllm import cache
+from loadtest.lab.operate.debian import PROMETHEUS
 from loadtest.processes import Child, answers, get
 
 SPEED = 60  # by which durations of the rules shrink
 INTERVAL = "250ms"  # 15 s of a Prometheus in use
 _UNITS = {"s": 1_000, "m": 60_000, "h": 3_600_000}
 _DURATION = re.compile(r"(?P<before>\[|for: )(?P<count>\d+)(?P<unit>[smh])\b")
-
-
-class NoPrometheus(Exception):
-    """There is no Prometheus on this machine; the message says how to get one."""
-
-
-def program(name: str) -> str:
-    """The path of `prometheus` or `promtool`. Raises NoPrometheus."""
-    found = shutil.which(name) or shutil.which(name, path=str(_unpacked() / "usr/bin"))
-    if found is None:
-        raise NoPrometheus(f"no {name} on this machine: install Prometheus, or run `make prometheus` on a Debian")
-    return found
 
 
 def compressed(rules: str) -> str:
@@ -73,7 +57,7 @@ class Prometheus:
         }
         file = folder / "prometheus.json"  # JSON is YAML
         file.write_text(json.dumps(config))
-        argv = [program("prometheus"), f"--config.file={file}", f"--storage.tsdb.path={folder / 'data'}",
+        argv = [*PROMETHEUS.command(), f"--config.file={file}", f"--storage.tsdb.path={folder / 'data'}",
                 "--web.listen-address=127.0.0.1:0", "--query.lookback-delta=2s"]  # fmt: skip
         self.child = Child("prometheus", argv, folder / "prometheus.log")
         try:
@@ -106,34 +90,3 @@ class Prometheus:
             if alert["state"] == "firing":
                 found.setdefault(alert["labels"]["alertname"], []).append(alert["labels"])
         return found
-
-
-def _unpacked() -> Path:
-    return cache() / "prometheus"
-
-
-def install() -> str:
-    """The path of promtool, which is got first where the machine has none. Raises NoPrometheus."""
-    try:
-        return program("promtool")
-    except NoPrometheus:
-        folder = _unpacked()
-    try:
-        unpack(("prometheus",), folder)
-    except NoPackage as error:
-        raise NoPrometheus(f"there is no Prometheus on this machine, and Debian's cannot be got: {error}") from error
-    return program("promtool")
-
-
-def main() -> int:
-    """Get it and say where it is; the exit status."""
-    try:
-        print(install())
-    except NoPrometheus as error:
-        print(error, file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
