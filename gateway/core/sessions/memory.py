@@ -230,5 +230,8 @@ class SessionMemory:
                 del by_tenant[branch.tenant]
                 if not by_tenant:
                     del self._kept[branch.engine]
-            del self._kept_on[branch.engine][branch]
+            kept_on = self._kept_on[branch.engine]
+            del kept_on[branch]
+            if not kept_on:
+                del self._kept_on[branch.engine]
             branch.kept, branch.until = 0, -inf
