@@ -52,17 +52,17 @@ class World:
 
     def children(self) -> set[int]:
         """Of the process that an operator would signal."""
-        pid = self.main()
-        return set(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+        return children_of(self.main())
 
-    def successor(self, before: set[int]) -> tuple[int, int]:
-        """The child that was not there before, and the first child of that: its decider."""
+    def successor(self) -> tuple[int, int]:
+        """The process that SIGUSR2 starts, and its first child: its decider."""
+        main = self.main()
+        before = children_of(main)
+        os.kill(main, signal.SIGUSR2)
         found: list[tuple[int, int]] = []
 
         def there() -> bool:
-            for pid in self.children() - before:
-                children = Path(f"/proc/{pid}/task/{pid}/children")
-                found.extend((pid, int(each)) for each in (children.read_text() if children.exists() else "").split())
+            found.extend((pid, each) for pid in children_of(main) - before for each in children_of(pid))
             return bool(found)
 
         assert until(there, 20.0, every=0.005) is not None, self.output()
@@ -70,6 +70,15 @@ class World:
 
     def output(self) -> str:
         return self.gateway.child.output()
+
+
+def children_of(pid: int) -> set[int]:
+    """Of a process; none, once it has ended."""
+    file = Path(f"/proc/{pid}/task/{pid}/children")
+    try:
+        return set(map(int, file.read_text().split()))
+    except (FileNotFoundError, ProcessLookupError):
+        return set()
 
 
 @contextlib.contextmanager
@@ -164,9 +173,7 @@ def test_a_successor_whose_decider_is_killed_in_the_middle_of_it_costs_no_call(t
         async with Clients(made.url) as clients:
             for step in range(6):
                 await clients.more(8)
-                before = await asyncio.to_thread(made.children)
-                os.kill(made.main(), signal.SIGUSR2)
-                successor, decider = await asyncio.to_thread(made.successor, before)
+                successor, decider = await asyncio.to_thread(made.successor)
                 await asyncio.sleep(0.1 * step)
                 os.kill(decider, signal.SIGKILL)
                 over = lambda pid=successor: not Path(f"/proc/{pid}").exists() or made.main() == pid  # noqa: E731
