@@ -21,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help run test check fast slow coverage lint generate format vllm test-vllm ray test-ray test-deploy test-console clients clients-table console-pictures bench-overhead bench-scale failover instructions decisions bodies long-prompts compare-vllm agreement fidelity figures scaling picture realtime soak batch-kills residency fuzz evasions corpus gpu-facts dst prometheus valkey haproxy alerts boards image docs house clean
 
 help: ## this list
-	@sed -n 's/^\([a-z -]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
 
 $(STAMP): pyproject.toml constraints.txt
 	@if [ ! -x "$(BIN)/python" ]; then \
@@ -178,7 +178,10 @@ evasions: $(STAMP) ## tokens that each way around a limit gets for nothing, of t
 dst: $(STAMP) ## a thousand random simulations of the whole gateway, faults and reloads and all; DST=--help tells how
 	$(BIN)/python -m loadtest.lab.dst $(DST)
 
-prometheus valkey haproxy: $(STAMP) ## find a real one on this machine, or unpack Debian's outside the tree
+prometheus: $(STAMP) ## find a real Prometheus on this machine, or unpack Debian's outside the tree
+valkey: $(STAMP) ## find a real Valkey or Redis on this machine, or unpack Debian's Redis outside the tree
+haproxy: $(STAMP) ## find a real HAProxy on this machine, or unpack Debian's outside the tree
+prometheus valkey haproxy:
 	@$(BIN)/python -m loadtest.lab.operate.debian $@
 
 alerts: prometheus ## fire each alert by its fault, against a real Prometheus; four minutes; ALERTS=--help tells how

@@ -95,10 +95,11 @@ def test_none_is_wanted_after_the_cooldown_and_one_at_the_first_call() -> None:
 def test_a_gateway_that_has_just_been_started_wants_no_fewer_than_are_up() -> None:
     signal = EnginesWanted(Scaling(stabilization_window=60.0), 0.0)
     told = []
-    for second in range(1, 64):
-        signal.take(Readings(work=0.5, given=10 * second, refused=0, queued=0, active=True, up=4), float(second))
+    for second in range(1, 154):
+        work = 3.0 if second == 5 else 0.5  # as many as are up are wanted by what is seen, too
+        signal.take(Readings(work=work, given=10 * second, refused=0, queued=0, active=True, up=4), float(second))
         told.append(signal.wanted)
-    assert told == [4] * 61 + [1] * 2
+    assert told == [4] * 150 + [1] * 3
 
 
 def test_late_first_tokens_want_one_more_than_there_are() -> None:

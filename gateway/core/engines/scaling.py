@@ -5,8 +5,8 @@
 `work` is the sum of its engines' utilizations. `offered` is what engines were given, what was refused for want of room
 (a call is refused where its class's target would be missed), and what waits, as tokens a second; `served` is the first
 of these. As in Kubernetes' HorizontalPodAutoscaler the number of engines there are now is no part of it, and fewer are
-wanted only when that has been so for a whole stabilization window. Of that the engines that are up at the first reading
-are part, likewise: a gateway that has just been started knows nothing yet, and is no reason to stop any.
+wanted only when that has been so for a whole stabilization window. In its first LEARNING seconds a gateway wants no
+fewer than were up at its first reading: its averages begin at nothing, which is no reason to stop any.
 
 Synchronous, no I/O; `now` is monotonic seconds.
 """
@@ -24,6 +24,7 @@ from gateway.core.policy.traffic import Scaling
 
 EVERY = 1.0  # seconds at least between two readings
 AVERAGE = 45.0  # seconds of the averages: one burst is for the queue, a new level for more engines
+LEARNING = 2 * AVERAGE  # seconds in which the averages of a gateway that was just started tell too little
 REMEMBERED = 1800.0  # seconds that an engine's fastest pace is remembered at least, and twice that at most
 RECOVERY = 30.0  # seconds in which what waits now is to be worked off
 MOST_OFFERED = 4.0  # times what is served: more is not known well enough to start engines for
@@ -81,8 +82,8 @@ def utilization(engine: Engine, fastest: float) -> float:
 class EnginesWanted:
     """The signal with its memory. `refused` counts tokens; whoever refuses adds to it."""
 
-    __slots__ = ("_at", "_busy_at", "_fastest", "_given", "_known", "_offered", "_policy", "_recent", "_refused",
-                 "_served", "_work", "refused")  # fmt: skip
+    __slots__ = ("_at", "_busy_at", "_fastest", "_given", "_known", "_least", "_least_until", "_offered", "_policy",
+                 "_recent", "_refused", "_served", "_work", "refused")  # fmt: skip
 
     def __init__(self, policy: Scaling, now: float) -> None:
         self.refused = 0
@@ -94,6 +95,7 @@ class EnginesWanted:
         self._busy_at = -math.inf  # when there was a call last
         self._known = False
         self._recent: deque[tuple[float, int]] = deque()  # times and numbers, the largest number first
+        self._least, self._least_until = 0, now
 
     def apply(self, policy: Scaling) -> None:
         """A reload: the rules change, what was measured stays."""
@@ -116,7 +118,7 @@ class EnginesWanted:
         since = max(EVERY, now - self._at)
         self._at = now
         if not self._recent:
-            self._remember(readings.up, now)
+            self._least, self._least_until = readings.up, now + LEARNING
         given, refused = readings.given - self._given, readings.refused - self._refused
         self._given, self._refused = readings.given, readings.refused
         if given or refused or readings.queued or readings.active:
@@ -128,7 +130,7 @@ class EnginesWanted:
         self._work += (1.0 - kept) * (readings.work - self._work)
         self._served += (1.0 - kept) * (given / since - self._served)
         self._offered += (1.0 - kept) * ((given + refused) / since - self._offered)
-        self._remember(self._level(readings, now), now)
+        self._remember(max(self._level(readings, now), self._least if now < self._least_until else 0), now)
 
     def _level(self, readings: Readings, now: float) -> int:
         """Engines wanted by these readings alone."""

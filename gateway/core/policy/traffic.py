@@ -104,8 +104,8 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True):
     `cooldown_period`: Time without a call after which a model wants no engine.
     """
 
-    target_utilization: Annotated[Share, Bounds(ge=0.1, le=1)] = 0.9
-    stabilization_window: Annotated[Seconds, Bounds(ge=0, le=86_400)] = 60.0
+    target_utilization: Annotated[Share, Bounds(ge=0.1, le=1)] = 0.83
+    stabilization_window: Annotated[Seconds, Bounds(ge=0, le=86_400)] = 40.0
     cooldown_period: Annotated[Seconds, Bounds(ge=1, le=86_400)] = 600.0
 
 
