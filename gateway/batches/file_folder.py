@@ -1,8 +1,9 @@
 """Folder of the stored files. A file has its name once it is whole; what is being written ends in `.part`, and is
 locked (flock) until its writer has closed it: several relays write here, and a gateway that is taken over finishes its
-uploads beside its successor. Whoever works batches has the lock of the folder itself.
+uploads beside its successor. Whoever works batches has the lock of the folder itself,
+`claim`.
 
-Every method blocks, and is called in a thread, but for `claim` and `leave`.
+Every method blocks, and is called in a thread.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
 
+from gateway.shared.folder_lock import FolderLock
+
 PART = ".part"
 
 
@@ -23,32 +26,11 @@ class FileFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._claim = -1  # the folder's descriptor, while it is claimed
+        self.claim = FolderLock(path)  # of whoever works batches
 
     def make(self) -> None:
         """Make the folder if need be."""
         self.path.mkdir(mode=0o700, exist_ok=True)
-
-    def claim(self) -> bool:
-        """Be the one who works batches, until `leave` or the end of the process; False: another process is. Never
-        waits."""
-        if self._claim < 0:
-            descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                os.close(descriptor)
-                if isinstance(error, BlockingIOError):
-                    return False
-                raise
-            self._claim = descriptor
-        return True
-
-    def leave(self) -> None:
-        """Another process may work batches."""
-        if self._claim >= 0:
-            os.close(self._claim)
-            self._claim = -1
 
     def begin(self, id: str) -> BinaryIO:
         """A new file, to be written to its end. What an earlier try has left of it is gone."""

@@ -42,7 +42,7 @@ class BatchWorker:
     async def start(self) -> None:
         """Begin, and forget what nobody needs, where no other process works. Raises OSError and StorageError."""
         await in_thread(self._site.folder.make)
-        if self._site.folder.claim():
+        if self._site.folder.claim.take():
             await self._clear()
         self._task = asyncio.get_running_loop().create_task(self._work())
 
@@ -67,7 +67,7 @@ class BatchWorker:
             async with asyncio.timeout(ENDED_WITHIN):
                 await asyncio.gather(*tasks, return_exceptions=True)
                 await self._site.storage.done()
-                self._site.folder.leave()
+                self._site.folder.claim.leave()
 
     # -- looks ----------------------------------------------------------------------------------------------------
 
@@ -76,7 +76,7 @@ class BatchWorker:
         while True:
             self._wanted.clear()
             try:
-                while not site.folder.claim():  # noqa: ASYNC110 # the kernel tells nobody that a lock is free
+                while not site.folder.claim.take():  # noqa: ASYNC110 # the kernel tells nobody that a lock is free
                     await asyncio.sleep(NOTICE)
                 if clock() >= self._cleared + LOOK:
                     await self._clear()

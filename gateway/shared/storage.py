@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import math
 import os
 import queue
@@ -31,6 +30,8 @@ from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
+
+from gateway.shared.folder_lock import FolderLock
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], T]
@@ -94,7 +95,7 @@ class Storage:
         self._ends = False
         self._locked = -math.inf  # when another program had kept the file locked for too long
         self._closed: Future[None] = Future()
-        self._lock = -1  # the folder's descriptor
+        self._lock = FolderLock(folder)
         self._database: sqlite3.Connection | None = None
 
     async def check(self) -> None:
@@ -133,7 +134,7 @@ class Storage:
 
     async def share(self) -> None:
         """Let another gateway open it too, for which this one only finishes what is under way. Raises StorageError."""
-        await self._ask(self._unlock)
+        await self._ask(self._lock.leave)
 
     async def aclose(self) -> None:
         """Close it, once what was asked for before is done. It is not opened again."""
@@ -195,7 +196,7 @@ class Storage:
 
     @contextlib.contextmanager
     def _kept(self) -> Iterator[None]:
-        """What is opened within stays open, unless that fails."""
+        """Keep open what is opened within, unless that fails."""
         try:
             yield
         except BaseException:
@@ -203,20 +204,11 @@ class Storage:
             raise
 
     def _take_lock(self, within: float) -> None:
-        self._lock = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
         until = time.monotonic() + within
-        while True:
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() >= until:
-                    self._let_go()
-                    raise StorageError(
-                        f"{self.folder}: another gateway uses this storage: end it, or name another folder"
-                    ) from None
-                time.sleep(LOOK)
-            else:
-                return
+        while not self._lock.take():
+            if time.monotonic() >= until:
+                raise StorageError(f"{self.folder}: another gateway uses this storage: end it, or name another folder")
+            time.sleep(LOOK)
 
     def _connect(self) -> int:
         """Open the file, which is there. The version of its schema."""
@@ -292,12 +284,7 @@ class Storage:
         if self._database is not None:
             self._database.close()
             self._database = None
-        self._unlock()
-
-    def _unlock(self) -> None:
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        self._lock.leave()
 
 
 def _migrate(database: sqlite3.Connection, version: int, statements: tuple[str, ...]) -> None:

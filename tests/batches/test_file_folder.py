@@ -12,13 +12,13 @@ FILES = 120
 
 def test_one_at_a_time_works_the_batches(tmp_path: Path) -> None:
     one, other = FileFolder(tmp_path), FileFolder(tmp_path)
-    assert one.claim()
-    assert one.claim(), "it is claimed already"
-    assert not other.claim()
-    one.leave()
-    assert other.claim()
-    assert not one.claim()
-    other.leave()
+    assert one.claim.take()
+    assert one.claim.take(), "it is claimed already"
+    assert not other.claim.take()
+    one.claim.leave()
+    assert other.claim.take()
+    assert not one.claim.take()
+    other.claim.leave()
 
 
 def test_what_is_written_is_not_cleared_and_what_was_left_is(tmp_path: Path) -> None:

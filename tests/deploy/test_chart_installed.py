@@ -41,14 +41,14 @@ def namespace(kubernetes: Kubernetes, request: pytest.FixtureRequest) -> str:
 
 
 def flags() -> tuple[str, ...]:
-    """What the chart is told beside a case: no custom resources where they are not defined."""
+    """Values beside those of a case: no custom resources where they are not defined."""
     return (
         () if {it["spec"]["names"]["kind"] for it in definitions()} >= {"ScaledObject", "ServiceMonitor"} else WITHOUT
     )
 
 
 def helm(kubernetes: Kubernetes, namespace: str, verb: str, *more: str) -> str:
-    """What Helm warned of."""
+    """Warnings of Helm."""
     words = [
         installed("helm"),
         f"--kubeconfig={kubernetes.kubeconfig}",

@@ -38,8 +38,8 @@ def remedy(  # noqa: PLR0912 # a table
     *,
     short: bool,
 ) -> str:
-    """What would help calls of `key` that ended so. `capped`: classes that run as many calls as their max_concurrency;
-    `short`: the engines that the model lacks are told already."""
+    """Change that would help calls of `key` that ended so. `capped`: classes that run as many calls as their
+    max_concurrency; `short`: the engines that the model lacks are told already."""
     class_name, tenant, model = key
     if outcome in ROOM and class_name in capped:
         return f"Raise classes.{class_name}.max_concurrency: the class runs as many calls as that allows."

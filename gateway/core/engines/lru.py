@@ -12,7 +12,7 @@ from math import inf, nextafter
 
 
 class LruEstimate:
-    """What calls have left in one engine's cache: tokens by conversation, least recently used first. `cut`: what was
+    """Tokens that calls have left in one engine's cache, by conversation, least recently used first. `cut`: what was
     last used until then is evicted."""
 
     __slots__ = ("_left", "cut", "tokens")
@@ -41,5 +41,5 @@ class LruEstimate:
             self.tokens -= tokens
 
     def trusted_since(self, oldest: float) -> float:
-        """What was used since then is still cached; `oldest` at the earliest."""
+        """Time since which what was used is still cached; `oldest` at the earliest."""
         return max(oldest, nextafter(self.cut, inf))

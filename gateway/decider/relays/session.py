@@ -395,9 +395,8 @@ class RelaySession:
         self.waiting.pop(end.number, None)
         self._ended[end.number] = None
         if len(self._ended) > ENDED:
-            for number in list(
-                islice(self._ended, ENDED // 16)
-            ):  # in bulk: see caches in docs/decisions/performance.md
+            # In bulk: see caches in docs/decisions/performance.md.
+            for number in list(islice(self._ended, ENDED // 16)):
                 del self._ended[number]
         served = self.calls.pop(end.number, None) or self.kept.pop(end.number, None)
         if served is None:

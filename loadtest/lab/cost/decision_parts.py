@@ -172,7 +172,7 @@ class Decisions:
         return channel
 
     def _deliver(self) -> None:
-        """What either side has written."""
+        """Bring each side the bytes that the other has written."""
         (relay, decider), (relays, deciders) = self._channels, self._ends
         for data in relays.take():
             self.sent.append(data)

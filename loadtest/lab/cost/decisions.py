@@ -12,18 +12,14 @@ what the same tasks cost that ask nobody is taken off. Each figure is the slope 
 
 from __future__ import annotations
 
-import argparse
-import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+from loadtest.lab.cost.callgrind import baseline, dumped
 from loadtest.lab.cost.decision_parts import AT_ONCE, PARTS, ROUNDS
-from loadtest.lab.cost.instructions import TOTAL
 from loadtest.processes import ChildError
-
-WITHIN = 300.0  # seconds for callgrind to answer
 
 
 def measure(tree: Path) -> list[dict[str, float]]:
@@ -56,20 +52,16 @@ def count(child: subprocess.Popen[bytes], out: Path, number: int) -> int:
     assert child.stdout is not None  # noqa: S101 # see above
     if child.stdout.readline() != b"mark\n":
         raise ChildError("the counted process has ended")
-    subprocess.run(["callgrind_control", "--dump", str(child.pid)], check=True, capture_output=True, timeout=WITHIN)
+    instructions = dumped(child.pid, out, number)
     child.stdin.write(b"\n")
     child.stdin.flush()
-    return int(TOTAL.findall(Path(f"{out}.{number}").read_text())[-1])
+    return instructions
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tree", type=Path, help="another checkout, as the baseline")
-    args = parser.parse_args()
-    if shutil.which("valgrind") is None:
-        sys.exit("decisions: valgrind is not installed (Debian's package valgrind)")
+    other = baseline("decisions", __doc__)
     print(f"{'instructions of a call':24}{'one process':>14}{'relay':>10}{'decider':>10}")
-    for name, tree in {"baseline": args.tree, "this tree": Path.cwd()}.items():
+    for name, tree in {"baseline": other, "this tree": Path.cwd()}.items():
         try:
             for at_once, parts in zip(AT_ONCE, measure(tree) if tree else (), strict=False):
                 one, relay = parts["local"] - parts["loop"], parts["frames"] - parts["decider"] - parts["loop"]

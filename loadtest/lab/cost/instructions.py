@@ -12,9 +12,6 @@ in the same run, as the baseline.
 
 from __future__ import annotations
 
-import argparse
-import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,6 +20,7 @@ from pathlib import Path
 import uvloop
 
 from loadtest.clients.stub import StubLoad, serve_stub
+from loadtest.lab.cost.callgrind import baseline, dumped
 from loadtest.lab.cost.overhead import ENGINE_PORT, answers_calls
 from loadtest.processes import Child, ChildError
 
@@ -32,7 +30,6 @@ STREAMS = (5, 205)  # events of a stream
 AT_ONCE = 10  # streams
 WITHIN = 150.0  # seconds of a load: valgrind is about fifty times slower
 POLICY = "version: 1\nfleet: {poll: 60s, health: 60s}\n"
-TOTAL = re.compile(r"^(?:summary|totals): (\d+)", re.MULTILINE)
 
 
 class CallgrindGateway:
@@ -78,13 +75,7 @@ class CallgrindGateway:
     def _dump(self) -> int:
         """Instructions since the last dump."""
         self._dumps += 1
-        command = ["callgrind_control", "--dump", str(self._child.pid)]
-        subprocess.run(command, check=True, capture_output=True, timeout=60)
-        text = Path(f"{self._out}.{self._dumps}").read_text()
-        found = TOTAL.findall(text)
-        if not found:
-            raise ChildError("callgrind's dump has no total")
-        return int(found[-1])
+        return dumped(self._child.pid, self._out, self._dumps)
 
 
 def measure(tree: Path) -> tuple[float, float]:
@@ -100,24 +91,20 @@ def measure(tree: Path) -> tuple[float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tree", type=Path, help="another checkout, whose gateway is the baseline")
-    args = parser.parse_args()
-    if shutil.which("valgrind") is None:
-        sys.exit("instructions: valgrind is not installed (Debian's package valgrind)")
-    trees = {"this tree": Path.cwd(), **({"baseline": args.tree} if args.tree else {})}
+    tree = baseline("instructions", __doc__)
+    trees = {"this tree": Path.cwd(), **({"baseline": tree} if tree else {})}
     found = {}
     with serve_stub(ENGINE_PORT):
-        for name, tree in trees.items():
+        for name, counted in trees.items():
             print(f"{name}: two minutes under valgrind", file=sys.stderr)
             try:
-                found[name] = measure(tree)
+                found[name] = measure(counted)
             except (ChildError, subprocess.SubprocessError) as error:
                 sys.exit(f"instructions: {error}")
     print(f"{'':12}{'per JSON request':>18}{'per SSE event':>16}")
     for name, (request, event) in found.items():
         print(f"{name:12}{request:18,.0f}{event:16,.0f}")
-    if args.tree:
+    if tree:
         own, base = found["this tree"], found["baseline"]
         print(f"{'ratio':12}{own[0] / base[0]:18.3f}{own[1] / base[1]:16.3f}")
 
