@@ -44,23 +44,22 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# One for each core: what waits is among the slow ones. A test that fails beside others (it looks at time, or at the whole
-# machine) is judged by itself: what fails alone too has failed.
+# One for each core: what waits is among the slow ones. Nothing is run again: a test that fails at times is no test.
 WORKERS ?= $(shell nproc)
-on_every_core = $(PYTEST) -n $(WORKERS) $(1) || { [ $$? -eq 1 ] && $(PYTEST) --last-failed --last-failed-no-failures none $(1); }
+ON_EVERY_CORE := $(PYTEST) -n $(WORKERS)
 
 fast: $(STAMP)
-	$(call on_every_core,--hypothesis-profile=quick -m 'not slow and not vllm')
+	$(ON_EVERY_CORE) --hypothesis-profile=quick -m 'not slow and not vllm'
 
 test: check slow coverage ## everything a machine without a GPU can prove
 
 # A file's tests share servers, so one worker has them all. Of hypothesis' tests `make fast` has tried a quarter of the examples.
 slow: $(STAMP)
-	$(call on_every_core,--dist loadfile -m '(slow or hypothesis) and not vllm and not ray and not console and not clients')
+	$(ON_EVERY_CORE) --dist loadfile -m '(slow or hypothesis) and not vllm and not ray and not console and not clients'
 
 # Of the cores alone: they are where every branch is a decision, and few of their tests need sockets.
 coverage: $(STAMP)
-	$(PYTEST) -n $(WORKERS) tests/core tests/shared tests/docs tests/properties tests/sidecar tests/flow tests/decider/test_metrics.py -m 'not vllm and not slow' \
+	$(ON_EVERY_CORE) tests/core tests/shared tests/docs tests/properties tests/sidecar tests/flow tests/decider/test_metrics.py -m 'not vllm and not slow' \
 		--cov=gateway.core --cov=gateway.shared.files --cov=gateway.shared.vllm --cov=sidecar.core --cov=sidecar.sizing --cov-report=term-missing:skip-covered --cov-fail-under=100
 
 generate: $(STAMP) ## write the schemas, reference pages and boards that are made of the code

@@ -1,17 +1,25 @@
 """Thrift of `make check`: hypothesis tries a quarter of the examples, and garbage is collected seldom.
 
-`make slow` and `make coverage` try all examples.
+`make slow` and `make coverage` try all examples. Signals have their defaults, whoever has started the tests.
 """
 
 from __future__ import annotations
 
 import gc
+import signal
 
 from hypothesis import settings
 
 from tests.examples import QUICK, USUAL
 
 settings.register_profile(QUICK, max_examples=USUAL // 4)
+
+
+def pytest_configure() -> None:
+    """Undo what children of the tests would inherit: a script's background jobs ignore SIGINT, nohup's SIGHUP."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 def pytest_collection_finish() -> None:

@@ -182,7 +182,7 @@ class MemoryClient:
         self._stall = stall
         self._failure = failure
         self._sends = sends
-        self._unanswered: set[MemoryReply] = set()
+        self._unanswered: dict[MemoryReply, None] = {}  # by age: the order of a set is by address
         self._loop = asyncio.get_running_loop()
 
     async def send(self, method: bytes, path: bytes, headers: bytes, body: bytes, *, timeout: float) -> MemoryReply:  # noqa: ASYNC109 # the surface stood in for
@@ -198,7 +198,7 @@ class MemoryClient:
         except ConnectionRefusedError as error:
             raise self._failure("connect", f"cannot connect: {error}", before_bytes=True) from error
         timer = loop.call_later(timeout, self._late, reply)
-        self._unanswered.add(reply)
+        self._unanswered[reply] = None
         try:
             await waiter
         except BaseException:
@@ -206,7 +206,7 @@ class MemoryClient:
             raise
         finally:
             timer.cancel()
-            self._unanswered.discard(reply)
+            self._unanswered.pop(reply, None)
         return reply
 
     def _late(self, reply: MemoryReply) -> None:

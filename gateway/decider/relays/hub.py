@@ -89,7 +89,7 @@ class RelayHub:
         self.ended = ended
         self._lives = _lives if lives is None else lives
         self._left = left
-        self.sessions: set[RelaySession] = set()
+        self.sessions: dict[RelaySession, None] = {}  # by age: the order of a set is by address
         self.version = 0
         self.first = not expected  # there was no decider before
         self.complete = not expected  # every relay that lived before has told what it holds
@@ -163,7 +163,7 @@ class RelayHub:
             del self._kept[hello.relay]
         else:
             self._forget(hello.relay)
-        self.sessions.add(session)
+        self.sessions[session] = None
         self.empty.clear()
         return True
 
@@ -177,7 +177,7 @@ class RelayHub:
     def leaves(self, session: RelaySession) -> None:
         """A session has ended."""
         if session in self.sessions:
-            self.sessions.discard(session)
+            del self.sessions[session]
             calls = session.given_up()
             if calls and session.hello is not None:
                 self._kept[session.hello.relay] = KeptCalls(session.hello, calls)
@@ -297,7 +297,7 @@ class RelayHub:
         """Have every relay tell its totals; those that do not within COUNTED_WITHIN are left at their last."""
         counted = asyncio.get_running_loop().create_future()
         self._counting.append(counted)
-        self._uncounted |= self.sessions
+        self._uncounted.update(self.sessions)
         for session in self.sessions:
             session.send(CountsAsk())
         if not self._uncounted:

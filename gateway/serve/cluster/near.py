@@ -130,7 +130,7 @@ class NearRelays:
         self.clock = clock
         self.reached = reached
         self.unreached = unreached
-        self.all: set[Near] = set()
+        self.all: dict[Near, None] = {}  # by age: the order of a set is by address
         self.totals: dict[tuple[int, int], RelayCounts] = {}  # by relay and its epoch, also of those that are gone
         self.pids: dict[int, int] = {}
         self._arrived = arrived
@@ -141,7 +141,7 @@ class NearRelays:
     def channel(self) -> Channel:
         """The protocol of a connection that a relay has opened."""
         near = Near(self)
-        self.all.add(near)
+        self.all[near] = None
         return near.channel
 
     def said_hello(self, near: Near) -> None:
@@ -152,7 +152,7 @@ class NearRelays:
             near.channel.send(DrainOrder(self._within))
 
     def left(self, near: Near) -> None:
-        self.all.discard(near)
+        self.all.pop(near, None)
         self._told(near)
 
     def come_again(self) -> None:

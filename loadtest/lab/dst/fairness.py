@@ -15,7 +15,7 @@ Models", OSDI 2024): corrections move D too, and are taken from the queue as the
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -111,7 +111,7 @@ class Fairness:
             self._wrong(f"call {ticket.call.request_id} passes {blocking[0].call.request_id}, which is not large")
         if ticket not in seen.paid:
             # Those that wait for the engine that knows their session let others pass.
-            self._serves(ticket, _who(ticket), {_who(other) for other in seen.waiting if not other.aside})
+            self._serves(ticket, _who(ticket), dict.fromkeys(_who(other) for other in seen.waiting if not other.aside))
 
     def correcting(self, ticket: Ticket, prompt_tokens: int, completion_tokens: int) -> None:
         """What a served call really used is known."""
@@ -131,7 +131,7 @@ class Fairness:
         if more is not None and abs(moved - more) > ROUNDING:
             self._wrong(f"{who} is charged {moved:.0f} tokens more for {ticket.call.request_id}, expected {more:.0f}")
 
-    def _serves(self, ticket: Ticket, who: Who, waiting: set[Who]) -> None:
+    def _serves(self, ticket: Ticket, who: Who, waiting: Iterable[Who]) -> None:
         for other in waiting:
             if other[0] == who[0] and other != who and who[0] not in self._gone:
                 self._compare(who, other)

@@ -29,7 +29,7 @@ class Pool:
         self._engines: Sequence[Engine] = tuple(gateway.fleet)
         self._running = set(self._engines[:first])
         self._starting: dict[Engine, asyncio.TimerHandle] = {}
-        self._ending: set[Engine] = set()
+        self._ending: dict[Engine, None] = {}  # the last ordered is the last: a set has no order
         self._loop = asyncio.get_running_loop()
         self.paid = 0.0
         self.highest = first
@@ -58,7 +58,7 @@ class Pool:
     def _order(self) -> None:
         """One more: an engine that is about to end goes on, else one is started."""
         if self._ending:
-            engine = self._ending.pop()
+            engine, _ = self._ending.popitem()
             self._running.add(engine)
             self._gateway.drain_engine(engine, wanted=False)
             return
@@ -80,10 +80,10 @@ class Pool:
             return
         engine = min(self._running, key=lambda each: (each.in_flight, each.id))
         self._running.discard(engine)
-        self._ending.add(engine)
+        self._ending[engine] = None
         self._gateway.drain_engine(engine, wanted=True)
 
     def _look(self) -> None:
         self._pay()
-        self._ending = {engine for engine in self._ending if engine.in_flight}
+        self._ending = {engine: None for engine in self._ending if engine.in_flight}
         self._loop.call_later(LOOK, self._look)
