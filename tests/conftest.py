@@ -8,11 +8,16 @@ from __future__ import annotations
 import gc
 import signal
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-from tests.examples import QUICK, USUAL
+from tests.examples import QUICK, USUAL, WHOLE
 
-settings.register_profile(QUICK, max_examples=USUAL // 4)
+# The same examples each time (`make fuzz` draws others), and none fails because the machine was busy.
+settings.register_profile(
+    WHOLE, max_examples=USUAL, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile(WHOLE)
+settings.register_profile(QUICK, max_examples=USUAL // 4)  # and else what has just been loaded
 
 
 def pytest_configure() -> None:

@@ -155,7 +155,7 @@ class EachBlock:
         return any(self.parents[block] and self.parents[block] not in self.references for block in self.references)
 
 
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(40))
 @given(seed=st.integers(0, 2**32))
 def test_runs_come_to_what_each_block_by_itself_would(seed: int) -> None:
     rng = random.Random(seed)

@@ -203,7 +203,7 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 @given(ACTIONS, st.integers(18, 60), st.integers(1, 6), st.integers(8, 80), st.sampled_from(("fcfs", "priority")))
 def test_nothing_is_lost_leaked_or_overdrawn(
     actions: list[tuple[Any, ...]], blocks: int, seqs: int, budget: int, policy: Any

@@ -435,14 +435,14 @@ async def client(port: int, kind: str, rng: random.Random) -> int:
     return 0
 
 
-@settings(max_examples=2, deadline=None, derandomize=True)
+@settings(max_examples=2)
 @given(seed=st.integers(0, 2**32))
 def test_after_a_random_mix_of_everything_nothing_is_left(seed: int) -> None:
     a_random_mix(seed)
 
 
 @pytest.mark.timeout(180)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 2**32))
 def test_after_many_random_mixes_nothing_is_left(seed: int) -> None:
     a_random_mix(seed)

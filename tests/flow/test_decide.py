@@ -542,7 +542,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=examples(30), deadline=None)
+@settings(max_examples=examples(30))
 @given(STEPS, st.integers(0, 2**16))
 def test_nothing_is_left_by_any_life(steps: list[tuple[str, int]], seed: int) -> None:
     async def body(site: Site) -> None:

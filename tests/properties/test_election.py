@@ -195,7 +195,7 @@ def check(seed: int) -> None:
     assert len(epochs) == 1
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(seeds)
 def test_two_never_grant_at_once_and_one_does_in_the_end(seed: int) -> None:
     check(seed)

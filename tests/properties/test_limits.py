@@ -116,7 +116,7 @@ def charged(book: LimitBook, call: tuple[str, str, str], tokens: int, now: float
         return error
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(policies, steps)
 def test_every_decision_and_every_level_is_gcras(policy: Policy, steps: list[tuple[float, str, object, int]]) -> None:
     book, reference, now = LimitBook(policy), Reference(policy), 1024.0
@@ -141,7 +141,7 @@ def test_every_decision_and_every_level_is_gcras(policy: Policy, steps: list[tup
         assert levels(book, now) == reference.levels(now)
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(
     quotas,
     st.lists(
@@ -171,7 +171,7 @@ def test_no_window_has_more_than_its_rate_and_one_burst(
             assert all(taken <= burst + quota.rate.amount * (now - at) + 1e-6 for at, taken in within)
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(policies, st.lists(st.tuples(pauses, calls, tokens), max_size=30), calls, tokens)
 def test_a_retry_at_the_time_told_passes_and_no_sooner(
     policy: Policy, before: list[tuple[float, tuple[str, str, str], int]], call: tuple[str, str, str], amount: int
@@ -191,7 +191,7 @@ def test_a_retry_at_the_time_told_passes_and_no_sooner(
             assert isinstance(charged(late, call, amount, now + first.retry_after), Charge)
 
 
-@settings(max_examples=examples(30), deadline=None)
+@settings(max_examples=examples(30))
 @given(policies, policies, st.lists(st.tuples(pauses, calls, tokens), max_size=20), calls, tokens)
 def test_a_reload_gives_nothing_away_and_asks_for_no_more_than_one_burst(
     old: Policy,

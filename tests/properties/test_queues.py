@@ -127,7 +127,7 @@ def test_two_tenants_that_wait_are_served_alike_in_ten_thousand_schedules(correc
 # -- classes: shares --------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(seeds)
 def test_two_classes_that_wait_differ_by_one_call_of_each(seed: int) -> None:
     rng = random.Random(seed)
@@ -262,7 +262,7 @@ class Model:
         assert all(each.call.class_name in policy for each in self.inside)
 
 
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(40))
 @given(seeds)
 def test_whatever_happens_order_is_kept_and_nothing_is_lost_or_twice(seed: int) -> None:
     model = Model(seed)
@@ -284,7 +284,7 @@ def test_a_long_life() -> None:
 # -- room -------------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(seeds)
 def test_places_may_be_lent_but_not_made(seed: int) -> None:
     rng = random.Random(seed)

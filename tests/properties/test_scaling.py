@@ -35,7 +35,7 @@ def fed(stream: list[tuple[float, int, int, int, int]], policy: Scaling, every: 
     return told
 
 
-@settings(max_examples=examples(30), deadline=None)
+@settings(max_examples=examples(30))
 @given(STREAMS, st.floats(0.1, 1.0))
 def test_as_many_as_the_work_needs_and_no_more_than_four_times(
     stream: list[tuple[float, int, int, int, int]], target: float
@@ -45,7 +45,7 @@ def test_as_many_as_the_work_needs_and_no_more_than_four_times(
         assert 0 <= wanted <= max(1, stream[0][4], math.ceil(4.0 * most / target + 1e-9))
 
 
-@settings(max_examples=examples(30), deadline=None)
+@settings(max_examples=examples(30))
 @given(STREAMS, st.integers(0, 10))
 def test_within_the_stabilization_window_it_never_falls(
     stream: list[tuple[float, int, int, int, int]], window: int
@@ -56,7 +56,7 @@ def test_within_the_stabilization_window_it_never_falls(
         assert wanted == max(plain[max(0, number - window) : number + 1])
 
 
-@settings(max_examples=examples(30), deadline=None)
+@settings(max_examples=examples(30))
 @given(STREAMS, st.floats(0.1, 0.9))
 def test_a_lower_target_utilization_wants_no_fewer(
     stream: list[tuple[float, int, int, int, int]], target: float
@@ -66,7 +66,7 @@ def test_a_lower_target_utilization_wants_no_fewer(
         assert all(few >= many for few, many in zip(lower, higher, strict=True))
 
 
-@settings(max_examples=examples(30), deadline=None)
+@settings(max_examples=examples(30))
 @given(STREAMS)
 def test_refusals_want_no_fewer(stream: list[tuple[float, int, int, int, int]]) -> None:
     served = [(work, given, 0, queued, up) for work, given, _, queued, up in stream]

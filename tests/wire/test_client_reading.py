@@ -82,7 +82,7 @@ payloads = st.one_of(
 sizes = st.sampled_from([b"%x", b"%X", b"0%x", b"%x;a=b", b'%X;q="\\"z"'])
 
 
-@settings(max_examples=examples(150), deadline=None, derandomize=True)
+@settings(max_examples=examples(150))
 @given(
     chunks=st.lists(st.tuples(payloads, sizes), max_size=8),
     end=st.sampled_from([b"0\r\n\r\n", b"00\r\n\r\n", b"0;x=y\r\n\r\n", b"0\r\na: b\r\ncontent-type: c\r\n\r\n"]),

@@ -317,7 +317,7 @@ PAYLOADS = st.binary(max_size=60) | TREES.map(encode) | TREES.map(lambda tree: e
 
 
 @given(st.lists(st.tuples(st.binary(max_size=9), PAYLOADS), max_size=6))
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 def test_nothing_an_engine_sends_can_do_harm(messages: list[tuple[bytes, bytes]]) -> None:
     cache_age = CacheAge()
     cache_age.link(True)
@@ -329,7 +329,7 @@ def test_nothing_an_engine_sends_can_do_harm(messages: list[tuple[bytes, bytes]]
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 8)), max_size=200), st.integers(2, 20))
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100))
 def test_of_a_cache_that_evicts_the_oldest_release_what_is_there_is_believed_in(
     calls: list[tuple[int, int]], room: int
 ) -> None:

@@ -512,7 +512,7 @@ engines = st.lists(
 ).map(tuple)
 
 
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(40))
 @given(
     classes=st.dictionaries(class_names, traffic_classes, max_size=3),
     paying=st.dictionaries(st.from_regex(r"[a-z0-9][a-z0-9_.-]{0,9}", fullmatch=True), tenants, max_size=2),
@@ -545,7 +545,6 @@ def test_what_is_explained_reads_back_as_the_same_policy(
     assert decode(text.encode()) == policy
 
 
-@settings(deadline=None)
 @given(st.text(alphabet="abc:{}[]&*!|>-#\"' \n\t0123%~?,\0é", max_size=60) | st.text(max_size=40))
 def test_any_text_is_a_policy_or_a_list_of_problems(text: str) -> None:
     # Surrogates, which text may hold and UTF-8 may not, become bytes that are not UTF-8.

@@ -70,7 +70,7 @@ def test_bad_messages(data: bytes, message: str) -> None:
     assert message in str(error.value)
 
 
-@settings(max_examples=examples(30), deadline=None)
+@settings(max_examples=examples(30))
 @given(st.binary(max_size=200) | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(msgspec.json.encode))
 def test_nothing_else_is_ever_raised(data: bytes) -> None:
     for read in (protocol.capacity_report, protocol.demand_report, protocol.ensured):

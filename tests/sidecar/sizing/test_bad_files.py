@@ -163,7 +163,7 @@ PROFILES = (
 )
 
 
-@settings(max_examples=examples(400), deadline=None)
+@settings(max_examples=examples(400))
 @given(
     changed=st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=6),
     stored=st.integers(0, 2**50),
@@ -182,7 +182,7 @@ def test_any_config_is_estimated_or_refused(changed: dict[str, Any], stored: int
     assert len(found.words) < 1000
 
 
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(300))
 @given(st.binary(max_size=2000), st.sampled_from([b"", b"GGUF\x03\0\0\0", struct.pack("<Q", 64), b"{", LLAMA[:700]]))
 def test_any_bytes_are_read_or_refused(data: bytes, start: bytes) -> None:
     for read_file in (shape_from, index_from, stored_from, gguf_shape):

@@ -99,7 +99,7 @@ LESSONS = st.builds(
 MEASURED = st.sampled_from([None, None, Measured(settings="a", peak=30 * GIB, settled=30 * GIB, kv=13 * GIB)])
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100))
 @given(st.floats(17, 100), st.sampled_from(sorted(SHAPES)), MEMORY, LESSONS, MEASURED)
 def test_what_is_chosen_fits_and_one_step_longer_does_not(
     total: float, name: str, memory: Any, lesson: Lesson, measured: Measured | None
@@ -120,7 +120,7 @@ def test_what_is_chosen_fits_and_one_step_longer_does_not(
     assert capped or longer.total + max(longer.margin, LITTLE) > room - it.claim.total // 1000
 
 
-@settings(max_examples=examples(50), deadline=None)
+@settings(max_examples=examples(50))
 @given(st.floats(17, 100), st.floats(0, 20), st.sampled_from(sorted(SHAPES)), MEASURED)
 def test_a_larger_gpu_has_room_for_as_long_a_context(
     total: float, more: float, name: str, measured: Measured | None
@@ -130,7 +130,7 @@ def test_a_larger_gpu_has_room_for_as_long_a_context(
     )
 
 
-@settings(max_examples=examples(50), deadline=None)
+@settings(max_examples=examples(50))
 @given(st.floats(1, 100), st.integers(1, 300_000), MEMORY, LESSONS)
 def test_what_the_profile_says_is_never_changed(total: float, tokens: int, memory: Any, lesson: Lesson) -> None:
     it = found(total, lesson=lesson, gpu_memory=memory, context_length=tokens)
