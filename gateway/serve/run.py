@@ -44,7 +44,7 @@ from gateway.serve.ending import drained_by_hand, end, meet
 from gateway.serve.own_token import OwnToken
 from gateway.serve.processes.deciding import RelayedPort, sockets_of
 from gateway.serve.processes.parent import Parent
-from gateway.serve.processes.place import Place
+from gateway.serve.processes.place import Beats, Place
 from gateway.serve.processes.relaying import relay
 from gateway.serve.sidecar_process import SidecarProcess
 from gateway.serve.starting import (
@@ -153,8 +153,9 @@ async def serve(
     writes to standard error. `place`: it decides for relays, which are processes of their own. `sockets`: those of one
     process that are there already."""
     async with AsyncExitStack() as stack:
-        signals = ProcessSignals(asyncio.get_running_loop())
+        signals = ProcessSignals(asyncio.get_running_loop(), child=place is not None)
         stack.callback(signals.close)
+        beats = None if place is None else Beats(place.beats, signals.end)
         # Of several processes the parent speaks to the service manager, which knows no other.
         manager = stack.enter_context(ServiceManager(os.environ if place is None else {}))
         beside = None if options.demo else options.sidecar or options.policy
@@ -195,7 +196,7 @@ async def serve(
         stack.push_async_callback(gateway.aclose)
         _remember(options, gateway)
         _warn(open_files, configuration.policy)
-        port = _data_port(options, gateway, place, configuration, sockets, partial(lost_lines, errors, log))
+        port = _data_port(options, gateway, place, beats, configuration, sockets, partial(lost_lines, errors, log))
         stack.push_async_callback(port.aclose)
         for watched, apply in ((file, port.apply), (shadow_file, gateway.apply_shadow)):
             if watched is not None:
@@ -266,12 +267,13 @@ def _data_port(
     options: Options,
     gateway: Gateway,
     place: Place | None,
+    beats: Beats | None,
     configuration: Configuration,
     sockets: Inherited,
     lost: Callable[[], int],
 ) -> DataPort:
     """Its own, or that of its relays; and the decide port with it."""
-    if place is None:
+    if place is None or beats is None:
         if configuration.policy.cluster is not None:
             raise StartError("cluster: its relays are processes of their own: give --workers 2 or more")
         port: DataPort = OwnDataPort(gateway, options, configuration, sockets, lost)
@@ -281,13 +283,14 @@ def _data_port(
         return ClusterPort(
             gateway,
             place,
+            beats,
             configuration,
             options.advertise,
             secure=options.certificate is not None,
             secure_control=options.control_certificate is not None,
         )
     else:
-        port = RelayedPort(gateway, place, configuration, secure=options.certificate is not None)
+        port = RelayedPort(gateway, place, beats, configuration, secure=options.certificate is not None)
     return port if options.decide is None else WithDecidePort(port, gateway, options.decide, options.decide_token)
 
 

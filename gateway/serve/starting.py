@@ -88,19 +88,23 @@ def say(line: str) -> None:
 
 
 class ProcessSignals:
-    """SIGTERM and SIGINT as two events: the first asks for a drain, the second ends it. SIGHUP asks for a reload."""
+    """SIGTERM and SIGINT as two events: the first asks for a drain, the second ends it. SIGHUP asks for a reload.
+    `child`: a parent alone hears the two, and tells this process to `end`."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, child: bool) -> None:
         self.first, self.second = asyncio.Event(), asyncio.Event()
         self._loop = loop
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._arrived)
+        self._heard = (signal.SIGHUP,) if child else (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
+        if not child:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, self.end)
         self.on_hangup(lambda: None)  # without a policy file there is nothing to reload, and no reason to end either
 
     def on_hangup(self, ask: Callable[[], None]) -> None:
         self._loop.add_signal_handler(signal.SIGHUP, ask)
 
-    def _arrived(self) -> None:
+    def end(self) -> None:
+        """Take note that the process is to end, or to end sooner."""
         (self.second if self.first.is_set() else self.first).set()
 
     async def hurried(self, within: float) -> None:
@@ -115,7 +119,7 @@ class ProcessSignals:
         self._loop.add_signal_handler(signal.SIGUSR2, start)
 
     def close(self) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2):
+        for number in self._heard:
             self._loop.remove_signal_handler(number)
 
 

@@ -18,10 +18,10 @@ pytestmark = pytest.mark.slow  # every one starts processes
 
 # Children that live, serve, and do nothing; `hang` in the folder of a relay's number ends its signs of life.
 PROGRAM = """
-import os, signal, socket, sys, time
+import os, select, signal, socket, sys
 from pathlib import Path
 from gateway.serve.processes.parent import Parent
-from gateway.serve.processes.place import ALIVE, CLOSING, READY, TAKEN
+from gateway.serve.processes.place import ALIVE, CLOSING, END, READY, TAKEN
 
 folder = Path(sys.argv[1])
 
@@ -30,8 +30,7 @@ def tell(*words):
 
 def body(place):
     name = f"{place.role}-{place.number}"
-    over = []
-    signal.signal(signal.SIGTERM, lambda *_: over.append(1))
+    place.beats.setblocking(True)
     tell(name, os.getpid(), hash(b"the same in all"), sorted(place.living))
     if (folder / f"{name}-cannot").exists():
         return 2
@@ -40,8 +39,7 @@ def body(place):
     begun.unlink(missing_ok=True)
     place.beats.send(ALIVE + signs)
     tell(name, "has begun")
-    while not over:
-        time.sleep(0.05)
+    while not (select.select([place.beats], [], [], 0.05)[0] and END in place.beats.recv(64)):
         if not (folder / f"{name}-{os.getpid()}-hangs").exists():
             place.beats.send(ALIVE)
     if place.role == "decider":
@@ -146,6 +144,26 @@ def test_one_that_is_killed_before_it_serves_ends_all_otherwise(tmp_path: Path) 
     os.kill(family.wait("decider-0", 1), signal.SIGKILL)
     assert family.child.process.wait(10.0) == 1
     assert not family.child.group()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_child_that_is_told_to_end_by_anybody_but_its_parent_stays(
+    family: Family, name: str, number: signal.Signals
+) -> None:
+    os.kill(family.wait(name, 1), number)
+    os.kill(family.wait("relay-1" if name != "relay-1" else "relay-2", 1), signal.SIGKILL)  # a turn of the parent's
+    assert family.said("was killed by signal 9: another is started")
+    assert "ends" not in family.child.output()
+    assert len(family.pids(name)) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGQUIT, signal.SIGUSR1, signal.SIGALRM])
+@pytest.mark.parametrize("name", ["decider-0", "relay-2"])
+def test_a_child_that_another_signal_has_ended_is_replaced(family: Family, name: str, number: signal.Signals) -> None:
+    os.kill(family.wait(name, 1), number)
+    family.wait(name, 2)
+    assert family.said(f"was killed by signal {number.value}: another is started")
 
 
 def test_the_first_signal_is_for_the_decider_and_relays_end_after_it(family: Family) -> None:

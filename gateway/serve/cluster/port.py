@@ -51,6 +51,7 @@ class ClusterPort:
         self,
         gateway: Gateway,
         place: Place,
+        beats: Beats,
         configuration: Configuration,
         advertise: str | None,
         *,
@@ -68,7 +69,7 @@ class ClusterPort:
         self._gateway = gateway
         self._place = place
         self._policy = policy
-        self._beats = Beats(place.beats)
+        self._beats = beats
         self._clock = gateway.clock
         self._token = Token(policy.name, files.token)
         self._certificate = files.certificate

@@ -43,10 +43,12 @@ def sockets_of(options: Options, inherited: Inherited, stack: ExitStack) -> tupl
 class RelayedPort:
     """A DataPort, as in gateway/serve/data_port.py."""
 
-    def __init__(self, gateway: Gateway, place: Place, configuration: Configuration, *, secure: bool) -> None:
+    def __init__(
+        self, gateway: Gateway, place: Place, beats: Beats, configuration: Configuration, *, secure: bool
+    ) -> None:
         self._gateway = gateway
         self._place = place
-        self._beats = Beats(place.beats)
+        self._beats = beats
         self.addresses = [address_of(each, secure) for each in place.data]
         self._file = Path(place.path).with_name("kept")
         self._kept = read(self._file)

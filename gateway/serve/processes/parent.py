@@ -2,12 +2,14 @@
 
 It has no threads, no event loop and no knowledge of calls: there is little in it that could fail. Children are forked,
 so a new one is there in milliseconds, with the key of Python's hashes that all of them share. One that ends is started
-again; one that is stopped, or says nothing for SILENT looks, is killed first. SIGTERM goes to the decider, which drains
-the relays; a second one cuts that short.
+again; one that is stopped, or says nothing for SILENT looks, is killed first. SIGTERM to the parent is an order to the
+decider, which drains the relays; a second one cuts that short. Children ignore SIGTERM: who sends it to all, in any
+order, ends the gateway as who sends it to the parent, and who sends it to a child alone takes nothing away.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import select
@@ -23,7 +25,7 @@ from pathlib import Path
 from types import FrameType
 
 from gateway.relay.wire.seat_board import SeatBoard
-from gateway.serve.processes.place import ALIVE, CLOSING, HANDED, READY, TAKEN, Place, Role, die_with
+from gateway.serve.processes.place import ALIVE, CLOSING, END, HANDED, READY, TAKEN, Place, Role, die_with
 from gateway.serve.upgrade.next_gateway import NextGateway
 from gateway.serve.upgrade.taking import Inherited
 from gateway.shared.service_manager import ServiceManager
@@ -175,8 +177,8 @@ class Parent:
             die_with(place.parent)
             os.setpgid(0, 0)  # Ctrl-C and Ctrl-Z are for the parent
             signal.set_wakeup_fd(-1)
-            for number in SIGNALS:
-                signal.signal(number, signal.SIG_DFL)
+            for number in SIGNALS:  # SIG_IGN would be inherited by programs that the child starts
+                signal.signal(number, signal.SIG_DFL if number == signal.SIGCHLD else lambda *_: None)
             for descriptor in (self._wake, self._woken):
                 os.close(descriptor)
             if place.role == "relay":
@@ -216,7 +218,7 @@ class Parent:
                 if child.place.role == "decider":
                     self._manager.ready(f"{self._relays} relays and a decider", loops=False)
             self._taken = self._taken or TAKEN in signs
-            if CLOSING in signs:
+            if CLOSING in signs and self._terms:
                 self._close()
             if HANDED in signs:
                 self._handed = True
@@ -322,7 +324,7 @@ class Parent:
             deciders = [child for child in self._children.values() if child.place.role == "decider"]
             for child in deciders:
                 for _ in range(min(2, self._terms) - min(2, self._asked)):
-                    os.kill(child.pid, signal.SIGTERM)
+                    _order_end(child)
             if not deciders:
                 self._decider_gone()
             self._asked = self._terms
@@ -333,7 +335,12 @@ class Parent:
         self._close()
         self._ends_by = time.monotonic() + ENDS_WITHIN
         for child in self._children.values():
-            os.kill(child.pid, signal.SIGTERM)
+            _order_end(child)
+
+
+def _order_end(child: Process) -> None:
+    with contextlib.suppress(OSError):  # it has ended, or hangs and is killed soon
+        child.beats.send(END)
 
 
 def _tell_seats(place: Place, free: bool) -> None:

@@ -8,6 +8,7 @@ import ctypes
 import os
 import signal
 import socket
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
@@ -17,6 +18,8 @@ from gateway.relay.wire.seat_board import RelaySeats, SeatBoard
 from gateway.serve.upgrade.taking import Inherited
 
 BEAT = 0.2  # seconds between two signs of life
+# From the parent: end as SIGTERM says, where it has come to the parent; a second one hurries.
+END = b"e"
 # From a child: it lives; it serves; nobody may connect any more; another gateway has the sockets; the gateway before
 # has been told to stop.
 ALIVE, READY, CLOSING, HANDED, TAKEN = b".", b"r", b"c", b"h", b"t"
@@ -63,10 +66,12 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Beats:
-    """Signs of life to the parent, whose end is this process's end too."""
+    """Signs of life to the parent, whose end is this process's end too. `end` is called at each of its orders to end:
+    SIGTERM to a child alone would take a part of the gateway away, and is ignored."""
 
-    def __init__(self, beats: socket.socket) -> None:
+    def __init__(self, beats: socket.socket, end: Callable[[], None]) -> None:
         self._beats = beats
+        self._end = end
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(beats, self._read)
         self._timer = self._loop.call_soon(self._beat)
@@ -80,8 +85,11 @@ class Beats:
         self._timer = self._loop.call_later(BEAT, self._beat)
 
     def _read(self) -> None:
-        if not self._beats.recv(64):
+        orders = self._beats.recv(64)
+        if not orders:
             os.kill(os.getpid(), signal.SIGKILL)  # nobody is left to drain for
+        for _ in range(orders.count(END)):
+            self._end()
 
 
 def die_with(parent: int) -> None:

@@ -69,9 +69,9 @@ TOLD_WITHIN = 2.0  # seconds for a decider to be there for the last totals
 async def relay(options: Options, policy: Policy, open_files: int, errors: LineWriter, place: Place) -> None:
     """The whole life of a relay. `policy`: of the gateway's start. Raises StartError."""
     async with AsyncExitStack() as stack:
-        signals = ProcessSignals(asyncio.get_running_loop())
+        signals = ProcessSignals(asyncio.get_running_loop(), child=True)
         stack.callback(signals.close)
-        beats = Beats(place.beats)
+        beats = Beats(place.beats, signals.end)
         log = call_log(options, errors)
         parser = stack.enter_context(ThreadPoolExecutor(1, "parser"))
         most = shared_out(open_files).clients
