@@ -56,6 +56,7 @@ from gateway.shared.control.guard import Guard
 from gateway.shared.files.file_status import FileStatus
 from gateway.shared.protocol import REPORT_PATH
 from gateway.shared.storage import StorageError
+from gateway.shared.tasks import failing
 
 EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text"
@@ -181,7 +182,12 @@ class Control:
         expected = len(self._fleet.expected)
         down = [f"{engine.id} is {state_of(engine)}" for engine in self._fleet if not engine.up]
         of_cluster = [] if self.cluster_of is None else [self.cluster_of().line]
-        more = [*of_cluster, *down[:TOLD_DOWN], *[f"and {len(down) - TOLD_DOWN} more"] * (len(down) > TOLD_DOWN)]
+        more = [
+            *failing(),
+            *of_cluster,
+            *down[:TOLD_DOWN],
+            *[f"and {len(down) - TOLD_DOWN} more"] * (len(down) > TOLD_DOWN),
+        ]
         if self._fleet.unasked:
             return _text(
                 "\n".join([f"starting: {len(self._fleet.unasked)} engines have not been asked yet", *more]), 503

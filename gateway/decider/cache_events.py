@@ -20,7 +20,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from gateway.core.engines.cache_age import CacheAge
 from gateway.core.engines.fleet import Engine
-from gateway.shared.tasks import telling
+from gateway.shared.tasks import lasting
 
 QUEUED = 256  # messages; an engine sends one per step
 LARGEST = 16 * 1024 * 1024  # bytes of a message; 64k tokens in a step make half a megabyte
@@ -74,8 +74,7 @@ class Listener:
         # The monitor is made before the socket connects, so that it misses no event.
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         _subscribe(self._socket, url)
-        self.task = asyncio.get_running_loop().create_task(self._run())
-        self.task.add_done_callback(telling("an engine's cache events are not listened to any more"))
+        self.task = lasting(f"cache events of {engine.id}", self._run)
 
     async def _run(self) -> None:
         async with asyncio.TaskGroup() as group:

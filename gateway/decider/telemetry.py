@@ -17,11 +17,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 
 from gateway.core.engines.fleet import Engine, Fleet
 from gateway.core.engines.trouble import OWN, Trouble, asleep
 from gateway.core.policy.policy import FleetPolicy
-from gateway.shared.tasks import telling
+from gateway.shared.tasks import lasting
 from gateway.shared.vllm.answers import AnswerError, ModelCard, models_from, sample_from
 from gateway.upstream.client import Client, ClientSettings, EngineError, parse_origin
 from gateway.upstream.names import Names
@@ -202,11 +203,11 @@ class Watcher:
         """Start the loops. `share` of the interval passes before the second check, so that engines are not all checked
         at once. `asked_once` is called after the first check.
         """
-        loop = asyncio.get_running_loop()
-        for watch in (self.watch_health(share, asked_once), self.watch_metrics(share)):
-            task = loop.create_task(watch)
-            task.add_done_callback(telling("an engine's telemetry stopped"))
-            self._tasks.append(task)
+        id = self.engine.id
+        self._tasks += [
+            lasting(f"health checks of {id}", partial(self.watch_health, share, asked_once)),
+            lasting(f"samples of {id}", partial(self.watch_metrics, share)),
+        ]
 
     @property
     def _policy(self) -> FleetPolicy:

@@ -264,6 +264,8 @@ async def visit(
     if stays is None:
         transport.close()
         return word
+    if transport.is_closing():  # meanwhile: `stays` would not hear of that
+        raise Unwanted("it has closed the connection")
     staying = stays()
     transport.set_protocol(staying)
     staying.connection_made(transport)

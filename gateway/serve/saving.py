@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from gateway.core.checkpoint import CheckpointError
 from gateway.decider.checkpoint import Checkpoints
 from gateway.serve.starting import say
-from gateway.shared.tasks import telling
+from gateway.shared.tasks import lasting
 
 EVERY = 1.0  # seconds between two
 SHARE = 0.02  # of this process's time that they may take: a large one is taken less often
@@ -26,13 +26,12 @@ class Saving:
         self._changes = changes
         self._save = save
         self._saved = 0  # changes that the last one has
-        self._said = ""
+        self._failing = False  # since the last that was kept
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Save from now on."""
-        self._task = asyncio.get_running_loop().create_task(self._keep())
-        self._task.add_done_callback(telling("soft state is saved no more"))
+        self._task = lasting("the saving of what this decider has learned", self._keep)
 
     async def aclose(self) -> None:
         if self._task is not None:
@@ -53,11 +52,11 @@ class Saving:
         try:
             await self._save(state)
         except OSError as error:
-            if str(error) != self._said:
-                self._said = str(error)
+            if not self._failing:
+                self._failing = True
                 say(f"what this decider has learned cannot be saved: {error}: if it dies, the next begins anew")
         else:
-            self._saved, self._said = changes, ""
+            self._saved, self._failing = changes, False
 
 
 def go_on_from(checkpoints: Checkpoints, state: bytes, passed: float) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from gateway.core.admission.quotas import DAY, Calendar, QuotaBook, Used
 from gateway.shared.storage import Storage, StorageError
-from gateway.shared.tasks import telling
+from gateway.shared.tasks import lasting
 
 EVERY = 1.0  # seconds between two writings, and so the most that SIGKILL loses
 DAYS_KEPT = 62
@@ -51,8 +51,7 @@ class TokenUse:
             self._kept = {(each.tenant, each.span, each.start): each.tokens for each in kept}
             for book in self._books:
                 book.told(kept, self._clock())
-        self._task = asyncio.get_running_loop().create_task(self._keep())
-        self._task.add_done_callback(telling("tokens that tenants use are kept no more"))
+        self._task = lasting("the storing of the tokens that tenants use", self._keep)
 
     async def history(self) -> list[Used]:
         """All windows that are kept, and those of now as they are, by tenant and time."""

@@ -1,14 +1,59 @@
-"""Background tasks that run until they are cancelled: any other end of one is a bug, and is reported."""
+"""Background tasks: those that must live as long as their process begin anew where they fail, and the end of any other
+by an error is reported.
+
+A task that must live and does not carries that in its name, so whoever is asked (`/readyz`) finds all that fail.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Coroutine
 from typing import Any
+
+FIRST, LATEST = 0.1, 5.0  # seconds before a task that has failed begins anew: twice as many each time
+IN_ORDER = 10.0  # seconds without an error after which it is in order again
+FAILING = "failing: "
+
+
+def lasting(name: str, life: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
+    """Run `life` until it returns or the task is cancelled; by any error it begins anew. The first error, and each
+    other one after it, is told to the loop's exception handler. `name` is a noun phrase, for operators."""
+    return asyncio.get_running_loop().create_task(_kept(name, life), name=name)
+
+
+async def _kept(name: str, life: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None  # noqa: S101 # this is one
+    pause, told = FIRST, ""
+    while True:
+        began, mended = loop.time(), loop.call_later(IN_ORDER, task.set_name, name)
+        try:
+            return await life()
+        except Exception as error:  # whatever it is: what must live goes on, and the error is told
+            if loop.time() >= began + IN_ORDER:
+                pause, told = FIRST, ""
+            if repr(error) != told:
+                since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+                if not told:
+                    task.set_name(f"{FAILING}{name}, since {since}: {error!r}")
+                told = repr(error)
+                loop.call_exception_handler({"message": f"{name} failed, and begins anew", "exception": error})
+        finally:
+            mended.cancel()
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, LATEST)
+
+
+def failing() -> list[str]:
+    """Lasting tasks of this loop that have failed and are not in order again: the name of each, since when, and why."""
+    names = [task.get_name() for task in asyncio.all_tasks()]
+    return sorted(name.removeprefix(FAILING) for name in names if name.startswith(FAILING))
 
 
 def telling(message: str) -> Callable[[asyncio.Task[Any]], None]:
-    """For `add_done_callback`: tells the loop's exception handler, with `message`, of a task that has failed."""
+    """For `add_done_callback` of a task that has an end: tells the loop's exception handler, with `message`, of one
+    that has failed."""
 
     def told(task: asyncio.Task[Any]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:

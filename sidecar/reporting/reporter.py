@@ -8,13 +8,13 @@ a gateway tells of are reported to as well: whichever of them rules next knows t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import msgspec
 
 from gateway.shared.protocol import ENGINES_PATH, CapacityReport, DemandReport, ModelReport
-from gateway.shared.tasks import telling
+from gateway.shared.tasks import lasting
 from sidecar.core.addresses import Address
 from sidecar.core.config import RelaySettings, is_local
 from sidecar.core.status import GatewayStatus
@@ -73,13 +73,12 @@ class Reporter:
 
     def start(self) -> None:
         """Begin; the first report goes at once."""
-        self._begin(None, self._pass_on())
+        self._tasks[None] = lasting("the watch over what has changed", self._pass_on)
         for link in self._links:
-            self._begin(link, link.run())
+            self._begin(link)
 
-    def _begin(self, link: GatewayLink | None, coroutine: Coroutine[None, None, None]) -> None:
-        task = self._tasks[link] = asyncio.get_running_loop().create_task(coroutine)
-        task.add_done_callback(telling("reports to a gateway stopped"))
+    def _begin(self, link: GatewayLink) -> None:
+        self._tasks[link] = lasting(f"reports to {link.url}", link.run)
 
     async def aclose(self) -> None:
         """A last report to those that took the one before, then no more."""
@@ -154,7 +153,7 @@ class Reporter:
                 )
             link = self._link(member.control, member.name)
             self._links.append(link)
-            self._begin(link, link.run())
+            self._begin(link)
 
 
 async def _left(link: GatewayLink, task: asyncio.Task[None]) -> None:

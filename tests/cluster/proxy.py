@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
+import struct
 import threading
 from typing import Literal
 
-Mode = Literal["passes", "drops", "refuses", "nonsense"]
+Mode = Literal["passes", "drops", "refuses", "resets", "nonsense"]
+RESET = struct.pack("ii", 1, 0)  # linger that has a close reset the connection
 
 
 class Proxy:
     """On a port of loopback, in a thread of its own. `mode` may change at any time: `drops` lets nothing through and
-    closes nothing, as a network that is cut. So may `delay`: seconds by which what is asked arrives late, also where
-    nobody waits for the answer any more."""
+    closes nothing, as a network that is cut; `resets` accepts, and resets after its first answer. So may `delay`:
+    seconds by which what is asked arrives late, also where nobody waits for the answer any more."""
 
     def __init__(self, target: int) -> None:
         self.mode: Mode = "passes"
@@ -57,6 +60,12 @@ class Proxy:
         if self.mode == "refuses":
             writer.close()
             return
+        if self.mode == "resets":
+            await reader.read(4096)
+            writer.write(b"+OK\r\n")  # to the first of several questions
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+            writer.transport.abort()
+            return
         try:
             far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target)
         except OSError:
@@ -73,7 +82,7 @@ class Proxy:
             while data := await reader.read(65536):
                 while self.mode == "drops":
                     await asyncio.sleep(0.05)
-                if self.mode == "refuses":
+                if self.mode in ("refuses", "resets"):
                     break
                 if self.delay and not nonsense:  # what is asked, not what is answered
                     await asyncio.sleep(self.delay)

@@ -18,7 +18,7 @@ import pytest
 
 from gateway.core.cluster.election import TTL
 from loadtest.processes import get, until
-from tests.cluster.proxy import Proxy
+from tests.cluster.proxy import Mode, Proxy
 from tests.cluster.site import Machine, Site, free_port, known, site
 from tests.e2e.children import Call
 from tests.serve.test_processes import Load
@@ -259,3 +259,24 @@ def test_garbage_at_the_entrance_is_one_line(two: Site, bytes_: bytes) -> None:
                 pass
     ruler.says("cluster: 127.0.0.1 was not let in: ")
     call(ruler)
+
+
+@pytest.mark.parametrize("mode", ["refuses", "resets"])
+def test_a_store_behind_something_that_accepts_and_closes_ends_no_membership(
+    proxied: tuple[Site, list[Proxy]], mode: Mode
+) -> None:
+    """As a balancer does it that has lost the store."""
+    made, proxies = proxied
+    for proxy in proxies:
+        proxy.mode = mode
+    missed = lambda: min(map(store_heard, made.machines)) > 2 * TTL  # noqa: E731
+    assert until(missed, 15.0) is not None, [each.cluster() for each in made.machines]
+    for proxy in proxies:
+        proxy.mode = "passes"
+    heard = lambda: max(map(store_heard, made.machines)) < 1.0  # noqa: E731
+    assert until(heard, 10.0) is not None, "\n".join(each.output for each in made.machines)
+    ruler = made.ruler()
+    (other,) = made.others(ruler)
+    ruler.signal(signal.SIGKILL)
+    took_over(made, other)
+    call(other)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 import pytest
 
@@ -10,6 +11,7 @@ from gateway.control.app import control_app
 from gateway.core.engines.trouble import Trouble
 from gateway.shared.addresses import is_loopback, split_address
 from gateway.shared.control.listener import ControlPort
+from gateway.shared.tasks import lasting
 from tests.control.parts import TOKEN, Parts, play
 
 
@@ -36,6 +38,17 @@ def test_readyz_follows_the_engines_and_the_drain() -> None:
         answer = await gateway.get("/readyz")
         expected = "ok, 1 of 2 engines are up\ne0 is down: connection refused\n"
         assert (answer.status_code, answer.text) == (200, expected)
+
+        async def fails() -> None:
+            raise RuntimeError("gone")
+
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        task = lasting("health checks of e0", fails)
+        await asyncio.sleep(0)
+        answer = await gateway.get("/readyz")
+        line = r"ok, 1 of .*\nhealth checks of e0, since [-0-9]+T[:0-9]+Z: RuntimeError\('gone'\)\ne0 is down"
+        assert re.match(line, answer.text), answer.text
+        task.cancel()
         first = (await gateway.get("/fleet")).json()["engines"][0]
         assert (first["state"], first["last_error"]) == ("down: connection refused", "connection refused")
         gateway.dispatch.refuse_waiting()

@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.control.console.calls import ended_rows
 from gateway.control.console.feed import Entries
 from gateway.control.console.reading import ConsoleReading
-from gateway.shared.tasks import telling
+from gateway.shared.tasks import lasting
 
 EVERY = 1.0  # seconds
 WATCHERS = 16
@@ -47,8 +47,7 @@ class Streams:
         try:
             if self._task is None:
                 self._read()
-                self._task = asyncio.get_running_loop().create_task(self._run())
-                self._task.add_done_callback(telling("the console's reading stopped"))
+                self._task = lasting("the console's reading", self._run)
             seen, told_at = 0, 0.0
             while True:
                 ticked, now = self._ticked, time.monotonic()

@@ -35,7 +35,7 @@ from gateway.frames.messages import (
     PolicyNews,
     RelayCounts,
 )
-from gateway.shared.tasks import telling
+from gateway.shared.tasks import lasting
 from gateway.upstream.trust import Trust
 
 TICK = 0.1  # seconds between two looks at what relays should know
@@ -107,8 +107,7 @@ class RelayHub:
 
     def start(self) -> None:
         """Keep the relays told from now on."""
-        self._task = asyncio.get_running_loop().create_task(self._watch())
-        self._task.add_done_callback(telling("the relays are told nothing any more"))
+        self._task = lasting("news for the relays", self._watch)
 
     async def aclose(self) -> None:
         if self._task is not None:

@@ -37,7 +37,7 @@ from gateway.frames.messages import (
 )
 from gateway.frames.refusals import refusal_of
 from gateway.relay.remote.asked import AskedCall
-from gateway.shared.tasks import telling
+from gateway.shared.tasks import lasting
 
 RETRY = 0.05  # seconds between two tries to reach a decider
 LOOK = 0.1  # seconds between two looks at the deadlines of calls that wait for a decider
@@ -87,8 +87,7 @@ class Link:
 
     def start(self) -> None:
         """Keep a decider from now on."""
-        self._task = asyncio.get_running_loop().create_task(self._keep())
-        self._task.add_done_callback(telling("the link to the decider stopped"))
+        self._task = lasting("the link to the decider", self._keep)
 
     @property
     def connected(self) -> bool:

@@ -21,7 +21,7 @@ from gateway.frames.entrance import Proof, Token, Unwanted, WordAsk, visit
 from gateway.frames.messages import VERSION
 from gateway.serve.cluster.store import ClusterConflict, MemberRecord, Store, StoreError
 from gateway.shared.addresses import split_address
-from gateway.shared.tasks import telling
+from gateway.shared.tasks import lasting
 
 AT_ONCE = 0.05  # seconds until the store hears that a new member is known, and may be elected
 UNREACHED = 1.5  # seconds without a way to the ruler after which this member is none, so that nobody waits for it
@@ -98,8 +98,7 @@ class Membership:
 
     def start(self) -> None:
         """Be a member from now on."""
-        self._task = asyncio.get_running_loop().create_task(self._keep())
-        self._task.add_done_callback(telling("the membership in the cluster ended"))
+        self._task = lasting("the membership in the cluster", self._keep)
 
     async def leave(self) -> None:
         """Be no member any more."""

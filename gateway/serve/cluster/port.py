@@ -36,7 +36,7 @@ from gateway.serve.starting import StartError, say
 from gateway.serve.upgrade.meeting import Given, Offer
 from gateway.serve.upgrade.taking import TakenOver, given_by, same_member
 from gateway.shared.addresses import split_address
-from gateway.shared.tasks import telling
+from gateway.shared.tasks import lasting, telling
 
 TICK = 0.05  # seconds between two looks at whether every relay has told what it holds
 JOINED_WITHIN = 5.0  # seconds, at the first start, for somebody to rule and to take the relays
@@ -137,8 +137,7 @@ class ClusterPort:
         self._server = await loop.create_unix_server(self._relays.channel, sock=self._place.inner)
         self.membership.start()
         self._learned.start()
-        self._task = loop.create_task(self._watch())
-        self._task.add_done_callback(telling("the cluster is not watched any more"))
+        self._task = lasting("the watch over the cluster", self._watch)
         if self._place.first:
             until = self._clock() + JOINED_WITHIN
             while sum(near.welcome for near in self._relays.all) < self._place.relays and self._clock() < until:  # noqa: ASYNC110 # once, at the start

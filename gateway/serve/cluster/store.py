@@ -9,6 +9,7 @@ microseconds from 1970 to its election: so a store that has forgotten all gives 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -250,11 +251,12 @@ async def command(redis: Redis, within: float, *words: Any) -> Any:
         async with asyncio.timeout(within):
             return await redis.execute_command(*words)  # type: ignore[no-untyped-call] # redis leaves it so
     except TimeoutError:
+        why = StoreError(f"no answer within {within:g} s")
+    except (RedisError, OSError, ValueError, RuntimeError) as error:  # uvloop's, for a transport that was closed
+        why = StoreError(str(error) or type(error).__name__)
+    with contextlib.suppress(RedisError, OSError, RuntimeError):
         await redis.connection_pool.disconnect()
-        raise StoreError(f"no answer within {within:g} s") from None
-    except (RedisError, OSError, ValueError) as error:
-        await redis.connection_pool.disconnect()
-        raise StoreError(str(error) or type(error).__name__) from error
+    raise why
 
 
 def _text(answer: Any) -> Any:
