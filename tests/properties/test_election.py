@@ -71,7 +71,7 @@ class Member:
         def given_up() -> None:
             if self.life == life and self.alive and not answered[0]:
                 answered[0] = True
-                election.failed(self.clock())
+                election.failed()
                 self.ask_for_words()
                 again()
 
@@ -104,7 +104,7 @@ class Member:
             def answered(name: str) -> None:
                 assert ruler is not None
                 if self.alive and self.life == life:
-                    election.vouched(name, ruler.epoch, sent, self.clock())
+                    election.vouched(name, ruler.epoch, sent)
 
             if world.reaches(self.name, name):
                 world.at(world.delay(), lambda name=name: asked(world.members[name]))  # type: ignore[misc]

@@ -7,8 +7,9 @@ member that may hold something has told what that is, or is gone from the store.
 
 When the store answers nobody, the ruler asks all members that could be elected for their word (`vouch`): who has the
 store no longer either, and gives its word, stands for no election for TTL seconds. With the word of all of them the
-ruler's lease goes on. One that still has the store gives no word: it will be elected, and the ruler stops. A member
-that has not left in good order could be elected until the store forgets it, after FORGOTTEN seconds.
+ruler's lease goes on; a ruler that knows no other member has nobody's. One that still has the store gives no word: it
+will be elected, and the ruler stops. A member that has not left in good order could be elected until the store forgets
+it, after FORGOTTEN seconds.
 
 A turn may lie in a store that has stopped, and be carried out when it goes on: by then the ruler's time in the store
 has passed, though its lease, by words, has not. So a turn says what the store's clock was at the answer before it, and
@@ -18,6 +19,9 @@ A store may be slow for the ruler alone. Its turns come too late to be answered,
 which it may not grant and nobody else is elected. So a ruler whose lease is over without an answer only looks: such a
 turn renews nothing. Once one is answered in time, and nobody else rules, it goes on in its reign. Where the store was
 emptied, another may have ruled since: it is elected anew.
+
+A store that was lost or emptied names no ruler, and no members, until these have been there again. For TTL seconds
+members obey the ruler still, and the ruler takes nobody for gone (`blind`): nobody leaves anybody whom a store forgot.
 
 `now` is monotonic seconds of this member; no two members' clocks are ever compared.
 """
@@ -43,7 +47,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     """A question to the store. `known`: the highest epoch that was met. `reign`: the epoch that this member rules in,
     0: it does not rule. `seen`: the members that it knows of; a ruler would ask them for their word. `number`: higher
     each turn, so that a late one changes nothing. `after`: the store's clock at the last answer; None: there was
-    none."""
+    none. `present`: others wait for what this member holds; not where it has not heard the store for TTL, as a late
+    turn may be carried out while it does not hear whom to tell that."""
 
     number: int
     known: int
@@ -51,6 +56,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     reign: int
     seen: frozenset[str] = frozenset()
     after: float | None = None
+    present: bool = True
 
 
 class Ruler(msgspec.Struct, frozen=True):
@@ -87,8 +93,10 @@ class Election:
         self.since = 0.0  # when this member first knew of that ruler
         self.members: frozenset[str] = frozenset()  # of the last answer
         self.lost_store = False  # the last turn failed
+        self._blind_until = -math.inf
         self._number = 0  # of the last turn
         self._clock: float | None = None  # the store's, at the last answer
+        self._heard = 0.0  # when that was, by this member's
         self.stands = True  # for election
         self.electable: frozenset[str] = frozenset()  # members that the store takes for known to this ruler
         self.awaited: set[str] = set()  # members that have yet to tell what they hold
@@ -114,6 +122,11 @@ class Election:
         """Whether this member rules, has heard all members, and has a lease."""
         return now < self.fence(now)
 
+    def blind(self, now: float) -> bool:
+        """Whether it says nothing that the store names no ruler, or not a member: it was lost or emptied a moment ago,
+        and whoever is there may not have been there since."""
+        return self.lost_store or now < self._blind_until
+
     @property
     def voters(self) -> frozenset[str]:
         """The members whose word this ruler needs to go on without the store."""
@@ -127,17 +140,26 @@ class Election:
         if self.stands and not self.reign and now >= self.vouched_until:
             stand = 2 if self._unruled is not None and now >= self._unruled + NEWCOMER_WAITS else 1
         self._number += 1
-        seen = self.roster - {self.name}
+        turn = Turn(
+            number=self._number,
+            known=self.known,
+            stand=stand,
+            reign=self.reign,
+            seen=self.roster - {self.name},
+            present=not (self.lost_store and now > self._heard + TTL),
+        )
         if not self.reign or (self.lost_store and now >= self._lease):
-            return Turn(number=self._number, known=self.known, stand=stand, reign=0, seen=seen, after=self._clock)
-        self._asked |= seen
-        return Turn(number=self._number, known=self.known, stand=0, reign=self.reign, seen=seen)
+            return msgspec.structs.replace(turn, reign=0, after=self._clock)
+        self._asked |= turn.seen
+        return turn
 
     def seen(self, sent: float, now: float, turn: Turn, view: StoreView) -> None:
         """The answer to a turn that was sent at `sent`. One that contradicts what is known since is left out."""
+        if self.lost_store or view.emptied:
+            self._blind_until = now + TTL
         self.lost_store = False
         self._words.clear()
-        self.members, self.roster, self._clock = view.members, view.roster, view.clock
+        self.members, self.roster, self._clock, self._heard = view.members, view.roster, view.clock, now
         ruler = view.ruler
         if turn.reign and turn.reign == self.reign:
             self._asked = self.electable = turn.seen
@@ -150,10 +172,10 @@ class Election:
             return  # else the turn after says that it rules
         if view.emptied and not self.known:
             self.vouched_until = -math.inf  # of a new cluster: nobody can have asked for its word
-        if ruler is not None:
-            self._unruled = None
-        elif self._unruled is None:
-            self._unruled = now
+        unruled = now if self._unruled is None else self._unruled
+        self._unruled = unruled if ruler is None else None
+        if view.ruler is None and self.ruler is not None and self.blind(now) and now < unruled + TTL:
+            return  # who rules has not been there since, and may have a lease
         elected = ruler is not None and ruler.name == self.name and ruler.epoch != self.reign
         if elected and (now < self.vouched_until or not self.stands):
             ruler, elected = None, False  # it has given its word, or given up, while the turn was under way
@@ -169,10 +191,10 @@ class Election:
             if now >= self._grants_from:
                 self.awaited &= view.members
 
-    def failed(self, now: float) -> None:
+    def failed(self) -> None:
         """A turn has had no answer."""
         self.lost_store = True
-        self._extend(now)
+        self._extend()
 
     def _rules(self, ruler: Ruler | None, now: float) -> None:
         if ruler != self.ruler:
@@ -205,18 +227,17 @@ class Election:
         self.vouched_until = now + TTL
         return True
 
-    def vouched(self, name: str, epoch: int, sent: float, now: float) -> None:
+    def vouched(self, name: str, epoch: int, sent: float) -> None:
         """A member has given its word, when asked at `sent`."""
         if epoch == self.reign and name in self.voters:
             self._words[name] = sent + TTL - MARGIN
-            self._extend(now)
+            self._extend()
 
-    def _extend(self, now: float) -> None:
+    def _extend(self) -> None:
         """Go on without the store, with the word of all who could be elected."""
         voters = self.voters
-        if self.reign and self._lease > -math.inf and all(name in self._words for name in voters):
-            until = min([self._words[name] for name in voters], default=now + TTL - MARGIN)
-            self._lease = max(self._lease, until)
+        if self.reign and self._lease > -math.inf and voters and all(name in self._words for name in voters):
+            self._lease = max(self._lease, min(self._words[name] for name in voters))
 
     # -- news from relays ---------------------------------------------------------------------------------------
 

@@ -134,18 +134,17 @@ class Membership:
     async def _turn(self, sent: float) -> None:
         election = self.election
         turn = election.turn(sent)
-        present = self._unreached is None or sent < self._unreached + UNREACHED
-        if self.store_error and sent > self.store_heard + TTL:
-            present = False  # its turns may be carried out late, while it does not hear whom to tell what it holds
+        if self._unreached is not None and sent >= self._unreached + UNREACHED:
+            turn = msgspec.structs.replace(turn, present=False)
         try:
-            view, records = await self._store.turn(turn, present=present)
+            view, records = await self._store.turn(turn)
         except ClusterConflict as conflict:
             election.overthrown(self._clock())
             if str(conflict) != self._conflict:
                 self._conflict = str(conflict)
                 self._say(f"cluster: {conflict}")
         except StoreError as error:
-            election.failed(self._clock())
+            election.failed()
             self._store_failed(str(error))
             self._ask_for_words(sent)
         else:
@@ -210,7 +209,7 @@ class Membership:
         except (OSError, Unwanted):
             return  # its word is missing
         if given:
-            self.election.vouched(name, ruler.epoch, sent, self._clock())
+            self.election.vouched(name, ruler.epoch, sent)
             self._changed()
 
     # -- ways to other members ----------------------------------------------------------------------------------

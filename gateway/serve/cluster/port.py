@@ -313,7 +313,7 @@ class ClusterPort:
         """Whether a process of this machine, or another's relay, is there."""
         if pid < ELSEWHERE:
             return lives(pid)
-        return self._machines.has(pid) or bool(self.membership.store_error)
+        return self._machines.has(pid) or self.membership.election.blind(self._clock())
 
     def _near_pids(self) -> dict[int, int]:
         """Processes of this machine's relays, by number."""

@@ -165,14 +165,13 @@ class Store:
         self.record = record
         self._fingerprint = fingerprint
 
-    async def turn(self, turn: Turn, *, present: bool = True) -> tuple[StoreView, dict[str, MemberRecord]]:
-        """Carry out a turn; of a member that is not `present` nobody waits for news. Raises StoreError, and
-        ClusterConflict."""
+    async def turn(self, turn: Turn) -> tuple[StoreView, dict[str, MemberRecord]]:
+        """Carry out a turn. Raises StoreError, and ClusterConflict."""
         record = msgspec.json.encode(self.record).decode()
         answer = await self._asked(
             TURN, self._me, self.record.life, record, int(TTL * 1000), int(FORGOTTEN * 1000), turn.known,
             turn.stand, turn.reign, turn.number, " ".join(sorted(turn.seen)), self._fingerprint,
-            int(present), "" if turn.after is None else round(turn.after * 1000), int(STALE * 1000),
+            int(turn.present), "" if turn.after is None else round(turn.after * 1000), int(STALE * 1000),
         )  # fmt: skip
         if answer == ["token"]:
             raise ClusterConflict(

@@ -41,7 +41,7 @@ class SimulatedStore:
         emptied = self.epoch < epoch or not self.epoch
         if emptied:
             self._members = dict.fromkeys(turn.seen, now) | self._members
-        self._members[name] = now + TTL
+        self._members[name] = now + TTL if turn.present else self._members.get(name, now)
         self._members = {each: until for each, until in self._members.items() if until + FORGOTTEN > now}
         ruler = self._ruler if now < self._rules_until else None
         stand = 0 if turn.after is not None and abs(now - turn.after) > STALE else turn.stand

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from gateway.core.cluster.election import RENEW, Election, Ruler, StoreView
+from gateway.core.cluster.election import RENEW, TTL, Election, Ruler, StoreView
 from gateway.core.policy.policy import Policy
 from gateway.decider.loading import Configuration
 from gateway.serve.assembly import Gateway
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 TICK = 0.05  # seconds between two looks at whether every relay has told what it holds
 GIVEN_UP = 0.4  # seconds for the store to answer
 STORE = "the store"
+FOUND_AGAIN = 5.0  # seconds after a fault by which its member is one as before
 
 
 class Member:
@@ -80,7 +81,8 @@ class Member:
             answered.append(view)
             now = self._world.loop.time()
             if view is None:
-                election.failed(now)
+                election.failed()
+                cluster.unanswered(self.name)
                 self._ask_for_words(sent)
             else:
                 election.seen(sent, now, turn, view)
@@ -89,7 +91,7 @@ class Member:
 
         if cluster.reach(self.name, STORE):
             self._world.loop.call_later(cluster.delay(), carried_out)
-        self.after(GIVEN_UP, partial(answer, None))
+        self.after(cluster.delay() / 10 if cluster.refusing else GIVEN_UP, partial(answer, None))
 
     def _ask_for_words(self, sent: float) -> None:
         ruler = self.election.ruler
@@ -104,7 +106,7 @@ class Member:
             by.after(self._cluster.delay(), partial(by.answered, self.name, ruler.epoch, sent))
 
     def answered(self, name: str, epoch: int, sent: float) -> None:
-        self.election.vouched(name, epoch, sent, self._world.loop.time())
+        self.election.vouched(name, epoch, sent)
         self._changed()
 
     # -- who rules, as gateway/serve/cluster/port.py has it ------------------------------------------------------
@@ -153,7 +155,7 @@ class Member:
         relay = next(each for each in self._world.relays if each.pid == pid)
         if relay.machine == self.name:
             return relay.dead_at < 0.0
-        return self.election.lost_store or relay.machine in self.election.members
+        return self.election.blind(self._world.loop.time()) or relay.machine in self.election.members
 
     def _fence(self) -> None:
         if self.reign is not None and self.reign.hub.complete:
@@ -213,6 +215,9 @@ class Members:
         self.store = SimulatedStore()
         self.members: dict[str, Member] = {}
         self.deciders: list[Decider] = []  # one for each reign
+        self._troubled: dict[str, float] = {}  # until when what befell a member may keep it from others
+        self._away_until = 0.0  # nobody reaches the store
+        self.refusing = 0  # what stands before the store refuses, for so many faults
         self._cuts: list[frozenset[str]] = []
         self._rng = random.Random(f"members {world.case.seed}")  # noqa: S311 # a simulation
 
@@ -241,6 +246,17 @@ class Members:
     def reach(self, one: str, other: str) -> bool:
         """Whether anything passes between these."""
         return one == other or frozenset((one, other)) not in self._cuts
+
+    def unanswered(self, name: str) -> None:
+        """A turn of this member has had no answer; where others have theirs, it may be taken for gone by them."""
+        now = self.world.loop.time()
+        if now > self._away_until + TTL:
+            self._troubled[name] = max(now + FOUND_AGAIN, self._troubled.get(name, 0.0))
+
+    def untroubled(self, one: str, other: str) -> bool:
+        """Whether these two are members as ever, whatever befell the store, and have been for a while."""
+        now = self.world.loop.time()
+        return all(now > self._troubled.get(name, FOUND_AGAIN) for name in (one, other))
 
     def delay(self) -> float:
         """Of a word between members or with the store."""
@@ -280,7 +296,18 @@ class Members:
         loop, member = self.world.loop, self.members.get(f"member-{event.member}", self._ruling())
         if event.what == "emptied":
             self.store.clear()
-        elif event.what in {"cut", "parted", "lost"}:
+            return
+        if event.what == "refused":
+            self._away_until = max(self._away_until, loop.time() + event.seconds)
+            self.refusing += 1
+            loop.call_later(event.seconds, self._accepts)
+            return
+        if event.what in {"kill", "reboot", "stop", "cut", "parted"}:
+            until = loop.time() + event.seconds + FOUND_AGAIN
+            self._troubled[member.name] = max(until, self._troubled.get(member.name, 0.0))
+        else:
+            self._away_until = max(self._away_until, loop.time() + event.seconds)
+        if event.what in {"cut", "parted", "lost", "began_anew"}:
             self._cut(event, member.name)
         elif not member.alive or member.stopped:
             return
@@ -294,6 +321,9 @@ class Members:
                     self.world.kill_relay(relay, event.seconds)
             loop.call_later(event.seconds, self._again, member.name, member.election)
 
+    def _accepts(self) -> None:
+        self.refusing -= 1
+
     def _ruling(self) -> Member:
         """Who rules; any, where nobody does."""
         return next((each for each in self.members.values() if each.alive and each.reign), self.members["member-0"])
@@ -304,7 +334,9 @@ class Members:
             "cut": [frozenset((name, STORE))],
             "parted": [frozenset((name, other)) for other in others],
             "lost": [frozenset((each, STORE)) for each in self.members],
-        }[event.what]
+        }["lost" if event.what == "began_anew" else event.what]
+        if event.what == "began_anew":
+            self.world.loop.call_later(event.seconds, self.store.clear)
         self._cuts += pairs
         links = [link for pair in pairs for link in self._links_between(pair)]
         for link in links:

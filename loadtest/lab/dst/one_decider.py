@@ -57,6 +57,10 @@ class OneDecider:
         """The decider that a relay reaches; None: there is none."""
         return self._ruling
 
+    def untroubled(self, one: str, other: str) -> bool:
+        """There is one machine."""
+        return one == other
+
     def look(self) -> None:
         """Take a checkpoint."""
         decider = self._ruling

@@ -41,14 +41,16 @@ class MemberFault(msgspec.Struct, frozen=True, kw_only=True):
     """What befalls a cluster's member for so many seconds; of number -1: whoever rules. `kill`: its decider ends, and
     another begins; `reboot`: its relays too; `stop`: its decider does nothing, and then goes on. `cut`: it does not
     reach the store; `parted`: it and the others do not reach each other; `lost`: nobody reaches the store; `emptied`:
-    the store forgets all."""
+    the store forgets all; `began_anew`: nobody reaches the store, which has forgotten all when it is back; `refused`:
+    what stands before the store accepts connections and closes them."""
 
     at: float
-    what: Literal["kill", "reboot", "stop", "cut", "parted", "lost", "emptied"]
+    what: Literal["kill", "reboot", "stop", "cut", "parted", "lost", "emptied", "began_anew", "refused"]
     member: int
     seconds: float = 0.0
 
 
+STORES_FROM = 20_000  # seeds from here on have more that befalls stores; those before are as they were found to fail
 BEFALLS = ("kill", "reboot", "stop", "stop", "cut", "cut", "parted", "parted", "lost", "emptied")
 RelayEvent = Call | Fault | Reload | RelayFault | DeciderFault | MemberFault
 
@@ -119,6 +121,8 @@ def relay_case(seed: int) -> RelayCase:
     events += [Reload(at=when(), policy=traits.policy()) for _ in range(rng.choice((0, 0, 0, 1)))]
     if members:
         events += _member_faults(rng, when, members)
+        if seed >= STORES_FROM:
+            events += _store_faults(rng, aligned=aligned)
     ordered = tuple(sorted(events, key=lambda event: event.at))
     return RelayCase(
         seed=seed,
@@ -131,6 +135,24 @@ def relay_case(seed: int) -> RelayCase:
         numbers=tuple(range(len(ordered))),
         members=members,
     )
+
+
+def _store_faults(rng: random.Random, *, aligned: bool) -> list[RelayEvent]:
+    """A store that is restarted without its data, also again and again, by itself or behind a proxy; and calls that
+    come while it is back."""
+    faults: list[RelayEvent] = []
+    at = rng.uniform(0.3, 3.0)
+    for _ in range(rng.choice((1, 1, 2))):
+        seconds = rng.choice((1.0, 3.0, 3.0, 4.0, 15.0))
+        if rng.random() < 0.5:
+            faults.append(MemberFault(at=at, what="refused", member=-1, seconds=seconds))
+        faults.append(MemberFault(at=at, what="began_anew", member=-1, seconds=seconds))
+        at += seconds
+        for _ in range(rng.choice((4, 16))):
+            call = a_call(rng, at + rng.uniform(-2.0, 1.0), aligned)
+            faults.append(msgspec.structs.replace(call, model="sim", upload=0.0))
+        at += rng.uniform(0.2, 3.0)
+    return faults
 
 
 def _member_faults(rng: random.Random, when: Callable[[], float], members: int) -> list[RelayEvent]:

@@ -43,11 +43,13 @@ class RelayLaws:
         tell: Callable[[str], None],
         deciders: Callable[[], Iterable[Decider]],
         relays: Callable[[], Iterable[Relay]],
+        untroubled: Callable[[str, str], bool],
     ) -> None:
         self._wrong = wrong
         self._tell = tell
         self._deciders = deciders
         self._relays = relays
+        self._untroubled = untroubled  # nothing has befallen these two machines that keeps one from the other
         self._loop = asyncio.get_running_loop()
         self._obeyed: dict[int, GrantTerms] = {}  # by identity: terms that were looked at, kept alive
         self._unknown: dict[tuple[int, int], float] = {}  # a relay's process and a call's number -> since when
@@ -135,7 +137,7 @@ class RelayLaws:
         known = decider.known() if decider.machine else None
         promised: Counter[str] = Counter()
         for relay in living:
-            if known is not None and relay.pid not in known:
+            if known is not None and relay.pid not in known and not self._untroubled(relay.machine, decider.machine):
                 continue
             for asked in relay.side.link.calls.values():
                 if isinstance(asked.question, MoveAsk):

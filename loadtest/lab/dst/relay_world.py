@@ -64,7 +64,9 @@ class RelayWorld:
         self._epoch = 0  # of the last process that began
         self.relays: list[Relay] = []
         self._rule: OneDecider | Members = Members(self) if case.members else OneDecider(self)
-        self.laws = RelayLaws(self.found, self.tell, lambda: self._rule.deciders, lambda: self.relays)
+        self.laws = RelayLaws(
+            self.found, self.tell, lambda: self._rule.deciders, lambda: self.relays, self._rule.untroubled
+        )
         self._target = self._rule.begin()
         self._target.records.heard = self._heard
         for number in range(1, case.relays + 1):
