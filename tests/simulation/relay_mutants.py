@@ -81,4 +81,6 @@ FORGOTTEN = Mutant(Link, "_welcome", "if question is not None:", "if False:")
 NEVER_LATE = Mutant(Link, "refuse_late", "now >= call.deadline", "False")
 
 # A store that was lost or emptied is believed when it does not name a member.
-TAKEN_FOR_GONE = Mutant(Election, "blind", "return self.lost_store or now < self._blind_until", "return self.lost_store")
+TAKEN_FOR_GONE = Mutant(
+    Election, "blind", "return self.lost_store or now < self._blind_until", "return self.lost_store"
+)
