@@ -9,6 +9,7 @@ import ssl
 import tempfile
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -23,7 +24,7 @@ from gateway.serve.saving import go_on_from
 from gateway.serve.starting import Options, say
 from gateway.serve.upgrade.meeting import Given, Offer
 from gateway.serve.upgrade.outgoing import OutgoingCalls
-from gateway.serve.upgrade.taking import Inherited, TakenOver, given_by, same_member
+from gateway.serve.upgrade.taking import Inherited, TakenOver, given_by, same_member, tell_ready
 
 TOLD_WITHIN = 5.0  # seconds for the gateway before to tell what its calls hold
 
@@ -104,7 +105,7 @@ class OwnDataPort:
         tell_policy(hub, self._gateway, self._configuration)
         hub.start()
         self._server = await asyncio.get_running_loop().create_unix_server(hub.channel, path)
-        given = await given_by(taken, path)
+        given = await given_by(taken, partial(tell_ready, taken, path))
         go_on_from(self._gateway.checkpoints, given.state, 0.0)
         hub.totals.take(given.left)
         hub.expect(given.relays)

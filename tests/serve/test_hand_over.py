@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -231,16 +232,45 @@ def test_one_that_speaks_other_frames_decides_for_its_own_calls_to_their_end(
 def test_a_take_over_of_nothing_says_what_to_do(path: Path) -> None:
     with pytest.raises(StartError, match=r"^--take-over: no gateway of this user runs .*: start without --take-over$"):
         inherited(str(path), "", {})
-    listen_at(path).close()  # it was there, and has ended
-    with pytest.raises(StartError, match="no gateway of this user runs"):
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("meets", [False, True], ids=["before they met", "before it made its offer"])
+def test_a_gateway_that_was_killed_is_no_reason_not_to_serve(
+    path: Path, meets: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with listen_at(path) as listening:
+        if meets:  # it ends with a connection that nobody has taken
+            ending = threading.Timer(0.2, listening.close)
+            ending.start()
+        else:
+            listening.close()
+        assert inherited(str(path), "", {}).taken is None
+    assert f"{path}: the gateway that ran here has ended: this one serves in its place" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_gateway_whose_decider_was_killed_is_taken_over_once_the_next_is_there(path: Path) -> None:
+    listen_at(path).close()
+
+    def next_decider() -> None:
+        with listen_at(path) as listening:
+            listening.settimeout(10.0)
+            connection, _ = listening.accept()
+            with connection:
+                connection.sendall(line_of(Offer(refused="it is here")))
+
+    coming = threading.Timer(0.3, next_decider)
+    coming.start()
+    with pytest.raises(StartError, match="refuses: it is here"):
         inherited(str(path), "", {})
+    coming.join()
 
 
 @pytest.mark.parametrize(
     ("said", "line"),
     [
         (b"hello\n", "has not answered"),
-        (b"", "has ended, or sends something else"),
         (line_of(Offer(data=1)), "has not given its listening sockets"),
         (b"x" * 70_000, "sends something else"),
     ],

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from gateway.serve.processes.place import ALIVE, TAKEN
+from gateway.serve.processes.place import ALIVE, TAKE
 from loadtest.processes import Child, until
 
 pytestmark = pytest.mark.slow  # every one starts processes
@@ -21,7 +23,9 @@ PROGRAM = """
 import os, select, signal, socket, sys
 from pathlib import Path
 from gateway.serve.processes.parent import Parent
-from gateway.serve.processes.place import ALIVE, CLOSING, END, READY, TAKEN
+from gateway.serve.processes.place import ALIVE, CLOSING, END, READY, TAKE
+from gateway.serve.upgrade.meeting import Offer
+from gateway.serve.upgrade.taking import Inherited, TakenOver
 
 folder = Path(sys.argv[1])
 
@@ -41,7 +45,7 @@ def body(place):
     tell(name, "has begun")
     while not (select.select([place.beats], [], [], 0.05)[0] and END in place.beats.recv(64)):
         if not (folder / f"{name}-{os.getpid()}-hangs").exists():
-            place.beats.send(ALIVE)
+            place.beats.send(ALIVE + (TAKE if (folder / "takes").exists() else b""))
     if place.role == "decider":
         place.beats.send(CLOSING)
     tell(name, "ends")
@@ -50,7 +54,11 @@ def body(place):
 bound = socket.create_server(("127.0.0.1", 0))
 tell("port", bound.getsockname()[1])
 control = socket.create_server(("127.0.0.1", 0))
-sys.exit(Parent(2, [bound], control, body, tell).run())
+inherited = Inherited()
+if (folder / "before").exists():
+    inherited.taken = TakenOver(socket.socket(socket.AF_UNIX), os.getppid(), Offer())
+    inherited.taken.connection.connect(str(folder / "before"))
+sys.exit(Parent(2, [bound], control, body, tell, inherited).run())
 """
 NAMES = ("decider-0", "relay-1", "relay-2")
 
@@ -73,6 +81,23 @@ class Family:
 
     def said(self, words: str) -> bool:
         return until(lambda: words in self.child.output(), 5.0) is not None
+
+
+@contextlib.contextmanager
+def taking_over(folder: Path) -> Iterator[tuple[Family, socket.socket]]:
+    """One that is to take over, and the gateway before as it sees that one."""
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(folder / "before"))
+        listening.listen()
+        listening.settimeout(10.0)
+        family = Family(folder)
+        try:
+            before, _ = listening.accept()
+            with before:
+                before.settimeout(10.0)
+                yield family, before
+        finally:
+            family.child.kill()
 
 
 @pytest.fixture
@@ -126,15 +151,36 @@ def test_one_that_cannot_start_ends_all_with_its_status(tmp_path: Path) -> None:
 
 def test_one_that_is_killed_before_it_serves_is_replaced_where_nobody_else_is_left(tmp_path: Path) -> None:
     """The gateway that it takes over has been told to stop."""
-    (tmp_path / "decider-0-begins-with").write_bytes(TAKEN)
-    family = Family(tmp_path)
-    try:
-        assert family.said("decider-0 has begun")
+    (tmp_path / "decider-0-begins-with").write_bytes(TAKE)
+    with taking_over(tmp_path) as (family, before):
+        assert before.recv(4096) == b'{"decider":""}\n'
         os.kill(family.wait("decider-0", 1), signal.SIGKILL)
         family.wait("decider-0", 2)
         assert len(family.pids("relay-1")) == 1
-    finally:
-        family.child.kill()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_gateway_that_has_given_up_does_not_tell_the_one_before_to_stop(tmp_path: Path, name: str) -> None:
+    (tmp_path / "decider-0-begins-with").write_bytes(ALIVE)
+    (tmp_path / f"{name}-begins-with").write_bytes(ALIVE)
+    with taking_over(tmp_path) as (family, before):
+        for each in NAMES:
+            assert family.said(f"{each} has begun")
+        os.kill(family.wait(name, 1), signal.SIGKILL)
+        (tmp_path / "takes").touch()
+        assert family.child.process.wait(10.0) == 1
+        assert before.recv(4096) == b""
+        assert not family.child.group()
+        assert "ends" not in family.child.output(), "there is nothing to drain"
+
+
+def test_a_gateway_that_is_told_to_end_before_it_serves_leaves_the_one_before(tmp_path: Path) -> None:
+    (tmp_path / "decider-0-begins-with").write_bytes(ALIVE)
+    with taking_over(tmp_path) as (family, before):
+        assert family.said("decider-0 has begun")
+        assert family.child.stop() == 0
+        assert before.recv(4096) == b""
+        assert not family.child.group()
 
 
 def test_one_that_is_killed_before_it_serves_ends_all_otherwise(tmp_path: Path) -> None:

@@ -50,19 +50,16 @@ class World:
         os.kill(before, signal.SIGUSR2)
         return until(lambda: self.main() != before, 20.0)
 
-    def children(self) -> set[int]:
-        """Of the process that an operator would signal."""
-        return children_of(self.main())
-
-    def successor(self) -> tuple[int, int]:
-        """The process that SIGUSR2 starts, and its first child: its decider."""
+    def successor(self, child: int = 0) -> tuple[int, int]:
+        """The process that SIGUSR2 starts, and one of its children: the first is its decider."""
         main = self.main()
         before = children_of(main)
         os.kill(main, signal.SIGUSR2)
         found: list[tuple[int, int]] = []
 
         def there() -> bool:
-            found.extend((pid, each) for pid in children_of(main) - before for each in children_of(pid))
+            forked = [(pid, children_of(pid)) for pid in children_of(main) if pid not in before]
+            found.extend((pid, born[child]) for pid, born in forked if len(born) > child)
             return bool(found)
 
         assert until(there, 20.0, every=0.005) is not None, self.output()
@@ -72,13 +69,13 @@ class World:
         return self.gateway.child.output()
 
 
-def children_of(pid: int) -> set[int]:
-    """Of a process; none, once it has ended."""
+def children_of(pid: int) -> list[int]:
+    """Of a process, in the order of their birth; none, once it has ended."""
     file = Path(f"/proc/{pid}/task/{pid}/children")
     try:
-        return set(map(int, file.read_text().split()))
+        return list(map(int, file.read_text().split()))
     except (FileNotFoundError, ProcessLookupError):
-        return set()
+        return []
 
 
 @contextlib.contextmanager
@@ -185,6 +182,54 @@ def test_a_successor_whose_decider_is_killed_in_the_middle_of_it_costs_no_call(t
         ended = asyncio.run(main(made))
         assert set(ended) == {"ok"}, ended
         assert until(lambda: _held(made) == 0, 5.0) is not None
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGQUIT])
+def test_a_successor_whose_relay_dies_before_it_serves_leaves_somebody_who_serves(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """It has given up then, and its decider may not have the gateway before stop any more."""
+
+    async def main(made: World) -> None:
+        async with openai.AsyncOpenAI(base_url=f"{made.url}/v1", api_key="none", max_retries=0) as client:
+            create = client.chat.completions.create
+            streams = [await create(model="sim", messages=MESSAGES, max_tokens=400, stream=True) for _ in range(2)]
+            successor, relay = await asyncio.to_thread(made.successor, 1)
+            os.kill(relay, number)
+            over = lambda: not Path(f"/proc/{successor}").exists() or made.main() == successor  # noqa: E731
+            assert await asyncio.to_thread(until, over, 10.0) is not None, made.output()
+            for each in streams:
+                assert [choice.finish_reason async for chunk in each for choice in chunk.choices][-1] is not None
+            assert await _some_calls(made) == {"ok": 4}
+
+    with world(tmp_path, "--workers", "2") as made:
+        for _ in range(3):
+            asyncio.run(main(made))
+
+
+def test_a_successor_that_is_told_to_end_before_it_serves_leaves_the_one_that_runs(tmp_path: Path) -> None:
+    with world(tmp_path, "--workers", "2") as made:
+        before = made.main()
+        successor, _ = made.successor()
+        os.kill(successor, signal.SIGTERM)
+        assert until(lambda: not Path(f"/proc/{successor}").exists(), 10.0) is not None, made.output()
+        assert made.main() == before
+        assert asyncio.run(_some_calls(made)) == {"ok": 4}
+
+
+def test_a_gateway_that_is_killed_while_another_starts_to_take_over_is_replaced(tmp_path: Path) -> None:
+    with world(tmp_path) as made:
+        serve = [sys.executable, "-m", "gateway.cli", "serve", *made.words, "--take-over"]
+        serve += ["--listen", made.url.removeprefix("http://"), "--control", made.control.removeprefix("http://")]
+        os.kill(made.main(), signal.SIGKILL)
+        made.gateway.child.process.wait(10.0)
+        second = Child("second", serve, tmp_path / "second.log")
+        try:
+            second.line(r"^(control port \S+)", 30.0)
+            assert asyncio.run(_some_calls(made)) == {"ok": 4}
+            assert get(f"{made.control}/readyz")[0] == 200
+        finally:
+            second.kill()
 
 
 def _held(made: World) -> int:

@@ -7,6 +7,7 @@ import math
 import os
 import ssl
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from gateway.serve.cluster.membership import Membership
 from gateway.serve.cluster.near import Near, NearRelays, lives
 from gateway.serve.cluster.store import CheckpointStore, MemberRecord, Store, opened
 from gateway.serve.hub_of import calls_of, hub_of
-from gateway.serve.processes.place import CLOSING, HANDED, READY, TAKEN, Beats, Place
+from gateway.serve.processes.place import CLOSING, HANDED, READY, TAKE, Beats, Place
 from gateway.serve.starting import StartError, say
 from gateway.serve.upgrade.meeting import Given, Offer
 from gateway.serve.upgrade.taking import TakenOver, given_by, same_member
@@ -160,7 +161,7 @@ class ClusterPort:
 
     async def take_over(self, taken: TakenOver) -> None:
         same_member(taken, self._member)
-        given = await given_by(taken, self._place.path, lambda: self._beats.tell(TAKEN))
+        given = await given_by(taken, partial(self._beats.tell, TAKE))
         self._relays.take(given)
         self._tell_numbers()
         if given.promised:

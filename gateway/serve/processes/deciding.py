@@ -8,6 +8,7 @@ import socket
 import ssl
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from gateway.control.calls import CallView
@@ -18,7 +19,7 @@ from gateway.relay.wire.server import address_of, bound_sockets
 from gateway.serve.assembly import Gateway
 from gateway.serve.hub_of import calls_of, hub_of, relays_of, tell_policy
 from gateway.serve.processes.kept import KeptState, read, read_state, write
-from gateway.serve.processes.place import CLOSING, HANDED, READY, TAKEN, Beats, Place
+from gateway.serve.processes.place import CLOSING, HANDED, READY, TAKE, Beats, Place
 from gateway.serve.saving import Saving, go_on_from
 from gateway.serve.starting import Options, StartError
 from gateway.serve.upgrade.meeting import Given, Offer
@@ -79,7 +80,7 @@ class RelayedPort:
 
     async def take_over(self, taken: TakenOver) -> None:
         same_member(taken)
-        given = await given_by(taken, self._place.path, lambda: self._beats.tell(TAKEN))
+        given = await given_by(taken, partial(self._beats.tell, TAKE))
         go_on_from(self._gateway.checkpoints, given.state, 0.0)
         self._hub.totals.take(given.left)
         self._hub.expect(given.relays)

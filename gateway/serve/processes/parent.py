@@ -25,9 +25,9 @@ from pathlib import Path
 from types import FrameType
 
 from gateway.relay.wire.seat_board import SeatBoard
-from gateway.serve.processes.place import ALIVE, CLOSING, END, HANDED, READY, TAKEN, Place, Role, die_with
+from gateway.serve.processes.place import ALIVE, CLOSING, END, HANDED, READY, TAKE, Place, Role, die_with
 from gateway.serve.upgrade.next_gateway import NextGateway
-from gateway.serve.upgrade.taking import Inherited
+from gateway.serve.upgrade.taking import Inherited, tell_ready
 from gateway.shared.service_manager import ServiceManager
 
 LOOK = 0.4  # seconds between two looks at who is silent
@@ -108,7 +108,6 @@ class Parent:
             self._start("decider", 0)
             for number in range(1, self._relays + 1):
                 self._start("relay", self._inherited.relays + number)
-            self._let_go_of_taken()
             looked = time.monotonic()
             while self._children or self._due:
                 self._wait()
@@ -166,9 +165,23 @@ class Parent:
         self._children[pid] = Process(place, pid, ours)
 
     def _let_go_of_taken(self) -> None:
-        """The first decider alone speaks with the gateway that is taken over."""
+        """The first decider alone is told what the calls of the gateway before hold."""
         if self._inherited.taken is not None:
             self._inherited.taken.connection.close()
+
+    def _take(self) -> None:
+        """Tell the gateway before to stop, unless this one is about to end: who starts its children again, or gives up,
+        is who says so. Else both could stop."""
+        taken = self._inherited.taken
+        if taken is not None and not self._taken and not self._terms:
+            self._taken = True
+            tell_ready(taken, self._path)
+            self._let_go_of_taken()
+
+    @property
+    def _goes_on_before(self) -> bool:
+        """Whether the gateway that is to be taken over serves, and nobody here."""
+        return self._inherited.taken is not None and not self._taken
 
     def _child(self, place: Place, ours: socket.socket) -> None:
         """Does not return."""
@@ -217,7 +230,8 @@ class Parent:
                 self._ready.add((child.place.role, child.place.number))
                 if child.place.role == "decider":
                     self._manager.ready(f"{self._relays} relays and a decider", loops=False)
-            self._taken = self._taken or TAKEN in signs
+            if TAKE in signs:
+                self._take()
             if CLOSING in signs and self._terms:
                 self._close()
             if HANDED in signs:
@@ -325,17 +339,20 @@ class Parent:
             for child in deciders:
                 for _ in range(min(2, self._terms) - min(2, self._asked)):
                     _order_end(child)
-            if not deciders:
+            if not deciders or self._goes_on_before:
                 self._decider_gone()
             self._asked = self._terms
 
     def _decider_gone(self) -> None:
-        """What is left ends by itself, or is ended."""
+        """What is left ends by itself, or is ended: at once where the gateway before serves, and nobody here."""
         self._asked = self._terms
         self._close()
         self._ends_by = time.monotonic() + ENDS_WITHIN
         for child in self._children.values():
-            _order_end(child)
+            if self._goes_on_before:
+                os.kill(child.pid, signal.SIGKILL)
+            else:
+                _order_end(child)
 
 
 def _order_end(child: Process) -> None:

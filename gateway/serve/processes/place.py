@@ -20,9 +20,9 @@ from gateway.serve.upgrade.taking import Inherited
 BEAT = 0.2  # seconds between two signs of life
 # From the parent: end as SIGTERM says, where it has come to the parent; a second one hurries.
 END = b"e"
-# From a child: it lives; it serves; nobody may connect any more; another gateway has the sockets; the gateway before
-# has been told to stop.
-ALIVE, READY, CLOSING, HANDED, TAKEN = b".", b"r", b"c", b"h", b"t"
+# From a child: it lives; it serves; nobody may connect any more; another gateway has the sockets; it can serve, so the
+# gateway before may be told to stop.
+ALIVE, READY, CLOSING, HANDED, TAKE = b".", b"r", b"c", b"h", b"t"
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 Role = Literal["decider", "relay"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import time
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from gateway.shared.addresses import split_address
 
 LATER = 2**20  # epochs: the one that runs may start processes of its own meanwhile
 OFFERED_WITHIN = 10.0  # seconds
+NEXT_WITHIN = 1.0  # seconds for another decider to be there, where one was killed
 GIVEN_WITHIN = 30.0  # seconds
 MOST_OFFERED = 65536  # bytes
 MOST_GIVEN = 256 * 1024**2  # bytes; of 64 relays that have ended, with 10,000 tenants each
@@ -64,20 +66,33 @@ def inherited(take_over: str | None, control: str, environ: MutableMapping[str, 
     given = _activated(environ)
     if take_over is None:
         return given
-    return _taken_over(Path(take_over) if take_over else meeting_point(*split_address(control)))
+    return _taken_over(Path(take_over) if take_over else meeting_point(*split_address(control)), given)
 
 
-def _taken_over(path: Path) -> Inherited:
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        return _offered(path, connection)
-    except BaseException:
-        connection.close()
-        raise
+def _taken_over(path: Path, given: Inherited) -> Inherited:
+    """What the gateway at this path offers; `given`, where it was killed: somebody has to serve. Raises StartError."""
+    until = time.monotonic() + NEXT_WITHIN
+    while True:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            return _offered(path, connection)
+        except _HasEnded:
+            connection.close()
+            if time.monotonic() > until:
+                say(f"--take-over: {path}: the gateway that ran here has ended: this one serves in its place")
+                return given
+            time.sleep(NEXT_WITHIN / 10)
+        except BaseException:
+            connection.close()
+            raise
+
+
+class _HasEnded(Exception):
+    """A process has listened there, and does no more."""
 
 
 def _offered(path: Path, connection: socket.socket) -> Inherited:
-    """What the gateway at this path offers. Raises StartError."""
+    """What the gateway at this path offers. Raises _HasEnded, StartError."""
     connection.settimeout(OFFERED_WITHIN)
     try:
         connection.connect(str(path))
@@ -87,7 +102,9 @@ def _offered(path: Path, connection: socket.socket) -> Inherited:
         line, descriptors = _received(connection)
         sockets = [socket.socket(fileno=descriptor) for descriptor in descriptors]
         offer = msgspec.json.decode(line, type=Offer)
-    except (FileNotFoundError, ConnectionRefusedError):
+    except (ConnectionRefusedError, ConnectionResetError):
+        raise _HasEnded from None
+    except FileNotFoundError:
         raise StartError(
             f"--take-over: no gateway of this user runs with this --control ({path}): start without --take-over"
         ) from None
@@ -109,6 +126,8 @@ def _received(connection: socket.socket) -> tuple[bytes, list[int]]:
         data, more, _, _ = socket.recv_fds(connection, MOST_OFFERED, MOST_SOCKETS, socket.MSG_CMSG_CLOEXEC)
         descriptors += more
         line += data
+        if not line:
+            raise ConnectionResetError
         if not data or len(line) > MOST_OFFERED:
             raise ConnectionError("it has ended, or sends something else")
     return line, descriptors
@@ -134,19 +153,23 @@ def same_member(taken: TakenOver, member: str = "") -> None:
         )
 
 
-async def given_by(taken: TakenOver, decider: str, said: Callable[[], None] = lambda: None) -> Given:
-    """Say that this gateway can serve, and be told what the other one's calls hold. `said` is called in between: from
-    then on the other stops by itself. Raises StartError, and then the other goes on."""
+def tell_ready(taken: TakenOver, decider: str) -> None:
+    """Say that this gateway can serve: from then on the other stops by itself. `decider`: where its relays ask."""
+    try:
+        taken.connection.sendall(line_of(Ready(decider if taken.understood else "")))
+    except OSError as error:  # what it has written before is read all the same
+        say(f"the gateway before (pid {taken.pid}): {error}")
+
+
+async def given_by(taken: TakenOver, ready: Callable[[], None]) -> Given:
+    """Be told what the other one's calls hold, once `ready` has said, or has had said, that this gateway can serve.
+    Raises StartError."""
     if not taken.understood:
         say(
             f"the gateway before (pid {taken.pid}) speaks version {taken.offer.frames} of the frames, and this one "
             f"{VERSION}: it decides for its own calls to their end, and engines' own metrics alone tell of them here"
         )
-    try:
-        taken.connection.sendall(line_of(Ready(decider if taken.understood else "")))
-        said()
-    except OSError as error:  # what it has written before is read all the same
-        say(f"the gateway before (pid {taken.pid}): {error}")
+    ready()
     taken.connection.setblocking(False)
     reader, writer = await asyncio.open_unix_connection(sock=taken.connection, limit=MOST_GIVEN)
     try:
