@@ -29,7 +29,7 @@ from rich.table import Table
 
 from loadtest.lab.failover.clients import CallEnd, ClosedLoop, Kind, RawCall
 from loadtest.lab.failover.faults import FAULTS, QUICK, FailoverFault
-from loadtest.lab.failover.site import ENGINES, SLOTS, FailoverSite
+from loadtest.lab.failover.site import ENGINES, ROUNDS, SLOTS, FailoverSite
 from loadtest.lab.operate.debian import VALKEY, NoProgram
 from loadtest.lab.rows import terminal
 from loadtest.processes import ChildError, until
@@ -115,20 +115,21 @@ async def _holding(site: FailoverSite, fault: FailoverFault) -> float | None:
             await stream.leave()
 
 
-def measured(fault: FailoverFault, seconds: float) -> FaultFigures:
-    """The fault under load, then with streams alone. Raises ChildError, and NoProgram."""
+def measured(fault: FailoverFault, seconds: float, seed: int = 0, rounds: int = ROUNDS) -> FaultFigures:
+    """The fault under load, then with streams alone. `rounds`: of signals, drawn by `seed`. Raises ChildError,
+    and NoProgram."""
     with tempfile.TemporaryDirectory(prefix="weir-failover-") as folder:
-        with _site(folder, "loaded", fault) as site:
+        with _site(folder, "loaded", fault, seed, rounds) as site:
             figures = asyncio.run(_under_load(site, fault, seconds))
-        with _site(folder, "holding", fault) as site:
+        with _site(folder, "holding", fault, seed, rounds) as site:
             figures.exact_after = asyncio.run(_holding(site, fault))
     return figures
 
 
-def _site(folder: str, name: str, fault: FailoverFault) -> FailoverSite:
+def _site(folder: str, name: str, fault: FailoverFault, seed: int, rounds: int) -> FailoverSite:
     path = Path(folder) / name
     path.mkdir()
-    return FailoverSite(path, relays=RELAYS, machines=fault.machines)
+    return FailoverSite(path, relays=RELAYS, machines=fault.machines, seed=seed, rounds=rounds)
 
 
 # -- what is printed --------------------------------------------------------------------------------------------------
@@ -185,7 +186,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in names:
         print(f"{FAULTS[name].title} ...", file=sys.stderr)
         try:
-            figures = measured(FAULTS[name], options.seconds)
+            figures = measured(FAULTS[name], options.seconds, options.seed, options.rounds)
         except ChildError as error:
             console.print(f"[red]{name}[/]: {error}", markup=True, highlight=False)
             lost = True
@@ -210,12 +211,16 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--seconds", type=float, metavar="S", help="of load before and after each fault (default: 4; 2)"
     )
+    parser.add_argument("--rounds", type=int, default=ROUNDS, metavar="N", help=f"of signals (default: {ROUNDS})")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the signals that are sent (default: 0)")
     parser.add_argument("--gate", action="store_true", help="exit status 1 also where a time is over its target")
     given = parser.parse_args(argv)
     given.faults = [name for name in given.faults.split(",") if name] or list(QUICK if given.quick else FAULTS)
     given.seconds = given.seconds or (2.0 if given.quick else 4.0)
     if not set(given.faults) <= FAULTS.keys():
         parser.error(f"--faults: of {', '.join(FAULTS)}")
+    if given.rounds < 1:
+        parser.error("--rounds is at least 1")
     if given.seconds <= 0.0:
         parser.error("--seconds is more than 0")
     return given

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import msgspec
 
-from loadtest.lab.failover.site import FailoverSite, GatewayMachine, children, client_ports
+from loadtest.lab.failover.signals import send
+from loadtest.lab.failover.site import FailoverSite, GatewayMachine, children, client_ports, stands
 from loadtest.processes import ChildError, until
 
 ONE, ACROSS = 1.0, 4.0  # seconds without grants: the targets on one machine, and across machines
+AGAIN = 6.0  # the same, where processes end again and again: they are started up to 5 s later
 HOLDS = 1.0  # seconds until nothing is held that a dead relay's calls held
 STARTED = 20.0  # seconds for a gateway to start
 
@@ -47,7 +49,7 @@ def _relay(number: signal.Signals) -> Callable[[FailoverSite], Struck]:
         # Both stand still while the relay's connections are read; the parent would kill who stands still.
         os.kill(parent, STOP)
         os.kill(pid, STOP)
-        until(lambda: _stands(pid), 1.0, every=0.001)
+        until(lambda: stands(pid), 1.0, every=0.001)
         own, at = frozenset(client_ports(pid)), time.monotonic()
         os.kill(pid, number)
         os.kill(parent, signal.SIGCONT)
@@ -142,12 +144,14 @@ def _child_of(pid: int) -> int:
     return children(pid)[0]
 
 
+def _signals(site: FailoverSite) -> Struck:
+    at = time.monotonic()
+    own = send(site)
+    return Struck(at, lambda: True, own)
+
+
 def _replaced(machine: GatewayMachine, role: str, pid: int) -> Callable[[], bool]:
     return lambda: not Path(f"/proc/{pid}").exists() and machine.whole() and pid not in machine.pids(role)
-
-
-def _stands(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T"
 
 
 FAULTS = {
@@ -183,6 +187,7 @@ FAULTS = {
         title="SIGKILL of the successor's decider once it serves",
         strike=_upgraded_struck,
     ),
+    "signals": FailoverFault(title="signals to processes at random", strike=_signals, within=AGAIN),
     "ruler-kill": FailoverFault(
         title="SIGKILL of the ruling machine", strike=_machine(KILL), within=ACROSS, machines=2
     ),

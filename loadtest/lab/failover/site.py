@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import os
+import random
 import signal
 import socket
 import sys
@@ -16,8 +17,10 @@ from loadtest.lab.operate.valkey import Valkey
 from loadtest.processes import Child, ChildError, Gateway, get, until
 
 ENGINES, SLOTS = 2, 4  # calls at once of each engine: few, so that two cores are enough for all of it
-POLICY = f"fleet: {{poll: 100ms, health: 200ms}}\nbudget: {{max_concurrency: {SLOTS}}}\ntimeouts: {{drain: 60s}}\n"
+POLICY = "fleet: {{poll: 100ms, health: 200ms, engines: [{}]}}\ntimeouts: {{drain: 60s}}\n"
+ENGINE = f"{{{{url: '{{}}', max_concurrency: {SLOTS}}}}}"  # a bound that is not learned
 TOKEN = "failover-on-one-machine"  # noqa: S105 # of members on loopback
+ROUNDS = 12  # of signals
 JOINED = 30.0  # seconds for machines to know each other
 
 
@@ -27,10 +30,8 @@ class GatewayMachine:
     def __init__(self, folder: Path, engines: list[str], relays: int, cluster: str = "") -> None:
         folder.mkdir()
         policy = folder / "policy.yaml"
-        policy.write_text(POLICY + cluster)
+        policy.write_text(POLICY.format(", ".join(map(ENGINE.format, engines))) + cluster)
         words = [*("--workers", str(relays), "--policy", str(policy), "--log", "none")]
-        for url in engines:
-            words += ["--engine", url]
         self.member = ""
         if cluster:
             (folder / "token").write_text(TOKEN)
@@ -52,6 +53,13 @@ class GatewayMachine:
         """The processes of a role; none while nobody answers."""
         found = self.asked("/processes") or {"processes": []}
         return [each["pid"] for each in found["processes"] if each["role"] == role]
+
+    def ready(self) -> bool:
+        """Whether `/readyz` says so."""
+        try:
+            return get(f"{self.control}/readyz", timeout=1.0)[0] == 200
+        except (OSError, http.client.HTTPException):
+            return False
 
     def whole(self) -> bool:
         """Whether a decider and all relays are there; beside them, those of a gateway that was taken over."""
@@ -84,14 +92,17 @@ class GatewayMachine:
 
 
 class FailoverSite:
-    """Engines, and one machine, or several of a cluster. Raises ChildError, and NoProgram."""
+    """Engines at `urls`, and one machine, or several of a cluster. `seed`: of what faults draw; `rounds`: of signals.
+    Raises ChildError, and NoProgram."""
 
-    def __init__(self, folder: Path, *, relays: int, machines: int = 1) -> None:
+    def __init__(self, folder: Path, *, relays: int, machines: int = 1, seed: int = 0, rounds: int = ROUNDS) -> None:
+        self.rounds = rounds
+        self.rng = random.Random(seed)  # noqa: S311 # chances, no secrets
         self.machines: list[GatewayMachine] = []
         self._store: Valkey | None = None
         self._engines = [self._engine(folder, number) for number in range(ENGINES)]
         try:
-            urls = [child.line(r"^ready (\S+)", 30.0) for child in self._engines]
+            urls = self.urls = [child.line(r"^ready (\S+)", 30.0) for child in self._engines]
             if machines == 1:
                 self.machines.append(GatewayMachine(folder / "machine", urls, relays))
                 return
@@ -149,6 +160,14 @@ def children(pid: int) -> list[int]:
     """Child processes of a process, from the kernel."""
     found = Path(f"/proc/{pid}/task/{pid}/children")
     return [int(each) for each in found.read_text().split()] if found.exists() else []
+
+
+def stands(pid: int) -> bool:
+    """Whether a process is stopped; one that is gone is not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T"
+    except FileNotFoundError:
+        return False
 
 
 def client_ports(pid: int) -> set[int]:

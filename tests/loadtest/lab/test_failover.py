@@ -44,6 +44,14 @@ def test_quick_is_some_of_all() -> None:
 
 
 @pytest.mark.slow
+def test_signals_to_any_process_take_nothing_away_but_what_was_on_a_relay_that_ended() -> None:
+    argv = [sys.executable, "-m", "loadtest.lab.failover", "--faults", "signals", "--seconds", "1", "--rounds", "6"]
+    ran = subprocess.run(argv, capture_output=True, text=True, timeout=180, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "lost" not in ran.stdout
+
+
+@pytest.mark.slow
 def test_a_decider_and_a_relay_die_under_load_and_no_call_fails() -> None:
     argv = [sys.executable, "-m", "loadtest.lab.failover", "--faults", "decider-kill,relay-kill", "--seconds", "1"]
     ran = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
