@@ -22,13 +22,14 @@ MESSAGES: list[Any] = [{"role": "user", "content": "Why is the river level?"}]
 TOKENS = 32  # of an answer: a quarter of a second, so that engines begin some dozens of calls a second
 PAUSE = 0.05  # seconds of a line after a failure: who is refused at once would count for all others
 LIMIT = 60.0  # seconds for a call
+NEVER = -1
 
 Kind: TypeAlias = Literal["openai", "raw"]
 
 
 class CallEnd(msgspec.Struct, frozen=True, kw_only=True):
     """The end of one call. `began`: when its answer did, seconds of `time.monotonic`; 0.0: never. `port`: the client's
-    port, of its last try; 0: not known."""
+    port, of its last try; 0: not known, NEVER: it had no connection."""
 
     kind: Kind
     began: float
@@ -103,7 +104,7 @@ class RawCall:
         self._request = chat(self._host, MODEL, "Why?", max_tokens=tokens, stream=stream)
         self._task = asyncio.create_task(self._run())
         self.answer = Answer(expected="stream" if stream else "json")
-        self.port = 0  # of the client
+        self.port = NEVER  # of the client
 
     async def _run(self) -> None:
         over: asyncio.Future[None] = asyncio.get_running_loop().create_future()

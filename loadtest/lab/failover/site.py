@@ -182,7 +182,7 @@ def client_ports(pid: int) -> set[int]:
         fields = line.split()
         if f"socket:[{fields[9]}]" in links:
             ports.add(int(fields[2].rpartition(":")[2], 16))
-    return ports
+    return ports - {0}  # of listening sockets
 
 
 def _free_port() -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import subprocess
 import sys
 
@@ -10,6 +12,7 @@ import pytest
 from loadtest.lab.failover.clients import CallEnd
 from loadtest.lab.failover.command import FaultFigures, longest, main
 from loadtest.lab.failover.faults import FAULTS, QUICK
+from loadtest.lab.failover.site import client_ports
 
 
 def test_the_longest_time_without_a_beginning_counts_from_the_last_before_the_fault() -> None:
@@ -37,6 +40,17 @@ def test_bad_arguments_are_told(words: tuple[str, str], capsys: pytest.CaptureFi
         main(words)
     assert ended.value.code == 2
     assert words[0] in capsys.readouterr().err
+
+
+def test_a_socket_that_listens_has_no_client() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listening,
+        socket.create_connection(listening.getsockname()) as client,
+    ):
+        taken, _ = listening.accept()
+        with taken:
+            assert client.getsockname()[1] in client_ports(os.getpid())
+            assert 0 not in client_ports(os.getpid()), "a call that never had a connection would be this process's"
 
 
 def test_quick_is_some_of_all() -> None:
