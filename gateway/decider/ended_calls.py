@@ -34,6 +34,8 @@ class EndedCalls:
         """The serial number of the first call after `serial` that is still kept, and up to `most` calls from it on."""
         first = max(serial, self.last - len(self._calls)) + 1
         skipped = first - (self.last - len(self._calls)) - 1
+        if skipped >= len(self._calls):  # also a number that no clock or counter has
+            return first, ()
         return first, tuple(islice(self._calls, skipped, skipped + most))
 
     def reach(self, now: float, most: float) -> float:
