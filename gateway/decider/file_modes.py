@@ -1,4 +1,4 @@
-"""Secret files that a policy names, and advice on their permissions."""
+"""Secret files and the storage that a policy names, and advice on their permissions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gateway.core.policy.policy import Policy
 from gateway.shared.files.checked import Path as FieldPath
-from gateway.shared.files.modes import unwise
+from gateway.shared.files.modes import unwise, unwise_folder
 
 
 def files_of(policy: Policy, folder: Path) -> Iterator[tuple[FieldPath, Path, bool]]:
@@ -27,6 +27,10 @@ def files_of(policy: Policy, folder: Path) -> Iterator[tuple[FieldPath, Path, bo
 
 
 def unwise_of(policy: Policy, folder: Path) -> list[tuple[FieldPath, str]]:
-    """Advice on the modes of a policy's files, each with its field."""
+    """Advice on the modes of a policy's files and of its storage, each with its field."""
     found = ((path, unwise(file, readable=readable)) for path, file, readable in files_of(policy, folder))
-    return [(path, text) for path, text in found if text is not None]
+    advice = [(path, text) for path, text in found if text is not None]
+    if policy.storage is not None:
+        text = unwise_folder(folder / policy.storage.folder)
+        advice += [] if text is None else [(("storage", "folder"), text)]
+    return advice

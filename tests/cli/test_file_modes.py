@@ -103,3 +103,20 @@ def test_a_private_key_that_everybody_may_write_to_is_not_used(tmp_path: Path) -
     chain.chmod(0o602)
     with pytest.raises(ValueError, match="everybody on this machine may write to it"):
         Certificate(chain).context(Path.read_bytes)
+
+
+def test_a_storage_that_everybody_may_write_to_or_that_cannot_be_made_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, folder = tmp_path / "p.yaml", tmp_path / "kept"
+    file.write_text("storage: {folder: kept}\n")
+    assert cli.main(["check", "--strict", str(file)]) == 0  # it is made at the start
+    folder.mkdir(mode=0o700)
+    assert cli.main(["check", "--strict", str(file)]) == 0
+    folder.chmod(0o777)
+    assert cli.main(["check", "--strict", str(file)]) == 2
+    assert "storage.folder: everybody on this machine may write there" in capsys.readouterr().err
+    for name, said in (("none/kept", "is not there, or is no folder"), ("p.yaml", "it is no folder")):
+        file.write_text(f"storage: {{folder: {name}}}\n")
+        assert cli.main(["check", str(file)]) == 0
+        assert said in capsys.readouterr().err

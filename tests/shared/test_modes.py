@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.shared.files.modes import refused, unwise
+from gateway.shared.files.modes import refused, unwise, unwise_folder
 
 
 @pytest.mark.parametrize(
@@ -42,3 +42,18 @@ def test_a_file_that_is_missing_or_no_file_is_not_reported(tmp_path: Path) -> No
     os.mkfifo(pipe)
     pipe.chmod(0o666)
     assert (unwise(pipe), refused(pipe)) == (None, None)
+
+
+def test_a_folder_that_is_written_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "kept"
+    assert unwise_folder(folder) is None  # it is made
+    assert "is not there, or is no folder" in str(unwise_folder(folder / "deeper"))
+    folder.mkdir(mode=0o770)
+    assert unwise_folder(folder) is None
+    folder.chmod(0o777)
+    assert f"chmod o-w {folder}" in str(unwise_folder(folder))
+    (tmp_path / "file").touch()
+    assert "it is no folder" in str(unwise_folder(tmp_path / "file"))
+    assert "Not a directory" in str(unwise_folder(tmp_path / "file/kept"))
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert f"may not write in {tmp_path}" in str(unwise_folder(tmp_path / "other"))

@@ -21,6 +21,25 @@ def refused(file: Path) -> str | None:
     return None
 
 
+def unwise_folder(folder: Path) -> str | None:
+    """Advice on a folder that a gateway writes into, and makes where it is not there; None: there is none. A volume's
+    own folder is often everybody's, so that is only told."""
+    try:
+        mode = os.stat(folder).st_mode
+    except FileNotFoundError:
+        above = folder.parent
+        if not above.is_dir():
+            return f"it cannot be made: {above} is not there, or is no folder"
+        return None if os.access(above, os.W_OK | os.X_OK) else f"it cannot be made: this user may not write in {above}"
+    except OSError as error:
+        return f"{folder}: {error.strerror}"
+    if not stat.S_ISDIR(mode):
+        return f"it is no folder: {folder}"
+    if mode & stat.S_IWOTH:
+        return f"everybody on this machine may write there: chmod o-w {folder}, or name a folder in it"
+    return None
+
+
 def unwise(file: Path, *, readable: bool = False) -> str | None:
     """Advice on a file's mode; None: there is none, or no such file, which others report. `readable`: others may read
     it, since it holds hashes only.
