@@ -266,8 +266,8 @@ class Dispatch:
 
     def unknown(self, model: str) -> Refused:
         """What is told of a model that neither an engine nor a sidecar has, as far as is known."""
-        why = self.control.unknown(self.clock())
-        return refusals.unknown_model(model, why.engines, awaited=why.reports_awaited)
+        why = self.control.unknown(model, self.clock())
+        return refusals.unknown_model(model, why.engines, awaited=why.reports_awaited, away=why.away)
 
     def _state(self, model: str) -> tuple[Queues, ModelTraffic]:
         return self.control.open(model, self.clock())

@@ -75,7 +75,7 @@ class ReportIntake:
 
     def _forget_remembered(self) -> None:
         """Every sidecar that runs has reported by now."""
-        self._registry.remembered = frozenset()
+        self._registry.forget_remembered()
         self._pulse()
 
     def _pulse(self) -> None:

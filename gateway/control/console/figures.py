@@ -40,7 +40,7 @@ def kind_of(outcome: Outcome) -> str:
     match STATUS[outcome].status if outcome in STATUS else 400:
         case 429 | 503 | 504:
             return "refused"
-        case 500 | 502:
+        case 500 | 502 | 507:
             return "failed"
         case _:
             return "caller"

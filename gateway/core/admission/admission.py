@@ -184,7 +184,7 @@ class AdmissionControl:
         """The same where no engine may be given calls for its model now, and a sidecar may have it made ready."""
         outlook = self.sidecars.outlook(call.model, now)
         if outlook is None and not engines and not self.sidecars.knows(call.model):
-            return self.unknown(now)
+            return self.unknown(call.model, now)
         held = outlook is None and self.held_until(call.model, now) > now
         if not held and (outlook is None or outlook.ready_in is None):
             return self._unserved(call, now, outlook, 0.0)
@@ -210,10 +210,11 @@ class AdmissionControl:
         ticket = Ticket(call, now, exclude, self._expires(call), large=large, ahead=call.hinted_ahead)
         return Wait(ticket=ticket, predicted=wait, victim=victim, outlook=outlook, held=held)
 
-    def unknown(self, now: float) -> Refuse:
+    def unknown(self, model: str, now: float) -> Refuse:
         """Of a model that neither an engine nor a sidecar has, as far as is known."""
         awaited = self.sidecars.awaited(now)
-        return Refuse(reason=Reason.UNKNOWN_MODEL, engines=tuple(self.fleet), reports_awaited=awaited)
+        away = self.sidecars.away(model)
+        return Refuse(reason=Reason.UNKNOWN_MODEL, engines=tuple(self.fleet), reports_awaited=awaited, away=away)
 
     def _expires(self, call: Call) -> float:
         return min(call.deadline, call.ttft_by) if self.rules.shed_late else call.deadline

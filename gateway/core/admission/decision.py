@@ -94,8 +94,8 @@ class Refuse(msgspec.Struct, frozen=True, kw_only=True):
 
     `largest`: tokens of the largest call. `words`: the bound that is full, the mode's rule, or the class that takes its
     place. `wait`: seconds until all that waits now has been served. `waited`: seconds since it came. `engines`: of its
-    model. `reports_awaited`: sidecars may have its model, and have not said so yet. `retry_in`, `why`: the words
-    of the sidecar that cannot have the model ready; None: it does not know. The rest is as in `Wait`.
+    model. `reports_awaited`: sidecars may have its model, and have not said so yet. `away`: one had it. `retry_in`,
+    `why`: the words of the sidecar that cannot have the model ready; None: it does not know. The rest is as in `Wait`.
     """
 
     reason: Reason
@@ -111,6 +111,7 @@ class Refuse(msgspec.Struct, frozen=True, kw_only=True):
     waited: float = 0.0
     engines: Sequence[Engine] = ()
     reports_awaited: bool = False
+    away: bool = False
     retry_in: float | None = None
     why: str = ""
 

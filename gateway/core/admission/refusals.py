@@ -18,7 +18,7 @@ from gateway.core.admission.quotas import QuotaWindow
 from gateway.core.engines.breaker import BreakerState
 from gateway.core.engines.fleet import Engine
 from gateway.core.request.call import Call
-from gateway.core.request.outcome import Outcome, Refused
+from gateway.core.request.outcome import MODEL_AWAY, Outcome, Refused
 from gateway.shared.protocol import NO_MEMORY, OFF
 
 QUOTA = "insufficient_quota"  # as OpenAI calls it
@@ -36,7 +36,7 @@ def refused(why: Refuse, call: Call, now: float, due_in: float | None = None) ->
         case Reason.OVERDUE:
             return too_slow(call, why.waited)
         case Reason.UNKNOWN_MODEL:
-            return unknown_model(call.model, why.engines, awaited=why.reports_awaited)
+            return unknown_model(call.model, why.engines, awaited=why.reports_awaited, away=why.away)
         case Reason.NO_ENGINE:
             return no_engine(call.model, why.engines, why.waited)
         case Reason.UNAVAILABLE:
@@ -128,14 +128,18 @@ def _s(seconds: float) -> str:
     return f"{seconds:.{0 if seconds >= 100 else 1 if seconds >= 1 else 2}f} s"
 
 
-def unknown_model(model: str, engines: Iterable[Engine], *, awaited: bool = False) -> Refused:
-    """No engine has the model, or some have not told their models yet. `awaited`: sidecars have not."""
+def unknown_model(model: str, engines: Iterable[Engine], *, awaited: bool = False, away: bool = False) -> Refused:
+    """No engine has the model, or some have not told their models yet. `awaited`: sidecars have not. `away`: one had
+    it."""
     if awaited:
         message = f"This gateway has just begun and awaits its sidecars' reports, so it does not know {model!r} yet."
         return Refused(Outcome.NO_ENGINE, message, retry_after=SOON)
     if any(math.isinf(engine.back_at) for engine in engines):
         message = "Not every engine has been reached yet, so its models are not known."
         return Refused(Outcome.NO_ENGINE, message, retry_after=SOON)
+    if away:
+        message = f"The model {model!r} is not here now: the machine that had it is away."
+        return Refused(Outcome.NOT_FOUND, message, param="model", reason=MODEL_AWAY)
     message = f"The model {model!r} does not exist here. GET /v1/models lists what does."
     return Refused(Outcome.NOT_FOUND, message, param="model")
 

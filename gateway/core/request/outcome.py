@@ -13,6 +13,7 @@ from enum import Enum
 
 import msgspec
 
+MODEL_AWAY = "model_away"  # a reason of NOT_FOUND
 LONGEST = 60.0  # seconds of Retry-After that clients obey; openai-python's bound
 
 
@@ -39,6 +40,7 @@ class Outcome(Enum):
     TRUNCATED = "truncated"
     CLIENT_GONE = "client_gone"
     SLOW_CLIENT = "slow_client"
+    STORAGE_FULL = "storage_full"
     BUG = "bug"
 
     # Members are dict keys on the hot path; Enum's own __hash__ is a Python function that hashes the name.
@@ -75,6 +77,7 @@ STATUS: dict[Outcome, Status] = {
     Outcome.TRUNCATED: Status(502, "server_error", "upstream_error", True),
     Outcome.CLIENT_GONE: Status(499, "server_error", "client_closed_request", False),
     Outcome.SLOW_CLIENT: Status(499, "server_error", "client_too_slow", False),
+    Outcome.STORAGE_FULL: Status(507, "server_error", "storage_full", True),
     Outcome.BUG: Status(500, "server_error", "internal_error", True),
 }
 

@@ -80,6 +80,7 @@ class Registry:
         self.copies = Copies()
         self.aliases: dict[str, str] = {}
         self.remembered: frozenset[str] = frozenset()
+        self._had: frozenset[str] = frozenset()  # names of models whose sidecars are gone
         self.counts = {"taken": 0, "dropped": 0, "refused": 0, "address_refused": 0}
         self._networks: tuple[Network, ...] = ()
         self._secure = False
@@ -156,12 +157,24 @@ class Registry:
         leave = tuple(self._owners)
         for name in list(self.sidecars):
             self._drop(name)
+        self._had = frozenset()
         return Changes(leave=leave, expected=True)
 
     def _drop(self, name: str) -> None:
-        for id in self.sidecars.pop(name).members:
+        sidecar, names = self.sidecars.pop(name), self.names
+        for id in sidecar.members:
             del self._owners[id]
         self._index()
+        self._note_gone(names - self.names)
+
+    def forget_remembered(self) -> None:
+        """Sidecars have had time to report what they had before the gateway's restart."""
+        names, self.remembered = self.remembered, frozenset()
+        self._note_gone(names)
+
+    def _note_gone(self, names: frozenset[str]) -> None:
+        if len(self._had) + len(names) <= MOST_MODELS:
+            self._had |= names
 
     def _bound(self, report: CapacityReport) -> None:
         known = self.sidecars.get(report.sidecar)
@@ -259,6 +272,10 @@ class Registry:
     def recalls(self, model: str) -> bool:
         """Whether a sidecar had the model before, and may be about to report it again."""
         return model in self.remembered and not self.knows(model)
+
+    def away(self, model: str) -> bool:
+        """Whether a sidecar had the model that is gone without a word, and may come back with it."""
+        return model in self._had and not self.knows(model)
 
     def awaited(self, now: float) -> bool:
         """Whether a running sidecar may not have reported yet, so that some models may still be unknown.

@@ -36,6 +36,7 @@ def engines(*seen: bool) -> list[Engine]:
         (refusals.unknown_model("x", engines(True, False)), Outcome.NO_ENGINE, 503, "Not every engine", 1.0),
         (refusals.unknown_model("x", [], awaited=True), Outcome.NO_ENGINE, 503, "awaits its sidecars' reports", 1.0),
         (refusals.unknown_model("x", []), Outcome.NOT_FOUND, 404, "GET /v1/models", None),
+        (refusals.unknown_model("x", [], away=True), Outcome.NOT_FOUND, 404, "the machine that had it is away", None),
         (refusals.forbidden_model(CALL), Outcome.FORBIDDEN, 403, "Tenant 'acme' may not use the model 'm'", None),
         (refusals.no_engine("m"), Outcome.NO_ENGINE, 503, "No engine that serves 'm' can be given calls now.", 2.0),
         (refusals.too_large(CALL, 800), Outcome.TOO_LARGE, 413, "1000 tokens of KV cache", None),

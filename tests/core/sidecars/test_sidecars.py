@@ -388,6 +388,22 @@ def test_a_model_of_before_is_recalled_until_a_sidecar_lists_it(told: Told) -> N
     assert registry.names == {"m", "gpt-4"}
 
 
+def test_a_model_is_away_whose_sidecar_has_gone_without_a_word(told: Told) -> None:
+    registry = told.registry
+    registry.remembered = frozenset({"m", "gone"})
+    told(model(aliases=("gpt-4",)))
+    assert not any(map(registry.away, ("m", "gpt-4", "gone", "new")))  # what is remembered is awaited
+    registry.forget_remembered()
+    assert [name for name in ("m", "gpt-4", "gone", "new") if registry.away(name)] == ["gone"]
+    registry.forget(100.0 + FORGOTTEN, lambda _: False)
+    assert [name for name in ("m", "gpt-4", "gone", "new") if registry.away(name)] == ["m", "gpt-4", "gone"]
+    registry.clear()
+    assert not registry.away("m")
+    registry.remembered = frozenset(map(str, range(MOST_MODELS + 1)))  # more than there can be
+    registry.forget_remembered()
+    assert not registry.away("1")
+
+
 def test_an_alias_is_another_name_of_a_model_and_no_model(told: Told) -> None:
     told(model(aliases=("gpt-4", "m2")), model("q", model="m2"))
     assert told.registry.aliases == {"gpt-4": "m"}, "m2 is a model's own name"
