@@ -1,7 +1,7 @@
 """One batch from the state that it is in to its end: judge its file, work its lines off, write its files.
 
 Whenever the process ends, another run goes on from what the storage has: a line without a result is sent again, one
-with a result never. A file is written anew until the transaction that ends the batch knows it.
+with a result never.
 """
 
 from __future__ import annotations
@@ -10,20 +10,21 @@ import asyncio
 import contextlib
 import random
 from functools import partial
-from typing import BinaryIO
 
 from gateway.batches import tables
-from gateway.batches.line_call import LineAnswer, LineCall
+from gateway.batches.line_call import STORAGE_FULL, LineAnswer, LineCall
+from gateway.batches.results_files import Result, ResultsFiles
 from gateway.batches.site import BatchSite
-from gateway.batches.tables import Result, StoredBatch
+from gateway.batches.tables import StoredBatch
 from gateway.core.batches.lines import BatchLine, Judged, read_line
 from gateway.core.batches.objects import WINDOW_SECONDS, FileObject, LineFault
-from gateway.core.batches.results import CANCELLED, EXPIRED, again_in, answered_line, unanswered_line
+from gateway.core.batches.results import EXPIRED, again_in
 from gateway.core.batches.states import end_of
 from gateway.core.request.outcome import error_body
 from gateway.core.request.routes import ROUTES
 from gateway.shared.threads import in_thread, to_its_end
 
+LOST = LineFault("results_missing", "results of this batch are gone from the gateway's disk")
 SLICE = 64 * 1024  # bytes of a file that are judged at once: a millisecond in which no other thread runs
 CLOCK = 5.0  # seconds between two looks at the clock, which may be set, or stand still with the machine
 NO_TENANT = LineAnswer(503, b"", 60.0)  # a reload may bring it back
@@ -47,6 +48,7 @@ class BatchRun:
         self._batch = stored.batch
         self._name = stored.batch.id.removeprefix("batch_")
         self._stopped = False
+        self._results = ResultsFiles(site, stored)
         self._lines: asyncio.Task[None] | None = None
         self._ahead = asyncio.Semaphore(site.policy.in_flight)  # lines that are read, and have no result
 
@@ -56,21 +58,38 @@ class BatchRun:
         # What the worker has read may be older than the end of an earlier run.
         if await storage.run(partial(tables.status_of, row=row)) == "validating":
             await self._judge()
-        if await storage.run(partial(tables.status_of, row=row)) == "in_progress":
+        try:
+            await self._to_its_end()
+        finally:
+            await self._results.aclose()
+
+    async def _to_its_end(self) -> None:
+        storage, row = self._site.storage, self._row
+        status = await storage.run(partial(tables.status_of, row=row))
+        if status not in {"in_progress", "finalizing", "cancelling"}:
+            return
+        await self._results.open()
+        if self._results.lost:
+            await self._fail(LOST)
+        if status == "in_progress":
             await self._work()
             if not self._stopped:
                 await storage.run(partial(tables.step, row=row, status="finalizing", now=self._site.now()))
         status = await storage.run(partial(tables.status_of, row=row))
         if status == "cancelling":
             await storage.run(partial(tables.forget_unjudged, row=row))
-        if status in {"finalizing", "cancelling"}:
-            await self._write(status)
+        await self._write(status)
 
     def stop(self) -> None:
         """It was cancelled: calls under way are given up."""
         if self._lines is not None and not self._stopped:
             self._lines.cancel()
         self._stopped = True
+
+    async def _fail(self, fault: LineFault) -> None:
+        """It cannot be worked on: calls under way are given up."""
+        await self._site.storage.run(partial(tables.stop, row=self._row, fault=fault, now=self._site.now()))
+        self.stop()
 
     # -- its file -------------------------------------------------------------------------------------------------
 
@@ -83,8 +102,10 @@ class BatchRun:
             read = await in_thread(partial(self._judge_slice, judged, offset), raises=(OSError,))
             offset += read
             lines = list(judged.taken())
-            if lines:
-                await site.storage.run(partial(tables.add_lines, row=row, lines=lines))
+            add = partial(tables.add_lines, row=row, lines=lines)
+            if lines and await site.storage.run(add) > site.policy.per_tenant:
+                judged.faults.append(self._full())
+                break
             if not read:
                 break
         if self._stopped:
@@ -107,6 +128,9 @@ class BatchRun:
             return len(data)
         judged.end()
         return 0
+
+    def _full(self) -> LineFault:
+        return LineFault("storage_full", tables.storage_full(self._site.policy.per_tenant).message)
 
     # -- its lines ------------------------------------------------------------------------------------------------
 
@@ -154,92 +178,82 @@ class BatchRun:
     async def _line(self, line: BatchLine) -> None:
         """Send it until it has a result, and keep that."""
         tries = 0
-        while True:
+        request_id = f"batch_req_{self._name}_{line.number}"
+        wait: float | None = 0.0
+        while wait is not None:
+            if tries:
+                self._site.lines["again"] += 1
+                await asyncio.sleep(wait * random.uniform(1.0, 1.25))  # noqa: S311 # not all at once
             tries += 1
-            request_id = f"batch_req_{self._name}_{line.number}"
-            answer = await self._sent(line, request_id)
-            wait = again_in(answer.status, answer.retry_after, answer.helps, tries)
-            if wait is None:
-                break
-            self._site.lines["again"] += 1
-            await asyncio.sleep(wait * random.uniform(1.0, 1.25))  # noqa: S311 # not all at once
-        text = answered_line(request_id, line.custom_id, answer.status, request_id, answer.body)
-        result = Result(line.number, answer.status < 400, text)
-        if await self._site.storage.run(partial(tables.keep_result, row=self._row, result=result)):
-            self._site.lines["completed" if result.good else "failed"] += 1
+            async with self._site.seats.seat(self._tenant, self._row):
+                with contextlib.ExitStack() as call:
+                    answer = await self._sent(call, line, request_id)
+                    wait = again_in(answer.status, answer.retry_after, answer.helps, tries)
+                    if wait is None:
+                        await self._keep(Result(line.number, request_id, line.custom_id, answer))
 
-    async def _sent(self, line: BatchLine, request_id: str) -> LineAnswer:
+    async def _keep(self, result: Result) -> None:
+        if result.answer is not STORAGE_FULL:
+            good = await self._results.keep(result)
+            self._site.lines["completed" if good else "failed"] += 1
+        if result.answer is STORAGE_FULL or not self._site.room(self._tenant):
+            await self._fail(self._full())
+
+    async def _sent(self, call: contextlib.ExitStack, line: BatchLine, request_id: str) -> LineAnswer:
+        """Its answer, whose body is there until `call` is closed."""
         site = self._site
-        async with site.seats:
-            account = site.pipeline.snapshot.tenants.accounts.get(self._tenant)
-            if account is None:
-                return NO_TENANT
-            if not site.pipeline.decider.up:
-                return NO_ENGINE
-            read = partial(site.folder.read, self._batch.input_file_id, line.offset, line.length)
-            found = read_line(await in_thread(read))
-            if found is None:
-                return CHANGED
-            body = bytes(found.body)
-            fields = {
-                b"content-type": b"application/json",
-                b"x-request-id": request_id.encode(),
-                b"x-weir-deadline-ms": b"%d" % (max(1, self._left()) * 1000),
-            }
-            policy = site.pipeline.snapshot.policy  # a reload may have renamed the class, or done away with it
-            name = (policy.batches or site.policy).class_
-            if name in policy.classes:
-                fields[b"x-weir-class"] = name.encode()
-            call = LineCall(site.pipeline, site.bodies, ROUTES[self._batch.endpoint.encode()], account, fields, body)
-            site.calls += 1
-            try:
-                return await call.answer
-            finally:
-                site.calls -= 1
-                call.leave()
+        account = site.pipeline.snapshot.tenants.accounts.get(self._tenant)
+        if account is None:
+            return NO_TENANT
+        if not site.pipeline.decider.up:
+            return NO_ENGINE
+        read = partial(site.folder.read, self._batch.input_file_id, line.offset, line.length)
+        found = read_line(await in_thread(read))
+        if found is None:
+            return CHANGED
+        fields = {
+            b"content-type": b"application/json",
+            b"x-request-id": request_id.encode(),
+            b"x-weir-deadline-ms": b"%d" % (max(1, self._left()) * 1000),
+        }
+        policy = site.pipeline.snapshot.policy  # a reload may have renamed the class, or done away with it
+        name = (policy.batches or site.policy).class_
+        if name in policy.classes:
+            fields[b"x-weir-class"] = name.encode()
+        sent = LineCall(site, ROUTES[self._batch.endpoint.encode()], account, fields, bytes(found.body))
+        call.callback(sent.close)
+        site.calls += 1
+        try:
+            return await sent.answer
+        finally:
+            site.calls -= 1
 
     # -- its end --------------------------------------------------------------------------------------------------
 
     async def _write(self, status: str) -> None:
-        """Write the files of results, and end the batch."""
-        with contextlib.ExitStack() as written:  # and locked until they have their rows
-            await self._write_into(written, status)
-
-    async def _write_into(self, written: contextlib.ExitStack, status: str) -> None:
-        site, row = self._site, self._row
-        output, errors = f"file-{self._name}-output", f"file-{self._name}-error"
-
-        def begin() -> tuple[BinaryIO, BinaryIO]:
-            return written.enter_context(site.folder.begin(output)), written.enter_context(site.folder.begin(errors))
-
-        good, bad = await to_its_end(begin)
-        after = 0
-        while page := await site.storage.run(partial(tables.results, row=row, after=after)):
-            await to_its_end(partial(_write_each, page, good, bad))
-            after = page[-1].number
-        after = missing = 0
-        why = CANCELLED if status == "cancelling" else EXPIRED
-        while lines := await site.storage.run(partial(tables.pending, row=row, after=after)):
-            ids = [(f"batch_req_{self._name}_{line.number}", line.custom_id) for line in lines]
-            text = b"".join([unanswered_line(id, custom_id, why) for id, custom_id in ids])
-            await to_its_end(partial(bad.write, text))
-            missing += len(lines)
-            after = lines[-1].number
-        sizes = await to_its_end(lambda: (site.folder.keep(output, good), site.folder.keep(errors, bad)))
+        """End the batch, and give its files their names."""
+        site, row, results = self._site, self._row, self._results
+        faults = await site.storage.run(partial(tables.has_faults, row=row))
+        missing = 0
+        if status == "finalizing" and not faults:
+            after = 0
+            while lines := await site.storage.run(partial(tables.pending, row=row, after=after)):
+                missing += len(lines)
+                after = lines[-1].number
+                if not site.room(self._tenant):
+                    break
+                await results.unanswered(
+                    [(f"batch_req_{self._name}_{line.number}", line.custom_id) for line in lines], EXPIRED
+                )
         now = site.now()
         files = {}
-        for column, id, size in (("output_file_id", output, sizes[0]), ("error_file_id", errors, sizes[1])):
+        for kind, id, size in zip(("output", "error"), results.ids, await results.whole(), strict=True):
             if size:
-                files[column] = FileObject(
+                files[f"{kind}_file_id"] = FileObject(
                     id=id, bytes=size, created_at=now, expires_at=now + int(site.policy.keep),
-                    filename=f"{self._batch.id}_{'output' if id == output else 'error'}.jsonl", purpose="batch_output",
+                    filename=f"{self._batch.id}_{kind}.jsonl", purpose="batch_output",
                 )  # fmt: skip
             else:
                 await to_its_end(partial(site.folder.delete, id))
-        end = end_of(status, missing)
+        end = end_of(status, missing, faults)
         await site.storage.run(partial(tables.finish, row=row, status=end, now=now, tenant=self._tenant, files=files))
-
-
-def _write_each(page: list[Result], good: BinaryIO, bad: BinaryIO) -> None:
-    for result in page:
-        (good if result.good else bad).write(result.text)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import Counter
+from collections.abc import Coroutine
 from functools import partial
+from typing import Any
 
 import msgspec
 
 from gateway.batches import tables
-from gateway.batches.site import BatchSite
+from gateway.batches.site import BatchSite, is_full
 from gateway.batches.upload_sink import UploadSink
 from gateway.batches.worker import BatchWorker
 from gateway.core.batches.objects import WINDOW_SECONDS, BatchObject, FileObject, page_of
@@ -22,7 +24,6 @@ from gateway.core.batches.requests import (
     CONTENT,
     FILE,
     FILES,
-    LISTED,
     MOST_BATCHES,
     MOST_BODY,
     MOST_LISTED,
@@ -36,7 +37,7 @@ from gateway.core.batches.requests import (
 from gateway.core.request.outcome import Outcome, Refused
 from gateway.core.request.routes import Route
 from gateway.core.request.tenants import Account
-from gateway.relay.wire.messages import Request, answer
+from gateway.relay.wire.messages import Request
 from gateway.relay.wire.responder import Responder
 from gateway.shared.storage import StorageError
 from gateway.shared.threads import in_thread
@@ -45,6 +46,7 @@ JSON = b"content-type: application/json\r\n"
 FORM = 64 * 1024  # bytes of an upload beside its file
 UPLOADS = 64  # at once
 OF_A_TENANT = 8
+FULL = 60.0  # seconds until a full disk may have room
 PIECE = 256 * 1024  # bytes of a file that are read at once
 _encode = msgspec.json.Encoder().encode
 
@@ -62,28 +64,24 @@ class BatchDoor:
         found = stored_route(path)
         return None if found is None else found[0]
 
-    def head(self, request: Request, account: Account) -> bytes | None:
+    def head(self, request: Request, account: Account) -> None:
         if self.route_of(request.path) is not FILES or request.method != b"POST":
             request.limit = MOST_BODY
-            return None
+            return
         tenant, largest = account.name, self._site.policy.max_file
         request.limit = largest + FORM
         if request.length > request.limit:
-            return None  # the connection refuses it
-        try:
-            if self._uploads.total() >= UPLOADS or self._uploads[tenant] >= OF_A_TENANT:
-                message = f"too many uploads at once: {UPLOADS} in all, and {OF_A_TENANT} of one tenant, are taken."
-                raise Refused(Outcome.RATE_LIMITED, message, retry_after=5.0)
-            content_type = request.fields.get(b"content-type", b"none")
-            id = f"file-{secrets.token_hex(12)}"
-            request.sink = UploadSink(self._site.folder, id, content_type, largest, partial(self._uploaded, tenant))
-            self._uploads[tenant] += 1
-        except Refused as refused:
-            return answer(refused.status, JSON + _advice(refused), refused.body())
-        return None
+            return  # the connection refuses it
+        if self._uploads.total() >= UPLOADS or self._uploads[tenant] >= OF_A_TENANT:
+            message = f"too many uploads at once: {UPLOADS} in all, and {OF_A_TENANT} of one tenant, are taken."
+            raise Refused(Outcome.RATE_LIMITED, message, retry_after=5.0)
+        content_type = request.fields.get(b"content-type", b"none")
+        id = f"file-{secrets.token_hex(12)}"
+        request.sink = UploadSink(self._site.folder, id, content_type, largest, partial(self._uploaded, tenant))
+        self._uploads[tenant] += 1
 
-    def call(self, request: Request, responder: Responder, account: Account) -> None:
-        task = asyncio.get_running_loop().create_task(self._answer(request, responder, account.name))
+    def begin(self, answer: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(answer)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -100,24 +98,19 @@ class BatchDoor:
 
     # -- answers --------------------------------------------------------------------------------------------------
 
-    async def _answer(self, request: Request, responder: Responder, tenant: str) -> None:
+    async def answer(self, request: Request, responder: Responder, account: Account) -> None:
+        found = stored_route(request.path)
+        assert found is not None  # noqa: S101 # the pipeline has asked
         try:
-            found = stored_route(request.path)
-            assert found is not None  # noqa: S101 # the pipeline has asked
-            body = await self._body_of(*found, request, responder, tenant)
-        except Refused as refused:
-            responder.send(refused.status, JSON + _advice(refused), refused.body())
+            body = await self._body_of(*found, request, responder, account.name)
         except (OSError, StorageError) as error:
             self._site.say(f"batches: {self._site.told(error)}")
-            _fail(responder, "The gateway's storage has failed; try again later.")
-        except Exception:
-            _fail(responder, "The gateway has failed here, which is a bug of its own.")
-            raise
-        else:
-            if not responder.started:
-                responder.send(200, JSON, body)
-        finally:
-            request.release()
+            if is_full(error):
+                message = "The gateway's disk is full."
+                raise Refused(Outcome.STORAGE_FULL, message, retry_after=FULL) from error
+            raise Refused(Outcome.BUG, "The gateway's storage has failed; try again later.") from error
+        if not responder.started:
+            responder.send(200, JSON, body)
 
     async def _body_of(self, route: Route, id: str, request: Request, responder: Responder, tenant: str) -> bytes:
         """The body of a good answer. Raises Refused."""
@@ -157,7 +150,7 @@ class BatchDoor:
         return _encode(file)
 
     async def _files(self, request: Request, tenant: str) -> bytes:
-        page = page_asked(request.query, MOST_LISTED, LISTED)
+        page = page_asked(request.query, MOST_LISTED, MOST_LISTED)
         found = await self._site.storage.run(partial(tables.files_of, tenant=tenant, page=page))
         return page_of(found[: page.limit], len(found) > page.limit)
 
@@ -190,8 +183,7 @@ class BatchDoor:
                 data = await in_thread(partial(self._site.folder.read, file.id, offset, PIECE))
             except FileNotFoundError:
                 if responder.started:
-                    responder.abort()
-                    return
+                    raise Refused(Outcome.TRUNCATED, "The file was deleted meanwhile.") from None
                 raise no_file(id) from None
             if not responder.started and not responder.closed:
                 responder.start(200, b"content-type: application/octet-stream\r\n", file.bytes)
@@ -202,6 +194,7 @@ class BatchDoor:
                 responder.end()
                 return
             await going.wait()
+        raise Refused(Outcome.CLIENT_GONE, "The client has left.")
 
     # -- batches --------------------------------------------------------------------------------------------------
 
@@ -220,8 +213,11 @@ class BatchDoor:
         keep_until = now + WINDOW_SECONDS + int(site.policy.keep)
         most = site.policy.max_unfinished
         if not await site.storage.run(
-            partial(tables.add_batch, tenant=tenant, batch=batch, keep_until=keep_until, most=most)
-        ):
+            partial(
+                tables.add_batch, tenant=tenant, batch=batch, keep_until=keep_until, most=most,
+                most_bytes=site.policy.per_tenant,
+            )
+        ):  # fmt: skip
             message = f"you have {most} batches that are not over, as many as one tenant may (batches.max_unfinished)."
             raise Refused(Outcome.RATE_LIMITED, message, retry_after=60.0)
         self._worker.look()
@@ -248,18 +244,3 @@ class BatchDoor:
             message = f"{id} is {status}, and can no longer be cancelled"
             raise Refused(Outcome.BAD_REQUEST, message, code="not_cancellable")
         return _encode(await self._batch(id, tenant))
-
-
-def _fail(responder: Responder, message: str) -> None:
-    if responder.started:
-        responder.abort()
-    else:
-        failed = Refused(Outcome.BUG, message)
-        responder.send(failed.status, JSON, failed.body())
-
-
-def _advice(refused: Refused) -> bytes:
-    """Whether and when to try again."""
-    if not refused.helps:
-        return b"x-should-retry: false\r\n"
-    return b"" if refused.retry_after is None else b"retry-after: %d\r\n" % refused.retry_after

@@ -9,8 +9,10 @@ Every method blocks, and is called in a thread.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
+import tempfile
 from collections.abc import Collection, Iterable, Iterator
 from io import FileIO
 from pathlib import Path
@@ -29,19 +31,25 @@ class FileFolder:
         self.claim = FolderLock(path)  # of whoever works batches
 
     def make(self) -> None:
-        """Make the folder if need be."""
+        """Make the folder if need be. A link to elsewhere is none."""
         self.path.mkdir(mode=0o700, exist_ok=True)
+        if self.path.is_symlink():
+            raise OSError(errno.ELOOP, "it is a link to elsewhere: put the folder itself there", str(self.path))
 
-    def begin(self, id: str) -> BinaryIO:
-        """A new file, to be written to its end. What an earlier try has left of it is gone."""
+    def begin(self, id: str, size: int = 0) -> BinaryIO:
+        """A file to be written from `size` to its end. What an earlier try has left of it behind that is gone. One that
+        is shorter has lost something, and is returned as it is."""
         part = self._part(id)
+        with contextlib.suppress(FileNotFoundError):  # it was whole already when its writer was killed
+            os.rename(self.path / id, part)
         while True:
             with contextlib.ExitStack() as stack:
-                flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
+                flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
                 file = stack.enter_context(os.fdopen(os.open(part, flags, 0o600), "wb"))
                 fcntl.flock(file.fileno(), fcntl.LOCK_EX)  # at once, or as soon as whoever clears has looked at it
                 if _is_at(part, file):  # else it was cleared before it was locked
-                    file.truncate()
+                    file.truncate(min(size, os.fstat(file.fileno()).st_size))
+                    file.seek(0, os.SEEK_END)
                     stack.pop_all()
                     return file
 
@@ -52,6 +60,10 @@ class FileFolder:
         size = os.fstat(file.fileno()).st_size
         os.replace(self._part(id), self.path / id)
         return size
+
+    def spill(self) -> BinaryIO:
+        """A file without a name, which nobody has to delete."""
+        return tempfile.TemporaryFile(dir=self.path)
 
     def drop(self, id: str, file: BinaryIO) -> None:
         """It is given up."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
+import errno
 import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 from gateway.batches.file_folder import FileFolder
+from gateway.batches.seats import Seats
 from gateway.core.policy.batches import BatchesPolicy
 from gateway.core.request.body_memory import BodyMemory
 from gateway.relay.pipeline import Pipeline
@@ -18,8 +19,8 @@ FOLDER = "files"  # beside the storage's file
 
 
 class BatchSite:
-    """`policy` is the one of the start. `lines` counts results of lines, and lines that were sent once more. `say`
-    takes lines for the operator."""
+    """Parts and counts. `policy` is the one of the start. `lines` counts results of lines, and lines that were sent
+    once more. `say` takes lines for the operator."""
 
     def __init__(
         self,
@@ -36,8 +37,14 @@ class BatchSite:
         self.bodies = bodies
         self.say = say
         self.calls = 0  # lines that wait or run now
-        self.seats = asyncio.Semaphore(policy.in_flight)  # of calls that wait or run
+        self.seats = Seats(policy.in_flight)  # of calls that wait or run
+        self.kept: dict[str, int] = {}  # bytes that tenants had on the disk at the last result
+        self.spilled: Counter[str] = Counter()  # bytes of answers under way, beside those
         self.lines = Counter({"completed": 0, "failed": 0, "again": 0})
+
+    def room(self, tenant: str) -> bool:
+        """Whether the tenant may have more on the disk."""
+        return self.kept.get(tenant, 0) + self.spilled[tenant] <= self.policy.per_tenant
 
     def told(self, error: BaseException) -> str:
         """An error of the disk or the storage, in words for the operator."""
@@ -48,3 +55,8 @@ class BatchSite:
     def now(self) -> int:
         """Unix seconds, as the API's objects have them."""
         return int(time.time())
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether it is the disk's that has no room, or whoever runs the gateway may have no more of it."""
+    return getattr(error, "errno", None) in {errno.ENOSPC, errno.EDQUOT} or getattr(error, "full", False)

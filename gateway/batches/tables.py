@@ -1,17 +1,20 @@
 """Tables of files, batches and results: every statement that touches them. Each function is part of one transaction.
 
-A result has its line as its key, so it is written once however often a line is sent. Times are Unix seconds. What is
-put into a statement's text is this file's own: names of columns, marks and states.
+A line is there until it has its result, which goes with the sizes of the files that have it: so it is kept once however
+often the line is sent. Triggers of the schema sum up what a tenant has on the disk: its files, and of each batch its
+row, its lines and its results. Times are Unix seconds. What is put into a statement's text is this file's own: names of
+columns, marks and states.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from gateway.batches.file_folder import PART
 from gateway.core.batches.lines import BatchLine
 from gateway.core.batches.objects import BatchObject, FileObject, LineFault
 from gateway.core.batches.requests import Page
@@ -26,8 +29,11 @@ _BATCH = (
 _UNFINISHED = ", ".join(f"'{status}'" for status in UNFINISHED)
 SMALLEST = 16 * 1024  # bytes that any file counts as: an empty one has an inode and a row too
 BATCHES_KEPT = 10_000  # of one tenant
+BATCHES_SHARE = 8  # of what a tenant may keep, one in so many bytes for batches that are over
+ROW = 1024  # bytes that a batch counts as, beside what its client and its faults have put into it
+LINE = 64  # bytes that a line's row has beside its custom_id
 LINES_AT_ONCE = 256
-RESULTS_AT_ONCE = 32  # each may have megabytes
+_OWN = f"{ROW} + coalesce(length(metadata), 0) + coalesce(length(errors), 0)"
 
 
 class StoredBatch(msgspec.Struct, frozen=True):
@@ -38,12 +44,26 @@ class StoredBatch(msgspec.Struct, frozen=True):
     batch: BatchObject
 
 
-class Result(msgspec.Struct, frozen=True):
-    """A line's own line of the output or the error file."""
+class Sizes(msgspec.Struct, frozen=True):
+    """Bytes of the output and of the error file of a batch that is not over."""
 
-    number: int
-    good: bool
-    text: bytes
+    output: int = 0
+    errors: int = 0
+
+
+def storage_full(most: int) -> Refused:
+    """A refusal of what a tenant wants to keep beside all that it has."""
+    message = (
+        f"what you keep here, files and batches with their results, each file counted as {SMALLEST} bytes at least, "
+        f"would have more than the {most} bytes that a tenant may keep (batches.per_tenant): delete files first"
+    )
+    return Refused(Outcome.TOO_LARGE, message, code="storage_full")
+
+
+def kept(database: sqlite3.Connection, tenant: str) -> int:
+    """Bytes that a tenant has on the disk."""
+    found = database.execute("SELECT bytes FROM kept WHERE tenant = ?", (tenant,)).fetchone()
+    return 0 if found is None else int(found[0])
 
 
 # -- files ------------------------------------------------------------------------------------------------------------
@@ -51,14 +71,8 @@ class Result(msgspec.Struct, frozen=True):
 
 def add_upload(database: sqlite3.Connection, tenant: str, file: FileObject, most: int) -> None:
     """Add a file that a client has sent. Raises Refused where all its tenant's would count more than `most` bytes."""
-    query = "SELECT coalesce(sum(max(bytes, ?)), 0) FROM files WHERE tenant = ?"
-    have = int(database.execute(query, (SMALLEST, tenant)).fetchone()[0])
-    if have + max(file.bytes, SMALLEST) > most:
-        message = (
-            f"your files have {have} bytes, each at least {SMALLEST}, and with this one more than a tenant may keep, "
-            f"{most} (batches.per_tenant): delete some first"
-        )
-        raise Refused(Outcome.TOO_LARGE, message, code="storage_full")
+    if kept(database, tenant) + max(file.bytes, SMALLEST) > most:
+        raise storage_full(most)
     add_file(database, tenant, file)
 
 
@@ -109,31 +123,46 @@ def forget_old(database: sqlite3.Connection, now: int) -> list[str]:
     return [str(id) for (id,) in rows.fetchall()]
 
 
-def file_ids(database: sqlite3.Connection) -> set[str]:
-    """The ids of all files."""
-    return {str(id) for (id,) in database.execute("SELECT id FROM files")}
+def file_names(database: sqlite3.Connection) -> set[str]:
+    """Names of all files, with those of the results of batches that are not over, whole or not."""
+    rows = database.execute(f"SELECT id FROM batches WHERE status IN ({_UNFINISHED})")
+    names = {f"{id}{end}" for (batch,) in rows for id in results_of(batch) for end in ("", PART)}
+    return names | {str(id) for (id,) in database.execute("SELECT id FROM files")}
+
+
+def results_of(batch: str) -> tuple[str, str]:
+    """The ids of the output and of the error file of a batch."""
+    name = batch.removeprefix("batch_")
+    return f"file-{name}-output", f"file-{name}-error"
 
 
 # -- batches ----------------------------------------------------------------------------------------------------------
 
 
-def add_batch(database: sqlite3.Connection, tenant: str, batch: BatchObject, keep_until: int, most: int) -> bool:
+def add_batch(
+    database: sqlite3.Connection, tenant: str, batch: BatchObject, keep_until: int, most: int, most_bytes: int
+) -> bool:
     """Add a batch; False: the tenant has `most` that are not over. Its oldest that are over are forgotten, for no more
-    than BATCHES_KEPT of a tenant are kept."""
+    than BATCHES_KEPT of a tenant are kept, nor more than a share of its bytes. Raises Refused where the tenant has
+    `most_bytes`."""
     query = f"SELECT count(*) FROM batches WHERE tenant = ? AND status IN ({_UNFINISHED})"
     if database.execute(query, (tenant,)).fetchone()[0] >= most:
         return False
     metadata = None if batch.metadata is None else msgspec.json.encode(batch.metadata)
+    own = ROW + len(metadata or b"")
+    if kept(database, tenant) + own > most_bytes:
+        raise storage_full(most_bytes)
     database.execute(
         "INSERT INTO batches (id, tenant, endpoint, input_file_id, status, created_at, expires_at, keep_until, "
-        "metadata) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "metadata, kept) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (batch.id, tenant, batch.endpoint, batch.input_file_id, batch.status, batch.created_at, batch.expires_at,
-         keep_until, metadata),
+         keep_until, metadata, own),
     )  # fmt: skip
     database.execute(
         f"DELETE FROM batches WHERE tenant = ? AND status NOT IN ({_UNFINISHED}) AND row <= "
-        "(SELECT row FROM batches WHERE tenant = ? ORDER BY row DESC LIMIT 1 OFFSET ?)",
-        (tenant, tenant, BATCHES_KEPT),
+        "(SELECT max(row) FROM (SELECT row, count(*) OVER newer AS number, sum(kept) OVER newer AS size FROM batches "
+        "WHERE tenant = ? WINDOW newer AS (ORDER BY row DESC)) WHERE number > ? OR size > ?)",
+        (tenant, tenant, BATCHES_KEPT, most_bytes // BATCHES_SHARE),
     )
     return True
 
@@ -193,8 +222,23 @@ def step(database: sqlite3.Connection, row: int, status: str, now: int) -> bool:
 def fail(database: sqlite3.Connection, row: int, faults: Sequence[LineFault], now: int) -> None:
     """The batch cannot be worked off, for these faults of its file."""
     if step(database, row, "failed", now):
-        database.execute("UPDATE batches SET errors = ? WHERE row = ?", (msgspec.json.encode(faults), row))
-        database.execute("DELETE FROM batch_lines WHERE batch = ?", (row,))
+        _note_faults(database, row, faults)
+        _forget_lines(database, row)
+
+
+def stop(database: sqlite3.Connection, row: int, fault: LineFault, now: int) -> None:
+    """The batch cannot be worked on: it fails, once its files of results are whole."""
+    if step(database, row, "finalizing", now):
+        _note_faults(database, row, [fault])
+
+
+def has_faults(database: sqlite3.Connection, row: int) -> bool:
+    """Whether the batch was stopped."""
+    return database.execute("SELECT 1 FROM batches WHERE row = ? AND errors IS NOT NULL", (row,)).fetchone() is not None
+
+
+def _note_faults(database: sqlite3.Connection, row: int, faults: Sequence[LineFault]) -> None:
+    database.execute("UPDATE batches SET errors = ? WHERE row = ?", (msgspec.json.encode(faults), row))
 
 
 def finish(
@@ -204,11 +248,14 @@ def finish(
     for column, file in files.items():
         add_file(database, tenant, file)
         database.execute(f"UPDATE batches SET {column} = ? WHERE row = ?", (file.id, row))
-    pending = "(SELECT count(*) FROM batch_lines WHERE batch = batches.row) - completed - failed"
-    database.execute(f"UPDATE batches SET failed = failed + {pending} WHERE row = ?", (row,))
+    database.execute("UPDATE batches SET failed = total - completed WHERE row = ?", (row,))
     step(database, row, status, now)
-    database.execute("DELETE FROM batch_results WHERE batch = ?", (row,))
+    _forget_lines(database, row)
+
+
+def _forget_lines(database: sqlite3.Connection, row: int) -> None:
     database.execute("DELETE FROM batch_lines WHERE batch = ?", (row,))
+    database.execute(f"UPDATE batches SET kept = {_OWN} WHERE row = ?", (row,))
 
 
 # -- lines ------------------------------------------------------------------------------------------------------------
@@ -216,7 +263,7 @@ def finish(
 
 def begin_lines(database: sqlite3.Connection, row: int) -> None:
     """Nothing of its file has been judged."""
-    database.execute("DELETE FROM batch_lines WHERE batch = ?", (row,))
+    _forget_lines(database, row)
 
 
 def forget_unjudged(database: sqlite3.Connection, row: int) -> None:
@@ -226,11 +273,20 @@ def forget_unjudged(database: sqlite3.Connection, row: int) -> None:
     )
 
 
-def add_lines(database: sqlite3.Connection, row: int, lines: Iterable[BatchLine]) -> None:
+def add_lines(database: sqlite3.Connection, row: int, lines: Iterable[BatchLine]) -> int:
+    """Add lines of its file. Bytes that its tenant has now."""
+    rows = [(row, line.number, line.custom_id, line.offset, line.length) for line in lines]
     database.executemany(
-        "INSERT INTO batch_lines (batch, number, custom_id, start, length) VALUES (?, ?, ?, ?, ?)",
-        [(row, line.number, line.custom_id, line.offset, line.length) for line in lines],
+        "INSERT INTO batch_lines (batch, number, custom_id, start, length) VALUES (?, ?, ?, ?, ?)", rows
     )
+    return _grown(database, row, sum(LINE + len(each[2].encode()) for each in rows))
+
+
+def _grown(database: sqlite3.Connection, row: int, more: int) -> int:
+    """The bytes of the batch's tenant, with so many more of the batch."""
+    database.execute("UPDATE batches SET kept = kept + ? WHERE row = ?", (more, row))
+    query = "SELECT bytes FROM kept WHERE tenant = (SELECT tenant FROM batches WHERE row = ?)"
+    return int(database.execute(query, (row,)).fetchone()[0])
 
 
 def begin_work(database: sqlite3.Connection, row: int, now: int) -> None:
@@ -244,34 +300,32 @@ def begin_work(database: sqlite3.Connection, row: int, now: int) -> None:
 def pending(database: sqlite3.Connection, row: int, after: int, limit: int = LINES_AT_ONCE) -> list[BatchLine]:
     """The next lines behind number `after` that have no result."""
     rows = database.execute(
-        "SELECT number, custom_id, start, length FROM batch_lines l WHERE batch = ? AND number > ? AND NOT EXISTS "
-        "(SELECT 1 FROM batch_results r WHERE r.batch = l.batch AND r.number = l.number) ORDER BY number LIMIT ?",
+        "SELECT number, custom_id, start, length FROM batch_lines WHERE batch = ? AND number > ? ORDER BY number "
+        "LIMIT ?",
         (row, after, limit),
     )
     return [BatchLine(*found) for found in rows]
 
 
-def keep_result(database: sqlite3.Connection, row: int, result: Result) -> bool:
-    """Keep a line's result; False: it has one, or its batch is over."""
-    kept = database.execute(
-        "INSERT OR IGNORE INTO batch_results (batch, number, good, text) SELECT batch, number, ?, ? FROM batch_lines "
-        "WHERE batch = ? AND number = ?",
-        (result.good, result.text, row, result.number),
-    )
-    if kept.rowcount != 1:
-        return False
-    column = "completed" if result.good else "failed"
-    database.execute(f"UPDATE batches SET {column} = {column} + 1 WHERE row = ?", (row,))
-    return True
+def sizes_of(database: sqlite3.Connection, row: int) -> Sizes:
+    """Sizes up to which its files have results."""
+    return Sizes(*database.execute("SELECT output_bytes, error_bytes FROM batches WHERE row = ?", (row,)).fetchone())
 
 
-def results(database: sqlite3.Connection, row: int, after: int) -> list[Result]:
-    """The next results behind number `after`, in order."""
-    rows = database.execute(
-        "SELECT number, good, text FROM batch_results WHERE batch = ? AND number > ? ORDER BY number LIMIT ?",
-        (row, after, RESULTS_AT_ONCE),
+def keep_results(
+    database: sqlite3.Connection, row: int, good: Collection[int], bad: Collection[int], sizes: Sizes
+) -> int:
+    """The lines of these numbers have their results, in files that are so large now. Bytes that its tenant has now."""
+    numbers = [(row, number) for number in (*good, *bad)]
+    before = sizes_of(database, row)
+    gone = database.executemany("DELETE FROM batch_lines WHERE batch = ? AND number = ?", numbers)
+    assert gone.rowcount == len(numbers)  # noqa: S101 # each line is worked by one task of one process
+    database.execute(
+        "UPDATE batches SET completed = completed + ?, failed = failed + ?, output_bytes = ?, error_bytes = ? "
+        "WHERE row = ?",
+        (len(good), len(bad), sizes.output, sizes.errors, row),
     )
-    return [Result(number, bool(good), text) for number, good, text in rows]
+    return _grown(database, row, sizes.output + sizes.errors - before.output - before.errors)
 
 
 # -- inside -----------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from gateway.shared.threads import in_thread
 LOOK = 30.0  # seconds
 NOTICE = 0.5  # seconds
 ENDED_WITHIN = 10.0  # seconds for the disk: what is not written by then keeps the folder claimed until the process ends
-AT_ONCE = 64  # batches
+AT_ONCE = 64  # batches, and one of each tenant that has none among them
 OF_A_TENANT = 4
 
 
@@ -110,7 +110,9 @@ class BatchWorker:
     def _begin(self, found: list[StoredBatch]) -> None:
         busy, now = Counter(tenant for tenant, _, _ in self._runs.values()), asyncio.get_running_loop().time()
         for stored in found:
-            if stored.row in self._runs or busy[stored.tenant] >= OF_A_TENANT or len(self._runs) >= AT_ONCE:
+            if stored.row in self._runs or busy[stored.tenant] >= OF_A_TENANT:
+                continue
+            if busy[stored.tenant] and len(self._runs) >= AT_ONCE:  # any tenant may have one
                 continue
             if now < self._later.get(stored.row, now):
                 continue
@@ -138,10 +140,10 @@ class BatchWorker:
         self._cleared, site = asyncio.get_running_loop().time(), self._site
         for id in await site.storage.run(partial(tables.forget_old, now=site.now())):
             await in_thread(partial(site.folder.delete, id))
-        known = await site.storage.run(tables.file_ids)
+        known = await site.storage.run(tables.file_names)
         loose = set(await in_thread(partial(site.folder.loose, known)))
         if loose:
-            known = await site.storage.run(tables.file_ids)  # asked again: who let go of a file has its row
+            known = await site.storage.run(tables.file_names)  # asked again: who let go of a file has its row
             await in_thread(partial(site.folder.clear, loose - known))
 
 

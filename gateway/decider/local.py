@@ -175,6 +175,9 @@ class LocalAdmission:
             self._in_own_words(refused, UNREAD, UNREAD)
             raise
 
+    async def counted(self) -> None:
+        """`arrive` has done it."""
+
     async def judge(self, call: Call) -> None:
         if self._decider.uncertain:
             await self._decider.known(call, self._snapshot)

@@ -6,6 +6,7 @@ Whoever sends takes its own time from each; whoever receives adds its own. What 
 from __future__ import annotations
 
 from gateway.frames.messages import (
+    ArrivalAsk,
     Ask,
     CallEnd,
     CallFacts,
@@ -24,7 +25,7 @@ def shift(message: Message, by: float) -> None:
     match message:
         case Ask():
             _ask(message, by)
-        case FirstByte() | UnreadRequest():
+        case FirstByte() | UnreadRequest() | ArrivalAsk():
             message.at += by
         case CallEnd():
             message.at += by

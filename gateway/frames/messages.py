@@ -245,6 +245,18 @@ class ModelsAsk(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=
     policy: Number
 
 
+class ArrivalAsk(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=19):
+    """A request that is no call: may its tenant make it?"""
+
+    number: Number
+    turn: Count
+    tenant: Word
+    policy: Number
+    at: float
+    fields: Fields = {}
+    peer: Word = ""
+
+
 class RelayCounts(msgspec.Struct, array_like=True, forbid_unknown_fields=True, tag=17):
     """A relay's totals since its start. `calls` are those of `CallCounts`, `ended` their number. `lines`: of the Batch
     API, by what became of them; empty: it is not offered. `line_calls`: lines that wait or run now; `batch_states`:
@@ -404,6 +416,13 @@ class ModelsAnswer(msgspec.Struct, array_like=True, forbid_unknown_fields=True, 
     body: bytes
 
 
+class ArrivalAnswer(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=43):
+    """The request of a ArrivalAsk is counted."""
+
+    number: Number
+    turn: Count
+
+
 class CountsAsk(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=41):
     """The relay's totals are wanted now."""
 
@@ -420,11 +439,11 @@ class DrainOrder(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc
 
 FromRelay: TypeAlias = (
     Hello | Ask | WaitAsk | FirstByte | Answered | AttemptFailed | RetryAsk | MoveAsk | SecondAsk | SecondEnd
-    | CallEnd | Held | AllHeld | UnreadRequest | StrangerSeen | ModelsAsk | RelayCounts
+    | CallEnd | Held | AllHeld | UnreadRequest | StrangerSeen | ModelsAsk | RelayCounts | ArrivalAsk
     | EndedRecords
 )  # fmt: skip
 FromDecider: TypeAlias = (
     Welcome | PolicyNews | FleetNews | Judgement | GrantTerms | RefusedCall | RetryAnswer | SecondNone | ModelsAnswer
-    | CountsAsk | DrainOrder
+    | ArrivalAnswer | CountsAsk | DrainOrder
 )  # fmt: skip
 Message: TypeAlias = FromRelay | FromDecider

@@ -113,7 +113,7 @@ class Pipeline:
 
     def head(self, request: Request) -> bytes | None:
         """Refuse by the head alone, before the body is read: unknown path, method or key. None: read on."""
-        snapshot, headers = self.snapshot, b""
+        snapshot = self.snapshot
         origins = snapshot.policy.cors.origins
         route = route_of(request.path)
         if route is None:
@@ -141,18 +141,28 @@ class Pipeline:
                 self.decider.stranger(request.fields, request.peer)
             else:
                 if route.stored and self.stored is not None:
-                    return self.stored.head(request, self._account)
+                    return self._stored_head(request, route, self.stored, self._account)
                 if not 0 <= request.length <= snapshot.small:
                     request.limit = largest_body(snapshot.policy, route)
                     name = self._account.name
                     request.owner = request.peer if name == ANONYMOUS else name
                 return None
-        record = Record(request_id=self._request_id(request), route=route.path if route else "other")
+        return self._refused_head(refused, request, route)
+
+    def _refused_head(self, refused: Refused, request: Request, route: Route | None, tenant: str = "") -> bytes:
+        record = Record(request_id=self._request_id(request), route=route.path if route else "other", tenant=tenant)
         note_trace(request, record)
         record.method = request.method.decode()
-        headers = self._refusal(refused, record) + shared_lines(request.fields, origins)
+        headers = self._refusal(refused, record) + shared_lines(request.fields, self.snapshot.policy.cors.origins)
         self._finish(record, request.at)
         return answer(refused.status, headers, refused.body())
+
+    def _stored_head(self, request: Request, route: Route, stored: Stored, account: Account) -> bytes | None:
+        try:
+            stored.head(request, account)
+        except Refused as refused:
+            return self._refused_head(refused, request, route, account.name)
+        return None
 
     def body_by(self, request: Request) -> float:
         """When its caller's own deadline, or its SDK's patience, is over: nobody waits for the answer any more."""
@@ -191,17 +201,51 @@ class Pipeline:
 
     def _answer_stored(self, request: Request, responder: Responder) -> None:
         assert self.stored is not None  # noqa: S101 # head() has refused the others
-        policy, tenants = self.snapshot.policy, self.snapshot.tenants
-        responder.lines = b"x-request-id: %b\r\n" % self._request_id(request).encode()
-        responder.lines += shared_lines(request.fields, policy.cors.origins)
+        self.stored.begin(self._run_stored(request, responder, self.stored))
+
+    async def _run_stored(self, request: Request, responder: Responder, stored: Stored) -> None:
+        """Count a request for files or batches, answer it and record it, as a call."""
+        route = stored.route_of(request.path)
+        assert route is not None  # noqa: S101 # head() has asked
+        record = Record(request_id=self._request_id(request), route=route.path, method=request.method.decode())
+        note_trace(request, record)
+        cors = shared_lines(request.fields, self.snapshot.policy.cors.origins)
+        responder.lines = b"x-request-id: %b\r\n" % record.request_id.encode() + cors
         try:
-            account = tenants.identify(request.fields, request.peer)
-        except Refused as refused:  # its key was removed while its body came
-            if request.sink is not None:
+            await self._serve_stored(request, responder, stored, record)
+        except Refused as refused:
+            responder.lines = cors
+            self._refuse(refused, responder, record)
+        except asyncio.CancelledError:
+            self._refuse(refusals.cut_by_drain(), responder, record)
+            raise
+        except Exception:
+            responder.lines = cors
+            self._refuse(refusals.bug(record.request_id), responder, record)
+            raise
+        finally:
+            request.release()
+            self._finish(record, request.at)
+
+    async def _serve_stored(self, request: Request, responder: Responder, stored: Stored, record: Record) -> None:
+        answered = False
+        try:  # its key may have been removed while its body came
+            account = self.snapshot.tenants.identify(request.fields, request.peer)
+            record.tenant, record.bytes_in = account.name, len(request.body)
+            arrived = self.decider.arrive(
+                self.snapshot, account, record, request.fields, request.peer, request.at, request.body
+            )
+            with arrived as admission:
+                try:
+                    await admission.counted()
+                    answered = True
+                    await stored.answer(request, responder, account)
+                    record.outcome, record.status = Outcome.OK, 200
+                finally:
+                    admission.ended(record.outcome)
+        finally:
+            if not answered and request.sink is not None:
                 request.sink.lost()
-            responder.send(refused.status, JSON, refused.body())
-        else:
-            self.stored.call(request, responder, account)
 
     def _answer_here(self, request: Request, responder: Responder, route: Route) -> None:
         request.release()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Coroutine
+from typing import Any, Protocol
 
 from gateway.core.request.routes import Route
 from gateway.core.request.tenants import Account
@@ -15,8 +16,11 @@ class Stored(Protocol):
     def route_of(self, path: bytes) -> Route | None:
         """The route of a path; None: it is none of these."""
 
-    def head(self, request: Request, account: Account) -> bytes | None:
-        """Bound the request's body by its head. None: read on; else the whole answer."""
+    def head(self, request: Request, account: Account) -> None:
+        """Bound the request's body by its head. Raises Refused."""
 
-    def call(self, request: Request, responder: Responder, account: Account) -> None:
-        """A request, whole. It is answered once the storage has answered."""
+    def begin(self, answer: Coroutine[Any, Any, None]) -> None:
+        """Run what answers a request, which ends with the storage at the latest."""
+
+    async def answer(self, request: Request, responder: Responder, account: Account) -> None:
+        """Answer a request, whole. Raises Refused."""

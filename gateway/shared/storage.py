@@ -64,6 +64,33 @@ SCHEMA: tuple[tuple[str, ...], ...] = (
         "text BLOB NOT NULL, PRIMARY KEY (batch, number), "
         "FOREIGN KEY (batch, number) REFERENCES batch_lines (batch, number) ON DELETE CASCADE) STRICT",
     ),
+    (
+        # Results stand in files alone: a line is there until it has its result. `output_bytes`, `error_bytes`: of the
+        # files of a batch that is not over. `kept`: bytes that a batch counts as. Lines that had their results in the
+        # database are sent again.
+        "DROP TABLE batch_results",
+        "ALTER TABLE batches ADD COLUMN output_bytes INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE batches ADD COLUMN error_bytes INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE batches ADD COLUMN kept INTEGER NOT NULL DEFAULT 1024",
+        "UPDATE batches SET completed = 0, failed = 0, status = replace(status, 'finalizing', 'in_progress') "
+        "WHERE status IN ('validating', 'in_progress', 'finalizing', 'cancelling')",
+        # What each tenant has on the disk, kept by the triggers.
+        "CREATE TABLE kept (tenant TEXT PRIMARY KEY, bytes INTEGER NOT NULL) STRICT, WITHOUT ROWID",
+        "INSERT INTO kept SELECT tenant, sum(size) FROM (SELECT tenant, max(bytes, 16384) AS size FROM files "
+        "UNION ALL SELECT tenant, kept FROM batches) GROUP BY tenant",
+        "CREATE TRIGGER file_comes AFTER INSERT ON files BEGIN "
+        "INSERT INTO kept VALUES (new.tenant, max(new.bytes, 16384)) "
+        "ON CONFLICT (tenant) DO UPDATE SET bytes = bytes + excluded.bytes; END",
+        "CREATE TRIGGER file_goes AFTER DELETE ON files BEGIN "
+        "UPDATE kept SET bytes = bytes - max(old.bytes, 16384) WHERE tenant = old.tenant; END",
+        "CREATE TRIGGER batch_comes AFTER INSERT ON batches BEGIN "
+        "INSERT INTO kept VALUES (new.tenant, new.kept) "
+        "ON CONFLICT (tenant) DO UPDATE SET bytes = bytes + excluded.bytes; END",
+        "CREATE TRIGGER batch_changes AFTER UPDATE OF kept ON batches BEGIN "
+        "UPDATE kept SET bytes = bytes + new.kept - old.kept WHERE tenant = new.tenant; END",
+        "CREATE TRIGGER batch_goes AFTER DELETE ON batches BEGIN "
+        "UPDATE kept SET bytes = bytes - old.kept WHERE tenant = old.tenant; END",
+    ),
 )
 BUSY_WITHIN = 5.0  # seconds for a reader of the file, such as a backup, to let a commit through
 LOOK = 0.05  # seconds between two tries for the folder's lock
@@ -80,7 +107,11 @@ _WORDS = {
 
 
 class StorageError(Exception):
-    """The file cannot be used, now or at all; the message says why and what to do."""
+    """The file cannot be used, now or at all; the message says why and what to do. `full`: its disk is."""
+
+    def __init__(self, message: str, *, full: bool = False) -> None:
+        super().__init__(message)
+        self.full = full
 
 
 class Storage:
@@ -175,6 +206,8 @@ class Storage:
             self.folder.mkdir(mode=0o700, exist_ok=True)
             if not os.access(self.folder, os.W_OK | os.X_OK):
                 raise StorageError(f"{self.folder}: this user may not write there")
+            if self.file.is_symlink():
+                raise StorageError(f"{self.file}: it is a link to elsewhere: put the file itself there")
             if self.file.exists():
                 database = sqlite3.connect(f"{self.file.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_WITHIN)
                 with contextlib.closing(database):
@@ -266,7 +299,8 @@ class Storage:
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without its extension
             if code == sqlite3.SQLITE_BUSY:
                 self._locked = time.monotonic()
-            raise StorageError(f"{self.file}: {_WORDS.get(code, error)}") from error
+            full = code == sqlite3.SQLITE_FULL
+            raise StorageError(f"{self.file}: {_WORDS.get(code, error)}", full=full) from error
 
     @contextlib.contextmanager
     def _found(self) -> Iterator[None]:

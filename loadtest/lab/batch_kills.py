@@ -132,7 +132,7 @@ class KilledBatches:
 
     def _unknown(self, gateway: Gateway) -> set[str]:
         """Files that the folder has and the gateway does not tell, or the other way round."""
-        stored = {file["id"] for file in _ask("GET", f"{gateway.url}/v1/files?limit=10000")["data"]}
+        stored = {file["id"] for file in _ask("GET", f"{gateway.url}/v1/files?limit=1000")["data"]}
         return {path.name for path in (self._folder / "state/files").iterdir()} ^ stored
 
     def _compare(self, gateway: Gateway) -> None:

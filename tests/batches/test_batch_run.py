@@ -13,7 +13,7 @@ import pytest
 from gateway.batches import tables, worker
 from gateway.batches.batch_run import BatchRun
 from gateway.batches.site import BatchSite
-from gateway.batches.tables import Result
+from gateway.batches.tables import Sizes
 from gateway.core.batches.lines import BatchLine
 from gateway.core.batches.objects import BatchObject
 from gateway.core.policy.batches import BatchesPolicy
@@ -23,17 +23,22 @@ from gateway.shared.storage import Storage
 
 
 def finalizing(database: sqlite3.Connection) -> None:
-    """A batch of two lines, which has the results."""
+    """A batch of two lines, which has the results of `written`."""
     batch = BatchObject(
         id="batch_1", endpoint="/v1/completions", input_file_id="file-1", status="validating", created_at=1,
         expires_at=2,
     )  # fmt: skip
-    assert tables.add_batch(database, "acme", batch, keep_until=3, most=1)
+    assert tables.add_batch(database, "acme", batch, keep_until=3, most=1, most_bytes=10_000)
     tables.add_lines(database, 1, [BatchLine(1, "a", 0, 1), BatchLine(2, "b", 1, 1)])
     tables.begin_work(database, 1, now=1)
-    for number, good in ((1, True), (2, False)):
-        assert tables.keep_result(database, 1, Result(number, good, b"%d\n" % number))
+    tables.keep_results(database, 1, {1}, {2}, Sizes(2, 2))
     assert tables.step(database, 1, "finalizing", now=1)
+
+
+def written(folder: Path) -> None:
+    """The files of its results, with more that no transaction knows."""
+    (folder / "file-1-output.part").write_bytes(b"1\n{")
+    (folder / "file-1-error").write_bytes(b"2\n")  # whole already, when its gateway was killed
 
 
 def site_of(storage: Storage, say: Callable[[str], None] = print) -> BatchSite:
@@ -53,17 +58,18 @@ def test_files_that_are_whole_and_have_no_row_yet_are_not_cleared(
         site.folder.make()
 
         def cleared_first(database: sqlite3.Connection, **fields: Any) -> None:
-            site.folder.clear(site.folder.loose(tables.file_ids(database)))
+            site.folder.clear(site.folder.loose(tables.file_names(database)))
             finish(database, **fields)
 
         monkeypatch.setattr(tables, "finish", cleared_first)  # as the worker may, each 30 seconds
         await storage.run(finalizing)
+        written(site.folder.path)
         (stored,) = await storage.run(tables.unfinished)
         await BatchRun(site, stored).run()
         assert await storage.run(lambda database: tables.status_of(database, 1)) == "completed"
         assert (site.folder.path / "file-1-output").read_bytes() == b"1\n"
         assert (site.folder.path / "file-1-error").read_bytes() == b"2\n"
-        assert site.folder.loose(await storage.run(tables.file_ids)) == []
+        assert site.folder.loose(await storage.run(tables.file_names)) == []
         await storage.aclose()
 
     asyncio.run(main())

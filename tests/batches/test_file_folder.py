@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import pytest
+
 from gateway.batches.file_folder import FileFolder
 
 FILES = 120
@@ -53,3 +55,29 @@ def test_a_file_that_is_begun_while_another_clears_is_not_lost(tmp_path: Path) -
     finally:
         over.set()
         clearing.join()
+
+
+def test_a_link_in_place_of_the_folder_or_of_a_file_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "files").symlink_to(tmp_path / "theirs")
+    with pytest.raises(OSError, match="link to elsewhere"):
+        FileFolder(tmp_path / "files").make()
+    folder = FileFolder(tmp_path / "own")
+    folder.make()
+    (tmp_path / "own/a.part").symlink_to(tmp_path / "theirs/a")
+    with pytest.raises(OSError, match="symbolic links"):
+        folder.begin("a")
+    assert list((tmp_path / "theirs").iterdir()) == []
+
+
+def test_a_file_goes_on_behind_what_counts(tmp_path: Path) -> None:
+    """Wherever its writer was killed: before or after it had its name. One that has lost something stays so."""
+    folder = FileFolder(tmp_path)
+    for name, size, left in (("a.part", 2, b"12"), ("a", 2, b"12"), ("a", 4, b"123"), ("a.part", 0, b"")):
+        (tmp_path / name).write_bytes(b"123")
+        with folder.begin("a", size) as file:
+            assert file.tell() == len(left)
+            file.write(b"new")
+            assert folder.keep("a", file) == len(left) + 3
+        assert (tmp_path / "a").read_bytes() == left + b"new"
+        folder.delete("a")

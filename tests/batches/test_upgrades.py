@@ -103,6 +103,7 @@ def test_upgrades_in_the_middle_of_a_batch_lose_and_double_nothing(tmp_path: Pat
         assert until(lambda: client.batches.retrieve(id).status == "completed", 60.0) is not None, made.output()
         batch = client.batches.retrieve(id)
         found = [json.loads(line) for line in client.files.content(str(batch.output_file_id)).text.splitlines()]
+        found.sort(key=lambda each: int(each["custom_id"][1:]))
         assert [each["custom_id"] for each in found] == [f"c{number}" for number in range(LINES)]
         assert all(each["response"]["body"]["id"].endswith(f"_{n}") for n, each in enumerate(found, 1))
         assert batch.error_file_id is None

@@ -135,7 +135,7 @@ def test_a_batch_is_cancelled_through_a_relay_that_does_not_work_it(
         assert until(lambda: caller.batches.retrieve(id).status == "cancelled", 3.0) is not None
         ended = caller.batches.retrieve(id)
         assert set(lines_of(caller, ended.output_file_id)) == {"a"}
-        assert lines_of(caller, ended.error_file_id)["b"]["error"]["code"] == "batch_cancelled"
+        assert ended.error_file_id is None
         assert until(lambda: engine.running() == 0, 10.0) is not None
 
 

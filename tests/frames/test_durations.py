@@ -13,6 +13,7 @@ from gateway.core.request.outcome import Outcome
 from gateway.frames.durations import shift
 from gateway.frames.messages import (
     AllHeld,
+    ArrivalAsk,
     Ask,
     CallEnd,
     CallFacts,
@@ -45,6 +46,7 @@ MESSAGES: list[Any] = [
     ask(facts()),
     FirstByte(1, T),
     UnreadRequest("t", 1, T, "", Outcome.OK),
+    ArrivalAsk(1, 0, "t", 1, T),
     CallEnd(1, T),
     CallEnd(1, T, first_byte=T - 1),
     Held(ask(facts()), "e", "http://e", 0, 1, 2, 0.5, T, 0.0),

@@ -237,6 +237,18 @@ async def test_a_folder_that_cannot_be_made_or_is_a_file_is_told(tmp_path: Path)
 
 
 @in_loop
+async def test_a_file_that_is_a_link_to_elsewhere_is_not_followed(tmp_path: Path) -> None:
+    folder, elsewhere = tmp_path / "kept", tmp_path / "theirs.db"
+    folder.mkdir()
+    (folder / "weir.db").symlink_to(elsewhere)
+    storage = Storage(folder, (ONE,))
+    with pytest.raises(StorageError, match="link to elsewhere"):
+        await storage.open()
+    await storage.aclose()
+    assert not elsewhere.exists()
+
+
+@in_loop
 async def test_what_waits_for_a_file_that_is_kept_locked_waits_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

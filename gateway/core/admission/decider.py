@@ -117,6 +117,9 @@ class Admission(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
+    def counted(self) -> Awaitable[None]:
+        """Count a request that is no call and asks no engine, in place of `judge`. Raises Refused."""
+
     def judge(self, call: Call) -> Awaitable[None]:
         """Estimate the call's cost, find its class, charge its tenant's limits; fills in the call and its record.
         Raises Refused."""

@@ -5,6 +5,7 @@ One bad line fails the batch before any line is sent, as OpenAI's does: whoever 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from hashlib import blake2b
 from typing import Annotated
@@ -22,6 +23,7 @@ ENDPOINTS = tuple(
     if path.startswith(b"/v1/") and not (route.here or route.form or route.counts)
 )  # fmt: skip
 _BLANKS = b" \t\r\n"
+_BLANK_LINES = re.compile(rb"(?:[ \t\r]*\n)+")
 
 
 class BatchLine(msgspec.Struct, frozen=True):
@@ -75,15 +77,16 @@ class Judged:
         self._length = 0  # of the line that is held, with what was dropped of one that is too long
         self._offset = 0
         self._number = 0
+        self._blank = 0  # lines
         self._seen: set[bytes] = set()
 
     def feed(self, data: bytes) -> None:
         """Judge the lines that end in this slice."""
-        start = 0
+        start = self._skip(data, 0)
         while (end := data.find(b"\n", start)) >= 0:
             self._take(data[start : end + 1])
             self._line()
-            start = end + 1
+            start = self._skip(data, end + 1)
         self._take(data[start:])
 
     def end(self) -> None:
@@ -92,19 +95,32 @@ class Judged:
             self._line()
         if not self.total:
             self._fault("empty_file", "the file has no requests: a line of JSON for each")
-        elif self.full:
+        elif self.total > self._most:
             message = f"the file has more than {self._most} requests, the most that a batch takes: make several files"
             self._fault("too_many_requests", message)
+        if self._blank > self._most:
+            self._fault("too_many_blank_lines", f"the file has more than {self._most} blank lines: take them out")
 
     @property
     def full(self) -> bool:
-        """Whether more requests have come than a batch takes: what follows need not be fed."""
-        return self.total > self._most
+        """Whether more requests have come than a batch takes, or as many blank lines: what follows need not be fed."""
+        return self.total > self._most or self._blank > self._most
 
     def taken(self) -> Iterator[BatchLine]:
         """The good lines since the last time."""
         lines, self.lines = self.lines, []
         yield from lines
+
+    def _skip(self, data: bytes, start: int) -> int:
+        """Skip the blank lines there, all in one step. Where they end."""
+        blank = None if self._length else _BLANK_LINES.match(data, start)
+        if blank is None:
+            return start
+        number = data.count(b"\n", start, blank.end())
+        self._blank += number
+        self._number += number
+        self._offset += blank.end() - start
+        return blank.end()
 
     def _take(self, piece: bytes) -> None:
         self._length += len(piece)
@@ -127,6 +143,8 @@ class Judged:
             self.total += 1
             if not self.full:
                 self._judge(text, offset, length)
+        else:
+            self._blank += 1
 
     def _judge(self, text: bytes, offset: int, length: int) -> None:
         number = self._number

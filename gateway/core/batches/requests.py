@@ -16,8 +16,7 @@ from gateway.core.request.outcome import Outcome, Refused
 from gateway.core.request.routes import Route
 
 MOST_BODY = 64 * 1024  # bytes of a request that creates a batch
-MOST_LISTED = 10_000
-LISTED = 1000  # where nobody says
+MOST_LISTED = 1000  # also where nobody says
 MOST_BATCHES = 100
 BATCHES = 20
 

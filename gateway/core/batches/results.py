@@ -40,8 +40,11 @@ class ResultLine(msgspec.Struct, frozen=True):
 
 
 EXPIRED = LineError("batch_expired", "This request could not be executed before the completion window expired.")
-CANCELLED = LineError("batch_cancelled", "This request was not executed before the batch was cancelled.")
 _encode = msgspec.json.Encoder().encode
+_raw = msgspec.json.Decoder(Raw)
+_NULL = Raw(b"null")
+_END = b'null},"error":null}'
+_BLANKS = bytes.maketrans(b"\n\r", b"  ")
 
 
 def again_in(status: int, retry_after: float | None, helps: bool, tries: int) -> float | None:
@@ -54,16 +57,34 @@ def again_in(status: int, retry_after: float | None, helps: bool, tries: int) ->
     return min(LATEST, LATER * math.pow(2.0, min(tries, 30) - 1))
 
 
-def answered_line(id: str, custom_id: str, status: int, request_id: str, body: bytes) -> bytes:
-    """The line of an answer, with its line feed. A body that is no JSON is an error of 502, whatever its status."""
+def around(id: str, custom_id: str, status: int, request_id: str) -> tuple[bytes, bytes]:
+    """What stands before and behind the body of an answer in its line, with its line feed."""
+    whole = _encode(ResultLine(id, custom_id, LineResponse(status, request_id, _NULL), None))
+    return whole[: -len(_END)], _END[len(_NULL) :] + b"\n"
+
+
+def is_json(text: bytes | memoryview) -> bool:
+    """Whether it is one value of JSON; its encoding is another question."""
     try:
-        body.decode()
-        whole = msgspec.json.format(body, indent=-1)
-    except (UnicodeDecodeError, msgspec.DecodeError, RecursionError):
-        said = LineError("upstream_error", f"The engine's answer of status {status} is no JSON.")
-        return _encode(ResultLine(id, custom_id, None, said)) + b"\n"
-    response = LineResponse(status, request_id, Raw(whole))
-    return _encode(ResultLine(id, custom_id, response, None)) + b"\n"
+        _raw.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return True
+
+
+def on_one_line(piece: bytes) -> bytes:
+    """A piece of JSON without line feeds, which can only stand between its tokens."""
+    return piece.translate(_BLANKS)
+
+
+def no_json(status: int) -> LineError:
+    """The error of an answer that is no JSON: of 502, whatever its status."""
+    return LineError("upstream_error", f"The engine's answer of status {status} is no JSON.")
+
+
+def too_long(most: int) -> LineError:
+    """The error of an answer that was given up."""
+    return LineError("answer_too_long", f"The answer has more than {most} bytes (batches.max_answer): ask for less.")
 
 
 def unanswered_line(id: str, custom_id: str, error: LineError) -> bytes:

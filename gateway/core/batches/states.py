@@ -2,6 +2,7 @@
 
 validating -> in_progress -> finalizing -> completed, or expired where its window ended before all was done
 validating -> failed: its file cannot be worked off
+in_progress -> finalizing -> failed: its results are more than its tenant may keep
 validating, in_progress -> cancelling -> cancelled
 """
 
@@ -14,7 +15,7 @@ from typing import Final
 BEFORE: Final = MappingProxyType(
     {
         "in_progress": ("validating",),
-        "failed": ("validating",),
+        "failed": ("validating", "finalizing"),
         "cancelling": ("validating", "in_progress"),
         "finalizing": ("in_progress",),
         "completed": ("finalizing",),
@@ -26,8 +27,11 @@ UNFINISHED: Final = ("validating", "in_progress", "finalizing", "cancelling")
 ALL: Final = ("validating", *BEFORE)
 
 
-def end_of(status: str, pending: int) -> str:
-    """The last state of a batch whose files are written, of which so many lines have no result."""
+def end_of(status: str, pending: int, faults: bool) -> str:
+    """The last state of a batch whose files are written, of which so many lines have no result. `faults`: it was
+    stopped."""
     if status == "cancelling":
         return "cancelled"
+    if faults:
+        return "failed"
     return "expired" if pending else "completed"

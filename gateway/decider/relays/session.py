@@ -21,12 +21,15 @@ from gateway.core.request.routes import ROUTES
 from gateway.core.request.tenants import Account
 from gateway.decider.dispatch import QueuePlace
 from gateway.decider.grant import LocalGrant
+from gateway.decider.local import LocalAdmission
 from gateway.decider.relays.served import ServedCall, error_of
 from gateway.frames.channel import Channel
 from gateway.frames.messages import (
     VERSION,
     AllHeld,
     Answered,
+    ArrivalAnswer,
+    ArrivalAsk,
     Ask,
     AttemptFailed,
     CallEnd,
@@ -127,6 +130,8 @@ class RelaySession:
                 self._unread(message)
             case StrangerSeen():
                 self.hub.decider.stranger(message.fields, message.peer)
+            case ArrivalAsk():
+                self._counted(message)
             case ModelsAsk():
                 task = asyncio.get_running_loop().create_task(self._models(message))
                 self._listing.add(task)
@@ -489,15 +494,26 @@ class RelaySession:
 
     def _unread(self, request: UnreadRequest) -> None:
         """Count a request that was never judged. Its refusal by a limit would come too late."""
-        self.hub.changes += 1
-        hub, record = self.hub, Record(request_id="", route="", tenant=request.tenant)
         try:
-            snapshot, account = self._payer(request.tenant, request.policy)
-            admission = hub.decider.arrive(snapshot, account, record, request.fields, request.peer, request.at, b"")
+            admission = self._count(request)
         except Refused:
             return
         error = error_of(request.left, request.outcome)
         admission.__exit__(None if error is None else type(error), error, None)
+
+    def _count(self, request: UnreadRequest | ArrivalAsk) -> LocalAdmission:
+        self.hub.changes += 1
+        hub, record = self.hub, Record(request_id="", route="", tenant=request.tenant)
+        snapshot, account = self._payer(request.tenant, request.policy)
+        return hub.decider.arrive(snapshot, account, record, request.fields, request.peer, request.at, b"")
+
+    def _counted(self, message: ArrivalAsk) -> None:
+        try:
+            self._count(message).__exit__(None, None, None)
+        except Refused as refused:
+            self.send(refusal_of(message.number, message.turn, refused))
+        else:
+            self.send(ArrivalAnswer(message.number, message.turn))
 
     async def _models(self, message: ModelsAsk) -> None:
         try:

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 
 from gateway.core.request.call import Call
 from gateway.frames.messages import (
+    ArrivalAnswer,
+    ArrivalAsk,
     Ask,
     CallEnd,
     GrantTerms,
@@ -27,8 +29,8 @@ from gateway.frames.messages import (
 )
 from gateway.frames.refusals import facts_of, fill_in, refused_of
 
-Answer = GrantTerms | RefusedCall | RetryAnswer | SecondNone | ModelsAnswer
-Question = Ask | WaitAsk | RetryAsk | MoveAsk | SecondAsk | ModelsAsk
+Answer = GrantTerms | RefusedCall | RetryAnswer | SecondNone | ModelsAnswer | ArrivalAnswer
+Question = Ask | WaitAsk | RetryAsk | MoveAsk | SecondAsk | ModelsAsk | ArrivalAsk
 
 
 class AskedCall:

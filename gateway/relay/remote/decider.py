@@ -16,6 +16,7 @@ from gateway.core.request.outcome import Outcome, Refused
 from gateway.core.request.record import Record
 from gateway.core.request.tenants import Account
 from gateway.frames.messages import (
+    ArrivalAsk,
     Ask,
     Fields,
     GrantTerms,
@@ -143,6 +144,7 @@ class RemoteAdmission:
         "_record",
         "_tenant",
         "_version",
+        "_was_counted",
     )
 
     def __init__(
@@ -156,8 +158,23 @@ class RemoteAdmission:
         self._arrived = now
         self._version = decider.version
         self._asked: AskedCall | None = None
+        self._was_counted = False
         self._lines = b""
         self._left: Left = ""
+
+    async def counted(self) -> None:
+        link = self._decider.link
+        if not link.shadow and (link.policy is None or not link.policy.limited):
+            return
+        self._was_counted = True
+        asked = AskedCall(link.number(), None)
+        link.calls[asked.number] = asked
+        question = ArrivalAsk(asked.number, 0, self._tenant, self._version, self._arrived, self._fields, self._peer)
+        link.send(asked.asks(question))
+        try:
+            await asked.answered()
+        finally:
+            del link.calls[asked.number]
 
     async def judge(self, call: Call) -> None:
         self._asked = asked = self._decider.begin(call)
@@ -215,7 +232,7 @@ class RemoteAdmission:
         link = self._decider.link
         if self._asked is not None:
             self._decider.finish(self._asked, self._left, outcome)
-        elif link.shadow or (link.policy is not None and link.policy.limited):
+        elif not self._was_counted and (link.shadow or (link.policy is not None and link.policy.limited)):
             fields = self._fields
             link.send(
                 UnreadRequest(self._tenant, self._version, self._arrived, self._left, outcome, fields, self._peer)

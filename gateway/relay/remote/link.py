@@ -18,6 +18,7 @@ from gateway.frames.codec import from_decider
 from gateway.frames.messages import (
     VERSION,
     AllHeld,
+    ArrivalAnswer,
     CountsAsk,
     DrainOrder,
     FleetNews,
@@ -186,7 +187,15 @@ class Link:
 
     def _take(self, message: FromDecider) -> None:
         match message:
-            case GrantTerms() | Judgement() | RefusedCall() | RetryAnswer() | SecondNone() | ModelsAnswer():
+            case (
+                GrantTerms()
+                | Judgement()
+                | RefusedCall()
+                | RetryAnswer()
+                | SecondNone()
+                | ModelsAnswer()
+                | ArrivalAnswer()
+            ):
                 call = self.calls.get(message.number)
                 if call is not None:  # else it has ended, and its decider hears of that
                     call.take(message)

@@ -37,10 +37,13 @@ from pathlib import Path
 import msgspec
 
 from gateway.batches.line_call import LineCall
+from gateway.batches.site import BatchSite
 from gateway.core.batches.results import again_in
+from gateway.core.policy.batches import BatchesPolicy
 from gateway.core.quantile import nearest_rank
 from gateway.core.request.routes import ROUTES
 from gateway.core.request.tenants import ANONYMOUS
+from gateway.shared.storage import Storage
 from loadtest.clients.retries import Clients
 from loadtest.lab.figures.runs import an_engine, tokens
 from loadtest.lab.rows import Row, collect_seldom, percent, report, terminal
@@ -86,6 +89,9 @@ class BatchLines:
     def __init__(self, target: GatewayTarget, in_flight: int) -> None:
         self.answered: list[tuple[float, int]] = []  # when, and tokens
         self._target = target
+        gateway = target.gateway
+        never = Storage(Path())  # whole answers are small, and stay in memory
+        self._site = BatchSite(BatchesPolicy(), never, gateway.pipeline, gateway.bodies, print)
         self._seats = asyncio.Semaphore(in_flight)
         self._ahead = asyncio.Semaphore(in_flight)
         self._loop = asyncio.get_running_loop()
@@ -108,11 +114,11 @@ class BatchLines:
             fields = planned.fields | {b"x-request-id": id.encode(), b"x-weir-deadline-ms": DEADLINE}
             async with self._seats:
                 self._target.records.open[id] = Try("batch", tries, self._loop.time(), self._loop.time())
-                call = LineCall(gateway.pipeline, gateway.bodies, ROUTES[planned.path], account, fields, planned.body)
+                call = LineCall(self._site, ROUTES[planned.path], account, fields, planned.body)
                 try:
                     answer = await call.answer
                 finally:
-                    call.leave()
+                    call.close()
             wait = again_in(answer.status, answer.retry_after, answer.helps, tries)
         if answer.status == 200:
             usage = msgspec.json.decode(answer.body)["usage"]

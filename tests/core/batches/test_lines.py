@@ -123,3 +123,17 @@ def test_faults_that_are_told_are_bounded() -> None:
 def test_endpoints_are_the_routes_of_whole_json_answers() -> None:
     assert {CHAT, "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/messages"} <= set(ENDPOINTS)
     assert not {"/v1/audio/transcriptions", "/v1/models", "/v1/messages/count_tokens", "/tokenize"} & set(ENDPOINTS)
+
+
+def test_blank_lines_are_skipped_in_one_step_and_are_not_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    one = Judged._line
+    monkeypatch.setattr(Judged, "_line", lambda self: (seen.append(1), one(self))[1])
+    found = judged(b"\n" * 1000 + b" \r\n" * 1000 + line() + b"\n" * 3000 + b"   ", most=5000)
+    assert [(each.number, each.offset) for each in found.taken()] == [(2001, 4000)]
+    assert not found.faults
+    assert len(seen) == 2  # the request, and what follows the last line feed
+    for most, slices in ((5001, None), (100, iter(lambda: 7, 0))):
+        found = judged(line() + b"\n" * 3 + b"\n \t" * 5100, most=most, cut=slices)
+        assert found.full
+        assert [fault.code for fault in found.faults] == ["too_many_blank_lines"]

@@ -6,7 +6,18 @@ import json
 
 import pytest
 
-from gateway.core.batches.results import EXPIRED, LATEST, TRIES, again_in, answered_line, unanswered_line
+from gateway.core.batches.results import (
+    EXPIRED,
+    LATEST,
+    TRIES,
+    again_in,
+    around,
+    is_json,
+    no_json,
+    on_one_line,
+    too_long,
+    unanswered_line,
+)
 
 
 @pytest.mark.parametrize(
@@ -33,13 +44,21 @@ def test_what_is_tried_again(status: int, after: float | None, helps: bool, trie
 
 
 def test_a_result_is_one_line_of_json() -> None:
-    line = answered_line("r", "a\nb", 200, "q", b'{"a": [1.50,\n 2],\r\n "b": "\\n\xc3\xa9"}')
+    body = b'{"a": [1.50,\n 2],\r\n "b": "\\n\xc3\xa9"}'
+    assert is_json(body)
+    assert is_json(memoryview(body))
+    before, behind = around("r", "a\nb", 200, "q")
+    line = before + on_one_line(body) + behind
     assert line.count(b"\n") == 1
     assert json.loads(line) == {
         "id": "r", "custom_id": "a\nb", "error": None,
         "response": {"status_code": 200, "request_id": "q", "body": {"a": [1.5, 2], "b": "\né"}},
     }  # fmt: skip
-    for broken in (b"", b"<html>", b'{"a": "\xff"}', b"[" * 100_000 + b"]" * 100_000):
-        result = json.loads(answered_line("r", "a", 200, "q", broken))
-        assert (result["response"], result["error"]["code"]) == (None, "upstream_error")
-    assert json.loads(unanswered_line("r", "a", EXPIRED))["error"]["code"] == "batch_expired"
+    for broken in (b"", b"<html>", b'{"a":', b"[" * 100_000 + b"]" * 100_000):
+        assert not is_json(broken)
+
+
+def test_a_line_without_an_answer_says_why() -> None:
+    for error, code in ((EXPIRED, "batch_expired"), (no_json(200), "upstream_error"), (too_long(9), "answer_too_long")):
+        result = json.loads(unanswered_line("r", "a", error))
+        assert (result["response"], result["error"]["code"]) == (None, code)
