@@ -8,11 +8,14 @@ reads, and is quoted when something goes wrong. Every wait has an end and is giv
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
 import re
+import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -66,6 +69,16 @@ def samples(url: str, name: str) -> list[tuple[dict[str, str], float]]:
 def total(url: str, name: str, **labels: str) -> float:
     """The sum of the samples called `name` that carry `labels`; 0.0 where there is none."""
     return sum(value for has, value in samples(url, name) if all(has.get(key) == labels[key] for key in labels))
+
+
+def free_port() -> int:
+    """A TCP port of loopback that nobody listens on, below those that the kernel gives to connections and to listeners
+    on port 0: so nobody else is given it by chance before it is used."""
+    while True:
+        port = 10_000 + secrets.randbelow(20_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def until(condition: Callable[[], bool], timeout: float, *, every: float = POLL) -> float | None:

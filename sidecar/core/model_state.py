@@ -31,7 +31,7 @@ from sidecar.core.lifecycle import (
 from sidecar.core.plan import Infeasible, Plan
 from sidecar.core.profile import Profile
 from sidecar.core.sleep import Level, MeasuredSleep, levels, worn
-from sidecar.core.step_times import LOAD, StartClock, StepTimes
+from sidecar.core.step_times import LOAD, OVERDUE, StartClock, StepTimes
 
 WAITED = 5.0  # seconds after the last word of calls that wait, after which nobody does any more
 APART = 1.5  # seconds between two uses of their own: gateways tell of calls once a second
@@ -389,7 +389,7 @@ class ModelState:
         if life.pending is START and self.starting is not None:
             return max(SOON, self.starting.left(now, self.times.start_stages(self.size)))
         if life.pending in (START, WAKE):
-            return max(SOON, again + self.began - now)
+            return max(SOON, again + self.began - now, OVERDUE * (now - self.began))
         if life.pending in (DRAIN, SLEEP, STOP):
             return (self.stop_seconds if again == self.load_seconds else self.sleep_seconds) + again
         if not self.sized:  # its files are being read

@@ -110,7 +110,7 @@ class Manager:
             self.planner,
             Operations(
                 self.steps,
-                SleepSteps(self.steps, engines, monitor, self.host, known.sleeps, clock, say),
+                SleepSteps(self.steps, engines, monitor, self.host, known.sleeps, clock, say, self.tasks.share),
                 self.demand,
                 self.host,
                 clock,

@@ -171,7 +171,8 @@ class Scheduler:
         victims = {each.profile: self._entries[each.profile] for each in decision.sleep}
         victims |= {name: self._entries[name] for name in decision.stop if name != entry.name}
         gpus = {*decision.gpus, *entry.gpus, *(gpu for victim in victims.values() for gpu in victim.gpus)}
-        if not self._tasks.free(gpus):
+        names = [entry.name, *victims]
+        if not self._tasks.free(gpus, names):
             return
         now = self._clock()
         entry.infeasible, entry.asked, entry.began = None, False, now + self._planner.makes_room(decision)
@@ -187,7 +188,6 @@ class Scheduler:
                 self._host.book(each.profile, self._entries[each.profile].size.host)  # the plan has seen that it fits
         for victim in victims.values():
             victim.lifecycle.step("drain" if victim.lifecycle.state is RUNNING else "stop", now)
-        names = [entry.name, *victims]
         carried_out = self._operations.carry_out(entry, decision, victims, self._demand.reports, patient=patient)
         self._tasks.begin(names, gpus, carried_out)
         self._touch()

@@ -6,7 +6,9 @@ it keeps then is its residue, and no reason to end it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -21,12 +23,14 @@ from sidecar.residency.effects import Engine, Engines
 from sidecar.residency.engine_steps import EngineSteps
 
 LEAST_FREED = 0.25  # of what an engine held: who gives back less does not sleep, whatever it says
+LATE = 30.0  # seconds beyond what was expected after which a step hangs, and its engine is ended
+UNSURE = 3.0  # times what was foretold is expected of a step that was never measured
 BELIEVED = 0.5  # of the host memory that was booked: growth below it shows that pinned memory is not told here
 
 
 class SleepSteps:
     """`steps`: the others of the same engines. `host`: where level 1 is booked. `sleeps`: by profile, for the state
-    file."""
+    file. `share` has a model's GPUs used by others too, while its operation goes on."""
 
     def __init__(
         self,
@@ -37,6 +41,7 @@ class SleepSteps:
         sleeps: dict[str, MeasuredSleep],
         clock: Callable[[], float],
         say: Callable[[str], None],
+        share: Callable[[str], None],
     ) -> None:
         self._steps = steps
         self._engines = engines
@@ -45,6 +50,7 @@ class SleepSteps:
         self._sleeps = sleeps
         self._clock = clock
         self._say = say
+        self._share = share
 
     async def sleep(self, entry: ModelState, level: Level) -> bool:
         """Put it to sleep, and see its memory come back. One that gives none back, or took more host memory than there
@@ -56,7 +62,8 @@ class SleepSteps:
         self._steps.transition(entry, "sleep")
         began = self._clock()
         try:
-            await engine.sleep(level)
+            expected = entry.sleep_seconds * (1.0 if entry.times.sleep else UNSURE)
+            await self._in_time(engine.sleep(level), f"falling asleep at level {level}", expected + LATE)
             kept = await self._given_back(entry, engine, before, held, level)
         except EngineFailed as error:
             return await self._steps.fail(entry, error)
@@ -83,9 +90,7 @@ class SleepSteps:
         entry.began = began = self._clock()
         try:
             if level:
-                before = await self._monitor.look()
-                await engine.wake(level, self._steps.facts.get(entry.name, EngineFacts()))
-                self._steps.memory.woken(entry, before, await self._monitor.look())
+                await self._wake(entry, engine, level)
         except EngineFailed as error:
             if error.wrong and level == 2:
                 self._keep(entry, wrong=True)
@@ -97,6 +102,32 @@ class SleepSteps:
         entry.level = 0
         self._steps.serves(entry, "woken")
         self._say(f"{entry.name} is awake after {self._clock() - began:.2f} s")
+
+    async def _wake(self, entry: ModelState, engine: Engine, level: Level) -> None:
+        """Wake it, alone on its GPUs for as long as is expected: whoever is late is not waited for. Raises
+        EngineFailed."""
+        expected = entry.wake_seconds[level - 1] * (1.0 if entry.times.wakes[level - 1] else UNSURE)
+        before = await self._monitor.look()
+        late = asyncio.get_running_loop().call_later(expected, self._is_late, entry, expected)
+        try:
+            waking = engine.wake(level, self._steps.facts.get(entry.name, EngineFacts()))
+            await self._in_time(waking, f"waking from level {level}", expected + LATE)
+        finally:
+            late.cancel()
+        if self._clock() < late.when():  # else others have used its GPUs meanwhile
+            self._steps.memory.woken(entry, before, await self._monitor.look())
+
+    def _is_late(self, entry: ModelState, expected: float) -> None:
+        self._say(f"{entry.name} is late to wake, which takes {expected:.1f} s: others may use its GPUs meanwhile")
+        self._share(entry.name)
+
+    async def _in_time(self, step: Coroutine[Any, Any, None], what: str, within: float) -> None:
+        """Carry out a step of an engine. Raises EngineFailed, also where it takes longer than `within` seconds."""
+        try:
+            async with asyncio.timeout(within):
+                await step
+        except TimeoutError:
+            raise EngineFailed(f"it hangs: {what} has taken {within:.0f} s") from None
 
     async def _given_back(
         self, entry: ModelState, engine: Engine, before: Sequence[GPU], held: Mapping[int, int], level: Level

@@ -187,21 +187,6 @@ def test_a_file_that_another_relay_deletes_ends_the_answer_that_sends_it(gateway
         assert deletes.ask("GET", f"/v1/files/{id}", status=404)["error"]["param"] == "id"
 
 
-def test_a_relay_that_is_told_to_end_leaves_its_lines_to_another(gateway: Gateway, files: Path) -> None:
-    with client(gateway, "none") as caller:
-        id = begun(caller, uploaded(caller, asked(LINES)))
-    assert until(lambda: _done(gateway, id) >= 50, 30.0) is not None
-    worker = until_working(files)
-    with RelayConnection(gateway, worker) as upload:  # which the relay waits for
-        upload.begin("/v1/files", FORM, len(BODY), BODY[:-1000])
-        assert until(lambda: len(list(files.glob("*.part"))) == 1, 10.0) is not None
-        os.kill(worker, signal.SIGTERM)
-        assert until_working(files, beside=worker) in relays(gateway)
-        assert upload.end(BODY[-1000:])["bytes"] == SIZE
-    with client(gateway, "none") as caller:
-        whole(caller, id, LINES)
-
-
 def test_an_upgrade_passes_the_batches_on_before_the_old_uploads_have_ended(tmp_path: Path, files: Path) -> None:
     with world(tmp_path, "--workers", "2", policy=POLICY + "timeouts: {drain: 20s}\n") as made:
         old = until_working(files)

@@ -6,24 +6,17 @@ import contextlib
 import json
 import os
 import signal
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from loadtest.lab.operate.debian import VALKEY
 from loadtest.lab.operate.valkey import Valkey
-from loadtest.processes import Gateway, get, until
+from loadtest.processes import Gateway, free_port, get, until
 from tests.e2e.children import SimEngine
 from tests.programs import required
 
 SHOWN = "sixteen-characters-or-more"
-
-
-def free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return int(listening.getsockname()[1])
 
 
 class Machine:

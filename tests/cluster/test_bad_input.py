@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from gateway.core.cluster.election import TTL
-from loadtest.processes import get, until
+from loadtest.processes import free_port, get, until
 from tests.cluster.proxy import Proxy
-from tests.cluster.site import Machine, Site, free_port, known, site
+from tests.cluster.site import Machine, Site, known, site
 from tests.cluster.test_cluster import ACROSS, call, store_heard, took_over
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]

@@ -15,8 +15,8 @@ from gateway.serve.cluster import store as module
 from gateway.serve.cluster.store import CheckpointStore, StoreError, opened
 from loadtest.lab.operate.debian import VALKEY
 from loadtest.lab.operate.valkey import Valkey
-from loadtest.processes import until
-from tests.cluster.site import Machine, Site, free_port, known, site
+from loadtest.processes import free_port, until
+from tests.cluster.site import Machine, Site, known, site
 from tests.cluster.test_cluster import took_over
 from tests.cluster.test_store import of
 from tests.e2e.children import Call

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from gateway.core.cluster.election import TTL
-from loadtest.processes import get, until
+from loadtest.processes import free_port, get, until
 from tests.cluster.proxy import Mode, Proxy
-from tests.cluster.site import Machine, Site, free_port, known, site
+from tests.cluster.site import Machine, Site, known, site
 from tests.e2e.children import Call
 from tests.serve.test_processes import Load
 

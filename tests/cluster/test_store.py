@@ -14,7 +14,7 @@ from gateway.serve.cluster.store import ClusterConflict, MemberRecord, Store, St
 from loadtest.lab.dst.cluster_store import SimulatedStore
 from loadtest.lab.operate.debian import VALKEY
 from loadtest.lab.operate.valkey import Valkey
-from tests.cluster.site import free_port
+from loadtest.processes import free_port
 from tests.programs import required
 
 pytestmark = pytest.mark.slow

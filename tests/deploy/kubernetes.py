@@ -18,9 +18,8 @@ from typing import Any
 import pytest
 import yaml
 
-from loadtest.processes import Child, answers
+from loadtest.processes import Child, answers, free_port
 from tests.certificates import certificate
-from tests.deploy.tools import free_port
 
 ADMIN = "of-an-administrator"  # the bearer token of its one user
 FLAGS = (

@@ -19,8 +19,7 @@ import openai
 import pytest
 
 from loadtest.lab.operate.debian import HAPROXY
-from loadtest.processes import Child, Gateway, get, until
-from tests.deploy.tools import free_port
+from loadtest.processes import Child, Gateway, free_port, get, until
 from tests.e2e.children import Call, SimEngine
 from tests.programs import required
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.processes import free_port
 from tests.deploy.tools import ROOT, imported
 from tests.e2e.children import SimEngine
 
@@ -46,12 +46,6 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", folder, ROOT], check=True, timeout=300)
     (found,) = folder.glob("weir_gateway-*.whl")
     return found
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def script(page: str, data: int, control: int, engine: str) -> str:

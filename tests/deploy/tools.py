@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import socket
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -34,10 +33,3 @@ def imported(name: str) -> ModuleType:
 def _absent(name: str) -> None:
     assert not os.environ.get("WEIR_REQUIRE_DEPLOY"), f"{name} is not installed, and WEIR_REQUIRE_DEPLOY is set"
     pytest.skip(f"{name} is not installed (make test-deploy)")
-
-
-def free_port() -> int:
-    """A port of loopback that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

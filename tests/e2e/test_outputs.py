@@ -7,25 +7,18 @@ import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from loadtest.processes import get, until
+from loadtest.processes import free_port, get, until
 from tests.e2e.children import SimEngine, gateway, post
 
 pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
 
 CALL = {"model": "sim", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def test_full_pipes_at_both_outputs_stop_nothing(tmp_path: Path) -> None:

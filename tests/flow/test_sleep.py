@@ -21,6 +21,7 @@ from loadtest.lab.residency.residents import Model
 from loadtest.lab.residency.site import GIB, Site, counted, file, opened
 from loadtest.simulate import vtime
 from sidecar.residency.orders import Refused
+from sidecar.residency.sleep_steps import LATE, UNSURE
 
 MODEL = Model(weights=6 * GIB, claim=11 * GIB)
 GPU = 24 * GIB
@@ -345,3 +346,56 @@ async def test_with_adapters_level_1_is_all_there_is_and_without_host_memory_it_
         await asyncio.sleep(40.0)
         assert made.state() == "a sleeping, b stopped"
         assert len(said(made, "b is stopped instead of put to sleep: b would fill 6.0 GiB")) == 1
+
+
+# -- steps that hang --------------------------------------------------------------------------------------------------
+
+
+@virtual
+async def test_a_wake_that_hangs_is_ended_in_time_and_its_neighbour_is_served_meanwhile() -> None:
+    async with site(three(), sleep="{level: 1}") as made:
+        await used(made, "a", "b")
+        await put_to_sleep(made, "a", "b")
+        made.machine.faults.hang_wake = 1
+        began, expected = made.now, UNSURE * made.entry("a").wake_seconds[0]
+        waits = asyncio.ensure_future(made.gateways[0].call("a", 0.5))
+        await made.until_pending("a", "wake")
+        answer = await made.gateways[0].call("b", 0.5)
+        assert answer.ending == "served"
+        assert made.entry("a").lifecycle.pending is not None, "it hangs still"
+        assert made.now < began + expected + LATE
+        assert (await waits).ending == "served", "by the engine that is started in its place"
+        (line,) = said(made, "waking from level 1 has taken")
+        assert "it hangs" in line
+        (ended,) = [when for when, each in made.log if each == line]
+        assert ended <= began + expected + LATE + 1.0
+
+
+@virtual
+async def test_one_that_hangs_as_it_falls_asleep_is_ended_in_time() -> None:
+    async with site(three(), sleep="{level: 1}") as made:
+        await used(made, "a")
+        made.machine.faults.hang_sleep = 1
+        began, expected = made.now, UNSURE * made.entry("a").sleep_seconds
+        made.manager.orders.give("a", "sleep")
+        async with asyncio.timeout(expected + LATE + 20.0):
+            while not said(made, "falling asleep at level 1 has taken"):  # see Site.until
+                await asyncio.sleep(0.05)
+        assert made.now <= began + expected + LATE + 1.0
+        await used(made, "a")
+
+
+@virtual
+async def test_what_is_late_to_wake_is_foretold_later_each_time() -> None:
+    async with site(three(), sleep="{level: 1}") as made:
+        await used(made, "a")
+        await put_to_sleep(made, "a")
+        made.machine.faults.hang_wake = 1
+        waits = asyncio.ensure_future(made.gateways[0].call("a", 0.5))
+        await made.until_pending("a", "wake")
+        await asyncio.sleep(20.0)
+        entry = made.entry("a")
+        left = entry.ready_in(made.now, None)
+        assert left is not None
+        assert left >= 4.0, "a quarter of what it has taken, not at once"
+        await waits

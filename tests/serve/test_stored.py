@@ -19,7 +19,7 @@ from gateway.serve.stored import check, opened, storage_of
 from gateway.serve.token_use import TokenUse
 from gateway.shared.storage import Storage
 from loadtest.processes import until
-from tests.serve.test_upgrades import POLICY, world
+from tests.serve.test_upgrades import POLICY, children_of, world
 
 STORED = f"{POLICY}storage: {{folder: kept}}\n"
 
@@ -45,7 +45,7 @@ def test_upgrades_and_a_killed_decider_pass_it_on(tmp_path: Path, words: tuple[s
             assert made.signalled() is not None, made.output()
             assert until(lambda: locked(tmp_path / "kept"), 10.0) is not None, made.output()
         if words:
-            os.kill(next(iter(sorted(made.children()))), signal.SIGKILL)
+            os.kill(children_of(made.main())[0], signal.SIGKILL)
             assert until(lambda: not locked(tmp_path / "kept"), 10.0, every=0.001) is not None
             assert until(lambda: locked(tmp_path / "kept"), 20.0) is not None, made.output()
     assert until(lambda: not locked(tmp_path / "kept"), 10.0) is not None

@@ -20,7 +20,7 @@ from gateway.serve import token_use
 from gateway.serve.token_use import NOT_OPEN, TokenUse
 from gateway.shared.storage import Storage, StorageError
 from loadtest.processes import get, until
-from tests.serve.test_upgrades import POLICY, World, world
+from tests.serve.test_upgrades import POLICY, World, children_of, world
 
 QUOTA = f"{POLICY}storage: {{folder: kept}}\nlimits: {{per_tenant: {{quota: {{month: 300}}}}}}\n"
 
@@ -58,7 +58,7 @@ def test_what_is_used_is_counted_to_the_token_over_an_upgrade_and_a_kill(
         assert made.signalled() is not None, made.output()
         assert until(lambda: used(made)["used"] == total, 5.0) is not None, (used(made), total)
         if words:
-            os.kill(min(made.children()), signal.SIGKILL)
+            os.kill(children_of(made.main())[0], signal.SIGKILL)
             assert until(lambda: used(made)["used"] == total, 10.0) is not None, (used(made), total)
         total += spent(ask(made))
         made.policy.write_text(QUOTA.replace("month: 300", f"month: {total + 5}"))

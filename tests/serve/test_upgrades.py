@@ -17,7 +17,7 @@ from typing import Any
 import openai
 import pytest
 
-from loadtest.processes import Child, Gateway, get, total, until
+from loadtest.processes import Child, Gateway, free_port, get, total, until
 from tests.e2e.children import SimEngine
 
 pytestmark = pytest.mark.slow
@@ -262,7 +262,7 @@ async def _some_calls(made: World) -> dict[str, int]:
 def test_a_unix_socket_is_handed_over_with_its_path(tmp_path: Path, words: tuple[str, ...]) -> None:
     path = tmp_path / "data.sock"
     engine = SimEngine(tmp_path / "engine.log")
-    free = _free_port()
+    free = free_port()
     serve = [sys.executable, "-m", "gateway.cli", "serve", "--engine", engine.url, "--log", "none", *words]
     serve += ["--listen", f"unix:{path}", "--control", f"127.0.0.1:{free}"]
     first = Child("first", serve, tmp_path / "first.log")
@@ -285,8 +285,3 @@ def test_a_unix_socket_is_handed_over_with_its_path(tmp_path: Path, words: tuple
         for each in (first, second, third, engine.child):
             if each is not None:
                 each.kill()
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])

@@ -7,6 +7,7 @@ from sidecar.residency.engine_sizes import EngineSizes
 from sidecar.residency.engine_steps import EngineSteps
 from sidecar.residency.gpu_tasks import GpuTasks
 from sidecar.residency.operations import Operations
+from sidecar.residency.sleep_steps import SleepSteps
 from tests.simulation.mutants import Mutant
 
 # An operation that gives up leaves its orders behind.
@@ -16,7 +17,7 @@ LEFT_PENDING = Mutant(Operations, "_give_up", 'self._steps.transition(entry, "ca
 UNTAUGHT = Mutant(EngineSizes, "learns", "self._lessons[entry.name] = lesson", "return True")
 
 # What two operations need of one GPU is given to both.
-SHARED_GPU = Mutant(GpuTasks, "free", "not any(self._locked[gpu] for gpu in gpus or (ON_CPU,))", "True")
+SHARED_GPU = Mutant(GpuTasks, "free", "or any(self._locked[gpu] for gpu in gpus or (ON_CPU,))", "")
 
 # An engine that has failed is forgotten, and goes on.
 LEFT_RUNNING = Mutant(EngineSteps, "_processes_ended", "await engine.stop()", "pass")
@@ -31,3 +32,6 @@ UNDRAINED = Mutant(
 
 # A model that has failed too often is refused for ever: no call leads to another try.
 RESTS_FOR_EVER = Mutant(ModelState, "rests", "now < until and ", "")
+
+# A step of an engine that hangs is waited for.
+WAITED_FOR = Mutant(SleepSteps, "_in_time", "asyncio.timeout(within)", "asyncio.timeout(600.0)")

@@ -26,6 +26,7 @@ from tests.simulation.residency_mutants import (
     SHARED_GPU,
     UNDRAINED,
     UNTAUGHT,
+    WAITED_FOR,
 )
 
 MACHINES = 200
@@ -36,6 +37,7 @@ FOUND = {
     "shared GPU": (SHARED_GPU, " while "),
     "left running": (LEFT_RUNNING, "are held by engine"),
     "undrained": (UNDRAINED, "is ended with"),
+    "waited for": (WAITED_FOR, "hangs since"),
 }
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.lab.vllm.real_vllm import Vllm, free_port
-from loadtest.processes import Gateway
+from loadtest.lab.vllm.real_vllm import Vllm
+from loadtest.processes import Gateway, free_port
 from tests.vllm import install
 
 FLAGS = ("--max-num-seqs", "64", "--enable-prompt-tokens-details", "--uvicorn-log-level", "warning")

@@ -22,8 +22,8 @@ from typing import Any
 import openai
 import pytest
 
-from loadtest.lab.vllm.real_vllm import CONTEXT, ENVIRONMENT, free_port, model, venv
-from loadtest.processes import Child, Gateway, get, until
+from loadtest.lab.vllm.real_vllm import CONTEXT, ENVIRONMENT, model, venv
+from loadtest.processes import Child, Gateway, free_port, get, until
 from sidecar.process import process_family
 from tests.vllm import install
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from loadtest.lab.vllm.real_vllm import CONTEXT, ENVIRONMENT, free_port, model, venv
+from loadtest.lab.vllm.real_vllm import CONTEXT, ENVIRONMENT, model, venv
+from loadtest.processes import free_port
 from sidecar.core.config import decode
 from sidecar.core.engine_records import EngineFailed
 from sidecar.core.inventory import Size

@@ -8,13 +8,12 @@ import json
 import os
 import random
 import signal
-import socket
 import sys
 from pathlib import Path
 from typing import Any
 
 from loadtest.lab.operate.valkey import Valkey
-from loadtest.processes import Child, ChildError, Gateway, get, until
+from loadtest.processes import Child, ChildError, Gateway, free_port, get, until
 
 ENGINES, SLOTS = 2, 4  # calls at once of each engine: few, so that two cores are enough for all of it
 POLICY = "fleet: {{poll: 100ms, health: 200ms, engines: [{}]}}\ntimeouts: {{drain: 60s}}\n"
@@ -36,7 +35,7 @@ class GatewayMachine:
         if cluster:
             (folder / "token").write_text(TOKEN)
             (folder / "token").chmod(0o600)
-            self.member = f"127.0.0.1:{_free_port()}"
+            self.member = f"127.0.0.1:{free_port()}"
             words += ["--advertise", self.member]
         self._relays = relays
         self.gateway = Gateway(folder / "gateway.log", *words)
@@ -106,7 +105,7 @@ class FailoverSite:
             if machines == 1:
                 self.machines.append(GatewayMachine(folder / "machine", urls, relays))
                 return
-            self._store = Valkey(folder / "valkey.log", _free_port())
+            self._store = Valkey(folder / "valkey.log", free_port())
             policy = f"cluster: {{url: '{self._store.url}', name: failover, token_file: token}}\n"
             for number in range(machines):
                 self.machines.append(GatewayMachine(folder / f"machine-{number}", urls, relays, policy))
@@ -183,8 +182,3 @@ def client_ports(pid: int) -> set[int]:
         if f"socket:[{fields[9]}]" in links:
             ports.add(int(fields[2].rpartition(":")[2], 16))
     return ports - {0}  # of listening sockets
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])

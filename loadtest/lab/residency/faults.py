@@ -40,7 +40,19 @@ KINDS = (
     "kill", "kill", "kill", "hang", "fail_start", "fail_wake", "fail_sleep", "keep_asleep", "oom", "cut", "driver",
     "kept", "slow", "copy", *ORDERS,
 )  # fmt: skip
-MORE_KINDS = (*KINDS, "fail_line", "changed", "hang_start", "silent_start", "others", "others", "restart", "crash")
+MORE_KINDS = (
+    *KINDS,
+    "fail_line",
+    "changed",
+    "hang_start",
+    "silent_start",
+    "others",
+    "others",
+    "restart",
+    "crash",
+    "hang_wake",
+    "hang_sleep",
+)
 OTHERS = 7  # the process that takes GPU memory and is no engine's
 
 

@@ -31,15 +31,17 @@ Listing = Literal["own", "host", "none"]  # pids that NVML tells: as ours, as th
 
 class MachineFaults(msgspec.Struct):
     """Faults of a machine, to be changed at any time. `fail_start`, `fail_wake`, `fail_sleep`: so many of the
-    next fail; `keep_asleep`: so many fall asleep and give nothing back; `oom`: so many starts run out of memory;
-    `changed`: so many find memory that another gave back meanwhile; `hang_start`: so many starts on several GPUs
-    hang, and write a line a minute; `silent_start`: so many download for `silent` seconds without a line first;
-    `kept`: seconds for which ended engines' memory stays taken; `driver`: why the GPUs cannot be read; `slow`:
-    seconds that reading them takes. `fail_line`: what a start that fails says."""
+    next fail; `hang_wake`, `hang_sleep`: so many never end; `keep_asleep`: so many fall asleep and give nothing back;
+    `oom`: so many starts run out of memory; `changed`: so many find memory that another gave back meanwhile;
+    `hang_start`: so many starts on several GPUs hang, and write a line a minute; `silent_start`: so many download for
+    `silent` seconds without a line first; `kept`: seconds for which ended engines' memory stays taken; `driver`: why
+    the GPUs cannot be read; `slow`: seconds that reading them takes. `fail_line`: what a start that fails says."""
 
     fail_start: int = 0
     fail_wake: int = 0
     fail_sleep: int = 0
+    hang_wake: int = 0
+    hang_sleep: int = 0
     keep_asleep: int = 0
     oom: int = 0
     changed: int = 0

@@ -14,6 +14,7 @@ LAWS = {
     "models left stuck": ("pending", "nobody sees to", "no call has"),
     "GPU memory overrun": ("are held on GPU", "were taken", "starts with", " while "),
     "starts repeated with the same claim in the same place": ("was started so again",),
+    "engines that hang": ("hangs since",),
     "calls lost without an error": ("hangs", "does not serve", "was cut off", "is ended with"),
     "left over at the end": ("in the end", "are held by engine", "by the ledger", "gateway"),
 }

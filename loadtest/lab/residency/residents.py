@@ -81,6 +81,7 @@ class ResidentEngine:
         self.url = f"http://127.0.0.1:{pid}"
         self.requests = 0
         self.hung = self.harmed = self.ending = False
+        self.stuck_at = math.inf  # when it hung as it fell asleep or woke
         self.serves = False
         self.sleeps = 0
         self.woken_at = -math.inf  # when it was last asked to wake
@@ -136,6 +137,12 @@ class ResidentEngine:
 
     async def _takes(self, seconds: float) -> None:
         await asyncio.wait((self.process,), timeout=seconds)
+        self._check()
+
+    async def _sticks(self) -> None:
+        """It does nothing any more, until its process ends."""
+        self.hung, self.stuck_at = True, asyncio.get_running_loop().time()
+        await asyncio.wait((self.process,))
         self._check()
 
     def _fails(self, why: str) -> EngineFailed:
@@ -234,9 +241,9 @@ class ResidentEngine:
     # -- its sleep and its health -----------------------------------------------------------------------------------
 
     async def awake(self) -> Literal[0, 1, 2]:
-        if self._under_way is not None:
+        if self._under_way is not None and not self.hung:
             await asyncio.wait((self._under_way,))
-        self._check()
+        await self.alive()
         return self.level
 
     async def busy(self) -> int:
@@ -264,6 +271,8 @@ class ResidentEngine:
         machine, model = self._machine, self._model
         with machine.alone(self.gpus, f"sleep of {self.pid}"):
             self.serves = False
+            if machine.faults.strikes("hang_sleep"):
+                await self._sticks()
             await self._takes(memory_stages.sleep_seconds(model.weights, level))
             if machine.faults.strikes("fail_sleep"):
                 raise self._fails("/sleep: it answered 500")
@@ -282,6 +291,9 @@ class ResidentEngine:
 
     async def _wake(self, level: Level) -> None:
         machine, model = self._machine, self._model
+        if machine.faults.strikes("hang_wake"):  # with all its memory, and not alone: others are woken beside it
+            machine.take(self.pid, self.gpus, min(self._size.claim, machine.free(self.pid, self.gpus)))
+            await self._sticks()
         with machine.alone(self.gpus, f"wake of {self.pid}"):
             self._check()
             self.woken_at = began = asyncio.get_running_loop().time()

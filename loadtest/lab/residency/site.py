@@ -20,9 +20,11 @@ from sidecar.core.lifecycle import ERROR, RUNNING, SLEEPING, STOP, WAKE
 from sidecar.core.model_state import ModelState
 from sidecar.gpus.monitor import GpuMonitor
 from sidecar.residency.manager import HOT, Manager
+from sidecar.residency.sleep_steps import UNSURE
 from sidecar.residency.state_file import SavedState, Times
 
 GIB = 1 << 30
+ENDED_WITHIN = 60.0  # seconds, of them 30 for the step itself, for an engine that hangs as it sleeps or wakes
 LOOK_EVERY = 0.25  # seconds between two looks at what must hold, unless told otherwise
 
 
@@ -157,6 +159,12 @@ class Site:
                     return self.now
                 await asyncio.sleep(0.05)
 
+    async def until_pending(self, model: str, pending: str) -> None:
+        """Wait until this is pending for it. Raises TimeoutError."""
+        async with asyncio.timeout(60.0):
+            while (life := self.entry(model).lifecycle).pending is None or life.pending.value != pending:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+
     # -- invariants -------------------------------------------------------------------------------------------------
 
     async def _look(self) -> None:
@@ -172,6 +180,12 @@ class Site:
                 waits = entry.held_back or entry.shut or entry.replaced  # for somebody, for its GPUs, for calls to end
                 if entry.lifecycle.pending is not None and not waits and name not in self.manager.tasks:
                     self.wrong.append(f"{self.now:.1f} s: nobody sees to {name}: {self.state()}")
+            for name, engine in self.engines.all.items():
+                if (
+                    engine.alive_now
+                    and self.now > engine.stuck_at + UNSURE * _longest_step(self.entry(name)) + ENDED_WITHIN
+                ):
+                    self.wrong.append(f"{self.now:.1f} s: {name} hangs since {engine.stuck_at:.1f} s: {self.state()}")
             await asyncio.sleep(self._look_every)
 
     def _promised(self) -> list[int]:
@@ -270,3 +284,8 @@ def counted(site: Site, event: str) -> Counter[str]:
     """How often each model had this event: ready, woken, slept, stopped, failed, out_of_memory."""
     counts = site.manager.steps.counts
     return Counter({name: count for (name, each), count in counts.items() if each == event})
+
+
+def _longest_step(entry: ModelState) -> float:
+    """Seconds of falling asleep or of waking, whichever is expected to take longer."""
+    return max(entry.sleep_seconds, *entry.wake_seconds)

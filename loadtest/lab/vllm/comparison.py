@@ -36,8 +36,8 @@ from loadtest.lab.vllm.comparison_load import (
 )
 from loadtest.lab.vllm.comparison_sides import ENGINE, POLICY, SIDES, access, router, settle
 from loadtest.lab.vllm.comparison_table import ends_of, misses, table_of
-from loadtest.lab.vllm.real_vllm import Vllm, absent, free_port
-from loadtest.processes import ChildError
+from loadtest.lab.vllm.real_vllm import Vllm, absent
+from loadtest.processes import ChildError, free_port
 
 WIDTH = 160  # of a table that nobody looks at in a terminal
 WARM_UP = 3.0  # seconds

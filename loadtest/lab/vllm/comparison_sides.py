@@ -8,8 +8,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from loadtest.lab.vllm.real_vllm import Vllm, free_port
-from loadtest.processes import Child, Gateway, answers, get, until
+from loadtest.lab.vllm.real_vllm import Vllm
+from loadtest.processes import Child, Gateway, answers, free_port, get, until
 
 SIDES = ("direct", "vllm-router", "weir")
 POLICY = Path(__file__).parents[3] / "policies" / "one-engine.yaml"

@@ -38,8 +38,8 @@ from loadtest.lab.vllm.fidelity_load import (
     simulated,
     tokens,
 )
-from loadtest.lab.vllm.real_vllm import Vllm, absent, free_port
-from loadtest.processes import ChildError
+from loadtest.lab.vllm.real_vllm import Vllm, absent
+from loadtest.processes import ChildError, free_port
 from loadtest.report.records import RequestResult
 
 # About 20 million parameters in place of the tiny model's 200,000: steps of some milliseconds, as a GPU's are. What is

@@ -8,7 +8,6 @@ small machine. Only the standard library is used, as the installer needs the pat
 from __future__ import annotations
 
 import os
-import socket
 import tempfile
 from pathlib import Path
 
@@ -51,14 +50,6 @@ def absent() -> str | None:
         if not (path / MARKER).is_file():
             return f"no real vLLM on this machine: {path} is absent or incomplete; run `make vllm` first"
     return None
-
-
-def free_port() -> int:
-    """A port nobody listens on now: vLLM is given its port, and a restarted one must get the same again."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class Vllm:

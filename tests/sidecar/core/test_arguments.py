@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from loadtest.lab.vllm.real_vllm import free_port
-from loadtest.processes import Child, answers, get
+from loadtest.processes import Child, answers, free_port, get
 from sidecar.core.addresses import EngineAddress
 from sidecar.core.arguments import CLI, SERVER, command, environment, help_commands, known_flags, unsupported
 from sidecar.core.flags import FLAGS
