@@ -21,7 +21,8 @@ from loadtest.load.scenario_flags import add_groups, overridden, scenario_of, wh
 from loadtest.simulate.help_text import GROUPS
 from loadtest.simulate.inprocess import policy_for
 from loadtest.simulate.jobs import Job, processors
-from loadtest.simulate.run import Before, Cell
+from loadtest.simulate.rivals.rules import RULES
+from loadtest.simulate.run import Cell
 
 MOST_ENGINES = 1024
 MOST_POLICY = 1 << 20  # bytes; the gateway's reader says so too, and what is wrong with it
@@ -49,7 +50,8 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of a load and those of GROUPS."""
     readers: dict[str, Callable[[str], Any]] = {
-        "engines": _engines, "profile": _profile, "jobs": whole(1, MOST_JOBS), "max-model-len": whole(16, 10_000_000),
+        "engines": _engines, "profile": _profile, "compare": _rules, "jobs": whole(1, MOST_JOBS),
+        "max-model-len": whole(16, 10_000_000),
     }  # fmt: skip
     add_groups(parser, GROUPS, readers)
 
@@ -97,7 +99,7 @@ def about(path: Path, head: int = 1 << 18) -> int:
     return max(1, round(first.count(b"\n") * size / max(1, len(first))))
 
 
-def _sides(given: argparse.Namespace, scenario: Scenario, notes: list[str]) -> Iterator[tuple[str, Before, bytes]]:
+def _sides(given: argparse.Namespace, scenario: Scenario, notes: list[str]) -> Iterator[tuple[str, str, bytes]]:
     """What is compared: policies by the names of their files, and baselines."""
     names: list[str] = []
     tenants = tuple(scenario.workload.tenants) or ("",)
@@ -138,6 +140,14 @@ def _engines(text: str) -> tuple[int, ...]:
             raise ValueError(f"{part!r} is not a number of engines from 1 to {MOST_ENGINES}")
         numbers.append(int(part))
     return tuple(sorted(set(numbers)))
+
+
+def _rules(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(text.split(",")))
+    for name in names:
+        if name not in RULES:
+            raise ValueError(f"{name!r} is not one of {', '.join(RULES)}")
+    return names
 
 
 def _profile(text: str) -> str:

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
@@ -26,13 +25,12 @@ from loadtest.simulate import vtime
 from loadtest.simulate.inprocess import GatewayTarget
 from loadtest.simulate.memory_engine import MemoryEngine
 from loadtest.simulate.memory_requests import Taker
-from loadtest.simulate.round_robin import Direct, RoundRobin, paced
+from loadtest.simulate.rivals.router import Router, paced
+from loadtest.simulate.rivals.rules import RULES
 from loadtest.simulate.run_records import FleetSample
 from loadtest.simulate.simulated_client import ClientCall
 from loadtest.simulate.simulation import SimulationRun
 from loadtest.simulate.step_times import Gaps, Pace
-
-Before = Literal["gateway", "round_robin", "direct"]
 
 MOST_SAMPLES = 20_000  # of a run's series, over all engines
 LEAST_MOMENTS = 60  # of it, whatever the number of engines
@@ -40,11 +38,12 @@ TELL_EVERY = 0.2  # seconds of wall time
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """One simulation. `policy`: YAML, b"" for the defaults; `folder`: where the scenario's files are; `requests`:
-    keep what became of each request too, which takes memory."""
+    """One simulation. `before`: what stands before the engines, "gateway" or a name of RULES; `policy`: YAML, b"" for
+    the defaults; `folder`: where the scenario's files are; `requests`: keep what became of each request too, which
+    takes memory."""
 
     name: str
-    before: Before
+    before: str
     policy: bytes
     engines: int
     config: EngineConfig
@@ -101,12 +100,12 @@ async def _simulate(cell: Cell, tell: Callable[[Progress], bool]) -> Simulated:
         pace = Pace(listening.paced)
         listening.paces.append(pace)
         engines.append(MemoryEngine(config, model=models[0], more=models[1:], seed=number, pace=pace))
-    target: GatewayTarget | RoundRobin | Direct
+    target: GatewayTarget | Router
     if cell.before == "gateway":
         target = GatewayTarget(cell.policy, engines, seed=scenario.seed, tenants=tenants)
         listening.gateway = target
     else:
-        target = (RoundRobin if cell.before == "round_robin" else Direct)(engines)
+        target = Router(engines, RULES[cell.before]())
     keys = target.keys if isinstance(target, GatewayTarget) else {}
     run = listening.run = SimulationRun(
         engines,

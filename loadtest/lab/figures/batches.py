@@ -52,7 +52,8 @@ from loadtest.load.trace import Arrival, TraceError, read
 from loadtest.load.workload import Kind, Planned, Workload
 from loadtest.simulate import vtime
 from loadtest.simulate.inprocess import GatewayTarget
-from loadtest.simulate.round_robin import RoundRobin
+from loadtest.simulate.rivals.load import RoundRobin
+from loadtest.simulate.rivals.router import Router
 from loadtest.simulate.run_records import RunResult
 from loadtest.simulate.simulated_client import Try
 from loadtest.simulate.simulation import SimulationRun
@@ -136,7 +137,7 @@ def capacity(rows: list[Arrival], seed: int) -> float:
 
     async def main(clients: int) -> float:
         engines, calls = [an_engine(seed)], of_class("interactive", cycle(rows), seed)
-        run = SimulationRun(engines, RoundRobin(engines), calls, clients=Clients(), seed=seed, closed=clients)
+        run = SimulationRun(engines, Router(engines, RoundRobin()), calls, clients=Clients(), seed=seed, closed=clients)
         tries = (await run.until(SATURATED)).tries
         return sum(tokens(each) for each in tries if each.outcome == "ok" and each.finished >= WARM)
 

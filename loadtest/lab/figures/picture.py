@@ -30,7 +30,7 @@ from loadtest.lab.figures.load import goodput, late
 from loadtest.lab.figures.picture_points import SIDES, ClassShare, Picture, Point, Side, table
 from loadtest.lab.figures.picture_svg import draw
 from loadtest.lab.figures.runs import BLOCKS, MIX, InMemory, Measured, Saturation, Setting, in_time
-from loadtest.simulate.round_robin import Direct, RoundRobin
+from loadtest.simulate.rivals.load import Direct, RoundRobin
 
 HELP = """\
 Draws what the README shows: goodput and every class's share of calls in time against offered load, on four simulated

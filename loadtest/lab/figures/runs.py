@@ -26,7 +26,8 @@ from loadtest.simulate import vtime
 from loadtest.simulate.inprocess import ClassTarget, GatewayTarget, Watcher, targets_of
 from loadtest.simulate.memory_engine import MemoryEngine
 from loadtest.simulate.relays import Relays
-from loadtest.simulate.round_robin import RoundRobin
+from loadtest.simulate.rivals.load import RoundRobin
+from loadtest.simulate.rivals.router import Router, Rule
 from loadtest.simulate.run_records import Fault, RunResult, Watched
 from loadtest.simulate.simulated_client import Transport, Try
 from loadtest.simulate.simulation import SimulationRun
@@ -99,11 +100,11 @@ class Runner(Protocol):
 
 
 class InMemory(msgspec.Struct, frozen=True):
-    """In this process and in virtual time. `without`: who carries calls where there is no gateway; `made`: an engine,
-    of its number, a shape and a seed. `relays`: of the gateway, each `delay` seconds from the decider; 0: it is one
-    process. `tenants` call with keys; `watcher`: who looks at it."""
+    """In this process and in virtual time. `without`: the rule that chooses engines where there is no gateway; `made`:
+    an engine, of its number, a shape and a seed. `relays`: of the gateway, each `delay` seconds from the decider; 0: it
+    is one process. `tenants` call with keys; `watcher`: who looks at it."""
 
-    without: Callable[[Sequence[MemoryEngine]], Transport] = RoundRobin
+    without: Callable[[], Rule] = RoundRobin
     made: Callable[[int, Shape, int], MemoryEngine] = lambda number, shape, seed: an_engine(
         seed, shape.size, shape.blocks
     )
@@ -119,7 +120,7 @@ class InMemory(msgspec.Struct, frozen=True):
     async def stage(self, shape: Shape, policy: bytes, seed: int) -> AsyncIterator[Testbed]:
         engines = [self.made(number, shape, seed * 100 + number) for number in range(shape.engines)]
         if not shape.gateway:
-            yield Testbed(engines, self.without(engines))
+            yield Testbed(engines, Router(engines, self.without()))
             return
         target = GatewayTarget(policy, engines, seed=seed, tenants=self.tenants, watcher=self.watcher())
         relays = None

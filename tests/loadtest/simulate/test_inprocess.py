@@ -19,7 +19,8 @@ from loadtest.load.workload import Kind, Planned, Prefix, Sessions
 from loadtest.simulate import vtime
 from loadtest.simulate.inprocess import GatewayTarget, targets_of
 from loadtest.simulate.memory_engine import MemoryEngine
-from loadtest.simulate.round_robin import RoundRobin
+from loadtest.simulate.rivals.load import RoundRobin
+from loadtest.simulate.rivals.router import Router
 from loadtest.simulate.run_records import Fault, RunResult
 from loadtest.simulate.simulated_client import ClientCall, Try
 from loadtest.simulate.simulation import Broken, SimulationRun
@@ -334,7 +335,8 @@ def test_sessions_grow_and_find_their_beginning_cached() -> None:
     async def scenario() -> None:
         engines = [an_engine()]
         calls = poisson((conversations(4.0, Prefix(count=1)),), 0.2, 60.0, 1)
-        result = await SimulationRun(engines, RoundRobin(engines), calls, clients=Clients()).until(60.0, grace=60.0)
+        router = Router(engines, RoundRobin())
+        result = await SimulationRun(engines, router, calls, clients=Clients()).until(60.0, grace=60.0)
         assert all(tried.outcome == "ok" for tried in result.tries)
         cached = sum(tried.cached_tokens for tried in result.tries)
         assert 0.8 < cached / sum(tried.prompt_tokens for tried in result.tries) < 1.0

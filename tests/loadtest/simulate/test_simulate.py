@@ -29,7 +29,7 @@ from loadtest.report.stats import latency_of
 from loadtest.simulate import vtime
 from loadtest.simulate.memory_engine import MemoryEngine
 from loadtest.simulate.options import about
-from loadtest.simulate.run import Before, Cell, Progress, Simulated, simulate
+from loadtest.simulate.run import Cell, Progress, Simulated, simulate
 from loadtest.simulate.step_times import Pace
 
 pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
@@ -51,7 +51,7 @@ workload:
 POLICY = b"version: 1\ntenants: {acme: {weight: 3}, bolt: {}}\nclasses: {interactive: {}, default: {}, batch: {}}\n"
 
 
-def cell(scenario: Scenario, *, before: Before = "gateway", engines: int = 2, policy: bytes = b"", **more: Any) -> Cell:
+def cell(scenario: Scenario, *, before: str = "gateway", engines: int = 2, policy: bytes = b"", **more: Any) -> Cell:
     config = engine_config(profiles()["h100-8b"])
     return Cell(
         name="x", before=before, policy=policy, engines=engines, config=config, scenario=scenario, folder=Path(), **more
@@ -75,7 +75,7 @@ def report(folder: Path) -> Any:
 
 
 @pytest.mark.parametrize("before", ["gateway", "round_robin", "direct"])
-def test_every_kind_of_request_is_answered_and_told_with_its_latencies(before: Before) -> None:
+def test_every_kind_of_request_is_answered_and_told_with_its_latencies(before: str) -> None:
     made = simulate(cell(decode(EVERY_KIND), before=before, policy=POLICY, requests=True))
     results = list(made.run.results)
     assert {result.outcome for result in results} == {"ok"}
