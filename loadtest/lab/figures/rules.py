@@ -1,7 +1,7 @@
 """Weir with no policy beside the rules of its rivals, on the same engines and loads, in virtual time.
 
-    python -m loadtest.lab.figures.rivals agents-tight agents-ample claude-code
-    python -m loadtest.lab.figures.rivals trace --trace FILE --speed 2 --seconds 600
+    python -m loadtest.lab.figures.rules agents-tight agents-ample claude-code
+    python -m loadtest.lab.figures.rules trace --trace FILE --speed 2 --seconds 600
 
 Four simulated engines, an H100 with an 8B model each. The loads:
 
@@ -149,7 +149,7 @@ def row(tries: Sequence[Try]) -> list[str]:
 def main(argv: list[str] | None = None) -> int:
     """Print a table for each load; the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m loadtest.lab.figures.rivals",
+        prog="python -m loadtest.lab.figures.rules",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
