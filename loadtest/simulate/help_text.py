@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from loadtest.load.scenario_flags import Flags
 from loadtest.report.capacity import RULE
+from loadtest.simulate.rivals.rules import RULES
 
 DESCRIPTION = """\
 What would this policy have done to last week's traffic? The gateway itself, its whole pipeline and every decision,
@@ -19,6 +20,7 @@ examples:
   gateway simulate --scenario chat --rate 100/s --engines 2,4,8,16 --slo 'ttft.p99<2s'    how many engines do I need?
   gateway simulate --scenario chat --engines 4,8 --slo 'ttft.p99<2s' --find-capacity      how much can they take?
   gateway simulate --trace azure.csv --speed 10 --engines 4,8 --compare direct,round_robin --seed 7
+  gateway simulate --scenario multi-turn --compare cache_aware,llm_d        beside the rules of vllm-router and of llm-d
 
 Last week's traffic: a CSV with TIMESTAMP, ContextTokens, GeneratedTokens for each request (as Azure publishes its
 traces), BurstGPT's CSV, or Mooncake's JSONL, whose hash_ids say which prompts begin alike. A scenario file can give a
@@ -38,7 +40,7 @@ GROUPS: dict[str, Flags] = {
         ("engines", "N[,N...]", "how many engines, 1 to 1024; several numbers are compared (default: 4)"),
         ("profile", "NAME|FILE", "what an engine is (default: h100-8b), or a file of `gateway calibrate`"),
         ("max-model-len", "N", "tokens of a prompt and its answer together, at most (default: the profile's)"),
-        ("compare", "NAMES", "the same engines without the gateway too: round_robin, direct"),
+        ("compare", "NAMES", "the same engines behind the rules of others too: " + ", ".join(RULES)),
         ("jobs", "N", "simulations at the same time (default: a core each)"),
     ),
     "what is expected": (

@@ -13,8 +13,9 @@ Four simulated engines, an H100 with an 8B model each. The loads:
     trace         a recorded trace (Azure, BurstGPT, Mooncake) by its timestamps, --speed times faster
 
 A rival's rule chooses an engine for each call, which is sent there at once (loadtest/simulate/rivals/). Nobody tries
-again. TTFT and end to end count from sending, of calls that were answered. In time: within the targets of the class
-`default` in the default policy. Hits: cached over prompt tokens, as engines count them. Several seeds are added up.
+again. Calls name no class, as those of most clients, but with --class: Weir puts long prompts into a class of their
+own. TTFT and end to end count from sending, of calls that were answered. In time: within the targets of the class
+`default`. Hits: cached over prompt tokens, as engines count them. Several seeds are added up.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from loadtest.engine.engine_config import engine_config
 from loadtest.engine.profile_file import profile_of
 from loadtest.engine.sequence import BLOCK
 from loadtest.lab.figures.agentic import hits
-from loadtest.load.agents import agents
+from loadtest.load.agents import FIELDS, agents
 from loadtest.load.arrivals import Arrivals, Rate
 from loadtest.load.lengths import Length, LogNormal
 from loadtest.load.plan import plan
@@ -71,7 +72,7 @@ COLUMNS = ("rule", "hits", "TTFT mean", "p50", "p90", "p99", "end to end", "in t
 Given = argparse.Namespace
 
 
-class Load(msgspec.Struct, frozen=True):
+class RivalLoad(msgspec.Struct, frozen=True):
     """A load: its calls by seed, how long they are sent, and the tokens of an engine's cache, None: its profile's."""
 
     calls: Callable[[Given, int], Iterator[Planned]]
@@ -92,14 +93,14 @@ def traced(given: Given, seed: int) -> Iterator[Planned]:
 
 
 LOADS = {
-    "agents-tight": Load(lambda given, seed: agents(seed), lambda given: 3600.0, 32_000),
-    "agents-ample": Load(lambda given, seed: agents(seed), lambda given: 3600.0, 64_000),
-    "claude-code": Load(claude, lambda given: given.seconds),
-    "trace": Load(traced, lambda given: given.seconds),
+    "agents-tight": RivalLoad(lambda given, seed: agents(seed), lambda given: 3600.0, 32_000),
+    "agents-ample": RivalLoad(lambda given, seed: agents(seed), lambda given: 3600.0, 64_000),
+    "claude-code": RivalLoad(claude, lambda given: given.seconds),
+    "trace": RivalLoad(traced, lambda given: given.seconds),
 }
 
 
-def run(load: Load, side: str, given: Given, seed: int) -> list[Try]:
+def run(load: RivalLoad, side: str, given: Given, seed: int) -> list[Try]:
     """Every call of one run behind Weir, or behind a rule of RULES."""
 
     async def main() -> list[Try]:
@@ -112,12 +113,25 @@ def run(load: Load, side: str, given: Given, seed: int) -> list[Try]:
         target: Transport = GatewayTarget(b"", engines, seed=seed) if side == WEIR else Router(engines, RULES[side]())
         calls = load.calls(given, seed)
         clients = Clients(retries=0, timeout=TIMEOUT)
-        running = SimulationRun(engines, target, calls, clients=clients, seed=seed, listener=LastTries(kept))
+        running = SimulationRun(
+            engines, Renamed(target, given.named), calls, clients=clients, seed=seed, listener=LastTries(kept)
+        )
         await running.until(load.seconds(given), grace=TIMEOUT)
         return kept
 
     kept: list[Try] = []
     return vtime.run(main())
+
+
+class Renamed:
+    """A target for calls that name another class, or none, as clients send them."""
+
+    def __init__(self, target: Transport, class_name: str | None) -> None:
+        self._target = target
+        self._fields = FIELDS if class_name is None else FIELDS | {b"x-weir-class": class_name.encode()}
+
+    def send(self, call: Planned, client_call: ClientCall, tried: Try) -> Callable[[], None]:
+        return self._target.send(msgspec.structs.replace(call, fields=self._fields), client_call, tried)
 
 
 class LastTries:
@@ -156,11 +170,12 @@ def main(argv: list[str] | None = None) -> int:
     sides = (WEIR, *RULES)
     parser.add_argument("loads", nargs="+", choices=LOADS, metavar="LOAD", help=", ".join(LOADS))
     parser.add_argument("--rules", default=",".join(sides), help="rows, in this order (default: %(default)s)")
-    parser.add_argument("--seeds", type=int, default=5, metavar="N", help="runs of each (default: 5; of a trace 1)")
+    parser.add_argument("--seeds", type=int, default=5, metavar="N", help="runs of each (default: 5), of a trace one")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="of the load `trace`")
     parser.add_argument("--speed", type=float, default=1.0, metavar="X", help="send the trace so many times faster")
     parser.add_argument("--seconds", type=float, default=600.0, help="of claude-code and trace (default: 600)")
     parser.add_argument("--rate", type=float, default=0.25, help="of claude-code: sessions that begin a second (0.25)")
+    parser.add_argument("--class", dest="named", metavar="NAME", help="the class that calls name (default: none)")
     given = parser.parse_args(argv)
     rules = given.rules.split(",")
     if unknown := [name for name in rules if name not in sides]:

@@ -6,7 +6,7 @@ prompt beyond that are new. An engine's pending tokens are the new ones of promp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from loadtest.engine.sequence import BLOCK
 from loadtest.simulate.rivals.router import Prompt, Worker
@@ -43,7 +43,8 @@ class LeastPrefillWork:
 
     def choose(self, prompt: Prompt, workers: Sequence[Worker]) -> Worker:
         self._turn += 1
-        key: Callable[[Worker], tuple[int, int, int]] = lambda worker: (  # noqa: E731
-            work(prompt, worker), worker.requests, (worker.number - self._turn) % len(workers)
-        )  # fmt: skip
-        return min(workers, key=key)
+
+        def left(worker: Worker) -> tuple[int, int, int]:
+            return work(prompt, worker), worker.requests, (worker.number - self._turn) % len(workers)
+
+        return min(workers, key=left)
