@@ -18,7 +18,7 @@ STAMP := $(VENV)/.weir-installed
 # Some machines set it; then every process of every test, and every worker, would compile all it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test check fast slow coverage lint generate format vllm test-vllm ray test-ray test-deploy test-console clients clients-table console-pictures bench-overhead bench-scale failover instructions decisions bodies long-prompts compare-vllm agreement fidelity figures scaling picture realtime soak batch-kills residency fuzz evasions corpus gpu-facts dst prometheus valkey haproxy alerts boards image docs house clean
+.PHONY: help run test check fast slow coverage lint generate format vllm test-vllm ray test-ray test-deploy test-console clients clients-table console-pictures bench-overhead bench-scale failover instructions decisions bodies long-prompts compare-vllm agreement fidelity figures scaling picture realtime rivals soak batch-kills residency fuzz evasions corpus gpu-facts dst prometheus valkey haproxy alerts boards image docs house clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -155,6 +155,9 @@ scaling: $(STAMP) ## engine-hours and targets kept by the scaling signal, a queu
 
 picture: $(STAMP) ## the README's picture, and its table in docs/figures.md: goodput against offered load, with a gateway and without; PICTURE=--help tells
 	$(BIN)/python -m loadtest.lab.figures.picture $(PICTURE)
+
+rivals: $(STAMP) ## coding agents behind Weir and vllm-router, on simulated engines as processes; RIVALS=--help tells how
+	$(BIN)/python -m loadtest.lab.rivals $(RIVALS)
 
 realtime: $(STAMP) ## goodput, lateness and more once again with processes and sockets in real time; REALTIME=--help tells how
 	$(BIN)/python -m loadtest.lab.realtime $(REALTIME)
