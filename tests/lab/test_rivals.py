@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from loadtest.lab.rivals.__main__ import FIRST, LAST, Call, line, prompts, row
+from loadtest.lab.rivals.__main__ import FIRST, LAST, AgentCall, line, prompts, row
 
 CPU = (1.0, 2.0, 3.0)
 
@@ -19,13 +19,13 @@ def test_each_prompt_of_a_session_begins_with_the_one_before() -> None:
 
 
 def test_a_refused_call_counts_as_refused_and_in_no_time() -> None:
-    found = row([Call(200, 1.0, 2.0), Call(200, 3.0, 4.0), Call(429, None, 0.1)], 0.5, CPU)
+    found = row([AgentCall(200, 1.0, 2.0), AgentCall(200, 3.0, 4.0), AgentCall(429, None, 0.1)], 0.5, CPU)
     assert (found.mean, found.e2e, found.refused) == (2.0, 3.0, 1)
     with pytest.raises(ValueError, match="429"):
-        row([Call(429, None, 0.1)], 0.0, CPU)
+        row([AgentCall(429, None, 0.1)], 0.0, CPU)
 
 
 def test_a_line_has_medians_and_the_spread_of_the_mean() -> None:
-    rows = [row([Call(200, first, 9.0)], 0.5, CPU) for first in (1.0, 2.0, 6.0)]
+    rows = [row([AgentCall(200, first, 9.0)], 0.5, CPU) for first in (1.0, 2.0, 6.0)]
     assert "50%    2.00" in line("weir", rows)
     assert "1.00-6.00" in line("weir", rows)

@@ -47,7 +47,7 @@ Runs each load over four simulated engines (h100-8b), fresh for each run, behind
 """
 
 
-class Call(msgspec.Struct, frozen=True):
+class AgentCall(msgspec.Struct, frozen=True):
     """One answered or refused call, in seconds; `first` is None where there was no token."""
 
     status: int
@@ -55,7 +55,7 @@ class Call(msgspec.Struct, frozen=True):
     end: float
 
 
-class Row(msgspec.Struct, frozen=True):
+class RivalRow(msgspec.Struct, frozen=True):
     """One run of a load behind a rival; times in seconds, `cpu` the seconds of generator, engines and rival."""
 
     hits: float
@@ -76,17 +76,17 @@ def prompts(session: int, seed: int) -> list[str]:
     return [text[: tokens * 4] for tokens in steps]
 
 
-def row(calls: Sequence[Call], hits: float, cpu: tuple[float, float, float]) -> Row:
+def row(calls: Sequence[AgentCall], hits: float, cpu: tuple[float, float, float]) -> RivalRow:
     """The figures of a run. Raises ValueError where no call has a first token."""
     first = sorted(call.first for call in calls if call.first is not None)
     if not first:
         raise ValueError(f"no call was answered: statuses {sorted({call.status for call in calls})}")
     p50, p90, p99 = (first[min(len(first) - 1, int(len(first) * share))] for share in (0.5, 0.9, 0.99))
     e2e = statistics.fmean(call.end for call in calls if call.first is not None)
-    return Row(hits, statistics.fmean(first), p50, p90, p99, e2e, len(calls) - len(first), cpu)
+    return RivalRow(hits, statistics.fmean(first), p50, p90, p99, e2e, len(calls) - len(first), cpu)
 
 
-def line(name: str, rows: Sequence[Row]) -> str:
+def line(name: str, rows: Sequence[RivalRow]) -> str:
     """A rival's line: medians, and the least and most mean TTFT of its rounds."""
     middle = [statistics.median(getattr(r, f) for r in rows) for f in ("hits", "mean", "p50", "p90", "p99", "e2e")]
     means = [r.mean for r in rows]
@@ -97,7 +97,7 @@ def line(name: str, rows: Sequence[Row]) -> str:
     )
 
 
-def _call(address: str, prompt: str) -> Call:
+def _call(address: str, prompt: str) -> AgentCall:
     parts = urlsplit(address)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=TIMEOUT)
     messages = [{"role": "user", "content": prompt}]
@@ -110,9 +110,9 @@ def _call(address: str, prompt: str) -> Call:
         for chunk in answer:
             if first is None and b'"content":"' in chunk.replace(b" ", b"") and b'"content":""' not in chunk:
                 first = time.monotonic() - begun
-        return Call(answer.status, first if answer.status == 200 else None, time.monotonic() - begun)
+        return AgentCall(answer.status, first if answer.status == 200 else None, time.monotonic() - begun)
     except (OSError, http.client.HTTPException):
-        return Call(0, None, time.monotonic() - begun)
+        return AgentCall(0, None, time.monotonic() - begun)
     finally:
         connection.close()
 
@@ -148,7 +148,7 @@ def _router() -> str | None:
     return os.environ.get("VLLM_ROUTER") or shutil.which("vllm-router")
 
 
-def run(load: str, rival: str, seed: int, tree: Path | None, folder: Path, sessions: int = SESSIONS) -> Row:
+def run(load: str, rival: str, seed: int, tree: Path | None, folder: Path, sessions: int = SESSIONS) -> RivalRow:
     """One load behind one rival. Raises ChildError where a process does not come up."""
     with ExitStack() as stack:
         children = []
@@ -161,7 +161,7 @@ def run(load: str, rival: str, seed: int, tree: Path | None, folder: Path, sessi
         server = Child(rival, _command(rival, port, engines, tree), folder / f"{rival}.log")
         stack.enter_context(server)
         server.wait(lambda: _call(f"http://127.0.0.1:{port}", "x").first is not None, 60.0, "an answered call")
-        calls: list[Call] = []
+        calls: list[AgentCall] = []
 
         def session(number: int) -> None:
             draw = random.Random(seed * 1000 + number)  # noqa: S311 - as above
@@ -203,7 +203,7 @@ def main(argv: list[str] | None = None) -> int:
     rivals += ["tree"] if given.tree else []
     with tempfile.TemporaryDirectory(prefix="rivals-") as folder:
         for load in loads:
-            rows: dict[str, list[Row]] = {name: [] for name in rivals}
+            rows: dict[str, list[RivalRow]] = {name: [] for name in rivals}
             for seed in range(given.rounds):
                 for name in rivals:
                     try:
