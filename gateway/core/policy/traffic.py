@@ -89,9 +89,7 @@ def default_classes() -> Mapping[str, TrafficClass]:
     return {
         "interactive": TrafficClass(weight=8, ttft=2.0, deadline=60.0, max_queue=256),
         "default": TrafficClass(weight=4, ttft=10.0, deadline=300.0, max_queue=512),
-        "long_context": TrafficClass(
-            weight=2, deadline=600.0, max_queue=64, max_concurrency=8, when=When(prompt_tokens=8000)
-        ),
+        "long_context": TrafficClass(weight=2, deadline=600.0, max_queue=512, when=When(prompt_tokens=8000)),
         "batch": TrafficClass(weight=1, deadline=3600.0, max_queue=4096),
     }
 

@@ -182,12 +182,12 @@ def test_a_call_that_asks_for_nothing() -> None:
             ],
         ),
         (
-            Policy(),
+            decode(b"classes: {default: {}, few: {max_concurrency: 8}}"),
             "anonymous",
-            "long_context",
+            "few",
             "llama",
             [
-                "                asked for with x-weir-class: long_context",
+                "                asked for with x-weir-class: few",
                 "                8 calls may run at once in the whole fleet",
             ],
         ),

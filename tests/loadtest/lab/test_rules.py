@@ -33,6 +33,20 @@ def test_a_trace_is_shown_for_the_rules_that_were_named(tmp_path: Path, capsys: 
     assert [line[8].strip() for line in shown] == ["6", "6"]
 
 
+@pytest.mark.slow
+def test_a_hundred_first_prompts_of_agents_at_once_are_all_answered(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By Weir with no policy, on four idle engines: its class for long prompts has no bound for the whole fleet."""
+    file = tmp_path / "trace.csv"
+    file.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "2023-11-16 18:00:00.0,18000,200\n" * 100)
+    assert main(["trace", "--trace", str(file), "--seconds", "3", "--rules", "weir,cache_aware"]) == 0
+    rows = [line.split("│") for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    refused, mean = {row[1].strip(): row[9].strip() for row in rows}, {row[1].strip(): float(row[3]) for row in rows}
+    assert refused == {"weir": "0", "cache_aware": "0"}
+    assert mean["weir"] < 1.1 * mean["cache_aware"], "in virtual time: the same in each run"
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
