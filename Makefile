@@ -156,8 +156,11 @@ scaling: $(STAMP) ## engine-hours and targets kept by the scaling signal, a queu
 picture: $(STAMP) ## the README's picture, and its table in docs/figures.md: goodput against offered load, with a gateway and without; PICTURE=--help tells
 	$(BIN)/python -m loadtest.lab.figures.picture $(PICTURE)
 
+ROUTER := $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/weir/vllm-router
 rivals: $(STAMP) ## coding agents behind Weir and vllm-router, on simulated engines as processes; RIVALS=--help tells how
-	$(BIN)/python -m loadtest.lab.rivals $(RIVALS)
+	@[ -x "$(ROUTER)/bin/python" ] || $(BIN)/python -m venv "$(ROUTER)"
+	@"$(ROUTER)/bin/python" -m pip install --quiet --disable-pip-version-check vllm-router==0.1.17
+	VLLM_ROUTER="$(ROUTER)/bin/vllm-router" $(BIN)/python -m loadtest.lab.rivals $(RIVALS)
 
 realtime: $(STAMP) ## goodput, lateness and more once again with processes and sockets in real time; REALTIME=--help tells how
 	$(BIN)/python -m loadtest.lab.realtime $(REALTIME)

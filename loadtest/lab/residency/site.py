@@ -162,7 +162,7 @@ class Site:
     async def until_pending(self, model: str, pending: str) -> None:
         """Wait until this is pending for it. Raises TimeoutError."""
         async with asyncio.timeout(60.0):
-            while (life := self.entry(model).lifecycle).pending is None or life.pending.value != pending:  # noqa: ASYNC110
+            while (life := self.entry(model).lifecycle).pending is None or life.pending.value != pending:  # noqa: ASYNC110 # see `until`
                 await asyncio.sleep(0.05)
 
     # -- invariants -------------------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ import json
 import os
 import random
 import shutil
-import socket
 import statistics
 import sys
 import tempfile
@@ -21,14 +20,12 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from loadtest.processes import Child, ChildError, total
+from loadtest.load.agents import ANSWER, SESSIONS, THINK, prompts
+from loadtest.processes import Child, ChildError, free_port, total
 
 ENGINES = 4
 BLOCK = 16  # tokens
 CACHES = {"agents-tight": 32_000, "agents-ample": 64_000}  # tokens an engine
-SESSIONS, TURNS, THINK = 20, 8, 0.7
-FIRST, LAST = 2_000, 10_000  # tokens of a session's first and last prompt
-ANSWER = 100  # tokens
 TIMEOUT = 60.0
 RIVALS = ("weir", "cache_aware", "round_robin")
 HELP = """\
@@ -68,14 +65,6 @@ class RivalRow(msgspec.Struct, frozen=True):
     cpu: tuple[float, float, float]
 
 
-def prompts(session: int, seed: int) -> list[str]:
-    """The growing prompts of one session, each a beginning of the next. The engine counts four bytes a token."""
-    draw = random.Random(seed * 1000 + session)  # noqa: S311 - a load, no secret
-    text = "".join(f"{draw.getrandbits(28):07x} " for _ in range(LAST // 2))
-    steps = (FIRST + (LAST - FIRST) * turn // (TURNS - 1) for turn in range(TURNS))
-    return [text[: tokens * 4] for tokens in steps]
-
-
 def row(calls: Sequence[AgentCall], hits: float, cpu: tuple[float, float, float]) -> RivalRow:
     """The figures of a run. Raises ValueError where no call has a first token."""
     first = sorted(call.first for call in calls if call.first is not None)
@@ -97,10 +86,10 @@ def line(name: str, rows: Sequence[RivalRow]) -> str:
     )
 
 
-def _call(address: str, prompt: str) -> AgentCall:
+def _call(address: str, prompt: bytes) -> AgentCall:
     parts = urlsplit(address)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=TIMEOUT)
-    messages = [{"role": "user", "content": prompt}]
+    messages = [{"role": "user", "content": prompt.decode()}]
     body = {"model": "sim", "messages": messages, "max_tokens": ANSWER, "ignore_eos": True, "stream": True}
     begun, first = time.monotonic(), None
     try:
@@ -117,19 +106,13 @@ def _call(address: str, prompt: str) -> AgentCall:
         connection.close()
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def _command(rival: str, port: int, engines: Sequence[str], tree: Path | None) -> list[str]:
     if rival in ("weir", "tree"):
         own = [sys.executable, "-m", "gateway.cli"]
         start = own if rival == "weir" or tree is None else [str(tree / ".venv/bin/gateway")]
         named = [word for url in engines for word in ("--engine", url)]
         return [*start, "serve", *named, "--listen", f"127.0.0.1:{port}", "--control", "127.0.0.1:0", "--log", "none"]
-    ends = ("--log-level", "error", "--prometheus-port", str(_free_port()))
+    ends = ("--log-level", "error", "--prometheus-port", str(free_port()))
     return [
         _router() or "",
         "--host",
@@ -157,10 +140,10 @@ def run(load: str, rival: str, seed: int, tree: Path | None, folder: Path, sessi
             argv += ["--seed", str(seed * ENGINES + number)]
             children.append(stack.enter_context(Child(f"engine {number}", argv, folder / f"engine-{number}.log")))
         engines = [child.line(r"^ready (http://\S+)", 30.0) for child in children]
-        port = _free_port()
+        port = free_port()
         server = Child(rival, _command(rival, port, engines, tree), folder / f"{rival}.log")
         stack.enter_context(server)
-        server.wait(lambda: _call(f"http://127.0.0.1:{port}", "x").first is not None, 60.0, "an answered call")
+        server.wait(lambda: _call(f"http://127.0.0.1:{port}", b"x").first is not None, 60.0, "an answered call")
         calls: list[AgentCall] = []
 
         def session(number: int) -> None:

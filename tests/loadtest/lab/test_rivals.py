@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 
-from loadtest.lab.rivals.__main__ import FIRST, LAST, AgentCall, line, prompts, row
+from loadtest.lab.rivals.__main__ import AgentCall, line, row
 
 CPU = (1.0, 2.0, 3.0)
-
-
-def test_each_prompt_of_a_session_begins_with_the_one_before() -> None:
-    texts = prompts(3, 1)
-    assert all(later.startswith(earlier) for earlier, later in pairwise(texts))
-    assert [len(texts[0]) // 4, len(texts[-1]) // 4] == [FIRST, LAST]
-    assert prompts(3, 1) == texts != prompts(4, 1)
 
 
 def test_a_refused_call_counts_as_refused_and_in_no_time() -> None:
