@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -19,6 +20,7 @@ import pytest
 
 from loadtest.processes import Child, Gateway, free_port, get, total, until
 from tests.e2e.children import SimEngine
+from tests.serve.test_processes import runs
 
 pytestmark = pytest.mark.slow
 
@@ -242,6 +244,8 @@ def test_a_new_one_that_cannot_start_leaves_the_one_that_runs_as_it_is(tmp_path:
         made.policy.write_text("classes: 1\n")
         os.kill(before, signal.SIGUSR2)
         assert until(lambda: "policy.yaml:1" in made.output().split("was started to take over")[-1], 20.0) is not None
+        started = int(re.findall(r"process (\d+) was started to take over", made.output())[-1])
+        assert until(lambda: not runs(started), 20.0) is not None, "it has told its mistake, and ends"
         assert asyncio.run(_some_calls(made)) == {"ok": 4}
         assert made.main() == before
         made.policy.write_text(POLICY)
