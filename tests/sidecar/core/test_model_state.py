@@ -9,10 +9,10 @@ import pytest
 from gateway.shared.files.units import GIB
 from sidecar.core.inventory import Size
 from sidecar.core.lifecycle import FIRST_REST, MOST_FAILURES, Event
-from sidecar.core.model_state import APART, SOON, WAITED, ModelState
+from sidecar.core.model_state import APART, WAITED, ModelState
 from sidecar.core.plan import Infeasible, Plan, PutToSleep
 from sidecar.core.profile import Profile, Sleep
-from sidecar.core.step_times import EVICTION, LOAD, WAKES, StartClock
+from sidecar.core.step_times import EVICTION, LOAD, OVERDUE, WAKES, StartClock
 
 STARTED: tuple[Event, ...] = ("start", "launched", "ready")
 ASLEEP: tuple[Event, ...] = (*STARTED, "sleep", "slept")
@@ -302,7 +302,7 @@ PLAN = Plan(sleep=(PutToSleep("a", 1),), stop=("b",), makes_room=5.0)
     [
         (entry(*STARTED), None, 0.0),
         (entry("start", "launched"), None, LOAD - 7.0),
-        (entry(*ASLEEP, "wake", level=1), None, SOON),  # later than foreseen
+        (entry(*ASLEEP, "wake", level=1), None, 7.0 * OVERDUE),  # later than foreseen
         (entry(*STARTED, "drain"), None, EVICTION + WAKES[0]),
         (entry(*STARTED, "sleep", sleep=Sleep(level=2)), None, EVICTION + WAKES[1]),
         (entry(*STARTED, "drain", sleep=None), None, EVICTION + LOAD),
