@@ -161,6 +161,20 @@ def test_session_from_the_first_source_there_is() -> None:
     assert by_key == call(everything, tenant="other", salt="t").session
 
 
+@pytest.mark.parametrize(
+    "header",
+    ["x-dynamo-session-id", "x-claude-code-session-id", "session-id", "x-session-id", "x-session-affinity"],
+)
+def test_session_from_the_header_that_a_client_sends_before_any_field(header: str) -> None:
+    fields = {**CHAT, "prompt_cache_key": "k"}
+    named = call(fields, headers={header: "abc"}).session
+    assert named == call(CHAT, headers={"x-weir-session": "abc"}).session
+    assert call(fields, headers={"session-id": "own", "x-weir-session": "abc"}).session == named, (
+        "Weir's own goes first"
+    )
+    assert call(fields, headers={header: ""}).session == call(fields).session, "an empty one names none"
+
+
 def test_messages_session_from_metadata() -> None:
     body = {**CHAT, "max_tokens": 1}
     assert call({**body, "metadata": {"user_id": "u"}}, "/v1/messages").session != 0

@@ -26,6 +26,15 @@ from gateway.core.request.prompt_readers import READERS
 from gateway.core.request.routes import Route
 from gateway.core.request.stream_options import request_usage
 
+SESSION_HEADERS = (  # in order; what clients send of their own accord: none needs to be set up
+    b"x-weir-session",
+    b"x-dynamo-session-id",
+    b"x-claude-code-session-id",
+    b"session-id",  # Codex
+    b"x-session-id",  # opencode, as the next one
+    b"x-session-affinity",
+)
+
 
 def parse(
     route: Route,
@@ -199,7 +208,7 @@ def _shown(value: int) -> str:
 
 def _session(headers: Mapping[bytes, bytes], fields: Body, hints: AgentHints, route: Route) -> bytes | str | None:
     """The first name of the call's session or, where it has none, of its user."""
-    named = headers.get(b"x-weir-session") or headers.get(b"x-dynamo-session-id") or fields.prompt_cache_key
+    named = next(filter(None, map(headers.get, SESSION_HEADERS)), None) or fields.prompt_cache_key
     named = named or hints.prefix_id or fields.user or fields.safety_identifier
     return _user_id(fields.metadata) if named is None and route.kind == "message" else named
 
