@@ -46,8 +46,8 @@ chats = st.fixed_dictionaries(
     ), "unknown": values.filter(lambda value: "NaN" not in json.dumps(value) and "Infinity" not in json.dumps(value))},
 )  # fmt: skip
 header_names = st.sampled_from([
-    b"content-type", b"x-weir-class", b"x-weir-deadline-ms", b"x-weir-session", b"x-stainless-read-timeout", b"host",
-    b"content-encoding",
+    b"content-type", b"x-weir-class", b"x-weir-deadline-ms", b"x-weir-session", b"session-id",
+    b"x-stainless-read-timeout", b"content-encoding", b"host",
 ])  # fmt: skip
 headers = st.lists(st.tuples(header_names, st.binary(max_size=20)), max_size=3)
 
