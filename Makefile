@@ -18,7 +18,7 @@ STAMP := $(VENV)/.weir-installed
 # Some machines set it; then every process of every test, and every worker, would compile all it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test check fast slow coverage lint generate format vllm test-vllm ray test-ray test-deploy test-console clients clients-table console-pictures bench-overhead bench-scale failover instructions decisions bodies long-prompts compare-vllm agreement fidelity figures scaling picture realtime rivals soak batch-kills residency fuzz evasions corpus gpu-facts dst prometheus valkey haproxy alerts boards image docs house clean
+.PHONY: help run test check fast slow coverage lint generate format vllm test-vllm ray test-ray test-deploy test-console clients clients-table console-pictures bench-overhead bench-scale failover instructions decisions bodies long-prompts compare-vllm agreement fidelity figures scaling picture realtime rivals soak batch-kills residency fuzz evasions corpus diagnoses gpu-facts dst prometheus valkey haproxy alerts boards image docs house clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -122,6 +122,9 @@ failover: $(STAMP) ## processes and machines are killed under twice their load: 
 
 corpus: $(STAMP) ## the estimate of GPU memory beside published starts of real vLLM, a line for each
 	$(BIN)/python -m tests.sidecar.corpus_table
+
+diagnoses: $(STAMP) ## how many published lines of failed starts `sidecar diagnose` gets right, and which it does not
+	$(BIN)/python -m tests.sidecar.fresh_lines
 
 gpu-facts: $(STAMP) ## what can be known of this machine's GPUs, as a table for docs/sidecar-on-gpu.md; says so where there is none
 	@$(BIN)/python -m loadtest.lab.gpu

@@ -21,7 +21,7 @@ Exit status 1 if there is a failure, 0 if there is none.
 
 examples:
   sidecar diagnose logs/llama-3-8b.log
-  sidecar diagnose --json logs/llama-3-8b.log      an object: kind, line, advice, numbers (sizes in GiB)
+  sidecar diagnose --json logs/llama-3-8b.log      an object: kind, line, advice, numbers (GiB), phase
   docker logs vllm 2>&1 | sidecar diagnose -       standard input"""
 TAIL = 8 * 1024**2  # bytes of a file that are looked at: the last ones
 PIECE = 64 * 1024

@@ -2,8 +2,10 @@
 
 vLLM tells a failed start twice. The engine's process tells the cause, then the API server tells, last and at length,
 that there was one. The cause wins. Among causes, want of memory wins, since other errors follow from it. Lines before
-the last complete start do not count, so a healthy or unfinished log has no failure. Lines are as vLLM 0.5 to 0.33,
-torch, transformers and huggingface_hub write them.
+the last complete start do not count, so a healthy or unfinished log has no failure.
+
+A kind is found by a line's words, else by where the last exception of the innermost process was raised. An exception
+of no kind is told with what vLLM was doing then, and what helps there.
 """
 
 from __future__ import annotations
@@ -13,205 +15,121 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from sidecar.core.failure_kinds import KINDS, REFUSED, REFUSES, Kind
+
 LOOKED_AT = 2000  # lines: a traceback of each of eight workers, and the API server's
+READ = 4000  # characters of a line; a longer one is cut before anything is looked for in it
 SHOWN = 400  # characters of a line
 MOST_TOLD = 1e15  # a line may hold any digits
-READ = 4000  # characters of a line; a longer one is cut before anything is looked for in it
 NONE, UNKNOWN, SECOND_HAND = "none", "unknown", "second_hand"
 
 
-class Kind(msgspec.Struct, frozen=True):
-    """A kind of failure. `pattern`: what its lines hold; its named groups are the numbers. `memory`: a GPU had too
-    little for what was tried, so a smaller claim or a freer GPU helps."""
+class Phase(msgspec.Struct, frozen=True):
+    """A phase of a start. `begins`: what vLLM writes in it first. `advice`: what to look at when it fails in it."""
 
     name: str
-    pattern: re.Pattern[str]
+    begins: re.Pattern[str]
     advice: str
-    memory: bool = False
 
 
-_GIB = r"[\d.]+) ?Gi?B"
-_KV_TOO_SMALL = (
-    r"max seq len \((?P<max_model_len>\d+)\)(?:"
-    rf",? \(?(?P<needed_gib>{_GIB} KV cache is needed, which is larger than the available KV cache memory "
-    rf"\((?P<available_gib>{_GIB}\)(?:.*?maximum model length is (?P<estimated_len>\d+))?"
-    r"| is larger than the maximum number of tokens that can be stored in KV cache \((?P<available_tokens>\d+)\))"
-)
-_FREE_TOO_LOW = (
-    rf"Free memory on device(?: \S+)? \((?P<free_gib>[\d.]+)/(?P<total_gib>{_GIB}\) on startup is less than desired "
-    rf"GPU memory utilization \((?P<utilization>[\d.]+), (?P<desired_gib>{_GIB}\)"
-    r"|less than desired GPU memory utilization"
-)
-_WAKE = r"out of memory at \S*cumem_allocator|wake_?up\b.*out of memory"
-# Exact, since vLLM also gives advice about memory in plain words.
-_OUT_OF_MEMORY = (
-    r"(?:OutOfMemoryError|(?:CUDA|HIP|XPU|NPU)(?: [Ee]rror:)? out of memory|[Oo]ut of memory\. Tried to allocate"
-    r"|(?:CUDA_|hip|cuda)\w*(?:OUT_OF_MEMORY|OutOfMemory|MemoryAllocation)|CUBLAS_STATUS_ALLOC_FAILED)"
-    rf"(?:.*?Tried to allocate (?P<tried>[\d.]+ [KMGT]iB))?(?:.*?total capacity of (?P<total_gib>{_GIB})?"
-    rf"(?:.*? of which (?P<free>[\d.]+ [KMGT]iB) is free)?(?:.*?\bwith (?P<seqs>\d+) dummy requests)?"
-)
-# In the order of their rank: an error of a later kind often follows from one of an earlier kind.
-KINDS = (
-    Kind(
-        "kv_too_small",
-        re.compile(_KV_TOO_SMALL),
-        "The KV cache holds no request of the full context. Give the profile a smaller `context_length`, or more "
-        "`gpu_memory`.",
+PHASES = (
+    Phase(
+        "reading its arguments",
+        re.compile(r"API server version|non-default args|Automatically detected platform"),
+        "See the profile's flags and environment, and that vLLM is installed.",
     ),
-    Kind(
-        "mamba_blocks",
-        re.compile(r"max_num_seqs \((?P<seqs>\d+)\) exceeds available Mamba cache blocks \((?P<blocks>\d+)\)"),
-        "A hybrid model keeps a state per sequence. Give the profile the flag `max-num-seqs` of at most that many "
-        "blocks, or more `gpu_memory`.",
+    Phase(
+        "setting up its GPUs",
+        re.compile(r"Initializing an? .*engine|Waiting for .* engine|rank \d+ in world size|world_size="),
+        "See nvidia-smi, `tensor_parallel`, and the container's GPUs and /dev/shm.",
     ),
-    Kind(
-        "no_kv",
-        re.compile(r"No available memory for the cache blocks"),
-        "Weights and activations leave nothing of the share for the KV cache. Give the profile more `gpu_memory`.",
-        memory=True,
-    ),
-    Kind(
-        "free_memory_too_low",
-        re.compile(_FREE_TOO_LOW),
-        "Another process holds memory of the GPU, or the share is too large. See who with nvidia-smi.",
-        memory=True,
-    ),
-    Kind(
-        "memory_changed",
+    Phase(
+        "loading weights",
         re.compile(
-            rf"Error in memory profiling\.(?: Initial free memory (?P<free_gib>{_GIB}, current free memory "
-            rf"(?P<current_gib>{_GIB})?"
+            r"Starting to load model|Loading (?:safetensors|pt|weights)|[Dd]ownload\w* weights|model weights format"
         ),
-        "Another process gave memory back while vLLM measured. Start it again; nothing is wrong with the profile.",
+        "See that the model's files are whole, and that this vLLM knows its class and quantization.",
     ),
-    Kind(
-        "wake_oom",
-        re.compile(_WAKE, re.IGNORECASE),
-        "The GPU has no room for an engine that wakes. Another process holds its memory.",
-        memory=True,
+    Phase(
+        "compiling and measuring",
+        re.compile(r"Model loading took|torch\.compile|Dynamo bytecode|Encoder cache|[Mm]emory profiling"),
+        "Try the flag `enforce-eager`, which compiles nothing, another attention backend, or another vLLM.",
     ),
-    Kind(
-        "oom",
-        re.compile(_OUT_OF_MEMORY),
-        "The GPU ran out of memory. Give the profile less `gpu_memory`, so that more is left beside the share, or a "
-        "smaller flag `max-num-seqs` or `max-num-batched-tokens`.",
-        memory=True,
+    Phase(
+        "setting up its KV cache and CUDA graphs",
+        re.compile(r"Available KV cache memory|GPU KV cache size|# GPU blocks|Capturing CUDA graph|Graph capturing"),
+        "Try the flag `enforce-eager`, which captures no graphs, or a smaller `max-num-seqs`.",
     ),
-    Kind(
-        "disk_full",
-        re.compile(r"No space left on device|Disk quota exceeded|[Nn]ot enough (?:free )?disk space"),
-        "A disk is full, or the container's /dev/shm is too small. Free some space, or move HF_HOME.",
-    ),
-    Kind(
-        "auth_gated_model",
-        re.compile(
-            r"gated repo|GatedRepoError|is restricted\. You must|must be authenticated to access"
-            r"|RepositoryNotFoundError|\b40[13] Client Error|is not a valid model identifier|[Ii]nvalid user token"
-            r"|[Ii]nvalid username or password"
-        ),
-        "The hub wants a token, or the model's terms accepted, or knows no such model. Set HF_TOKEN in the profile's "
-        "`env`.",
-    ),
-    Kind(
-        "driver_mismatch",
-        re.compile(
-            r"NVIDIA driver on your system is too old(?: \(found version (?P<driver>\d+)\))?"
-            r"|driver version is insufficient|[Dd]river/library version mismatch|Found no NVIDIA driver"
-            r"|libcuda\.so\S*: cannot"
-            r"|unsupported display driver|forward compatibility was attempted|unsupported toolchain"
-            r"|CUDA error: system not yet initialized"
-        ),
-        "The GPU's driver does not fit this vLLM's CUDA. Install a newer driver, or a vLLM for the CUDA you have.",
-    ),
-    Kind(
-        "unsupported_gpu",
-        re.compile(
-            r"no kernel image is available|device kernel image is invalid|not compatible with the current PyTorch"
-            r"|only supported on GPUs with compute capability|not supported for the current GPU|[Mm]inimum capability"
-            r"|requires? (?:a )?(?:GPU|device)s? with (?:compute )?capability"
-            r"|not supported on (?:this|your|the current) GPU|compute capability (?:at least|of at least|>=)"
-            r"|not supported (?:on|for) compute capability"
-        ),
-        "This GPU is too old or too new for the kernels. Use another `dtype`, quantization or vLLM, or another GPU.",
-    ),
-    Kind(
-        "unsupported_arch",
-        re.compile(
-            r"Transformers does not recognize this architecture|Model architectures? .*(?:not supported|failed to be)"
-            r"|has no vLLM implementation|Unrecognized model in |does not support (?:this|the) (?:model )?architecture"
-            r"|No model architectures are specified"
-        ),
-        "This vLLM, or its transformers, does not know the model. Use a newer one.",
-    ),
-    Kind(
-        "bad_flag",
-        re.compile(
-            r"error: (?:unrecognized arguments?|argument |ambiguous option|the following arguments are|invalid choice)"
-            r"|got an unexpected keyword argument|[Nn]o such option"
-            r"|[Uu]nknown (?:command.line )?(?:option|flag|argument)\b"
-        ),
-        "This vLLM does not know a flag of the profile, or not with that value. See its --help.",
-    ),
-    Kind(
-        "port_in_use",
-        re.compile(r"[Aa]ddress already in use|EADDRINUSE|while attempting to bind on address"),
-        "Another process listens there. Give the sidecar other `engine_addresses`.",
-    ),
-    Kind(
-        "nccl_hang",
-        re.compile(
-            r"NCCL operations have failed or timed out|collective operation timeout|NCCL (?:error|timeout)\b"
-            r"|nccl(?:System|Internal|Remote|UnhandledCuda|InvalidUsage)Error|DistBackendError|ProcessGroupNCCL.*terminat"
-            r"|RPC call to \w+ timed out"
-        ),
-        "The GPUs of one engine do not reach each other. Try the environment variables NCCL_DEBUG=INFO, then "
-        "NCCL_P2P_DISABLE=1; see the container's /dev/shm and IPC settings.",
-    ),
-    Kind(
-        "bad_config",
-        re.compile(
-            r"must be divisible by tensor parallel size|is not divisible by|validation errors? for \w*(?:Config|Args)\b"
-            r"|User-specified max_model_len|is greater than the derived max_model_len|[Uu]nknown quantization method"
-            r"|[Qq]uantization method .* does not match|Cannot find (?:the )?config|No supported config format"
-            r"|Can't load the configuration"
-            r"|(?:Invalid|Unsupported|Unknown) (?:config|quantization|dtype|kv.cache|load.format|backend)"
-            r"|Weight \w+ = \d+ is not|Total number of attention heads|config\.json\b.*(?:not found|invalid|No such)"
-        ),
-        "The model and the profile's settings do not fit each other: read the line, and mend the profile's flags.",
+    Phase(
+        "serving",
+        re.compile(r"init engine|Starting vLLM|Started server process|Application startup complete|Avg prompt through"),
+        "It had started. See what was called before, and dmesg.",
     ),
 )
-_SECOND_ADVICE = "The cause stands further up in the log, and was not kept or not understood."
-
-# Where, in `ValueError: no such model` and `api_server.py: error: unrecognized arguments`, the words begin.
-_TELLING = re.compile(r"(?:\b[\w.]*(?:Error|Exception|Interrupt|Exit)\b|\berror|\bfatal)\s*: *\S", re.IGNORECASE)
+_SECOND_ADVICE = (
+    "The cause stands further up in the log, and was not kept or not understood. A process that died without a word "
+    "was mostly ended by the kernel: see dmesg."
+)
 # What says only that something has been said.
 _SECOND_HAND = re.compile(
     r"Engine core initialization failed|See (?:the )?root cause|EngineDeadError|EngineCore (?:failed|encountered)"
     r"|See stack trace|WorkerProc (?:failed|hit an exception)|Worker proc \S+ died|WorkerProc initialization failed"
+    r"|died unexpectedly|Engine process failed|Exception in worker|Error executing method"
 )
 # What a healthy engine writes, though it has a failure's words in it.
 _HEALTHY = re.compile(r"Free memory on device .* on startup\. Desired|shared memory broadcast block found")
 _COMPLETE = re.compile(r"Application startup complete")
-# What a container's log and vLLM put before a level: `2026-05-14 12:43:22.149 | (EngineCore pid=219) `.
-_WHO = r"(?:\d{4}-\d\d-\d\d[T ][\d:.,]+Z?[\s|]*)?(?:[(\[][^()\[\]]*pid=\d+[)\]]\s*)*"
-_LEVEL = re.compile(_WHO + r"(?:INFO|DEBUG|WARNING)\b")
 # Pydantic's first line only counts; what is wrong stands in the next, or below the field's name.
 _COUNTED = re.compile(r"\d+ validation errors? for \S+$")
 _FURTHER = re.compile(r" \[type=.*|For further information.*")
-# What stands before the words: colours, `(EngineCore_0 pid=12)`, `ERROR 11-21 16:00:00 [core.py:700]`.
-_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_PREFIX = re.compile(_WHO + r"(?:[A-Z]{4,8}\s+\d\d-\d\d \d\d:\d\d:\d\d\s+(?:\[[^\]]*\]\s*)?)?\s*")
 _SIZES = {"KiB": 1 / 1024**2, "MiB": 1 / 1024, "GiB": 1.0, "TiB": 1024.0}  # in GiB
+
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_BEFORE = (
+    r"[\w.-]{1,100} +\|(?= |$)",  # docker compose: `vllm-1  | `
+    r"[A-Z][a-z]{2} +\d+ [\d:]{8} \S+ [^\s:\[]{1,100}\[\d+\]:",  # journald: `Aug 17 18:42:18 host vllm[8052]: `
+    r"\d{4}-\d\d-\d\d[T ][\d:.,]+(?:Z|[+-]\d\d:?\d\d)?",  # Kubernetes: `2026-05-14T12:43:22.149Z `
+    r"std(?:out|err)(?: [FP]|/[A-Z]+)?(?= )",
+    r"[(\[][^()\[\]]*pid=\d+[^()\[\]]*[)\]]",  # vLLM, Ray: `(EngineCore_DP0 pid=12) `
+    r"[(\[](?:[A-Za-z]\w{0,20}|\d+/\d+|[\d:]{8})[)\]]:?(?= |\[|[A-Z])",  # torchrun: `[rank0]:`
+    r"[EWIF]\d{4} [\d:.]+ +\d+ \S+\]",  # glog, as torch writes: `E0701 14:28:21.083000 911603 torch/x.py:539] `
+)
+_PREFIX = re.compile(rf"(?:(?:{'|'.join(_BEFORE)})[\s|]*)+")
+_LEVEL = re.compile(r"(?P<level>[A-Z]{4,8})\s+\d\d-\d\d \d\d:\d\d:\d\d\s+(?:\[[^\]]*\]\s*|\S+\] ?)?")
+_NO_ERROR = re.compile(r"(?:INFO|DEBUG|WARNING)\b")
+_PROCESS = re.compile(r"\((?P<name>\w+)[^()]*pid=\d+")
+_FRAME = re.compile(r"File \"[^\"]+\", line \d+")
+_POINTERS = re.compile(r"[\s~^]+$")
+# `ValueError: x`, `triton.runtime.errors.OutOfResources: x`, `AssertionError`, `api_server.py: error: x`.
+_EXCEPTION = re.compile(
+    r"(?:\b[\w.]*(?:Error|Exception|Interrupt|Exit)\b|\berror|\bfatal)\s*: *\S|^(?:[a-z_]\w*\.)+[A-Z]\w+: \S",
+    re.IGNORECASE,
+)
+_BARE = re.compile(r"[\w.]*(?:Error|Exception)$")
+
+
+class Line(msgspec.Struct, frozen=True):
+    """A line's `words`. `harmless`: logged as no error. `depth`: 2 of a worker, 1 of an engine core, 0 of others.
+    `exception`: it tells of one, whose traceback's `frames` are these, innermost last."""
+
+    words: str
+    harmless: bool
+    depth: int
+    exception: bool = False
+    frames: tuple[str, ...] = ()
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
     """`kind`: of KINDS, or `unknown`: an error of no kind; `second_hand`: only that there was one; `none`: no failure.
-    `line`: the most telling one, empty where nothing was written. `numbers`: those of the line, sizes in GiB."""
+    `line`: the most telling one, empty where nothing was written. `numbers`: those of the line, sizes in GiB. `phase`:
+    what vLLM was doing, of PHASES; empty where there is no failure."""
 
     kind: str
     line: str
     advice: str = ""
     numbers: dict[str, float] = {}
+    phase: str = ""
 
     @property
     def out_of_memory(self) -> bool:
@@ -221,36 +139,86 @@ class Diagnosis(msgspec.Struct, frozen=True):
 
 def diagnosis(lines: Sequence[str]) -> Diagnosis:
     """Diagnosis of the last lines that an engine wrote."""
-    said = list(_said(lines[-LOOKED_AT:]))
-    for kind in KINDS:
-        for words, logged in reversed(said):
-            if not logged and not _HEALTHY.search(words) and (match := kind.pattern.search(words)):
-                return Diagnosis(kind.name, _whole(words, said), kind.advice, _numbers(match))
-    telling = [words for words, logged in said if not logged and _TELLING.search(words)]
-    first_hand = [words for words in telling if not _SECOND_HAND.search(words)]
-    if first_hand:
-        return Diagnosis(UNKNOWN, _whole(first_hand[-1], said), "Read the line, and the ones before it in the log.")
-    second_hand = [words for words, _ in said if _SECOND_HAND.search(words)]
+    looked_at = lines[-LOOKED_AT:]
+    since = max((number for number, line in enumerate(looked_at) if _COMPLETE.search(line)), default=-1) + 1
+    told = list(_said(looked_at[since:] or looked_at[-1:]))
+    phase = _phase(told, PHASES[-1] if since else PHASES[0])
+    kinds = [kind for kind in KINDS if not (since and phase is PHASES[-1] and kind.starting)]
+    ill = [line for line in told if not line.harmless and not _HEALTHY.search(line.words)]
+    first_hand = [line for line in ill if line.exception and not _SECOND_HAND.search(line.words)]
+    last = max(enumerate(first_hand), key=lambda each: (each[1].depth, each[0]))[1] if first_hand else None
+    for weak in (False, True):
+        for kind in kinds:
+            for line in reversed(ill):
+                if kind.weak is weak and (match := kind.pattern.search(line.words)):
+                    return Diagnosis(kind.name, _whole(line.words, told), kind.advice, _numbers(match), phase.name)
+        if last is not None and (
+            placed := _by_place(last, kinds if weak else [kind for kind in kinds if kind is not REFUSES])
+        ):
+            return Diagnosis(placed.name, _whole(last.words, told), placed.advice, phase=phase.name)
+    if last is not None:
+        name, advice = UNKNOWN, f"It failed while {phase.name}. {phase.advice}"
+        if REFUSES in kinds and REFUSED.search(last.words):
+            name, advice = REFUSES.name, REFUSES.advice
+        return Diagnosis(name, _whole(last.words, told), advice, phase=phase.name)
+    second_hand = [line.words for line in ill if _SECOND_HAND.search(line.words)]
     if second_hand:
-        return Diagnosis(SECOND_HAND, _cut(second_hand[-1]), _SECOND_ADVICE)
-    return Diagnosis(NONE, _cut(said[-1][0]) if said else "")
+        advice = f"It failed while {phase.name}. {_SECOND_ADVICE}"
+        return Diagnosis(SECOND_HAND, _cut(second_hand[-1]), advice, phase=phase.name)
+    return Diagnosis(NONE, _cut(told[-1].words) if told else "")
 
 
-def _said(lines: Sequence[str]) -> Iterator[tuple[str, bool]]:
-    """Words of each line since the last complete start, and whether it was logged as no error."""
-    since = max((number for number, line in enumerate(lines) if _COMPLETE.search(line)), default=-1) + 1
-    for line in lines[since:] or lines[-1:]:
-        plain = _COLOUR.sub("", line[:READ])
-        words = plain[match.end() :] if (match := _PREFIX.match(plain)) else plain
-        shown = "".join(character if character.isprintable() else " " for character in words).strip()
-        if shown:
-            yield shown, _LEVEL.match(plain) is not None
+def _said(lines: Sequence[str]) -> Iterator[Line]:
+    """What was said, line by line. Frames and source lines are told with their exception; an exception without words
+    gets the source line that raised it."""
+    frames: list[str] = []
+    source, in_frame = "", False
+    for text in lines:
+        plain = _COLOUR.sub("", text[:READ])
+        start = match.end() if (match := _PREFIX.match(plain)) else 0
+        process = found["name"] if (found := _PROCESS.search(plain[:start])) else ""
+        depth = 2 if "orker" in process else 1 if "Engine" in process else 0
+        harmless = _NO_ERROR.match(plain, start) is not None
+        if level := _LEVEL.match(plain, start):
+            start = level.end()
+        words = "".join(letter if letter.isprintable() else " " for letter in plain[start:]).strip()
+        if not words or _POINTERS.match(words):
+            continue
+        if not harmless and _FRAME.match(words):
+            frames.append(words)
+            source, in_frame = "", True
+            continue
+        bare = _BARE.fullmatch(words) is not None
+        if in_frame and not bare and not harmless and not _EXCEPTION.match(words):
+            source, in_frame = words, False
+            continue
+        exception = not harmless and (bare or _EXCEPTION.search(words) is not None)
+        if bare and source:
+            words = f"{words}: {source}"
+        yield Line(words, harmless, depth, exception, tuple(frames) if exception else ())
+        if exception:
+            frames, source, in_frame = [], "", False
 
 
-def _whole(words: str, said: Sequence[tuple[str, bool]]) -> str:
+def _phase(told: Sequence[Line], otherwise: Phase) -> Phase:
+    """The last phase of which something was logged."""
+    begun = [phase for phase in PHASES if any(phase.begins.search(line.words) for line in told)]
+    return begun[-1] if begun else otherwise
+
+
+def _by_place(line: Line, kinds: Sequence[Kind]) -> Kind | None:
+    """The kind of the innermost frame that has one."""
+    for frame in reversed(line.frames):
+        for kind in kinds:
+            if kind.place is not None and kind.place.search(frame):
+                return kind
+    return None
+
+
+def _whole(words: str, told: Sequence[Line]) -> str:
     """The line, with the two after it where it only counts mistakes."""
     if _COUNTED.search(words):
-        every = [each for each, _ in said]
+        every = [each.words for each in told]
         at = len(every) - every[::-1].index(words)
         details = " ".join(_FURTHER.sub("", line) for line in every[at : at + 2]).strip()
         words = f"{words}: {details}" if details else words

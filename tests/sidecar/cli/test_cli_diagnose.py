@@ -40,7 +40,13 @@ def test_no_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str], output: 
     file = tmp_path / "log"
     file.write_bytes(output)
     assert main(("diagnose", str(file), "--json")) == 0
-    assert json.loads(capsys.readouterr().out) == {"kind": "none", "line": "", "advice": "", "numbers": {}}
+    assert json.loads(capsys.readouterr().out) == {
+        "kind": "none",
+        "line": "",
+        "advice": "",
+        "numbers": {},
+        "phase": "",
+    }
     assert main(("diagnose", str(file))) == 0
     assert capsys.readouterr().out == "none: the output tells of no failure\n"
 

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.core.diagnosis import KINDS, LOOKED_AT, READ, SECOND_HAND, SHOWN, UNKNOWN, diagnosis
+from sidecar.core.diagnosis import LOOKED_AT, READ, SECOND_HAND, SHOWN, UNKNOWN, diagnosis
+from sidecar.core.failure_kinds import KINDS
+from tests.sidecar.fresh_lines import fresh_lines, right
 
 PUBLISHED = [
     json.loads(line) for line in (Path(__file__).parents[1] / "corpus" / "log_lines.jsonl").read_text().splitlines()
@@ -139,3 +141,84 @@ def test_the_work_is_bounded_by_the_line() -> None:
         "max seq len (1) ",
     ):
         assert diagnosis([text * 100_000]).line == diagnosis([(text * 100_000)[:READ]]).line
+
+
+@pytest.mark.parametrize("building", [True, False])
+def test_lines_that_the_kinds_were_not_made_for(building: bool) -> None:
+    lines = fresh_lines(building=building)
+    assert right(lines, alone=False) >= 0.85 * len(lines)
+    assert {each.kind for each in lines} <= {*FAILURES, UNKNOWN}
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "vllm-1  | ",
+        "Aug 17 18:42:18 host vllm[8052]: (APIServer pid=8052) ",
+        "2026-06-09T14:01:54.604Z stderr F ",
+        "2026-06-09 14:01:54.604 [Info] (Process) (EngineCore pid=42500) ",
+        "[rank0]:",
+        "[rank0]:E0701 14:28:21.083000 911603 torch/_inductor/x.py:539] [0/0] ",
+        "\x1b[1;36m(VllmWorker TP1 pid=168)\x1b[0;0m ERROR 08-12 14:37:42 [multiproc_executor.py:559] ",
+        "ERROR 12-05 20:24:46 engine.py:366] ",
+    ],
+)
+def test_what_stands_before_a_line_is_not_told(before: str) -> None:
+    assert diagnosis([f"{before}ValueError: nobody has seen this"]).line == "ValueError: nobody has seen this"
+    level = "" if "ERROR" in before else "INFO 08-12 14:37:42 [x.py:1] "
+    assert not level or diagnosis([f"{before}{level}If CUDA out of memory errors occur, lower it"]).kind == "none"
+
+
+def test_an_exception_without_words_is_told_with_the_source_that_raised_it() -> None:
+    frame = '  File "/usr/lib/vllm/model_executor/layers/linear.py", line 1336, in weight_loader'
+    found = diagnosis(
+        [frame, "    assert param.shape == loaded_weight.shape", "           ^^^^", "AssertionError", SECOND]
+    )
+    assert (found.kind, found.line) == ("weights_mismatch", "AssertionError: assert param.shape == loaded_weight.shape")
+    assert diagnosis(["AssertionError"]).line == "AssertionError"
+
+
+def test_where_it_was_raised_tells_what_words_do_not() -> None:
+    raised = ["ValueError: not so", SECOND]
+    assert diagnosis(raised).kind == UNKNOWN
+    for place, kind in (
+        ("lora/x.py", "bad_lora"),
+        ("config/x.py", "bad_config"),
+        ("v1/attention/x.py", "no_attention_backend"),
+    ):
+        assert diagnosis([f'  File "/usr/lib/vllm/{place}", line 3, in f', *raised]).kind == kind
+
+
+def test_the_innermost_process_tells_the_cause() -> None:
+    worker = "(Worker_TP1 pid=9) ERROR 11-21 16:00:00 [multiproc_executor.py:880] LookupError: the cause"
+    assert (
+        diagnosis([worker, f"{CORE}LookupError: what follows", "OSError: later", SECOND]).line
+        == "LookupError: the cause"
+    )
+
+
+@pytest.mark.parametrize(
+    ("lines", "phase"),
+    [
+        ([], "reading its arguments"),
+        (["INFO Initializing a V1 LLM engine (v0.32.0) with config"], "setting up its GPUs"),
+        (["INFO Starting to load model x..."], "loading weights"),
+        (["INFO Starting to load model x...", "INFO Model loading took 1.2 GiB"], "compiling and measuring"),
+        (["INFO GPU KV cache size: 1,782,000 tokens"], "setting up its KV cache and CUDA graphs"),
+        ([READY], "serving"),
+    ],
+)
+def test_a_failure_of_no_kind_is_told_with_the_phase_it_came_in(lines: list[str], phase: str) -> None:
+    for last in ("LookupError: x", "Engine core proc EngineCore_DP0 died unexpectedly, shutting down client."):
+        found = diagnosis([*lines, last])
+        assert found.phase == phase
+        assert found.advice.startswith(f"It failed while {phase}. ")
+    assert not diagnosis(lines).phase
+
+
+def test_what_a_call_did_is_not_blamed_on_the_start() -> None:
+    for words in ("ValueError: n must be at least 1", "ValueError: chat template missing", "TimeoutError"):
+        assert diagnosis([words]).kind not in (UNKNOWN, "none")
+        assert diagnosis([READY, words]).kind == UNKNOWN
+    again = [READY, "INFO 08-12 14:37:42 [api_server.py:1] vLLM API server version 0.32.0"]
+    assert diagnosis([*again, "ValueError: n must be at least 1"]).kind == "bad_config"
