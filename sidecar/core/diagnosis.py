@@ -103,8 +103,7 @@ _FRAME = re.compile(r"File \"[^\"]+\", line \d+")
 _POINTERS = re.compile(r"[\s~^]+$")
 # `ValueError: x`, `triton.runtime.errors.OutOfResources: x`, `AssertionError`, `api_server.py: error: x`.
 _EXCEPTION = re.compile(
-    r"(?:\b[\w.]*(?:Error|Exception|Interrupt|Exit)\b|\berror|\bfatal)\s*: *\S|^(?:[a-z_]\w*\.)+[A-Z]\w+: \S",
-    re.IGNORECASE,
+    r"(?i:\b[\w.]{0,200}(?:Error|Exception|Interrupt|Exit)\b|\berror|\bfatal)\s*: *\S|^(?:[a-z_]\w*\.)+[A-Z]\w+: \S"
 )
 _BARE = re.compile(r"[\w.]*(?:Error|Exception)$")
 

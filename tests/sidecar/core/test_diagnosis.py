@@ -189,6 +189,20 @@ def test_where_it_was_raised_tells_what_words_do_not() -> None:
         assert diagnosis([f'  File "/usr/lib/vllm/{place}", line 3, in f', *raised]).kind == kind
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "tokenizer_config.json: 100% 7.23k/7.23k [00:00<00:00, 22.8MB/s]",
+        "model-00001-of-00002.safetensors:  40%|####      | 2.0G/4.9G",
+        "/usr/lib/python3.12/x.py:3: UserWarning: the tokenizer must be installed with quantization, TimeoutError",
+        "2026-05-14 12:43:22.149 | (EngineCore pid=219) WARNING 05-14 10:43:22 [x.py:1] nvcc: not found",
+        "[Gloo] Rank 0 is connected to 0 peer ranks. Expected number of connected peer ranks is : 0",
+    ],
+)
+def test_what_a_healthy_start_prints_is_no_failure(line: str) -> None:
+    assert diagnosis([line]).kind == "none"
+
+
 def test_the_innermost_process_tells_the_cause() -> None:
     worker = "(Worker_TP1 pid=9) ERROR 11-21 16:00:00 [multiproc_executor.py:880] LookupError: the cause"
     assert (
