@@ -134,6 +134,17 @@ def test_refusals_that_one_change_would_help_are_one_line() -> None:
     assert "classes.batch.deadline" in line.change
 
 
+def test_the_headline_gives_the_status_that_callers_got_not_that_of_the_outcome() -> None:
+    cut = record(outcome=Outcome.TRUNCATED, status=200, reason="the engine went away", engine="e0")
+    own = record(outcome=Outcome.UPSTREAM, status=500, reason="EngineCore died", engine="e0", class_name="default")
+    first, second = lines([(9.0, cut), (9.0, cut), (9.0, own)], {}, [], 60.0, 0)
+    assert first.what.endswith("2 of 2 calls of the last minute failed with 200 (truncated).")
+    assert second.what.endswith("1 of 1 calls of the last minute failed with 500 (upstream).")
+    both = [(9.0, record(outcome=Outcome.UPSTREAM, status=status)) for status in (500, 502, 500)]
+    (line,) = lines(both, {}, [], 60.0, 0)
+    assert line.what.endswith("failed: 2 with 500 (upstream), 1 with 502 (upstream).")
+
+
 FULL = "they run 4 of at most 4 calls, 90% of their KV-cache budget is held"
 
 

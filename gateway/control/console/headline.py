@@ -47,15 +47,16 @@ NONE_NOW = f", none of them in the last {WINDOW:.0f} s"
 
 
 class Group:
-    """Calls of one class, tenant and model that one change would help: how many of each outcome, what the last of each
-    was told, and when the last of all ended."""
+    """Calls of one class, tenant and model that one change would help: how many of each outcome and of each status that
+    was sent, what the last of each was told, and when the last of all ended."""
 
-    __slots__ = ("key", "last", "outcomes", "reasons")
+    __slots__ = ("key", "last", "outcomes", "reasons", "ways")
 
     def __init__(self, key: Key, last: float) -> None:
         self.key = key
         self.last = last
         self.outcomes: Counter[Outcome] = Counter()
+        self.ways: Counter[tuple[int, Outcome]] = Counter()
         self.reasons: dict[Outcome, str] = {}
 
     @property
@@ -96,6 +97,7 @@ def headline(
                 continue
             groups[found] = Group(key, at)
         groups[found].outcomes[record.outcome] += 1
+        groups[found].ways[record.status, record.outcome] += 1
         offered[key] += 1
         groups[found].reasons.setdefault(record.outcome, CUT.get(record.reason, record.reason))
     span = "minute" if seconds >= MINUTE else f"{seconds:.0f} s"
@@ -169,7 +171,10 @@ def _line(group: Group, offered: int, state: ModelState | None, span: str, chang
     who += f", model {model}" if model else ""
     kind = kind_of(outcome)
     how = "failed" if kind == "failed" else "were refused"
-    ways = [(f"with {STATUS[each].status} ({each.value})", calls) for each, calls in group.outcomes.most_common()]
+    ways = [
+        (f"with {status or STATUS[each].status} ({each.value})", calls)
+        for (status, each), calls in group.ways.most_common()
+    ]
     told = " " + ways[0][0] if len(ways) == 1 else ": " + ", ".join([f"{calls} {way}" for way, calls in ways])
     what = f"{who}: {group.calls} of {offered} calls of the last {span} {how}{told}{NONE_NOW if over else ''}."
     why = f"The last was told: {group.reasons[outcome]}" if group.reasons[outcome] else ""
