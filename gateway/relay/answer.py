@@ -12,6 +12,7 @@ import asyncio
 from gateway.core.admission import refusals
 from gateway.core.answer.engine_error import engine_error
 from gateway.core.answer.error_event import error_event
+from gateway.core.answer.error_shape import shaped
 from gateway.core.answer.json_usage import JSONUsage
 from gateway.core.answer.sse_usage import SSEUsage, UsageError
 from gateway.core.request.call import Call
@@ -144,7 +145,8 @@ class Relay:
         if self._call.stream:
             advice = STATUS[Outcome.TRUNCATED]
             message = f"The engine failed in the middle of the answer: {self.error}. What came so far is incomplete."
-            responder.write(error_event(self._call.route, error_body(message, advice.type, advice.code)))
+            route, body = self._call.route, error_body(message, advice.type, advice.code)
+            responder.write(error_event(route, shaped(route.path, advice.status, body)))
             responder.end(close=True)
         else:
             responder.abort()
@@ -164,6 +166,7 @@ class Relay:
             message = f"The engine answered {self.status} and failed in the middle of saying why: {error}."
             raise refusals.wrong_answer(message) from error
         body, self.detail = engine_error(self.status, body)
+        body = shaped(self._call.route.path, self.status, body)
         if self._responder.started:  # by progress comments
             self._responder.write(error_event(self._call.route, body))
             self._responder.end(close=True)

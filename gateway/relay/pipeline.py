@@ -27,6 +27,7 @@ from gateway.core.admission.decider import Admission, Decider, Grant
 from gateway.core.admission.witness import BatchWitness
 from gateway.core.answer.engine_error import engine_error
 from gateway.core.answer.error_event import error_event
+from gateway.core.answer.error_shape import refusal_body
 from gateway.core.policy.snapshot import Snapshot, largest_body
 from gateway.core.request.body_memory import BodyMemory
 from gateway.core.request.call import Call
@@ -155,7 +156,7 @@ class Pipeline:
         record.method = request.method.decode()
         headers = self._refusal(refused, record) + shared_lines(request.fields, self.snapshot.policy.cors.origins)
         self._finish(record, request.at)
-        return answer(refused.status, headers, refused.body())
+        return answer(refused.status, headers, refusal_body(request.path.decode("latin-1"), refused))
 
     def _stored_head(self, request: Request, route: Route, stored: Stored, account: Account) -> bytes | None:
         try:
@@ -398,12 +399,12 @@ class Pipeline:
         """`route`: of a call; after its progress comments it is told by an error event."""
         headers = self._refusal(refused, record)
         if responder.started and record.stream and route is not None:
-            responder.write(error_event(route, refused.body()))
+            responder.write(error_event(route, refusal_body(record.route, refused)))
             responder.end(close=True)
         elif responder.started:
             responder.abort()
         else:
-            responder.send(refused.status, headers, refused.body())
+            responder.send(refused.status, headers, refusal_body(record.route, refused))
 
     def _left(self, responder: Responder, record: Record, route: Route) -> None:
         """The task was cancelled: by the client's leaving or reading too slowly, by its deadline, or by the drain."""
@@ -417,9 +418,9 @@ class Pipeline:
             return
         headers = self._refusal(refused, record)
         if not responder.started:
-            responder.send(refused.status, headers, refused.body())
+            responder.send(refused.status, headers, refusal_body(record.route, refused))
         elif record.stream:
-            responder.write(error_event(route, refused.body()))
+            responder.write(error_event(route, refusal_body(record.route, refused)))
             responder.end(close=True)
         else:
             responder.abort()

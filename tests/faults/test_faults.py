@@ -174,6 +174,45 @@ def test_an_engines_own_error_passes_through_once(status: str) -> None:
     scenario([status, status], body)
 
 
+def to_messages(**more: object) -> bytes:
+    return request(**more).replace(b"/v1/chat/completions", b"/v1/messages")  # type: ignore[arg-type] # a test's own
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "asked", "status", "type"),
+    [
+        ("400", to_messages(), 400, "invalid_request_error"),
+        ("404", to_messages(), 404, "not_found_error"),
+        ("429", to_messages(), 429, "rate_limit_error"),
+        ("500", to_messages(), 500, "api_error"),
+        ("good", to_messages(model="nope"), 404, "not_found_error"),
+        ("good", to_messages(max_tokens="x"), 400, "invalid_request_error"),
+        ("good", to_messages().replace(b"POST", b"PUT"), 405, "invalid_request_error"),
+        ("good", to_messages().replace(b"/v1/messages", b"/v1/messages/batches"), 404, "not_found_error"),
+        ("good", to_messages().replace(b"-length: ", b"-encoding: gzip\r\ncontent-length: "), 0, ""),
+    ],
+)
+def test_anthropics_clients_get_its_errors_by_whomever(behaviour: str, asked: bytes, status: int, type: str) -> None:
+    async def body(gateway: Gateway, engines: list[ScriptedEngine]) -> None:
+        answer = await ask(port_of(gateway), asked)
+        found = json.loads(answer.body)
+        assert (set(found), found["type"], set(found["error"])) == ({"type", "error"}, "error", {"type", "message"})
+        if status:
+            assert (answer.status, found["error"]["type"]) == (status, type)
+
+    scenario([behaviour], body)
+
+
+def test_anthropics_streams_break_with_its_error_event() -> None:
+    async def body(gateway: Gateway, engines: list[ScriptedEngine]) -> None:
+        answer = await ask(port_of(gateway), to_messages(stream=True))
+        _, _, event = answer.body.partition(b"event: error\ndata: ")
+        found = json.loads(event.split(b"\n")[0])
+        assert (found["type"], found["error"]["type"]) == ("error", "api_error")
+
+    scenario(["die_mid_body"], body)
+
+
 @pytest.mark.parametrize(("status", "estimated"), [("404", True), ("405", True), ("400", False)])
 def test_tokens_that_no_engine_counts_are_estimated_and_the_header_says_so(status: str, estimated: bool) -> None:
     async def body(gateway: Gateway, engines: list[ScriptedEngine]) -> None:

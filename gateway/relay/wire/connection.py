@@ -234,6 +234,7 @@ class ClientConnection(asyncio.Protocol):
         if length == 0:
             self._call(request)
             return data[end:]
+        self._request = request  # its path tells the shape of a refusal
         if length > request.limit:
             raise WireError(413, f"body of {length} bytes is over the limit of {request.limit}")
         if request.expects:
@@ -244,6 +245,7 @@ class ClientConnection(asyncio.Protocol):
                 self._count(length, request.owner or self.peer)
             request.body = body = data[end:body_end]
             reader.skip(body)
+            self._request = None
             self._call(request)
             return data[body_end:]
         self._await_body(request)
@@ -252,7 +254,6 @@ class ClientConnection(asyncio.Protocol):
     def _await_body(self, request: Request) -> None:
         shared, settings = self._shared, self._shared.settings
         self._state = _WAITS[self._state]
-        self._request = request
         sink = request.sink
         if sink is not None:
             sink.flow(self._pause_reading, self._go_on_reading)
@@ -384,7 +385,8 @@ class ClientConnection(asyncio.Protocol):
         """`told`: these bytes in place of an answer, for a client that would not understand one."""
         refusals = self._shared.refusals
         refusals[error.status] = refusals.get(error.status, 0) + 1
-        self._transport.write(told or refusal(error))
+        request = self._request
+        self._transport.write(told or refusal(error, b"" if request is None else request.path))
         self._close(unread=True)
 
     # -- the end of the connection

@@ -8,6 +8,7 @@ from typing import Final, Protocol
 
 import msgspec
 
+from gateway.core.answer.error_shape import shaped
 from gateway.core.request.body_memory import BodyLease
 from gateway.core.request.outcome import error_body
 
@@ -96,10 +97,11 @@ def answer(status: int, headers: bytes, body: bytes, *, close: bool = False) -> 
     return b"%b%b%b%b\r\n%b" % (status_line(status), headers, length, connection, body)
 
 
-def refusal(error: WireError) -> bytes:
-    """The answer to a `WireError`: the error object of the API, and the end of the connection."""
+def refusal(error: WireError, path: bytes = b"") -> bytes:
+    """The answer to a `WireError`: the error object of the API at `path`, as far as that is known, and the end of the
+    connection."""
     type_, code, advice = _REFUSALS[error.status]
-    body = error_body(error.message, type_, code)
+    body = shaped(path.decode("latin-1"), error.status, error_body(error.message, type_, code))
     if error.reason:
         reason = error.reason.encode()
         advice += b'x-weir-reason: %b\r\nlink: </outcomes/%b>; rel="help"\r\n' % (reason, reason)

@@ -1,0 +1,64 @@
+"""Shape of an error's body: OpenAI's object, or Anthropic's for the clients of its routes.
+
+Everything below builds OpenAI's object. Here it becomes Anthropic's, by the status alone, on its way to the caller.
+
+Source: Anthropic's "Errors" page of the Messages API.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Final
+
+import msgspec
+
+from gateway.core.request.outcome import Refused
+
+ANTHROPIC: Final = "/v1/messages"  # and all below it
+
+TYPES: Final = MappingProxyType({
+    401: "authentication_error",
+    402: "billing_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+})  # fmt: skip
+
+
+class _Object(msgspec.Struct, frozen=True):
+    message: str
+
+
+class _Body(msgspec.Struct, frozen=True):
+    error: _Object
+
+
+class _Fault(msgspec.Struct, frozen=True):
+    type: str
+    message: str
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    error: _Fault
+    type: str = "error"
+
+
+_decode = msgspec.json.Decoder(_Body).decode
+_encode = msgspec.json.Encoder().encode
+
+
+def shaped(path: str, status: int, body: bytes) -> bytes:
+    """`body`, which is OpenAI's error object, as the clients of the route at `path` read it."""
+    if path != ANTHROPIC and not path.startswith(ANTHROPIC + "/"):
+        return body
+    type = TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return _encode(_Answer(_Fault(type, _decode(body).error.message)))
+
+
+def refusal_body(path: str, refused: Refused) -> bytes:
+    """The body of a refusal on the route at `path`. A tenant's own refusal has the form that its policy gives it."""
+    return refused.body() if refused.own is not None else shaped(path, refused.status, refused.body())
