@@ -102,7 +102,7 @@ CLASSES = {"batch": TrafficClass(weight=1.0), "default": TrafficClass(weight=4.0
 
 
 def lines(*facts: Any, lately: float = 0.0) -> list[Line]:
-    return headline(*facts, lately=lately, classes=CLASSES)
+    return headline(*facts, lately=lately, classes=CLASSES, names={"h:1": "engine-1"})
 
 
 def test_the_headline_says_who_is_refused_why_and_what_to_change() -> None:
@@ -143,6 +143,12 @@ def test_the_headline_gives_the_status_that_callers_got_not_that_of_the_outcome(
     both = [(9.0, record(outcome=Outcome.UPSTREAM, status=status)) for status in (500, 502, 500)]
     (line,) = lines(both, {}, [], 60.0, 0)
     assert line.what.endswith("failed: 2 with 500 (upstream), 1 with 502 (upstream).")
+
+
+def test_the_advice_names_the_engines_whose_log_to_read() -> None:
+    ended = [(9.0, record(outcome=Outcome.TRUNCATED, engine=engine)) for engine in ("h:1", "h:1", "gone:2")]
+    (line,) = lines(ended, {}, [], 60.0, 0)
+    assert line.change == "Look at the log of engine-1 (2), gone:2 (1); drain what goes on so."
 
 
 FULL = "they run 4 of at most 4 calls, 90% of their KV-cache budget is held"

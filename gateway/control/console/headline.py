@@ -50,11 +50,12 @@ class Group:
     """Calls of one class, tenant and model that one change would help: how many of each outcome and of each status that
     was sent, what the last of each was told, and when the last of all ended."""
 
-    __slots__ = ("key", "last", "outcomes", "reasons", "ways")
+    __slots__ = ("engines", "key", "last", "outcomes", "reasons", "ways")
 
     def __init__(self, key: Key, last: float) -> None:
         self.key = key
         self.last = last
+        self.engines: Counter[str] = Counter()
         self.outcomes: Counter[Outcome] = Counter()
         self.ways: Counter[tuple[int, Outcome]] = Counter()
         self.reasons: dict[Outcome, str] = {}
@@ -79,10 +80,12 @@ def headline(
     *,
     lately: float,
     classes: Mapping[str, TrafficClass],
+    names: Mapping[str, str],
 ) -> list[Line]:
     """The lines, the most urgent first; one where all is well. `ended`: the calls of the last `seconds`, the newest
     first; `conditions`: what is wrong whatever calls there are; `queued`: calls that wait now; `capped`: classes that
-    run as many calls as their max_concurrency; `lately`: when the last WINDOW began; `classes`: the policy's."""
+    run as many calls as their max_concurrency; `lately`: when the last WINDOW began; `classes`: the policy's;
+    `names`: those of the engines, by their ids."""
     groups: dict[tuple[Key, Outcome], Group] = {}
     offered: Counter[Key] = Counter()
     by_model: Counter[str] = Counter()
@@ -97,6 +100,8 @@ def headline(
                 continue
             groups[found] = Group(key, at)
         groups[found].outcomes[record.outcome] += 1
+        if record.engine:
+            groups[found].engines[record.engine] += 1
         groups[found].ways[record.status, record.outcome] += 1
         offered[key] += 1
         groups[found].reasons.setdefault(record.outcome, CUT.get(record.reason, record.reason))
@@ -108,7 +113,11 @@ def headline(
     short = {line.model for line in lines}
     for group in refused[:LINES] + callers[:1]:
         state = models.get(group.key[2])
-        change = remedy(group.key, group.outcome, state, capped, classes, short=group.key[2] in short)
+        engines = ", ".join(
+            [f"{names.get(engine, engine)} ({calls})" for engine, calls in group.engines.most_common(3)]
+        )
+        lacks = group.key[2] in short
+        change = remedy(group.key, group.outcome, state, capped, classes, short=lacks, engines=engines)
         lines.append(_line(group, offered[group.key], state, span, change, over=group.last < lately))
     lines.sort(key=lambda line: (line.level != "bad", -line.calls))  # an overload has no fewer than what it explains
     lines = sorted([*conditions, *lines], key=lambda line: line.level != "bad")

@@ -84,8 +84,9 @@ class ConsoleReading:
         classes = self._dispatch.policy.classes
         capped = {name for name, each in classes.items() if view.running.get(name, 0) == each.max_concurrency}
         ended, lately = self.ended.since(now - seconds), now - WINDOW
+        names = {engine.id: engine.name for engine in self._fleet}
         entries["headline"] = headline(
-            ended, states, conditions, seconds, queued, capped, lately=lately, classes=classes
+            ended, states, conditions, seconds, queued, capped, lately=lately, classes=classes, names=names
         )
         return entries
 

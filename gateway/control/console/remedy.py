@@ -37,9 +37,11 @@ def remedy(  # noqa: PLR0912 # a table
     classes: Mapping[str, TrafficClass],
     *,
     short: bool,
+    engines: str = "",
 ) -> str:
     """Change that would help calls of `key` that ended so. `capped`: classes that run as many calls as their
-    max_concurrency; `short`: the engines that the model lacks are told already."""
+    max_concurrency; `short`: the engines that the model lacks are told already; `engines`: the names of those that had
+    the calls."""
     class_name, tenant, model = key
     if outcome in ROOM and class_name in capped:
         return f"Raise classes.{class_name}.max_concurrency: the class runs as many calls as that allows."
@@ -70,7 +72,7 @@ def remedy(  # noqa: PLR0912 # a table
         case Outcome.DRAINING:
             return "End the drain below, or let the balancer send calls elsewhere."
         case Outcome.UPSTREAM | Outcome.TRUNCATED:
-            return "Look at the log of the engine that is named; drain it if it goes on."
+            return f"Look at the log of {engines or 'its engines'}; drain what goes on so."
         case Outcome.BUG:
             return "This is a bug in the gateway: report it with the request id that Calls shows."
         case Outcome.UNAUTHORIZED:
