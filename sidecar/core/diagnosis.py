@@ -180,7 +180,8 @@ def _said(lines: Sequence[str]) -> Iterator[Line]:
         harmless = _NO_ERROR.match(plain, start) is not None
         if level := _LEVEL.match(plain, start):
             start = level.end()
-        words = "".join(letter if letter.isprintable() else " " for letter in plain[start:]).strip()
+        words = "".join(letter if letter.isprintable() else " " for letter in plain[start:])
+        words = _FURTHER.sub("", words).strip()
         if not words or _POINTERS.match(words):
             continue
         if not harmless and _FRAME.match(words):
@@ -219,7 +220,7 @@ def _whole(words: str, told: Sequence[Line]) -> str:
     if _COUNTED.search(words):
         every = [each.words for each in told]
         at = len(every) - every[::-1].index(words)
-        details = " ".join(_FURTHER.sub("", line) for line in every[at : at + 2]).strip()
+        details = " ".join(every[at : at + 2])
         words = f"{words}: {details}" if details else words
     return _cut(words)
 

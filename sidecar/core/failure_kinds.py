@@ -50,8 +50,9 @@ _OUT_OF_MEMORY = (
     rf"(?:.*?Tried to allocate (?P<tried>[\d.]+ [KMGT]iB))?(?:.*?total capacity of (?P<total_gib>{_GIB})?"
     rf"(?:.*? of which (?P<free>[\d.]+ [KMGT]iB) is free)?(?:.*?\bwith (?P<seqs>\d+) dummy requests)?"
 )
-# The words of the line of an exception: `ValueError: ...`, `triton.runtime.errors.OutOfResources: ...`.
-_ERROR = r"^(?:[\w.]*(?:Error|Exception)\b|(?:[a-z_]\w*\.)+[A-Z]\w+:)[^\n]*?"
+# The words of the line of an exception: `ValueError: ...`, `triton.runtime.errors.OutOfResources: ...`, pydantic's
+# `Value error, ...`.
+_ERROR = r"^(?:[\w.]*(?:Error|Exception)\b|(?:[a-z_]\w*\.)+[A-Z]\w+:|Value error,|Assertion failed,)[^\n]*?"
 # In the order of their rank: an error of a later kind often follows from one of an earlier kind.
 KINDS = (
     Kind(
@@ -108,7 +109,8 @@ KINDS = (
     Kind(
         "host_memory",
         re.compile(
-            r"DefaultCPUAllocator|less than desired CPU memory|Cannot allocate memory|std::bad_alloc|\bMemoryError\b|\bBus error\b|SIGBUS"
+            r"DefaultCPUAllocator|less than desired CPU memory"
+            r"|Cannot allocate memory|std::bad_alloc|\bMemoryError\b|\bBus error\b|SIGBUS"
             r"|OOM.?[Kk]illed"
             r"|exit ?code:? -(?:9|7)\b|insufficient shared memory|unable to (?:mmap|open shared memory)"
         ),
@@ -280,7 +282,8 @@ KINDS = (
     Kind(
         "start_timeout",
         re.compile(
-            rf"^[\w.]*TimeoutError\b|DistStoreError|{_ERROR}(?:[Tt]imed? ?out|did not become ready)|Timed out waiting"
+            rf"^[\w.]*TimeoutError\b|DistStoreError|{_ERROR}(?:\b[Tt]imed? ?out\b|did not become ready)"
+            r"|Timed out waiting"
         ),
         "Processes of the engine waited too long for each other. A slow disk or a long compilation: raise "
         "VLLM_ENGINE_READY_TIMEOUT_S; else see the log of the one that was waited for.",

@@ -203,6 +203,16 @@ def test_what_a_healthy_start_prints_is_no_failure(line: str) -> None:
     assert diagnosis([line]).kind == "none"
 
 
+def test_what_pydantic_says_is_of_its_kind() -> None:
+    said = "Value error, Unknown quantization method: awq9. Must be one of ['awq']."
+    found = diagnosis(
+        [COUNTED, f"  {said} [type=value_error, input_value=ArgsKwargs(()), input_type=ArgsKwargs]", SECOND]
+    )
+    assert (found.kind, found.line) == ("bad_quantization", said)
+    heads = "Value error, Total number of attention heads (4) must be divisible by tensor parallel size (3)."
+    assert diagnosis([COUNTED, f"  {heads} [type=x, input_value={{'shutdown_timeout': 0}}]"]).kind == "bad_config"
+
+
 def test_the_innermost_process_tells_the_cause() -> None:
     worker = "(Worker_TP1 pid=9) ERROR 11-21 16:00:00 [multiproc_executor.py:880] LookupError: the cause"
     assert (
