@@ -171,5 +171,7 @@ class Relay:
             self._responder.write(error_event(self._call.route, body))
             self._responder.end(close=True)
         else:
-            self._responder.send(self.status, self._headers, body)
+            after = self._reply.headers.get(b"retry-after", b"")  # an engine knows best when it can do more
+            told = b"retry-after: %b\r\n" % after if after.isdigit() and len(after) < 7 else b""
+            self._responder.send(self.status, self._headers + told, body)
         self.outcome = Outcome.ENGINE_REFUSED if self.status < 500 else Outcome.UPSTREAM

@@ -671,6 +671,9 @@ def test_responses() -> None:
         ({"input": 5}, "input"),
         ({"input": "x", "max_output_tokens": 0}, "max_output_tokens"),
         ({"input": "x", "background": True}, "background"),
+        ({"input": "x", "previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"input": "x", "conversation": "conv_1"}, "conversation"),
+        ({"input": "x", "conversation": {"id": "conv_1"}}, "conversation"),
         ({"input": [{"content": [{"type": "input_image", "image_url": "https://x"}]}]}, "input"),
     ],
 )

@@ -24,9 +24,9 @@ def chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-def answer(status: int, body: bytes) -> bytes:
-    head = b"HTTP/1.1 %d X\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
-    return head % (status, len(body)) + body
+def answer(status: int, body: bytes, fields: bytes = b"") -> bytes:
+    head = b"HTTP/1.1 %d X\r\ncontent-type: application/json\r\n%bcontent-length: %d\r\n\r\n"
+    return head % (status, fields, len(body)) + body
 
 
 PLAIN = answer(200, b'{"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":3,"total_tokens":10}}')
@@ -92,8 +92,11 @@ class ScriptedEngine:
         if name.startswith("slow"):  # longer than any hedging waits: `slow` and then good, `slow_503` and then that
             await asyncio.sleep(0.08)
             name = name.removeprefix("slow_").replace("slow", "good")
-        if name.isdigit():
-            writer.write(answer(int(name), b'{"error":{"message":"scripted","type":"x","param":null,"code":null}}'))
+        status, _, after = name.partition(" after ")
+        if status.isdigit():
+            fields = b"Retry-After: %b\r\n" % after.encode() if after else b""
+            told = b'{"error":{"message":"scripted","type":"x","param":null,"code":null}}'
+            writer.write(answer(int(status), told, fields))
             return True
         if name == "500_cut":
             writer.write(answer(500, b"x" * 100)[:-50])

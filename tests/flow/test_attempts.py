@@ -92,6 +92,17 @@ def test_a_429_that_nobody_else_can_help_with_is_passed_through(
     scenario(["429"] * engines, body, Policy(retries=retries, **PLAIN))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("said", "told"), [("17", "17"), ("0", "0"), ("Tue, 24 Nov 2026 00:00:00 GMT", None), ("-1", None), ("9" * 7, None)]
+)
+def test_seconds_after_which_an_engine_can_do_more_are_passed_through(said: str, told: str | None) -> None:
+    async def body(gateway: Gateway, engines: list[ScriptedEngine]) -> None:
+        answer = await ask(port_of(gateway), request())
+        assert (answer.status, answer.headers.get("retry-after")) == (429, told)
+
+    scenario([f"429 after {said}"], body, Policy(**PLAIN))  # type: ignore[arg-type]
+
+
 def test_when_everything_fails_retries_stay_within_the_budget() -> None:
     async def body(gateway: Gateway, engines: list[ScriptedEngine]) -> None:
         for _ in range(40):

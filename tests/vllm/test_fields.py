@@ -33,7 +33,7 @@ READ = {
     *("service_tier", "prompt_cache_key", "metadata", "background", "temperature", "top_p", "top_k", "min_p", "seed"),
     *("frequency_penalty", "presence_penalty", "repetition_penalty", "min_tokens", "tools", "chat_template_kwargs"),
 }
-REFUSED = {*BY_GATEWAY, "prompt_embeds", "previous_response_id", "data"}
+REFUSED = {*BY_GATEWAY, "prompt_embeds", "previous_response_id", "conversation", "data"}
 PASSED = {
     # how tokens are chosen, ended and shown
     *("logit_bias", "logprobs", "top_logprobs", "prompt_logprobs", "logprob_token_ids", "stop", "stop_token_ids"),

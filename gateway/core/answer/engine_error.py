@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 from gateway.core.request.outcome import STATUS, Outcome, error_body
 from gateway.shared.vllm.answers import error_of
 
 LOGGED_AT_MOST = 2000  # characters of an engine's message about its own failure
+TOO_LONG = "context_length_exceeded"  # OpenAI's code, by which agents know to shorten their history
+_too_long = re.compile("maximum (context|model) length", re.IGNORECASE).search  # vLLM 0.8 to 0.32
 
 
 def engine_error(status: int, body: bytes) -> tuple[bytes, str]:
@@ -19,10 +23,6 @@ def engine_error(status: int, body: bytes) -> tuple[bytes, str]:
     if status >= 500:
         message = f"The engine failed with status {status}. The gateway's log has its message, under this request's id."
         return error_body(message, advice.type, advice.code), (error.message or "")[:LOGGED_AT_MOST]
-    answer = error_body(
-        error.message or f"The engine answered {status} without saying why.",
-        error.type or advice.type,
-        error.code if isinstance(error.code, str) else advice.code,
-        error.param,
-    )
-    return answer, ""
+    message = error.message or f"The engine answered {status} without saying why."
+    code = error.code if isinstance(error.code, str) else TOO_LONG if _too_long(message) else advice.code
+    return error_body(message, error.type or advice.type, code, error.param), ""

@@ -36,7 +36,7 @@ READS: dict[str, tuple[str, ...]] = {
 }
 
 # Prompts that a gateway cannot read: embeddings, an engine's memory of earlier answers, and plugins' data.
-UNREADABLE = ("prompt_embeds", "previous_response_id", "data")
+UNREADABLE = ("prompt_embeds", "previous_response_id", "conversation", "data")
 PROMPTS = frozenset(name for names in READS.values() for name in names).union(UNREADABLE)
 
 

@@ -242,6 +242,11 @@ def test_models_that_are_not_believed(body: bytes) -> None:
         models_from(body)
 
 
+TOO_LONG = "context_length_exceeded"
+TOO_MANY = "This model's maximum context length is 8 tokens. However, your prompt contains 9 input tokens."
+LONGER = "The decoder prompt (length 9) is longer than the maximum model length of 8."
+
+
 @pytest.mark.parametrize(
     ("status", "body", "message", "type", "code", "param"),
     [
@@ -249,6 +254,15 @@ def test_models_that_are_not_believed(body: bytes) -> None:
         (400, {"error": {"message": "no", "type": "T", "param": None, "code": 400}}, "no", "T", None, None),
         (400, {"object": "error", "message": "no", "type": "T", "param": "n", "code": 400}, "no", "T", None, "n"),
         (400, {"error": "boom"}, "boom", None, None, None),
+        (
+            400,
+            {"error": {"message": TOO_MANY, "code": 400, "param": "input_tokens"}},
+            TOO_MANY,
+            None,
+            TOO_LONG,
+            "input_tokens",
+        ),
+        (400, {"error": {"message": LONGER, "code": 400}}, LONGER, None, TOO_LONG, None),
         (404, {"detail": "Not Found"}, "Not Found", None, None, None),
         (422, {"detail": [{"loc": ["n"]}]}, '[{"loc":["n"]}]', None, None, None),
         (403, {}, "The engine answered 403 without saying why.", None, None, None),
