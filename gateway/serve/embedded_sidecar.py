@@ -11,6 +11,7 @@ import os
 import shutil
 import socket
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -64,8 +65,10 @@ models:
 class EmbeddedSidecar:
     """The running child. `config` is its file, in a folder of its own that goes with it; `stop` ends it and waits."""
 
-    def __init__(self, control: str, token: str) -> None:
-        """To report to the gateway whose control port is `control`, and that wants to be shown `token`."""
+    def __init__(self, control: str, token: str, say: Callable[[str], None]) -> None:
+        """To report to the gateway whose control port is `control`, and that wants to be shown `token`. `say` takes a
+        line for the operator."""
+        self._say = say
         self._control = control
         self._token = token
         self._folder = Path(tempfile.mkdtemp(prefix="weir-demo-"))
@@ -93,7 +96,7 @@ class EmbeddedSidecar:
         )
         flags = ("--gpus-from", str(gpus))
         self._process = SidecarProcess(
-            self.config, *flags, environment={SPEED_VARIABLE: speed}, stop_within=STOP_WITHIN
+            self.config, *flags, environment={SPEED_VARIABLE: speed}, stop_within=STOP_WITHIN, say=self._say
         )
         await self._process.start()
 

@@ -394,8 +394,10 @@ def _reload(files: Sequence[WatchedFile | None], log: CallLog | None) -> None:
 def _own_sidecar(options: Options, control: str, token: str) -> EmbeddedSidecar | SidecarProcess | None:
     """The sidecar that this process runs, if any."""
     if options.sidecar is not None:
-        return SidecarProcess(options.sidecar, "--gateway", reachable(control), stop_within=SIDECAR_ENDS_WITHIN)
-    return EmbeddedSidecar(control, token) if options.demo else None
+        return SidecarProcess(
+            options.sidecar, "--gateway", reachable(control), stop_within=SIDECAR_ENDS_WITHIN, say=say
+        )
+    return EmbeddedSidecar(control, token, say) if options.demo else None
 
 
 async def _reporting(sidecar: EmbeddedSidecar | SidecarProcess, control: str, gateway: Gateway) -> None:

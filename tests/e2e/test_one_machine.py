@@ -77,6 +77,46 @@ def test_one_machine_in_one_command(machine: Path, ends: signal.Signals) -> None
     assert "Traceback" not in gateway.output()
 
 
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["SIGKILL", "SIGTERM"])
+def test_a_sidecar_that_ends_is_started_again_and_what_it_ran_goes_on(machine: Path, how: signal.Signals) -> None:
+    def ask(model: str) -> None:
+        call = {"model": model, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
+        answer = httpx.post(f"{url}/v1/chat/completions", json=call, timeout=30.0)
+        assert answer.status_code == 200, answer.text
+
+    with serve(machine) as gateway:
+        url = gateway.line(r"data port (\S+)", 30.0)
+        ask("qwen-7b")
+        engines = set(of(machine)) - {gateway.pid}
+        (sidecar,) = [pid for pid in engines if b"sidecar.cli" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        os.kill(sidecar, how)
+        status = -9 if how == signal.SIGKILL else 0
+        assert gateway.line(r"sidecar.yaml (has ended .*); it is", 20.0) == f"has ended with exit status {status}"
+        gateway.line(r"(sidecar.yaml runs again)", 20.0)
+        if how == signal.SIGKILL:
+            ask("qwen-7b")
+            assert engines - {sidecar} <= set(of(machine)), "its engine was taken over"
+        ask("llama-3-8b")  # for which another one is started
+        os.kill(gateway.pid, signal.SIGTERM)
+        assert until(lambda: not gateway.alive, 30.0) is not None, gateway.output()
+        assert until(lambda: of(machine) == [], 30.0) is not None, of(machine)
+    assert "Traceback" not in gateway.output()
+
+
+def test_the_engine_of_a_dead_sidecar_ends_with_the_gateway(machine: Path) -> None:
+    with serve(machine) as gateway:
+        url = gateway.line(r"data port (\S+)", 30.0)
+        call = {"model": "qwen-7b", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
+        assert httpx.post(f"{url}/v1/chat/completions", json=call, timeout=30.0).status_code == 200
+        for pid in of(machine):
+            if b"sidecar.cli" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, signal.SIGKILL)
+        gateway.line(r"sidecar.yaml (has ended)", 20.0)
+        os.kill(gateway.pid, signal.SIGTERM)
+        assert until(lambda: not gateway.alive, 30.0) is not None, gateway.output()
+        assert until(lambda: of(machine) == [], 30.0) is not None, of(machine)
+
+
 def test_another_token_is_told_and_nothing_is_left(machine: Path) -> None:
     (machine / "other.token").write_text("0123456789abcdef0123")
     (machine / "other.token").chmod(0o600)

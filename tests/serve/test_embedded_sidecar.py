@@ -68,7 +68,7 @@ def test_one_that_does_not_start_is_told_and_leaves_nothing(monkeypatch: pytest.
     monkeypatch.setattr(sidecar_process, "COMMAND", (sys.executable, "-c", "raise SystemExit(3)"))
 
     async def main() -> None:
-        sidecar = EmbeddedSidecar("http://127.0.0.1:9", "0123456789abcdef")
+        sidecar = EmbeddedSidecar("http://127.0.0.1:9", "0123456789abcdef", print)
         with pytest.raises(RuntimeError, match=r"the sidecar of .* did not start: exit code 3"):
             await sidecar.start()
         assert decode(sidecar.config.read_bytes()).token_file == "token"  # noqa: S105 # a file's name
