@@ -42,7 +42,12 @@ _LEFT_OUT: dict[str, Fields] = {
     "gpt_oss": {"sliding_window_pattern": 2},
     "cohere2": {"sliding_window_pattern": 4},
 }
-_STRETCHED = frozenset(("linear", "dynamic", "yarn"))
+_LENGTHS = (
+    *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_target_positions"),
+    *("max_sequence_length", "max_seq_length", "seq_len"),
+)
+# Kinds of rope whose file says a length that is scaled already.
+_SCALED_ALREADY = frozenset(("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling"))
 # Bits per parameter where the file says no number of its own.
 _BITS = {"fp8": 8.0, "fbgemm_fp8": 8.0, "modelopt": 8.0, "bitsandbytes": 8.0, "mxfp4": 4.25, "modelopt_fp4": 4.5}
 
@@ -134,22 +139,28 @@ def _text_model(outer: Fields) -> Fields:
 
 
 def _context(fields: Fields) -> int | None:
-    """Tokens it was made for, stretched as vLLM does: `linear`, `dynamic` and `yarn` scaling multiply them."""
-    names = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len")
-    context, scaling = (
-        whole(fields, names, MAX_TOKENS),
-        within(fields, "rope_scaling") or within(fields, "rope_parameters"),
-    )
-    kind, factor = word(scaling, "rope_type", "type"), scaling.get("factor")
-    if (
-        kind not in _STRETCHED
-        or isinstance(factor, bool)
-        or not isinstance(factor, int | float)
-        or not 1 <= factor <= 1e4
-    ):
+    """Tokens that vLLM serves unless it is told otherwise: the least that the file names, times the factor of scalings
+    that stretch it. A longrope's is the context before it, since one beyond that makes short prompts worse.
+
+    Source: vLLM 0.32, `_get_and_verify_max_len` of vllm/config/model.py, `derive_max_model_len_and_key` of
+    vllm/transformers_utils/model_arch_config_convertor.py."""
+    told = whole(fields, ("model_max_length",), MAX_TOKENS)
+    lengths = [whole(fields, (name,), MAX_TOKENS) for name in _LENGTHS] if told is None else [told]
+    context = min([length for length in lengths if length is not None], default=None)
+    scaling = within(fields, "rope_scaling") or within(fields, "rope_parameters")
+    nested = [each for each in scaling.values() if isinstance(each, dict)]  # by kind of layer
+    factor: object = 1
+    for each in nested or [scaling]:
+        kind = word(each, "rope_type", "type")
+        if kind == "longrope":
+            return whole(fields, ("original_max_position_embeddings",), MAX_TOKENS) or context
+        if kind is not None and kind not in _SCALED_ALREADY:
+            factor = each.get("factor", factor)
+    if context is None or "gemma3" in (word(fields, "model_type") or ""):  # its context is scaled already
         return context
-    before = whole(scaling, ("original_max_position_embeddings",), MAX_TOKENS) if kind == "yarn" else None
-    return None if context is None else min(MAX_TOKENS, int((before or context) * factor))
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or not 1 <= factor <= 1e4:
+        return context
+    return min(MAX_TOKENS, int(context * factor))
 
 
 def _dtype(fields: Fields) -> str | None:

@@ -431,3 +431,35 @@ def test_whatever_is_in_weight_files_only_its_error_is_raised(data: bytes) -> No
             read(data)
         except ModelError:
             continue
+
+
+LONG = {"max_position_embeddings": 131_072}
+LINEAR = {"rope_type": "linear", "factor": 8.0}
+
+
+@pytest.mark.parametrize(
+    ("fields", "context"),
+    [
+        ({"max_position_embeddings": 8192}, 8192),
+        ({"max_position_embeddings": 8192, "max_seq_len": 4096}, 4096),
+        ({"max_position_embeddings": 8192, "model_max_length": 131_072}, 131_072),  # Command R
+        ({"max_position_embeddings": 8192, "rope_scaling": LINEAR}, 65_536),
+        ({"max_position_embeddings": 8192, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, 16_384),
+        (LONG | {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 131_072),
+        ({"max_position_embeddings": 40_960, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, 40_960),  # Qwen3
+        (LONG | {"model_type": "gemma3_text", "rope_scaling": LINEAR}, 131_072),
+        (LONG | {"model_type": "gemma3_text", "rope_parameters": {"full_attention": LINEAR}}, 131_072),
+        (
+            LONG | {"rope_parameters": {"full_attention": LINEAR, "sliding_attention": {"rope_type": "default"}}},
+            1_048_576,
+        ),
+        (LONG | {"original_max_position_embeddings": 4096, "rope_scaling": {"type": "longrope"}}, 4096),  # Phi 3.5
+        (LONG | {"rope_scaling": {"type": "longrope"}}, 131_072),
+        ({"rope_scaling": LINEAR}, None),
+        ({"max_position_embeddings": 8192, "rope_scaling": LINEAR | {"factor": True}}, 8192),
+        ({"max_position_embeddings": 8192, "rope_scaling": LINEAR | {"factor": 0.5}}, 8192),
+    ],
+)
+def test_the_context_is_derived_as_vllm_derives_it(fields: dict[str, Any], context: int | None) -> None:
+    """The values that vLLM 0.32's own ModelConfig gave for such files, where it takes them."""
+    assert shape(**fields).context == context
