@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import Iterator, Sequence
+from decimal import Decimal
 from pathlib import Path
 
 import msgspec
 
-from gateway.shared.files.units import BYTES, GIB
+from gateway.shared.files.units import GIB, MIB
 from sidecar.core.config import SidecarConfig
 from sidecar.core.engine_records import Unusable
 from sidecar.core.inventory import Size
@@ -24,6 +26,7 @@ from sidecar.sizing.model_fields import ModelError
 from sidecar.sizing.model_files import NotKnown
 
 LEAST, MOST = GIB, 2**50  # bytes of a GPU
+_SIZE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([GM])(?:i?B)?", re.ASCII | re.IGNORECASE)
 
 
 class Gpu(msgspec.Struct, frozen=True):
@@ -91,13 +94,22 @@ class Turns(msgspec.Struct, frozen=True, kw_only=True):
 
 def gpu(text: str) -> Gpu:
     """A GPU as it is written: `80GiB`, or `80GiB:79.25GiB` with CUDA's total. Raises ValueError."""
-    total, _, cuda = text.partition(":")
-    sizes = [BYTES.parse(part) for part in ((total, cuda) if cuda else (total,))]
-    if None in sizes or not LEAST <= (first := int(sizes[0] or 0)) <= MOST or int(sizes[-1] or 0) < LEAST:
-        raise ValueError(f"a GPU is its size, as 80GiB, or with what CUDA has of it, as 80GiB:79.25GiB; not {text!r}")
-    if (second := int(sizes[1] or 0) if cuda else cuda_total(first)) > first:
+    total, colon, cuda = text.partition(":")
+    first = _size(total)
+    second = _size(cuda) if colon else None if first is None else cuda_total(first)
+    if first is None or second is None or not LEAST <= first <= MOST or second < LEAST:
+        raise ValueError(
+            f"a GPU is its size, as 80GiB or 24GB, or with what CUDA has of it, as 80GiB:79.25GiB; not {text!r}"
+        )
+    if second > first:
         raise ValueError(f"CUDA has no more of a GPU than there is: {text!r}")
     return Gpu(first, second)
+
+
+def _size(text: str) -> int | None:
+    """Bytes, to the byte below; None: `text` is no size. Makers of GPUs write GB and mean GiB."""
+    match = _SIZE.fullmatch(text)
+    return None if match is None else int(Decimal(match[1]) * (GIB if match[2] in "gG" else MIB))
 
 
 def planned(config: SidecarConfig, folder: Path, profile: str, gpus: Sequence[Gpu]) -> list[Planned]:

@@ -10,6 +10,8 @@ import pytest
 
 from gateway.shared.files.units import GIB
 from sidecar.cli import main
+from sidecar.cli.plan_on import Gpu, gpu
+from sidecar.sizing.claim import cuda_total
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 WEIGHTS = 16_060_522_496
@@ -35,6 +37,21 @@ def file(folder: Path, models: str) -> None:
 def plans(capsys: pytest.CaptureFixture[str], *argv: str, status: int = 0) -> Any:
     assert main(("plan", *argv, "--json")) == status
     return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("text", "total", "cuda"),
+    [
+        ("24GiB:23.57GiB", 24 * GIB, int(23.57 * GIB)),
+        ("80GiB:79.19GiB", 80 * GIB, int(79.19 * GIB)),
+        ("24GB", 24 * GIB, None),
+        ("24G", 24 * GIB, None),
+        ("23.99gib", int(23.99 * GIB), None),
+        ("24576MiB", 24 * GIB, None),
+    ],
+)
+def test_a_gpu_is_written_as_people_and_nvidia_smi_write_it(text: str, total: int, cuda: int | None) -> None:
+    assert gpu(text) == Gpu(total, cuda_total(total) if cuda is None else cuda)
 
 
 def test_an_object_for_each_size_of_gpu(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
