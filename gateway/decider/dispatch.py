@@ -460,7 +460,7 @@ class Dispatch:
             self.session_shadow.granted(call, choice, engines, now, ticket, exclude)
         grant = LocalGrant(self, call, choice, now, ticket)
         if self.control.sessions is not None:
-            self.control.sessions.granted(call, choice)
+            self.control.sessions.granted(call)
         if witness is not None:
             witness.granted(call, grant.hold)
         if self._turns and call.class_name in self.control.rules.limited:

@@ -84,13 +84,13 @@ class LocalGrant:
         self.hold.prefill_done()
 
     def _remember(self, now: float) -> None:
-        if self.engine.policy.routing.affinity == "session":
-            self.engine.remember_session(self.call.session, self.call.prompt_tokens, now)
-        else:
-            self.engine.remember(self.call.prefix, now)
+        self.engine.remember(self.call.prefix, self.call.prompt_tokens, now)
 
-    def finished(self, now: float, prompt_tokens: int, completion_tokens: int) -> None:
-        """Learn the time per output token, and charge the tenant's queue for real usage."""
+    def finished(self, now: float, prompt_tokens: int, completion_tokens: int, cached_tokens: int | None) -> None:
+        """Learn the time per output token and what the engine has cached, and charge the tenant's queue for real
+        usage."""
+        if cached_tokens is not None:
+            self.engine.prefixes.told(self.cached, cached_tokens)
         if self.ticket is not None:
             self._correct(self.ticket, prompt_tokens, completion_tokens)
         self._tokens = prompt_tokens + completion_tokens
@@ -200,11 +200,11 @@ class LocalGrant:
         if hold.live:
             hold.release()
             now = self._dispatch.clock()
-            if self._first_at and self.engine.up and self.engine.evicts:
+            if self._first_at and self.engine.up:
                 self._remember(now)  # only from now on may the engine evict it
             sessions = self._dispatch.control.sessions
             if sessions is not None and self._first_at:
-                sessions.cached(self.call, self.engine, self._tokens, now)
+                sessions.ended(self.call, self.engine.id, self._tokens, now)
             shadow = self._dispatch.session_shadow
             if shadow is not None and self._first_at:
                 shadow.ended(self.call, self.engine.id, self._tokens, now)

@@ -21,7 +21,7 @@ from gateway.core.request.outcome import Outcome
 from gateway.core.request.record import Record
 
 MOST_RECORDS = 500  # in one message
-VERSION = 1  # of these messages: both sides must have the same
+VERSION = 2  # of these messages: both sides must have the same
 Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Hash = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -176,8 +176,8 @@ class CallEnd(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=Fa
     """The call is over, and what it held goes back.
 
     `ending`: what it says of its engine; None: what the decider knows already. `tokens`: what it is charged; None: not
-    settled. `learned`, `finished`: prompt and completion tokens as the engine counted them. `first_byte`: when its
-    engine had read the prompt, if nobody has told.
+    settled. `learned`: prompt and completion tokens as the engine counted them; `finished`: these, and the prompt's
+    cached tokens where the engine tells. `first_byte`: when its engine had read the prompt, if nobody has told.
     """
 
     number: Number
@@ -185,7 +185,7 @@ class CallEnd(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=Fa
     ending: Ending | None = None
     tokens: Count | None = None
     learned: tuple[Count, Count] | None = None
-    finished: tuple[Count, Count] | None = None
+    finished: tuple[Count, Count, Count | None] | None = None
     left: Left = ""
     outcome: Outcome = Outcome.BUG
     first_byte: float | None = None

@@ -100,7 +100,7 @@ def settle(
     admission.settle(record.prompt_tokens + record.completion_tokens, now)
     if answer.outcome is Outcome.OK:
         decider.learn(call, record.prompt_tokens, record.completion_tokens)
-        grant.finished(now, record.prompt_tokens, record.completion_tokens)
+        grant.finished(now, record.prompt_tokens, record.completion_tokens, usage.cached_tokens)
 
 
 def _written(call: Call, grant: Grant, answer: EndedAnswer, heard_at: float, record: Record, now: float) -> int:

@@ -89,7 +89,7 @@ def test_a_number_that_no_decider_has_is_not_read(level: float) -> None:
 
 
 def engine(slots: int | None = None) -> Engine:
-    return Engine("e", "http://e", POLICY, capacity=1000, max_concurrency=slots)
+    return Engine("e", "http://e", POLICY, capacity=10**6, max_concurrency=slots)
 
 
 def test_an_engine_goes_on_with_what_was_learned_of_it() -> None:
@@ -98,7 +98,8 @@ def test_an_engine_goes_on_with_what_was_learned_of_it() -> None:
         before.learn_first_byte(5000.0, 1.0)
     before.learn_tpot(100, 9.0)
     before.learn_pace(100, 2.0)
-    before.sampled(EngineSample(running=9, waiting=50, kv_usage=1.0, preemptions_total=0), BEFORE)
+    for at in (BEFORE - 1.0, BEFORE):
+        before.sampled(EngineSample(running=9, waiting=50, kv_usage=1.0, preemptions_total=0), at)
     after.restore(through(before.checkpoint(BEFORE, 0)), AFTER - AGO, prefixes=True)
     for name in ("prefill_rate", "ttft_spread", "tpot", "pace", "trim", "slots", "_full_at"):
         assert getattr(after, name) == getattr(before, name) != getattr(engine(), name) or name == "ttft_spread", name
@@ -119,31 +120,32 @@ def test_slots_that_the_policy_gives_are_not_replaced() -> None:
 def test_the_blocks_that_were_read_last_are_cached_for_the_next_decider(reads: list[list[int]], most: int) -> None:
     before, after = engine(), engine()
     for number, blocks in enumerate(reads):
-        before.remember(tuple(blocks), BEFORE - len(reads) + number)
+        before.remember(tuple(blocks), len(blocks), BEFORE - len(reads) + number)
     after.restore(through(before.checkpoint(BEFORE, most)), AFTER - AGO, prefixes=True)
-    newest = list(before.prefixes)[-most:] if most else []
-    assert list(after.prefixes) == newest
-    ages = [(BEFORE - before.prefixes[block], AFTER - AGO - after.prefixes[block]) for block in reversed(newest)]
+    then, now = before.prefixes.blocks, after.prefixes.blocks
+    newest = list(then)[-most:] if most else []
+    assert list(now) == newest
+    ages = [(BEFORE - then[block], AFTER - AGO - now[block]) for block in reversed(newest)]
     for number, (age, told) in enumerate(ages):  # never younger, and no older than the last of its group
         assert age <= told <= ages[min(len(ages) - 1, number // GROUP * GROUP + GROUP - 1)][0]
 
 
 def test_what_an_engine_has_read_meanwhile_stays_and_is_the_newest() -> None:
     before, after, other = engine(), engine(), engine()
-    before.remember((1, 2, 3), BEFORE - 10.0)
-    after.remember((4, 3), AFTER - 100.0)
-    after.remember((2,), AFTER - 1.0)
+    before.remember((1, 2, 3), 500, BEFORE - 10.0)
+    after.remember((4, 3), 400, AFTER - 100.0)
+    after.remember((2,), 300, AFTER - 1.0)
     saved = before.checkpoint(BEFORE, 9)
     after.restore(saved, AFTER - AGO, prefixes=True)
-    assert list(after.prefixes.items()) == [
+    assert list(after.prefixes.blocks.items()) == [
         (4, AFTER - 100.0),
-        (1, AFTER - AGO - 10.0),
         (3, AFTER - AGO - 10.0),
+        (1, AFTER - AGO - 10.0),
         (2, AFTER - 1.0),
     ]
-    assert after.cached_blocks((1, 2, 3, 5), AFTER) == 3
+    assert after.cached_blocks((1, 2, 3, 5)) == 3
     other.restore(saved, AFTER, prefixes=False)
-    assert other.prefixes == {}
+    assert other.prefixes.blocks == {}
 
 
 @pytest.mark.parametrize("wrong", [(b"1234567", [1.0]), (b"12345678", []), (b"", [1.0]), (b"12345678", [-1.0])])

@@ -172,7 +172,7 @@ def variant(number: int, engines: list[SimEngine]) -> Tree:
         "tenants": {"anonymous": tenant},
         "limits": limits,
         "body": {"max_n": 1 + number % 8, "max_messages": 100 + number},  # no two alike
-        "routing": {"affinity": ("prefix", "session", "none")[number % 3]},
+        "routing": {"block": (512, 1024, 2048)[number % 3]},
         "modes": {"brownout": {"enter": {"kv": "93%"}, "leave": {"kv": "85%"}, "refuse": []}},
     } | entries(*chosen)
 

@@ -22,7 +22,7 @@ WORDS = [word for name in NAMES for word in ("--lora-module", name)] + ["--max-l
 def test_each_adapters_calls_go_where_it_is_loaded(tmp_path: Path, words: tuple[str, ...]) -> None:
     engines = [SimEngine(tmp_path / f"engine-{number}.log", *WORDS) for number in range(2)]
     policy = tmp_path / "policy.yaml"
-    policy.write_text("fleet: {poll: 100ms}\nrouting: {affinity: none}\n")
+    policy.write_text("fleet: {poll: 100ms}\n")
     try:
         given = [word for engine in engines for word in ("--engine", engine.url)]
         with Gateway(tmp_path / "gateway.log", "--policy", str(policy), *given, *words) as gateway:

@@ -24,7 +24,7 @@ from tests.faults.scripted import ScriptedEngine, ask, gateway_over, port_of, re
 
 pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
 
-PLAIN = {"timeouts": Timeouts(first_byte=2.0, stall=2.0), "routing": Routing(affinity="none", slow_start=0.0)}
+PLAIN = {"timeouts": Timeouts(first_byte=2.0, stall=2.0), "routing": Routing(slow_start=0.0)}
 POLICY = Policy(**PLAIN)  # type: ignore[arg-type] # fields of a Policy
 HEDGED = Policy(hedging=Hedging(enabled=True, after=0.03), **PLAIN)  # type: ignore[arg-type]
 Body = Callable[[Gateway, list[ScriptedEngine]], Awaitable[None]]

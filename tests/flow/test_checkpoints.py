@@ -118,12 +118,12 @@ def test_places_are_left_out_where_hashes_have_another_key(
 def test_hits_go_on_after_a_decider_has_died(monkeypatch: pytest.MonkeyPatch, key: int, hits: int) -> None:
     async def body(made: Setting) -> None:
         now = made.gateway.clock()
-        made.engine.remember((1, 2, 3), now)
+        made.engine.remember((1, 2, 3), 500, now)
         state = made.gateway.checkpoints.take()
         async with gateway_over(ENGINES) as after:
             monkeypatch.setattr(checkpoint, "HASHES", checkpoint.HASHES + key)
             after.checkpoints.restore(state, 0.5)
-            assert after.fleet.engines[made.engine.id].cached_blocks((1, 2, 3, 4), now + 0.5) == hits
+            assert after.fleet.engines[made.engine.id].cached_blocks((1, 2, 3, 4)) == hits
 
     run(body)
 
@@ -132,7 +132,7 @@ def test_a_fleets_indexes_share_what_a_checkpoint_has_room_for(monkeypatch: pyte
     async def body(made: Setting) -> None:
         monkeypatch.setattr(checkpoint, "MOST_PREFIXES", 8)
         for engine in made.gateway.fleet:
-            engine.remember(tuple(range(9)), 0.0)
+            engine.remember(tuple(range(9)), 1000, 0.0)
         each = 8 // len(ENGINES)
         saved = decoded(made.gateway.checkpoints.take()).engines
         assert [len(engine.prefixes.blocks) // BLOCK for engine in saved] == [each] * len(ENGINES)

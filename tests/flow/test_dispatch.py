@@ -165,14 +165,14 @@ def test_what_a_call_used_corrects_what_its_tenant_was_charged_and_nothing_else(
         grants[1].close()
         await moves
         before = counter("at once")
-        grants[0].finished(world.loop.time(), 500, 0)
+        grants[0].finished(world.loop.time(), 500, 0, None)
         grants[0].close()
         assert counter("at once") == before
         second = world.dispatch.at_once(calls["waited"], frozenset({waited.engine.id}))
         assert second is not None
         waited.take(second)
         before = counter("waited")
-        waited.finished(world.loop.time(), 700, 0)
+        waited.finished(world.loop.time(), 700, 0, None)
         waited.close()
         assert counter("waited") == before - 100.0
 
@@ -224,7 +224,7 @@ def test_a_call_granted_while_its_cancellation_is_on_the_way_is_not_granted() ->
     ("change", "outcome"),
     [
         (lambda world: world.call(model="nobody"), Outcome.NOT_FOUND),
-        (lambda world: world.call(tokens=801), Outcome.TOO_LARGE),
+        (lambda world: world.call(tokens=921), Outcome.TOO_LARGE),
         (lambda world: world.engine().down() or world.call(), Outcome.NO_ENGINE),
         (lambda world: world.dispatch.refuse_waiting() or world.call(), Outcome.DRAINING),
     ],
@@ -860,7 +860,7 @@ def test_random_lives_leave_nothing_behind() -> None:
             if rng.random() < 0.02:
                 rng.choice(list(world.fleet)).down()
             for engine in world.fleet:
-                assert 0 <= engine.held <= 800
+                assert 0 <= engine.held <= 920
                 if rng.random() < 0.05:
                     world.fleet.health(engine, True, world.loop.time())
                     world.fleet.health(engine, True, world.loop.time())

@@ -418,7 +418,7 @@ def test_garbage_is_cut_off_with_one_line_and_changes_nothing(data: bytes, line:
         ([hello(5), hello(5)], "relay 5 was cut off: it says hello twice"),
         (
             [msgspec.structs.replace(hello(), version=7)],
-            "a relay was cut off: it speaks version 7 of the frames, and this decider version 1",
+            "a relay was cut off: it speaks version 7 of the frames, and this decider version 2",
         ),
         (
             [msgspec.structs.replace(hello(), decider_epoch=9)],

@@ -373,7 +373,7 @@ def test_without_prediction_a_call_waits_until_its_deadline() -> None:
 def test_what_no_engine_of_the_model_would_hold_is_not_waited_for() -> None:
     async def scenario(world: World) -> None:
         sidecar = world.sidecar()
-        sidecar.say("p", kv_tokens=120)
+        sidecar.say("p", kv_tokens=100)
         assert (await world.refused(world.call())).outcome is Outcome.TOO_LARGE
         sidecar.say("p", kv_tokens=None)
         assert (await world.use(world.call()))[1] == pytest.approx(3.01)
@@ -681,14 +681,14 @@ def test_an_engine_that_has_slept_begins_anew() -> None:
         sidecar = world.sidecar()
         sidecar.running("p")
         (engine,) = world.gateway.fleet
-        engine.remember((1, 2), 0.0)
+        engine.remember((1, 2), 300, 0.0)
         engine.excess = 500
         for _ in range(5):
             engine.breaker.ended(engine.breaker.sent(0.0), Ending.FAILURE, 0.0)
         assert engine.breaker.state is BreakerState.OPEN
         sidecar.say("p", state="sleeping")
         sidecar.running("p")
-        assert (engine.cached_blocks((1, 2), 0.0), engine.excess) == (0, 0)
+        assert (engine.cached_blocks((1, 2)), engine.excess) == (0, 0)
         assert engine.breaker.state is BreakerState.CLOSED, "what it failed before is over"
 
     virtual(scenario)

@@ -30,7 +30,7 @@ MESSAGES = st.one_of(
         st.sampled_from([None, *Ending]),
         st.none() | NUMBERS,
         st.none() | st.tuples(NUMBERS, NUMBERS),
-        st.none() | st.tuples(NUMBERS, NUMBERS),
+        st.none() | st.tuples(NUMBERS, NUMBERS, st.none() | NUMBERS),
         st.sampled_from(["", "refused", "error", "cancelled"]),
         st.sampled_from(list(Outcome)),
     ),

@@ -106,7 +106,7 @@ class Run:
                     self.ends.append((self.loop.time(), grant.engine.id, f"{call.predicted_wait} {call.shaped}"))
                     grant.first_byte(self.loop.time())
                     await asyncio.sleep(seconds)
-                    grant.finished(self.loop.time(), call.prompt_tokens // 2, int(40 * seconds))
+                    grant.finished(self.loop.time(), call.prompt_tokens // 2, int(40 * seconds), None)
                     charge.settle(call.prompt_tokens, self.loop.time())
         except Refused as refused:
             self.ends.append((self.loop.time(), refused.outcome.value, f"{refused.message} {refused.retry_after}"))
@@ -180,7 +180,8 @@ def engines_asked(run: Run, rng: random.Random, now: float) -> None:
     engine.fits(10**9)
     engine.prefill_ahead(now)
     engine.reading(10, now)
-    engine.cached_blocks(call.prefix, now)
+    engine.cached_blocks(call.prefix)
+    engine.flow(now)
     engine.breaker.allows(now)
     usable = usable_of(engines, now)
     any_idle(usable, call)

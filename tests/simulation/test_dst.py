@@ -219,7 +219,7 @@ def test_an_answer_that_ends_in_the_moment_of_its_deadline_is_whole_and_followed
 def test_a_class_that_must_pause_holds_up_nobody_for_another_model() -> None:
     events = (
         a_call(asked=200),
-        a_call(at=1.25, class_name="batch", asked=300),  # does not fit beside it; from 1.75 on nothing passes it
+        a_call(at=1.25, class_name="batch", asked=370),  # does not fit beside it; from 1.75 on nothing passes it
         a_call(at=2.0),
         a_call(at=2.5, class_name="batch", model="m1"),  # now its class has all it may
     )

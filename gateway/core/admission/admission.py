@@ -23,7 +23,7 @@ from gateway.core.admission.model_traffic import ModelTraffic
 from gateway.core.admission.queues import Queues, Ticket
 from gateway.core.admission.rules import AdmissionRules
 from gateway.core.engines.choice import LOOKED_AT, Choice, any_idle, choose, foreseen_ttft, least_ttft, usable_of
-from gateway.core.engines.fleet import Engine, Fleet
+from gateway.core.engines.fleet import Engine, Fleet, ceiling
 from gateway.core.policy.policy import Policy
 from gateway.core.request.call import Call
 from gateway.core.sessions.locality import Aside, choose_for_session, seconds_ahead
@@ -225,7 +225,7 @@ class AdmissionControl:
         told = self.sidecars.kv_tokens(model)
         if told is None and not engines:
             told = budget.capacity
-        return max([int((told or 0) * budget.kv_target), *(engine.largest for engine in engines)])
+        return max([round((told or 0) * ceiling(budget.kv_target)), *(engine.largest for engine in engines)])
 
     # -- a call that waits --------------------------------------------------------------------------------------
 

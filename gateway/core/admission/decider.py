@@ -101,8 +101,8 @@ class Grant(Protocol):
     def first_byte(self, now: float) -> None:
         """The engine has read the prompt."""
 
-    def finished(self, now: float, prompt_tokens: int, completion_tokens: int) -> None:
-        """The whole answer is here, with the engine's own numbers."""
+    def finished(self, now: float, prompt_tokens: int, completion_tokens: int, cached_tokens: int | None) -> None:
+        """The whole answer is here, with the engine's own numbers; None: it does not tell."""
 
     def close(self) -> None:
         """Give the hold back; a second time changes nothing."""

@@ -1,4 +1,4 @@
-"""Prefix-cache age of an engine, from its own events: the time since when everything it has read is still cached.
+"""Prefix-cache age of an engine, from its own events: the last use by which blocks are evicted.
 
 vLLM reports the blocks that it stores and evicts, by hashes of their tokens. The gateway has no tokenizer, so it cannot
 find its own blocks of text among them. It need not: the cache evicts in order of last use (LRU). So one evicted block
@@ -6,8 +6,8 @@ proves that everything last used before that block was stored is gone too. The l
 used after the cut is cached, however long ago that is; one used before it is not. The cut moves as fast as the cache
 turns over, and every user of the engine moves it.
 
-Events before the connection, and after a gap in the sequence, are not reliable. A prefix used before events are
-complete is believed in for the policy's `affinity_ttl`, as all prefixes are without events.
+What was evicted before the connection, and in a gap of the sequence, is not known: there the estimate is alone
+(`prefix_cache.py`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from gateway.shared.vllm.kv_events import (
 )
 
 LATEST = 16  # evictions that must agree: a connector may drop blocks out of turn, a shared block may have two copies
-LONGEST = 86_400.0  # seconds; what has not been used for a day is not believed in, whatever the events say
 BLOCKS_TRACKED = 131_072  # per engine, about 100 bytes each; beyond it a sample of them, which tells the same
 # Blocks of sliding windows and states of recurrent layers are given up while their request still runs.
 KINDS = frozenset({None, "full_attention", "mla_attention", "sink_full_attention"})
@@ -35,16 +34,15 @@ GPU = frozenset({None, "GPU", "gpu"})  # a block that left it for another medium
 
 
 class CacheAge:
-    """One engine's prefix cache, by its events. `since`: from when on they are whole; infinite: they are not.
+    """One engine's prefix cache, by its events. `cut`: blocks that were used last before then are evicted.
 
     Feed it from one connection: `link` when that comes and goes, `take` with every message, in order.
     """
 
-    __slots__ = ("_block_size", "_linked", "_mask", "_young", "cut", "expected", "live", "problem", "since", "stored")
+    __slots__ = ("_block_size", "_linked", "_mask", "_young", "cut", "expected", "live", "problem", "stored")
 
     def __init__(self) -> None:
-        self.since = math.inf
-        self.cut = -math.inf  # what was used last before this is gone
+        self.cut = -math.inf
         self.live = False  # connected, and a message since
         self.problem = ""  # why the last message could not be read
         self._linked = False
@@ -56,20 +54,13 @@ class CacheAge:
 
     def __repr__(self) -> str:
         state = "live" if self.live else "linked" if self._linked else "not linked"
-        return f"<CacheAge {state}, {self.cached} blocks, cut at {self.cut:.1f}, whole since {self.since:.1f}>"
+        return f"<CacheAge {state}, {self.cached} blocks, cut at {self.cut:.1f}>"
 
     # -- questions ----------------------------------------------------------------------------------------------
 
-    def trusted_since(self, now: float, ttl: float) -> float:
-        """What the engine has used since then is in its cache: by the events, or else by `ttl` (seconds)."""
-        oldest, cut = now - ttl, self.cut
-        if self.live and self.since < oldest:
-            oldest = self.since if self.since > now - LONGEST else now - LONGEST
-        return cut if cut > oldest else oldest  # max() costs more than all of this
-
     @property
     def cached(self) -> int:
-        """Blocks that are cached, of those stored since the events are whole; an estimate where they are many."""
+        """Blocks that are cached, of those stored since the last gap; an estimate where they are many."""
         return len(self.stored) * (self._mask + 1)
 
     # -- events -------------------------------------------------------------------------------------------------
@@ -114,8 +105,6 @@ class CacheAge:
             self._block_size = event.block_size
         elif event.block_size < self._block_size:
             return  # a part of a block, which is given up as soon as the block is full
-        if self.since == math.inf:
-            self.since = now
         stored, mask, group = self.stored, self._mask, event.group_idx
         for block in event.block_hashes:
             key = _key(block, group)
@@ -143,7 +132,6 @@ class CacheAge:
 
     def _lose(self) -> None:
         """Something was missed: what is cached now is unknown. What is gone stays gone."""
-        self.since = math.inf
         self.stored.clear()
         self._block_size = 0
 

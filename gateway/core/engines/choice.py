@@ -1,12 +1,16 @@
-"""Load balancing: the choice of the engine with the least predicted time to first token, prefix cache included.
+"""Load balancing: the choice of the engine on which a call costs least, its own wait and what others lose counted.
 
-    ttft = a step + (prefill tokens queued on it + prompt - cached) / prefill_rate x (1 + load / budget)  [+ slow start]
+    cost = (prefill queued on it + own) / rate  +  own / rate x (CROWD x calls + TURNOVER x flow / capacity)
+    own = prompt tokens that the engine has not cached
 
-Prefix affinity needs no rule of its own: it wins exactly while the cached work is worth more than the queue. Chunked
-prefill shares each step of an engine with the sequences it is decoding. So a fuller engine reads a prompt more slowly,
-which is the load factor; among idle engines it makes the emptiest win. A call first waits for the step under way, which
-takes as long as an output token (`tpot`). That holds on every engine, so it does not affect the choice.
-A LoRA adapter that an engine has not loaded makes its prediction worse by the score of `adapters.py`.
+The first term is the call's own wait to its first token: the time to read what is queued and its own prompt. So prefix
+affinity needs no rule of its own. Alone it is LPWL, "least prefill work left" (loadtest/simulate/rivals). The second is
+what the call takes from others. Chunked prefill shares each step with the sequences that decode: each of the engine's
+`calls` waits while the prompt is read. What is read also evicts as much: `flow / capacity` is the share of the cache
+that was promised in the last FLOW seconds, and where the cache turns over, what is evicted will be asked for again.
+Both multiply the work as LMetric's batch size does (OSDI 2026). docs/decisions/routing.md has the measurements.
+A LoRA adapter that an engine has not loaded makes its cost higher by the score of `adapters.py`; an engine just back
+from failure or sleep costs more for a while (slow start).
 Synchronous and pure; ties are broken by `rng`.
 """
 
@@ -25,6 +29,8 @@ from gateway.core.request.call import Call
 
 CLOSED = BreakerState.CLOSED
 LOOKED_AT = 4  # engines whose state says enough of all
+CROWD = 0.1  # of the time to read a prompt, that each call there is worth
+TURNOVER = 10.0  # the same, where prompts have used all of the cache in FLOW seconds
 SCAN_AT_MOST = 32  # beyond this many engines, a random sample of this size: power of d choices
 
 
@@ -41,17 +47,15 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
     owed: bool = False
 
 
-def cached_tokens(engine: Engine, call: Call, now: float) -> int:
-    """Prompt tokens of `call` this engine has probably cached, by our own record of the prompts it has read."""
-    if engine.policy.routing.affinity == "session":
-        return min(call.prompt_tokens, engine.session_tokens(call.session, now)) if call.session else 0
-    blocks = engine.cached_blocks(call.prefix, now)
+def cached_tokens(engine: Engine, call: Call) -> int:
+    """Prompt tokens of `call` this engine has probably cached."""
+    blocks = engine.cached_blocks(call.prefix)
     return call.prompt_tokens * blocks // (len(call.prefix) + 1)
 
 
-def knows(engine: Engine, call: Call, now: float) -> bool:
+def knows(engine: Engine, call: Call) -> bool:
     """Whether the engine has most of the call's prompt cached: its session was there."""
-    return 2 * cached_tokens(engine, call, now) > call.prompt_tokens
+    return 2 * cached_tokens(engine, call) > call.prompt_tokens
 
 
 def predicted_ttft(engine: Engine, prefill: int, now: float, slow_start: float) -> float:
@@ -117,9 +121,8 @@ def choose(
 ) -> Choice | None:
     """The best engine that can hold `call` now, or None: then it waits.
 
-    Engines in `exclude` (already failed this call) are taken only if no other is up. The guard: among engines that
-    fit, one that holds more than `imbalance` x the mean is passed over. `leaves`: whether the call, were it sent to an
-    engine, leaves the sessions there their room; an engine that knows the call's own is then not passed over either.
+    Engines in `exclude` (already failed this call) are taken only if no other is up. `leaves`: whether the call, were
+    it sent to an engine, leaves the sessions there their room; an engine that knows the call's own is not asked.
     """
     if len(engines) > SCAN_AT_MOST:
         engines = rng.sample(engines, SCAN_AT_MOST)
@@ -132,25 +135,25 @@ def choose(
     if open_ and open_[0].headrooms:
         open_ = [e for e in open_ if e.leaves_headroom(cost, class_name, now)]
     if leaves is not None:
-        open_ = [e for e in open_ if knows(e, call, now) or leaves(e)]
+        open_ = [e for e in open_ if knows(e, call) or leaves(e)]
     if not open_:
         return None
     others_full = len(open_) < len(usable)
     if len(open_) > 1 and routing.gateways > 1:
         open_ = rng.sample(open_, 2)  # what others send is not known here: never the whole herd to one engine
     elif len(open_) > 1:
-        limit = routing.imbalance * (sum([e.held for e in usable]) + cost) / len(usable)
-        open_ = [e for e in open_ if e.held <= limit or (leaves is not None and knows(e, call, now))] or open_
         first = int(rng.random() * len(open_))  # equals are taken in turn, from anywhere
         open_ = open_[first:] + open_[:first]
-    affine = (routing.affinity == "prefix" and bool(call.prefix)) or (routing.affinity == "session" and call.session)
     best: Choice | None = None
     least = math.inf
     for engine in open_:
-        cached = cached_tokens(engine, call, now) if affine else 0
+        cached = cached_tokens(engine, call) if call.prefix else 0
         prefill = max(1, call.prompt_tokens - cached)
         ttft = predicted_ttft(engine, prefill, now, routing.slow_start)
         beyond = ttft - engine.tpot  # a step is longer by chance here, and costs more cached tokens than it is worth
+        beyond += (
+            prefill / engine.prefill_rate * (CROWD * engine.in_flight + TURNOVER * engine.flow(now) / engine.capacity)
+        )
         if engine.adapters is not None:
             beyond /= engine.adapters.score(call.model)
         if beyond < least:

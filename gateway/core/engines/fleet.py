@@ -13,16 +13,13 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator
-from itertools import islice
-from typing import Any
 
 from gateway.core.checkpoint import SavedEngine
 from gateway.core.engines.adapters import Adapters, adapters_of
 from gateway.core.engines.breaker import CircuitBreaker
 from gateway.core.engines.cache_age import CacheAge
-from gateway.core.engines.lru import LruEstimate
 from gateway.core.engines.origin import engine_id
-from gateway.core.engines.prefix_digest import digest, with_digest
+from gateway.core.engines.prefix_cache import PrefixCache
 from gateway.core.engines.trouble import Trouble, asleep
 from gateway.core.policy.policy import EngineEntry, Policy
 from gateway.shared.vllm.answers import EngineSample, ModelCard
@@ -31,8 +28,6 @@ __all__ = ["Engine", "Fleet", "Hold", "engine_id"]
 
 FIRST_BYTES_REMEMBERED = 64
 FIRST_BYTES_NEEDED = 8
-PREFIX_BLOCKS_REMEMBERED = 200_000  # per engine; an entry is about 100 bytes
-SESSIONS_REMEMBERED = 50_000  # per engine
 PREFILL_RATE = 10_000.0  # tokens/s until first bytes teach better
 UNUSED = (0, 0)
 TPOT = 0.03  # seconds per output token until answers teach better
@@ -47,12 +42,21 @@ RATE_TOKENS = 64  # prompt tokens to be read; fewer teach nothing
 MOST_SPREAD = 3.0  # one that stalls is no reason to doubt all
 LEAST_READING = 0.25  # of the time to a first token, whatever a step takes
 RATE_BELIEVED = 30.0  # seconds without a first byte after which a low rate is doubted
+FLOW = 3.0  # seconds in which the flow of tokens falls by e
+OVER = 1.15  # of the budget, where the last call that starts within the budget may end
+OVERRUN = 0.03  # of the KV cache above that, where holds were too small
+GROWTH = 0.1  # of the trim, each second in which tokens bind and the cache is not full
 MOST_KEPT = 0.98  # of the most that ran, with each sample of a queue in the engine
 LATELY = 120.0  # seconds in which the most that others held falls by e
 STALE_POLLS = 3
 TRIM_BELOW = 0.95  # of what holds were measured to turn into
 HITS_IN = 2  # good health checks that bring an engine back
 MISSES_OUT = 3  # bad ones that take it out
+
+
+def ceiling(kv_target: float) -> float:
+    """Share of the KV cache up to which calls may start, where `kv_target` is what the budget promises."""
+    return min(1.0, OVER * kv_target)
 
 
 class Hold:
@@ -105,7 +109,10 @@ class Engine:
     """
 
     __slots__ = (
+        "_behind",
         "_first_bytes",
+        "_flow",
+        "_flow_at",
         "_full_at",
         "_most_running",
         "_others",
@@ -131,7 +138,6 @@ class Engine:
         "id",
         "in_flight",
         "leaving",
-        "lru",
         "max_slots",
         "misses",
         "models",
@@ -147,7 +153,6 @@ class Engine:
         "reserves",
         "sample",
         "sampled_at",
-        "sessions",
         "slots",
         "tpot",
         "trim",
@@ -202,14 +207,14 @@ class Engine:
         self._unsorted = 0  # first bytes since the rate was last computed
         self._first_bytes: deque[float] = deque(maxlen=FIRST_BYTES_REMEMBERED)
         self._pressed_tokens = self._pressed_slots = False
+        self._flow, self._flow_at = 0.0, -math.inf  # KV tokens of what was sent lately, as of then
+        self._behind = -1  # sequences that ran at the last sample, where a queue in the engine was behind them
         self._full_at = math.inf  # slots at which there was a queue in the engine last
         self._most_running = 0.0  # sequences; falls while there is a queue in the engine and fewer run
         self._others: dict[str, tuple[float, float]] = {}  # class with headroom -> most that others held lately, when
         self._sent: deque[float] = deque(maxlen=SENT_REMEMBERED)  # when the last holds were taken
-        self.prefixes: dict[int, float] = {}  # block hash -> last use; insertion order is LRU order
-        self.sessions: dict[int, tuple[int, float]] = {}  # session -> tokens of its last prompt, when; in LRU order
+        self.prefixes = PrefixCache()
         self.cache_age: CacheAge | None = None  # where the engine publishes what becomes of its cache
-        self.lru: LruEstimate | None = None  # where the policy has sessions, and the engine tells nothing
         self.tpot = TPOT
         self.pace = PACE  # seconds per output token of its fastest answers of late: what it can have written
         self.breaker = CircuitBreaker(policy.breaker)
@@ -222,7 +227,6 @@ class Engine:
         """Go by `policy` from now on. What is learned and what is held stays."""
         self.policy = policy
         self.breaker.policy = policy.breaker
-        self.lru = None if policy.sessions is None else self.lru or LruEstimate()
         self.reserves = tuple((name, each.reserve) for name, each in policy.classes.items() if each.reserve)
         self.headrooms = {name: each.headroom for name, each in policy.classes.items() if each.headroom}
 
@@ -253,8 +257,14 @@ class Engine:
 
     @property
     def largest(self) -> int:
-        """The largest call this engine could ever take: its budget without the trim of the moment."""
-        return int(self.capacity * self.policy.budget.kv_target)
+        """The largest call this engine could ever take: its ceiling without the trim of the moment."""
+        return round(self.capacity * ceiling(self.policy.budget.kv_target))
+
+    @property
+    def ceiling(self) -> int:
+        """Tokens up to which the last call may go that starts within the budget. Were none to go beyond the budget, a
+        call of a tenth of the cache would leave the last tenth empty."""
+        return round(self.capacity * self.trim * ceiling(self.policy.budget.kv_target))
 
     @property
     def load(self) -> int:
@@ -268,20 +278,21 @@ class Engine:
         return held if self.sample is None else max(held, self.sample.kv_usage)
 
     def fits(self, cost: int, class_name: str = "") -> bool:
-        """Whether a call of `cost` tokens may start now. An idle engine takes anything up to `largest`.
+        """Whether a call of `cost` tokens may start now: the engine is within its budget, and with the call within its
+        ceiling. An idle engine takes anything up to `largest`.
 
-        What other classes have in reserve and do not use is not there for this one.
+        What other classes have in reserve and do not use is not there for this one, nor is anything above the budget.
         """
         if self.in_flight >= self.slots:
             return False
         if not self.in_flight and cost <= self.largest:
             return True
-        budget = self.budget
-        if self.load + cost > budget:
+        budget, load = self.budget, self.load
+        if load >= budget or load + cost > self.ceiling:
             return False
         if not self.reserves:
             return True
-        room, slots = budget - self.load - cost, self.slots - self.in_flight
+        room, slots = budget - load - cost, self.slots - self.in_flight
         for name, share in self.reserves:
             if name != class_name:
                 tokens, calls = self.used.get(name, UNUSED)
@@ -312,18 +323,21 @@ class Engine:
         the next sample, which may learn that there is more."""
         if self.in_flight >= self.slots:
             self._pressed_slots = True
-        elif not self._pressed_tokens and self.load + cost > self.budget and (self.in_flight or cost > self.largest):
-            self._pressed_tokens = True
+        elif self.in_flight or cost > self.largest:
+            self._pressed_tokens |= self.load >= self.budget or self.load + cost > self.ceiling
 
     def hold(self, cost: int, prefill: int, now: float, class_name: str = "", *, teaches: bool = True) -> Hold:
         """Promise `cost` tokens, of which `prefill` prompt tokens are still to be read. The caller asked `fits`.
         `teaches`: its first byte will tell how fast they were read."""
         if self.unseen:
             self._pass_unseen(now)
-        reading = self.reading(prefill, now) if teaches else 0.0
+        reading = self.reading(prefill, now) if teaches else 0
         self.held += cost
         self.in_flight += 1
         self._sent.append(now)
+        if now > self._flow_at:
+            self._flow, self._flow_at = self.flow(now), now
+        self._flow += cost * math.exp((now - self._flow_at) / FLOW)  # an earlier decider's calls were sent before
         used = self.used.get(class_name)
         if used is None:
             used = self.used[class_name] = [0, 0]
@@ -365,11 +379,13 @@ class Engine:
             ahead -= hold.prefill
         return ahead
 
-    def reading(self, prefill: int, now: float) -> float:
-        """Work until `prefill` tokens more are read: prompt tokens, those that wait to be read included, and more of
-        them the fuller the engine is, since every step that reads is shared with the sequences that write."""
-        ahead = self.prefill_ahead(now) if self.unseen else self.prefill_queued  # asked twice for every call
-        return (ahead + prefill) * (1.0 + (self.held + self.excess) / (self.budget or 1))
+    def reading(self, prefill: int, now: float) -> int:
+        """Prompt tokens to read until `prefill` tokens more are read: those that wait to be read included."""
+        return (self.prefill_ahead(now) if self.unseen else self.prefill_queued) + prefill  # asked twice for every call
+
+    def flow(self, now: float) -> float:
+        """KV tokens of the calls that were sent lately, each falling by e in FLOW seconds."""
+        return self._flow * math.exp(min(0.0, self._flow_at - now) / FLOW) if self._flow else 0.0
 
     # -- samples and learned rates ------------------------------------------------------------------------------
 
@@ -395,8 +411,6 @@ class Engine:
         self._pass_begun(sample.waiting, now)
         if sample.lora is not None and self.adapters is not None:
             self.adapters.told(sample.lora)
-        if self.lru is not None:
-            self.lru.fit(self.capacity - int(sample.kv_usage * self.capacity))
         self._untaught += 1
         if self._untaught * self.policy.fleet.poll > RATE_BELIEVED:
             # A rate learned in a bad moment would keep every call away, and so would never be mended.
@@ -405,7 +419,7 @@ class Engine:
         self._pressed_tokens = self._pressed_slots = False
 
     def _adapt_trim(self, sample: EngineSample, preempted: bool, since: float) -> None:
-        """AIMD on the budget: +2 %/s while tokens bind and measured KV stays low, x 0.9 when it runs over.
+        """AIMD on the budget: + GROWTH while tokens bind and measured KV stays low, x 0.9 when it runs over.
 
         Prefix sharing and short answers make holds too large, so a full ledger may leave the cache half empty. A queue
         inside an engine whose KV is low is a matter of slots, not of tokens, and leaves the trim alone.
@@ -415,18 +429,18 @@ class Engine:
         """
         target = self.policy.budget.kv_target
         crowded = sample.waiting > self.policy.budget.engine_backlog and sample.kv_usage > target - 0.05
-        if preempted or crowded or sample.kv_usage > target + 0.05:
+        if preempted or crowded or sample.kv_usage > ceiling(target) + OVERRUN:
             full = 1.0 if preempted else max(sample.kv_usage, target)
             told = TRIM_BELOW * self.held / (full * self.capacity)
             self.trim = max(0.5, self.trim * 0.9, min(self.trim, told))
         elif self._pressed_tokens and sample.kv_usage < target - 0.05:
-            self.trim = min(4.0, self.trim * 1.02**since)
+            self.trim = min(4.0, self.trim * (1.0 + GROWTH) ** since)
 
     def _adapt_slots(self, sample: EngineSample, now: float) -> None:
         """Learn `max_num_seqs`: a queue in the engine shows it, a full bound without one probes above it.
 
         Below the bound, what was sent within the last steps only waits for the next one, and shows nothing. Where more
-        ran before, the queue waits for prompts to be read, and not for places.
+        ran before, or more run by the next sample, the queue waits for prompts to be read, and not for places.
         """
         if self.max_slots is not None:
             return
@@ -436,8 +450,10 @@ class Engine:
         backlog = self.policy.budget.engine_backlog
         kept = MOST_KEPT if waiting > backlog else 1.0
         self._most_running = max(sample.running, kept * self._most_running)
+        behind, self._behind = self._behind, sample.running if waiting > backlog else -1
         if waiting > backlog:
-            self.slots = self._full_at = max(1, int(self._most_running) + backlog)
+            if sample.running <= behind:
+                self.slots = self._full_at = max(1, int(self._most_running) + backlog)
         elif self._pressed_slots and waiting <= 0 and sample.kv_usage < self.policy.budget.kv_target:
             far = sample.kv_usage < self.policy.budget.kv_target / 2 and self.slots < self._full_at
             self.slots += max(1, self.slots // 10) if far else 1
@@ -499,7 +515,7 @@ class Engine:
             self.slots,
             None if self._full_at == math.inf else self._full_at,
             self.breaker.checkpoint(now),
-            digest(self.prefixes, blocks, now),
+            self.prefixes.checkpoint(blocks, now),
         )
 
     def restore(self, saved: SavedEngine, then: float, *, prefixes: bool) -> None:
@@ -512,7 +528,7 @@ class Engine:
             self._full_at = math.inf if saved.full_at is None else saved.full_at
         self.breaker.restore(saved.breaker, then)
         if prefixes:
-            self.prefixes = with_digest(self.prefixes, saved.prefixes, then)
+            self.prefixes.restore(saved.prefixes, then)
 
     def health(self, ok: bool, now: float, trouble: Trouble | None = None) -> None:
         """One check, which met `trouble` where it is not `ok`: three misses take the engine out, two hits (one at first
@@ -562,64 +578,24 @@ class Engine:
     def forget_cache(self) -> None:
         """Its KV cache is empty now: restarted, slept, or reset."""
         self.prefixes.clear()
-        self.sessions.clear()
         if self.adapters is not None:
             self.adapters.forget()
-        if self.lru is not None:
-            self.lru = LruEstimate()
 
-    # -- prefix index -------------------------------------------------------------------------------------------
+    # -- prefix cache -------------------------------------------------------------------------------------------
 
     @property
-    def evicts(self) -> bool:
-        """Whether it is known, or estimated, since when what it read is cached."""
-        return self.cache_age is not None or self.lru is not None
+    def evicted_until(self) -> float:
+        """Last use by which blocks are evicted, by the engine's own events or as estimated."""
+        cut = self.prefixes.cut
+        return cut if self.cache_age is None else max(cut, self.cache_age.cut)
 
-    def trusted_since(self, now: float) -> float:
-        """What it has read since then it has still cached: by its own events, or else for `affinity_ttl`."""
-        ttl = self.policy.routing.affinity_ttl
-        if self.cache_age is not None:
-            return self.cache_age.trusted_since(now, ttl)
-        return now - ttl if self.lru is None else self.lru.trusted_since(now - ttl)
+    def cached_blocks(self, prefix: tuple[int, ...]) -> int:
+        """Number of leading blocks of `prefix` that this engine has probably cached."""
+        return self.prefixes.leading(prefix, -math.inf if self.cache_age is None else self.cache_age.cut)
 
-    def cached_blocks(self, prefix: tuple[int, ...], now: float) -> int:
-        """How many leading blocks of `prefix` this engine has probably cached (see `trusted_since`)."""
-        index, oldest, count = self.prefixes, self.trusted_since(now), 0
-        for block in prefix:
-            used = index.get(block)
-            if used is None or used < oldest:
-                break
-            count += 1
-        return count
-
-    def remember(self, prefix: tuple[int, ...], now: float) -> None:
-        """The engine has read this prompt: its blocks are in its prefix cache now. Bounded, least recent out first."""
-        index = self.prefixes
-        for block in prefix:
-            index.pop(block, None)
-            index[block] = now
-        _forget_oldest(index, PREFIX_BLOCKS_REMEMBERED)
-
-    def remember_session(self, session: int, tokens: int, now: float) -> None:
-        """The engine has read a prompt of this session, of `tokens`. Bounded, least recent out first."""
-        self.sessions.pop(session, None)
-        self.sessions[session] = tokens, now
-        _forget_oldest(self.sessions, SESSIONS_REMEMBERED)
-
-    def session_tokens(self, session: int, now: float) -> int:
-        """Tokens of the session's last prompt here, while they are trusted; 0: it was not here."""
-        tokens, at = self.sessions.get(session, (0, -math.inf))
-        return tokens if at >= self.trusted_since(now) else 0
-
-
-def _forget_oldest(index: dict[int, Any], most: int) -> None:
-    """Where there are more than `most` entries, a sixteenth of them goes at once.
-
-    A dict finds its first entry by passing over all that went before it: one by one, each would cost 30 us.
-    """
-    if len(index) > most:
-        for key in list(islice(index, most // 16)):
-            del index[key]
+    def remember(self, prefix: tuple[int, ...], tokens: int, now: float) -> None:
+        """Note that the engine has read, or has just finished with, this prompt of `tokens`."""
+        self.prefixes.use(prefix, tokens, self.capacity, now)
 
 
 class Fleet:

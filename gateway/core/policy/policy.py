@@ -49,7 +49,7 @@ from gateway.core.policy.types import (
     TenantName,
     WebOrigin,
 )
-from gateway.shared.files.units import SAMPLE, Bytes, Count, Factor, Seconds, Share
+from gateway.shared.files.units import SAMPLE, Bytes, Count, Seconds, Share
 
 
 def default_service_tiers() -> Mapping[str, str]:
@@ -60,7 +60,7 @@ def default_service_tiers() -> Mapping[str, str]:
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
     """KV-cache tokens and calls that the gateway may send to one engine.
 
-    `kv_target`: Share of the engine's KV cache that calls may fill.
+    `kv_target`: Share of the engine's KV cache up to which calls start; the last of them may end 15 % above.
     `alpha`: Share of its max_tokens that a call is expected to use, such as 50%; auto: learned from real answers.
     `engine_backlog`: Calls that may wait inside an engine. Keep it small: the gateway decides the order, and an
     engine's own queue is first come, first served.
@@ -76,13 +76,10 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Routing(msgspec.Struct, frozen=True, kw_only=True):
-    """Load balancing: a call goes to the engine with the least predicted time to first token.
+    """Load balancing: a call goes to the engine on which its prompt takes least, its own time to first token and what
+    others lose counted. What an engine has cached of the prompt takes nothing.
 
-    `affinity`: Signal for prefix-cache affinity. prefix: where the beginning of the prompt is cached; session: where
-    the session's last call went; none: no affinity.
     `block`: Bytes of prompt in one block of the prefix comparison.
-    `affinity_ttl`: Time for which a prefix is believed to stay in an engine's cache.
-    `imbalance`: No engine gets more load than this many times the mean of its peers, even for a cached prefix.
     `slow_start`: Time after which an engine that comes back gets its full share of calls; 0s: at once.
     `hold_unserved`: Time after the loss of a model's last engine, down or drained, in which its calls wait for one to
     come back, within their targets and the room of their queues. 0s: they are refused with 503 at once.
@@ -94,10 +91,7 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True):
     to this file. null: a new secret at each start.
     """
 
-    affinity: Literal["prefix", "session", "none"] = "prefix"
     block: Annotated[Bytes, Bounds(ge=64, le=65_536)] = 512
-    affinity_ttl: Moment = 600.0
-    imbalance: Annotated[Factor, Bounds(ge=1, le=1000)] = 1.5
     slow_start: Annotated[Seconds, Bounds(ge=0, le=3600)] = 30.0
     hold_unserved: Annotated[Seconds, Bounds(ge=0, le=3600)] = 60.0
     gateways: Annotated[Count, Bounds(ge=1, le=1000)] = 1

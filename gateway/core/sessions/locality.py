@@ -87,15 +87,15 @@ def saved_by_waiting(engines: Sequence[Engine], call: Call, choice: Choice, now:
     of going to `choice` now; 0: none does."""
     most = 0.0
     for engine in usable_of(engines, now):
-        if engine is not choice.engine and knows(engine, call, now) and not engine.fits(call.cost, call.class_name):
-            spared = choice.prefill - (call.prompt_tokens - cached_tokens(engine, call, now))
+        if engine is not choice.engine and knows(engine, call) and not engine.fits(call.cost, call.class_name):
+            spared = choice.prefill - (call.prompt_tokens - cached_tokens(engine, call))
             most = max(most, spared / engine.prefill_rate)
     return most
 
 
 def saved_by_cache(engines: Sequence[Engine], call: Call, now: float) -> float:
     """Seconds of reading that the call is spared by an engine that knows its session, at most; 0: none does."""
-    known = [cached_tokens(engine, call, now) / engine.prefill_rate for engine in engines if knows(engine, call, now)]
+    known = [cached_tokens(engine, call) / engine.prefill_rate for engine in engines if knows(engine, call)]
     return max(known, default=0.0)
 
 

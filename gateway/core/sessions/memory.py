@@ -19,7 +19,6 @@ from heapq import heappop, heappush
 from itertools import count
 from math import inf
 
-from gateway.core.engines.choice import Choice
 from gateway.core.engines.fleet import Engine
 from gateway.core.policy.sessions import SessionsPolicy
 from gateway.core.quantile import TTFTQuantile
@@ -30,13 +29,10 @@ COMES_BACK = 0.9  # of calls, in the time that is kept
 
 
 class Branch:
-    """One conversation. `served`: tokens it was served; `shared`: tokens of it that `engine` had cached before its
-    first call there, for others that begin the same way; `kept`: tokens that are kept for it on `engine`, until `until`
+    """One conversation. `served`: tokens it was served; `kept`: tokens that are kept for it on `engine`, until `until`
     (infinite: its next call has come, and waits)."""
 
-    __slots__ = (
-        "calls", "ended_at", "engine", "kept", "served", "session", "shared", "tenant", "tip", "tokens", "until",
-    )  # fmt: skip
+    __slots__ = ("calls", "ended_at", "engine", "kept", "served", "session", "tenant", "tip", "tokens", "until")
 
     def __init__(self, tenant: str, session: int, tip: int) -> None:
         self.tenant = tenant
@@ -47,7 +43,6 @@ class Branch:
         self.calls = 0
         self.ended_at = -inf
         self.served = 0
-        self.shared = 0
         self.kept = 0
         self.until = -inf
 
@@ -86,9 +81,9 @@ class SessionMemory:
                 self._release(branch)
         for engine in engines:
             kept = self._kept_on.get(engine.id)
-            while kept and engine.lru is not None:
+            while kept:
                 first = next(iter(kept))
-                if first.ended_at > engine.lru.cut:
+                if first.ended_at > engine.evicted_until:
                     break
                 self._release(first)
 
@@ -117,17 +112,8 @@ class SessionMemory:
         branch.calls += 1
         self._bound(tenant)
 
-    def granted(self, call: Call, choice: Choice) -> None:
-        """The call goes to this engine: what was kept for it is in use now."""
-        branch, engine = self._of(call), choice.engine
-        if branch is not None and engine.lru is not None:
-            left = engine.lru.use(branch)
-            if branch.engine != engine.id:
-                branch.shared = max(0, choice.cached - left)
-        self.taken(call)
-
-    def taken(self, call: Call) -> None:
-        """The call has an engine. Of the engine nothing is noted."""
+    def granted(self, call: Call) -> None:
+        """The call has an engine: what was kept for it is in use now."""
         branch = self._of(call)
         if branch is not None:
             self._release(branch)
@@ -137,14 +123,6 @@ class SessionMemory:
         branch = self._of(call)
         if branch is not None and branch.until == inf:
             self._release(branch)
-
-    def cached(self, call: Call, engine: Engine, tokens: int, now: float) -> None:
-        """The call's answer has ended, on an engine that may evict it from now on."""
-        branch = self._of(call)
-        if branch is not None and engine.lru is not None:
-            engine.lru.leave(branch, max(1, tokens - branch.shared), now)
-            engine.lru.fit(engine.capacity)
-        self.ended(call, engine.id, tokens, now)
 
     def ended(self, call: Call, engine: str, tokens: int, now: float) -> None:
         """The call's answer has ended: the engine has its `tokens` cached, prompt and answer."""

@@ -100,4 +100,4 @@ class SessionShadow:
                 word = CHOSEN if ours.engine is choice.engine or abs(ours.ttft - choice.ttft) < AS_GOOD else ANOTHER
             self._shadow.count("engine", CHOSEN, word)
         if memory is not None:
-            memory.taken(call)
+            memory.granted(call)

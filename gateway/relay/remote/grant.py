@@ -83,8 +83,8 @@ class RemoteGrant:
         else:  # a whole answer is over in a moment
             asked.end.first_byte = now
 
-    def finished(self, now: float, prompt_tokens: int, completion_tokens: int) -> None:
-        self._asked.end.finished = (prompt_tokens, completion_tokens)
+    def finished(self, now: float, prompt_tokens: int, completion_tokens: int, cached_tokens: int | None) -> None:
+        self._asked.end.finished = (prompt_tokens, completion_tokens, cached_tokens)
 
     def answered(self, status: int) -> None:
         self.ending = ending_of(status)

@@ -18,7 +18,8 @@ import msgspec
 
 from gateway.core.admission.bookings import Bookings
 from gateway.core.checkpoint import BLOCK, MOST_PREFIXES, decoded
-from gateway.core.engines.fleet import PREFIX_BLOCKS_REMEMBERED, Engine
+from gateway.core.engines.fleet import Engine
+from gateway.core.engines.prefix_cache import BLOCKS_AT_MOST
 from gateway.core.policy.policy import EngineEntry, Policy
 from gateway.core.policy.traffic import Limits, RateLimit, TenantLimit
 from gateway.core.policy.types import Rate
@@ -81,7 +82,7 @@ def read(engine: Engine, blocks: int, now: float) -> None:
     """Fill its prefix index as far as a checkpoint has it, with a prompt every few milliseconds."""
     for number in range(0, blocks, PROMPT):
         at = now - (blocks - number) * 1e-4
-        engine.remember(tuple([hash((engine.id, number + block)) for block in range(PROMPT)]), at)
+        engine.remember(tuple([hash((engine.id, number + block)) for block in range(PROMPT)]), PROMPT * 128, at)
 
 
 async def main() -> None:
@@ -92,7 +93,7 @@ async def main() -> None:
         took = milliseconds(gateway.checkpoints.take)
         restored = milliseconds(lambda: gateway.checkpoints.restore(state, 1.0))  # noqa: B023 # called at once
         digests = sum([len(msgspec.msgpack.encode(engine.prefixes)) for engine in decoded(state).engines])
-        whole = size[1] * PREFIX_BLOCKS_REMEMBERED * BLOCK
+        whole = size[1] * BLOCKS_AT_MOST * BLOCK
         row = f"{len(state):10,} {took:10.2f} {restored:12.2f} {digests:15,} {whole:15,}"
         print("{:7}  {:7}  {:6}".format(*size), row)
         await gateway.aclose()

@@ -153,7 +153,7 @@ class Decisions:
                 grant.first_byte(now)
                 admission.settle(220, now)
                 decider.learn(call, 120, 100)
-                grant.finished(now, 120, 100)
+                grant.finished(now, 120, 100, 0)
                 admission.headers(now)
         admission.ended(Outcome.OK)
 

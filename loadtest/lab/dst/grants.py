@@ -35,8 +35,9 @@ class Grants:
             yield f"{engine!r}, which may not be used"
         if dispatch.draining and call.request_id not in self.first:
             yield f"{engine.id} while the gateway drains"
+        within = engine.load < engine.budget and engine.load + call.cost <= engine.ceiling
         empty = not engine.in_flight and call.cost <= engine.largest
-        if engine.in_flight >= engine.slots or not (empty or engine.load + call.cost <= engine.budget):
+        if engine.in_flight >= engine.slots or not (empty or within):
             yield f"{engine!r}, which has no room for {call.cost} tokens"
         limit = dispatch.policy.classes[call.class_name].max_concurrency
         if limit is not None and dispatch.running[call.class_name] >= limit:

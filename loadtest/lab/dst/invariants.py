@@ -149,10 +149,10 @@ class Invariants:
 
     def _expects(self, call: Call) -> bool:
         """Whether an engine knows the call's session, or is kept for another's: then the call may have to wait."""
-        sessions, now = self._dispatch.control.sessions, self._loop.time()
+        sessions = self._dispatch.control.sessions
         engines = self._dispatch.fleet.serving(call.model)
         return sessions is not None and any(
-            knows(engine, call, now) or sessions.spoken_for(engine.id, engine.budget, call) for engine in engines
+            knows(engine, call) or sessions.spoken_for(engine.id, engine.budget, call) for engine in engines
         )
 
     def _idle(self, call: Call) -> str:

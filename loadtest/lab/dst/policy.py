@@ -53,7 +53,6 @@ class Traits:
                 "on_deadline": "cancel" if self._cancels else rng.choice(("cancel", "finish")),
             },
             "routing": {
-                "affinity": rng.choice(("prefix", "session", "none")),
                 "block": 64,
                 "slow_start": rng.choice(("0s", "5s")),
                 "gateways": rng.choice((1, 1, 2)),

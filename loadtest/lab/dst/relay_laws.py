@@ -260,8 +260,9 @@ class DispatchLaws:
         promised = self._laws.promised(decider, engine.id)
         if engine.held < promised:
             self._wrong(f"{engine.id} is granted with {engine.held} tokens held, and relays have {promised}")
+        within = engine.load < engine.budget and engine.load + call.cost <= engine.ceiling
         alone = not promised and not engine.in_flight and call.cost <= engine.largest
-        if engine.in_flight >= engine.slots or not (alone or engine.load + call.cost <= engine.budget):
+        if engine.in_flight >= engine.slots or not (alone or within):
             self._wrong(f"call {call.request_id} is granted {engine!r}, which has no room for {call.cost} tokens")
         if ticket is None:
             self._in_order(call)

@@ -2,10 +2,9 @@
 
     python -m loadtest.lab.figures.affinity --help
 
-The whole gateway over simulated engines, in virtual time. Without events the gateway believes that what an engine has
-read is still cached for `routing.affinity_ttl`. With events it knows since when. No one time is right: it depends on
-the traffic of the hour and on each engine's memory. Events are handed over every EVERY seconds, as vLLM's come with its
-steps.
+The whole gateway over simulated engines, in virtual time. Without events the gateway estimates what an engine has
+cached by the calls that it has sent there and by the engine's memory. With events it also knows since when everything
+used is cached. Events are handed over every EVERY seconds, as vLLM's come with its steps.
 """
 
 from __future__ import annotations
@@ -36,8 +35,7 @@ from loadtest.simulate.simulated_client import Try
 from loadtest.simulate.simulation import SimulationRun
 
 EVERY = 0.05  # seconds
-EVENTS = "events"
-MODES = ("10s", "1m", "10m", "1h", EVENTS)  # 10m is the default
+ESTIMATE, EVENTS = "estimate", "events"
 
 
 class ConversationLoad(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,12 +97,11 @@ class Events:
 
 
 def run(scenario: ConversationLoad, mode: str, seed: int) -> RunResult:
-    """One scenario, with `events` or with a ttl such as `10m`."""
+    """One scenario, by the estimate alone or with events too."""
 
     async def main() -> RunResult:
         engines = [an_engine(seed * 100 + number, blocks=blocks) for number, blocks in enumerate(scenario.blocks)]
-        policy = b"" if mode == EVENTS else b"routing: {affinity_ttl: %b}" % mode.encode()
-        target = GatewayTarget(policy, engines, seed=seed)
+        target = GatewayTarget(b"", engines, seed=seed)
         if mode == EVENTS:
             for engine, memory in zip(target.gateway.fleet, engines, strict=True):
                 Events(engine, memory)
@@ -136,7 +133,7 @@ def main(argv: list[str] | None = None) -> int:
     table = Table("scenario", "believed by", "calls", "prefix hits", "ttft mean", "p50", "p90", "p99", "CPU")
     for name in given.scenarios:
         scenario = SCENARIOS[name]
-        for mode in MODES:
+        for mode in (ESTIMATE, EVENTS):
             began = time.process_time()
             tries = run(scenario, mode, given.seed).tries
             done = [tried for tried in tries if tried.outcome == "ok" and tried.sent >= scenario.warm]

@@ -119,9 +119,8 @@ def test_a_loaded_adapter_wins_while_it_is_worth_more_than_the_queue(queued: int
     if queued:
         first.hold(queued, queued, 1000.0)
     call = a_call(arrived=1000.0, deadline=1060.0, model="sql", prompt_tokens=1000)
-    routing = Routing(imbalance=1000.0)
     for seed in range(5):
-        choice = choose([first, second], call, 1000.0, routing=routing, rng=random.Random(seed))
+        choice = choose([first, second], call, 1000.0, routing=Routing(), rng=random.Random(seed))
         assert choice is not None
         assert choice.engine.id == winner
 

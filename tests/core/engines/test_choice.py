@@ -18,7 +18,7 @@ from gateway.core.engines.choice import (
     predicted_ttft,
     usable_of,
 )
-from gateway.core.engines.fleet import Engine
+from gateway.core.engines.fleet import FLOW, Engine
 from gateway.core.policy.policy import Policy, Routing
 from gateway.core.policy.traffic import Breaker, TrafficClass
 from gateway.core.request.call import Call
@@ -69,40 +69,45 @@ def test_a_cached_prefix_wins_while_it_is_worth_more_than_the_queue() -> None:
     prefix = tuple(range(20))
     for queued, winner in ((0, "warm"), (500, "warm"), (3000, "cold")):
         warm, cold = engine("warm"), engine("cold")
-        warm.remember(prefix, NOW - 1)
+        warm.remember(prefix, 1000, NOW - 1)
         if queued:
             warm.hold(queued, queued, NOW)
         choice = chosen([warm, cold], call(1000, prefix))
         assert id_of(choice) == winner, queued
 
 
-def test_affinity_can_be_turned_off() -> None:
-    warm, cold = engine("warm", 100), engine("cold")
-    warm.remember((1, 2), NOW)
-    choice = choose([warm, cold], call(1000, (1, 2)), NOW, routing=Routing(affinity="none"), rng=random.Random(5))
-    assert id_of(choice) == "cold"
-    assert choice is not None
-    assert choice.cached == 0
+def test_a_long_prompt_goes_where_fewer_calls_wait_while_it_is_read() -> None:
+    crowded, other = engine("crowded"), engine("other")
+    for _ in range(20):
+        crowded.hold(100, 0, NOW - 100.0)
+    other.hold(1500, 1500, NOW - 100.0)
+    for prompt, winner in ((100, "crowded"), (1000, "other")):
+        assert id_of(chosen([crowded, other], call(prompt))) == winner, prompt
 
 
-def test_the_imbalance_guard_passes_over_the_popular_engine() -> None:
-    prefix = tuple(range(50))
-    popular, others = engine("popular", 60_000), [engine(f"e{i}", 1000) for i in range(3)]
-    popular.remember(prefix, NOW)
-    popular.prefill_queued = 0
-    assert id_of(chosen([popular, *others], call(1000, prefix))) != "popular"
+def test_a_long_prompt_goes_where_the_cache_turns_over_less() -> None:
+    turning, other = engine("turning"), engine("other")
+    for _ in range(10):
+        turning.hold(10_000, 0, NOW - 1.0).release()
+    other.hold(1500, 1500, NOW - 100.0)
+    for prompt, winner in ((100, "turning"), (1000, "other")):
+        assert id_of(chosen([turning, other], call(prompt))) == winner, prompt
+    assert turning.flow(NOW) == pytest.approx(100_000 / math.exp(1.0 / FLOW))
+    turning.hold(10_000, 0, NOW - 5000.0).release()
+    assert turning.flow(NOW) == pytest.approx(100_000 / math.exp(1.0 / FLOW)), "sent by an earlier decider, long ago"
+    assert id_of(choose([turning, other], call(), NOW + 20.0, routing=Routing(), rng=random.Random(5))) == "turning"
 
 
 def test_cached_tokens_never_claim_the_whole_prompt() -> None:
     e = engine("a")
-    e.remember((1, 2, 3), NOW)
-    assert cached_tokens(e, call(800, (1, 2, 3)), NOW) == 600
-    assert cached_tokens(e, call(800, (1, 9, 3)), NOW) == 200
-    assert cached_tokens(e, call(800), NOW) == 0
+    e.remember((1, 2, 3), 800, NOW)
+    assert cached_tokens(e, call(800, (1, 2, 3))) == 600
+    assert cached_tokens(e, call(800, (1, 9, 3))) == 200
+    assert cached_tokens(e, call(800)) == 0
 
 
 def test_down_draining_and_full_engines_are_not_chosen() -> None:
-    down, draining, full = engine("down"), engine("draining"), engine("full", 79_500)
+    down, draining, full = engine("down"), engine("draining"), engine("full", 91_500)
     down.down()
     draining.draining = True
     assert chosen([down, draining, full]) is None
@@ -114,7 +119,7 @@ def test_an_engine_that_failed_this_call_is_used_again_only_where_no_other_is_up
     assert id_of(chosen([a, b], exclude=frozenset("a"))) == "b"
     b.down()
     assert id_of(chosen([a, b], exclude=frozenset("a"))) == "a"
-    c = engine("c", 79_900)
+    c = engine("c", 91_900)
     assert chosen([a, c], exclude=frozenset("a")) is None, "another is up but full: wait for it"
 
 
@@ -190,28 +195,11 @@ def test_several_gateways_take_the_better_of_two_drawn_at_random() -> None:
     assert seen.count("e0") == pytest.approx(150, abs=40), "in half of all pairs"
 
 
-def test_a_session_goes_where_its_last_prompt_is_cached() -> None:
-    policy = Policy(routing=Routing(affinity="session"))
-    warm, cold = engine("warm", 100), engine("cold")
-    for each in (warm, cold):
-        each.apply(policy)
-    warm.remember_session(7, 900, NOW)
-    same, other = call(), call()
-    same.session, other.session = 7, 8
-    for made, winner, cached in ((same, "warm", 900), (other, "cold", 0), (call(), "cold", 0)):
-        choice = choose([warm, cold], made, NOW, routing=policy.routing, rng=random.Random(5))
-        assert choice is not None
-        assert (id_of(choice), choice.cached) == (winner, cached)
-    warm.remember_session(7, 5000, NOW)
-    assert cached_tokens(warm, same, NOW) == 1000, "never more than there is"
-    assert cached_tokens(warm, call(), NOW) == 0
-
-
 def test_least_ttft_is_of_the_engine_that_would_answer_first_were_there_room() -> None:
-    slow, fast = engine("slow"), engine("fast", 79_900)
+    slow, fast = engine("slow"), engine("fast", 91_900)
     slow.prefill_rate, fast.prefill_rate, fast.tpot = 100.0, 1_000_000.0, 0.01
     ttft, reading, tpot = least_ttft([slow, fast], call(), NOW)
-    assert ttft == pytest.approx(0.01 + (79_900 + 1000) / 1e6 * (1 + 79_900 / 80_000))
+    assert ttft == pytest.approx(0.01 + (91_900 + 1000) / 1e6)
     assert (reading, tpot) == (0.001, 0.01)
     assert least_ttft([slow] * LOOKED_AT + [fast], call(), NOW)[1] == 10.0, "a few say enough"
     assert least_ttft([], call(), NOW) == (math.inf, 0.0, 0.0)

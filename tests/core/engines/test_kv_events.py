@@ -11,13 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.engines import cache_age as module
-from gateway.core.engines.cache_age import LATEST, LONGEST, CacheAge
+from gateway.core.engines.cache_age import LATEST, CacheAge
 from gateway.core.engines.fleet import Engine
 from gateway.core.policy.policy import Policy
 from gateway.shared.vllm.kv_events import EventsError, address_fault, events_from
 from tests.examples import examples
 
-TTL = 600.0
 encode = msgspec.msgpack.encode
 
 
@@ -129,11 +128,8 @@ def test_addresses(url: str, expected: str | None) -> None:
 # -- the cut ----------------------------------------------------------------------------------------------------------
 
 
-def test_while_nothing_is_evicted_all_that_was_read_since_the_beginning_is_believed_in() -> None:
+def test_while_nothing_is_evicted_nothing_is_cut() -> None:
     cache_age = Wire().send(100.0, stored(1, 2, 3))
-    assert cache_age.trusted_since(110.0, TTL) == 110.0 - TTL, "what was read before the events were, by the clock"
-    assert cache_age.trusted_since(5_000.0, TTL) == 100.0
-    assert cache_age.trusted_since(100.0 + LONGEST + 1.0, TTL) == 101.0
     assert (cache_age.cut, cache_age.cached) == (-math.inf, 3)
 
 
@@ -143,8 +139,6 @@ def test_what_was_used_before_an_evicted_block_was_stored_is_gone() -> None:
     assert (wire.cache_age.cut, wire.cache_age.cached) == (100.0, 0)
     wire.turn_over(200.0, 230.0)
     assert wire.cache_age.cut == 200.0
-    assert wire.cache_age.trusted_since(230.0, TTL) == 200.0, "sooner than the clock"
-    assert wire.cache_age.trusted_since(5_000.0, TTL) == 200.0, "and longer"
 
 
 def test_a_few_evictions_out_of_turn_say_nothing() -> None:
@@ -171,7 +165,6 @@ def test_a_cleared_cache_has_nothing_of_before() -> None:
     wire.send(100.0, stored(1, 2, 3))
     cache_age = wire.send(150.0, CLEARED)
     assert (cache_age.cut, cache_age.cached) == (150.0, 0)
-    assert cache_age.trusted_since(10_000.0, TTL) == 150.0
     wire.send(151.0, removed(1))
     assert cache_age.cut == 150.0
 
@@ -231,18 +224,18 @@ def test_of_a_large_cache_a_sample_is_enough(monkeypatch: pytest.MonkeyPatch) ->
 # -- the connection ---------------------------------------------------------------------------------------------------
 
 
-def test_before_the_first_message_and_without_a_connection_the_clock_rules() -> None:
+def test_before_the_first_message_and_without_a_connection_it_is_not_live() -> None:
     wire = Wire()
     cache_age = wire.cache_age
-    assert cache_age.trusted_since(5_000.0, TTL) == 4_400.0
+    assert not cache_age.live
     wire.send(100.0, stored(1))
-    assert cache_age.trusted_since(5_000.0, TTL) == 100.0
+    assert cache_age.live
     cache_age.link(False)
-    assert cache_age.trusted_since(5_000.0, TTL) == 4_400.0
+    assert not cache_age.live
     cache_age.link(True)
-    assert cache_age.trusted_since(5_000.0, TTL) == 4_400.0, "nobody knows yet what was missed"
+    assert not cache_age.live, "nobody knows yet what was missed"
     wire.send(5_000.0, stored(2))
-    assert cache_age.trusted_since(5_000.0, TTL) == 100.0, "nothing was"
+    assert (cache_age.live, cache_age.cached) == (True, 2), "nothing was"
 
 
 def test_messages_that_were_under_way_do_not_make_a_connection() -> None:
@@ -255,17 +248,7 @@ def test_a_gap_ends_what_was_known_but_not_what_is_gone() -> None:
     wire = Wire()
     wire.turn_over(100.0, 130.0)
     cache_age = wire.send(1_000.0, stored(1), skip=1)
-    assert (cache_age.since, cache_age.cut, cache_age.cached) == (1_000.0, 100.0, 1)
-    assert cache_age.trusted_since(1_001.0, TTL) == 401.0
-    assert cache_age.trusted_since(9_000.0, TTL) == 1_000.0
-    assert cache_age.trusted_since(600.0, TTL) == 100.0
-
-
-def test_a_gap_without_a_stored_block_is_no_new_beginning() -> None:
-    wire = Wire()
-    wire.send(100.0, stored(1))
-    cache_age = wire.send(200.0, removed(2), skip=5)
-    assert (cache_age.since, cache_age.trusted_since(5_000.0, TTL)) == (math.inf, 4_400.0)
+    assert (cache_age.cut, cache_age.cached) == (100.0, 1)
 
 
 def test_a_new_process_has_an_empty_cache() -> None:
@@ -291,16 +274,16 @@ def test_a_message_that_cannot_be_read_is_a_gap(frames: tuple[bytes, ...], probl
     cache_age = wire.send(100.0, stored(1))
     cache_age.take(frames, 200.0)
     assert problem in cache_age.problem
-    assert (cache_age.since, cache_age.cut, cache_age.cached) == (math.inf, -math.inf, 0)
+    assert (cache_age.cut, cache_age.cached) == (-math.inf, 0)
     wire.number = 2
     assert wire.send(300.0, stored(2)).problem == ""
-    assert cache_age.since == 300.0
+    assert cache_age.cached == 1
 
 
 def test_its_state_can_be_read() -> None:
     wire = Wire()
-    assert repr(wire.cache_age) == "<CacheAge linked, 0 blocks, cut at -inf, whole since inf>"
-    assert repr(wire.send(2.0, stored(1))) == "<CacheAge live, 1 blocks, cut at -inf, whole since 2.0>"
+    assert repr(wire.cache_age) == "<CacheAge linked, 0 blocks, cut at -inf>"
+    assert repr(wire.send(2.0, stored(1))) == "<CacheAge live, 1 blocks, cut at -inf>"
     wire.cache_age.link(False)
     assert repr(wire.cache_age).startswith("<CacheAge not linked")
 
@@ -325,7 +308,6 @@ def test_nothing_an_engine_sends_can_do_harm(messages: list[tuple[bytes, bytes]]
         cut = cache_age.cut
         cache_age.take((b"", number, payload), float(now))
         assert cut <= cache_age.cut <= now
-        assert cache_age.trusted_since(now, TTL) <= now
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 8)), max_size=200), st.integers(2, 20))
@@ -346,24 +328,21 @@ def test_of_a_cache_that_evicts_the_oldest_release_what_is_there_is_believed_in(
         cached |= dict.fromkeys(reversed(blocks))
         used |= dict.fromkeys(blocks, float(now))
         wire.send(float(now), *map(removed, evicted), *([stored(*new)] if new else []))
-        oldest = wire.cache_age.trusted_since(float(now), math.inf)
-        assert all(used[block] >= oldest for block in cached)
+        assert all(used[block] >= wire.cache_age.cut for block in cached)
     assert wire.cache_age.cached == len(cached)
 
 
 # -- the engine -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("at", [100.0, 5_000.0])
-def test_an_engines_events_replace_the_clock(at: float) -> None:
+def test_an_engines_events_correct_what_it_is_believed_to_have_cached() -> None:
     engine = Engine("e", "http://127.0.0.1:1", Policy())
-    engine.remember((1, 2), 50.0)
-    engine.remember_session(7, 300, 50.0)
-    believed = at - 50.0 <= Policy().routing.affinity_ttl
-    assert (engine.cached_blocks((1, 2), at), engine.session_tokens(7, at)) == ((2, 300) if believed else (0, 0))
+    engine.remember((1, 2), 300, 50.0)
     wire = Wire()
     engine.cache_age = wire.cache_age
     wire.send(10.0, stored(1))
-    assert (engine.cached_blocks((1, 2), at), engine.session_tokens(7, at)) == (2, 300)
+    assert (engine.cached_blocks((1, 2)), engine.evicted_until) == (2, -math.inf)
     wire.send(60.0, CLEARED)
-    assert (engine.cached_blocks((1, 2), at), engine.session_tokens(7, at)) == (0, 0)
+    assert (engine.cached_blocks((1, 2)), engine.evicted_until) == (0, 60.0)
+    engine.remember((1, 2), 300, 70.0)
+    assert engine.cached_blocks((1, 2)) == 2

@@ -363,7 +363,7 @@ def test_a_file_too_long_is_refused_before_it_is_read() -> None:
 
 
 def test_long_and_odd_text_is_shortened_and_escaped() -> None:
-    (line,) = problems('routing: {affinity: "\\e[2J' + "x" * 5000 + '"}')
+    (line,) = problems('routing: {cache_isolation: "\\e[2J' + "x" * 5000 + '"}')
     assert line.isprintable()
     assert len(line) < 150
 

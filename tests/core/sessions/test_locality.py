@@ -28,7 +28,7 @@ def an_engine(id: str, *, held: int = 0, slots: int = 256, knows: bool = False) 
     if held:
         made.hold(held, 0, NOW)
     if knows:
-        made.remember(PREFIX, NOW - 1.0)
+        made.remember(PREFIX, 40_000, NOW - 1.0)
     return made
 
 

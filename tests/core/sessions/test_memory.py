@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.engines.choice import Choice
-from gateway.core.engines.fleet import Engine
-from gateway.core.policy.policy import Policy
 from gateway.core.policy.sessions import SessionsPolicy
 from gateway.core.request.call import Call
 from gateway.core.sessions import memory
@@ -23,7 +20,7 @@ def a_turn(*prefix: int, tenant: str = "t", session: int = 0, tokens: int = 100)
 def served(made: SessionMemory, call: Call, now: float, engine: str = "e", tokens: int = 120) -> Call:
     """The call comes, is granted at once, and ends."""
     made.arrive(call, now)
-    made.granted(call, Choice(Engine(engine, "http://e", Policy()), 100, 0, 0.1))
+    made.granted(call)
     made.ended(call, engine, tokens, now)
     return call
 
@@ -72,7 +69,7 @@ def test_a_cache_is_kept_on_one_engine_though_calls_of_the_branch_end_on_two() -
     one, two = a_turn(1, 2), a_turn(1, 2)
     for call in (one, two):
         made.arrive(call, 1.0)
-        made.granted(call, Choice(Engine("e", "http://e", Policy()), 100, 0, 0.1))
+        made.granted(call)
     made.ended(one, "e", 120, 2.0)
     assert kept(made) == 120
     made.ended(two, "other", 130, 3.0)
@@ -147,7 +144,7 @@ def test_equal_prompts_and_forgotten_calls_do_no_harm() -> None:
     made = SessionMemory(SessionsPolicy(per_tenant=1))
     short = a_turn()
     made.arrive(short, 0.0)
-    made.granted(short, Choice(Engine("e", "http://e", Policy(sessions=POLICY)), 100, 0, 0.1))
+    made.granted(short)
     made.ended(short, "e", 5, 0.0)
     assert (len(made), short.session) == (0, 0)
     first, second = a_turn(1), a_turn(1)

@@ -1,0 +1,83 @@
+"""Estimate of an engine's prefix cache: which blocks of prompts it has cached, least recently used first.
+
+vLLM keeps the blocks of ended calls until it needs their room. Then it evicts the block unused for longest, of one
+prompt the last one first (vLLM, "Automatic Prefix Caching"). The estimate does the same with the blocks that our own
+calls have used, within the engine's KV capacity. Two things correct it. An answer says how many tokens of its prompt
+were cached: where that is much less than was expected, others use the cache too, and the estimate gets smaller. Cache
+events say since when everything used is cached (`cache_age.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import islice
+
+from gateway.core.checkpoint import SavedPrefixes
+from gateway.core.engines.prefix_digest import digest, with_digest
+
+BLOCKS_AT_MOST = 200_000  # an entry is about 100 bytes
+BLOCK_TOKENS = 128.0  # of a block, until prompts tell
+BLOCK_WEIGHT = 0.05  # of one prompt in the mean of tokens a block
+TELLS = 512  # expected tokens; fewer teach nothing
+LEAST_SHARE = 1 / 64
+
+
+class PrefixCache:
+    """Blocks of prompts in one engine's cache, by their hashes. Every change keeps them within the engine's capacity.
+
+    `blocks`: last use of each block, the least recent first. `cut`: last use of the block that was evicted last.
+    `share`: part of the engine's capacity that holds our prompts.
+    """
+
+    __slots__ = ("block_tokens", "blocks", "cut", "share")
+
+    def __init__(self) -> None:
+        self.blocks: dict[int, float] = {}
+        self.block_tokens = BLOCK_TOKENS
+        self.cut = -math.inf
+        self.share = 1.0
+
+    def leading(self, prefix: tuple[int, ...], since: float) -> int:
+        """Number of leading blocks of `prefix` that are cached and were used at `since` or later."""
+        blocks, count = self.blocks, 0
+        for block in prefix:
+            used = blocks.get(block)
+            if used is None or used < since:
+                break
+            count += 1
+        return count
+
+    def use(self, prefix: tuple[int, ...], tokens: int, capacity: int, now: float) -> None:
+        """Note that the engine reads or has read a prompt of `tokens`; `capacity` is its KV tokens."""
+        if not prefix:
+            return
+        blocks = self.blocks
+        for block in reversed(prefix):
+            blocks.pop(block, None)
+            blocks[block] = now
+        self.block_tokens += BLOCK_WEIGHT * (tokens / (len(prefix) + 1) - self.block_tokens)
+        most = min(BLOCKS_AT_MOST, int(self.share * capacity / max(1.0, self.block_tokens)))
+        if len(blocks) > most:
+            # A dict finds its first entry by passing over all that went before it: one by one, each would cost 30 us.
+            evicted = list(islice(blocks, len(blocks) - most + most // 256))
+            self.cut = blocks[evicted[-1]]
+            for block in evicted:
+                del blocks[block]
+
+    def told(self, expected: int, cached: int) -> None:
+        """Learn from an answer: of its prompt `cached` tokens were cached, where `expected` were."""
+        if expected < TELLS:
+            return
+        factor = 0.9 if cached < expected // 2 else 1.02
+        self.share = min(1.0, max(LEAST_SHARE, self.share * factor))
+
+    def clear(self) -> None:
+        self.blocks.clear()
+
+    def checkpoint(self, most: int, now: float) -> SavedPrefixes:
+        """The `most` blocks used last."""
+        return digest(self.blocks, most, now)
+
+    def restore(self, saved: SavedPrefixes, then: float) -> None:
+        """Add what was saved at `then`; the next prompt brings it within the capacity."""
+        self.blocks = with_digest(self.blocks, saved, then)
