@@ -162,7 +162,7 @@ class AdmissionControl:
                     foretold = Foretold(wait=wait, ttft=times[0], tpot=times[2])
                     return Refuse(reason=Reason.TOO_LATE, predicted=wait, foretold=foretold, newcomer=True)
         victim = None
-        full = queues.room(call)
+        full = queues.room(call, promised=booking is not None)
         if full is not None:
             victim = queues.victim(call)
             if victim is None:
@@ -237,7 +237,7 @@ class AdmissionControl:
         call, rules = ticket.call, self.rules
         if not self.may_run(call.class_name):
             return None
-        waited = math.inf if ticket.paid else now - ticket.since
+        waited = math.inf if ticket.paid or queues.starving(ticket, now) else now - ticket.since
         choice = self._choose(call, now, rng, ticket.exclude, waited)
         if isinstance(choice, Aside) and queues.owed(ticket) > self._fit_at_a_time(call.model):
             choice = self._choose(call, now, rng, ticket.exclude, math.inf)

@@ -21,7 +21,8 @@ time: a class of old calls does not turn importance upside down.
 Room: `max_queue` and `max_queued_tokens` are places that a class always has. Where they are taken, a newcomer may take
 the place of a waiting call of a less important class that has taken more than half of its own. So the least important
 are refused first and none is driven out. All classes together never hold more than the sum of their places, so what a
-class lent is not filled again behind it.
+class lent is not filled again behind it. A call that has come back when it was told to finds as many places again: no
+newcomer takes the room that was kept for it.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ __all__ = ["Queues", "Ticket"]
 
 Full = str  # what is full, in words: `256 calls`, `200000 tokens`
 DEFAULT = "default"  # the class that every policy has
+PROMISED = 2  # times as many places for calls that were promised one
 LOOKED_AT = 64  # newest tickets of a class that may be pushed out
 
 
@@ -197,6 +199,10 @@ class Queues:
         queue = self._by_class.get(class_name)
         return 0.0 if queue is None else queue.counter(tenant)
 
+    def starving(self, ticket: Ticket, now: float) -> bool:
+        """Whether it has waited half of the time it may wait: nobody passes it then."""
+        return self._by_class[ticket.call.class_name].starving(ticket, now)
+
     def owed(self, ticket: Ticket) -> float:
         """Charges over weight by which the ticket's tenant was served less than another that waits in its class."""
         return self._by_class[ticket.call.class_name].owed(ticket.call.tenant)
@@ -210,19 +216,20 @@ class Queues:
 
     # -- room ---------------------------------------------------------------------------------------------------
 
-    def room(self, call: Call, bounds: QueueBounds | None = None) -> Full | None:
-        """What leaves no room for a newcomer; None: it may enter. `bounds`: by another policy than the queues' own."""
+    def room(self, call: Call, bounds: QueueBounds | None = None, *, promised: bool = False) -> Full | None:
+        """What leaves no room for the call; None: it may enter. `bounds`: by another policy than the queues' own;
+        `promised`: it has come back when it was told to."""
         bounds = bounds or self.bounds
-        settings = bounds.classes[call.class_name]
-        if self.length(call.class_name) >= settings.max_queue or self._length >= bounds.calls:
+        settings, times = bounds.classes[call.class_name], PROMISED if promised else 1
+        if self.length(call.class_name) >= times * settings.max_queue or self._length >= times * bounds.calls:
             return f"{settings.max_queue} calls"
-        return None if self._tokens_fit(call, bounds) else f"{settings.max_queued_tokens} tokens"
+        return None if self._tokens_fit(call, bounds, times) else f"{settings.max_queued_tokens} tokens"
 
-    def _tokens_fit(self, call: Call, bounds: QueueBounds) -> bool:
-        own = bounds.classes[call.class_name].max_queued_tokens
+    def _tokens_fit(self, call: Call, bounds: QueueBounds, times: int = 1) -> bool:
+        own, cost = bounds.classes[call.class_name].max_queued_tokens, call.cost
         if own is None:
             return True
-        return self.tokens(call.class_name) + call.cost <= own and self.total_tokens + call.cost <= bounds.tokens
+        return self.tokens(call.class_name) + cost <= times * own and self.total_tokens + cost <= times * bounds.tokens
 
     def victim(self, call: Call, bounds: QueueBounds | None = None) -> Ticket | None:
         """The ticket to refuse so that the newcomer may have its place, where there is no `room`; None: there is none.

@@ -45,7 +45,7 @@ RATE_BELIEVED = 30.0  # seconds without a first byte after which a low rate is d
 FLOW = 3.0  # seconds in which the flow of tokens falls by e
 OVER = 1.15  # of the budget, where the last call that starts within the budget may end
 OVERRUN = 0.03  # of the KV cache above that, where holds were too small
-GROWTH = 0.1  # of the trim, each second in which tokens bind and the cache is not full
+GROWTH = 0.7  # of the trim, each second in which tokens bind, times the share of the cache below the target
 MOST_KEPT = 0.98  # of the most that ran, with each sample of a queue in the engine
 LATELY = 120.0  # seconds in which the most that others held falls by e
 STALE_POLLS = 3
@@ -419,7 +419,8 @@ class Engine:
         self._pressed_tokens = self._pressed_slots = False
 
     def _adapt_trim(self, sample: EngineSample, preempted: bool, since: float) -> None:
-        """AIMD on the budget: + GROWTH while tokens bind and measured KV stays low, x 0.9 when it runs over.
+        """AIMD on the budget: up while tokens bind and measured KV is low, by GROWTH x what is empty; x 0.9 when it
+        runs over.
 
         Prefix sharing and short answers make holds too large, so a full ledger may leave the cache half empty. A queue
         inside an engine whose KV is low is a matter of slots, not of tokens, and leaves the trim alone.
@@ -434,7 +435,7 @@ class Engine:
             told = TRIM_BELOW * self.held / (full * self.capacity)
             self.trim = max(0.5, self.trim * 0.9, min(self.trim, told))
         elif self._pressed_tokens and sample.kv_usage < target - 0.05:
-            self.trim = min(4.0, self.trim * (1.0 + GROWTH) ** since)
+            self.trim = min(4.0, self.trim * (1.0 + GROWTH * (target - sample.kv_usage)) ** since)
 
     def _adapt_slots(self, sample: EngineSample, now: float) -> None:
         """Learn `max_num_seqs`: a queue in the engine shows it, a full bound without one probes above it.

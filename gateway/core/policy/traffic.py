@@ -88,7 +88,7 @@ def default_classes() -> Mapping[str, TrafficClass]:
     """The default classes, the most important first."""
     return {
         "interactive": TrafficClass(weight=8, ttft=2.0, deadline=60.0, max_queue=256),
-        "default": TrafficClass(weight=4, ttft=10.0, deadline=300.0, max_queue=512),
+        "default": TrafficClass(weight=4, deadline=300.0, max_queue=512),
         "long_context": TrafficClass(weight=2, deadline=600.0, max_queue=512, when=When(prompt_tokens=8000)),
         "batch": TrafficClass(weight=1, deadline=3600.0, max_queue=4096),
     }
@@ -353,12 +353,11 @@ class Modes(msgspec.Struct, frozen=True, kw_only=True):
 
     tight: ModeRule = ModeRule(enter=Threshold(kv=0.85, waiting=8), leave=Threshold(kv=0.75, waiting=1), dwell=5.0)
     brownout: ModeRule = ModeRule(
-        enter=Threshold(kv=0.93, ttft=2.0, errors=0.10),
+        enter=Threshold(kv=0.96, ttft=2.0, errors=0.10),
         leave=Threshold(kv=0.85, ttft=1.2, errors=0.02),
         refuse=None,
-        max_prompt_tokens=8000,
     )
-    closed: ModeRule = ModeRule(enter=Threshold(kv=0.97, errors=0.50), leave=Threshold(kv=0.90, errors=0.20), only=None)
+    closed: ModeRule = ModeRule(enter=Threshold(kv=0.99, errors=0.50), leave=Threshold(kv=0.90, errors=0.20), only=None)
 
 
 class Merge(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from gateway.core.admission.limits import LimitBook
 from gateway.core.admission.quotas import SPANS
 from gateway.core.admission.retries import WINDOW
 from gateway.core.admission.witness import LimitCharge
+from gateway.core.engines.fleet import TPOT_TOKENS
 from gateway.core.policy.policy import Retries as RetryPolicy
 from gateway.core.request.outcome import Outcome
 from gateway.core.request.record import Record
@@ -112,7 +113,7 @@ class Ledger:
         self._wrong = wrong
         self._loop = asyncio.get_running_loop()
         self._written: dict[str, int] = {}  # by calls that were left, as of then
-        self._answers: Counter[str] = Counter()  # whole ones, by engine
+        self._answers: Counter[str] = Counter()  # whole ones that teach a pace, by engine
         self._late: dict[str, tuple[float, int]] = {}  # when one was given up, and what was written
 
     def left(self, taker: Any, tokens: int) -> None:
@@ -126,7 +127,7 @@ class Ledger:
 
     def count(self, record: Record) -> None:
         """A call has ended."""
-        self._answers[record.engine] += record.outcome is Outcome.OK
+        self._answers[record.engine] += record.outcome is Outcome.OK and record.completion_tokens >= TPOT_TOKENS
         charge, written = self._charges.made.get(record.request_id), self._written.get(record.request_id, 0)
         if charge is None:
             return

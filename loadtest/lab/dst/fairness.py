@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from gateway.core.admission.queues import PROMISED
+
 if TYPE_CHECKING:
     from gateway.core.admission.queues import Queues, Ticket
     from gateway.core.policy.policy import Policy
@@ -74,7 +76,7 @@ class Fairness:
     def pushing(self, ticket: Ticket, *, front: bool) -> None:
         """A call begins to wait."""
         queues, who = self._queues, _who(ticket)
-        places = sum([settings.max_queue for settings in queues.classes.values()])
+        places = PROMISED * sum([settings.max_queue for settings in queues.classes.values()])
         if not front and len(queues) >= max(places, self._length):  # in another's place
             self._wrong(f"call {ticket.call.request_id} begins to wait beside {len(queues)}, in {places} places")
         if not any(_who(other) == who for other in queues):

@@ -187,6 +187,8 @@ class Invariants:
         """Nothing is left to be done at this moment."""
         now = self._loop.time()
         dispatch = self._dispatch
+        for model in [model for model in self._unserved if dispatch.control.served(model)]:
+            del self._unserved[model]
         for model, queues in dispatch.queues.items():
             if queues:
                 self._conserves_work(model, queues, now)

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from loadtest.lab.figures import fleet, load, relayed, waits
 from loadtest.lab.figures.details import details_of
-from loadtest.lab.figures.runs import Setting
+from loadtest.lab.figures.runs import POLICY, Setting
 from loadtest.lab.rows import Row, bars, chosen, collect_seldom, report, terminal
 from loadtest.lab.rows import add_arguments as add_rows
 
@@ -105,7 +105,9 @@ def add_arguments(parser: argparse.ArgumentParser, rows: Iterable[str], seeded: 
     """What everything takes that measures these rows in some `Setting`. `seeded`: what follows the seed."""
     add_rows(parser, rows, seeded)
     parser.add_argument("--engines", type=int, default=4, help="simulated engines (default: 4)")
-    parser.add_argument("--policy", type=Path, help="a policy file; left out: the gateway's defaults")
+    parser.add_argument(
+        "--policy", type=Path, help="a policy file; left out: the defaults, with a ttft of 10s for `default`"
+    )
     parser.add_argument("--details", action="store_true", help="also: what became of every class in every run")
     parser.add_argument("--gate", action="store_true", help="exit with status 1 where a milestone is missed")
 
@@ -116,7 +118,7 @@ def checked(parser: argparse.ArgumentParser, argv: list[str], rows: Iterable[str
     options = parser.parse_args(argv)
     options.rows = chosen(parser, options.rows, rows)
     try:
-        options.policy = options.policy.read_bytes() if options.policy else b""
+        options.policy = options.policy.read_bytes() if options.policy else POLICY
         Setting(policy=options.policy)
     except (OSError, ValueError) as error:
         parser.error(f"--policy: {error}")

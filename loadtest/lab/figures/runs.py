@@ -34,6 +34,13 @@ from loadtest.simulate.simulation import SimulationRun
 
 PROFILE = "a100-8b"
 LATENCY = profile_of(PROFILE)
+# The default policy, and a target for the first token of `default`, by which to tell who serves it in time.
+POLICY = b"""
+classes:
+  interactive: {weight: 8, ttft: 2s, deadline: 60s, max_queue: 256}
+  default: {weight: 4, ttft: 10s, deadline: 5m, max_queue: 512}
+  batch: {weight: 1, deadline: 1h, max_queue: 4096}
+"""
 BLOCKS = 8192
 MIX = (  # as scenarios/mixed.yaml has it
     Kind(class_name="interactive", share=0.4, output=Length(empirical=(256, 512))),
@@ -151,7 +158,7 @@ class Setting(msgspec.Struct, kw_only=True):
 
     engines: int = 4
     seed: int = 1
-    policy: bytes = b""
+    policy: bytes = POLICY
     warm: float = 60.0
     measured: float = 120.0
     place: Runner = InMemory()

@@ -192,6 +192,9 @@ def test_a_call_that_comes_back_for_its_place_is_weighed_by_no_prediction() -> N
     assert (decision.ticket.since, decision.newcomer) == (NOW, False)
     assert made.traffic["m"].bookings["default"].due(back, NOW + 1.0) is decision.booking, "to ask uses up nothing"
     waiting(made)
+    assert isinstance(made.decide(call(), NOW + 1.0, RNG), Refuse), "the only place is taken"
+    assert isinstance(made.decide(back, NOW + 1.0, RNG), Wait), "but one was promised"
+    waiting(made)
     full = made.decide(back, NOW + 1.0, RNG)
     assert isinstance(full, Refuse)
     assert (full.reason, full.booking, full.newcomer) == (Reason.QUEUE_FULL, decision.booking, False)

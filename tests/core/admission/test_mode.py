@@ -62,7 +62,7 @@ def test_modes_are_ordered_and_named_as_the_policy_names_them() -> None:
         (NORMAL, Signals(kv=1.0), TIGHT, "kv 1 >= 0.85"),  # one step, and why this one
         (NORMAL, Signals(kv=0.2, errors=0.6), TIGHT, "errors 0.6 >= 0.1"),  # tight names no errors; brownout does
         (NORMAL, Signals(ttft=250.0), TIGHT, "ttft 250 >= 2"),
-        (TIGHT, Signals(kv=0.93, waiting=0), BROWNOUT, "kv 0.93 >= 0.93"),
+        (TIGHT, Signals(kv=0.96, waiting=0), BROWNOUT, "kv 0.96 >= 0.96"),
         (TIGHT, Signals(kv=0.8, waiting=0), TIGHT, ""),  # between leave and enter
         (TIGHT, Signals(kv=0.749, waiting=1), TIGHT, ""),
         (TIGHT, Signals(kv=0.75, waiting=0.9), TIGHT, ""),
@@ -171,10 +171,11 @@ NAMED = Modes(
         (Modes(), NORMAL, "batch", 10**6, None),
         (Modes(), TIGHT, "batch", 10**6, None),
         (Modes(), BROWNOUT, "batch", 10, "mode brownout refuses class 'batch'"),
-        (Modes(), BROWNOUT, "default", 8000, None),
-        (Modes(), BROWNOUT, "interactive", 8001, "mode brownout takes prompts of up to 8000 tokens, and this one has "),
+        (Modes(), BROWNOUT, "default", 10, None),
+        (Modes(), BROWNOUT, "default", 10**6, None),
+        (NAMED, BROWNOUT, "interactive", 4001, "mode brownout takes prompts of up to 4000 tokens, and this one has "),
         (Modes(), CLOSED, "interactive", 8000, None),
-        (Modes(), CLOSED, "interactive", 9000, "mode brownout takes prompts"),
+        (Modes(), CLOSED, "interactive", 9000, None),
         (Modes(), CLOSED, "default", 10, "mode closed refuses class 'default'"),
         (NAMED, TIGHT, "batch", 20_000, None),
         (NAMED, TIGHT, "batch", 20_001, "mode tight takes prompts of up to 20000 tokens"),

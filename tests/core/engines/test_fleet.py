@@ -181,7 +181,7 @@ def test_trim_rises_only_while_tokens_bind_and_kv_is_low() -> None:
     assert e.trim == 1.0, "a question presses nothing"
     e.press(1)
     e.sampled(sample(kv_usage=0.3), 2.5)
-    assert e.trim == pytest.approx(1.1)
+    assert e.trim == pytest.approx(1.35)
     for at in range(3, 400):
         e.press(10**9)
         e.sampled(sample(kv_usage=0.3), float(at))

@@ -144,3 +144,18 @@ def test_a_reload_begins_and_ends_sessions() -> None:
         assert made.dispatch.control.sessions is not None
 
     virtual(scenario)
+
+
+def test_a_call_that_has_waited_half_of_its_time_for_its_engine_goes_where_room_is_and_holds_nobody_up() -> None:
+    async def scenario(made: Sessions) -> None:
+        home = await made.read(made.turn(*ROOT))
+        full = made.engine(0 if home == "e0" else 1)
+        hold = full.hold(60_000, 0, made.loop.time() - 60.0, "default")
+        call = made.turn(*ROOT, 9)
+        call.deadline = made.loop.time() + 24.0
+        began = made.loop.time()
+        assert await made.read(call, 0.0) != home
+        assert 12.0 < made.loop.time() - began < 12.0 + 2 * LOOK_AGAIN, "not quite 4 s of reading, four times"
+        hold.release()
+
+    virtual(scenario)

@@ -17,8 +17,8 @@ def answered(first: float, end: float) -> Try:
 
 def test_a_row_counts_what_was_late_and_what_was_refused() -> None:
     refused = Try("default", 1, 1.0, 1.0, outcome="queue_full")
-    shown = row([answered(1.0, 2.0), answered(11.0, 12.0), refused])
-    assert shown == ["25 %", "6.00", "11.00", "11.00", "11.00", "7.00", "1", "1"]
+    shown = row([answered(1.0, 2.0), answered(11.0, 312.0), refused])
+    assert shown == ["25 %", "6.00", "11.00", "11.00", "11.00", "157.00", "1", "1"]
     assert row([refused]) == ["", "", "", "", "", "", "0", "1"]
     assert len(shown) == len(COLUMNS) - 2, "without the rule and the CPU"
 
