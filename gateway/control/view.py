@@ -274,7 +274,6 @@ def _engine(engine: Engine, now: float) -> EngineView:
 def _model(id: str, context: int | None, fleet: Fleet, dispatch: Dispatch, wanted: int, now: float) -> ModelView:
     engines = [engine for engine in fleet.serving(id) if engine.up and not engine.draining]
     engines = [engine for engine in engines if engine.breaker.state is not BreakerState.OPEN]
-    slow_start = dispatch.policy.routing.slow_start
     queues, traffic = dispatch.queues.get(id), dispatch.traffic.get(id)
     outlook = None if engines else dispatch.sidecars.outlook(id, now)
     ready_in = (outlook.ready_in or 0.0) if outlook is not None else 0.0
@@ -283,9 +282,7 @@ def _model(id: str, context: int | None, fleet: Fleet, dispatch: Dispatch, wante
         max_model_len=context,
         mode=str(Mode.NORMAL if traffic is None else traffic.mode),
         engines=[engine.id for engine in engines],
-        predicted_ttft_s=min(
-            (round(predicted_ttft(engine, PROMPT, now, slow_start), 3) for engine in engines), default=None
-        ),
+        predicted_ttft_s=min((round(predicted_ttft(engine, PROMPT, now), 3) for engine in engines), default=None),
         headroom_calls=sum(
             max(0, min(engine.slots - engine.in_flight, (engine.budget - engine.load) // COST)) for engine in engines
         ),

@@ -187,7 +187,7 @@ def engines_asked(run: Run, rng: random.Random, now: float) -> None:
     any_idle(usable, call)
     least_ttft(engines, call, now)
     foreseen_ttft(engines, call, now)
-    predicted_ttft(engine, 10, now, 1.0)
+    predicted_ttft(engine, 10, now)
     choose(engines, call, now, routing=run.policy.routing, rng=rng)
 
 

@@ -9,8 +9,8 @@ what the call takes from others. Chunked prefill shares each step with the seque
 `calls` waits while the prompt is read. What is read also evicts as much: `flow / capacity` is the share of the cache
 that was promised in the last FLOW seconds, and where the cache turns over, what is evicted will be asked for again.
 Both multiply the work as LMetric's batch size does (OSDI 2026). docs/decisions/routing.md has the measurements.
-A LoRA adapter that an engine has not loaded makes its cost higher by the score of `adapters.py`; an engine just back
-from failure or sleep costs more for a while (slow start).
+A LoRA adapter that an engine has not loaded makes its cost higher by the score of `adapters.py`. An engine that was
+just started or woken, or is back from a failure, costs more for a while (slow start): its speed is unknown.
 Synchronous and pure; ties are broken by `rng`.
 """
 
@@ -31,6 +31,7 @@ CLOSED = BreakerState.CLOSED
 LOOKED_AT = 4  # engines whose state says enough of all
 CROWD = 0.1  # of the time to read a prompt, that each call there is worth
 TURNOVER = 10.0  # the same, where prompts have used all of the cache in FLOW seconds
+NEW = 10.0  # times its cost that an engine costs more at first
 SCAN_AT_MOST = 32  # beyond this many engines, a random sample of this size: power of d choices
 
 
@@ -58,16 +59,14 @@ def knows(engine: Engine, call: Call) -> bool:
     return 2 * cached_tokens(engine, call) > call.prompt_tokens
 
 
-def predicted_ttft(engine: Engine, prefill: int, now: float, slow_start: float) -> float:
-    """Seconds until the first token of a call with `prefill` unread prompt tokens, were it sent now.
+def predicted_ttft(engine: Engine, prefill: int, now: float) -> float:
+    """Seconds until the first token of a call with `prefill` unread prompt tokens, were it sent now."""
+    return engine.tpot + engine.reading(prefill, now) / engine.prefill_rate
 
-    An engine just back from failure or sleep counts as slower, falling linearly to nothing over `slow_start`.
-    """
-    seconds = engine.tpot + engine.reading(prefill, now) / engine.prefill_rate
-    young = slow_start - (now - engine.back_at)
-    if young > 0 < slow_start:  # the asker may have looked at the clock before the engine came back
-        seconds += 10.0 * seconds * young / slow_start
-    return seconds
+
+def newness(engine: Engine, now: float, slow_start: float) -> float:
+    """How far an engine has just been started or woken, or has come back: from 1, falling to 0 over `slow_start`."""
+    return min(1.0, max(0.0, 1.0 - (now - engine.back_at) / slow_start)) if slow_start else 0.0
 
 
 def usable_of(engines: Sequence[Engine], now: float) -> Sequence[Engine]:
@@ -97,7 +96,7 @@ def least_ttft(engines: Sequence[Engine], call: Call, now: float) -> tuple[float
     call's own prompt, and its time per output token; in seconds. Looks at a few, for calls that have to wait."""
     best = (math.inf, 0.0, 0.0)
     for engine in engines[:LOOKED_AT]:
-        ttft = predicted_ttft(engine, call.prompt_tokens, now, 0.0)
+        ttft = predicted_ttft(engine, call.prompt_tokens, now)
         if ttft < best[0]:
             best = (ttft, call.prompt_tokens / engine.prefill_rate, engine.tpot)
     return best
@@ -149,11 +148,12 @@ def choose(
     for engine in open_:
         cached = cached_tokens(engine, call) if call.prefix else 0
         prefill = max(1, call.prompt_tokens - cached)
-        ttft = predicted_ttft(engine, prefill, now, routing.slow_start)
+        ttft = predicted_ttft(engine, prefill, now)
         beyond = ttft - engine.tpot  # a step is longer by chance here, and costs more cached tokens than it is worth
         beyond += (
             prefill / engine.prefill_rate * (CROWD * engine.in_flight + TURNOVER * engine.flow(now) / engine.capacity)
         )
+        beyond *= 1.0 + NEW * newness(engine, now, routing.slow_start)
         if engine.adapters is not None:
             beyond /= engine.adapters.score(call.model)
         if beyond < least:

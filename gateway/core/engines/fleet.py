@@ -550,11 +550,11 @@ class Engine:
                 self.down()
 
     def ready(self, now: float) -> None:
-        """Who runs it has started or woken it, and found it ready and warm: it is in at once. Its cache is empty, and
-        what it failed before is over."""
+        """Who runs it has started or woken it, and found it ready: it is in at once. Its cache is empty, its speed is
+        unknown, and what it failed before is over."""
         self.up = True
         self.hits, self.misses = HITS_IN, 0
-        self.back_at = now - self.policy.routing.slow_start
+        self.back_at = now
         self.excess = 0
         self.forget_cache()
         if not self.in_flight:

@@ -80,7 +80,8 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True):
     others lose counted. What an engine has cached of the prompt takes nothing.
 
     `block`: Bytes of prompt in one block of the prefix comparison.
-    `slow_start`: Time after which an engine that comes back gets its full share of calls; 0s: at once.
+    `slow_start`: Time after which an engine that was started or woken, or is back from a failure, gets its full share
+    of calls, where others can take them; 0s: at once.
     `hold_unserved`: Time after the loss of a model's last engine, down or drained, in which its calls wait for one to
     come back, within their targets and the room of their queues. 0s: they are refused with 503 at once.
     `gateways`: Number of gateways that share these engines. With more than one, each call takes the better of two

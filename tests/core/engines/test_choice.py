@@ -15,7 +15,7 @@ from gateway.core.engines.choice import (
     cached_tokens,
     choose,
     least_ttft,
-    predicted_ttft,
+    newness,
     usable_of,
 )
 from gateway.core.engines.fleet import FLOW, Engine
@@ -125,11 +125,23 @@ def test_an_engine_that_failed_this_call_is_used_again_only_where_no_other_is_up
 
 def test_an_engine_just_back_counts_as_slower_and_ramps_linearly() -> None:
     e = engine("a")
-    settled = predicted_ttft(e, 1000, NOW, 30.0)
     e.back_at = NOW
-    assert predicted_ttft(e, 1000, NOW, 30.0) == pytest.approx(11 * settled)
-    assert predicted_ttft(e, 1000, NOW + 15, 30.0) == pytest.approx(6 * settled)
-    assert predicted_ttft(e, 1000, NOW + 30, 30.0) == pytest.approx(settled)
+    assert [newness(e, NOW + at, 30.0) for at in (-1.0, 0.0, 15.0, 30.0, 300.0)] == [1.0, 1.0, 0.5, 0.0, 0.0]
+    assert newness(e, NOW, 0.0) == 0.0
+
+
+def test_an_engine_that_was_just_woken_gets_its_share_gradually_and_alone_all_of_it() -> None:
+    new = engine("new")
+    new.ready(NOW)
+    for queued, winner in ((5_000, "old"), (15_000, "new")):
+        old = engine("old", queued)
+        assert id_of(chosen([new, old])) == winner, queued
+    old = engine("old", 5_000)
+    later = choose([new, old], call(), NOW + 29.0, routing=Routing(), rng=random.Random(5))
+    assert id_of(later) == "new"
+    alone = chosen([new])
+    assert alone is not None
+    assert alone.ttft == pytest.approx(new.tpot + 0.1), "it is not predicted to be slower"
 
 
 def test_a_large_fleet_is_sampled() -> None:

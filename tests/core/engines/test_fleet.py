@@ -325,7 +325,7 @@ def test_what_was_ahead_of_a_first_byte_was_read_too() -> None:
     assert e.prefill_rate == pytest.approx(1000, rel=0.001)
     for _ in range(8):
         e.hold(100, 100, 1.0)
-    assert predicted_ttft(e, 100, 1.0, 0.0) == pytest.approx(e.tpot + 0.9, rel=0.001)
+    assert predicted_ttft(e, 100, 1.0) == pytest.approx(e.tpot + 0.9, rel=0.001)
 
 
 def test_health_takes_three_misses_out_and_two_hits_in() -> None:
