@@ -364,7 +364,7 @@ def test_without_prediction_a_call_waits_until_its_deadline() -> None:
     async def scenario(world: World) -> None:
         world.sidecar(takes=7.0)
         refused = await world.refused(world.call(within=6.0))
-        assert (refused.outcome, world.loop.time()) == (Outcome.EXPIRED, 6.0)
+        assert (refused.outcome, world.loop.time()) == (Outcome.MODEL_UNAVAILABLE, 6.0)
         await asyncio.sleep(2.0)
 
     virtual(scenario, msgspec.structs.replace(POLICY, deadlines=Deadlines(predict=False, shed_late=False)))

@@ -262,12 +262,12 @@ class AdmissionControl:
         return sum([engine.largest for engine in self.fleet.serving(model)])
 
     def overdue(self, ticket: Ticket, now: float) -> Refuse:
-        """The refusal of a call whose time in the queue is up: for its deadline, or for a target."""
+        """The refusal of a call whose time in the queue is up: for want of an engine, its deadline, or a target."""
         call, waited = ticket.call, now - ticket.pushed_at
-        if now >= call.deadline:
-            return Refuse(reason=Reason.EXPIRED, waited=waited)
         if not self.served(call.model):
             return self.unserved(ticket, now)
+        if now >= call.deadline:
+            return Refuse(reason=Reason.EXPIRED, waited=waited)
         ttft, _, tpot = least_ttft(self.fleet.serving(call.model), call, now)
         return Refuse(reason=Reason.SHED_LATE, foretold=Foretold(waited=waited, ttft=ttft, tpot=tpot))
 
