@@ -57,8 +57,7 @@ def test_a_pipe_that_nobody_reads_blocks_nobody_and_is_bounded(monkeypatch: pyte
     with pipe() as (read, write):
         writer = LineWriter(write)
         line = b"x" * 999 + b"\n"
-        for _ in range(100):  # more than a pipe holds: the thread is stuck from here on
-            writer.write(line, hurry=True)
+        writer.write(line * 100, hurry=True)  # more than a pipe holds: the thread is stuck once it has taken this
         until(lambda: not writer._lines)
         began = time.monotonic()
         for _ in range(2000):
