@@ -49,12 +49,7 @@ examples:
   gateway serve --policy policy.yaml --sidecar sidecar.yaml      models that take turns on this machine's GPUs
   gateway serve --policy policy.yaml --listen 0.0.0.0:8000       reachable from other machines
   gateway serve --policy policy.yaml --listen unix:/run/weir.sock --log /var/log/weir.jsonl
-  gateway serve --policy now.yaml --shadow next.yaml             try next.yaml on real traffic before it is enforced
   WEIR_ADMIN_TOKEN=... gateway serve --policy policy.yaml --control 0.0.0.0:8001
-
-With --shadow the second policy decides too, with limits and modes of its own, on what the enforced one has met:
-weir_shadow_decisions_total{decision,enforced,shadow} counts both, weir_shadow_differences_total where they differ.
-Its file is reloaded as the policy's is; its engines, routing and sizes of bodies are not looked at.
 
 SIGTERM or Ctrl-C drains: answers in flight finish, within timeouts.drain; a second one ends it at once.
 SIGUSR2 starts this command line again, with --take-over: an upgrade that no client notices.
@@ -76,11 +71,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--policy",
         metavar="FILE",
         help="the policy, YAML; left out: the defaults, and with --engine demo those of `gateway init demo`",
-    )
-    parser.add_argument(
-        "--shadow",
-        metavar="FILE",
-        help="a second policy that is asked about every call and never obeyed: /metrics counts where it differs",
     )
     parser.add_argument(
         "--engine",
@@ -188,8 +178,6 @@ def command(given: argparse.Namespace) -> int:
     demo = DEMO in given.engine
     default_policy = checked(shipped(DEMO)) if demo else Policy()
     policy = checked(Path(given.policy)) if given.policy else default_policy
-    if given.shadow:
-        checked(Path(given.shadow))
     if not (policy.fleet.engines or policy.fleet.sidecars or engines or embedded or demo or given.sidecar):
         raise Mistake(NO_ENGINE)
     if demo and given.sidecar:
@@ -233,7 +221,6 @@ def command(given: argparse.Namespace) -> int:
             announce=_announce,
             policy=Path(given.policy) if given.policy else None,
             default_policy=default_policy,
-            shadow=Path(given.shadow) if given.shadow else None,
             engines=engines,
             embedded=embedded,
             demo=demo,

@@ -35,7 +35,6 @@ from gateway.core.policy.policy import Policy
 from gateway.core.request.call import Call
 from gateway.core.request.outcome import Refused
 from gateway.core.sessions.locality import Aside
-from gateway.core.shadow.sessions import SessionShadow
 from gateway.core.sidecars.copies import LongWait
 from gateway.core.sidecars.sidecar import Outlook
 from gateway.decider.grant import LocalGrant
@@ -110,7 +109,6 @@ class Dispatch:
         self._looking_again: dict[str, asyncio.Handle] = {}  # model -> timer: calls were set aside for a while
         self.holds: dict[Hold, Call] = {}  # of all grants
         self.successor: Successor | None = None  # who decides in this one's place
-        self.session_shadow: SessionShadow | None = None  # where a shadow policy has other sessions
 
     @property
     def policy(self) -> Policy:
@@ -140,8 +138,6 @@ class Dispatch:
         """The call asks for an engine for the first time: it goes on with its session."""
         if self.control.sessions is not None:
             self.control.sessions.arrive(call, self.clock())
-        if self.session_shadow is not None:
-            self.session_shadow.arrive(call, self.clock())
 
     # -- entering -----------------------------------------------------------------------------------------------
 
@@ -201,8 +197,6 @@ class Dispatch:
         if witness is not None:
             witness.pushing(queues, ticket, front=front)
         queues.push(ticket, front=front)
-        if self.session_shadow is not None and not front:
-            self.session_shadow.waits(ticket, self.fleet.serving(call.model), now)
         heapq.heappush(self._expiries, (ticket.expires, next(self._sequence), ticket))
         self._pump(call.model, queues)
         return QueuePlace(self, ticket, turn)
@@ -455,9 +449,6 @@ class Dispatch:
                 call.shaped = given
                 call.output_tokens = min(call.output_tokens, call.shaped * call.n)
                 call.expected_tokens = min(call.expected_tokens, call.shaped)
-        if self.session_shadow is not None:
-            engines = self.fleet.serving(call.model)
-            self.session_shadow.granted(call, choice, engines, now, ticket, exclude)
         grant = LocalGrant(self, call, choice, now, ticket)
         if self.control.sessions is not None:
             self.control.sessions.granted(call)
@@ -503,8 +494,6 @@ class Dispatch:
         self.queues[ticket.call.model].remove(ticket)
         if self.control.sessions is not None:
             self.control.sessions.left(ticket.call)
-        if self.session_shadow is not None:
-            self.session_shadow.left(ticket.call)
         del self._turns[ticket]
         if self._awaiting_model:
             self._let_go(ticket, self.clock())

@@ -205,8 +205,5 @@ class LocalGrant:
             sessions = self._dispatch.control.sessions
             if sessions is not None and self._first_at:
                 sessions.ended(self.call, self.engine.id, self._tokens, now)
-            shadow = self._dispatch.session_shadow
-            if shadow is not None and self._first_at:
-                shadow.ended(self.call, self.engine.id, self._tokens, now)
             self.engine.breaker.ended(self.probe, self.ending, now)
             self._dispatch.released(self.call, hold, now)

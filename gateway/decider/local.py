@@ -1,13 +1,13 @@
 """Decider in the relay's own process: the interface's questions are answered by direct calls.
 
-An admission takes a call through limits, estimates and classes to the dispatch, and asks the shadow policy along the
-way. A call is judged by the snapshot that it arrived with, also when a reload comes in between.
+An admission takes a call through limits, estimates and classes to the dispatch. A call is judged by the snapshot
+that it arrived with, also when a reload comes in between.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from types import TracebackType
 
 from gateway.core.admission import refusals
@@ -23,8 +23,6 @@ from gateway.core.request.cost import CostModel
 from gateway.core.request.outcome import Outcome, Refused
 from gateway.core.request.record import Record
 from gateway.core.request.tenants import Account
-from gateway.core.shadow.shadow import Arrival, Shadow
-from gateway.core.shadow.verdict import Verdict
 from gateway.decider.dispatch import Dispatch
 from gateway.decider.grant import LocalGrant
 
@@ -47,7 +45,6 @@ class LocalDecider:
         dispatch: Dispatch,
         limits: LimitBook,
         cost: CostModel,
-        shadow: Shadow | None,
         asked: Asked,
         clock: Callable[[], float],
         rng: random.Random,
@@ -56,7 +53,6 @@ class LocalDecider:
         self.dispatch = dispatch
         self.limits = limits
         self.cost = cost
-        self.shadow = shadow
         self.asked = asked
         self.reported: Asked = _at_once  # waits for sidecars' reports, where there are any
         self.clock = clock
@@ -67,16 +63,9 @@ class LocalDecider:
         able = self.fleet.expected or any(engine.up for engine in self.fleet)
         return bool(able) and not self.dispatch.leaving
 
-    def stranger(self, fields: Mapping[bytes, bytes], peer: str) -> None:
-        if self.shadow is not None:
-            self.shadow.unknown(fields, peer)
-
-    def arrive(
-        self, snapshot: Snapshot, account: Account, record: Record, fields: Mapping[bytes, bytes], peer: str,
-        now: float, body: bytes,
-    ) -> LocalAdmission:  # fmt: skip
-        admission = LocalAdmission(self, snapshot, account, record, fields, peer)
-        if self.limits.limited or self.shadow is not None:
+    def arrive(self, snapshot: Snapshot, account: Account, record: Record, now: float, body: bytes) -> LocalAdmission:
+        admission = LocalAdmission(self, snapshot, account, record)
+        if self.limits.limited:
             admission.arrive(now, body)
         return admission
 
@@ -137,41 +126,21 @@ class LocalDecider:
 class LocalAdmission:
     """One call, from its arrival to its end."""
 
-    __slots__ = (
-        "_account", "_arrived", "_charge", "_decider", "_fields", "_peer", "_record", "_shadowed", "_snapshot",
-        "_verdict",
-    )  # fmt: skip
+    __slots__ = ("_account", "_arrived", "_charge", "_decider", "_record", "_snapshot")
 
-    def __init__(
-        self,
-        decider: LocalDecider,
-        snapshot: Snapshot,
-        account: Account,
-        record: Record,
-        fields: Mapping[bytes, bytes],
-        peer: str,
-    ) -> None:
+    def __init__(self, decider: LocalDecider, snapshot: Snapshot, account: Account, record: Record) -> None:
         self._decider = decider
         self._snapshot = snapshot
         self._account = account
         self._record = record
-        self._fields = fields
-        self._peer = peer
         self._arrived: Charge | None = None  # what was taken from limits before the call was parsed
         self._charge: Charge | None = None  # what was taken for the call; it takes the other's place
-        self._shadowed: Arrival | None = None  # the shadow policy's own, where there is one
-        self._verdict: Verdict | None = None
 
     def arrive(self, now: float, body: bytes) -> None:
-        """Count the request, with the shadow policy too. Raises Refused."""
-        decider, account = self._decider, self._account
-        if decider.shadow is not None:
-            self._shadowed = decider.shadow.arrive(account, self._fields, self._peer, now)
+        """Count the request. Raises Refused."""
         try:
-            self._arrived = decider.limits.arrive(account.name, now, body)
+            self._arrived = self._decider.limits.arrive(self._account.name, now, body)
         except Refused as refused:
-            if decider.shadow is not None:
-                decider.shadow.turned_away(self._shadowed, refused.outcome)
             self._in_own_words(refused, UNREAD, UNREAD)
             raise
 
@@ -196,33 +165,17 @@ class LocalAdmission:
         record.stream = call.stream
         record.prompt_tokens = record.estimated_prompt_tokens = call.prompt_tokens
         record.held_tokens = call.cost
-        if decider.shadow is not None:
-            self._verdict = self._shadow_judges(decider.shadow, call)
         if account.models and call.model not in account.models:
             raise refusals.forbidden_model(call)
         if not decider.fleet.serving(call.model) and not decider.dispatch.sidecars.knows(call.model):
             raise decider.dispatch.unknown(call.model)  # before tokens are charged for it
         try:
-            charge = decider.limits.charge(
+            self._charge = decider.limits.charge(
                 account.name, call.class_name, call.model, call.cost, call.arrived, self._arrived, call.body
             )
         except Refused as refused:
             self._in_own_words(refused, call.class_name, call.model)
             raise
-        if self._verdict is not None and self._verdict.charge is not None:
-            charge = charge.with_beside(self._verdict.charge)
-        self._charge = charge
-
-    def _shadow_judges(self, shadow: Shadow, call: Call) -> Verdict | None:
-        """The shadow policy's verdict, from the facts that the enforced policy has."""
-        decider, model = self._decider, call.model
-        queues, traffic = decider.dispatch.queues.get(model), decider.dispatch.traffic.get(model)
-        now, engines = decider.clock(), decider.fleet.serving(model)
-        account, fields, peer = self._account, self._fields, self._peer
-        outage = decider.dispatch.control.outage(model, now)
-        return shadow.judge(
-            call, account, self._snapshot, fields, peer, queues, traffic, engines, now, self._shadowed, outage
-        )
 
     def _in_own_words(self, refused: Refused, class_name: str, model: str) -> None:
         """A limit's refusal, as the tenant has it where it has words of its own."""
@@ -239,21 +192,13 @@ class LocalAdmission:
             )
             refused.replace(account.refusal.status, body)
 
-    async def ask(self, call: Call) -> LocalGrant:
-        grant = await self._decider.dispatch.ask(call)
-        if self._verdict is not None:
-            self.granted(grant)
-        return grant
+    def ask(self, call: Call) -> Awaitable[LocalGrant]:
+        return self._decider.dispatch.ask(call)
 
     def foreseen(self, call: Call) -> str:
         place, seconds = self._decider.dispatch.foreseen(call)
         words = f", place {place}" if place else ""
         return f"{words}, about {max(1.0, seconds):.0f} s" if seconds else words  # 0: nothing has drained yet
-
-    def granted(self, grant: LocalGrant) -> None:
-        """The call has an engine: the shadow policy is told."""
-        if self._verdict is not None:
-            self._verdict.granted(grant.engine, grant.hold, grant.ticket)
 
     @property
     def charges(self) -> Iterator[Charge]:
@@ -268,8 +213,7 @@ class LocalAdmission:
         return b"" if self._charge is None else self._charge.headers(now)
 
     def ended(self, outcome: Outcome) -> None:
-        if self._verdict is not None:
-            self._verdict.ended(outcome)
+        """Here the decider has heard all of it before."""
 
     def __enter__(self) -> LocalAdmission:
         return self

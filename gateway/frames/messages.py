@@ -28,7 +28,6 @@ Hash = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Word = Annotated[str, Meta(max_length=256)]
 Names = Annotated[list[Word], Meta(max_length=4096)]
 Left = Literal["", "refused", "error", "cancelled"]  # the way that an admission was left: by an exception, or without
-Fields = Annotated[dict[bytes, bytes], Meta(max_length=4096)]
 
 
 class CallFacts(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
@@ -64,8 +63,7 @@ class Ask(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False,
     """A call comes: judge it and, where `wait` is true, find it an engine.
 
     `facts`: it was judged before, so it is neither judged nor charged. `front`, `exclude`: it had an engine and lost
-    it. `digest` stands for its body, which equal calls share. `policy`: the version that its relay goes by. `fields`
-    and `peer` are there where a shadow policy wants them.
+    it. `digest` stands for its body, which equal calls share. `policy`: the version that its relay goes by.
     """
 
     number: Number
@@ -97,8 +95,6 @@ class Ask(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False,
     facts: CallFacts | None = None
     front: bool = False
     exclude: Names = []
-    fields: Fields = {}
-    peer: Word = ""
     shape: Annotated[int, Meta(ge=0, le=255)] = 0
     hinted_tokens: Count = 0
     hinted_ahead: float = 0.0
@@ -224,15 +220,6 @@ class UnreadRequest(msgspec.Struct, array_like=True, forbid_unknown_fields=True,
     at: float
     left: Left
     outcome: Outcome
-    fields: Fields = {}
-    peer: Word = ""
-
-
-class StrangerSeen(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=15):
-    """A request with a key that nobody knows."""
-
-    fields: Fields
-    peer: Word
 
 
 class ModelsAsk(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=16):
@@ -253,8 +240,6 @@ class ArrivalAsk(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc
     tenant: Word
     policy: Number
     at: float
-    fields: Fields = {}
-    peer: Word = ""
 
 
 class RelayCounts(msgspec.Struct, array_like=True, forbid_unknown_fields=True, tag=17):
@@ -289,11 +274,10 @@ class EndedRecords(msgspec.Struct, array_like=True, forbid_unknown_fields=True, 
 
 
 class Welcome(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=32):
-    """The decider takes the relay. `shadow`: a shadow policy wants to see requests' fields."""
+    """The decider takes the relay."""
 
     version: int
     epoch: Number
-    shadow: bool
 
 
 class PolicyNews(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=33):
@@ -439,7 +423,7 @@ class DrainOrder(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc
 
 FromRelay: TypeAlias = (
     Hello | Ask | WaitAsk | FirstByte | Answered | AttemptFailed | RetryAsk | MoveAsk | SecondAsk | SecondEnd
-    | CallEnd | Held | AllHeld | UnreadRequest | StrangerSeen | ModelsAsk | RelayCounts | ArrivalAsk
+    | CallEnd | Held | AllHeld | UnreadRequest | ModelsAsk | RelayCounts | ArrivalAsk
     | EndedRecords
 )  # fmt: skip
 FromDecider: TypeAlias = (

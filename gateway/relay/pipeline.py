@@ -139,7 +139,6 @@ class Pipeline:
                     snapshot.browser_guard.check(request.fields, request.peer)
             except Refused as unknown:
                 refused = unknown
-                self.decider.stranger(request.fields, request.peer)
             else:
                 if route.stored and self.stored is not None:
                     return self._stored_head(request, route, self.stored, self._account)
@@ -233,9 +232,7 @@ class Pipeline:
         try:  # its key may have been removed while its body came
             account = self.snapshot.tenants.identify(request.fields, request.peer)
             record.tenant, record.bytes_in = account.name, len(request.body)
-            arrived = self.decider.arrive(
-                self.snapshot, account, record, request.fields, request.peer, request.at, request.body
-            )
+            arrived = self.decider.arrive(self.snapshot, account, record, request.at, request.body)
             with arrived as admission:
                 try:
                     await admission.counted()
@@ -310,7 +307,7 @@ class Pipeline:
         account = live.account or snapshot.tenants.identify(request.fields, request.peer)
         record.tenant = account.name
         fields, decider = request.fields, self.decider
-        with decider.arrive(snapshot, account, record, fields, request.peer, request.at, request.body) as admission:
+        with decider.arrive(snapshot, account, record, request.at, request.body) as admission:
             live.admission = admission
             metered = self._forwards and decider.metered(account.name)
             if self.large is None or request.held is None or len(request.body) <= LARGE:

@@ -31,7 +31,6 @@ from gateway.core.policy.snapshot import Snapshot, largest_body
 from gateway.core.request.body_memory import BodyMemory
 from gateway.core.request.cost import CostModel
 from gateway.core.request.record import Record
-from gateway.core.shadow.shadow import Shadow
 from gateway.core.sidecars.addresses import is_relayed
 from gateway.core.sidecars.sidecar import Member
 from gateway.decider.call_log import CallLog
@@ -78,12 +77,10 @@ class ApplyError(Exception):
 class Gateway:
     """What `serve` runs, and what a test or a simulation drives.
 
-    `entries` are engines beside the policy's: the command line's, which stay whatever the policy says. `shadow` is a
-    second policy that is asked about every call and never obeyed. `say` takes lines for the operator. `most_clients`:
-    connections that the process can afford. `sidecar_transport`: in place of sockets to sidecars. `relays`: totals of
-    those that are processes of their own. `spans`: where traces of calls go, None: none is made.
-    `gen_ai`: metrics of OpenTelemetry too. Raises ValueError for
-    a policy that only looks right.
+    `entries` are engines beside the policy's: the command line's, which stay whatever the policy says. `say` takes
+    lines for the operator. `most_clients`: connections that the process can afford. `sidecar_transport`: in place of
+    sockets to sidecars. `relays`: totals of those that are processes of their own. `spans`: where traces of calls go,
+    None: none is made. `gen_ai`: metrics of OpenTelemetry too. Raises ValueError for a policy that only looks right.
     """
 
     def __init__(
@@ -93,7 +90,6 @@ class Gateway:
         log: CallLog | None,
         rng: random.Random,
         api_keys: Mapping[str, str] | None = None,
-        shadow: Policy | None = None,
         sidecar_token: str | None = None,
         cache_secret: str | None = None,
         say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
@@ -130,20 +126,17 @@ class Gateway:
         self.limits = LimitBook(policy, witnesses.limits, calendar)
         self.bodies = BodyMemory(policy.body.memory, policy.body.share)
         cost = CostModel(policy.budget.alpha)
-        shadowed = None if shadow is None else Shadow(shadow, self._shadow_failed, witnesses.shadow, calendar, cost)
-        books = [self.limits.quotas, *([] if shadowed is None else [shadowed.limits.quotas])]
-        self.token_use = TokenUse(lambda: self.storage, books, calendar, self.clock, say)
+        self.token_use = TokenUse(lambda: self.storage, self.limits.quotas, calendar, self.clock, say)
         self.decider = LocalDecider(
             self.fleet,
             self.dispatch,
             self.limits,
             cost,
-            shadowed,
             self.telemetry.asked,
             self.clock,
             rng,
         )
-        self._set_memories()
+        cost.set_lengths(policy.lengths)
         self.checkpoints = Checkpoints(self.fleet, self.dispatch, self.limits, cost, self.clock)
         self.waking = Waking(self.dispatch, say, sidecar_transport)
         self.sidecars = ReportIntake(self.dispatch, self, self.waking.heard, say)
@@ -163,7 +156,6 @@ class Gateway:
             self.retries,
             lambda: self.pipeline.batcher,
             self.bodies,
-            shadow=shadowed,
             more=lambda: chain.from_iterable([families() for families in self.families]),
             lost_lines=lost_lines,
             policy_status=policy_status,
@@ -212,7 +204,7 @@ class Gateway:
         if self._tracing is not None:
             self._tracing.share = policy.logging.traces
         self.decider.cost.set_alpha(policy.budget.alpha)
-        self._set_memories()
+        self.decider.cost.set_lengths(policy.lengths)
         self.limits.apply(policy, self.clock())
         self._order_token = configuration.order_token or configuration.sidecar_token
         self._sidecar_trust = configuration.sidecar_trust
@@ -221,29 +213,8 @@ class Gateway:
         self.bodies.apply(policy.body.memory, policy.body.share)
         self.dispatch.apply(policy)
 
-    def _set_memories(self) -> None:
-        """The cost model learns lengths where either policy wants them; the shadow has its own sessions."""
-        shadow = self.decider.shadow
-        shadowed = None if shadow is None else shadow.snapshot.policy.lengths
-        self.decider.cost.set_lengths(self.policy.lengths, shadowed)
-        if shadow is not None:
-            shadow.beside(self.policy)
-            self.dispatch.session_shadow = shadow.sessions
-
     def _snapshot(self, policy: Policy, cache_secret: str | None) -> Snapshot:
         return Snapshot(policy, self._drawn_secret if cache_secret is None else cache_secret.encode())
-
-    def apply_shadow(self, configuration: Configuration) -> None:
-        """Ask this policy from now on, where a shadow was wanted at the start. Raises ValueError, and then nothing has
-        changed."""
-        if self.decider.shadow is not None:
-            self.decider.shadow.apply(configuration.policy, self.clock())
-            self._set_memories()
-
-    def _shadow_failed(self, error: Exception) -> None:
-        """A bug in the shadow: the first is told, with its traceback; no call notices."""
-        message = "the shadow policy failed; nothing that is enforced has changed, and no further failure is reported"
-        asyncio.get_running_loop().call_exception_handler({"message": message, "exception": error})
 
     def _entries(self, policy: Policy) -> dict[str, EngineEntry]:
         """The engines there are to be, by id. Raises ApplyError if the policy names one of the command line's, or wants

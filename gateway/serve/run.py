@@ -165,8 +165,6 @@ async def serve(
             complete=_complete(own_token, place),
             default=options.default_policy,
         )
-        shadow_file, shadow = _configuration(options.shadow, "shadow ")
-        shadow_policy = None if shadow_file is None else shadow.policy
         rng = random.Random()  # noqa: S311 # jitter and tie-breaking, no secrets
         try:
             # Of several processes the decider has calls to log only where a proxy forwards some.
@@ -177,7 +175,6 @@ async def serve(
                 log,
                 rng,
                 configuration.api_keys,
-                shadow_policy,
                 configuration.sidecar_token,
                 configuration.cache_secret,
                 say,
@@ -198,14 +195,13 @@ async def serve(
         _warn(open_files, configuration.policy)
         port = _data_port(options, gateway, place, beats, configuration, sockets, partial(lost_lines, errors, log))
         stack.push_async_callback(port.aclose)
-        for watched, apply in ((file, port.apply), (shadow_file, gateway.apply_shadow)):
-            if watched is not None:
-                watched.start(apply)
-                stack.push_async_callback(watched.aclose)
+        if file is not None:
+            file.start(port.apply)
+            stack.push_async_callback(file.aclose)
         own = options.certificate if place is None else None  # else it is each relay's
         secure, context = certificate_of("--tls-", own, stack, gateway.server.go_by)
         of_control, control_context = certificate_of("--control-tls-", options.control_certificate, stack)
-        signals.on_hangup(partial(_reload, (file, shadow_file, secure, of_control), log))
+        signals.on_hangup(partial(_reload, (file, secure, of_control), log))
         app = _control_app(options, gateway, port, signals, file)
         control = ControlPort(app, options.control, shared_out(open_files).control, control_context)
         stack.push_async_callback(control.aclose)
@@ -319,7 +315,6 @@ def _control_app(
             ended=gateway.ended_calls,
             order=gateway.waking.order,
             previous=lambda: gateway.previous,
-            shadow=gateway.decider.shadow,
             used=gateway.metrics.used,
             buckets=gateway.limits.buckets,
             data=lambda: port.addresses,
@@ -356,17 +351,16 @@ def _as_it_is(configuration: Configuration) -> Configuration:
 
 def _configuration(
     path: Path | None,
-    which: str = "",
     *,
     complete: Callable[[Configuration], Configuration] = _as_it_is,
     default: Policy = DEFAULTS,
 ) -> tuple[WatchedFile | None, Configuration]:
-    """The policy file, to be watched, and what it says now; its log lines begin with `which`. `complete` adds what it
-    leaves out; `default` is the policy where there is no file. Raises StartError."""
+    """The policy file, to be watched, and what it says now. `complete` adds what it leaves out; `default` is the policy
+    where there is no file. Raises StartError."""
     if path is None:
         return None, complete(Configuration(default))
     failures = (InvalidFile, LoadError, ApplyError, OSError, ValueError)
-    file = WatchedFile(path, lambda read: complete(load(path, read)), lambda line: say(which + line), failures=failures)
+    file = WatchedFile(path, lambda read: complete(load(path, read)), say, failures=failures)
     try:
         return file, file.first()
     except OSError as error:

@@ -45,7 +45,6 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     announce: Callable[[Running], None]  # called once everything listens
     policy: Path | None = None
     default_policy: Policy = Policy()  # where there is no policy file
-    shadow: Path | None = None  # a policy to compare with, never enforced
     engines: tuple[EngineEntry, ...] = ()
     embedded: tuple[EmbeddedFleet, ...] = ()
     demo: bool = False  # a sidecar of our own, with simulated GPUs

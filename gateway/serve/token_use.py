@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from gateway.core.admission.quotas import DAY, Calendar, QuotaBook, Used
 from gateway.shared.storage import Storage, StorageError
@@ -18,19 +18,18 @@ NOT_OPEN = "storage takes effect at a start: tokens are counted, and not kept ov
 
 
 class TokenUse:
-    """The counts of one gateway's quotas. `books`: those that go by them; the first one's are kept. `storage`: None:
-    there is none, or it is not open yet."""
+    """The counts of one gateway's quotas. `storage`: None: there is none, or it is not open yet."""
 
     def __init__(
         self,
         storage: Callable[[], Storage | None],
-        books: Sequence[QuotaBook],
+        quotas: QuotaBook,
         calendar: Calendar,
         clock: Callable[[], float],
         say: Callable[[str], None],
     ) -> None:
         self._storage = storage
-        self._books = books
+        self._quotas = quotas
         self._calendar = calendar
         self._clock = clock
         self._say = say
@@ -49,13 +48,12 @@ class TokenUse:
         if storage is not None:
             kept = await storage.run(_read)
             self._kept = {(each.tenant, each.span, each.start): each.tokens for each in kept}
-            for book in self._books:
-                book.told(kept, self._clock())
+            self._quotas.told(kept, self._clock())
         self._task = lasting("the storing of the tokens that tenants use", self._keep)
 
     async def history(self) -> list[Used]:
         """All windows that are kept, and those of now as they are, by tenant and time."""
-        storage, now = self._storage(), {_key(each): each for each in self._books[0].states()}
+        storage, now = self._storage(), {_key(each): each for each in self._quotas.states()}
         kept = [] if storage is None else await storage.run(_read)
         both = {_key(each): each for each in kept} | now
         return [both[key] for key in sorted(both)]
@@ -75,7 +73,7 @@ class TokenUse:
             await self._write()
 
     async def _write(self) -> None:
-        storage, quotas = self._storage(), self._books[0]
+        storage, quotas = self._storage(), self._quotas
         if storage is None:
             self._tell(NOT_OPEN if quotas else "")
             return

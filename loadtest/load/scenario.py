@@ -49,14 +49,14 @@ class Unusable(Exception):
 class TraceFile(msgspec.Struct, frozen=True, kw_only=True):
     """Recorded traffic. A bare name of a file is a trace too.
 
-    `file`: an Azure LLM trace or BurstGPT (CSV), or a Mooncake trace (JSONL); `format`: which of them, auto: what its
-    first line looks like; `speed`: how many times faster than recorded it is sent.
+    `file`: an Azure LLM trace or BurstGPT (CSV), a Mooncake trace or the gateway's call log (JSONL); `format`: which of
+    them, auto: what its first line looks like; `speed`: how many times faster than recorded it is sent.
     """
 
     shorthand: ClassVar[str] = "file"
 
     file: FileName
-    format: Literal["auto", "azure", "burstgpt", "mooncake"] = "auto"
+    format: Literal["auto", "azure", "burstgpt", "mooncake", "weir"] = "auto"
     speed: Times = 1.0
 
 

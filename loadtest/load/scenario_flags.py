@@ -28,7 +28,11 @@ Flags = tuple[tuple[str, str, str], ...]  # name, metavar ("": a switch), help
 
 SENT_FLAGS: Flags = (
     ("scenario", "FILE|NAME", "a scenario file, or one of those that are shipped (default: chat)"),
-    ("trace", "FILE", "recorded traffic, as it was: Azure's LLM traces, BurstGPT (CSV), Mooncake (JSONL)"),
+    (
+        "trace",
+        "FILE",
+        "recorded traffic: of Azure, BurstGPT or Mooncake, or the call log",
+    ),
     ("speed", "X", "send the trace so many times faster"),
     ("rate", "RATE", "requests over time, 5/s or 600/min; ramps and steps keep their shape at this mean"),
     ("clients", "N", "a closed loop: so many clients, each with its next request when it has its answer"),

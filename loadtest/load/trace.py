@@ -1,4 +1,5 @@
-"""Readers of recorded traffic: Azure's LLM inference traces of 2023 and 2024, BurstGPT (CSV), and Mooncake (JSONL).
+"""Readers of recorded traffic: Azure's LLM inference traces of 2023 and 2024, BurstGPT (CSV), Mooncake (JSONL), and the
+gateway's own call log (JSONL).
 
 A file is read line by line and never held: ten million rows take the memory of REORDER. Rows that are a little out of
 order are put right; the first to be sent is at 0 s. Every row that cannot be used is named with its line and what was
@@ -17,9 +18,9 @@ from typing import Annotated, Literal, TextIO
 
 import msgspec
 
-Format = Literal["azure", "burstgpt", "mooncake"]
+Format = Literal["azure", "burstgpt", "mooncake", "weir"]
 
-REORDER = 1024  # rows that are held to be put in order
+REORDER = 16_384  # rows that are held to be put in order: a call log has them by their ends
 BLOCK = 512  # tokens for which a Mooncake trace has one hash
 MOST = 10_000_000  # tokens of one prompt or answer
 LONGEST_LINE = 1 << 20  # characters; a Mooncake row of a million tokens has 20,000
@@ -52,7 +53,19 @@ class _Mooncake(msgspec.Struct):
     hash_ids: tuple[int, ...] = ()
 
 
+class _Logged(msgspec.Struct):
+    """A line of a call log. `ts`: the call's end, seconds since 1970; `total`: seconds since its first byte.
+    `dropped_lines`: of a line that tells of lost ones."""
+
+    ts: Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+    total: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0
+    prompt_tokens: Annotated[int, msgspec.Meta(ge=0, le=MOST)] | None = None
+    completion_tokens: Annotated[int, msgspec.Meta(ge=0, le=MOST)] = 0
+    dropped_lines: int | None = None
+
+
 _MOONCAKE = msgspec.json.Decoder(_Mooncake)
+_LOGGED = msgspec.json.Decoder(_Logged)
 
 
 def read(path: Path, trace_format: Format | None = None, *, speed: float = 1.0) -> Iterator[Arrival]:
@@ -104,11 +117,14 @@ def _parsed(lines: Iterator[str], path: Path, wanted: Format | None) -> Iterator
             "azure": f"the header {','.join(AZURE)} (Azure)",
             "burstgpt": f"a header with {', '.join(BURSTGPT)} (BurstGPT)",
             "mooncake": "an object with timestamp, input_length, output_length and hash_ids (Mooncake)",
+            "weir": "an object with ts, total, prompt_tokens and completion_tokens (the gateway's call log)",
         }
         what = ", or ".join(expected.values()) if wanted is None else expected[wanted]
         raise TraceError(f"{path}, line 1: {_shown(first)}, expected {what}")
     if found == "mooncake":
         return _mooncake(first, lines, path)
+    if found == "weir":
+        return _logged(first, lines, path)
     header = [name.strip() for name in next(csv.reader([first]))]
     if found == "azure":
         return _csv(lines, path, header, AZURE, _azure_time, "a time such as 2023-11-16 18:15:46.68")
@@ -117,7 +133,7 @@ def _parsed(lines: Iterator[str], path: Path, wanted: Format | None) -> Iterator
 
 def _format_of(first: str) -> Format | None:
     if first.lstrip().startswith("{"):
-        return "mooncake"
+        return "weir" if '"ts":' in first else "mooncake"
     try:
         names = {name.strip() for name in next(csv.reader([first]), ())}
     except csv.Error:
@@ -201,4 +217,21 @@ def _mooncake(first: str, lines: Iterator[str], path: Path) -> Iterator[tuple[in
                     f"expected {-(-row.input_length // BLOCK)}, one for each {BLOCK}"
                 )
             yield number, Arrival(row.timestamp / 1000.0, row.input_length, row.output_length, row.hash_ids)
+        number, line = number + 1, next(lines, "")
+
+
+def _logged(first: str, lines: Iterator[str], path: Path) -> Iterator[tuple[int, Arrival]]:
+    """Calls by their first bytes. A request that was refused before it was read has no prompt, and is none here."""
+    number, line = 1, first
+    while line:
+        if not line.isspace():
+            try:
+                row = _LOGGED.decode(line)
+            except msgspec.DecodeError as error:
+                expected = "an object with ts (s), total (s), prompt_tokens and completion_tokens"
+                raise TraceError(f"{path}, line {number}: {error}, expected {expected}") from error
+            if row.dropped_lines is not None:
+                raise TraceError(f"{path}, line {number}: {row.dropped_lines} lines were lost, expected all calls")
+            if row.prompt_tokens:
+                yield number, Arrival(row.ts - row.total, row.prompt_tokens, row.completion_tokens)
         number, line = number + 1, next(lines, "")

@@ -156,7 +156,6 @@ class GatewayTarget:
         tenants: Iterable[str] = (),
         sidecar_token: str | None = None,
         sidecar_transport: Transport | None = None,
-        shadow: bytes = b"",
         watcher: Watcher | None = None,
     ) -> None:
         parsed = policy_for(policy, tenants) if isinstance(policy, bytes) else policy
@@ -172,7 +171,6 @@ class GatewayTarget:
             entries,
             log,
             rng,
-            shadow=policy_of(shadow) if shadow else None,
             sidecar_token=sidecar_token,
             say=_unsaid if watcher is None else watcher.say,
             sidecar_transport=sidecar_transport,

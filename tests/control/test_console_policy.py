@@ -11,11 +11,9 @@ from typing import Any
 import pytest
 
 from gateway.control.console.sources import Sources
-from gateway.control.console.tenants import shadow_entry, tenant_entries
+from gateway.control.console.tenants import tenant_entries
 from gateway.core.admission.limits import LimitBook
 from gateway.core.policy.file import decode
-from gateway.core.policy.policy import Policy
-from gateway.core.shadow.shadow import Shadow
 from tests.control.parts import TOKEN, Parts, play
 
 POLICY = decode(
@@ -64,13 +62,6 @@ def test_tenants_are_told_with_what_their_limits_have_left() -> None:
     assert told["tenant/acme"]["keys"] == ["ab" * 4]
     assert told["tenant/acme"]["limits"] == [["requests", "", "60/min", 60, 59]]
     assert told["limits"] == [["tokens", "", "1k/min", 1000, 600]]
-
-
-def test_the_shadow_is_told_by_what_differs() -> None:
-    shadow = Shadow(Policy(), lambda _: None)
-    shadow.count("outcome", "passed", "refused")
-    shadow.count("outcome", "passed", "passed")
-    assert shadow_entry(shadow) == {"asked": 2, "differs": [("outcome", "passed", "refused", 1)], "bugs": 0}
 
 
 @asynccontextmanager

@@ -212,21 +212,16 @@ def test_order_by_length_can_be_left_out() -> None:
     assert turn_by(one) == one.deadline
 
 
-def test_a_shadow_has_them_learned_and_nothing_is_changed() -> None:
+def test_lengths_that_no_policy_wants_are_forgotten() -> None:
     model = CostModel()
-    model.set_lengths(LengthPolicy(), LEARNED)
+    model.set_lengths(LEARNED)
     learns = model.lengths
-    model.set_lengths(LengthPolicy(), LEARNED)
+    model.set_lengths(LEARNED)
     assert model.lengths is learns is not None
-    taught(learns, random.Random(1))
-    one, plain = call(), call()
-    model.estimate(one, None)
-    CostModel().estimate(plain, None)
-    assert one == plain
-    model.set_lengths(LengthPolicy(), LengthPolicy())
+    model.set_lengths(LengthPolicy())
     assert model.lengths is None
     model.set_lengths(LEARNED)
-    assert model.lengths is not learns, "what nobody wanted was forgotten"
+    assert model.lengths is not learns
 
 
 def test_an_answer_that_shaping_has_cut_teaches_nothing() -> None:

@@ -22,11 +22,10 @@ from gateway.core.policy.policy import Policy, Retries
 from gateway.core.request.body_memory import BodyLease, BodyMemory
 from gateway.core.request.outcome import Outcome
 from gateway.core.request.record import Record
-from gateway.core.shadow.shadow import Shadow
 from gateway.decider.dispatch import Dispatch
 from gateway.decider.metrics.batches import batch_families
 from gateway.decider.metrics.collector import Metrics
-from gateway.decider.metrics.families import lengths, shadow_decisions
+from gateway.decider.metrics.families import lengths
 from gateway.frames.messages import RelayCounts
 from gateway.shared.files.file_status import FileStatus
 from gateway.shared.vllm.answers import EngineSample, ModelCard
@@ -274,11 +273,7 @@ def test_bodies() -> None:
     play(scene)
 
 
-def test_every_series_of_ours_is_called_weir_and_the_shadow_policy_has_its_three() -> None:
-    shadow = Shadow(Policy(), lambda error: None)
-    names = {family.name for family in shadow_decisions(shadow)}
-    assert names == {"weir_shadow_decisions", "weir_shadow_differences", "weir_shadow_failures"}
-
+def test_every_series_of_ours_is_called_weir() -> None:
     def scene(world: World) -> None:
         assert {name.partition("_")[0] for name, _, _ in world.samples()} <= {"weir", "process", "python"}
 

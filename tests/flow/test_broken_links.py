@@ -88,7 +88,7 @@ def test_a_refusal_that_was_lost_with_its_connection_counts_one_request() -> Non
         now = asyncio.get_running_loop().time()
         call = a_call(max_tokens=50, tenant="anonymous", arrived=now, deadline=now + 60.0)
         before, again = RelaySession(made.hub), RelaySession(made.hub)
-        first, second = (ask_of(1, call, 1, {}, "", wait=True) for _ in range(2))
+        first, second = (ask_of(1, call, 1, wait=True) for _ in range(2))
         second.turn = 1
         for message in (hello(), AllHeld(0, []), first):
             before.take(message)

@@ -19,7 +19,7 @@ from tests.faults.scripted import ScriptedEngine, ask, gateway_over, port_of, re
 STATE = (
     *(f"gateway.core.admission.{name}" for name in ("admission", "limits", "queues", "model_traffic", "retries")),
     *(f"gateway.core.engines.{name}" for name in ("fleet", "choice")),
-    *("gateway.core.request.cost", "gateway.core.shadow", "gateway.core.sidecars", "gateway.decider"),
+    *("gateway.core.request.cost", "gateway.core.sidecars", "gateway.decider"),
 )
 FILES = sorted(Path(gateway.relay.__file__).parent.rglob("*.py"))
 

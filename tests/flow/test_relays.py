@@ -125,7 +125,7 @@ class Asking:
     async def _run(self, made: Setting, decider: RemoteDecider) -> None:
         snapshot = made.gateway.pipeline.snapshot
         account = snapshot.tenants.accounts["anonymous"]
-        self.admission = decider.arrive(snapshot, account, self.record, {}, "peer", self.call.arrived, self.call.body)
+        self.admission = decider.arrive(snapshot, account, self.record, self.call.arrived, self.call.body)
         try:
             with self.admission as admission:
                 await admission.judge(self.call)
@@ -456,8 +456,8 @@ def test_of_more_ended_calls_than_are_remembered_the_newest_are() -> None:
         relay, now = await raw(made), asyncio.get_running_loop().time()
         call = a_call(max_tokens=50, tenant="anonymous", arrived=now, deadline=now + 60.0)
         ends = [CallEnd(number, now) for number in range(1, ENDED + 2)]
-        late = [ask_of(number, call, 1, {}, "", wait=True) for number in (ENDED // 8, ENDED + 1)]
-        await relay.send(hello(), AllHeld(0, []), *ends, *late, ask_of(ENDED + 2, call, 1, {}, "", wait=True))
+        late = [ask_of(number, call, 1, wait=True) for number in (ENDED // 8, ENDED + 1)]
+        await relay.send(hello(), AllHeld(0, []), *ends, *late, ask_of(ENDED + 2, call, 1, wait=True))
         await until(lambda: [session for session in made.hub.sessions if session.calls])
         (session,) = made.hub.sessions
         assert list(session.calls) == [ENDED + 2]
@@ -471,7 +471,7 @@ def test_an_old_question_gives_way_to_the_one_after_it() -> None:
     async def body(made: Setting) -> None:
         relay, now = await raw(made), asyncio.get_running_loop().time()
         call = a_call(max_tokens=50, tenant="anonymous", arrived=now, deadline=now + 60.0)
-        asked = ask_of(1, call, 1, {}, "", wait=True)
+        asked = ask_of(1, call, 1, wait=True)
         old, new = (msgspec.structs.replace(asked, turn=turn) for turn in (1, 2))
         await relay.send(hello(), old, new, old)
         await until(lambda: [session for session in made.hub.sessions if session.waiting])
@@ -504,7 +504,7 @@ def test_a_relays_call_goes_on_with_its_session() -> None:
 
 def test_hints_of_a_call_come_with_the_question() -> None:
     call = a_call(max_tokens=50, hinted_tokens=30, hinted_ahead=-7.0)
-    asked = call_of(ask_of(1, call, 1, {}, "", wait=True), call.route)
+    asked = call_of(ask_of(1, call, 1, wait=True), call.route)
     assert (asked.hinted_tokens, asked.hinted_ahead) == (30, -7.0)
 
 
@@ -558,7 +558,7 @@ def test_a_relay_that_comes_again_tells_what_became_of_a_second_attempt(taken: b
         now = asyncio.get_running_loop().time()
         call = a_call(max_tokens=50, tenant="anonymous", arrived=now, deadline=now + 60.0)
         before, again = RelaySession(made.hub), RelaySession(made.hub)
-        ask = ask_of(1, call, 1, {}, "", wait=True)
+        ask = ask_of(1, call, 1, wait=True)
         for message in (hello(), AllHeld(0, []), ask, SecondAsk(1, 1)):
             before.take(message)
         served = before.calls[1]
@@ -588,7 +588,7 @@ def test_a_relay_that_comes_again_with_another_hold_than_was_kept_has_that_one_a
         now = asyncio.get_running_loop().time()
         call = a_call(max_tokens=50, tenant="anonymous", arrived=now, deadline=now + 60.0)
         before, again = RelaySession(made.hub), RelaySession(made.hub)
-        ask = ask_of(1, call, 1, {}, "", wait=True)
+        ask = ask_of(1, call, 1, wait=True)
         for message in (hello(), AllHeld(0, []), ask):
             before.take(message)
         kept = before.calls[1]

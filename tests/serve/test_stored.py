@@ -66,7 +66,7 @@ def stored(folder: Path) -> Storage:
 
 def unused(storage: Storage | None) -> TokenUse:
     """Of a gateway that counts nothing."""
-    return TokenUse(lambda: storage, [QuotaBook(Policy())], Calendar(), float, lambda _: None)
+    return TokenUse(lambda: storage, QuotaBook(Policy()), Calendar(), float, lambda _: None)
 
 
 def test_a_file_that_cannot_be_used_keeps_the_gateway_from_its_start(

@@ -79,25 +79,25 @@ POLICIES = "tenants: {a: {}}\nstorage: {folder: kept}\n"
 
 
 class Books:
-    """Counts of one gateway, and of the shadow beside it, at a clock that stands still."""
+    """Counts of one gateway, at a clock that stands still."""
 
     def __init__(self, storage: Storage | None) -> None:
         policy = decode(POLICIES.encode())
         self.calendar = Calendar()
-        self.books = [QuotaBook(policy, self.calendar), QuotaBook(policy, self.calendar)]
+        self.quotas = QuotaBook(policy, self.calendar)
         self.said: list[str] = []
-        self.use = TokenUse(lambda: storage, self.books, self.calendar, lambda: 5.0, self.said.append)
+        self.use = TokenUse(lambda: storage, self.quotas, self.calendar, lambda: 5.0, self.said.append)
 
     def add(self, tokens: int) -> None:
-        for window in self.books[0].of("a"):
+        for window in self.quotas.of("a"):
             window.settle(0, tokens, 5.0)
 
     @property
-    def used(self) -> list[list[int]]:
-        return [[window.used(5.0) for window in book] for book in self.books]
+    def used(self) -> list[int]:
+        return [window.used(5.0) for window in self.quotas]
 
 
-def test_counts_go_on_after_a_restart_in_the_shadow_too(tmp_path: Path) -> None:
+def test_counts_go_on_after_a_restart(tmp_path: Path) -> None:
     async def scenario() -> None:
         for start in (0, 7):
             storage = Storage(tmp_path)
@@ -106,7 +106,7 @@ def test_counts_go_on_after_a_restart_in_the_shadow_too(tmp_path: Path) -> None:
             await storage.open()
             try:
                 await made.use.start()
-                assert made.used == [[start, start], [start, start]]
+                assert made.used == [start, start]
                 made.add(7)
                 found = await made.use.history()
                 assert [(each.span, each.tokens) for each in found] == [("day", start + 7), ("month", start + 7)]

@@ -104,21 +104,6 @@ def test_one_seed_is_one_run() -> None:
     assert any("grant" in line for line in first)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(WITHIN)
-def test_a_shadow_changes_nothing_that_is_enforced() -> None:
-    shadowed = [each for each in map(case, FEW) if each.shadow][:8]
-    for each in shadowed:
-        assert attempt(each).told == attempt(msgspec.structs.replace(each, shadow="", events=unshadowed(each))).told
-
-
-def unshadowed(each: Case) -> tuple[Event, ...]:
-    """Its events without a word of the shadow's policy."""
-    return tuple(
-        [msgspec.structs.replace(event, shadow="") if isinstance(event, Reload) else event for event in each.events]
-    )
-
-
 def test_what_a_simulation_raises_is_told_with_its_seed() -> None:
     broken = msgspec.structs.replace(of_events(), policy="version: 9")
     assert "version" in attempt(broken).wrong

@@ -18,7 +18,7 @@ from gateway.control.console.headline import MINUTE, Line, headline
 from gateway.control.console.remedy import ModelState
 from gateway.control.console.sidecars import sidecar_entry
 from gateway.control.console.sources import Sources
-from gateway.control.console.tenants import shadow_entry, tenant_entries
+from gateway.control.console.tenants import tenant_entries
 from gateway.control.view import FleetView, ModelView, fleet_view
 from gateway.core.engines.breaker import BreakerState
 from gateway.core.engines.fleet import Engine, Fleet, Hold
@@ -74,8 +74,6 @@ class ConsoleReading:
         entries |= {f"sidecar/{each.id}": sidecar_entry(each) for each in view.sidecars}
         sources = self._sources
         entries |= tenant_entries(self._dispatch.policy.tenants, sources.used(), sources.buckets(), now)
-        if sources.shadow is not None:
-            entries["shadow"] = shadow_entry(sources.shadow)
         seconds = self.ended.reach(now, MINUTE)
         room = self._room()
         states = {model.id: self._state(model, room.get(model.id, {})) for model in view.models}

@@ -8,7 +8,6 @@ import msgspec
 
 from gateway.core.admission.bucket import Bucket
 from gateway.core.policy.policy import Policy
-from gateway.core.shadow.shadow import Shadow
 from gateway.decider.api_keys import ApiKeys
 from gateway.decider.ended_calls import EndedCalls
 
@@ -18,15 +17,13 @@ Used = tuple[int, int, int]  # calls that ended, those of them that were answere
 
 class Sources(msgspec.Struct, frozen=True, kw_only=True):
     """`ended`: the last calls. `order` passes an operator's order on to a sidecar; None: there are none. `previous`:
-    the policy before this one, None: there was none. `shadow`: a second policy that is asked. `used`: by tenant,
-    since the start. `buckets`: of all limits. `data`: addresses of the data port. `keys`: makes and revokes API keys,
-    None: nobody may here.
+    the policy before this one, None: there was none. `used`: by tenant, since the start. `buckets`: of all limits.
+    `data`: addresses of the data port. `keys`: makes and revokes API keys, None: nobody may here.
     """
 
     ended: EndedCalls = msgspec.field(default_factory=EndedCalls)
     order: GiveOrder | None = None
     previous: Callable[[], Policy | None] = lambda: None
-    shadow: Shadow | None = None
     used: Callable[[], Mapping[str, Used]] = dict
     buckets: Callable[[], Iterable[Bucket]] = tuple
     data: Callable[[], list[str]] = list

@@ -1,4 +1,4 @@
-"""Tenants, limits and the shadow policy as entries of the console."""
+"""Tenants and limits as entries of the console."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from gateway.control.console.sources import Used
 from gateway.control.policy_view import HASH_SHOWN
 from gateway.core.admission.bucket import SHARED, Bucket
 from gateway.core.policy.traffic import Tenant
-from gateway.core.shadow.shadow import Shadow
 
 TENANTS = 500  # shown: those that used most
 KEYS = 20  # shown of each
 LIMITS = 50  # shown of each
-DIFFERENCES = 100
 
 
 def tenant_entries(
@@ -50,12 +48,3 @@ def tenant_entries(
         }
         yield f"tenant/{name}", told
     yield "limits", limits.get("", [])
-
-
-def shadow_entry(shadow: Shadow) -> object:
-    """How many calls it was asked about, and where it decided otherwise."""
-    counts = shadow.counts()
-    asked = sum([calls for (decision, _, _), calls in counts.items() if decision == "outcome"])
-    differs = [(*key, calls) for key, calls in counts.items() if key[1] != key[2]]
-    differs.sort(key=lambda each: -each[3])
-    return {"asked": asked, "differs": differs[:DIFFERENCES], "bugs": shadow.bugs}

@@ -322,13 +322,6 @@ class AdmissionControl:
             return -math.inf
         return self.outages.get(model, now) + self.rules.policy.routing.hold_unserved
 
-    def outage(self, model: str, now: float) -> float | None:
-        """Seconds for which no engine could be given calls for the model, and no sidecar can have it ready; None: one
-        may, or nobody is expected back."""
-        if not self._in_outage(model) or self.sidecars.outlook(model, now) is not None:
-            return None
-        return now - self.outages.get(model, now)
-
     def _in_outage(self, model: str) -> bool:
         """Whether no engine may be given calls for the model, and one is expected back."""
         return not self.served(model) and any(not engine.leaving for engine in self.fleet.serving(model))

@@ -1,8 +1,8 @@
 """Interface between relay and decider: a call's arrival, its admission, its grant, and the end of each.
 
 A relay carries bytes: client connections, engine connections, parsing, attempts' I/O. A decider owns everything that
-must be known in one place: limits, estimates, classes, queues, engines' ledgers and breakers, the retry budget, the
-shadow policy. The relay never decides about an engine by itself. It knows of a decider what is here and nothing else.
+must be known in one place: limits, estimates, classes, queues, engines' ledgers and breakers, the retry budget. The
+relay never decides about an engine by itself. It knows of a decider what is here and nothing else.
 
     admission = decider.arrive(...)         count a request, before it is parsed
     await admission.judge(call)             estimate, classify, charge
@@ -17,7 +17,7 @@ The implementation in one process is `gateway/decider/local.py`.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -147,13 +147,7 @@ class Decider(Protocol):
     def up(self) -> bool:
         """Whether balancers should send calls here."""
 
-    def stranger(self, fields: Mapping[bytes, bytes], peer: str) -> None:
-        """A request was refused since its key is unknown."""
-
-    def arrive(
-        self, snapshot: Snapshot, account: Account, record: Record, fields: Mapping[bytes, bytes], peer: str,
-        now: float, body: bytes,
-    ) -> Admission:  # fmt: skip
+    def arrive(self, snapshot: Snapshot, account: Account, record: Record, now: float, body: bytes) -> Admission:
         """Count a request, before it is parsed, which is most of the work that it can make here. The call goes by
         `snapshot` until it ends. Raises Refused."""
 

@@ -41,7 +41,7 @@ class Charge:
     that was its client's doing. `settled`: tokens, once they are known.
     """
 
-    __slots__ = ("_requests", "_tokens", "_windows", "beside", "live", "refunded", "reserved", "settled")
+    __slots__ = ("_requests", "_tokens", "_windows", "live", "refunded", "reserved", "settled")
 
     def __init__(
         self, requests: Buckets, tokens: Buckets, reserved: int, windows: Windows = (), *, live: bool = True
@@ -52,7 +52,6 @@ class Charge:
         self.reserved = reserved
         self.refunded = False
         self.settled: int | None = None
-        self.beside: Charge | None = None  # another policy's, settled as this one is
         self.live = live
 
     def __enter__(self) -> Charge:
@@ -74,8 +73,6 @@ class Charge:
                 bucket.add(tokens - self.reserved, now)
             for window in self._windows:
                 window.settle(self.reserved, tokens, now)
-            if self.beside is not None:
-                self.beside.settle(tokens, now)
 
     def refund(self) -> None:
         """The call did not run: its request and its tokens are given back."""
@@ -114,13 +111,6 @@ class Charge:
         if self.live:
             yield from ((bucket, 1) for bucket in self._requests)
             yield from ((bucket, self.reserved) for bucket in self._tokens)
-
-    def with_beside(self, other: Charge) -> Charge:
-        """This charge, or one that is as free where it is of no bucket, with another policy's that is settled as it
-        is. How the other ends otherwise is its owner's to say."""
-        charge = self if self.live else Charge((), (), 0)
-        charge.beside = other
-        return charge
 
     def headers(self, now: float) -> bytes:
         """The answer's x-ratelimit lines, as the limits stand now; empty where none counts this call."""

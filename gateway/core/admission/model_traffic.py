@@ -6,7 +6,7 @@ The state of single engines is in the fleet, and the waiting calls are in the mo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from gateway.core.admission.bookings import SHARE, Bookings
 from gateway.core.admission.deadline import EVERY, Drain, TokenRate
@@ -33,7 +33,7 @@ class ModelTraffic:
 
     __slots__ = (
         "_advanced_at", "_away",
-        "_judged_at", "_mode", "_offered", "_order", "_ttfts", "_window", "bookings", "drain", "level", "readings",
+        "_judged_at", "_mode", "_offered", "_order", "_ttfts", "_window", "bookings", "drain", "level",
         "scaling",
     )  # fmt: skip
 
@@ -42,7 +42,6 @@ class ModelTraffic:
         self.scaling = EnginesWanted(policy.scaling, now)
         self.bookings: dict[str, Bookings] = {}
         self.level = 0
-        self.readings: Callable[[Signals, float], object] | None = None  # told of each, if set: a shadow's mode
         self._mode = ModelMode(policy.modes)
         self._order = tuple(policy.classes)
         self._window = Window()
@@ -200,23 +199,24 @@ class ModelTraffic:
             return False
         self._judged_at = now
         usable = usable_of(engines, now)  # what a dead engine failed is over with it
-        samples = [e.sample for e in usable if e.sample is not None and e.fresh(now)]
-        count = len(samples)
         for engine in usable:
             engine.breaker.advance(now)
         for bookings in self.bookings.values():
             bookings.advance(now)
-        signals = Signals(
+        changed = self._mode.step(self.signals(usable, now), now)
+        self.level = self._mode.mode.value
+        return changed
+
+    def signals(self, usable: Sequence[Engine], now: float) -> Signals:
+        """Signals of the mode, of engines that may be used."""
+        samples = [e.sample for e in usable if e.sample is not None and e.fresh(now)]
+        count = len(samples)
+        return Signals(
             kv=sum([sample.kv_usage for sample in samples]) / count if count else None,
             waiting=sum([sample.waiting for sample in samples]) / count if count else None,
             ttft=self._window.ttft(now),
             errors=errors_of([e.breaker for e in usable]),
         )
-        changed = self._mode.step(signals, now)
-        self.level = self._mode.mode.value
-        if self.readings is not None:
-            self.readings(signals, now)
-        return changed
 
     def scale(self, engines: Sequence[Engine], queued: int, now: float) -> int:
         """Engines that the model wants, which `engines` serve and for which calls of `queued` tokens wait."""

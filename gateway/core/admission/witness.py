@@ -94,11 +94,10 @@ class BatchWitness(Protocol):
 
 
 class Witnesses(msgspec.Struct, frozen=True, kw_only=True):
-    """Whoever watches one gateway. `shadow`: the limits of the shadow policy."""
+    """Whoever watches one gateway."""
 
     dispatch: DispatchWitness | None = None
     limits: LimitWitness | None = None
-    shadow: LimitWitness | None = None
     batches: BatchWitness | None = None
 
 

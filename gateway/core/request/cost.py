@@ -151,11 +151,10 @@ class CostModel:
         """Use this share from now on, or the learned one (`auto`). Learning goes on in either case."""
         self.alpha = None if alpha == "auto" else alpha
 
-    def set_lengths(self, policy: LengthPolicy, shadow: LengthPolicy | None = None) -> None:
-        """Predict lengths by this policy from now on. They are learned for a `shadow` policy too, and forgotten once
-        neither wants them."""
+    def set_lengths(self, policy: LengthPolicy) -> None:
+        """Predict lengths by this policy from now on. What was learned is forgotten once none wants it."""
         self._length_policy = policy
-        if not (policy.learned or (shadow is not None and shadow.learned)):
+        if not policy.learned:
             self.lengths = None
         elif self.lengths is None:
             self.lengths = LengthModel()

@@ -21,9 +21,8 @@ from gateway.core.engines.fleet import Fleet
 from gateway.core.histogram import Histogram
 from gateway.core.request.body_memory import BodyMemory
 from gateway.core.request.outcome import Outcome
-from gateway.core.shadow.shadow import Shadow
 from gateway.decider.dispatch import Dispatch
-from gateway.decider.metrics.families import engines, models, policy, shadow_decisions, targets
+from gateway.decider.metrics.families import engines, models, policy, targets
 from gateway.decider.metrics.gen_ai import gen_ai
 from gateway.decider.relays.totals import added_up
 from gateway.frames.messages import RelayCounts
@@ -60,7 +59,6 @@ class Metrics(Collector):
         batcher: Callable[[], Batches],
         bodies: BodyMemory,
         *,
-        shadow: Shadow | None = None,
         more: Callable[[], Iterable[Metric]] = tuple,
         lost_lines: Callable[[], int] = int,
         policy_status: Callable[[], FileStatus] = FileStatus,
@@ -75,7 +73,6 @@ class Metrics(Collector):
         self._retries = retries
         self._batcher = batcher
         self._bodies = bodies
-        self._shadow = shadow
         self._more = more
         self._lost_lines = lost_lines
         self._lost_spans = lost_spans
@@ -160,8 +157,6 @@ class Metrics(Collector):
             bodies.add_metric((full,), count)
         yield bodies
         yield from self._decisions(totals, relays)
-        if self._shadow is not None:
-            yield from shadow_decisions(self._shadow)
         yield from targets(self._dispatch)
         yield from models(self._dispatch, self._fleet)
         yield from self._as_vllm(totals)

@@ -1,4 +1,4 @@
-"""Metric families that are read at scrape and counted elsewhere: engines, models, the policy, the shadow policy."""
+"""Metric families that are read at scrape and counted elsewhere: engines, models, the policy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from gateway.core.engines.breaker import BreakerState
 from gateway.core.engines.fleet import Engine, Fleet
 from gateway.core.lengths import LengthModel
-from gateway.core.shadow.shadow import Shadow
 from gateway.decider.dispatch import Dispatch
 from gateway.shared.files.file_status import FileStatus
 
@@ -95,20 +94,3 @@ def lengths(model: LengthModel) -> Iterable[Metric]:
     yield CounterMetricFamily(beyond, "Those of them longer than their predicted 0.9 quantile.", model.beyond)
     yield GaugeMetricFamily(influence, "Measured rank correlation of predictions, 0 where too low.", model.influence)
     yield GaugeMetricFamily("weir_length_weights", "Weights that are remembered.", model.weights)
-
-
-def shadow_decisions(shadow: Shadow) -> Iterable[Metric]:
-    decisions = CounterMetricFamily(
-        "weir_shadow_decisions",
-        "Calls by what was decided and what the shadow policy would have; equal labels: no difference.",
-        labels=("decision", "enforced", "shadow"),
-    )
-    for labels, calls in shadow.counts().items():
-        decisions.add_metric(labels, calls)
-    differences = CounterMetricFamily(
-        "weir_shadow_differences", "Those of which the two labels differ.", labels=("decision",)
-    )
-    for decision, calls in shadow.differences().items():
-        differences.add_metric((decision,), calls)
-    yield from (decisions, differences)
-    yield CounterMetricFamily("weir_shadow_failures", "Bugs met while asking the shadow policy.", shadow.bugs)

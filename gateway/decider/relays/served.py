@@ -103,7 +103,6 @@ class ServedCall:
         if admission is not None:
             error = error_of(end.left, end.outcome)
             admission.__exit__(None if error is None else type(error), error, None)
-            admission.ended(end.outcome)
 
     def waits_no_more(self) -> None:
         """Give up its place in a queue, or whatever it waits for."""

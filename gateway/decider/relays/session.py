@@ -49,7 +49,6 @@ from gateway.frames.messages import (
     SecondAsk,
     SecondEnd,
     SecondNone,
-    StrangerSeen,
     UnreadRequest,
     WaitAsk,
     Welcome,
@@ -128,8 +127,6 @@ class RelaySession:
                 self._all_held(message)
             case UnreadRequest():
                 self._unread(message)
-            case StrangerSeen():
-                self.hub.decider.stranger(message.fields, message.peer)
             case ArrivalAsk():
                 self._counted(message)
             case ModelsAsk():
@@ -191,7 +188,7 @@ class RelaySession:
             self.close(f"relay {message.relay} is here with a later epoch than {message.epoch}")
         else:
             self.hello = message
-            self.send(Welcome(VERSION, hub.epoch, hub.decider.shadow is not None))
+            self.send(Welcome(VERSION, hub.epoch))
             hub.tell_all(self)
 
     def send(self, message: Any) -> None:
@@ -275,9 +272,7 @@ class RelaySession:
     def _judge(self, served: ServedCall) -> None:
         hub, ask = self.hub, served.ask
         snapshot, account = self._payer(ask.tenant, ask.policy)
-        served.admission = hub.decider.arrive(
-            snapshot, account, served.record, ask.fields, ask.peer, ask.arrived, ask.digest
-        )
+        served.admission = hub.decider.arrive(snapshot, account, served.record, ask.arrived, ask.digest)
         served.admission.__enter__()
         served.go_by(snapshot)
         if hub.decider.uncertain:
@@ -344,8 +339,6 @@ class RelaySession:
     def _granted(self, served: ServedCall, grant: LocalGrant) -> None:
         self.hub.decider.dispatch.retries.call(self.hub.clock())
         served.grant = grant
-        if served.admission is not None:
-            served.admission.granted(grant)
         self._tell_granted(served, grant, served.turn)
 
     def _tell_granted(self, served: ServedCall, grant: LocalGrant, turn: int) -> None:
@@ -505,7 +498,7 @@ class RelaySession:
         self.hub.changes += 1
         hub, record = self.hub, Record(request_id="", route="", tenant=request.tenant)
         snapshot, account = self._payer(request.tenant, request.policy)
-        return hub.decider.arrive(snapshot, account, record, request.fields, request.peer, request.at, b"")
+        return hub.decider.arrive(snapshot, account, record, request.at, b"")
 
     def _counted(self, message: ArrivalAsk) -> None:
         try:

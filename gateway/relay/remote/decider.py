@@ -7,7 +7,7 @@ should come) the decider has told before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import TracebackType
 
 from gateway.core.policy.snapshot import Snapshot
@@ -18,12 +18,10 @@ from gateway.core.request.tenants import Account
 from gateway.frames.messages import (
     ArrivalAsk,
     Ask,
-    Fields,
     GrantTerms,
     Left,
     ModelsAnswer,
     ModelsAsk,
-    StrangerSeen,
     UnreadRequest,
     WaitAsk,
 )
@@ -44,16 +42,9 @@ class RemoteDecider:
     def up(self) -> bool:
         return self.link.up and self.link.connected
 
-    def stranger(self, fields: Mapping[bytes, bytes], peer: str) -> None:
-        if self.link.shadow:
-            self.link.send(StrangerSeen(dict(fields), peer))
-
-    def arrive(
-        self, snapshot: Snapshot, account: Account, record: Record, fields: Mapping[bytes, bytes], peer: str,
-        now: float, body: bytes,
-    ) -> RemoteAdmission:  # fmt: skip
+    def arrive(self, snapshot: Snapshot, account: Account, record: Record, now: float, body: bytes) -> RemoteAdmission:
         """Never refuses: that is for `judge`, which is asked in another process."""
-        return RemoteAdmission(self, account.name, record, fields if self.link.shadow else {}, peer, now)
+        return RemoteAdmission(self, account.name, record, now)
 
     async def ask(self, call: Call) -> RemoteGrant:
         return await self.ask_judged(call)
@@ -63,7 +54,7 @@ class RemoteDecider:
     ) -> RemoteGrant:
         """`ask`, for a call that may have had an engine and lost it: it waits in `front`, for another than these."""
         asked = self.begin(call)
-        ask = ask_of(asked.number, call, self.version, {}, "", wait=True)
+        ask = ask_of(asked.number, call, self.version, wait=True)
         ask.facts, ask.front, ask.exclude = facts_of(call), front, list(exclude)
         try:
             self.put(asked, ask)
@@ -137,24 +128,18 @@ class RemoteAdmission:
         "_arrived",
         "_asked",
         "_decider",
-        "_fields",
         "_left",
         "_lines",
-        "_peer",
         "_record",
         "_tenant",
         "_version",
         "_was_counted",
     )
 
-    def __init__(
-        self, decider: RemoteDecider, tenant: str, record: Record, fields: Mapping[bytes, bytes], peer: str, now: float
-    ) -> None:
+    def __init__(self, decider: RemoteDecider, tenant: str, record: Record, now: float) -> None:
         self._decider = decider
         self._tenant = tenant
         self._record = record
-        self._fields: Fields = dict(fields)
-        self._peer = peer
         self._arrived = now
         self._version = decider.version
         self._asked: AskedCall | None = None
@@ -164,12 +149,12 @@ class RemoteAdmission:
 
     async def counted(self) -> None:
         link = self._decider.link
-        if not link.shadow and (link.policy is None or not link.policy.limited):
+        if link.policy is None or not link.policy.limited:
             return
         self._was_counted = True
         asked = AskedCall(link.number(), None)
         link.calls[asked.number] = asked
-        question = ArrivalAsk(asked.number, 0, self._tenant, self._version, self._arrived, self._fields, self._peer)
+        question = ArrivalAsk(asked.number, 0, self._tenant, self._version, self._arrived)
         link.send(asked.asks(question))
         try:
             await asked.answered()
@@ -179,7 +164,7 @@ class RemoteAdmission:
     async def judge(self, call: Call) -> None:
         self._asked = asked = self._decider.begin(call)
         wait = not call.route.merges  # else it may yet share another's request, and then asks for no engine
-        ask = ask_of(asked.number, call, self._version, self._fields, self._peer, wait=wait)
+        ask = ask_of(asked.number, call, self._version, wait=wait)
         self._decider.put(asked, ask)
         try:
             while asked.judgement is None and asked.answer is None:
@@ -232,11 +217,8 @@ class RemoteAdmission:
         link = self._decider.link
         if self._asked is not None:
             self._decider.finish(self._asked, self._left, outcome)
-        elif not self._was_counted and (link.shadow or (link.policy is not None and link.policy.limited)):
-            fields = self._fields
-            link.send(
-                UnreadRequest(self._tenant, self._version, self._arrived, self._left, outcome, fields, self._peer)
-            )
+        elif not self._was_counted and link.policy is not None and link.policy.limited:
+            link.send(UnreadRequest(self._tenant, self._version, self._arrived, self._left, outcome))
 
     def __enter__(self) -> RemoteAdmission:
         return self
@@ -249,7 +231,7 @@ class RemoteAdmission:
             self._left = "refused" if refused else "error" if isinstance(error, Exception) else "cancelled"
 
 
-def ask_of(number: int, call: Call, version: int, fields: Fields, peer: str, *, wait: bool) -> Ask:
+def ask_of(number: int, call: Call, version: int, *, wait: bool) -> Ask:
     """The question about a call. Its body stays here: what stands for it is equal for equal bodies, in every process
     that has this one's parent."""
     return Ask(
@@ -282,8 +264,6 @@ def ask_of(number: int, call: Call, version: int, fields: Fields, peer: str, *, 
         None,
         False,
         [],
-        fields,
-        peer,
         call.shape,
         call.hinted_tokens,
         call.hinted_ahead,

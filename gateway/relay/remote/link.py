@@ -65,7 +65,6 @@ class Link:
     ) -> None:
         self.calls: dict[int, AskedCall] = {}  # by number, hence in the order of their arrival
         self.clock = clock
-        self.shadow = False
         self.policy: PolicyNews | None = None
         self.metered: frozenset[str] = frozenset()
         self.models: dict[str, ModelNews] = {}
@@ -223,7 +222,6 @@ class Link:
             self._opened.close(f"its epoch {welcome.epoch} is over: a decider of epoch {self._epoch} has ruled")
             return
         self._epoch = welcome.epoch
-        self.shadow = welcome.shadow
         self._said = ""
         self._channel = channel = self._opened
         for call in self.calls.values():

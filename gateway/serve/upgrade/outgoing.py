@@ -86,7 +86,7 @@ class OutgoingCalls:
 
     def holds(self, call: Call, hold: Hold) -> None:
         engine, asked = hold.engine, self._decider.begin(call)
-        asked.ask = ask_of(asked.number, call, 0, {}, "", wait=True)
+        asked.ask = ask_of(asked.number, call, 0, wait=True)
         asked.ask.facts = facts_of(call)
         asked.first_byte = 0.0 if hold.prefill else hold.taken_at
         asked.terms = GrantTerms(

@@ -144,7 +144,7 @@ class Decisions:
         await asyncio.sleep(0)
         if decider is None:
             return
-        with decider.arrive(self.snapshot, self.account, record, FIELDS, "", call.arrived, call.body) as admission:
+        with decider.arrive(self.snapshot, self.account, record, call.arrived, call.body) as admission:
             await admission.judge(call)
             with await admission.ask(call) as grant:
                 note_grant(record, call, grant, clock())

@@ -53,14 +53,12 @@ class Callers:
         self._flighty: dict[str, ClientCall] = {}  # by request id: clients that leave as soon as it is their turn
         self._sent: set[bytes] = set()  # request ids that an engine was sent
         self.charges = Charges(self._whose)
-        self.shadow_charges = Charges()
         self.ledger = Ledger(self.charges, wrong)
         self.failed = self.ledger.failed
         self.invariants = Invariants(wrong, self._granted)
         self.witnesses = Witnesses(
             dispatch=self.invariants,
             limits=self.charges,
-            shadow=self.shadow_charges,
             batches=self.invariants.batches,
         )
 

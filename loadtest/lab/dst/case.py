@@ -49,13 +49,11 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reload(msgspec.Struct, frozen=True, kw_only=True):
-    """Another policy, as YAML; `bad`: it names an engine twice, so it must be refused and change nothing. `shadow`:
-    another for the shadow that is asked; empty: it stays."""
+    """Another policy, as YAML; `bad`: it names an engine twice, so it must be refused and change nothing."""
 
     at: float
     policy: str
     bad: bool = False
-    shadow: str = ""
 
 
 class Hand(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,8 +102,8 @@ class Helper(msgspec.Struct, frozen=True, kw_only=True):
 class Case(msgspec.Struct, frozen=True, kw_only=True):
     """One simulation. `fixed` engines are the command line's, `extra` ones are there while the policy names them.
 
-    `cancels`: what runs past its deadline is cancelled, by every policy. `shadow`: a policy that is only asked; empty:
-    none is. `lost`: the share of the engines' messages of their caches that do not come; negative: they send none.
+    `cancels`: what runs past its deadline is cancelled, by every policy. `lost`: the share of the engines' messages of
+    their caches that do not come; negative: they send none.
     """
 
     seed: int
@@ -116,7 +114,6 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     events: tuple[Event, ...]  # in order of time
     numbers: tuple[int, ...]  # of the events, in the whole case
     cancels: bool
-    shadow: str = ""
     lost: float = -1.0
 
     def only(self, numbers: Container[int]) -> Case:

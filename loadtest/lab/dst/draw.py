@@ -41,11 +41,10 @@ def case(seed: int) -> Case:
         calls += [echo for call in calls if call.kind != "chat" for echo in _echoes(rng, call)]
     if seed % 3 == 1:
         calls = _through_proxies(seed, calls)
-    shadow = traits.policy() if rng.random() < 0.3 else ""
     others: list[Event] = [a_fault(rng, when(), len(fixed)) for _ in range(rng.choice((0, 1, 2, 4)) if fixed else 0)]
     for _ in range(rng.choice((0, 0, 1, 2, 4))):
         bad = bool(fixed) and rng.random() < 0.1
-        others.append(Reload(at=when(), policy=traits.policy(twice=bad), bad=bad, shadow=shadow and traits.policy()))
+        others.append(Reload(at=when(), policy=traits.policy(twice=bad), bad=bad))
     for _ in range(rng.choice((0, 0, 1, 2)) if fixed else 0):
         others.append(Hand(at=when(), engine=rng.randrange(len(fixed)), drain=rng.random() < 0.6))
     if rng.random() < 0.1:
@@ -62,7 +61,6 @@ def case(seed: int) -> Case:
         events=events,
         numbers=tuple(range(len(events))),
         cancels=cancels,
-        shadow=shadow,
         lost=rng.choice((-1.0, -1.0, 0.0, 0.1)),
     )
 

@@ -61,7 +61,6 @@ class World:
             seed=case.seed,
             sidecar_token=TOKEN,
             sidecar_transport=httpx.MockTransport(self._order),
-            shadow=case.shadow.encode(),
             watcher=self.callers,
         )
         self.proxies = Proxies(
@@ -71,7 +70,6 @@ class World:
         self.gateway = gateway = self.target.gateway
         self.invariants = self.callers.invariants
         self._telling: list[Telling] = []
-        self._charges = [self.callers.charges, self.callers.shadow_charges]
         for engine in gateway.fleet:
             if engine.id in self.memories:
                 self._tells(engine, self.memories[engine.id])
@@ -152,8 +150,8 @@ class World:
 
     def _settled(self) -> None:
         self.callers.settled()
-        if any(charges.left for charges in self._charges):
-            self.found(f"charges without an end: {[charges.left for charges in self._charges]}")
+        if self.callers.charges.left:
+            self.found(f"charges without an end: {self.callers.charges.left}")
         for id, memory in self.memories.items():
             if memory.open:
                 self.found(f"{len(memory.open)} requests are open at {id}")
@@ -197,8 +195,6 @@ class World:
             if reload.bad:
                 self.found("a policy with one engine twice was taken")
             self.invariants.apply(gateway.policy)
-        if reload.shadow:
-            gateway.apply_shadow(Configuration(policy_of(reload.shadow.encode())))
         self._attend()
 
     def _report(self, body: bytes) -> DemandReport | None:

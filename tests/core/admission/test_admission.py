@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
@@ -128,9 +129,9 @@ def test_a_call_whose_engines_are_all_down_waits_for_one_to_come_back() -> None:
     made = control(engines=2)
     made.fleet.engines["e0"].down()
     made.fleet.engines["e1"].draining = True
-    assert (made.outage("m", NOW), made.outage("x", NOW)) == (0.0, None)
+    assert made.held_until("x", NOW) == -math.inf
     made.looked_at("m", NOW - 50.0)
-    assert made.outage("m", NOW) == 50.0
+    assert made.held_until("m", NOW) == NOW + 10.0
     held = made.decide(call(700, ttft_by=NOW + 100.0), NOW, RNG)
     assert isinstance(held, Wait)
     assert (held.held, held.outlook, held.predicted, held.weighed) == (True, None, None, HELD)

@@ -162,13 +162,11 @@ def test_the_usual_time_to_first_token_is_of_a_class() -> None:
 
 
 def test_first_bytes_over_the_target_are_a_signal_of_the_mode() -> None:
-    traffic, told = ModelTraffic(POLICY, 0.0), []
-    traffic.readings = lambda signals, now: told.append((signals, now))
+    traffic = ModelTraffic(POLICY, 0.0)
     for _ in range(10):
         traffic.first_byte(call("interactive", ttft=2.0), 3.0)
         traffic.first_byte(call("default"), 30.0)  # has no target
-    traffic.step([], 5.0)
-    assert told == [(Signals(ttft=1.5), 5.0)]
+    assert traffic.signals([], 5.0) == Signals(ttft=1.5)
 
 
 # -- the mode ---------------------------------------------------------------------------------------------------------
@@ -196,13 +194,11 @@ def test_stale_samples_and_none_say_nothing() -> None:
 
 
 def test_failed_calls_are_a_signal() -> None:
-    traffic, bad, told = ModelTraffic(POLICY, 0.0), engine(0.1), []
-    traffic.readings = lambda signals, _: told.append(signals)
+    traffic, bad = ModelTraffic(POLICY, 0.0), engine(0.1)
     for _ in range(5):
         bad.breaker.ended(bad.breaker.sent(0.0), Ending.SUCCESS, 0.0)
         bad.breaker.ended(bad.breaker.sent(0.0), Ending.FAILURE, 0.0)
-    traffic.step([bad], 0.1)
-    assert told == [Signals(kv=0.1, waiting=0.0, errors=0.5)]
+    assert traffic.signals([bad], 0.1) == Signals(kv=0.1, waiting=0.0, errors=0.5)
 
 
 def test_what_a_mode_refuses() -> None:

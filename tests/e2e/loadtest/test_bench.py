@@ -219,7 +219,7 @@ def test_targets_side_by_side() -> None:
 
 def test_a_trace_that_breaks_off_in_the_middle(tmp_path: Path) -> None:
     file, out = tmp_path / "t.csv", tmp_path / "out"
-    times = [f"2023-11-16 18:15:{number / 100:06.3f}" for number in range(REORDER + 100)]
+    times = [f"2023-11-16 18:15:{number / 1000:06.3f}" for number in range(REORDER + 100)]
     rows = "".join(f"{time},20,5\n" for time in times)
     file.write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}what\n")
     with served(always(GOOD)) as server:

@@ -1,4 +1,4 @@
-"""Recorded traffic: three formats, in order, line by line; and the message for every bad row."""
+"""Recorded traffic: four formats, in order, line by line; and the message for every bad row."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 ROWS = "2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:48.1805900,396,109\n2023-11-16 18:15:51.2224670,879,55\n"
 BURSTGPT = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
 MOONCAKE = '{"timestamp": %d, "input_length": %d, "output_length": 5, "hash_ids": %s}\n'
+LOGGED = '{"ts":%.3f,"request_id":"a","total":%.2f,"prompt_tokens":%d,"completion_tokens":%d}\n'
 # Recorded traces are large and not part of the project: `WEIR_TRACES=DIR pytest` reads them where they are.
 RECORDED = Path(os.environ.get("WEIR_TRACES", Path(__file__).parents[4] / "shared" / "traces"))
 
@@ -45,6 +46,10 @@ def read_text(path: Path, text: str, speed: float = 1.0) -> list[tuple[float, in
         ),
         (MOONCAKE % (500, 600, "[3, 4]") + "\n" + MOONCAKE % (1700, 1, "[]"), [(0.0, 600, 5), (1.2, 1, 5)]),
         ('{"output_length": 1, "more": {}, "timestamp": 0, "input_length": 2}', [(0.0, 2, 1)]),
+        (
+            LOGGED % (109, 2, 7, 1) + LOGGED % (109.5, 0, 0, 0) + LOGGED % (110, 4, 5, 60),
+            [(0.0, 5, 60), (1.0, 7, 1)],
+        ),
     ],
 )
 def test_every_format_is_known_by_its_first_line(path: Path, text: str, rows: list[tuple[float, int, int]]) -> None:
@@ -65,7 +70,8 @@ def test_hashes_are_kept(path: Path) -> None:
     [
         ("", "{}, line 1: nothing, expected the header TIMESTAMP,ContextTokens,GeneratedTokens (Azure), or a header "
          "with Timestamp, Request tokens, Response tokens (BurstGPT), or an object with timestamp, input_length, "
-         "output_length and hash_ids (Mooncake)"),
+         "output_length and hash_ids (Mooncake), or an object with ts, total, prompt_tokens and completion_tokens (the "
+         "gateway's call log)"),
         ("a,b\n1,2\n", "{}, line 1: 'a,b', expected the header TIMESTAMP"),
         ('"' + "x" * 200_000, "{}, line 1: '\"xxx"),
         (AZURE, "{} has no rows"),
@@ -87,6 +93,8 @@ def test_hashes_are_kept(path: Path) -> None:
         (MOONCAKE % (-1, 1, "[1]"), "{}, line 1: Expected `float` >= 0.0 - at `$.timestamp`, expected"),
         (MOONCAKE % (0, 512, "[1]") + MOONCAKE % (0, 513, "[1]"), "{}, line 2: 1 hash_ids for 513 tokens, expected 2, "
          "one for each 512"),
+        (LOGGED % (1, 0, 1, 1) + '{"ts":2,"dropped_lines":7}\n', "{}, line 2: 7 lines were lost, expected all calls"),
+        (LOGGED % (1, 0, 1, 1) + LOGGED % (2, 0, -1, 1), "{}, line 2: Expected `int` >= 0 - at `$.prompt_tokens`, exp"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_used_is_named(path: Path, text: str, says: str) -> None:

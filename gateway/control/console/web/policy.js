@@ -1,19 +1,17 @@
-// View "Policy": what is in force, its last change, its problems; what becomes of a call; what the shadow would do.
+// View "Policy": what is in force, its last change, its problems; what becomes of a call; another policy tried.
 
 import {ask, order, tell} from "./actions.js";
-import {button, choices, el, fillChoices, labelled, Rows, say, table} from "./dom.js";
+import {button, choices, el, fillChoices, labelled, say} from "./dom.js";
 import {calls, entries, of, wantCalls} from "./store.js";
 import {trialView} from "./trial.js";
 
 export function policyView() {
   const facts = el("p"), problem = el("section", "card"), diff = el("pre", "code"), yaml = el("pre", "code"), told = el("pre", "code");
-  const tenant = choices([]), class_ = choices([], "none asked for"), model = choices([]), shadowTitle = el("p", "");
+  const tenant = choices([]), class_ = choices([], "none asked for"), model = choices([]);
   problem.hidden = true;
   for (const each of [diff, yaml, told]) { each.tabIndex = 0; each.setAttribute("role", "region"); }
   diff.setAttribute("aria-label", "Last change"); yaml.setAttribute("aria-label", "Policy in force");
   told.setAttribute("aria-label", "What becomes of such a call");
-  const [shadowNode, shadowBody] = table(["decision", " enforced", " shadow", "calls"], "Where the shadow decides otherwise");
-  const rows = new Rows(shadowBody, (cells, key, it) => it.forEach((part, at) => say(cells[at], String(part))));
   const explain = el("form", "controls", labelled("tenant", tenant), labelled("class", class_), labelled("model", model), el("button", "", "Explain"));
   explain.addEventListener("submit", async (event) => {
     event.preventDefault();
@@ -25,7 +23,6 @@ export function policyView() {
     "A file with a mistake changes nothing."], "Read it", "POST", "/policy/reload", "The policy file was read."));
   const node = el("section", "", el("h2", "", "Policy in force"), facts, problem, el("div", "buttons", reload),
     el("h2", "", "Last change"), diff, el("h2", "", "What becomes of a call"), explain, told,
-    el("h2", "", "Shadow policy"), shadowTitle, shadowNode,
     el("h2", "", "Try a policy on the calls just recorded"), trialView(),
     el("div", "buttons", button("Save the calls as a trace", saveTrace)), el("h2", "", "Every field"), yaml);
   let shown = "";
@@ -49,11 +46,6 @@ export function policyView() {
     fillChoices(tenant, of("tenant").map(([name]) => name));
     fillChoices(class_, of("class").sort((a, b) => a[1].order - b[1].order).map(([name]) => name), "none asked for");
     fillChoices(model, of("model").map(([name]) => name));
-    const shadow = entries.get("shadow");
-    say(shadowTitle, shadow ? "Asked about " + shadow.asked + " calls; " + (shadow.differs.length ? "it would have decided otherwise here:" : "it decides the same everywhere.")
-      : "There is none: start with --shadow FILE to try a second policy on real traffic, without obeying it.");
-    shadowNode.hidden = !shadow || !shadow.differs.length;
-    if (shadow) rows.show(shadow.differs.map((it) => [it.slice(0, 3).join(" "), it]));
     const version = policy.version + policy.digest;
     if (shown !== version) load(version);
   }};
