@@ -163,11 +163,11 @@ def main(argv: list[str] | None = None) -> int:
 async def _run(config: SimConfig, *, die_with_parent: bool) -> None:
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
+    server = SimServer(config)
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, ended.set)
+        loop.add_signal_handler(number, lambda: None if server.faults.hang_end else ended.set())
     if die_with_parent:
         await loop.connect_read_pipe(lambda: _Parent(ended), sys.stdin)
-    server = SimServer(config)
     try:
         if await _first(ended, server.load(partial(print, flush=True))):
             return

@@ -40,6 +40,7 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     out_of_memory: bool = False  # EngineCore dies: what runs fails, /health is 503, requests get 500
     fail_wake: bool = False  # /wake_up answers 500
     keep_memory: bool = False  # asleep it holds what it held awake
+    hang_end: bool = False  # SIGTERM does not end it
     # At its start, and without effect later:
     fail_start: str = ""  # it ends with these last words and exit status 1
     hang_start: bool = False  # it does nothing and says nothing

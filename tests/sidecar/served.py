@@ -86,6 +86,12 @@ class Box:
             except httpx.HTTPError:
                 return False
 
+    def fault(self, profile: str, **faults: object) -> None:
+        """Give the engine of a profile these faults."""
+        transport = httpx.HTTPTransport(uds=str(self.folder / "e" / f"{profile}.sock"))
+        with httpx.Client(transport=transport) as client:
+            assert client.post("http://engine/_faults", json=faults).status_code == 200
+
     def engines(self) -> list[process_family.Orphan]:
         return process_family.orphans(owner(decode(self.file.read_bytes()), self.folder))
 

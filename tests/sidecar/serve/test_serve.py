@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import os
 import signal
 import socket
 import subprocess
@@ -80,11 +79,9 @@ def test_with_its_parent_it_ends_with_all_engines(tmp_path: Path) -> None:
 def test_a_second_signal_kills_engines_that_do_not_end(tmp_path: Path) -> None:
     with box(tmp_path) as machine, machine.served("--end-engines") as sidecar:
         machine.awake("a")
-        (engine,) = {orphan.pid for orphan in machine.engines()}
-        # It holds the signal that would let it go on after the first one, for it is stopped again at once.
+        machine.fault("a", hang_end=True)
         sidecar.process.send_signal(signal.SIGTERM)
         sidecar.wait(lambda: "ending with 1 engine" in sidecar.output(), 5.0, "the end")
-        os.kill(engine, signal.SIGSTOP)
         sidecar.process.send_signal(signal.SIGTERM)
         assert sidecar.process.wait(15) == 0
         assert machine.engines() == []
