@@ -45,7 +45,7 @@ DOORS: dict[str, tuple[str, ...] | None] = {
     "httpx": (
         "sidecar/pull/http_source.py",
         "gateway/shared/control/http_client.py",
-        "gateway/top/control_client.py",
+        "gateway/cli/control_client.py",
         "gateway/decider/waking.py",
         "gateway/control/console/playground.py",
         "loadtest/lab/dst/",  # in place of sockets
@@ -65,7 +65,7 @@ DOORS: dict[str, tuple[str, ...] | None] = {
     "redis": ("gateway/serve/cluster/store.py",),
     "uvloop": ("gateway/serve/run.py", "sidecar/serve/run.py", "loadtest/"),
     "zmq": ("gateway/decider/cache_events.py", "loadtest/engine/publisher.py"),
-    "rich": ("gateway/top/", "sidecar/cli/pull_progress.py", "loadtest/"),
+    "rich": ("sidecar/cli/pull_progress.py", "loadtest/"),
     "shtab": ("gateway/shared/completion.py",),
 }
 # core decides and does nothing else: what would give it a clock, a socket, a thread or a log line.

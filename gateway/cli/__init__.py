@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -17,5 +18,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except given.module.MISTAKES as error:
         print("\n".join(f"gateway: {line}" for line in str(error).splitlines()), file=sys.stderr)
         return 2
+    except BrokenPipeError:  # `gateway status | head`: whoever read it has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:  # of a command that has nothing left to end well
         return 130

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import time
 
 import msgspec
 
+from gateway.cli.control_client import NoAnswer, Unfit, ask
 from gateway.cli.control_flags import add_control_flags
 from gateway.cli.files import Mistake, admin_token
 from gateway.control.cluster import ClusterView
 from gateway.shared.command_line import Parser, added
-from gateway.top.control_client import ControlClient, NoAnswer, Unfit
 
 MISTAKES = (Mistake,)
 
@@ -40,19 +39,11 @@ def add_arguments(parser: Parser) -> None:
 def command(given: argparse.Namespace) -> int:
     """Print who rules. Raises Mistake."""
     try:
-        view = asyncio.run(_asked(given.url, admin_token(given.token_file, "--token-file")))
+        view = asyncio.run(ask(given.url, "/cluster", admin_token(given.token_file, "--token-file"), ClusterView))
     except (Unfit, NoAnswer) as error:
         raise Mistake(f"{given.url}: {error}") from None
     print(msgspec.json.encode(view).decode() if given.json else text(view))
     return 0 if view.rules is not None and view.store_error is None else 1
-
-
-async def _asked(url: str, token: str | None) -> ClusterView:
-    client = ControlClient(url, token, time.monotonic)
-    try:
-        return await client.cluster()
-    finally:
-        await client.aclose()
 
 
 def text(view: ClusterView) -> str:

@@ -26,7 +26,7 @@ examples:
   gateway init                                                   write policy.yaml, commented, to begin with
   gateway check policy.yaml                                      find every mistake in a policy before it is used
   gateway serve --policy policy.yaml
-  gateway top                                                    watch it: classes, queues, engines, calls a second
+  gateway status --watch                                         what it does now: classes, queues, engines
   gateway bench --engines sim:4 --compare direct,round_robin     what it is worth, on simulated engines
   gateway simulate --policy next.yaml --trace last-week.csv --engines 4       what it would have done to last week
   gateway calibrate --target http://10.0.0.11:8000 --out mine.yaml            an engine of yours, to simulate with"""
@@ -37,7 +37,7 @@ COMMANDS = {
     "init": ("gateway.cli.init", "write a commented policy to begin with"),
     "check": ("gateway.cli.check", "find the mistakes in policy files, and in scenarios"),
     "key": ("gateway.cli.key", "make, list and revoke API keys"),
-    "top": ("gateway.cli.top", "watch a running gateway"),
+    "status": ("gateway.cli.status", "what a running gateway does now"),
     "cluster": ("gateway.cli.cluster", "see who decides for the gateways of several machines"),
     "bench": ("loadtest.bench.command", "measure servers under a load"),
     "simulate": ("loadtest.simulate.command", "what a policy would have done to a load, in virtual time"),

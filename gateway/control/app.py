@@ -1,7 +1,7 @@
 """Control port: routes for operators and an upper tier. It has nothing that a client of the data port needs.
 
     GET /livez /readyz /metrics        for whoever watches the process
-    GET /fleet /calls /summary         what is known, promised, waiting and running
+    GET /status /fleet /calls          what is known, promised, waiting and running
     GET /calls/{serial}                the life of an ended call
     GET /processes                     the processes of this gateway
     GET /cluster                       who decides for the gateways of all machines
@@ -22,7 +22,7 @@ Who may ask is `guard.py`'s to say. Dependencies are arguments; nothing hangs on
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -34,7 +34,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway import __version__
 from gateway.control.calls import CallView, calls_view, problem
 from gateway.control.cluster import ClusterView
 from gateway.control.console.files import console_files
@@ -75,7 +74,6 @@ def control_app(
     admin_token: str | None,
     clock: Callable[[], float],
     *,
-    outcomes: Callable[[], Mapping[str, int]] = dict,
     calls: Callable[[], Iterable[CallView]] = tuple,
     policy_status: Callable[[], FileStatus] = FileStatus,
     reload: Callable[[], Awaitable[FileStatus]] | None = None,
@@ -92,14 +90,14 @@ def control_app(
 ) -> Starlette:
     """The application. `clock` gives monotonic seconds; without `admin_token` there is no door, see guard.py.
 
-    `exposition` gives the Prometheus text, `openmetrics` the same with exemplars (None: no call is traced), `outcomes`
-    the calls ended so far by outcome, `calls` those that have not.
+    `exposition` gives the Prometheus text, `openmetrics` the same with exemplars (None: no call is traced), `calls` the
+    calls that have not ended.
     `reload` reads the policy file again, None: there is none. `drain` and `drain_engine` turn it on or off; what they
     leave as it was they refuse. `is_user_key` knows the data port's keys. `sidecars` takes their reports. `count` has
     other processes tell what they have counted, `processes` gives all of them. `sources` are the console's. `cluster`:
     None: it is of none.
     """
-    control = Control(fleet, dispatch, exposition, clock, outcomes, calls, policy_status, reload, drain, drain_engine)
+    control = Control(fleet, dispatch, exposition, clock, calls, policy_status, reload, drain, drain_engine)
     control.count, control.processes_of, control.cluster_of = count, processes, cluster
     control.usage_of = usage
     control.openmetrics = openmetrics
@@ -119,7 +117,6 @@ def control_app(
             Route("/metrics", control.metrics),
             Route("/fleet", control.fleet),
             Route("/calls", control.calls),
-            Route("/summary", control.summary),
             Route("/processes", control.processes),
             Route("/cluster", control.cluster),
             Route("/usage", control.usage),
@@ -145,7 +142,6 @@ class Control:
         dispatch: Dispatch,
         exposition: Callable[[], bytes],
         clock: Callable[[], float],
-        outcomes: Callable[[], Mapping[str, int]],
         calls: Callable[[], Iterable[CallView]],
         policy_status: Callable[[], FileStatus],
         reload: Callable[[], Awaitable[FileStatus]] | None,
@@ -156,7 +152,6 @@ class Control:
         self._dispatch = dispatch
         self._exposition = exposition
         self._clock = clock
-        self._outcomes = outcomes
         self._calls = calls
         self._policy_status = policy_status
         self._reload = reload
@@ -214,16 +209,6 @@ class Control:
         query = request.query_params
         wrong = problem(query)
         return _json(calls_view(self._calls(), query)) if wrong is None else error(400, "bad_filter", wrong)
-
-    async def summary(self, _: Request) -> Response:
-        """What a page of figures needs beside /fleet; `at_s` is monotonic, to make rates of `outcomes`."""
-        await self.count()
-        return _json({
-            "gateway": __version__,
-            "at_s": round(self._clock(), 3),
-            "outcomes": self._outcomes(),
-            "policy": self._policy_status(),
-        })  # fmt: skip
 
     async def processes(self, _: Request) -> Response:
         await self.count()
@@ -320,7 +305,7 @@ async def _not_here(_: Request, exception: Exception) -> Response:
         methods = ", ".join(sorted(exception.headers["Allow"].split(", ")))
         return error(405, "method_not_allowed", f"This path takes {methods}.", {"allow": methods})
     message = (
-        "The control port answers GET /, /events, /livez, /readyz, /metrics, /fleet, /calls, /summary, /processes, "
+        "The control port answers GET /, /events, /livez, /readyz, /metrics, /status, /fleet, /calls, /processes, "
         "/usage, /calls/{serial}, /policy, /policy/diff, /policy/explain; POST /playground, /policy/reload, "
         "/sidecars/report and /sidecars/{id}/models/{profile}/{order}; "
         "POST /tenants/{tenant}/keys and DELETE /tenants/{tenant}/keys/{hash}; "

@@ -301,7 +301,6 @@ def _control_app(
         options.admin_token,
         gateway.clock,
         openmetrics=None if options.traces is None else gateway.metrics.openmetrics,
-        outcomes=gateway.metrics.outcomes,
         calls=port.calls,
         drain=partial(drained_by_hand, gateway, signals),
         drain_engine=gateway.drain_engine,

@@ -32,7 +32,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("relay", "decider"),
         ("batches",),
         ("control",),
-        ("serve", "top"),
+        ("serve",),
         ("cli",),
     ),
     "sidecar": (

@@ -8,13 +8,13 @@ import time
 from collections import deque
 from urllib.parse import quote
 
+from gateway.shared.formatting import shown
 from sidecar.cli.diagnose import in_words
 from sidecar.cli.errors import Impossible
 from sidecar.cli.files import File, add_config
 from sidecar.cli.log_follow import LogFile
 from sidecar.control.api import MOST_LINES
 from sidecar.core.diagnosis import LOOKED_AT, NONE, UNKNOWN, Diagnosis, diagnosis
-from sidecar.core.formatting import shown
 
 POLL = 0.2  # seconds between two looks at a file that is followed
 QUIET = 1.0  # seconds without a line, after which it is looked at what the last ones say

@@ -10,13 +10,13 @@ from urllib.parse import quote
 import msgspec
 
 from gateway.shared.command_line import argument
+from gateway.shared.formatting import shown
 from sidecar.cli import offline
 from sidecar.cli.errors import Impossible, Mistake
 from sidecar.cli.files import File, add_config, add_trial, gpus_folder
 from sidecar.cli.plan_on import gpu, planned, table, turn_table, turns
 from sidecar.control.client import NoSidecar, Rejected
 from sidecar.core.engine_records import Unusable
-from sidecar.core.formatting import shown
 
 DESCRIPTION = "Show what it takes to have a model run."
 EXAMPLES = """\

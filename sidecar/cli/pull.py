@@ -12,12 +12,12 @@ from typing import TypeAlias
 import msgspec
 
 from gateway.shared.command_line import argument
+from gateway.shared.formatting import gibs, seconds, shown
 from sidecar.cli.errors import Impossible, Mistake
 from sidecar.cli.files import File, add_config
 from sidecar.cli.pull_progress import shows
 from sidecar.core.arguments import environment
 from sidecar.core.engine_records import Unusable
-from sidecar.core.formatting import gibs, seconds, shown
 from sidecar.pull.folder import FolderSource
 from sidecar.pull.http_source import HubSource, WebFolderSource
 from sidecar.pull.listing import HUB_ID, REVISION, BadListing, Listing

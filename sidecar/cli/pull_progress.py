@@ -9,7 +9,7 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from sidecar.core.formatting import gibs, seconds, shown
+from gateway.shared.formatting import gibs, seconds, shown
 from sidecar.pull.listing import Listing
 
 EVERY = 5.0  # seconds between two lines

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 import msgspec
 
 from gateway.shared.command_line import Parser, added
+from gateway.shared.formatting import columns, shown
 from sidecar.cli.errors import Impossible, Mistake
 from sidecar.cli.files import pool_of, tokens_of
 from sidecar.control.tokens import Tokens
 from sidecar.core.config import warnings
-from sidecar.core.formatting import columns, shown
 from sidecar.ray.node import NodeStatus
 from sidecar.ray.pool import PoolConfig, explain
 

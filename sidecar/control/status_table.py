@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from gateway.shared.formatting import columns, gibs, seconds, shown
 from gateway.shared.protocol import OFF, GPUReport, ModelReport
-from sidecar.core.formatting import columns, gibs, seconds, shown
 from sidecar.core.startup_lines import STAGE_WORDS
 from sidecar.core.status import GatewayStatus, Status
 

@@ -16,6 +16,7 @@ import httpx
 
 from gateway.shared.addresses import EVERY_INTERFACE
 from gateway.shared.control.http_client import AnswerTooLarge, exchange, request_headers, transport_to
+from gateway.shared.formatting import seconds, shown
 from gateway.shared.protocol import (
     MAX_BYTES,
     REPORT_PATH,
@@ -27,7 +28,6 @@ from gateway.shared.protocol import (
     encode,
 )
 from sidecar.core.addresses import Address
-from sidecar.core.formatting import seconds, shown
 from sidecar.core.status import GatewayStatus
 
 EVERY = 1.0  # seconds

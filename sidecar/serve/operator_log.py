@@ -6,7 +6,7 @@ import contextlib
 import sys
 from datetime import UTC, datetime
 
-from sidecar.core.formatting import shown
+from gateway.shared.formatting import shown
 
 
 def say(line: str) -> None:

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from gateway.cli import cluster, main
+from gateway.cli.control_client import Unfit
 from gateway.control.cluster import ClusterView
-from gateway.top.control_client import Unfit
 
 VIEW = ClusterView(
     name="prod",
@@ -32,7 +32,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, view: ClusterView | Exception) -> Non
             raise view
         return view
 
-    monkeypatch.setattr(cluster, "_asked", answer)
+    monkeypatch.setattr(cluster, "ask", answer)
 
 
 def test_it_says_who_rules_who_is_there_and_who_is_silent(

@@ -86,7 +86,7 @@ def test_what_is_not_there_is_404_and_what_a_path_does_not_take_is_405() -> None
 
 
 @pytest.mark.parametrize(
-    "path", ["/livez", "/readyz", "/metrics", "/fleet", "/calls", "/summary", "/policy", "/drain", "/nothing"]
+    "path", ["/livez", "/readyz", "/metrics", "/fleet", "/calls", "/status", "/policy", "/drain", "/nothing"]
 )
 def test_with_a_token_nothing_is_answered_without_it(path: str) -> None:
     async def scene(gateway: Parts) -> None:

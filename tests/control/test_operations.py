@@ -1,4 +1,4 @@
-"""Operations of the control port: /calls, /summary, /drain and /engines/{id}/drain."""
+"""Operations of the control port: /calls, /status, /drain and /engines/{id}/drain."""
 
 from __future__ import annotations
 
@@ -88,18 +88,18 @@ def test_a_filter_that_is_none_is_refused(query: str) -> None:
     play(scene)
 
 
-def test_the_summary_has_what_rates_are_made_of() -> None:
-    ended = {"ok": 7}
-
+def test_the_status_has_what_the_first_page_shows_by_kind_and_name() -> None:
     async def scene(gateway: Parts) -> None:
-        first = (await gateway.get("/summary")).json()
-        ended["ok"] = 9
-        second = (await gateway.get("/summary")).json()
-        assert (first["outcomes"], second["outcomes"]) == ({"ok": 7}, {"ok": 9})
-        assert second["at_s"] >= first["at_s"]
-        assert second["policy"]["version"] == 5
+        gateway.up("e0")
+        found = (await gateway.get("/status")).json()
+        kinds = {"gateway", "policy", "headline", "classes", "models", "engines", "sidecars", "tenants", "limits"}
+        assert set(found) == kinds
+        assert found["policy"]["version"] == 5
+        assert found["engines"]["e0"]["state"] == "up"
+        assert list(found["classes"]) == list(gateway.dispatch.policy.classes)
+        assert found["sidecars"] == {}
 
-    play(scene, outcomes=lambda: ended, policy_status=lambda: FileStatus(version=5))
+    play(scene, policy_status=lambda: FileStatus(version=5))
 
 
 # -- the drain of the gateway -----------------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ def script(page: str, data: int, control: int, engine: str) -> str:
             if command.startswith("gateway serve"):
                 listen = f"--listen 127.0.0.1:{data} --control 127.0.0.1:{control}"
                 command = f"stop; {command} {listen} & server=$!; healthy"
-            elif command.startswith("gateway top"):
+            elif command.startswith("gateway status"):
                 command += f" --url http://127.0.0.1:{control}"
             lines.append(command)
     text = "\n".join([*lines, "stop"]) + "\n"

@@ -7,6 +7,7 @@ import difflib
 import re
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -27,6 +28,7 @@ from gateway.core.policy.explained import NOTHING, explain_call
 from gateway.core.policy.file import explain
 from gateway.decider.dispatch import Dispatch
 
+KINDS = {kind: f"{kind}s" for kind in ("model", "engine", "sidecar", "tenant")} | {"class": "classes"}
 ORDERS = ("ensure", "sleep", "wake", "stop", "drain", "off", "on")
 
 
@@ -37,6 +39,7 @@ class ConsoleRoutes:
         self, files: Mapping[str, File], reading: ConsoleReading, dispatch: Dispatch, sources: Sources
     ) -> None:
         self._files = files
+        self._reading = reading
         self._streams = Streams(reading)
         self._dispatch = dispatch
         self._sources = sources
@@ -47,6 +50,7 @@ class ConsoleRoutes:
             Route("/", self.file),
             Route(FOLDER + "{name}", self.file),
             Route("/events", self.events),
+            Route("/status", self.status),
             Route("/calls/{serial:int}", self.life),
             Route("/policy/diff", self.diff),
             Route("/policy/explain", self.explain),
@@ -60,6 +64,17 @@ class ConsoleRoutes:
             raise HTTPException(404)
         headers = {"content-security-policy": POLICY, "x-frame-options": "DENY", "content-type": found.type}
         return Response(found.body, headers=headers)
+
+    async def status(self, _: Request) -> Response:
+        """All that the first page shows, once: entries by kind and name."""
+        found: dict[str, Any] = {name: {} for name in KINDS.values()}
+        for key, entry in self._reading.entries().items():
+            kind, _slash, name = key.partition("/")
+            if kind in KINDS:
+                found[KINDS[kind]][name] = entry
+            else:
+                found[kind] = entry
+        return Response(msgspec.json.encode(found), media_type=JSON)
 
     async def events(self, request: Request) -> Response | StreamAnswer:
         """The stream; with `calls=SERIAL` it tells ended calls too, those after the one of that serial."""

@@ -6,7 +6,7 @@ from gateway.core.request.outcome import Outcome, Refused
 from gateway.core.request.routes import ROUTES, Route, route_of
 
 SHOWN = 100  # characters of a path
-CONTROL = frozenset({b"/", b"/livez", b"/readyz", b"/metrics", b"/fleet", b"/calls", b"/summary", b"/policy"})
+CONTROL = frozenset({b"/", b"/livez", b"/readyz", b"/metrics", b"/fleet", b"/calls", b"/status", b"/policy"})
 OLLAMA = {
     b"/api/chat": "/v1/chat/completions",
     b"/api/generate": "/v1/completions",

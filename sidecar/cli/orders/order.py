@@ -13,12 +13,12 @@ from urllib.parse import quote
 import msgspec
 
 from gateway.shared.command_line import argument
+from gateway.shared.formatting import seconds, shown
 from gateway.shared.protocol import ModelReport, ProtocolError, ensured
 from sidecar.cli.errors import Impossible
 from sidecar.cli.files import File, add_config
 from sidecar.cli.orders.progress import Order, Progress, progress
 from sidecar.control.client import Rejected
-from sidecar.core.formatting import seconds, shown
 from sidecar.core.status import Status
 
 LATE = 3  # exit status: not done within --timeout

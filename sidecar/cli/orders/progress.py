@@ -6,8 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from gateway.shared.formatting import seconds
 from gateway.shared.protocol import NO_MEMORY, ModelReport
-from sidecar.core.formatting import seconds
 
 Order = Literal["ensure", "sleep", "wake", "stop", "drain", "off", "on"]
 GRACE = 1.5  # seconds for a model to be sized again, before the reason why it cannot be had counts

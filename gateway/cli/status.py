@@ -1,0 +1,164 @@
+"""`gateway status`: what a running gateway does now, as its console's first page has it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from gateway.cli.control_client import NoAnswer, Unfit, ask
+from gateway.cli.control_flags import add_control_flags
+from gateway.cli.files import Mistake, admin_token
+from gateway.shared.formatting import columns, seconds, shown
+
+MISTAKES = (Mistake,)
+EVERY = 1.0  # seconds between two looks of `--watch`
+CLEAR = "\x1b[H\x1b[2J"
+MOST = 30  # rows of one table
+
+DESCRIPTION = "Show what a running gateway does now."
+EXAMPLES = """\
+Asks the control port: what is wrong and what to change; classes, models, engines, sidecars, tenants. Rates and times to
+the first token are of the last ten seconds. Engines in trouble come first.
+
+examples:
+  gateway status                                                 the gateway on this machine
+  gateway status --watch                                         again every second, until Ctrl-C
+  gateway status --url http://10.0.0.5:8001 --token-file admin.token
+  gateway status --json                                          for programs, as GET /status of the control port
+
+Exit status 2: a wrong token, or nothing that is a gateway; 1: no answer."""
+
+Entry = Mapping[str, Any]
+
+
+class StatusView(msgspec.Struct, frozen=True):
+    """Answer of `GET /status`: entries by name, as `gateway/control/console/reading.py` makes them."""
+
+    gateway: Entry
+    policy: Entry
+    headline: list[Entry]
+    classes: dict[str, Entry] = {}
+    models: dict[str, Entry] = {}
+    engines: dict[str, Entry] = {}
+    sidecars: dict[str, Entry] = {}
+    tenants: dict[str, Entry] = {}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_control_flags(parser, "a gateway", "its control port")
+    parser.add_argument("--json", action="store_true", help="as JSON, a line each time")
+    parser.add_argument("--watch", action="store_true", help="again every second; one that does not answer is asked on")
+
+
+def command(given: argparse.Namespace) -> int:
+    """Print the status. Raises Mistake."""
+    token = admin_token(given.token_file, "--token-file")
+    while True:
+        try:
+            status = asyncio.run(ask(given.url, "/status", token, StatusView))
+        except Unfit as error:
+            raise Mistake(f"{given.url}: {error}") from None
+        except NoAnswer as error:
+            print(f"gateway: {given.url}: {error}", file=sys.stderr)
+            if not given.watch:
+                return 1
+        else:
+            text = msgspec.json.encode(status).decode() if given.json else table(status, given.url)
+            print(f"{CLEAR if given.watch and sys.stdout.isatty() else ''}{text}", flush=True)
+            if not given.watch:
+                return 0
+        time.sleep(EVERY)
+
+
+def table(status: StatusView, url: str) -> str:
+    """The status for a person, without a last newline."""
+    file = f"version {status.policy['version']} of {status.policy['file']}" if status.policy["file"] else "none"
+    lines = [f"weir {status.gateway['version']} at {url}, policy: {shown(file)}", ""]
+    for line in status.headline:
+        lines.append(f"{'' if line['level'] == 'good' else '! '}{shown(line['what'])}")
+        lines += [f"    {shown(line[part])}" for part in ("why", "change") if line[part]]
+    for heading, rows in (
+        (CLASS, map(_class, status.classes.items())),
+        (MODEL, map(_model, status.models.items())),
+        (ENGINE, map(_engine, sorted(status.engines.items(), key=_trouble))),
+        (SIDECAR, _sidecars(status.sidecars)),
+        (TENANT, map(_tenant, status.tenants.items() if len(status.tenants) > 1 else ())),
+    ):
+        lines += _section(heading, rows)
+    return "\n".join(lines)
+
+
+RATES = ("offered", "answered", "refused", "failed")
+CLASS = ("CLASS", *(f"{rate.upper()}/s" for rate in RATES), "RUNNING", "QUEUED", "WAIT", "TTFT p50", "p99", "TARGET")
+MODEL = ("MODEL", "MODE", "ENGINES", "WANTED", "QUEUED", "WAIT", "ROOM FOR CALLS")
+ENGINE = ("ENGINE", "STATE", "CALLS", "HELD", "KV CACHE", "MODELS")
+SIDECAR = ("SIDECAR", "MODEL", "STATE", "READY IN", "")
+TENANT = ("TENANT", "CALLS", "ANSWERED", "TOKENS")
+
+
+def _section(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """The table with an empty line before it; nothing where there are no rows."""
+    found = list(rows)
+    if found:
+        yield ""
+        yield from columns([heading, *found[:MOST]])
+        if len(found) > MOST:
+            yield f"and {len(found) - MOST} more"
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else seconds(value)
+
+
+def _class(item: tuple[str, Entry]) -> Sequence[str]:
+    name, it = item
+    now = it["now"]
+    most = "" if it["most_running"] is None else f" of {it['most_running']}"
+    rates = (f"{now[rate]:.1f}" for rate in RATES)
+    times = (it["wait"], now["ttft_p50"], now["ttft_p99"], it["target"])
+    return name, *rates, f"{it['running']}{most}", str(it["queued"]), *map(_seconds, times)
+
+
+def _model(item: tuple[str, Entry]) -> Sequence[str]:
+    id, it = item
+    counts = (str(it[name]) for name in ("engines", "wanted", "queued"))
+    return shown(id), it["mode"], *counts, seconds(it["wait"]), str(it["headroom"])
+
+
+def _state(it: Entry) -> str:
+    breaker = f"breaker {it['breaker']}" if "breaker" in it else ""
+    why = f": {shown(it['why'])}" if it.get("why") else ""
+    return (breaker or ("draining" if it.get("draining") else it["state"])) + why
+
+
+def _trouble(item: tuple[str, Entry]) -> bool:
+    return _state(item[1]) == "up"
+
+
+def _engine(item: tuple[str, Entry]) -> Sequence[str]:
+    id, it = item
+    whole = max(1, it["capacity"])
+    used = f"{it['used'] / whole:.0%}" if "used" in it else "-"
+    calls = f"{it['calls']}/{it['slots']}"
+    return id, _state(it), calls, f"{it['held'] / whole:.0%}", used, shown(", ".join(it["models"]))
+
+
+def _sidecars(sidecars: Mapping[str, Entry]) -> Iterator[Sequence[str]]:
+    for id, it in sidecars.items():
+        for gpu in it["gpus"]:
+            memory = f"{gpu['used']} of {gpu['total']} GiB used"
+            yield id, f"GPU {gpu['index']}", "not used" if gpu["refused"] else memory, "", shown(gpu["refused"])
+        for model in it["models"]:
+            state, ready = model["pending"] or model["state"], _seconds(model["ready_in"])
+            yield id, shown(model["profile"]), state, ready, shown(model["why"])
+
+
+def _tenant(item: tuple[str, Entry]) -> Sequence[str]:
+    name, it = item
+    return name, str(it["ended"]), str(it["answered"]), str(it["tokens"])
