@@ -21,6 +21,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 
 import msgspec
 
+from gateway.core.engines.fleet import engine_id
 from gateway.core.policy.policy import CopiesPolicy
 from gateway.core.sidecars.addresses import Network, networks_of, refusal
 from gateway.core.sidecars.copies import Copies, LongWait
@@ -387,7 +388,8 @@ class Registry:
                 if target == (name, profile) if target is not None else is_open and served not in counted:
                     counted.add(served)
                     queued += waiting(served)
-            running = in_flight(member.id) if member is not None else 0
+            # One that drains may not be a member: calls of before a reload that did without it for a while run on it.
+            running = in_flight(engine_id(model.url)) if model.url and model.url not in sidecar.refused else 0
             if running or queued:
                 sidecar.used[profile] = now
             if self.copies.place(model.model) == (name, profile) and not is_open:

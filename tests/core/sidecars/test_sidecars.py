@@ -362,6 +362,14 @@ def test_an_engine_that_is_closed_is_withdrawn_and_what_runs_there_is_told(told:
     assert (demand.in_flight, demand.waiting, demand.withdrawn) == (1, 0, True)
 
 
+def test_what_runs_is_told_of_an_engine_that_drains_and_was_never_brought(told: Told) -> None:
+    """As after two reloads, the first without sidecars: what ran before them still runs."""
+    told(model(**AWAKE | {"pending": "drain"}))
+    assert not told.registry.sidecars["a"].members
+    (demand,) = demands(told, running=1)
+    assert (demand.in_flight, demand.withdrawn) == (1, True)
+
+
 def test_the_last_use_is_told(told: Told) -> None:
     told(model(**AWAKE), model("q", **ASLEEP))
     told.registry.used("10.0.0.1:8000", 90.0)
