@@ -75,6 +75,8 @@ class Listener:
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         _subscribe(self._socket, url)
         self.task = lasting(f"cache events of {engine.id}", self._run)
+        # Only then: who waits for a socket that closes is told an error, which would hide that the task is cancelled.
+        self.task.add_done_callback(lambda _: self._close_sockets())
 
     async def _run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -110,6 +112,8 @@ class Listener:
         if self._engine.cache_age is self._cache_age:
             self._engine.cache_age = None
         self.task.cancel()
+
+    def _close_sockets(self) -> None:
         self._socket.disable_monitor()
         self._socket.close()
 

@@ -175,6 +175,21 @@ def test_more_than_the_gateway_can_follow_is_a_gap_and_no_memory(folder: Path) -
     play(folder, scenario)
 
 
+def test_a_subscription_ends_while_messages_come(folder: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        publisher = scene.publisher()
+        for _ in range(20):
+            scene.events.listen(scene.engine, scene.url)
+            await scene.join(publisher)
+            for block in range(QUEUED):
+                publisher.store(block)
+            cached = scene.cache_age.cached
+            await scene.until(lambda before=cached: scene.cache_age.cached > before)
+            scene.events.forget(scene.engine)  # the next message is about to be received
+
+    play(folder, scenario)
+
+
 def test_what_cannot_be_read_does_no_harm(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_events, "AGAIN", 0.3)
 
