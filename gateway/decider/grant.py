@@ -82,6 +82,7 @@ class LocalGrant:
         """The first byte of an answer that another decider has seen begin: it teaches nothing here."""
         self._first_at = at
         self.hold.prefill_done()
+        self.hold.answered()
 
     def _remember(self, now: float) -> None:
         self.engine.remember(self.call.prefix, self.call.prompt_tokens, now)

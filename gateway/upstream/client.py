@@ -182,7 +182,7 @@ class Client:
         """The engine is taken for dead: what it has not begun to answer fails now, and the idle connections close."""
         self._drop_pool()
         for connection in list(self._unanswered):
-            connection.give_up("the engine no longer answers its health checks")
+            connection.give_up("the engine is taken for dead")
 
     def close(self) -> None:
         """Close the idle connections; those with an answer under way close when it ends."""

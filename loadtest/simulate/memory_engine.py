@@ -23,14 +23,16 @@ from loadtest.simulate.memory_requests import JSON, Taker, Work, read
 from loadtest.simulate.step_times import Pace
 
 MOST_AHEAD = 64  # steps that are made with one timer where nothing but decoding is to be done
-Condition = Literal["up", "dead", "stopped"]
+Condition = Literal["up", "dead", "stopped", "stalled"]
+HANGS = ("stopped", "stalled")  # connections are open, and nothing comes
 
 
 class MemoryEngine:
     """One simulated engine, which serves `model` and, as if they were the same, `more`. `posts` counts the requests
     that reached it, `posted_at` is when the last one was sent.
 
-    Faults: `die`, `stop` (SIGSTOP: connections open, nothing comes), `slow` (every step takes this many times as
+    Faults: `die`, `stop` (SIGSTOP: connections open, nothing comes), `stall` (so do calls alone: health checks and
+    samples are answered), `slow` (every step takes this many times as
     long), `errors` (this share of requests is answered with `status` at once), `recover`.
     """
 
@@ -106,7 +108,7 @@ class MemoryEngine:
         self.posted_at = self._loop.time()
         if self.condition == "dead":
             raise ConnectionRefusedError("connection refused")
-        if self.condition == "stopped":  # the kernel still takes the connection
+        if self.condition in HANGS:  # the kernel still takes the connection
             self.open[taker] = None
             return lambda: self._withdraw(taker)
         if self.errors and self._rng.random() < self.errors:
@@ -236,9 +238,13 @@ class MemoryEngine:
         """SIGSTOP: nothing moves any more."""
         self._becomes("stopped")
 
+    def stall(self) -> None:
+        """Its core hangs, and its HTTP server does not."""
+        self._becomes("stalled")
+
     def recover(self) -> None:
-        """As new, after whatever it was. One that was stopped has been killed and started again."""
-        if self.condition == "stopped":
+        """As new, after whatever it was. One that hung has been killed and started again."""
+        if self.condition in HANGS:
             self.die()
         if self.condition != "up":
             self._becomes("up")

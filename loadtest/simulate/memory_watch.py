@@ -11,8 +11,9 @@ from loadtest.simulate.memory_engine import MemoryEngine
 from loadtest.simulate.memory_wire import MemoryClient
 
 HEALTH_WITHIN = (
-    0.25  # of the health interval: when a check that hangs counts as failed, as in gateway.decider.telemetry
+    0.25  # of the health interval: a check that hangs counts as failed then, as in gateway.decider.telemetry
 )
+WELL = ("up", "stalled")  # conditions in which health checks and scrapes are answered
 
 
 class Watch:
@@ -25,12 +26,13 @@ class Watch:
         self._memory = memory
         self._client = client
         self._loop = asyncio.get_running_loop()
+        self._sample = sample_of(memory)
         longest = memory.config.max_model_len
         self._cards = [ModelCard(id=name, max_model_len=longest) for name in memory.limits.models]
 
     def start(self, share: float) -> None:
         """First contact now; then checks spread over their interval."""
-        self._healthy(ok=self._memory.condition == "up")
+        self._healthy(ok=self._memory.condition in WELL)
         self._scrape()
         policy = self._gateway.policy.fleet
         self._loop.call_later(share * policy.poll, self._poll)
@@ -48,9 +50,11 @@ class Watch:
 
     def _scrape(self) -> None:
         memory, engine = self._memory, self._engine
-        if memory.condition != "up" or not engine.up:
+        if memory.condition not in WELL or not engine.up:
             return
-        self._gateway.fleet.sampled(engine, sample_of(memory), self._loop.time())
+        if memory.condition == "up":
+            self._sample = sample_of(memory)  # one that is stalled goes on to tell its last
+        self._gateway.fleet.sampled(engine, self._sample, self._loop.time())
         self._gateway.changed(self._engine)
 
     def _check(self) -> None:
@@ -60,7 +64,7 @@ class Watch:
             within = max(HEALTH_WITHIN, HEALTH_WITHIN * self._gateway.policy.fleet.health)
             self._loop.call_later(within, self._checked, False)
         else:
-            self._checked(ok=self._memory.condition == "up")
+            self._checked(ok=self._memory.condition in WELL)
 
     def _checked(self, ok: bool) -> None:
         if self._forgotten():

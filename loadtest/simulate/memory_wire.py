@@ -11,7 +11,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Literal, Protocol
 
-from loadtest.simulate.memory_engine import MemoryEngine
+from loadtest.simulate.memory_engine import HANGS, MemoryEngine
 from loadtest.simulate.simulated_client import ClientCall
 
 REQUEST_ID = b"x-request-id: "
@@ -217,7 +217,7 @@ class MemoryClient:
     def check(self, now: float) -> None:
         """Give up answers of a stopped engine that have been silent for too long."""
         engine = self.engine
-        if engine.condition == "stopped" and now - engine.changed_at >= self._stall:
+        if engine.condition in HANGS and now - engine.changed_at >= self._stall:
             for taker, work in list(engine.open.items()):
                 if work is not None and work.begun and isinstance(taker, MemoryReply):
                     taker.cut("stall", f"the engine sent nothing for {self._stall:g} s")
@@ -227,7 +227,7 @@ class MemoryClient:
         for reply in list(self._unanswered):
             reply.close()
             self._sends.failed(reply.request_id)
-            reply.failed("reset", "the engine no longer answers its health checks")
+            reply.failed("reset", "the engine is taken for dead")
 
     def go_by(self, settings: object, api_key: str | None, trust: object = None) -> None:
         """A reload changes nothing about connections in memory."""

@@ -40,7 +40,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """Fault of engines (all of them, where none are named) at a time. `value`: of slow and errors."""
 
     at: float
-    what: Literal["die", "stop", "recover", "slow", "errors"]
+    what: Literal["die", "stop", "stall", "recover", "slow", "errors"]
     engines: tuple[int, ...] = ()
     value: float = 1.0
     status: int = 503

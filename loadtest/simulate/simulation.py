@@ -213,13 +213,15 @@ class SimulationRun:
         for number in fault.engines or range(len(self.engines)):
             engine = self.engines[number]
             assert isinstance(engine, MemoryEngine)  # noqa: S101 # only these can be broken
-            if fault.what == "die":
-                engine.die()
-            elif fault.what == "stop":
-                engine.stop()
-            elif fault.what == "recover":
-                engine.recover()
-            elif fault.what == "slow":
-                engine.slow = fault.value
-            else:
-                engine.errors, engine.status = fault.value, fault.status
+            strike(engine, fault)
+
+
+def strike(memory: MemoryEngine, fault: Fault) -> None:
+    """A fault befalls an engine."""
+    match fault.what:
+        case "slow":
+            memory.slow = fault.value
+        case "errors":
+            memory.errors, memory.status = fault.value, fault.status
+        case befalls:
+            getattr(memory, befalls)()

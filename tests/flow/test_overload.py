@@ -182,6 +182,23 @@ def test_a_hung_engine_is_left_and_its_unanswered_calls_go_elsewhere() -> None:
     vtime.run(scenario())
 
 
+def test_an_engine_that_is_well_and_works_on_nothing_is_taken_out_but_for_probes() -> None:
+    async def scenario() -> None:
+        world = World(engines=3)
+        faults = (Fault(at=20.0, what="stall", engines=(0,)),)
+        result = await world.run(
+            poisson(MIX, 0.5 * CAPACITY, 150.0, 1), 150.0, faults=faults, clients=Clients(retries=0)
+        )
+        (stalled, *_), late = world.target.gateway.fleet, [tried for tried in result.tries if tried.sent > 55.0]
+        assert stalled.trouble is not None
+        assert "read and written no token for 1" in stalled.trouble.words, "of a probe"
+        assert {tried.status for tried in late} == {200}
+        waited = [tried for tried in late if tried.first_byte - tried.sent > 2.0]
+        assert len(waited) == stalled.breaker.transitions["open"] - 1, "probes alone waited for it"
+
+    vtime.run(scenario())
+
+
 def test_while_every_engine_fails_retries_stay_within_their_budget() -> None:
     async def scenario() -> None:
         world = World()

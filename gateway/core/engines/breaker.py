@@ -244,6 +244,11 @@ class CircuitBreaker:
             if self.probes >= self._policy.probes:
                 self._move("recover", now)
 
+    def stalled(self, now: float) -> None:
+        """The engine works on none of its calls: it gets no more but probes, whatever those before have told."""
+        if self.state is not OPEN:
+            self._move("trip" if self.state is CLOSED else "relapse", now)
+
     def checkpoint(self, now: float) -> SavedBreaker:
         """Its state for the next decider. Calls within the window are not part of it."""
         age = None if self.since == -math.inf else max(0.0, now - self.since)

@@ -16,11 +16,11 @@ from collections.abc import Iterable, Iterator
 
 from gateway.core.checkpoint import SavedEngine
 from gateway.core.engines.adapters import Adapters, adapters_of
-from gateway.core.engines.breaker import CircuitBreaker
+from gateway.core.engines.breaker import BreakerState, CircuitBreaker
 from gateway.core.engines.cache_age import CacheAge
 from gateway.core.engines.origin import engine_id
 from gateway.core.engines.prefix_cache import PrefixCache
-from gateway.core.engines.trouble import Trouble, asleep
+from gateway.core.engines.trouble import STALLED, Trouble, asleep
 from gateway.core.policy.policy import EngineEntry, Policy
 from gateway.shared.vllm.answers import EngineSample, ModelCard
 
@@ -49,6 +49,9 @@ GROWTH = 0.7  # of the trim, each second in which tokens bind, times the share o
 MOST_KEPT = 0.98  # of the most that ran, with each sample of a queue in the engine
 LATELY = 120.0  # seconds in which the most that others held falls by e
 STALE_POLLS = 3
+SILENT = 30.0  # seconds in which an engine may read and write no token while calls wait for it
+SILENT_PROBED = 10.0  # the same, while its breaker lets through probes alone
+SILENT_READING = 3.0  # times the time predicted for the prompts that it has yet to read, beside them
 TRIM_BELOW = 0.95  # of what holds were measured to turn into
 HITS_IN = 2  # good health checks that bring an engine back
 MISSES_OUT = 3  # bad ones that take it out
@@ -62,7 +65,7 @@ def ceiling(kv_target: float) -> float:
 class Hold:
     """KV tokens reserved on one engine for one call. `release` gives them back, once; more calls change nothing."""
 
-    __slots__ = ("class_name", "engine", "live", "prefill", "reading", "taken_at", "tokens")
+    __slots__ = ("awaited", "class_name", "engine", "live", "prefill", "reading", "taken_at", "tokens")
 
     def __init__(
         self, engine: Engine, tokens: int, prefill: int, reading: float, taken_at: float, class_name: str
@@ -73,6 +76,7 @@ class Hold:
         self.prefill = prefill  # prompt tokens the engine has yet to read for this call; 0 after the first byte
         self.reading = reading  # `Engine.reading` of it, when it was taken
         self.taken_at = taken_at
+        self.awaited = True  # its first byte
         self.live = True
 
     def first_byte(self, now: float, *, teach: bool) -> None:
@@ -82,6 +86,13 @@ class Hold:
             if teach:
                 self.engine.learn_first_byte(self.reading, now - self.taken_at)
             self.prefill_done()
+        self.answered()
+
+    def answered(self) -> None:
+        """The first byte is here."""
+        if self.awaited:
+            self.awaited = False
+            self.engine.awaited -= 1
 
     def prefill_done(self) -> None:
         self.engine.prefill_queued -= self.prefill
@@ -97,6 +108,7 @@ class Hold:
             used[0] -= self.tokens
             used[1] -= 1
             self.prefill_done()
+            self.answered()
             if not engine.in_flight:
                 engine.unseen.clear()
 
@@ -119,9 +131,11 @@ class Engine:
         "_pressed_slots",
         "_pressed_tokens",
         "_sent",
+        "_silent_since",
         "_unsorted",
         "_untaught",
         "adapters",
+        "awaited",
         "back_at",
         "breaker",
         "cache_age",
@@ -196,6 +210,8 @@ class Engine:
         self.check_failures: dict[str, int] = {}  # by reason
         self.failed_call = ""  # what the last call that failed met
         self.held = self.in_flight = self.prefill_queued = 0
+        self.awaited = 0  # calls whose first byte has not come
+        self._silent_since = -math.inf  # it has read and written no token for them
         self.excess = 0
         self.trim = 1.0
         self.sample: EngineSample | None = None
@@ -334,6 +350,7 @@ class Engine:
         reading = self.reading(prefill, now) if teaches else 0
         self.held += cost
         self.in_flight += 1
+        self.awaited += 1
         self._sent.append(now)
         if now > self._flow_at:
             self._flow, self._flow_at = self.flow(now), now
@@ -401,6 +418,7 @@ class Engine:
             self.down(trouble)
         before, self.sample = self.sample, sample
         since = now - self.sampled_at
+        self._notice_stall(sample, before if since <= STALE_POLLS * self.policy.fleet.poll else None, now)
         self.sampled_at = now
         if sample.capacity_tokens and not self.fixed_capacity:
             self.capacity = sample.capacity_tokens
@@ -417,6 +435,23 @@ class Engine:
             self.prefill_rate = max(self.prefill_rate, PREFILL_RATE)
             self.tpot = min(self.tpot, TPOT)
         self._pressed_tokens = self._pressed_slots = False
+
+    def _notice_stall(self, sample: EngineSample, before: EngineSample | None, now: float) -> None:
+        """Take the engine out if it has calls, of which some wait for their first byte, and reads and writes no token,
+        whatever its health checks say: an engine core that hangs leaves its HTTP server well. `before`: the sample
+        before, if recent."""
+        moved = before is None or not sample.tokens_total or sample.tokens_total != before.tokens_total
+        if moved or not (self.up and self.awaited and sample.running + sample.waiting):
+            self._silent_since = now
+            return
+        silent = now - self._silent_since
+        most = SILENT if self.breaker.state is BreakerState.CLOSED else SILENT_PROBED
+        if silent > most + SILENT_READING * (self.tpot + self.prefill_queued / self.prefill_rate):
+            calls = "a call waits" if self.awaited == 1 else f"{self.awaited} calls wait"
+            words = f"it has read and written no token for {silent:.0f} s, while {calls} for it"
+            self.failed_call, self._silent_since = words, now
+            self.breaker.stalled(now)
+            self.down(Trouble(STALLED, words, now))
 
     def _adapt_trim(self, sample: EngineSample, preempted: bool, since: float) -> None:
         """AIMD on the budget: up while tokens bind and measured KV is low, by GROWTH x what is empty; x 0.9 when it

@@ -7,8 +7,8 @@ import msgspec
 from gateway.shared.vllm.answers import EngineSample
 
 # The connection: refused, no way to it, its name, no answer in time, ended. TLS: the certificate, or the rest. The
-# answer: no HTTP, cut off, another status than 200, no list of models, the engine's word that it sleeps. And what is no
-# fault of the engine's.
+# answer: no HTTP, cut off, another status than 200, no list of models, the engine's word that it sleeps. No work done
+# beside good health checks. And what is no fault of the engine's.
 REASONS = (
     "refused",
     "unreachable",
@@ -24,9 +24,11 @@ REASONS = (
     "status",
     "models",
     "asleep",
+    "stalled",
     "descriptors",
 )
 ASLEEP = "asleep"  # a call to it would wait until somebody wakes it
+STALLED = "stalled"  # it answers its health checks, and works on no call
 OWN = "descriptors"  # the gateway has none left: no fault of the engine's
 
 

@@ -53,6 +53,11 @@ class EngineSample(msgspec.Struct, frozen=True, kw_only=True):
     models: dict[str, ModelLoad] = {}
     lora: LoraLoad | None = None
 
+    @property
+    def tokens_total(self) -> int:
+        """Tokens that were read and written."""
+        return self.prompt_tokens_total + self.generation_tokens_total
+
 
 RUNNING = b"vllm:num_requests_running"
 WAITING = b"vllm:num_requests_waiting"

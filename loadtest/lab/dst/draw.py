@@ -148,7 +148,7 @@ def _flood(rng: random.Random, aligned: bool) -> list[Call]:
 
 
 def a_fault(rng: random.Random, at: float, engines: int) -> Fault:
-    what: Any = rng.choice(("die", "die", "stop", "recover", "recover", "recover", "slow", "errors", "errors"))
+    what: Any = rng.choice(("die", "die", "stop", "stall", "recover", "recover", "recover", "slow", "errors", "errors"))
     value = rng.choice((2.0, 8.0)) if what == "slow" else rng.choice((0.3, 1.0))
     return Fault(at=at, what=what, engines=(rng.randrange(engines),), value=value, status=rng.choice((429, 500, 503)))
 

@@ -14,17 +14,6 @@ from loadtest.lab.dst.case import Call, EngineSpec
 from loadtest.load.prompts import PATHS
 from loadtest.load.workload import Planned
 from loadtest.simulate.memory_engine import MemoryEngine
-from loadtest.simulate.run_records import Fault
-
-
-def strike(memory: MemoryEngine, fault: Fault) -> None:
-    """A fault befalls an engine."""
-    if fault.what in ("die", "stop", "recover"):
-        getattr(memory, fault.what)()
-    elif fault.what == "slow":
-        memory.slow = fault.value
-    else:
-        memory.errors, memory.status = fault.value, fault.status
 
 
 def planned(number: int, call: Call) -> Planned:

@@ -23,7 +23,7 @@ from loadtest.lab.dst.case import Call, Reload
 from loadtest.lab.dst.members import Members
 from loadtest.lab.dst.one_decider import OneDecider
 from loadtest.lab.dst.open_calls import OpenCalls
-from loadtest.lab.dst.parts import engine_of, strike
+from loadtest.lab.dst.parts import engine_of
 from loadtest.lab.dst.relay_case import DeciderFault, MemberFault, RelayCase, RelayEvent, RelayFault
 from loadtest.lab.dst.relay_laws import RelayLaws
 from loadtest.lab.dst.relay_parts import ClientLine, Log, Relay
@@ -33,6 +33,7 @@ from loadtest.simulate.memory_frames import FrameLink
 from loadtest.simulate.relays import look_for_stalls, pid_of, relay_of
 from loadtest.simulate.run_records import Fault
 from loadtest.simulate.simulated_client import ClientCall, Try
+from loadtest.simulate.simulation import strike
 from loadtest.simulate.vtime import VirtualLoop
 
 LONGEST = 300.0  # seconds after the last thing happened by which every call must have ended

@@ -23,12 +23,13 @@ from loadtest.lab.dst.caches import Telling
 from loadtest.lab.dst.callers import Callers
 from loadtest.lab.dst.case import Call, Case, Event, Hand, Reload, Word
 from loadtest.lab.dst.decide.proxies import Proxies
-from loadtest.lab.dst.parts import engine_of, scheduling_of, strike
+from loadtest.lab.dst.parts import engine_of, scheduling_of
 from loadtest.lab.dst.sidecars import PlayedSidecar
 from loadtest.simulate.inprocess import GatewayTarget, policy_of
 from loadtest.simulate.memory_engine import MemoryEngine
 from loadtest.simulate.memory_watch import Watch
 from loadtest.simulate.memory_wire import MemoryClient
+from loadtest.simulate.simulation import strike
 from loadtest.simulate.vtime import VirtualLoop
 
 if TYPE_CHECKING:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.core.engines.breaker import BreakerState
 from gateway.core.engines.choice import predicted_ttft
 from gateway.core.engines.fleet import (
     FASTEST,
@@ -344,6 +345,63 @@ def test_health_takes_three_misses_out_and_two_hits_in() -> None:
     e.health(True, 8.0)
     assert e.up
     assert e.back_at == 8.0
+
+
+def stalling(e: Engine, since: float, until: float, *, running: int = 1, **totals: int) -> float | None:
+    """When the engine is taken out, whose samples of these times say the same; None: it is not."""
+    for half_seconds in range(int(2 * since), int(2 * until)):
+        e.sampled(sample(running=running, **totals), half_seconds / 2)
+        if not e.up:
+            return half_seconds / 2
+    return None
+
+
+def test_one_that_reads_and_writes_no_token_while_a_call_waits_is_taken_out_with_the_reason() -> None:
+    e = engine()
+    assert stalling(e, 0.0, 100.0, prompt_tokens_total=7) is None, "nobody waits for it"
+    hold = e.hold(100, 100, 100.0)
+    at = stalling(e, 100.0, 200.0, prompt_tokens_total=7)
+    assert at is not None
+    assert 129.5 < at < 131.0
+    assert (e.breaker.state, e.trouble and e.trouble.reason) == (BreakerState.OPEN, "stalled")
+    assert e.failed_call == "it has read and written no token for 30 s, while a call waits for it"
+    hold.release()
+    e.health(True, at + 0.4)
+    e.health(True, at + 0.8)
+    assert e.up
+    probe = e.hold(100, 100, at + 20.0)
+    e.breaker.advance(at + 20.0)
+    again = stalling(e, at + 20.0, at + 100.0, prompt_tokens_total=7)
+    assert again is not None
+    assert (e.breaker.state, e.breaker.reopened) == (BreakerState.OPEN, 1), "the probe met the same"
+    probe.release()
+
+
+def test_one_that_answers_a_slow_reader_or_reads_a_long_prompt_or_tells_no_totals_is_not_stalled() -> None:
+    e = engine(capacity=10_000_000)
+    hold = e.hold(100, 100, 0.0)
+    assert stalling(e, 0.0, 100.0) is None, "its version has no totals"
+    e.sampled(sample(running=1, prompt_tokens_total=100), 100.0)
+    hold.first_byte(100.0, teach=False)
+    assert stalling(e, 100.5, 200.0, prompt_tokens_total=100) is None, "all of the answer is on its way"
+    idle = e.hold(100, 100, 200.0)
+    assert stalling(e, 200.0, 300.0, running=0, prompt_tokens_total=100) is None, "whose call's end was not reported"
+    idle.release()
+    long = e.hold(1_000_000, int(20 * e.prefill_rate), 300.0)
+    assert stalling(e, 300.0, 388.0, prompt_tokens_total=100) is None
+    assert stalling(e, 388.0, 400.0, prompt_tokens_total=100) is not None
+    long.release()
+    assert e.awaited == 0
+
+
+def test_samples_that_were_not_taken_are_no_silence() -> None:
+    e = engine()
+    hold = e.hold(100, 100, 0.0)
+    e.sampled(sample(running=1, prompt_tokens_total=7), 0.0)
+    e.sampled(sample(running=1, prompt_tokens_total=7), 40.0)
+    assert e.up
+    assert stalling(e, 40.5, 60.0, prompt_tokens_total=7) is None
+    hold.release()
 
 
 def test_down_forgets_the_cache() -> None:
