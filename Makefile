@@ -18,7 +18,7 @@ STAMP := $(VENV)/.weir-installed
 # Some machines set it; then every process of every test, and every worker, would compile all it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test check fast slow coverage lint generate format vllm test-vllm ray test-ray test-deploy test-console clients clients-table console-pictures bench-overhead bench-scale failover instructions decisions bodies long-prompts compare-vllm agreement fidelity figures scaling picture realtime rivals soak batch-kills residency fuzz evasions corpus diagnoses gpu-facts dst prometheus valkey haproxy alerts boards image docs house clean
+.PHONY: help run test check fast slow coverage lint generate format vllm test-vllm ray test-ray test-deploy test-console clients clients-table console-pictures bench-overhead bench-scale failover instructions decisions compare-vllm agreement fidelity figures scaling picture realtime rivals soak batch-kills residency fuzz evasions corpus diagnoses gpu-facts dst prometheus valkey haproxy alerts boards image docs house clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -128,12 +128,6 @@ diagnoses: $(STAMP) ## how many published lines of failed starts `sidecar diagno
 
 gpu-facts: $(STAMP) ## what can be known of this machine's GPUs, as a table for docs/sidecar-on-gpu.md; says so where there is none
 	@$(BIN)/python -m loadtest.lab.gpu
-
-bodies: $(STAMP) ## what large and unfinished bodies cost others: stalls, latency, memory; BODIES=--help tells how
-	$(BIN)/python -m loadtest.lab.cost.bodies $(BODIES)
-
-long-prompts: $(STAMP) ## CPU per call of 500 kB bodies, and what streams beside them notice; LONG=--help tells how
-	$(BIN)/python -m loadtest.lab.cost.long_prompts $(LONG)
 
 instructions: $(STAMP) ## user-space instructions per request and per SSE event, by callgrind; INSTRUCTIONS=--help tells how
 	$(BIN)/python -m loadtest.lab.cost.instructions $(INSTRUCTIONS)
