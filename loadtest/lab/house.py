@@ -7,9 +7,12 @@ is listed below the table. The rules are those of `tests/test_architecture.py`; 
 from __future__ import annotations
 
 import argparse
+import ast
+import io
 import re
 import subprocess
 import sys
+import tokenize
 
 import msgspec
 from rich.console import Console
@@ -21,7 +24,12 @@ from loadtest.lab.cost.overhead import ENGINE_PORT
 from loadtest.lab.layout import MOST_FILES, ORDER, ROOT, arrows_up, defined_twice, folder_sizes, riddle, sources, trees
 
 SPINE = re.compile(r"^\| \d+ \| `([^`]+)`", re.MULTILINE)
+DOCUMENTED = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
 LONG = 250  # lines; most files have fewer
+NO_CODE = {
+    *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
+    *(tokenize.ENCODING, tokenize.ENDMARKER),
+}
 INSTRUCTIONS = 492_000  # for each JSON request, before the files moved
 # Prints the modules that a command has imported when it ends.
 LISTING = """\
@@ -104,6 +112,29 @@ def instructions() -> Measure:
     return Measure("instructions for each JSON request", INSTRUCTIONS, round(request))
 
 
+def code_lines(file: str) -> int:
+    """Lines of a file without blanks, comments and docstrings."""
+    text = (ROOT / file).read_text()
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in NO_CODE:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, DOCUMENTED) and ast.get_docstring(node):
+            lines.difference_update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+    return len(lines)
+
+
+def size(files: list[str]) -> str:
+    """Size of the code, in lines without blanks, comments and docstrings, and of all pages, in words."""
+    lines = {file: code_lines(file) for file in files}
+    lab = sum([count for file, count in lines.items() if file.startswith("loadtest/lab/")])
+    pages = [path for path in ROOT.rglob("*.md") if not path.relative_to(ROOT).parts[0].startswith((".", "build"))]
+    words = sum([len(path.read_text().split()) for path in pages])
+    told = f"{sum(lines.values()):,} lines of code, of which loadtest/lab has {lab:,}"
+    return f"{told}; {words:,} words in {len(pages)} pages"
+
+
 def longest(files: list[str]) -> str:
     lengths = sorted(((len((ROOT / file).read_text().splitlines()), file) for file in files), reverse=True)
     over = sum(lines > LONG for lines, _ in lengths)
@@ -123,6 +154,7 @@ def main() -> int:
         table.add_row(row.name, f"<= {row.goal:,}", f"{row.now:,}", style=None if row.kept else "bold red")
     console = Console(soft_wrap=True, markup=False, highlight=False)
     console.print(table)
+    console.print(size(sources(*ORDER)))
     console.print(longest(sources(*ORDER)))
     for row in rows:
         if not row.kept:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.lab import house
-from loadtest.lab.house import Measure, longest, main, spine
+from loadtest.lab.house import Measure, code_lines, longest, main, size, spine
 
 
 def test_a_requests_files_are_those_of_the_gateways_page() -> None:
@@ -42,3 +42,15 @@ def test_long_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     (tmp_path / "b.py").write_text("\n" * 251)
     monkeypatch.setattr(house, "ROOT", tmp_path)
     assert longest(["a.py", "b.py"]) == "1 of 2 files have more than 250 lines; the longest: b.py 251, a.py 250"
+
+
+def test_lines_of_code_are_neither_blank_nor_comments_nor_docstrings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = '"""A page.\n\nMore."""\n\n# why\nx = (  # here\n    1\n)\n\n\n'
+    code = f'{page}def f() -> None:\n    """Do."""\n    g("""\n\n""")\n'
+    (tmp_path / "a.py").write_text(code)
+    (tmp_path / "page.md").write_text("three words here\n")
+    monkeypatch.setattr(house, "ROOT", tmp_path)
+    assert code_lines("a.py") == 3 + 1 + 3
+    assert size(["a.py"]) == "7 lines of code, of which loadtest/lab has 0; 3 words in 1 pages"
