@@ -17,7 +17,13 @@ OLLAMA = {
     b"/api/show": "/v1/models",
 }
 _WHOLE = "/v1/chat/completions, /v1/responses and /v1/messages take it whole"
-INSTEAD = {  # the beginning of a path of OpenAI's or Anthropic's API that is not offered, and what there is
+INSTEAD = {  # the beginning of a path of OpenAI's, Anthropic's or vLLM's that is not offered, and what there is
+    b"/v1/responses/input_tokens": "POST /tokenize and POST /v1/messages/count_tokens count a prompt's tokens",
+    b"/v1/responses/compact": "Nothing here makes a conversation shorter: leave out its oldest turns",
+    b"/v1/messages/batches": "Batches are OpenAI's, /v1/batches, where this gateway's policy offers them (`batches`)",
+    b"/v1/chat/completions/": "A call here is one request: POST /v1/chat/completions; many are a batch, /v1/batches",
+    b"/version": "An engine tells its version on its own port, and the gateway its own by `gateway --version`",
+    b"/load": "GET /fleet of the control port has the load of each engine",
     b"/v1/responses/": (
         "No response is stored here, so none can be fetched, continued, cancelled or deleted: POST /v1/responses "
         "answers in the call itself, whole or as a stream, and closing its connection cancels it"

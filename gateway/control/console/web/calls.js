@@ -63,7 +63,7 @@ export function callsView() {
     return el("div", "", row);
   }
   function fill(holder, serial, row) {
-    const cells = holder.firstChild.children, bad = row[AT.status] >= 400;
+    const cells = holder.firstChild.children, bad = row[AT.outcome] !== "ok";
     holder.firstChild.setAttribute("aria-pressed", serial === chosen);
     [clock(row[AT.ended]), row[AT.tenant] || "-", row[AT.class] || "-", row[AT.model] || "-", engineName(row[AT.engine]),
       row[AT.status] + " " + row[AT.outcome], seconds(row[AT.ttft] || null), seconds(row[AT.total])].forEach((text, at) => say(cells[at], text));
