@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import time
+from contextlib import ExitStack
 from urllib.parse import urlsplit
 
 import openai
@@ -92,6 +94,26 @@ def test_two_hundred_streams_end_and_leave_nothing(gateway: Gateway, vllm: Vllm)
     assert until(lambda: gateway.total("weir_connections") == 0, 5.0) is not None
     # Idle engine connections stay a few seconds for reuse; then both ends have let go of everything.
     assert until(lambda: gateway.child.sockets() <= sockets, 10.0) is not None, gateway.child.sockets()
+
+
+def test_an_engine_whose_core_hangs_is_taken_out_with_the_reason_and_used_again(gateway: Gateway, vllm: Vllm) -> None:
+    with ExitStack() as stack:
+        first = stack.enter_context(connected(gateway, chat("localhost", MODEL, "never ends", max_tokens=ENDLESS)))
+        received = first.recv(65536)
+        while b"data: " not in received:
+            received += first.recv(65536)
+        assert until(lambda: vllm.running() == 1, 5.0) is not None, "its gauge says so from now on"
+        vllm.hang()
+        stack.callback(vllm.go_on)
+        second = stack.enter_context(connected(gateway, chat("localhost", MODEL, "and then", max_tokens=3)))
+        assert until(lambda: gateway.fleet()["engines"][0]["breaker"] == "open", 60.0) is not None
+        why = gateway.fleet()["engines"][0]["last_error"]
+        assert re.fullmatch("it has read and written no token for 3. s, while a call waits for it", why)
+        vllm.go_on()
+        answer = second.recv(65536)
+        while not answer.endswith(END) and (more := second.recv(65536)):
+            answer += more
+        assert b"[DONE]" in answer, "the call that waited had another try"
 
 
 def test_an_engine_killed_in_a_stream_says_so_and_is_used_again_once_it_is_back(

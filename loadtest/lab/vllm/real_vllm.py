@@ -8,6 +8,8 @@ small machine. Only the standard library is used, as the installer needs the pat
 from __future__ import annotations
 
 import os
+import re
+import signal
 import tempfile
 from pathlib import Path
 
@@ -95,6 +97,19 @@ class Vllm:
         """SIGKILL for all of its processes at once."""
         self.child.kill()
         self._scratch.cleanup()
+
+    def hang(self) -> None:
+        """SIGSTOP for its EngineCore and worker: its API server goes on, and answers health checks."""
+        self._signal_core(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """SIGCONT for them."""
+        self._signal_core(signal.SIGCONT)
+
+    def _signal_core(self, number: int) -> None:
+        for pid in self.child.group():
+            if re.search("Engine|Worker", Path(f"/proc/{pid}/comm").read_text()):
+                os.kill(pid, number)
 
     def stop(self) -> int:
         """SIGTERM, and SIGKILL for what that leaves; the exit status. More calls change nothing."""
