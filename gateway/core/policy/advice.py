@@ -28,6 +28,8 @@ BYTES_PER_TOKEN = 4
 LEAST_SHARE = 0.02
 COLD = 10.0  # seconds in which few models are loaded
 TIERS = 50  # of shaping, that are reasonable
+AGENT = 20_000  # tokens of the first prompt of a coding agent such as Claude Code
+AGENTS = 4  # of their calls that one engine may run at once, at least
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,7 +43,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
 def advise(policy: Policy, written: Value | None = None) -> list[Advice]:
     """What is unwise in a policy, in the order of its lines where `written`, the file's tree, is given."""
     rules = (
-        *(_weights, _prompts, _queues, tenant_rules, _shaping, _modes, _steps),
+        *(_weights, _prompts, _queues, _agents, tenant_rules, _shaping, _modes, _steps),
         *(_attempts, _ports, _sidecars, in_the_clear, _cold, _doors, _batches),
     )
     found = [
@@ -102,6 +104,24 @@ def _prompts(policy: Policy) -> Found:
                 f"{SECONDS.show(first_byte)} ends an attempt before {name}'s ttft, {SECONDS.show(each.ttft)}, is over"
             )
             yield ("timeouts", "first_byte"), text
+
+
+def _agents(policy: Policy) -> Found:
+    """A class that takes coding agents' first calls, and runs few at once however many engines there are."""
+    whens = {name: each.when for name, each in policy.classes.items() if each.when is not None}
+    taken = [
+        name
+        for name, when in whens.items()
+        if (when.prompt_tokens or 0) < AGENT and not when.models and (not when.routes or "chat" in when.routes)
+    ]
+    name = taken[0] if taken else "default"
+    most, engines = policy.classes[name].max_concurrency, max(1, len(policy.fleet.engines))
+    if most is not None and most < AGENTS * engines:
+        text = (
+            f"a coding agent's first call, of {COUNT.show(AGENT)} tokens, is of this class, and all engines together "
+            f"run {most} of its calls: leave it out, and long prompts are bounded by the engines' room"
+        )
+        yield ("classes", name, "max_concurrency"), text
 
 
 def _longest_prompt(policy: Policy) -> tuple[int, str]:

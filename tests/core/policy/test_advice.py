@@ -37,6 +37,22 @@ def test_a_warning_has_the_line_where_that_is_known() -> None:
     assert line("p.yaml", Advice(path="a.b", text="no")) == "p.yaml: warning: a.b: no"
 
 
+def test_a_class_that_throttles_the_first_calls_of_coding_agents() -> None:
+    when = "when: {prompt_tokens: '> 8000'}"
+    long = (
+        f"classes: {{top: {{}}, default: {{}}, long: {{deadline: 10m, max_queue: 9, {when}, max_concurrency: %d}}}}\n"
+    )
+    tiers = "service_tiers: {}\nfleet: {engines: [{url: 'http://a:1'}, {url: 'http://b:1'}]}\n"
+    (warning,) = told(long % 7 + tiers)
+    assert warning.startswith(
+        "p:1: warning: classes.long.max_concurrency: a coding agent's first call, of 20k tokens, is"
+    )
+    assert "all engines together run 7 of its calls" in warning
+    assert told(long % 8 + tiers) == []
+    assert told(long.replace("8000", "32000") % 1 + tiers) == [], "they are of the class default"
+    assert len(told("classes: {top: {}, default: {max_concurrency: 1}}\nservice_tiers: {}\n")) == 1
+
+
 def test_sidecars_that_may_do_too_much_or_too_little() -> None:
     waits = "classes: {default: {}}\nservice_tiers: {}\n"
     assert told(f"{waits}fleet: {{sidecars: {{}}}}") == []
