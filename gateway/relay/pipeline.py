@@ -28,6 +28,7 @@ from gateway.core.admission.witness import BatchWitness
 from gateway.core.answer.engine_error import engine_error
 from gateway.core.answer.error_event import error_event
 from gateway.core.answer.error_shape import refusal_body
+from gateway.core.engines.models import as_anthropic
 from gateway.core.policy.snapshot import Snapshot, largest_body
 from gateway.core.request.body_memory import BodyMemory
 from gateway.core.request.call import Call
@@ -269,6 +270,8 @@ class Pipeline:
         """The list of models, as soon as it is known."""
         id = b"x-request-id: %b\r\n" % self._request_id(request).encode()
         status, body = await self.decider.models(request.path, account, lambda: responder.closed)
+        if b"anthropic-version" in request.fields:
+            body = as_anthropic(status, body)
         responder.send(status, JSON + id, body)
 
     # -- the life of a call -------------------------------------------------------------------------------------

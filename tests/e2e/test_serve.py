@@ -215,6 +215,11 @@ def test_models_of_the_whole_fleet_are_one_list(tmp_path: Path) -> None:
             card = json.loads(get(running.url + "/v1/models/org%2Fb")[1])
             assert (card["id"], card["max_model_len"]) == ("org/b", 8192)
             assert get(running.url + "/v1/models/nobody")[0] == 404
+            connection = http.client.HTTPConnection(running.url.removeprefix("http://"), timeout=5)
+            connection.request("GET", "/v1/models", headers={"anthropic-version": "2023-06-01"})
+            told = json.loads(connection.getresponse().read())
+            connection.close()
+            assert ({card["type"] for card in told["data"]}, told["has_more"]) == ({"model"}, False)
             models = {model["id"]: len(model["engines"]) for model in running.fleet()["models"]}
             assert models == {"a": 1, "org/b": 1, "shared": 2}
             assert get(f"{running.control}/livez") == (200, b"ok\n")

@@ -1,4 +1,4 @@
-"""Answer to GET /v1/models: the models of the whole fleet, in OpenAI's shape with vLLM's `max_model_len`."""
+"""Answer to GET /v1/models: the whole fleet's, in OpenAI's shape with vLLM's `max_model_len`, or in Anthropic's."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
+from gateway.core.answer.error_shape import ANTHROPIC, shaped
 from gateway.core.engines.fleet import Fleet
 from gateway.core.request.outcome import STATUS, Outcome, error_body
 from gateway.shared.vllm.answers import ModelCard
@@ -16,6 +17,32 @@ from gateway.shared.vllm.answers import ModelCard
 class _ModelList(msgspec.Struct, frozen=True):
     data: list[ModelCard]
     object: str = "list"
+
+
+class _Told(msgspec.Struct, frozen=True):
+    """Either of these answers."""
+
+    object: str
+    id: str = ""
+    max_model_len: int | None = None
+    data: list[_Told] = []
+
+
+class _AnthropicModel(msgspec.Struct, frozen=True):
+    """`created_at`: the epoch, as Anthropic's API has it where a date is unknown."""
+
+    id: str
+    display_name: str
+    max_input_tokens: int | None
+    type: str = "model"
+    created_at: str = "1970-01-01T00:00:00Z"
+
+
+class _AnthropicList(msgspec.Struct, frozen=True):
+    data: list[_AnthropicModel]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool = False
 
 
 def model_list(
@@ -40,3 +67,16 @@ def model_list(
     advice = STATUS[Outcome.NOT_FOUND]
     message = f"The model {id[:200]!r} does not exist here. GET /v1/models lists what does."
     return advice.status, error_body(message, advice.type, advice.code, "model")
+
+
+def as_anthropic(status: int, body: bytes) -> bytes:
+    """The body of `model_list` as Anthropic's clients read it: they send `anthropic-version`."""
+    if status != 200:
+        return shaped(ANTHROPIC, status, body)
+    told = msgspec.json.decode(body, type=_Told)
+    listed = told.data if told.object == "list" else [told]
+    models = [_AnthropicModel(card.id, card.id, card.max_model_len) for card in listed]
+    if told.object != "list":
+        return msgspec.json.encode(models[0])
+    ends = (models[0].id, models[-1].id) if models else (None, None)
+    return msgspec.json.encode(_AnthropicList(models, *ends))

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from gateway.core.engines.fleet import Engine, Fleet
-from gateway.core.engines.models import model_list
+from gateway.core.engines.models import as_anthropic, model_list
 from gateway.core.policy.policy import Policy
 from gateway.shared.vllm.answers import ModelCard
 
@@ -53,3 +53,16 @@ def test_a_model_that_is_not_there(id: bytes) -> None:
     error = json.loads(body)["error"]
     assert (status, error["code"], error["param"]) == (404, "model_not_found", "model")
     assert len(error["message"]) < 400
+
+
+def test_anthropics_clients_read_it_in_their_shape() -> None:
+    told = json.loads(as_anthropic(*model_list(fleet(), b"/v1/models")))
+    assert (told["first_id"], told["last_id"], told["has_more"]) == ("org/m", "é b", False)
+    model = {"id": "org/m", "type": "model", "display_name": "org/m", "created_at": "1970-01-01T00:00:00Z"}
+    model |= {"max_input_tokens": 200}
+    assert told["data"][0] == model
+    assert json.loads(as_anthropic(*model_list(fleet(), b"/v1/models/org/m"))) == model
+    gone = json.loads(as_anthropic(*model_list(fleet(), b"/v1/models/gone")))
+    assert (gone["type"], gone["error"]["type"]) == ("error", "not_found_error")
+    nothing = json.loads(as_anthropic(*model_list(Fleet(), b"/v1/models")))
+    assert nothing == {"data": [], "first_id": None, "last_id": None, "has_more": False}
