@@ -361,3 +361,15 @@ def test_the_share_of_failures_of_several_engines() -> None:
         for breaker in breakers:
             breaker.advance(now)
         assert errors_of(breakers) == errors
+
+
+def test_an_engine_that_is_stalled_gets_probes_alone_and_one_that_gets_none_stays_so() -> None:
+    breaker = CircuitBreaker(Breaker())
+    breaker.stalled(0.0)
+    assert (breaker.state, breaker.reopened) == (OPEN, 0)
+    at = breaker.probe_at
+    breaker.stalled(at - 1.0)
+    assert (breaker.probe_at, breaker.transitions["open"]) == (at, 1)
+    breaker.advance(at)
+    breaker.stalled(at)
+    assert (breaker.state, breaker.reopened) == (OPEN, 1)
