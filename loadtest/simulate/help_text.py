@@ -14,7 +14,7 @@ The same seed gives the same figures to the last digit, so that what differs bet
 
 EXAMPLES = """\
 examples:
-  gateway simulate --policy next.yaml --trace last-week.csv --engines 8      last week's traffic under another policy
+  gateway simulate --policy next.yaml --trace weir.jsonl --engines 8         a gateway's own log under another policy
   gateway simulate --policy now.yaml --policy next.yaml --trace last-week.csv --engines 8 --out report
   gateway simulate --scenario overload --engines 1 --compare round_robin     what the gateway is worth at twice the load
   gateway simulate --scenario chat --rate 100/s --engines 2,4,8,16 --slo 'ttft.p99<2s'    how many engines do I need?
