@@ -27,7 +27,7 @@ class NoAnswer(Exception):
 
 
 class Unfit(Exception):
-    """What answers is not a gateway, or not one that answers us; the message says why, and what to do."""
+    """No gateway answers there, or none that answers us; the message says why, and what to do."""
 
 
 async def ask(url: str, path: str, token: str | None, shape: type[T], *, within: float = WITHIN, most: int = MOST) -> T:

@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from heapq import heappop, heappush
 from pathlib import Path
-from typing import Annotated, Literal, TextIO
+from typing import Annotated, Literal, TextIO, TypeVar
 
 import msgspec
 
+T = TypeVar("T")
 Format = Literal["azure", "burstgpt", "mooncake", "weir"]
 
 REORDER = 16_384  # rows that are held to be put in order: a call log has them by their ends
@@ -203,35 +204,36 @@ def _tokens(text: str) -> int | None:
 
 
 def _mooncake(first: str, lines: Iterator[str], path: Path) -> Iterator[tuple[int, Arrival]]:
-    number, line = 1, first
-    while line:
-        if not line.isspace():
-            try:
-                row = _MOONCAKE.decode(line)
-            except msgspec.DecodeError as error:
-                expected = "an object with timestamp (ms), input_length, output_length and hash_ids"
-                raise TraceError(f"{path}, line {number}: {error}, expected {expected}") from error
-            if row.hash_ids and len(row.hash_ids) != -(-row.input_length // BLOCK):
-                raise TraceError(
-                    f"{path}, line {number}: {len(row.hash_ids)} hash_ids for {row.input_length} tokens, "
-                    f"expected {-(-row.input_length // BLOCK)}, one for each {BLOCK}"
-                )
-            yield number, Arrival(row.timestamp / 1000.0, row.input_length, row.output_length, row.hash_ids)
-        number, line = number + 1, next(lines, "")
+    expected = "an object with timestamp (ms), input_length, output_length and hash_ids"
+    for number, row in _objects(first, lines, path, _MOONCAKE, expected):
+        if row.hash_ids and len(row.hash_ids) != -(-row.input_length // BLOCK):
+            raise TraceError(
+                f"{path}, line {number}: {len(row.hash_ids)} hash_ids for {row.input_length} tokens, "
+                f"expected {-(-row.input_length // BLOCK)}, one for each {BLOCK}"
+            )
+        yield number, Arrival(row.timestamp / 1000.0, row.input_length, row.output_length, row.hash_ids)
 
 
 def _logged(first: str, lines: Iterator[str], path: Path) -> Iterator[tuple[int, Arrival]]:
     """Calls by their first bytes. A request that was refused before it was read has no prompt, and is none here."""
+    expected = "an object with ts (s), total (s), prompt_tokens and completion_tokens"
+    for number, row in _objects(first, lines, path, _LOGGED, expected):
+        if row.dropped_lines is not None:
+            raise TraceError(f"{path}, line {number}: {row.dropped_lines} lines were lost, expected all calls")
+        if row.prompt_tokens:
+            yield number, Arrival(row.ts - row.total, row.prompt_tokens, row.completion_tokens)
+
+
+def _objects(
+    first: str, lines: Iterator[str], path: Path, decoder: msgspec.json.Decoder[T], expected: str
+) -> Iterator[tuple[int, T]]:
+    """The rows of a file with a JSON object in each line, with the numbers of their lines."""
     number, line = 1, first
     while line:
         if not line.isspace():
             try:
-                row = _LOGGED.decode(line)
+                row = decoder.decode(line)
             except msgspec.DecodeError as error:
-                expected = "an object with ts (s), total (s), prompt_tokens and completion_tokens"
                 raise TraceError(f"{path}, line {number}: {error}, expected {expected}") from error
-            if row.dropped_lines is not None:
-                raise TraceError(f"{path}, line {number}: {row.dropped_lines} lines were lost, expected all calls")
-            if row.prompt_tokens:
-                yield number, Arrival(row.ts - row.total, row.prompt_tokens, row.completion_tokens)
+            yield number, row
         number, line = number + 1, next(lines, "")

@@ -239,7 +239,7 @@ class MemoryEngine:
         self._becomes("stopped")
 
     def stall(self) -> None:
-        """Its core hangs, and its HTTP server does not."""
+        """Hang its core, and not its HTTP server."""
         self._becomes("stalled")
 
     def recover(self) -> None:

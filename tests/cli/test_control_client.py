@@ -19,7 +19,7 @@ def answer(body: bytes, status: str = "200 OK", more: str = "") -> bytes:
 
 
 def asked(said: bytes, token: str | None = None, **bounds: Any) -> StatusView:
-    """What becomes of asking somebody who answers so; empty: who hangs up."""
+    """Ask somebody who answers so; empty: who hangs up."""
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

@@ -107,7 +107,7 @@ class AdmissionControl:
         if self.queues.get(model) or self.draining or now >= call.deadline:
             return None
         rules = self.rules
-        if name not in rules.bounds.classes:
+        if name not in rules.rank:
             return None  # a reload has done away with its class
         traffic = self.traffic.get(model)
         if traffic is not None and traffic.level and traffic.refuses(call):

@@ -216,32 +216,33 @@ class Queues:
 
     # -- room ---------------------------------------------------------------------------------------------------
 
-    def room(self, call: Call, bounds: QueueBounds | None = None, *, promised: bool = False) -> Full | None:
-        """What leaves no room for the call; None: it may enter. `bounds`: by another policy than the queues' own;
-        `promised`: it has come back when it was told to."""
-        bounds = bounds or self.bounds
+    def room(self, call: Call, *, promised: bool = False) -> Full | None:
+        """Bound that leaves no room for the call; None: it may enter. `promised`: it has come back when it was told
+        to."""
+        bounds = self.bounds
         settings, times = bounds.classes[call.class_name], PROMISED if promised else 1
         if self.length(call.class_name) >= times * settings.max_queue or self._length >= times * bounds.calls:
             return f"{settings.max_queue} calls"
-        return None if self._tokens_fit(call, bounds, times) else f"{settings.max_queued_tokens} tokens"
+        return None if self._tokens_fit(call, times) else f"{settings.max_queued_tokens} tokens"
 
-    def _tokens_fit(self, call: Call, bounds: QueueBounds, times: int = 1) -> bool:
+    def _tokens_fit(self, call: Call, times: int = 1) -> bool:
+        bounds = self.bounds
         own, cost = bounds.classes[call.class_name].max_queued_tokens, call.cost
         if own is None:
             return True
         return self.tokens(call.class_name) + cost <= times * own and self.total_tokens + cost <= times * bounds.tokens
 
-    def victim(self, call: Call, bounds: QueueBounds | None = None) -> Ticket | None:
+    def victim(self, call: Call) -> Ticket | None:
         """The ticket to refuse so that the newcomer may have its place, where there is no `room`; None: there is none.
 
         Of the least important class, below the newcomer's, that has one (and, where the newcomer has no place of its
         own left, waits in more than half of its places): its newest that was never granted, and if
         tokens are what is short, one at least as large. A class with `max_queue: 0` waits in nobody's place.
         """
-        bounds, own = bounds or self.bounds, call.class_name
-        if not bounds.classes[own].max_queue or self.room(call, bounds) is None:
+        bounds, own = self.bounds, call.class_name
+        if not bounds.classes[own].max_queue or self.room(call) is None:
             return None
-        least = 0 if self._tokens_fit(call, bounds) else call.cost
+        least = 0 if self._tokens_fit(call) else call.cost
         more = self.length(own) >= bounds.classes[own].max_queue  # else it takes back a place of its own
         for name in takewhile(lambda name: name != own, reversed(bounds.classes)):
             if more and 2 * self.length(name) <= bounds.classes[name].max_queue:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from gateway.core.admission.queues import QueueBounds
 from gateway.core.admission.shaping import Shaping
 from gateway.core.policy.policy import Policy
 
@@ -11,13 +10,12 @@ class AdmissionRules:
     """`order`: the classes, most important first; `rank`: the place of each in it. `limited`: how many calls of a class
     may run. `weights`: tenants' shares within a class. `predict` and `shed_late` are the policy's."""
 
-    __slots__ = ("bounds", "limited", "order", "policy", "predict", "rank", "shaping", "shed_late", "weights")
+    __slots__ = ("limited", "order", "policy", "predict", "rank", "shaping", "shed_late", "weights")
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.order = tuple(policy.classes)
         self.rank = {name: place for place, name in enumerate(self.order)}
-        self.bounds = QueueBounds(policy.classes)
         self.shaping = Shaping(policy)
         self.limited = {
             name: each.max_concurrency for name, each in policy.classes.items() if each.max_concurrency is not None

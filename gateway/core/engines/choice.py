@@ -65,7 +65,7 @@ def predicted_ttft(engine: Engine, prefill: int, now: float) -> float:
 
 
 def newness(engine: Engine, now: float, slow_start: float) -> float:
-    """How far an engine has just been started or woken, or has come back: from 1, falling to 0 over `slow_start`."""
+    """Share of `slow_start` that an engine has yet to pass since it was started, woken or came back: from 1 to 0."""
     return min(1.0, max(0.0, 1.0 - (now - engine.back_at) / slow_start)) if slow_start else 0.0
 
 

@@ -585,7 +585,7 @@ class Engine:
                 self.down()
 
     def ready(self, now: float) -> None:
-        """Who runs it has started or woken it, and found it ready: it is in at once. Its cache is empty, its speed is
+        """Take the engine in at once: its sidecar has started or woken it. Its cache is empty, its speed is
         unknown, and what it failed before is over."""
         self.up = True
         self.hits, self.misses = HITS_IN, 0

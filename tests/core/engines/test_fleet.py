@@ -348,7 +348,7 @@ def test_health_takes_three_misses_out_and_two_hits_in() -> None:
 
 
 def stalling(e: Engine, since: float, until: float, *, running: int = 1, **totals: int) -> float | None:
-    """When the engine is taken out, whose samples of these times say the same; None: it is not."""
+    """Time at which the engine is taken out whose samples all say the same; None: it is not."""
     for half_seconds in range(int(2 * since), int(2 * until)):
         e.sampled(sample(running=running, **totals), half_seconds / 2)
         if not e.up:
