@@ -139,7 +139,7 @@ def test_commands_are_known(page: Path) -> None:
         ("`make figures NOTHING=1`", ["make figures NOTHING"]),
         ('`make figures FIGURES="--nothing --waits"`', ["python -m loadtest.lab.figures --nothing"]),
         ("`python -m loadtest.nothing`", ["python -m loadtest.nothing"]),
-        ("`python -m loadtest.lab.isolation --nothing`", ["python -m loadtest.lab.isolation --nothing"]),
+        ("`python -m loadtest.lab.dst --nothing`", ["python -m loadtest.lab.dst --nothing"]),
         ("```console\n$ A=1 gateway nothing && sidecar nothing # gateway\n```", ["gateway nothing", "sidecar nothing"]),
         ("```\ngateway init && make nothing\n```", ["make nothing"]),
         ("`gateway bench --self-test`, `gateway key add | list`, `python -m pytest --nothing`, `gateway`", []),
