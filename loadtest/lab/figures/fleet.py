@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from loadtest.clients.retries import Clients
 from loadtest.lab.figures.details import measured
-from loadtest.lab.figures.runs import BLOCKS, MIX, Setting
+from loadtest.lab.figures.runs import BLOCKS, MIX, Setting, hits
 from loadtest.lab.rows import Row, percent
 from loadtest.load.lengths import Length, LogNormal
 from loadtest.load.plan import poisson
@@ -31,7 +31,7 @@ def prefix_hits(setting: Setting, what: str, *, gateway: bool, big: bool) -> flo
     calls = poisson((CONVERSATIONS,), rate, setting.ends, setting.seed)
     outcome = setting.run(f"conversations, {what}", calls, gateway=gateway, big=big)
     done = [t for t in measured(setting, outcome) if t.outcome == "ok"]
-    return sum(t.cached_tokens for t in done) / max(1, sum(t.prompt_tokens for t in done))
+    return hits(done)
 
 
 def row10(setting: Setting) -> list[Row]:

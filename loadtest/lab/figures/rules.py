@@ -36,7 +36,7 @@ from loadtest.clients.retries import Clients
 from loadtest.engine.engine_config import engine_config
 from loadtest.engine.profile_file import profile_of
 from loadtest.engine.sequence import BLOCK
-from loadtest.lab.figures.agentic import hits
+from loadtest.lab.figures.runs import hits
 from loadtest.load.agents import FIELDS, agents
 from loadtest.load.arrivals import Arrivals, Rate
 from loadtest.load.lengths import Length, LogNormal

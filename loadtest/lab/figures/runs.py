@@ -283,6 +283,15 @@ def tokens(tried: Try) -> int:
     return tried.prompt_tokens + tried.completion_tokens
 
 
+def hits(tries: Iterable[Try]) -> float:
+    """Cached tokens over prompt tokens, both as the engines report them."""
+    cached = prompt = 0
+    for tried in tries:
+        cached += tried.cached_tokens
+        prompt += tried.prompt_tokens
+    return cached / max(1, prompt)
+
+
 def in_time(tried: Try, targets: dict[str, ClassTarget]) -> bool:
     """Whether a try was answered well and within its class's two targets, counted from its sending."""
     target = targets[tried.class_name]
