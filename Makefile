@@ -18,7 +18,7 @@ STAMP := $(VENV)/.weir-installed
 # Some machines set it; then every process of every test, and every worker, would compile all it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test check fast slow coverage lint generate format vllm test-vllm ray test-ray test-deploy test-console clients clients-table console-pictures bench-overhead bench-scale failover instructions decisions compare-vllm agreement fidelity figures scaling picture realtime rivals soak batch-kills residency fuzz evasions corpus diagnoses gpu-facts dst prometheus valkey haproxy alerts boards image docs house clean
+.PHONY: help run test check fast slow coverage lint generate format vllm test-vllm ray test-ray test-deploy test-console clients clients-table console-pictures bench-overhead bench-scale failover instructions decisions compare-vllm agreement fidelity figures picture realtime rivals soak batch-kills residency fuzz evasions corpus diagnoses gpu-facts dst prometheus valkey haproxy alerts boards image docs house clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -146,9 +146,6 @@ fidelity: vllm ## how far a simulated engine is from the vLLM on CPU it was cali
 
 figures: $(STAMP) ## goodput, lateness, failover and more, of the whole gateway in virtual time; FIGURES=--help tells how
 	$(BIN)/python -m loadtest.lab.figures $(FIGURES)
-
-scaling: $(STAMP) ## engine-hours and targets kept by the scaling signal, a queue's length and an oracle, on a recorded hour; SCALING=--help tells
-	$(BIN)/python -m loadtest.lab.scaling $(SCALING)
 
 picture: $(STAMP) ## the README's picture, and its table in docs/figures.md: goodput against offered load, with a gateway and without; PICTURE=--help tells
 	$(BIN)/python -m loadtest.lab.figures.picture $(PICTURE)
