@@ -25,6 +25,7 @@ from msgspec import Meta
 
 from gateway.frames.codec import FrameError, FrameReader, FrameWriter
 from gateway.frames.messages import VERSION, Number, Word
+from gateway.frames.visitors import Visitors
 
 WITHIN = 2.0  # seconds for all of it
 MOST = 4096  # bytes of a frame
@@ -113,10 +114,10 @@ class Token:
 class Entrance(asyncio.Protocol):
     """One connection from another machine, until it is known who that is."""
 
-    def __init__(self, token: Token, enter: Enter, say: Callable[[str], None]) -> None:
+    def __init__(self, token: Token, enter: Enter, visitors: Visitors) -> None:
         self._token = token
         self._enter = enter
-        self._say = say
+        self._visitors = visitors
         self._reader = FrameReader(_GREETING, MOST)
         self._challenge = Challenge(VERSION, token.cluster, secrets.token_bytes(32))
         self._peer = ""
@@ -127,6 +128,7 @@ class Entrance(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
         peer = transport.get_extra_info("peername")
         self._peer = str(peer[0]) if peer else "?"
+        self._visitors.add(self, self._peer)
         self._timer = asyncio.get_running_loop().call_later(WITHIN, self._cut, "it has not said who it is")
         _write(self._transport, self._challenge)
 
@@ -142,6 +144,11 @@ class Entrance(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._timer.cancel()
+        self._visitors.remove(self)
+
+    def expel(self) -> None:
+        """Cut off a visitor, because too many have not said who they are."""
+        self._cut("too many have not said who they are")
 
     def _judge(self, proof: Proof) -> None:
         try:
@@ -156,6 +163,7 @@ class Entrance(asyncio.Protocol):
             self._cut(str(unwanted), abort=False)
             return
         self._timer.cancel()
+        self._visitors.remove(self)
         try:
             protocol, word = self._enter(proof)
         except Unwanted as unwanted:  # it is a member, which says so itself, and asks again many times a second
@@ -173,7 +181,8 @@ class Entrance(asyncio.Protocol):
 
     def _cut(self, why: str, *, abort: bool = True) -> None:
         self._timer.cancel()
-        self._say(f"cluster: {self._peer} was not let in: {why}")
+        self._visitors.remove(self)
+        self._visitors.refused(self._peer, why)
         if abort:
             self._transport.abort()
         else:

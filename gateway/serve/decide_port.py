@@ -11,8 +11,6 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import chain
 
-import msgspec
-
 from gateway.control.calls import CallView, active_calls
 from gateway.control.processes import ProcessView
 from gateway.decider.loading import Configuration
@@ -21,7 +19,8 @@ from gateway.relay.decide.held_calls import HeldCalls
 from gateway.relay.decide.lending import Lending, Upstream
 from gateway.relay.decide.port import DecidePort
 from gateway.relay.pipeline import Pipeline
-from gateway.relay.wire.server import Server, ServerSettings
+from gateway.relay.wire.messages import ServerSettings, with_token
+from gateway.relay.wire.server import Server
 from gateway.serve.assembly import Gateway
 from gateway.serve.data_port import DataPort
 from gateway.serve.starting import StartError
@@ -58,9 +57,8 @@ class WithDecidePort:
         self.server = Server(self.handler, self._settings(), gateway.bodies)
 
     def _settings(self) -> ServerSettings:
-        """Those of the data port, but one proxy may have all connections."""
-        settings = self._gateway.server.settings
-        return msgspec.structs.replace(settings, max_per_peer=settings.max_connections)
+        """Those of the data port, but a proxy that has shown the token may have all connections."""
+        return with_token(self._gateway.server.settings)
 
     def _upstream(self, id: str) -> Upstream:
         engine = self._gateway.fleet.engines[id]

@@ -22,7 +22,7 @@ import msgspec
 
 from gateway.core.request.body_memory import BodyMemory
 from gateway.core.request.outcome import error_body
-from gateway.relay.wire.messages import Request, ServerSettings, answer
+from gateway.relay.wire.messages import Request, ServerSettings, answer, with_token
 from gateway.relay.wire.responder import Responder
 from gateway.relay.wire.server import Server
 from gateway.shared.certificate import Certificate
@@ -123,6 +123,7 @@ class Relay:
         if shown is None or not self._token.shown({b"authorization": (shown,)}):
             body = _error(401, "invalid_api_key", "The relay wants the order token: Authorization: Bearer TOKEN.")
             return answer(401, JSON + b"www-authenticate: Bearer\r\n", body, close=True)
+        request.known = True
         target = target_of(request.method, request.path, request.query)
         if target is None:
             return answer(404, JSON, _error(404, "not_found", PASSED_ON))
@@ -209,4 +210,4 @@ def _settings() -> ServerSettings:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     most = max(16, min(CONNECTIONS, (hard - FILES) // 2))
-    return ServerSettings(max_connections=most, max_per_peer=most, max_body=BODY)
+    return with_token(ServerSettings(max_connections=most, max_body=BODY))

@@ -10,9 +10,10 @@ from collections.abc import Awaitable, Callable
 import msgspec
 import pytest
 
-from gateway.frames import entrance
+from gateway.frames import entrance, visitors
 from gateway.frames.entrance import Accepted, Challenge, Entrance, Proof, Token, Unwanted, WordAsk, visit
 from gateway.frames.messages import VERSION
+from gateway.frames.visitors import Visitors
 
 GOOD = Token("prod", "sixteen-characters-or-more")
 NONCE = b"n" * 32
@@ -43,7 +44,8 @@ def member(use: Callable[[tuple[str, int], list[str]], Awaitable[None]], token: 
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(lambda: Entrance(token, enter, said.append), "127.0.0.1", 0)
+        coming = Visitors(said.append)
+        server = await loop.create_server(lambda: Entrance(token, enter, coming), "127.0.0.1", 0)
         await use(server.sockets[0].getsockname()[:2], said)
         server.close()
         await asyncio.sleep(0)
@@ -160,3 +162,53 @@ def test_garbage_and_silence_are_cut_off(sent: bytes, told: str, monkeypatch: py
 
     (line,) = member(use)
     assert line.startswith(f"cluster: 127.0.0.1 was not let in: {told}")
+
+
+def test_strangers_get_a_line_an_address_and_a_count_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a scan of ports would have it: each connection is cut off, and the log keeps its size."""
+    monkeypatch.setattr(visitors, "EVERY", 0.3)
+    monkeypatch.setattr(visitors, "NAMED", 2)
+
+    async def use(address: tuple[str, int], said: list[str]) -> None:
+        for source in ("127.0.0.5", "127.0.0.6", "127.0.0.7", "127.0.0.8"):
+            for _ in range(10):
+                reader, writer = await asyncio.open_connection(*address, local_addr=(source, 0))
+                writer.write(b"GET / HTTP/1.1\r\n\r\n")
+                with contextlib.suppress(ConnectionResetError):
+                    await reader.read()
+                writer.close()
+        assert [line.split(":")[1] for line in said] == [
+            " 127.0.0.5 was not let in", " 127.0.0.6 was not let in", " other addresses was not let in"
+        ]  # fmt: skip
+        async with asyncio.timeout(5):
+            while len(said) < 6:
+                await asyncio.sleep(0.01)
+
+    counted = member(use)[3:]
+    assert [line.split(": a frame")[0] for line in counted] == [
+        "cluster: 127.0.0.5 was not let in 9 more times in 0.3 s",
+        "cluster: 127.0.0.6 was not let in 9 more times in 0.3 s",
+        "cluster: other addresses was not let in 19 more times in 0.3 s",
+    ]
+
+
+def test_silent_strangers_shut_no_member_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One address has its share, all have theirs; a member passes beside them, from the same address too."""
+    monkeypatch.setattr(visitors, "MOST", 8)
+    monkeypatch.setattr(visitors, "OF_ADDRESS", 4)
+
+    async def use(address: tuple[str, int], said: list[str]) -> None:
+        silent = [await asyncio.open_connection(*address, local_addr=(f"127.0.0.{2 + n % 5}", 0)) for n in range(30)]
+        assert await visit(address, GOOD, proof(WordAsk("10.0.0.2:8010", 3)), None, None)
+        ended = 0
+        for reader, writer in silent:
+            with contextlib.suppress(TimeoutError, ConnectionResetError):
+                async with asyncio.timeout(0.05):
+                    while await reader.read(4096):
+                        pass
+                    raise ConnectionResetError
+            ended += reader.at_eof() or reader.exception() is not None
+            writer.close()
+        assert ended >= 30 - 8
+
+    assert "too many have not said who they are" in " ".join(member(use))

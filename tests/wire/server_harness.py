@@ -30,6 +30,7 @@ class Recorder:
 
     def __init__(self, later: bool = False) -> None:
         self.later = later
+        self.token = b""  # to show in the header `token`; empty: none
         self.body_within = math.inf
         self.sizes: list[int] = []  # of bodies that were counted
         self.requests: list[Request] = []
@@ -38,6 +39,10 @@ class Recorder:
         self.changed = asyncio.Event()
 
     def head(self, request: Request) -> bytes | None:
+        if self.token:
+            if request.fields.get(b"token") != self.token:
+                return answer(401, TEXT, b"no token")
+            request.known = True
         if request.path.startswith(b"/refuse"):
             return answer(404, TEXT, b"no such route", close=request.path == b"/refuse-close")
         return None

@@ -9,11 +9,12 @@ import socket
 import ssl
 from pathlib import Path
 
+import msgspec
 import pytest
 import uvloop
 
 from gateway.relay.wire import shared
-from gateway.relay.wire.messages import HTTP_1_1_REQUIRED
+from gateway.relay.wire.messages import HTTP_1_1_REQUIRED, with_token
 from gateway.relay.wire.seat_board import RelaySeats, SeatBoard
 from gateway.relay.wire.server import Server, ServerSettings
 from tests.certificates import made
@@ -341,3 +342,57 @@ def test_a_relay_that_is_full_leaves_newcomers_to_one_that_is_not(tmp_path: Path
         assert not any(RelaySeats(board, index).elsewhere for index in range(2)), "nobody waits for who has ended"
 
     uvloop.run(main())
+
+
+# -- ports with a token -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /half HTTP/1.1\r\nHost", ALIVE], ids=["silent", "half a head", "no token"])
+@pytest.mark.parametrize("of_tls", [False, True], ids=["plain", "tls"])
+def test_strangers_never_shut_out_who_has_the_token(sent: bytes, of_tls: bool, tmp_path: Path) -> None:
+    """Connections that show nothing, many more than there are seats, from many addresses and from the member's own."""
+    context = made(tmp_path, "first") if of_tls else None
+    trust = trusting(tmp_path, "first") if of_tls else None
+
+    async def scenario(rig: Rig) -> None:
+        rig.handler.token = b"sesame"
+        first = await rig.client(source="127.0.0.9", ssl=trust)
+        await first.send(b"GET /hold HTTP/1.1\r\nHost: a\r\ntoken: sesame\r\n\r\n")
+        await rig.handler.holding(1)
+        for number in range(40):
+            stranger = await rig.client(source=f"127.0.0.{2 + number % 8}")
+            await stranger.send(sent)
+        assert rig.server._shared.seats <= 16
+        for source in ("127.0.0.9", "127.0.0.2"):
+            member = await rig.client(source=source, ssl=trust)
+            await member.send(b"GET /alive HTTP/1.1\r\nHost: a\r\ntoken: sesame\r\n\r\n")
+            assert (await member.answer()).status == 200
+        rig.handler.held[0].send(200, TEXT, b"kept")
+        assert (await first.answer()).body == b"kept"
+
+    serve(scenario, tls=context, **msgspec.structs.asdict(with_token(ServerSettings(max_connections=16))))
+
+
+def test_a_member_may_have_every_seat_and_strangers_a_part() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.handler.token = b"sesame"
+        for _ in range(16):
+            member = await rig.client()
+            await member.send(b"GET /hold HTTP/1.1\r\nHost: a\r\ntoken: sesame\r\n\r\n")
+        await rig.handler.holding(16)
+        await refused(await rig.client(source="127.0.0.2"))
+
+    serve(scenario, **msgspec.structs.asdict(with_token(ServerSettings(max_connections=16))))
+
+
+def test_who_shows_no_token_has_as_long_as_a_head_may_take() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.handler.token = b"sesame"
+        member, silent = await rig.client(), await rig.client()
+        await member.send(b"GET /alive HTTP/1.1\r\nHost: a\r\ntoken: sesame\r\n\r\n")
+        assert (await member.answer()).status == 200
+        assert await silent.end() == (b"", "closed")
+        await member.send(b"GET /alive HTTP/1.1\r\nHost: a\r\ntoken: sesame\r\n\r\n")
+        assert (await member.answer()).status == 200, "an idle connection of a member stays"
+
+    serve(scenario, strangers=4, headers_timeout=0.1)

@@ -48,6 +48,7 @@ class DecidePort:
             message = "The decide port wants its token: Proxy-Authorization: Bearer TOKEN."
             challenge = b"proxy-authenticate: Bearer\r\n"
             return answer(407, JSON + challenge, error_body(message, "authentication_error", "invalid_token"))
+        request.known = True
         report = REPORT.fullmatch(request.path)
         if report is None and request.path != PATH:
             return _wrong(404, "not_found", "There are POST /decide, /decide/{id}/first-byte and /decide/{id}/end.")

@@ -24,9 +24,10 @@ from gateway.relay.wire.body import ChunkedBody, CountedBody
 from gateway.relay.wire.http1 import HeadReader
 from gateway.relay.wire.messages import CHUNKED, HTTP_1_1_REQUIRED, PREFACE, Request, ServerSettings, WireError, refusal
 from gateway.relay.wire.responder import Responder
-from gateway.relay.wire.shared import UNIX, Shared
+from gateway.relay.wire.shared import Shared
 from gateway.relay.wire.states import ANSWER, BODY, HEAD, LINGER, NAMES, after
 from gateway.relay.wire.taken import taken
+from gateway.shared.strangers import UNIX
 
 DROPPED_AT_ONCE = 256 * 1024  # bytes after a refusal that are read and dropped before a pause
 DROP_PAUSE = 0.02  # seconds; so 12 MiB a second at most, and 24 MiB in the usual time
@@ -106,7 +107,7 @@ class ClientConnection(asyncio.Protocol):
         else:
             high = settings.write_high_water
             self._transport.set_write_buffer_limits(high, high // 2)
-            self._arm(self._since + settings.keep_alive)
+            self._arm(self._deadline())
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._state = _LOST[self._state]
@@ -207,12 +208,7 @@ class ClientConnection(asyncio.Protocol):
         if reader is None:
             reader = self._reader = HeadReader(self._shared.settings)
         if end < 0:
-            if len(data) > start and data != b"\r":
-                reader.check_part(data[start:] if start else data, max(0, self._scanned - start))
-            self._scanned = len(data)
-            if len(data) > SMALL or self._held is not None:
-                self._count(len(data), self.peer)
-            self._arm(self._since + self._shared.settings.headers_timeout)
+            self._keep_part(reader, data, start)
             return None
         self._scanned = 0
         end += 4
@@ -227,6 +223,8 @@ class ClientConnection(asyncio.Protocol):
         if self._burst > shared.settings.max_pipelined:
             self._last = True
         refused = shared.handler.head(request)
+        if request.known:
+            shared.knows(self)
         if refused is not None:
             self._answer_unread(request, refused)
             return data[end:]
@@ -250,6 +248,15 @@ class ClientConnection(asyncio.Protocol):
             return data[body_end:]
         self._await_body(request)
         return data[end:]
+
+    def _keep_part(self, reader: HeadReader, data: bytes | bytearray, start: int) -> None:
+        """Check and count a part of a head, and limit the time for the rest. Raises WireError."""
+        if len(data) > start and data != b"\r":
+            reader.check_part(data[start:] if start else data, max(0, self._scanned - start))
+        self._scanned = len(data)
+        if len(data) > SMALL or self._held is not None:
+            self._count(len(data), self.peer)
+        self._arm(self._since + self._shared.settings.headers_timeout)
 
     def _await_body(self, request: Request) -> None:
         shared, settings = self._shared, self._shared.settings
@@ -460,7 +467,8 @@ class ClientConnection(asyncio.Protocol):
         """When the state's own wait is over."""
         settings = self._shared.settings
         if self._state == HEAD:
-            return self._since + (settings.keep_alive if self._buffer in _BLANK else settings.headers_timeout)
+            idle = self._buffer in _BLANK and not self._shared.is_stranger(self)
+            return self._since + (settings.keep_alive if idle else settings.headers_timeout)
         if self._state == BODY:
             return min(self._since + settings.body_timeout, self._body_by)
         if self._state == LINGER:

@@ -96,6 +96,7 @@ class _Handshake:
             return
         self._loop.remove_reader(self._sock)
         self._task = self._loop.create_task(self._shake(first == _HANDSHAKE))
+        self._task.add_done_callback(self._ended)
 
     async def _shake(self, secure: bool) -> None:
         shared, sock = self._shared, self._sock
@@ -118,10 +119,14 @@ class _Handshake:
                 )
             else:
                 await self._loop.connect_accepted_socket(made, sock)
-        except (OSError, asyncio.CancelledError):
+        except OSError:
             sock.close()
-        finally:
-            self._leave()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """By a callback: a task that is cancelled before it begins runs no `finally`."""
+        if task.cancelled():
+            self._sock.close()
+        self._leave()
 
     def _leave(self) -> None:
         """Its place is free; more than once is once."""

@@ -12,12 +12,15 @@ from gateway.core.answer.error_shape import shaped
 from gateway.core.request.body_memory import BodyLease
 from gateway.core.request.outcome import error_body
 
+STRANGER_HEADERS = 5.0  # seconds for the first head on a port with a token
+
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of the data port. Times in seconds, sizes in bytes."""
 
     max_connections: int = 10_000
-    max_per_peer: int = 10_000  # of these, from one address
+    max_per_peer: int = 10_000  # of these, from one address; of a port with a token, those that have not shown it
+    strangers: int = 0  # of these, that have not shown the port's token yet; 0: the port has none
     refused_at_once: int = 256  # connections without a seat that are answered 503; beyond, they are only reset
     exempt: Callable[[str], bool] = lambda _: False  # whether the share of an address does not hold for this one
     max_request_line: int = 8192
@@ -37,6 +40,18 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     half_open_timeout: float = 15.0
     linger: float = 2.0  # how long a refused client's bytes are still read, so that it can read the refusal
     drain_notice: float = 1.0  # between telling watchers "drain" and aborting
+
+
+def with_token(settings: ServerSettings) -> ServerSettings:
+    """Return the settings of a port with a token. A connection that has shown the token has no share to mind; those
+    that have not have a quarter of the connections in all, and an address a quarter of these."""
+    strangers = max(4, settings.max_connections // 4)
+    return msgspec.structs.replace(
+        settings,
+        strangers=strangers,
+        max_per_peer=max(1, strangers // 4),
+        headers_timeout=min(settings.headers_timeout, STRANGER_HEADERS),
+    )
 
 
 class WireError(Exception):
@@ -136,13 +151,14 @@ class Request:
     each name to its value, of a repeated name to its values joined by commas. `body` is
     empty until the request is complete. `peer` is the client's address, or `unix`. `at` is the loop's time in seconds
     at the first byte (of a pipelined request: when its turn came). `length` is the body's announced size, or CHUNKED.
-    `limit`: bytes that its body may have; the handler may lower it when it sees the head. `owner`: in whose name its
+    `limit`: bytes that its body may have; the handler may lower it when it sees the head. `known`: it has shown the
+    port's token, as the handler says. `owner`: in whose name its
     body is held, as the handler has it; else the peer's. `held`: what is counted of its body. `sink`: who takes
     the body in its place, set when the handler sees the head.
     """
 
-    __slots__ = ("at", "body", "expects", "fields", "headers", "held", "keep_alive", "length", "limit", "method",
-                 "minor", "owner", "path", "peer", "query", "sink")  # fmt: skip
+    __slots__ = ("at", "body", "expects", "fields", "headers", "held", "keep_alive", "known", "length", "limit",
+                 "method", "minor", "owner", "path", "peer", "query", "sink")  # fmt: skip
 
     def __init__(
         self,
@@ -170,6 +186,7 @@ class Request:
         self.at = 0.0
         self.limit = UNLIMITED
         self.owner = ""
+        self.known = False
         self.held: BodyLease | None = None
         self.sink: Sink | None = None
 

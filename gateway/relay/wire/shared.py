@@ -4,6 +4,9 @@ A connection takes a seat. Seats are bounded in all and for each address, so tha
 none is left, the connection that has been idle for longest gives up its own; only then is a newcomer refused. Those
 refused hold no seat while they read why.
 
+On a port with a token, an address's share is of those that have not shown it, and they give up their seats first
+(`gateway/shared/strangers.py`).
+
 Relays of one gateway accept from the same sockets. One that is full leaves newcomers to those that are not; where all
 are, it does what one server does alone.
 """
@@ -21,8 +24,8 @@ from gateway.core.request.body_memory import BodyMemory
 from gateway.relay.wire.messages import Request, ServerSettings, WireError
 from gateway.relay.wire.responder import Responder
 from gateway.relay.wire.seat_board import RelaySeats
+from gateway.shared.strangers import UNIX, Strangers
 
-UNIX: Final = "unix"  # the address of every client of a unix socket
 IDLE_AT_LEAST: Final = 1.0  # seconds before a connection is given up for another: a flood must not evict newcomers
 LOOK_EVERY: Final = 0.1  # seconds at least between two searches for idle connections
 FOUND_AT_ONCE: Final = 64  # idle connections that one search yields
@@ -84,6 +87,7 @@ class Shared:
         self.refusals: dict[int, int] = {}
         self.seats = 0  # taken
         self.coming = 0  # accepted, and about to take one
+        self._strangers = Strangers()
         self.board = board
         self._clock = clock
         self._peers: dict[str, int] = {}  # seats taken by address
@@ -97,11 +101,15 @@ class Shared:
         if seated:
             self.seats += 1
             self._peers[member.peer] = self._peers.get(member.peer, 0) + 1
+            settings = self.settings
+            if settings.strangers:
+                self._strangers.add(member, member.peer, settings.strangers, settings.max_per_peer)
             self.tell_board()
 
     def leaves(self, member: OpenConnection, *, seated: bool) -> None:
         """A connection is gone."""
         self.open.discard(member)
+        self._strangers.remove(member)
         if seated:
             self.seats -= 1
             left = self._peers[member.peer] - 1
@@ -112,6 +120,14 @@ class Shared:
             self.tell_board()
         if not self.open:
             self.empty.set()
+
+    def knows(self, member: OpenConnection) -> None:
+        """A connection has shown the port's token."""
+        self._strangers.remove(member)
+
+    def is_stranger(self, member: OpenConnection) -> bool:
+        """Whether the port has a token that this connection has not shown."""
+        return member in self._strangers
 
     @property
     def _free(self) -> bool:
@@ -129,12 +145,13 @@ class Shared:
     def full_for(self, peer: str) -> WireError | None:
         """The refusal of one more connection of this peer; None: a seat is there, or an idle one was given up."""
         settings = self.settings
-        of_peer = self._peers.get(peer, 0)
-        if of_peer >= settings.max_per_peer and peer != UNIX and not settings.exempt(peer) and not self._freed(peer):
+        bounded = not settings.strangers and peer != UNIX and not settings.exempt(peer)
+        if bounded and self._peers.get(peer, 0) >= settings.max_per_peer and not self._freed(peer):
             return WireError(
                 503, "too many connections from your address; close some, or try again shortly", "connections"
             )
-        if self.seats >= settings.max_connections and not self._freed(None):
+        full = self.seats >= settings.max_connections
+        if full and not self._strangers.expel_oldest() and not self._freed(None):
             return WireError(503, "too many connections; try again shortly", "connections")
         return None
 

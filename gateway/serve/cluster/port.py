@@ -23,6 +23,7 @@ from gateway.decider.relays.hub import ELSEWHERE, RelayHub
 from gateway.frames.channel import Channel
 from gateway.frames.entrance import Entrance, Proof, Token, Unwanted
 from gateway.frames.messages import VERSION, RelayCounts
+from gateway.frames.visitors import Visitors
 from gateway.relay.wire.server import address_of
 from gateway.serve.assembly import ApplyError, Gateway
 from gateway.serve.cluster.checkpoints import NOBODY, ReignCheckpoints
@@ -74,6 +75,7 @@ class ClusterPort:
         self._clock = gateway.clock
         self._token = Token(policy.name, files.token)
         self._certificate = files.certificate
+        self._visitors = Visitors(say)
         self._listen = policy.listen or me
         self._hub: RelayHub | None = None
         self._reign = 0
@@ -300,7 +302,7 @@ class ClusterPort:
             self.membership.unreached(f"cluster: {ruler.name} rules, and cannot be reached from here: {why}")
 
     def _visitor(self) -> Entrance:
-        return Entrance(self._token, self._enter, say)
+        return Entrance(self._token, self._enter, self._visitors)
 
     def _enter(self, proof: Proof) -> tuple[Channel | None, bool]:
         """Let another member's relay in, or give a word. Raises Unwanted."""
