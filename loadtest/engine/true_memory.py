@@ -21,7 +21,7 @@ _Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**50)]
 
 
 class Shortage(msgspec.Struct, frozen=True):
-    """A start's want of memory: its kind (as `sidecar diagnose` calls it) and vLLM's line."""
+    """A start's want of memory, or what it refuses: its kind (as `sidecar diagnose` calls it) and vLLM's line."""
 
     kind: str
     line: str
@@ -33,7 +33,8 @@ class TrueMemory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     `beyond`: taken beside its share, less than 0: so much of it is left. `blocks`: sequences for which a hybrid model's
     states have room, None: it is none. `hidden`: of a GPU's bytes those that CUDA does not report. `residue`: kept
-    asleep, and with each sleep `grows` more. `wording`: which version's words it writes.
+    asleep, and with each sleep `grows` more. `longest`: the longest context in tokens that vLLM derives, None: any.
+    `wording`: which version's words it writes.
     """
 
     rest: _Bytes
@@ -44,7 +45,14 @@ class TrueMemory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     hidden: _Bytes = 0
     residue: _Bytes = RESIDUE
     grows: _Bytes = 0
+    longest: Annotated[int, msgspec.Meta(ge=1)] | None = None
     wording: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+    def refuses(self, context_length: int | None) -> Shortage | None:
+        """Refusal of a `--max-model-len`; None: it is none, or short enough."""
+        if self.longest is None or context_length is None or context_length <= self.longest:
+            return None
+        return Shortage("bad_config", line("bad_config", 1, asked=context_length, longest=self.longest))
 
     def at_first(self, share: float, free: int, total: int, gpu: int = 0) -> Shortage | None:
         """Why it does not begin with this share (0..1) of a GPU of `total` bytes by NVML, `free` of them."""
@@ -63,7 +71,7 @@ class TrueMemory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         left = int(share * (total - self.hidden)) - self.rest
         if left <= 0:
             return self._says("no_kv")
-        length = context_length or self.tokens
+        length = context_length or min(self.tokens, self.longest or self.tokens)
         needed = self.context * length // self.tokens
         if left < needed:
             numbers = {"needed": needed / GIB, "available": left / GIB, "length": length}

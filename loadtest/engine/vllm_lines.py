@@ -58,7 +58,11 @@ LINES: Mapping[str, tuple[str, ...]] = {
     ),
     "disk_full": ("OSError: [Errno 28] No space left on device",),
     "auth_gated_model": ("OSError: You are trying to access a gated repo.",),
-    "bad_config": ("ValueError: Total number of attention heads (30) must be divisible by tensor parallel size (4).",),
+    "bad_config": (
+        "ValueError: Total number of attention heads (30) must be divisible by tensor parallel size (4).",
+        "ValueError: User-specified max_model_len ({asked}) is greater than the derived max_model_len "
+        "(max_position_embeddings={longest} or model_max_length=None in model's config.json).",
+    ),
     "port_in_use": ("OSError: [Errno 98] Address already in use",),
     "unsupported_gpu": ("RuntimeError: CUDA error: no kernel image is available for execution on the device",),
 }

@@ -251,7 +251,7 @@ def _times(config: SidecarConfig, name: str) -> StepTimes:
 
 
 def _bytes(found: Estimate) -> Size:
-    return Size(weights=found.least.weights, stored=found.stored.bytes)
+    return Size(weights=found.least.weights, stored=found.stored.bytes, encoder=not found.least.kv)
 
 
 def _host(config: SidecarConfig, name: str, known: dict[str, Estimate | str]) -> int:

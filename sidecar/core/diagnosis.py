@@ -22,6 +22,7 @@ READ = 4000  # characters of a line; a longer one is cut before anything is look
 SHOWN = 400  # characters of a line
 MOST_TOLD = 1e15  # a line may hold any digits
 NONE, UNKNOWN, SECOND_HAND = "none", "unknown", "second_hand"
+ARGUMENTS = frozenset(("bad_flag", "bad_config"))  # kinds whose remedy is another profile
 
 
 class Phase(msgspec.Struct, frozen=True):
@@ -129,6 +130,11 @@ class Diagnosis(msgspec.Struct, frozen=True):
     advice: str = ""
     numbers: dict[str, float] = {}
     phase: str = ""
+
+    @property
+    def refused_arguments(self) -> bool:
+        """Whether vLLM refused its arguments before it touched a GPU, so that the same start fails again."""
+        return self.kind in ARGUMENTS and self.phase == PHASES[0].name
 
     @property
     def out_of_memory(self) -> bool:

@@ -344,7 +344,8 @@ KINDS = (
         "bad_config",
         re.compile(
             r"must be divisible by|is not divisible by|validation errors? for \w*(?:Config|Args)\b"
-            r"|User-specified max_model_len|is greater than the derived max_model_len"
+            r"|(?:User-specified max_model_len.*?)?is greater than the derived max_model_len"
+            r"(?: \(\w*=?(?P<derived_len>\d+))?"
         ),
         "The model and the profile's settings do not fit each other: read the line, and mend the profile's flags.",
         place=re.compile(r"/vllm/config(?:/|\.py)|/arg_utils\.py|/transformers_utils/"),

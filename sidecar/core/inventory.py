@@ -106,8 +106,8 @@ class Size(msgspec.Struct, frozen=True, kw_only=True):
     whole context; `context_length`: its tokens, where the model's own do not fit and the profile gives none. `beyond`:
     what of `claim` and `start_needs` it takes beside its share. `weights`: on each GPU, and `stored`: in its files, all
     together; 0: not known; `absent`: of these in files that are not here yet. `guessed`: the model's files are not
-    here, and come with its start. `lora_rank`: of its adapters. `arithmetic`: how that came about, in words. All 0
-    where it needs no GPU."""
+    here, and come with its start. `encoder`: it keeps no KV cache. `lora_rank`: of its adapters. `arithmetic`: how that
+    came about, in words. All 0 where it needs no GPU."""
 
     claim: int = 0
     start_needs: int = 0
@@ -122,6 +122,7 @@ class Size(msgspec.Struct, frozen=True, kw_only=True):
     stored: int = 0
     absent: int = 0
     guessed: bool = False
+    encoder: bool = False
     lora_rank: int = 0
     arithmetic: str = ""
 

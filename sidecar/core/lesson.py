@@ -31,8 +31,9 @@ class Lesson(msgspec.Struct, frozen=True, kw_only=True):
     `rest`: all beside the KV cache that the share has to hold, at least; `exact`: it was told, not only exceeded.
     `context`: KV cache of a context of so many `tokens`, 0: of the model's own or the profile's. `beyond`: what has to
     be free beside the share. `over`: so much was free there, no more could be, and it was too little. `most`: the
-    largest share that was free. `sequences`: for so many a hybrid model's states have room. `cuda`: what CUDA reports
-    of a GPU of which NVML says `total`. 0, None: nothing was learnt of that.
+    largest share that was free. `sequences`: for so many a hybrid model's states have room. `longest`: tokens of
+    the longest context that vLLM derives for the model. `cuda`: what CUDA reports of a GPU of which NVML says `total`.
+    0, None: nothing was learnt of that.
     """
 
     settings: _Name
@@ -44,6 +45,7 @@ class Lesson(msgspec.Struct, frozen=True, kw_only=True):
     over: _Memory = 0
     most: _Memory | None = None
     sequences: Annotated[int, msgspec.Meta(ge=1, le=2**20)] | None = None
+    longest: Annotated[int, msgspec.Meta(ge=0, le=2**40)] = 0
     total: _Memory = 0
     cuda: _Memory = 0
 
@@ -72,7 +74,8 @@ def learn(known: Lesson | None, failed: FailedStart, settings: str) -> Lesson | 
     tells both in tokens alone, which are as large as estimated then. `no_kv`: that
     nothing was left. `mamba_blocks`: for how many sequences there are states. `free_memory_too_low`: what was free once
     the engine had its CUDA context, and that what was left beside the share is too little. `oom`: that the engine takes
-    more than its share; and where no more than was left beside it can be left, that this is too little.
+    more than its share; and where no more than was left beside it can be left, that this is too little. `bad_config`:
+    that a context which the sidecar chose is longer than vLLM derives.
     """
     lesson = known if known is not None and known.settings == settings else Lesson(settings=settings)
     size, found, told = failed.size, failed.found, failed.found.numbers
@@ -110,6 +113,8 @@ def learn(known: Lesson | None, failed: FailedStart, settings: str) -> Lesson | 
         most = size.beyond < lesson.beyond or changes["beyond"] == lesson.beyond  # no more could be left
         if most and 0 < left <= share // MOST_BEYOND:
             changes |= {"over": max(lesson.over, left), "beyond": max(lesson.beyond, left)}
+    elif found.kind == "bad_config" and 0 < told.get("derived_len", 0) < (size.context_length or 0):
+        changes["longest"] = int(told["derived_len"])
     return msgspec.structs.replace(lesson, **changes) if changes else None
 
 

@@ -5,8 +5,8 @@ A start is foretold by stages, so that what is left of it follows from the stage
 Sources of the figures for what was never measured. DISK: `load_seconds` of published starts, of which the median reads
 1.7 GiB/s, the slowest 0.1, the quickest 22. COMPILE and GRAPHS: their `init_seconds` (median 103, without graphs 4) and
 `graphs_seconds` (median 21); one that finds its compiled graphs in a cache takes 15. SLEEPS_AT: 1.5 to 3 GiB/s were
-published. PROCESS and WAKES_AT have no published source and are rather slow. Where not even the bytes are known, as of
-a simulated engine, a start takes LOAD, and waking takes WAKES.
+published. PROCESS, ENCODER and WAKES_AT have no published source and are rather slow. Where not even the bytes are
+known, as of a simulated engine, a start takes LOAD, and waking takes WAKES.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from sidecar.core.startup_lines import STAGES, Stage, share_of, stage_of
 DISK, WAKES_AT, SLEEPS_AT = 1.5 * GIB, 8.0 * GIB, 2.0 * GIB  # bytes a second: read, back from the host, to the host
 DOWNLOADS = 100 * MIB  # bytes a second, where a model is not all here: nearly a gigabit
 PROCESS, COMPILE, GRAPHS, EAGER = 20.0, 80.0, 20.0, 5.0  # seconds; EAGER: to profile, without compilation and graphs
+ENCODER = 15.0  # seconds to compile an encoder, which is small and has one kind of step
 AROUND = 0.5  # seconds of sleep and of waking beside the bytes
 DROPS = 1.0  # seconds to fall asleep at level 2, which copies nothing
 WAKES = (3.0, 10.0)  # seconds of waking from level 1 and 2, where the bytes are not known
@@ -64,7 +65,8 @@ class StepTimes:
             found = {stage: each * (known.load or LOAD) / LOAD for stage, each in UNKNOWN.items()}
         else:
             found = {"process": PROCESS, "weights": size.stored / self._disk()}
-            found |= {"compile": EAGER if self._eager else COMPILE, "graphs": 0.0 if self._eager else GRAPHS}
+            compiles, graphs = (ENCODER, 0.0) if size.encoder else (COMPILE, GRAPHS)
+            found |= {"compile": EAGER if self._eager else compiles, "graphs": 0.0 if self._eager else graphs}
         return {**found, "weights": found["weights"] + size.absent / DOWNLOADS}
 
     def load_seconds(self, size: Size) -> float:

@@ -40,6 +40,7 @@ class EngineSizes:
         self._lessons = lessons
         self._sleeps = sleeps
         self._touch = touch
+        self._refused: dict[str, tuple[str, str]] = {}  # by profile: the settings that vLLM refused, and why
 
     async def size(self, entry: ModelState) -> None:
         """Find out what its engine will take, on GPUs of each size that it may run on."""
@@ -60,6 +61,9 @@ class EngineSizes:
         self._touch()
 
     async def _sized(self, entry: ModelState, total: int) -> Size:
+        settings, why = self._refused.get(entry.name, ("", ""))
+        if why and settings == self._engines.settings(entry.name):
+            raise Unusable(why)
         size = await self._engines.size(entry.name, total, len(self._monitor.gpus))
         return size.with_sleep(entry.slept)
 
@@ -92,6 +96,13 @@ class EngineSizes:
         self._say(f"{entry.name} failed for memory; the next start claims {size.arithmetic}")
         return True
 
+    def refuse(self, entry: ModelState, error: EngineFailed) -> None:
+        """Mark a model unusable whose arguments vLLM refused: until its settings change, or somebody asks for it."""
+        if error.found is None or not error.found.refused_arguments:
+            return
+        why = f"vLLM refuses its arguments: {error.found.line}. {error.found.advice}"
+        self._refused[entry.name] = (self._engines.settings(entry.name), why)
+
     def lower_share(self, entry: ModelState, error: EngineFailed) -> str:
         """Advice where a start with an operator's own share ran out of memory: nobody else changes that share."""
         share, lesson = entry.profile.gpu_memory, self._lessons.get(entry.name)
@@ -103,6 +114,7 @@ class EngineSizes:
     def forget_lesson(self, entry: ModelState) -> None:
         """What its failed starts have told may be otherwise, with another vLLM or other GPUs."""
         self._lessons.pop(entry.name, None)
+        self._refused.pop(entry.name, None)
 
     def measure(self, entry: ModelState, facts: EngineFacts, claim: int, *, peak: int, settled: int) -> None:
         """It serves: it claims so much, held `peak` bytes at most while it started, and `settled` since."""

@@ -127,6 +127,8 @@ class EngineSteps:
                 entry.taught, room = True, 0  # others were faster: of this model it tells nothing
             else:
                 entry.taught = await self.sizes.learns(entry, error, room)
+                if not entry.taught:
+                    self.sizes.refuse(entry, error)
             entry.least_room = room if full else 0
             others = self.memory.foreign(entry) if full else ""
             more = "; ".join(filter(None, (self.sizes.lower_share(entry, error), others)))

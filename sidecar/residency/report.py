@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from gateway.shared.files.units import GIB
@@ -16,6 +17,7 @@ from sidecar.core.plan import Infeasible, Plan
 FAILED, WITHDRAWN, HOURS = "error", "draining", "hours"  # why a model cannot be had, beside NO_MEMORY and OFF
 HEARD = 1.0  # seconds after its hours begin until every gateway has heard of that
 LONGEST = 2000  # characters of a sentence, as the wire has it
+_FOLDERS = re.compile(r"(?<![\w.:/])/(?:[^\s/:,;'\"]+/)+")
 
 
 def gpu_report(gpu: GPU, refused: str) -> GPUReport:
@@ -72,6 +74,11 @@ def model_report(
     )
 
 
+def _for_callers(words: str) -> str:
+    """An operator's words without the folders of this machine: of a path only its last part."""
+    return _FOLDERS.sub("", words)
+
+
 def _why(entry: ModelState, decision: Plan | Infeasible | None, now: float) -> tuple[str, str, float | None]:
     """The reason why it cannot be had: a word, a sentence, and seconds after which that may be otherwise."""
     life = entry.lifecycle
@@ -83,11 +90,11 @@ def _why(entry: ModelState, decision: Plan | Infeasible | None, now: float) -> t
     if entry.off:
         return OFF, f"{entry.name} is off until an operator switches it on: sidecar on {entry.name}", None
     if entry.unusable:
-        return FAILED, entry.unusable, None
+        return FAILED, _for_callers(entry.unusable), None
     until = life.rests_until
     if until is not None and entry.rests(now):
         why = f"{entry.name} has failed too often and is not tried for {until - now:.0f} s, unless somebody asks"
-        return FAILED, f"{why}: {life.last_error}", until - now
+        return FAILED, _for_callers(f"{why}: {life.last_error}"), until - now
     if isinstance(decision, Infeasible):
         retry_in = None if decision.retry_at is None else max(0.0, decision.retry_at - now)
         return NO_MEMORY, decision.why, retry_in

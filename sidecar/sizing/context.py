@@ -48,10 +48,11 @@ def longest_context(own: int, fits: Callable[[int], bool]) -> int:
 
 def _has_room(need: Need, memory: Literal["auto"] | float | KvMemory, room: int) -> bool:
     """Whether a claim of at most `room` bytes holds the need, with a margin: a context that just fits by estimate
-    would make the first start fail. Some of it is kept even after a measurement, as the next start differs a little.
+    would make the first start fail. The margin is at most as large as the KV cache: where weights leave little, half
+    of it is the context's. Some margin is kept even after a measurement, as the next start differs a little.
     """
     capped = isinstance(memory, KvMemory) and need.kv > memory.kv
-    return not capped and need.total + max(need.margin, LITTLE) <= room
+    return not capped and need.total + max(min(need.margin, need.kv), LITTLE) <= room
 
 
 def context_words(context: int, own: int) -> str:

@@ -6,6 +6,7 @@ A model whose files are unknown, or that is simulated, gets a share of the GPU.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -96,6 +97,9 @@ class Sizing:
     ) -> Size:
         profile, engine = self._config.models[name], self._config.engine_of(name)
         if engine.device == "cpu":
+            if engine.simulated is None and profile.flags.get("load-format") != "dummy":
+                with suppress(NotKnown, ModelError):  # whatever is not here is vLLM's to fetch
+                    await self._read(profile)
             return Size(arithmetic="on CPU: no GPU memory")
         gpus = profile.tensor_parallel
         if gpus > present:
@@ -223,6 +227,7 @@ def estimate(
         eager=profile.flags.get("enforce-eager") is True,
     )
     own = shape.context or UNTOLD_CONTEXT
+    own = min(own, lesson.longest or own)
     offloaded = int(_number(profile, "cpu-offload-gb", 0) * GIB) * gpus
     kept = StoredWeights(max(0, stored.bytes - offloaded), min(stored.wide, max(0, stored.bytes - offloaded)))
 
@@ -296,6 +301,7 @@ def size_of(profile: Profile, found: Estimate) -> Size:
         weights=found.least.weights,
         stored=found.stored.bytes,
         absent=found.stored.absent,
+        encoder=not found.least.kv,
         arithmetic=found.words,
     )
 

@@ -27,6 +27,8 @@ _KINDS = {
 }
 _LETTERS = {"M": _STATE, "-": _NOTHING, "E": _NOTHING}  # Nemotron-H's hybrid_override_pattern; * is attention
 _STATE_ONLY = frozenset(("mamba", "mamba2", "falcon_mamba"))
+# Encoders: every token sees the whole prompt at once, so vLLM keeps no cache for them.
+_ENCODERS = frozenset(("bert", "roberta", "xlm-roberta", "camembert", "nomic_bert", "modernbert", "new"))
 _UNCOMPRESSED = frozenset(("minicpm3",))  # has MLA's fields; vLLM keeps its heads in full
 
 
@@ -57,6 +59,8 @@ class LayerState(msgspec.Struct, frozen=True, kw_only=True):
 
 def kinds_of(fields: Fields, model_type: str, layers: int) -> list[int]:
     """The kind of each layer, however the file tells it. Raises ModelError."""
+    if model_type in _ENCODERS:
+        return [_NOTHING] * layers
     for name in ("layer_types", "layers_block_type"):
         types = fields.get(name)
         if isinstance(types, list):

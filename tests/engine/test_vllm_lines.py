@@ -17,8 +17,8 @@ PUBLISHED = [
     json.loads(text)
     for text in (Path(__file__).parents[1] / "sidecar" / "corpus" / "log_lines.jsonl").read_text().splitlines()
 ]
-NAMES = "gpu free total utilization desired length needed available fits sequences blocks tried own current"
-NUMBERS = dict.fromkeys(NAMES.split(), 1)
+NAMES = "gpu free total utilization desired length needed available fits sequences blocks tried own current asked"
+NUMBERS = dict.fromkeys((*NAMES.split(), "longest"), 1)
 WORDINGS = [(kind, number) for kind, wordings in LINES.items() for number in range(len(wordings))]
 
 

@@ -262,10 +262,13 @@ async def test_models_on_cpu_take_no_room() -> None:
 
 @virtual
 async def test_a_model_that_cannot_be_run_harms_no_other() -> None:
-    models = {"a": msgspec.structs.replace(MODEL, broken="there is no /m/a/config.json"), "b": MODEL}
+    broken = "there is no folder or file /srv/models/a: correct model_path"
+    models = {"a": msgspec.structs.replace(MODEL, broken=broken), "b": MODEL}
     async with opened(file("ab"), models, GPU) as made:
         refused = await made.gateways[0].call("a", 1.0)
-        assert (refused.ending, made.manager.model("a").why) == ("refused", "error")
+        told = made.manager.model("a")
+        assert (refused.ending, told.why, told.last_error) == ("refused", "error", broken)
+        assert told.message == "there is no folder or file a: correct model_path", "callers learn no folder of ours"
         await used(made, "b")
         made.engines.models["a"] = MODEL  # whoever has mended it says so
         made.manager.orders.ensure("a")

@@ -18,6 +18,7 @@ from gateway.shared.files.checked import InvalidFile, Mark, Reader, Reading, Val
 MAX_BYTES = 256 * 1024  # about 3,000 engines
 MAX_NODES = 20_000  # after aliases: a file that grows by reference is refused before it is built
 MAX_DEPTH = 16
+MERGE = "<<"  # YAML 1.1's key for fields that another mapping has
 WIDTH = 120  # columns of what is explained
 
 T = TypeVar("T")
@@ -138,17 +139,31 @@ class _Tree:
 
     def _fields(self, path: str, depth: int) -> dict[str, tuple[Mark, Value]]:
         fields: dict[str, tuple[Mark, Value]] = {}
+        merged: list[Value] = []
         while not isinstance(key := next(self._events), yaml.MappingEndEvent):
             if not isinstance(key, yaml.ScalarEvent):
                 self._stop(key, path, "a key that is not a word", "a field's name")
             here, mark = dotted(path, self._text(key, path)), _at(key)
             value = self._node(next(self._events), here, depth + 1)
-            if key.value in fields:
+            if key.value == MERGE and key.implicit[0]:
+                merged += self._merged(key, value, here)
+            elif key.value in fields:
                 found = f"{shortened(key.value)} a second time (first on line {fields[key.value][0].line})"
                 self._reader.problem(mark, here, found, "each field once")
             else:
                 fields[key.value] = (mark, value)
+        for value in merged:  # the mapping's own fields win, then those of the first that it merges
+            for name, field in (value.fields or {}).items():
+                fields.setdefault(name, field)
         return fields
+
+    def _merged(self, key: Any, value: Value, path: str) -> tuple[Value, ...]:
+        """The mappings of a merge key, which has one or a list of them."""
+        values = (value,) if value.items is None else value.items
+        if any(each.fields is None for each in values):
+            self._reader.problem(_at(key), path, "a merge of what is no mapping", "an alias of a mapping, or a list")
+            return ()
+        return values
 
 
 # -- a plain tree to YAML ---------------------------------------------------------------------------------------------

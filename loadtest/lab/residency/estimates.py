@@ -33,9 +33,10 @@ def estimated(weights: int, taken: int, total: int, lesson: Lesson, context: int
         )
         return taught(need, lesson, kv * (lesson.tokens or whole) // whole)
 
-    chosen, room = choose_context(whole, None if own_context else whole, "auto", cuda, lesson, alone)
+    own = min(whole, lesson.longest or whole)
+    chosen, room = choose_context(own, None if own_context else whole, "auto", cuda, lesson, alone)
     least = alone(chosen)
-    wanted = least if chosen == whole else msgspec.structs.replace(least, kv=room)
+    wanted = least if chosen == own else msgspec.structs.replace(least, kv=room)
     made = claim(wanted, cuda, most=largest_share(lesson, cuda, least.total))
     why = refuse_reason(SHAPE, least, made, 8) or no_room_reason(made, lesson, total)
     if why is not None:
@@ -49,7 +50,7 @@ def estimated(weights: int, taken: int, total: int, lesson: Lesson, context: int
         share=made.utilization,
         sequences=lesson.sequences,
         context=least.kv,
-        context_length=chosen if chosen < whole else None,
+        context_length=chosen if chosen < own else None,
         beyond=beyond,
         arithmetic="sim",
     )

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from itertools import count
 from typing import Literal
 
@@ -35,7 +35,8 @@ class MachineFaults(msgspec.Struct):
     `oom`: so many starts run out of memory; `changed`: so many find memory that another gave back meanwhile;
     `hang_start`: so many starts on several GPUs hang, and write a line a minute; `silent_start`: so many download for
     `silent` seconds without a line first; `kept`: seconds for which ended engines' memory stays taken; `driver`: why
-    the GPUs cannot be read; `slow`: seconds that reading them takes. `fail_line`: what a start that fails says."""
+    the GPUs cannot be read; `slow`: seconds that reading them takes. `fail_line`: what a start that fails says;
+    `refusal`: what every start says as it ends at once, empty: none does."""
 
     fail_start: int = 0
     fail_wake: int = 0
@@ -52,6 +53,7 @@ class MachineFaults(msgspec.Struct):
     driver: str = ""
     slow: float = 0.0
     fail_line: str = "ValueError: it was made to fail"
+    refusal: str = ""
 
     def strikes(self, kind: str) -> bool:
         """Whether one of this kind is due, which is used up then."""
@@ -150,7 +152,7 @@ class Machine:
             self.held.pop(pid, None)
 
 
-def failed(why: Shortage) -> EngineFailed:
-    """The failure of an engine that lacked memory, by its own words."""
-    found = diagnosis([why.line])
+def failed(why: Shortage, before: Sequence[str] = ()) -> EngineFailed:
+    """The failure of an engine that lacked memory, by its own words; `before`: the lines it wrote until then."""
+    found = diagnosis([*before, why.line])
     return EngineFailed(why.line, out_of_memory=found.out_of_memory, found=found)

@@ -170,6 +170,8 @@ class ResidentEngine:
 
     async def _started(self) -> EngineFacts:
         faults = self._machine.faults
+        if faults.refusal:
+            self._ends(Shortage(diagnosis([faults.refusal]).kind, faults.refusal))
         if faults.strikes("silent_start"):
             self._says("INFO Downloading weights from the hub")
             for _ in range(int(faults.silent)):
@@ -208,12 +210,13 @@ class ResidentEngine:
 
     def _ends(self, why: Shortage) -> NoReturn:
         """It writes this, and ends."""
+        before = list(self._said)
         self._says(why.line)
         self.harmed = True
         self._tried.left = self._machine.free(self.pid, self.gpus)
         self._tried.failed = why.kind
         self.kill("exit 1")
-        raise failed(why)
+        raise failed(why, before)
 
     def _takes_memory(self, size: int, *, cache: bool) -> None:
         """It holds so much while it loads, and all that it ever will with its KV cache."""
@@ -223,7 +226,9 @@ class ResidentEngine:
             return
         share, total = self._size.share or 0.0, min(machine.totals[gpu] for gpu in self.gpus)
         free = machine.free(pid, self.gpus)
-        lacks = None if pid in machine.held else true.at_first(share, free, total, self.gpus[0])
+        first = pid not in machine.held
+        lacks = true.refuses(self._size.context_length) if first else None
+        lacks = true.at_first(share, free, total, self.gpus[0]) if first and lacks is None else lacks
         if lacks is None and cache:
             lacks = true.for_cache(share, self._size.sequences, total, self._size.context_length)
         size = self._true_size(true) if cache else min(size, true.rest)

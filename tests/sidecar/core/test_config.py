@@ -9,7 +9,7 @@ import pytest
 
 from gateway.shared.addresses import is_loopback
 from sidecar.core.addresses import ELSEWHERE, Address, AddressPool, EngineAddress
-from sidecar.core.config import MAX_BYTES, RelaySettings, SidecarConfig, decode, explain, warnings
+from sidecar.core.config import MAX_BYTES, InvalidFile, RelaySettings, SidecarConfig, decode, explain, warnings
 from sidecar.core.file.schedule import Hours
 from sidecar.core.flags import FLAGS, OWNED, OWNED_VARIABLES, VARIABLES
 from sidecar.core.profile import LOAD_TIMEOUT, EngineSettings, KvMemory, Profile, Sleep, Warmup
@@ -42,6 +42,22 @@ def test_models_alone_are_a_file() -> None:
     assert (str(config.listen), config.engine_addresses, config.gpus) == ("127.0.0.1:8002", None, "all")
     assert config.models["a"].sleep == Sleep(level=1, after=None)
     assert (config.models["a"].load_stall, config.models["a"].load_timeout) == (300.0, 3600.0)
+
+
+def test_a_merge_key_brings_what_the_mapping_does_not_say_itself() -> None:
+    found = decode(b"""
+models:
+  a: &a {model_path: /m/a, pin: true, max_starvation: 10s}
+  b: {<<: *a, model_path: /m/b}
+  c: {<<: [{pin: false}, *a], model_path: /m/c}
+""").models
+    assert [(each.model_path, each.pin, each.max_starvation) for each in found.values()] == [
+        ("/m/a", True, 10.0),
+        ("/m/b", True, 10.0),
+        ("/m/c", False, 10.0),
+    ]
+    with pytest.raises(InvalidFile, match=r"2: models.a.<<: found a merge of what is no mapping"):
+        decode(b"models:\n  a: {<<: [b], model_path: /m}")
 
 
 def test_engines_of_one_model_may_share_its_name() -> None:

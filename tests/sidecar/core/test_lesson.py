@@ -49,6 +49,14 @@ def test_a_failure_without_its_numbers_or_of_another_kind_teaches_nothing(kind: 
     assert learnt(kind) is None
 
 
+@pytest.mark.parametrize(("asked", "longest"), [(200_704, 131_072), (131_072, None), (None, None)])
+def test_a_context_that_vllm_does_not_derive_is_learnt_where_the_sidecar_chose_it(
+    asked: int | None, longest: int | None
+) -> None:
+    found = learnt("bad_config", size=Size(context_length=asked), derived_len=131_072)
+    assert (None if found is None else found.longest) == longest
+
+
 def test_a_lesson_is_added_to_what_is_known_of_the_same_settings() -> None:
     assert learnt("no_kv", KNOWN) == msgspec.structs.replace(KNOWN, rest=20 * GIB)
     assert learnt("no_kv", msgspec.structs.replace(KNOWN, settings="b")) == Lesson(settings="a", rest=20 * GIB)

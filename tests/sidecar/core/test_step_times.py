@@ -13,6 +13,7 @@ from sidecar.core.step_times import (
     DISK,
     DROPS,
     EAGER,
+    ENCODER,
     EVICTION,
     GRAPHS,
     LOAD,
@@ -98,6 +99,13 @@ def test_bytes_foretell_the_first_of_each_step() -> None:
     assert made.wake_seconds(SIZE) == pytest.approx((0.5 + 15 / 8, 0.5 + 30 * GIB / DISK))
     assert made.sleep_seconds(SIZE, 1) == pytest.approx(0.5 + 15 / 2)
     assert made.sleep_seconds(SIZE, 2) == DROPS
+
+
+def test_an_encoder_compiles_little_and_captures_no_graphs() -> None:
+    reads = PROCESS + SIZE.stored / DISK
+    encoder = msgspec.structs.replace(SIZE, encoder=True)
+    assert times().load_seconds(encoder) == reads + ENCODER
+    assert times(eager=True).load_seconds(encoder) == reads + EAGER
 
 
 def test_what_was_measured_replaces_what_was_foretold_and_then_goes_by_halves() -> None:

@@ -277,6 +277,12 @@ def test_a_file_that_cannot_be_understood_says_which_field(data: bytes, message:
         shape_from(data)
 
 
+@pytest.mark.parametrize("model_type", ["xlm-roberta", "modernbert"])
+def test_an_encoder_keeps_no_cache(model_type: str) -> None:
+    found = shape(model_type=model_type, layer_types=["full_attention", "sliding_attention"])
+    assert (found.caches, kv_bytes(found, 8192)) == ((), 0)
+
+
 def test_dtypes_are_those_of_vllm() -> None:
     assert [element_bytes(name) for name in ("auto", "half", "bfloat16", "float32", "float")] == [2, 2, 2, 4, 4]
     with pytest.raises(ModelError, match="dtype is 'int8', expected auto or one of float32"):

@@ -479,6 +479,12 @@ def test_of_a_model_that_is_not_here_yet_most_of_the_gpu_is_claimed(tmp_path: Pa
 
 def test_engines_without_files(tmp_path: Path) -> None:
     assert size(engines(tmp_path, "model_path: x", engine="{device: cpu}"), 0, 0).claim == 0
+    with pytest.raises(Unusable, match="there is no folder or file /m: correct model_path"):
+        size(engines(tmp_path, "model_path: /m", engine="{device: cpu}"), 0, 0)
+    assert (
+        size(engines(tmp_path, "model_path: /m, flags: {load-format: dummy}", engine="{device: cpu}"), 0, 0).share
+        is None
+    )
     simulated = "{simulated: h100-8b}"
     found = size(engines(tmp_path, "model_path: x", engine=simulated))
     assert (found.claim, found.residue, found.host) == (72 * GIB, GIB, 36 * GIB)
