@@ -9,6 +9,7 @@ from typing import Any
 
 from loadtest.bench.fleet import parse_fleet
 from loadtest.bench.help_text import GROUPS
+from loadtest.bench.rivals import parse_compared
 from loadtest.clients.targets import Address, parse_url
 from loadtest.load.scenario_flags import add_groups, seconds, whole
 
@@ -20,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of a load and those of GROUPS."""
     readers: dict[str, Callable[[str], Any]] = {
         "target": _target, "engines": parse_fleet, "metrics": _metrics, "drain": seconds,
-        "repeat": whole(1, MOST_REPEATS),
+        "repeat": whole(1, MOST_REPEATS), "compare": parse_compared, "max-model-len": whole(16, 10_000_000),
     }  # fmt: skip
     add_groups(parser, GROUPS, readers)
 

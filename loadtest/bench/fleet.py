@@ -1,4 +1,4 @@
-"""Simulated engines that the bench starts, behind a gateway with a policy or behind nothing.
+"""Simulated engines that the bench starts, behind a gateway with a policy, a rival, or nothing.
 
 Every run gets fresh engines: a second run would find the prefixes of the first in their caches. Engines and gateway are
 child processes with their output in files. They end with the run.
@@ -12,14 +12,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
+from loadtest.bench.rivals import is_rival, routed
 from loadtest.bench.run import SIGNALS
-from loadtest.clients.targets import Target, parse_url
+from loadtest.clients.targets import Spread, Target, parse_url
 from loadtest.engine.profile_file import profile_of
-from loadtest.load.scenario_flags import Baseline
 from loadtest.processes import Child, Gateway
 
 MOST = 64
@@ -29,11 +28,12 @@ _SPEC = re.compile(r"sim(?::([0-9]{1,3})(?::(.{1,4096}))?)?")
 
 
 class Fleet(msgspec.Struct, frozen=True, kw_only=True):
-    """`count` engines of one latency profile (a name, or a file), which serve these models."""
+    """`count` engines of one latency profile (a name, or a file), which serve these models. `flags`: more of each."""
 
     count: int
     profile: str
     models: Sequence[str] = ("sim",)
+    flags: Sequence[str] = ()
 
 
 def parse_fleet(text: str) -> Fleet:
@@ -49,35 +49,44 @@ def parse_fleet(text: str) -> Fleet:
 
 
 @contextmanager
-def started(
-    fleet: Fleet, name: str, *, before: Literal["gateway"] | Baseline, policy: Path | None, seed: int, folder: Path
-) -> Iterator[Target]:
-    """A target `name`: engines of which nothing is known yet, and before them a gateway with `policy`, or nothing.
-    Raises ChildError where one does not come up."""
+def started(fleet: Fleet, name: str, *, before: str, policy: Path | None, seed: int, folder: Path) -> Iterator[Target]:
+    """A target `name`: engines of which nothing is known yet, and `before` them what `fronted` says. Raises ChildError
+    where one does not come up."""
     with ExitStack() as stack:
-        urls = []
         children = []
         for number in range(fleet.count):
-            argv = [sys.executable, "-m", "loadtest.engine", "--profile", fleet.profile]
+            argv = [sys.executable, "-m", "loadtest.engine", "--profile", fleet.profile, *fleet.flags]
             argv += [word for model in fleet.models for word in ("--model", model)]
             argv += ["--seed", str(seed * MOST + number), "--enable-prompt-tokens-details"]
             with _undivided():
                 children.append(stack.enter_context(Child(f"engine {number}", argv, folder / f"engine-{number}.log")))
-        for child in children:
-            urls.append(child.line(r"^ready (http://\S+)", READY_WITHIN))
-        engines = [parse_url(url) for url in urls]
-        sources = [(f"engine {number}", address) for number, address in enumerate(engines)]
-        if before != "gateway":
-            yield Target(name=name, addresses=engines, spread=before, sources=sources)
-            return
-        words = [word for url in urls for word in ("--engine", url)]
-        words += ["--policy", str(policy)] if policy is not None else []
-        with _undivided():
-            log = folder / "gateway.log"
-            gateway = stack.enter_context(Gateway(log, *words, "--log", "none", timeout=READY_WITHIN))
-        yield Target(
-            name=name, addresses=[parse_url(gateway.url)], sources=[*sources, ("", parse_url(gateway.control))]
-        )
+        urls = [child.line(r"^ready (http://\S+)", READY_WITHIN) for child in children]
+        yield stack.enter_context(fronted(urls, name, before=before, policy=policy, folder=folder))
+
+
+@contextmanager
+def fronted(urls: Sequence[str], name: str, *, before: str, policy: Path | None, folder: Path) -> Iterator[Target]:
+    """A target `name`: these engines behind a "gateway" with `policy`, behind a rival (`rivals.py`), or behind nothing
+    ("direct", "round_robin"). Raises ChildError where one does not come up."""
+    engines = [parse_url(url) for url in urls]
+    sources = [(f"engine {number}", address) for number, address in enumerate(engines)]
+    with ExitStack() as stack:
+        if before == "gateway":
+            words = [word for url in urls for word in ("--engine", url)]
+            words += ["--policy", str(policy)] if policy is not None else []
+            with _undivided():
+                log = folder / "gateway.log"
+                gateway = stack.enter_context(Gateway(log, *words, "--log", "none", timeout=READY_WITHIN))
+            addresses = [parse_url(gateway.url)]
+            sources.append(("", parse_url(gateway.control)))
+            yield Target(name=name, addresses=addresses, sources=sources)
+        elif is_rival(before):
+            with _undivided():
+                url = stack.enter_context(routed(before, urls, folder / "rival.log"))
+            yield Target(name=name, addresses=[parse_url(url)], sources=sources)
+        else:
+            spread: Spread = "direct" if before == "direct" else "round_robin"
+            yield Target(name=name, addresses=engines, spread=spread, sources=sources)
 
 
 @contextmanager

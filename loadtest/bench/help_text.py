@@ -16,6 +16,7 @@ above 5 ms at p99 a run is invalid."""
 EXAMPLES = """\
 examples:
   gateway bench --engines sim:4 --compare direct,round_robin     the gateway on four simulated engines, with and without
+  gateway bench --scenario agents --engines sim:4 --compare vllm-router       coding agents, and a real rival beside it
   gateway bench --target http://10.0.0.5:8000 --rate 10/s --duration 5m --slo 'ttft.p99<2s,tpot.p99<100ms'
   gateway bench --target old=http://10.0.0.5:8000 --target new=http://10.0.0.6:8000 --repeat 5 --out report
   gateway bench --scenario overload --engines sim:4:a100-8b --policy now.yaml --policy next.yaml --out report
@@ -42,8 +43,11 @@ GROUPS: dict[str, Flags] = {
         ("target", "[NAME=]URL", "http://, https:// or unix:///PATH; repeatable; default: the scenario's"),
         ("engines", "sim[:N[:PROFILE]]", "start so many simulated engines and a gateway before them"),
         ("policy", "FILE", "the policy of that gateway; repeatable, each is a target by the name of its file"),
+        ("max-model-len", "N", "the longest prompt with its answer that those engines take, in tokens"),
         ("compare", "NAMES", "measure the same engines without it too: round_robin (each request at the next "
-                             "engine), direct (each conversation, or lone request, at one that chance has given it)"),
+                             "engine), direct (each conversation, or lone request, at one that chance has given it), "
+                             "vllm-router or vllm-router:POLICY (where it is installed: on the PATH, or named by "
+                             "VLLM_ROUTER)"),
         ("metrics", "NAME=URL", "whose /metrics tell of target NAME (default: its own); repeatable: its engines', or "
                                 "a gateway's control port"),
         ("key-env", "VAR", "the environment variable with the API key for every --target"),

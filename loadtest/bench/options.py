@@ -10,13 +10,13 @@ import os
 import ssl
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
 from gateway.core.policy.file import decode
 from gateway.shared.files.checked import InvalidFile
 from loadtest.bench.fleet import Fleet
+from loadtest.bench.rivals import absent, is_rival
 from loadtest.clients.driver import Load
 from loadtest.clients.retries import Clients
 from loadtest.clients.targets import Address, Target, parse_url, tls_of
@@ -28,7 +28,7 @@ from loadtest.load.scenario import (
     keys_of,
     planned,
 )
-from loadtest.load.scenario_flags import Baseline, overridden, scenario_of
+from loadtest.load.scenario_flags import overridden, scenario_of
 
 DRAIN = 60.0  # seconds
 
@@ -39,11 +39,11 @@ class BenchError(Exception):
 
 class Contender(msgspec.Struct, frozen=True, kw_only=True):
     """One side of a bench: `fixed`, a target that is there already, or our own engines behind a `gateway` with `policy`
-    or behind nothing. `compared`: a baseline, which SLOs are not held against."""
+    or what else `fleet.fronted` knows. `compared`: a baseline, which SLOs are not held against."""
 
     name: str
     fixed: Target | None = None
-    before: Literal["gateway"] | Baseline = "gateway"
+    before: str = "gateway"
     policy: Path | None = None
     compared: bool = False
 
@@ -97,7 +97,8 @@ def bench_of(given: argparse.Namespace, environment: Mapping[str, str] = os.envi
         flag = "--engines" if given.engines else "--find-capacity"
         raise BenchError(f"--side-by-side: not with {flag}; runs follow each other there")
     models = dict.fromkeys(kind.model or scenario.workload.model for kind in scenario.workload.mix)
-    fleet = given.engines and msgspec.structs.replace(given.engines, models=tuple(models))
+    flags = ("--max-model-len", str(given.max_model_len)) if given.max_model_len else ()
+    fleet = given.engines and msgspec.structs.replace(given.engines, models=tuple(models), flags=flags)
     return Bench(
         scenario=scenario, source=source, folder=folder, keys=keys, contenders=contenders, fleet=fleet,
         tls=tls, repeat=given.repeat or 1, drain=_drain(scenario) if given.drain is None else given.drain,
@@ -143,10 +144,12 @@ def _contenders(
 def _ours(given: argparse.Namespace) -> list[Contender]:
     """Engines that we start, behind a gateway with each policy and behind nothing."""
     if given.engines is None:
-        for flag in ("policy", "compare"):
+        for flag in ("policy", "compare", "max_model_len"):
             if getattr(given, flag):
-                raise BenchError(f"--{flag}: needs --engines, which it is measured on")
+                raise BenchError(f"--{flag.replace('_', '-')}: needs --engines, which it is measured on")
         return []
+    if any(is_rival(name) for name in given.compare or ()) and (why := absent()):
+        raise BenchError(f"--compare: {why}")
     policies = [Path(policy) for policy in given.policy]
     for policy in policies:
         if not policy.is_file():

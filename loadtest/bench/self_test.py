@@ -21,7 +21,7 @@ from loadtest.bench.run import Ran, TargetRun, run
 from loadtest.clients.driver import Load
 from loadtest.clients.stub import INTERVAL, serve_stub
 from loadtest.clients.targets import Address, Target
-from loadtest.load.arrivals import Arrivals, Rate
+from loadtest.load.arrivals import Arrivals, Closed, Rate
 from loadtest.load.lengths import Length
 from loadtest.load.scenario import Scenario, planned
 from loadtest.load.workload import Kind, Workload
@@ -59,8 +59,8 @@ def self_test(seconds: float = 5.0) -> list[SelfTestFigure]:
         def measured(arrivals: Arrivals, tokens: int) -> Ran:
             return run([TargetRun(target, _load(arrivals, seconds, tokens), 0, lambda state: None)], None)[0]
 
-        plain = measured(Arrivals(closed=64), 0)
-        busy = measured(Arrivals(closed=int(1.2 * EVENTS * INTERVAL)), TOKENS)
+        plain = measured(Arrivals(closed=Closed(clients=64)), 0)
+        busy = measured(Arrivals(closed=Closed(clients=int(1.2 * EVENTS * INTERVAL))), TOKENS)
         slow = measured(Arrivals(poisson=Rate(REQUESTS / 2.0)), 0)
         flow = measured(Arrivals(poisson=Rate(EVENTS / 2.0 / TOKENS)), TOKENS)
     figures = []

@@ -18,7 +18,7 @@ from loadtest.clients.retries import Clients
 from loadtest.clients.sender import Sender
 from loadtest.clients.targets import Servers
 from loadtest.load.trace import TraceError
-from loadtest.load.workload import Planned
+from loadtest.load.workload import OpenConversations, Planned
 from loadtest.report.records import RequestResult
 
 BURST = 32  # requests sent in one turn of the loop
@@ -70,6 +70,7 @@ class Driver:
         self._next: Planned | None = None
         self._waiting = 0  # turns of conversations whose time has not come
         self._talking = 0  # calls of conversations that are open
+        self._turns = OpenConversations()
         self._sending = True
         self._dry = False  # nothing is planned any more
         self._changed = asyncio.Event()
@@ -153,20 +154,23 @@ class Driver:
             self._send(planned)
 
     def _ended(self, planned: Planned, result: RequestResult, said: bytes) -> None:
-        if self._load.users and self._sending:
-            asyncio.get_running_loop().call_soon(self._user)
+        following = 0
         if planned.session is not None:
             self._talking -= 1
             if result.outcome == "ok" and self._sending:
-                for then in planned.session.follow(said, result.finished):
-                    self._follow(then)
+                following = sum(self._follow(then) for then in planned.session.follow(said, result.finished))
+        if self._load.users and self._sending and self._turns.end(planned, following):
+            asyncio.get_running_loop().call_soon(self._user)
         if self._all_sent() if self._sending else not self.sender.open:
             self._changed.set()
 
-    def _follow(self, then: Planned) -> None:
-        if then.at < self._load.seconds:
-            self._waiting += 1
-            asyncio.get_running_loop().call_later(max(0.0, then.at - self.now), self._turn, then)
+    def _follow(self, then: Planned) -> bool:
+        """Send it when it is due, where that is before the end."""
+        if then.at >= self._load.seconds:
+            return False
+        self._waiting += 1
+        asyncio.get_running_loop().call_later(max(0.0, then.at - self.now), self._turn, then)
+        return True
 
     # -- a closed loop ----------------------------------------------------------------------------------------------
 
@@ -175,12 +179,16 @@ class Driver:
             self._user()
 
     def _user(self) -> None:
-        """A user's next request, which is meant to be sent now."""
+        """A user's next request, which is meant to be sent now, or when the user begins."""
         if not self._sending or self.now >= self._load.seconds:
             return
         self._take()
         planned, self._next = self._next, None
-        if planned is not None:
+        if planned is None:
+            return
+        if planned.at > self.now:
+            self._follow(planned)
+        else:
             planned.at = self.now
             self._send(planned)
 

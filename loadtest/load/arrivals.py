@@ -11,7 +11,7 @@ import random
 import re
 from collections.abc import Iterator
 from decimal import Decimal
-from itertools import count, cycle, repeat
+from itertools import chain, count, cycle, repeat
 from typing import Annotated, ClassVar
 
 import msgspec
@@ -88,13 +88,34 @@ class RateStep(msgspec.Struct, frozen=True, rename={"lasts": "for"}):
     lasts: Span
 
 
+class Closed(msgspec.Struct, frozen=True, kw_only=True):
+    """A closed loop. A bare number is its clients.
+
+    `clients`: how many there are, each of which sends its next request, or has its next conversation, when the one
+    before has ended; `within`: the time in which they begin, at equal distances; `rounds`: requests, or conversations,
+    of each client on average; null: without end.
+    """
+
+    shorthand: ClassVar[str] = "clients"
+
+    clients: Annotated[Count, msgspec.Meta(ge=1, le=100_000)]
+    within: Annotated[Seconds, msgspec.Meta(ge=0, le=86_400)] = 0.0
+    rounds: Annotated[Count, msgspec.Meta(ge=1, le=1_000_000)] | None = None
+
+    def times(self) -> Iterator[float]:
+        """When each request is to be sent at the earliest; only answers know the time after that."""
+        begin = (self.within * number / self.clients for number in range(self.clients))
+        return chain(begin, repeat(0.0) if self.rounds is None else repeat(0.0, self.clients * (self.rounds - 1)))
+
+
 class Arrivals(msgspec.Struct, frozen=True, kw_only=True):
     """Arrival process of requests: one of these. A bare rate is a Poisson process.
 
     `poisson`: at random, each independent of all others, as those of many people are; `gamma`: the same, burstier or
     more even; `constant`: at equal distances; `ramp`: at a rate that grows or falls; `steps`: at one rate after
     another, from the first again after the last; `closed`: so many clients, each of which sends its next request when
-    it has its answer: slow servers are asked less, so this tells what a server can do and not what users would feel.
+    it has its answer: slow servers are asked less, so this tells what a server can do. It tells what users would feel
+    where they work like that, as coding agents do.
     """
 
     shorthand: ClassVar[str] = "poisson"
@@ -104,11 +125,11 @@ class Arrivals(msgspec.Struct, frozen=True, kw_only=True):
     constant: Rate | None = None
     ramp: Ramp | None = None
     steps: tuple[RateStep, ...] | None = None
-    closed: Annotated[Count, msgspec.Meta(ge=1, le=100_000)] | None = None
+    closed: Closed | None = None
 
     def times(self, seed: int) -> Iterator[float]:
-        """The times, without end unless a rate falls to nothing for good. Of a closed loop: 0.0 for ever, since only
-        answers know. Raises ValueError where none is given."""
+        """The times, without end unless a rate falls to nothing for good, or a closed loop has `rounds`. Raises
+        ValueError where none is given."""
         rng = random.Random(f"arrivals {seed}")  # noqa: S311 # a workload, no secrets
         if self.poisson is not None:
             return poisson(self.poisson.per_second, rng)
@@ -121,7 +142,7 @@ class Arrivals(msgspec.Struct, frozen=True, kw_only=True):
         if self.steps is not None:
             return steps(tuple((step.rate.per_second, step.lasts) for step in self.steps), rng)
         if self.closed is not None:
-            return repeat(0.0)
+            return self.closed.times()
         raise ValueError("arrivals of no kind")
 
     def scaled(self, factor: float) -> Arrivals:
@@ -136,7 +157,8 @@ class Arrivals(msgspec.Struct, frozen=True, kw_only=True):
             constant=self.constant and more(self.constant),
             ramp=self.ramp and Ramp(more(self.ramp.start), more(self.ramp.end), self.ramp.over),
             steps=self.steps and tuple(RateStep(more(step.rate), step.lasts) for step in self.steps),
-            closed=self.closed and max(1, round(self.closed * factor)),
+            closed=self.closed
+            and msgspec.structs.replace(self.closed, clients=max(1, round(self.closed.clients * factor))),
         )
 
     def mean_rate(self, seconds: float) -> float:

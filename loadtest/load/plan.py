@@ -46,8 +46,9 @@ class RequestBody(msgspec.Struct, frozen=True, gc=False):
 class Writer:
     """Writes the requests of one kind. Raises ValueError for sizes of a trace where there is no row of one."""
 
-    def __init__(self, kind: Kind, model: str, text: Text, rng: random.Random) -> None:
+    def __init__(self, kind: Kind, model: str, text: Text, rng: random.Random, *, named: bool = True) -> None:
         self.kind = kind
+        self.named = named
         self.model = kind.model or model
         self.path = PATHS[kind.kind]
         self._json_model = json_text(self.model)
@@ -56,7 +57,9 @@ class Writer:
 
     def fields(self, key: str) -> dict[bytes, bytes]:
         """The headers of a request; an empty key is none."""
-        fields = {b"content-type": b"application/json", b"x-weir-class": self.kind.class_name.encode()}
+        fields = {b"content-type": b"application/json"}
+        if self.named:
+            fields[b"x-weir-class"] = self.kind.class_name.encode()
         if key:
             fields[b"authorization"] = b"Bearer " + key.encode()
         return fields
@@ -86,11 +89,12 @@ class Writer:
         return (message(b"system", prefix) + b",", HEADER + len(prefix) // BYTES) if prefix else (b"", 0)
 
     def turn(
-        self, messages: bytes, read: int, rng: random.Random, row: Arrival | None = None
+        self, messages: bytes, read: int, rng: random.Random, row: Arrival | None = None, prompt: Length | None = None
     ) -> tuple[bytes, RequestBody]:
-        """What the user says after `messages` of `read` tokens: all the messages then, and the request."""
+        """What the user says after `messages` of `read` tokens: all the messages then, and the request. `prompt`:
+        another length than the kind's."""
         kind = self.kind
-        words = self._words(rng, row, FRAME)
+        words = self._words(rng, row, FRAME, prompt)
         messages += message(b"user", words)
         asked = _drawn(kind.output, row.output_tokens if row else None, rng)
         body = body_of(messages, asked, model=self._json_model, stream=kind.stream, ignore_eos=kind.ignore_eos)
@@ -99,9 +103,9 @@ class Writer:
     def _prefix(self, rng: random.Random) -> bytes:
         return rng.choice(self._prefixes) if self._prefixes else b""
 
-    def _words(self, rng: random.Random, row: Arrival | None, frame: int) -> bytes:
+    def _words(self, rng: random.Random, row: Arrival | None, frame: int, prompt: Length | None = None) -> bytes:
         """A prompt's text, of which `frame` tokens are the template's."""
-        length = max(1, _drawn(self.kind.prompt, row.prompt_tokens if row else None, rng) - frame)
+        length = max(1, _drawn(prompt or self.kind.prompt, row.prompt_tokens if row else None, rng) - frame)
         if row is None or not row.blocks or self.kind.prompt != "trace":
             return self._text.cut(length, rng)
         text = self._text
@@ -160,7 +164,7 @@ class Conversation:
             self.turns = agents.turns.draw(rng)
             self._name, self._opening = parent._name, parent._opening  # of its own kind
         self._messages, self._read = self._opening
-        self._fields = sender.fields | {b"x-weir-session": self._name.encode()}
+        self._fields = sender.fields | ({b"x-weir-session": self._name.encode()} if sender.writer.named else {})
         self.end = index + self.turns
         if parent is None and agents is not None and rng.random() < agents.share:
             for _ in range(agents.count.draw(rng)):
@@ -175,7 +179,8 @@ class Conversation:
         context = self._sessions.context
         if context is not None and self._read > context:
             self._messages, self._read = self._opening
-        self._messages, written = writer.turn(self._messages, self._read, self._rng)
+        first = None if self._turn else self._sessions.first
+        self._messages, written = writer.turn(self._messages, self._read, self._rng, prompt=first)
         self._read = written.prompt
         name, turn = writer.kind.class_name, self._turn
         self._turn += 1
@@ -214,7 +219,7 @@ def plan(
     """
     rng = random.Random(f"requests {seed}")  # noqa: S311 # a workload, no secrets
     text = Text(random.Random(f"text {seed}"))  # noqa: S311 # the same
-    writers = [Writer(kind, workload.model, text, rng) for kind in workload.mix]
+    writers = [Writer(kind, workload.model, text, rng, named=workload.named) for kind in workload.mix]
     weights = {name: tenant.weight for name, tenant in workload.tenants.items()} or {"": 1.0}
     senders = [
         RequestOrigin(tenant, writer, writer.fields((keys or {}).get(tenant, "")))

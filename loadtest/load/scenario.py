@@ -125,7 +125,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def clients(self) -> int:
         """Of a closed loop: how many send, each its next request when it has its answer; 0: an open loop."""
-        return 0 if isinstance(self.arrivals, str) else self.arrivals.closed or 0
+        return 0 if isinstance(self.arrivals, str) or self.arrivals.closed is None else self.arrivals.closed.clients
 
     @property
     def rate(self) -> float:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import msgspec
 
 from gateway.shared.files.units import SECONDS
-from loadtest.load.arrivals import Arrivals, Rate, parse_rate
+from loadtest.load.arrivals import Arrivals, Closed, Rate, parse_rate
 from loadtest.load.scenario import Scenario, Unusable, find, load, of_trace, recorded
 from loadtest.load.slo import parse_slo
 from loadtest.load.trace import TraceError
@@ -21,8 +21,6 @@ from loadtest.load.trace import TraceError
 DEFAULT_SCENARIO = "chat"
 SENT = "what is sent"
 REPEATED = ("target", "metrics", "policy")  # flags that may be given more than once
-Baseline = Literal["direct", "round_robin"]
-BASELINES: tuple[str, ...] = get_args(Baseline)
 
 Flags = tuple[tuple[str, str, str], ...]  # name, metavar ("": a switch), help
 
@@ -96,7 +94,7 @@ def overridden(scenario: Scenario, given: argparse.Namespace) -> Scenario:
         if getattr(given, name) is not None:
             change[name] = getattr(given, name)
     if given.clients is not None:
-        change["arrivals"] = Arrivals(closed=given.clients)
+        change["arrivals"] = Arrivals(closed=Closed(clients=given.clients))
     if given.model is not None:
         mix = tuple(msgspec.structs.replace(kind, model=None) for kind in scenario.workload.mix)
         change["workload"] = msgspec.structs.replace(scenario.workload, model=given.model, mix=mix)
@@ -117,8 +115,6 @@ def overridden(scenario: Scenario, given: argparse.Namespace) -> Scenario:
     for objective in scenario.slo:
         if objective.class_name and objective.class_name not in classes:
             raise Unusable(f"--slo {objective}: no requests are of this class, only of {', '.join(classes)}")
-    if given.clients is not None and any(kind.session is not None for kind in scenario.workload.mix):
-        raise Unusable("--clients: a closed loop has no conversations; this scenario has")
     if given.find_capacity and not scenario.slo:
         raise Unusable("--find-capacity: there is no SLO to keep; give --slo, such as --slo 'ttft.p99<2s'")
     if given.find_capacity and not scenario.rate and scenario.arrivals != "trace":
@@ -167,17 +163,8 @@ def whole(least: int, most: int) -> Callable[[str], int]:
     return read
 
 
-def parse_baselines(text: str) -> tuple[Baseline, ...]:
-    """Names of what a gateway is compared with, separated by commas. Raises ValueError."""
-    names = text.split(",")
-    for name in names:
-        if name not in BASELINES:
-            raise ValueError(f"{name!r} is not one of {', '.join(BASELINES)}")
-    return tuple(dict.fromkeys(names))  # type: ignore[arg-type] # each is one
-
-
 READERS: dict[str, Callable[[str], Any]] = {
-    "compare": parse_baselines, "slo": parse_slo, "rate": parse_rate, "duration": seconds, "warmup": seconds,
+    "slo": parse_slo, "rate": parse_rate, "duration": seconds, "warmup": seconds,
     "cooldown": seconds, "timeout": seconds, "clients": whole(1, 100_000), "seed": whole(0, 1_000_000_000),
     "retries": whole(0, 10), "speed": factor,
 }  # fmt: skip

@@ -59,11 +59,6 @@ def _arrivals(scenario: Scenario) -> Iterator[Fault]:
         yield Fault((*at, "ramp", "to"), str(given.ramp.end), above)
     if given.steps is not None and not any(step.rate.amount for step in given.steps):
         yield Fault((*at, "steps"), "no step with a rate above 0", "at least one")
-    if given.closed is not None:
-        for index, kind in enumerate(scenario.workload.mix):
-            if kind.session is not None:
-                where: Path = ("workload", "mix", index, "session")
-                yield Fault(where, "conversations in a closed loop", "arrivals with a rate, at which they begin")
 
 
 def _mix(scenario: Scenario) -> Iterator[Fault]:
@@ -81,6 +76,8 @@ def _kind(kind: Kind, at: Path) -> Iterator[Fault]:
             yield from _length(length, (*at, name))
     if kind.session is not None:
         yield from _length(kind.session.turns, (*at, "session", "turns"))
+        if kind.session.first is not None:
+            yield from _length(kind.session.first, (*at, "session", "first"))
         agents = kind.session.subagents
         if agents is not None:
             yield from _length(agents.count, (*at, "session", "subagents", "count"))

@@ -50,12 +50,14 @@ class SubAgents(msgspec.Struct, frozen=True, kw_only=True):
 class Sessions(msgspec.Struct, frozen=True, kw_only=True):
     """Conversations: each turn sends all that was said before, some time after the answer to the one before.
 
-    `turns`: of one conversation; `think`: the time between an answer and the next turn, its mean; `spread`: makes
+    `first`: tokens of the first turn's prompt, on top of the prefix; null: as of the others; `turns`: of one
+    conversation; `think`: the time between an answer and the next turn, its mean; `spread`: makes
     `think` the median of a log-normal time with this sigma; null: exponential; `context`: tokens above which all that
     was said is left out of the next turn, as agents do that compact it; null: never; `subagents`: conversations that
     these start; null: none.
     """
 
+    first: Length | None = None
     turns: Length = Length(geometric=6.5)
     think: Span = 8.0
     spread: Annotated[Factor, msgspec.Meta(ge=0, le=5)] | None = None
@@ -104,11 +106,13 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """Requests to send.
 
-    `model`: the model that requests name; `mix`: the kinds of requests; `tenants`: who sends them, whatever the kind;
-    a conversation is one tenant's. None: nobody in particular.
+    `model`: the model that requests name; `named`: whether they name class and conversation in the gateway's own
+    headers, as few clients do; `mix`: the kinds of requests; `tenants`: who sends them, whatever the kind; a
+    conversation is one tenant's. None: nobody in particular.
     """
 
     model: ModelName = "sim"
+    named: bool = True
     mix: tuple[Kind, ...] = (Kind(),)
     tenants: Mapping[TenantName, Tenant] = {}
 
@@ -137,3 +141,20 @@ class Session(Protocol):
         """What follows `answer`, the text as it stands in JSON, with its escapes: its next turn, where it has one, and
         the first turns of sub-agents. `now` counts as `Planned.at` does. To be called once for each request, and only
         where it was answered."""
+
+
+class OpenConversations:
+    """Calls of conversations that are open or to come, of a closed loop whose clients go on after the last of each."""
+
+    def __init__(self) -> None:
+        self._left: dict[str, int] = {}
+
+    def end(self, planned: Planned, following: int) -> bool:
+        """Whether the client has nothing else under way, now that `planned` has ended and so many calls follow it."""
+        if planned.session is None:
+            return True
+        name = planned.asked.session
+        left = self._left.pop(name, 1) - 1 + following
+        if left:
+            self._left[name] = left
+        return not left

@@ -120,7 +120,7 @@ async def _simulate(cell: Cell, tell: Callable[[Progress], bool]) -> Simulated:
     grace = (scenario.timeout + LONGEST_ADVICE) * (scenario.retries + 1)
     result = await run.until(scenario.seconds, grace=grace)
     stopped, problem = listening.stopped, str(run.failed or "")
-    if stopped or problem:
+    if stopped or problem or (scenario.clients and result.seconds < scenario.seconds):
         listening.cut(result.seconds)
     return Simulated(
         run=listening.made(), calls=result.calls, tries=listening.tries, seconds=result.seconds, wall=0.0, cpu=0.0,

@@ -13,7 +13,7 @@ from typing import Any
 
 from loadtest.clients.retries import Clients
 from loadtest.load.trace import TraceError
-from loadtest.load.workload import Planned
+from loadtest.load.workload import OpenConversations, Planned
 from loadtest.simulate.memory_engine import MemoryEngine
 from loadtest.simulate.run_records import SAMPLE_EVERY, Fault, FleetSample, RunListener, RunResult, Watched
 from loadtest.simulate.simulated_client import ClientCall, Transport, Try
@@ -26,7 +26,8 @@ class Broken(Exception):
 
 
 class SimulationRun:
-    """Everything one run keeps. `closed`: so many clients, each with its next call as soon as it has its answer.
+    """Everything one run keeps. `closed`: so many clients, each with its next call, or conversation, as soon as the one
+    before has ended.
 
     With a `listener` nothing is kept, and the run is over when all calls have ended and none is to come. `failed`: what
     ended the calls before their time (a row of a trace that cannot be used).
@@ -59,6 +60,7 @@ class SimulationRun:
         self._listener = listener
         self._loop = asyncio.get_running_loop()
         self._turns = 0  # of conversations, whose time has not come
+        self._conversations = OpenConversations()
         self._all = False  # no call is left that begins of itself
         self._waits = True
         self._stopped: asyncio.Future[None] = self._loop.create_future()
@@ -153,14 +155,22 @@ class SimulationRun:
     def _begin_next(self) -> None:
         planned = self._next()
         if planned is not None:
-            planned.at = self._loop.time()
-            self._begin(planned)
+            now = self._loop.time()
+            if planned.at > now:
+                self._turn_at(planned)
+            else:
+                planned.at = now
+                self._begin(planned)
 
     def _begin(self, planned: Planned) -> None:
         self.calls += 1
         client_call = ClientCall(planned, self._target, self._clients, self._rng, self._ended)
         self._open[client_call] = None
         client_call.send()
+
+    def _turn_at(self, planned: Planned) -> None:
+        self._turns += 1
+        self._loop.call_at(planned.at, self._turn, planned)
 
     def _turn(self, planned: Planned) -> None:
         self._turns -= 1
@@ -178,12 +188,13 @@ class SimulationRun:
                 self._empty.set_result(None)
             return
         session = client_call.call.session
-        if self._closed:
+        following: list[Planned] = []
+        if session is not None and client_call.tried.outcome == "ok":
+            following = session.follow(client_call.answer, self._loop.time())
+            for planned in following:
+                self._turn_at(planned)
+        if self._closed and self._conversations.end(client_call.call, len(following)):
             self._loop.call_soon(self._begin_next)
-        elif session is not None and client_call.tried.outcome == "ok":
-            for planned in session.follow(client_call.answer, self._loop.time()):
-                self._turns += 1
-                self._loop.call_at(planned.at, self._turn, planned)
         self._check_end()
 
     # -- watching -----------------------------------------------------------------------------------------------

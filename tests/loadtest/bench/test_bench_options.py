@@ -100,6 +100,11 @@ def test_keys_come_from_the_environment_only() -> None:
         ("--engines sim --policy nope.yaml", "nope.yaml: there is no such file"),
         ("--target http://h --policy x.yaml", "needs --engines"),
         ("--target http://h --compare direct", "needs --engines"),
+        ("--target http://h --max-model-len 9000", "--max-model-len: needs --engines"),
+        (
+            "--engines sim --compare vllm-router:best",
+            "'vllm-router:best' is not one of direct, round_robin, vllm-router",
+        ),
         ("--target http://h --rate 5", "a rate such as 5/s"),
         ("--target http://h --rate 5/s --clients 3", "an open loop or a closed one"),
         ("--target http://h --scenario multi-turn --clients 3", "no conversations"),

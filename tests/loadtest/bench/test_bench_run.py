@@ -16,7 +16,7 @@ import pytest
 from loadtest.bench.help_text import unreachable
 from loadtest.bench.run import probe
 from loadtest.clients.targets import Address, Target
-from loadtest.load.arrivals import Arrivals, Rate
+from loadtest.load.arrivals import Arrivals, Closed, Rate
 from loadtest.load.lengths import Length
 from loadtest.load.workload import Sessions
 from tests.certificates import made
@@ -40,7 +40,7 @@ GOOD = stream(WORD, WORD, WORD, USAGE, DONE)
 SPACED = WORD.replace(b'"choices":[{', b'"choices": [ {').replace(b"\n", b"\r\n")
 FIRST, BETWEEN = 0.04, 0.02  # seconds
 SLACK = 0.1  # seconds, for a machine that has other things to do; what is too short is always wrong
-ONE_BY_ONE = scenario_of(Arrivals(closed=1), 60.0)
+ONE_BY_ONE = scenario_of(Arrivals(closed=Closed(clients=1)), 60.0)
 
 
 async def timed(number: int, body: bytes, writer: asyncio.StreamWriter) -> None:
@@ -88,10 +88,23 @@ def test_a_slow_server_does_not_slow_the_load() -> None:
 
 def test_connections_are_used_again() -> None:
     with served(always(GOOD)) as server:
-        ran = sent(server.address, scenario_of(Arrivals(closed=2), 0.1))
+        ran = sent(server.address, scenario_of(Arrivals(closed=Closed(clients=2)), 0.1))
         assert ran.connections == server.connections == 2
         assert len(ran.results) > 4
         assert {result.outcome for result in ran.results} == {"ok"}
+
+
+def test_clients_of_a_closed_loop_have_one_conversation_after_another() -> None:
+    session = Sessions(turns=Length(constant=3), think=0.02, spread=0.0)
+    scenario = scenario_of(Arrivals(closed=Closed(clients=2, within=0.04, rounds=2)), 60.0, session=session)
+    with served(always(GOOD)) as server:
+        ran = sent(server.address, scenario)
+    assert ran.seconds < 20.0, "it is over with the last conversation"
+    calls = sorted(ran.results, key=lambda result: result.index)
+    assert [result.index for result in calls] == list(range(12))
+    begins, ends = [calls[3 * n].at for n in range(4)], [calls[3 * n + 2].finished for n in range(4)]
+    assert begins[1] >= 0.02
+    assert all(begin >= min(ends[:2]) for begin in begins[2:]), "two at a time"
 
 
 ENDS = (

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.load.arrivals import Arrivals, Gamma, Ramp, Rate, RateStep, parse_rate
+from loadtest.load.arrivals import Arrivals, Closed, Gamma, Ramp, Rate, RateStep, parse_rate
 from loadtest.report.stats import counts_of, dispersion
 
 RUSH = (RateStep(Rate(4.0), 10.0), RateStep(Rate(0.0), 5.0), RateStep(Rate(40.0), 2.0))
@@ -127,12 +127,13 @@ def test_steps_follow_each_other_and_begin_again() -> None:
     assert quiet + rush == len(times), "in the step without a rate comes nothing"
 
 
-def test_a_closed_loop_has_no_times() -> None:
-    closed = Arrivals(closed=8)
+def test_a_closed_loop_has_no_times_but_those_when_its_clients_begin() -> None:
+    closed = Arrivals(closed=Closed(clients=8))
     assert list(islice(closed.times(1), 3)) == [0.0, 0.0, 0.0]
     assert closed.mean_rate(10.0) == 0.0
-    assert closed.scaled(1.5).closed == 12
-    assert closed.scaled(0.01).closed == 1
+    assert closed.scaled(1.5).closed == Closed(clients=12)
+    assert closed.scaled(0.01).closed == Closed(clients=1)
+    assert list(Closed(clients=4, within=2.0, rounds=2).times()) == [0.0, 0.5, 1.0, 1.5, 0.0, 0.0, 0.0, 0.0]
 
 
 def test_no_arrivals_are_a_mistake() -> None:

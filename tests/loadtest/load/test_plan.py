@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.engine import tokens
-from loadtest.load.arrivals import Arrivals, Rate
+from loadtest.load.arrivals import Arrivals, Closed, Rate
 from loadtest.load.lengths import Length, Uniform
 from loadtest.load.plan import plan, poisson
 from loadtest.load.prompts import WORDS
@@ -135,7 +135,7 @@ def test_poisson_is_in_order_and_in_its_time(seed: int, rate: float, seconds: fl
 
 
 def test_a_plan_is_made_as_it_is_taken() -> None:
-    calls = plan(Workload(), Arrivals(closed=8).times(1), 1)
+    calls = plan(Workload(), Arrivals(closed=Closed(clients=8)).times(1), 1)
     assert [call.at for call in islice(calls, 3)] == [0.0, 0.0, 0.0]
     assert next(calls).asked.index == 3
 

@@ -16,7 +16,7 @@ from gateway.shared.files.checked import InvalidFile
 from gateway.shared.files.schema import described
 from loadtest.lab.figures.fleet import CONVERSATIONS
 from loadtest.lab.figures.runs import MIX
-from loadtest.load.arrivals import Arrivals, Gamma, Rate, RateStep
+from loadtest.load.arrivals import Arrivals, Closed, Gamma, Rate, RateStep
 from loadtest.load.lengths import Length, LogNormal, Uniform
 from loadtest.load.scenario import (
     LONGEST_KEY,
@@ -114,7 +114,9 @@ targets:
     ("text", "arrivals"),
     [
         ("0.5/s", Arrivals(poisson=Rate(0.5))),
-        ("{closed: 64}", Arrivals(closed=64)),
+        ("{closed: 64}", Arrivals(closed=Closed(clients=64))),
+        ("{closed: {clients: 20, within: 700ms, rounds: 1}}",
+         Arrivals(closed=Closed(clients=20, within=0.7, rounds=1))),
         ("{steps: [{rate: 0/s, for: 1s}, {rate: 2k/h, for: 1d}]}",
          Arrivals(steps=(RateStep(Rate(0.0), 1.0), RateStep(Rate(2000.0, 3600.0), 86_400.0)))),
     ],
@@ -122,7 +124,7 @@ targets:
 def test_arrivals(text: str, arrivals: Arrivals) -> None:
     scenario = decode(f"arrivals: {text}".encode())
     assert scenario.arrivals == arrivals
-    assert scenario.clients == (arrivals.closed or 0)
+    assert scenario.clients == (arrivals.closed.clients if arrivals.closed else 0)
     assert decode(explain(scenario.scaled(1 / 3)).encode()) == scenario.scaled(1 / 3)
 
 
@@ -147,9 +149,9 @@ MISTAKES = [
      "1: arrivals.ramp: found no to, expected to: a rate such as 5/s, 0.5/s, 600/min"),
     ("arrivals: {steps: [{rate: 0/s, for: 1s}]}",
      "1: arrivals.steps: found no step with a rate above 0, expected at least one"),
-    ("arrivals: {closed: 4}\nworkload: {mix: [{session: {}}]}",
-     "2: workload.mix[0].session: found conversations in a closed loop, expected arrivals with a rate, at which "
-     "they begin"),
+    ("workload: {mix: [{session: {first: {}}}]}",
+     "1: workload.mix[0].session.first: found none, expected one of constant, uniform, log_normal, geometric, "
+     "empirical"),
     ("arrivals: trace", "1: arrivals: found trace, expected a trace beside it: trace: {file: ...}"),
     ("trace: t.csv",
      "1: trace: found a trace that nothing uses, expected arrivals: trace, or a prompt or output of trace"),
@@ -287,11 +289,21 @@ def test_keys_that_are_none(tmp_path: Path, tenant: Tenant, says: str) -> None:
 
 
 def test_shipped_scenarios_are_found_by_name(tmp_path: Path) -> None:
-    assert set(shipped()) >= {"agentic", "burst", "chat", "embeddings", "mixed", "multi-turn", "overload"}
+    assert set(shipped()) >= {
+        "agentic",
+        "agents",
+        "claude-code",
+        "burst",
+        "chat",
+        "embeddings",
+        "mixed",
+        "multi-turn",
+        "overload",
+    }
     assert find("chat") == SHIPPED / "chat.yaml"
     (tmp_path / "own.yaml").write_text("what: mine")
     assert load(find(str(tmp_path / "own.yaml"))).what == "mine"
-    with pytest.raises(Unusable, match="chatt: neither a file nor one of the scenarios agentic, burst, chat,"):
+    with pytest.raises(Unusable, match="chatt: neither a file nor one of the scenarios agentic, agents, burst, chat,"):
         find("chatt")
     (tmp_path / "own.yaml").write_text("wat: mine")
     with pytest.raises(InvalidFile, match=r"own\.yaml:1: found unknown field 'wat'.*did you mean what"):

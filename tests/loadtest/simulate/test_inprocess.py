@@ -12,16 +12,17 @@ import pytest
 
 from loadtest.clients.retries import Clients
 from loadtest.engine.config import sim_config
+from loadtest.load.arrivals import Arrivals, Closed
 from loadtest.load.lengths import Length, LogNormal
-from loadtest.load.plan import poisson
+from loadtest.load.plan import plan, poisson
 from loadtest.load.prompts import body_of, message
-from loadtest.load.workload import Kind, Planned, Prefix, Sessions
+from loadtest.load.workload import Kind, Planned, Prefix, Sessions, SubAgents, Workload
 from loadtest.simulate import vtime
 from loadtest.simulate.inprocess import GatewayTarget, targets_of
 from loadtest.simulate.memory_engine import MemoryEngine
 from loadtest.simulate.rivals.load import RoundRobin
 from loadtest.simulate.rivals.router import Router
-from loadtest.simulate.run_records import Fault, RunResult
+from loadtest.simulate.run_records import Fault, FleetSample, RunResult
 from loadtest.simulate.simulated_client import ClientCall, Try
 from loadtest.simulate.simulation import Broken, SimulationRun
 
@@ -340,6 +341,35 @@ def test_sessions_grow_and_find_their_beginning_cached() -> None:
         assert all(tried.outcome == "ok" for tried in result.tries)
         cached = sum(tried.cached_tokens for tried in result.tries)
         assert 0.8 < cached / sum(tried.prompt_tokens for tried in result.tries) < 1.0
+
+    in_memory(scenario)
+
+
+def test_a_closed_loop_of_conversations_waits_for_their_sub_agents() -> None:
+    agents = SubAgents(share=1.0, count=Length(constant=2), turns=Length(constant=3))
+    kind = Kind(
+        prompt=Length(constant=20), session=Sessions(turns=Length(constant=2), think=0.5, spread=0.0, subagents=agents)
+    )
+    closed = Arrivals(closed=Closed(clients=3, within=0.9, rounds=2))
+    spans: dict[str, list[float]] = {}
+
+    class Spans:
+        def ended(self, client_call: ClientCall) -> None:
+            tried = client_call.tried
+            spans.setdefault(client_call.call.asked.session, []).extend((tried.sent, tried.finished))
+
+        def sampled(self, sample: FleetSample) -> None:
+            """Nothing of it is asked."""
+
+    async def scenario() -> None:
+        engines, calls = [an_engine()], plan(Workload(mix=(kind,)), closed.times(1), 1)
+        router = Router(engines, RoundRobin())
+        run = SimulationRun(engines, router, calls, clients=Clients(), closed=3, listener=Spans())
+        await run.until(600.0)
+        assert [len(times) for times in spans.values()] == [2 * (2 + 2 * 3)] * 6
+        begins, ends = sorted(min(times) for times in spans.values()), sorted(max(times) for times in spans.values())
+        assert begins[:3] == pytest.approx([0.0, 0.3, 0.6])
+        assert all(begin >= end for begin, end in zip(begins[3:], ends, strict=False))
 
     in_memory(scenario)
 
