@@ -1,7 +1,8 @@
 """Measures of the code's layout: `make house`, or `python -m loadtest.lab.house`.
 
-One row a measure: its goal, and its value now. Exit status 0: every goal is met; 1: one is missed, and what misses it
-is listed below the table. The rules are those of `tests/test_architecture.py`; both count by `loadtest/lab/layout.py`.
+One row a measure: its goal, and its value now. A rule holds today, so a value over its goal is exit status 1; an aim is
+for later. What misses a goal is listed below the table, with --aims that of aims too. The rules are those of
+`tests/test_architecture.py`; both count by `loadtest/lab/layout.py`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import re
 import subprocess
 import sys
 import tokenize
+from pathlib import Path
 
 import msgspec
 from rich.console import Console
@@ -21,10 +23,33 @@ from rich.table import Table
 from loadtest.clients.stub import serve_stub
 from loadtest.lab.cost.instructions import measure
 from loadtest.lab.cost.overhead import ENGINE_PORT
-from loadtest.lab.layout import MOST_FILES, ORDER, ROOT, arrows_up, defined_twice, folder_sizes, riddle, sources, trees
+from loadtest.lab.layout import (
+    DOCUMENTED,
+    FUNCTIONS,
+    LONGEST_CLASS,
+    LONGEST_FUNCTION,
+    MOST_ARGUMENTS,
+    MOST_FILES,
+    NO_SUBJECT,
+    ORDER,
+    ROOT,
+    Trees,
+    arrows_up,
+    crowded_calls,
+    defined_twice,
+    docstrings,
+    flags,
+    folder_sizes,
+    long_definitions,
+    riddle,
+    sources,
+    trees,
+)
 
 SPINE = re.compile(r"^\| \d+ \| `([^`]+)`", re.MULTILINE)
-DOCUMENTED = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
+LAB = "loadtest/lab/"
+FIELD = re.compile(r"^\| `", re.MULTILINE)
+TABLES_OF_FIELDS = re.compile(r"^\| field \| value .*\n(?:\|.*\n)+", re.MULTILINE)
 LONG = 250  # lines; most files have fewer
 NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
@@ -42,12 +67,13 @@ SERVE = ("serve", "--engine", "http://127.0.0.1:9", "--listen", "127.0.0.1:0", "
 
 
 class Measure(msgspec.Struct, frozen=True):
-    """One row: what is counted, and how much of it at most. `found`: what the count is of, where that is short."""
+    """One row of the table."""
 
     name: str
-    goal: int
-    now: int
-    found: list[str] = []
+    goal: float  # at most
+    now: float
+    found: list[str] = []  # each thing that is counted, where the list is short
+    aim: bool = False  # a goal for later, which does not fail the command
 
     @property
     def kept(self) -> bool:
@@ -71,8 +97,41 @@ def measures() -> list[Measure]:
         Measure("files in one folder, at most", MOST_FILES, max(folder_sizes([*code, *tests]).values()), full),
         Measure("modules of loadtest that `gateway serve` imports", 0, len(foreign), foreign),
         Measure("words of the README", 1200, words),
-        Measure("docstrings that begin with What, How, Which, Who", 0, len(riddles), riddles),
+        Measure("modules whose docstring begins with What, How, Which, Who", 0, len(riddles), riddles),
+        *aims(code),
     ]
+
+
+def aims(code: Trees) -> list[Measure]:
+    """Measures of size and language, whose goals are for later."""
+    lines = {file: code_lines(file) for file in code}
+    lab = sum(count for file, count in lines.items() if file.startswith(LAB))
+    starts = list(docstrings(code))
+    riddles = [f"{where}: {line}" for where, line in starts if NO_SUBJECT.match(line)]
+    words = sum(len(page.read_text().split()) for page in pages())
+    fields = sum(len(FIELD.findall(table)) for table in TABLES_OF_FIELDS.findall((ROOT / "docs/policy.md").read_text()))
+    options = flags({path: tree for path, tree in code.items() if not path.startswith(LAB)})
+    crowded = crowded_calls(code)
+    classes = long_definitions(code, (ast.ClassDef,), LONGEST_CLASS)
+    functions = long_definitions(code, FUNCTIONS, LONGEST_FUNCTION)
+    share = round(100 * len(riddles) / len(starts), 1)
+    return [
+        Measure("lines of code: gateway, sidecar, loadtest", 48_000, sum(lines.values()), aim=True),
+        Measure("lines of code: loadtest/lab", 6000, lab, aim=True),
+        Measure("docstrings that begin with a pronoun or a question's word, %", 2, share, riddles, aim=True),
+        Measure("words of all pages", 50_000, words, aim=True),
+        Measure("fields of the policy", 170, fields, aim=True),
+        Measure("flags that command lines declare", 110, len(options), aim=True),
+        Measure(f"calls with more than {MOST_ARGUMENTS} positional arguments", 0, len(crowded), crowded, aim=True),
+        Measure(f"classes over {LONGEST_CLASS} lines", 0, len(classes), classes, aim=True),
+        Measure(f"functions over {LONGEST_FUNCTION} lines", 0, len(functions), functions, aim=True),
+    ]
+
+
+def pages() -> list[Path]:
+    """Every page of the tree, without those that tools have written."""
+    found = ROOT.rglob("*.md")
+    return [path for path in found if not path.relative_to(ROOT).parts[0].startswith((".", "build"))]
 
 
 def spine() -> list[str]:
@@ -125,16 +184,6 @@ def code_lines(file: str) -> int:
     return len(lines)
 
 
-def size(files: list[str]) -> str:
-    """Size of the code, in lines without blanks, comments and docstrings, and of all pages, in words."""
-    lines = {file: code_lines(file) for file in files}
-    lab = sum([count for file, count in lines.items() if file.startswith("loadtest/lab/")])
-    pages = [path for path in ROOT.rglob("*.md") if not path.relative_to(ROOT).parts[0].startswith((".", "build"))]
-    words = sum([len(path.read_text().split()) for path in pages])
-    told = f"{sum(lines.values()):,} lines of code, of which loadtest/lab has {lab:,}"
-    return f"{told}; {words:,} words in {len(pages)} pages"
-
-
 def longest(files: list[str]) -> str:
     lengths = sorted(((len((ROOT / file).read_text().splitlines()), file) for file in files), reverse=True)
     over = sum(lines > LONG for lines, _ in lengths)
@@ -147,19 +196,20 @@ def main() -> int:
     parser.add_argument(
         "--instructions", action="store_true", help="count those of a JSON request too: two minutes of valgrind"
     )
+    parser.add_argument("--aims", action="store_true", help="list what misses an aim too")
     given = parser.parse_args()
     rows = [*measures(), *([instructions()] if given.instructions else [])]
     table = Table("measure", "goal", "now", box=None)
     for row in rows:
-        table.add_row(row.name, f"<= {row.goal:,}", f"{row.now:,}", style=None if row.kept else "bold red")
+        style = None if row.kept else "yellow" if row.aim else "bold red"
+        table.add_row(row.name, f"{'aim ' if row.aim else ''}<= {row.goal:,}", f"{row.now:,}", style=style)
     console = Console(soft_wrap=True, markup=False, highlight=False)
     console.print(table)
-    console.print(size(sources(*ORDER)))
     console.print(longest(sources(*ORDER)))
     for row in rows:
-        if not row.kept:
+        if not row.kept and (given.aims or not row.aim):
             console.print("\n".join([f"\nmissed: {row.name}", *row.found]))
-    return 0 if all(row.kept for row in rows) else 1
+    return 0 if all(row.kept or row.aim for row in rows) else 1
 
 
 if __name__ == "__main__":

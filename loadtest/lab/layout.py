@@ -59,6 +59,14 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
 MOST_FILES = 25  # in one folder
 # A docstring's first line says what a thing is. It is no question and no riddle.
 RIDDLE = re.compile(r"(?:What|How|Which|Who|Whom|Whose|Where|When|Why)\b")
+# Pronouns and question words that begin no docstring: the first word is a verb or the noun that is returned.
+NO_SUBJECT = re.compile(
+    r"\W*(?:its?|ones?|th(?:is|ese|at|ose|ey|em|eir)|what|how|which|who[ms]?|whose|where|when|why)\b", re.IGNORECASE
+)
+DOCUMENTED = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
+FUNCTIONS = ast.FunctionDef, ast.AsyncFunctionDef
+MOST_ARGUMENTS = 8  # of one call, by position
+LONGEST_CLASS, LONGEST_FUNCTION = 300, 50  # lines
 
 
 def sources(*folders: str) -> list[str]:
@@ -149,3 +157,47 @@ def riddle(tree: ast.Module) -> str | None:
     """The first line of a module's docstring where it begins with a question's word."""
     line = (ast.get_docstring(tree) or "").partition("\n")[0]
     return line if RIDDLE.match(line) else None
+
+
+# -- sentences and sizes ----------------------------------------------------------------------------------------------
+
+
+def docstrings(modules: Trees) -> Iterator[tuple[str, str]]:
+    """Where each docstring is, and its first line."""
+    for path, tree in modules.items():
+        for node in ast.walk(tree):
+            if isinstance(node, DOCUMENTED) and (text := ast.get_docstring(node)):
+                yield f"{path}:{node.body[0].lineno}", text.partition("\n")[0]
+
+
+def crowded_calls(modules: Trees) -> list[str]:
+    """Calls with more positional arguments than anyone can tell apart."""
+    return [
+        f"{path}:{node.lineno}: {ast.unparse(node.func)} with {len(node.args)}"
+        for path, tree in modules.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and len(node.args) > MOST_ARGUMENTS
+    ]
+
+
+def long_definitions(modules: Trees, kinds: tuple[type[ast.AST], ...], most: int) -> list[str]:
+    """Classes or functions of more than `most` lines, the longest first."""
+    found = [
+        ((node.end_lineno or 0) - node.lineno + 1, f"{path}:{node.lineno}: {node.name}")
+        for path, tree in modules.items()
+        for node in ast.walk(tree)
+        if isinstance(node, kinds) and isinstance(node, (ast.ClassDef, *FUNCTIONS))
+    ]
+    return [f"{where} has {lines} lines" for lines, where in sorted(found, reverse=True) if lines > most]
+
+
+def flags(modules: Trees) -> list[str]:
+    """Flags that command lines declare: each call of `add_argument` whose first name begins with a dash."""
+    return [
+        f"{path}:{node.lineno}: {first.value}"
+        for path, tree in modules.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument"
+        for first in node.args[:1]
+        if isinstance(first, ast.Constant) and isinstance(first.value, str) and first.value.startswith("-")
+    ]
