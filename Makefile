@@ -18,7 +18,7 @@ STAMP := $(VENV)/.weir-installed
 # Some machines set it; then every process of every test, and every worker, would compile all it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test check fast slow coverage lint generate format vllm test-vllm ray test-ray test-deploy test-console clients clients-table console-pictures bench-overhead bench-scale failover instructions compare-vllm agreement fidelity figures picture realtime rivals soak batch-kills residency fuzz evasions corpus diagnoses gpu-facts dst prometheus valkey haproxy alerts boards image docs house clean
+.PHONY: help run test check fast slow coverage rest lint generate format vllm test-vllm ray test-ray test-deploy test-console clients clients-table console-pictures bench-overhead bench-scale failover instructions compare-vllm agreement fidelity figures picture realtime rivals soak batch-kills residency fuzz evasions corpus diagnoses gpu-facts dst prometheus valkey haproxy alerts boards image docs house clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -51,16 +51,21 @@ ON_EVERY_CORE := $(PYTEST) -n $(WORKERS)
 fast: $(STAMP)
 	$(ON_EVERY_CORE) --hypothesis-profile=quick -m 'not slow and not vllm'
 
-test: check slow coverage ## everything a machine without a GPU can prove
+# Each test once, with all of hypothesis' examples: `coverage` has the fast ones of the cores, `rest` the other fast ones.
+test: lint coverage rest slow ## everything a machine without a GPU can prove
 
-# A file's tests share servers, so one worker has them all. Of hypothesis' tests `make fast` has tried a quarter of the examples.
+# A file's tests share servers, so one worker has them all.
 slow: $(STAMP)
-	$(ON_EVERY_CORE) --dist loadfile -m '(slow or hypothesis) and not vllm and not ray and not console and not clients'
+	$(ON_EVERY_CORE) --dist loadfile -m 'slow and not vllm and not ray and not console and not clients'
 
-# Of the cores alone: they are where every branch is a decision, and few of their tests need sockets.
+# Tests of the cores, where every branch is a decision. Few of them need sockets.
+CORES := tests/core tests/shared tests/docs tests/properties tests/sidecar tests/flow tests/decider/test_metrics.py
 coverage: $(STAMP)
-	$(ON_EVERY_CORE) tests/core tests/shared tests/docs tests/properties tests/sidecar tests/flow tests/decider/test_metrics.py -m 'not vllm and not slow' \
+	$(ON_EVERY_CORE) $(CORES) -m 'not slow and not vllm' \
 		--cov=gateway.core --cov=gateway.shared.files --cov=gateway.shared.vllm --cov=sidecar.core --cov=sidecar.sizing --cov-report=term-missing:skip-covered --cov-fail-under=100
+
+rest: $(STAMP)
+	$(ON_EVERY_CORE) $(CORES:%=--ignore=%) -m 'not slow and not vllm'
 
 generate: $(STAMP) ## write the schemas, reference pages and boards that are made of the code
 	$(BIN)/gateway check --schema > policies/schema.json

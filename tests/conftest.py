@@ -1,6 +1,6 @@
 """Thrift of `make check`: hypothesis tries a quarter of the examples, and garbage is collected seldom.
 
-`make slow` and `make coverage` try all examples. Signals have their defaults, whoever has started the tests.
+`make test` tries all examples. Signals have their defaults, whoever has started the tests.
 """
 
 from __future__ import annotations

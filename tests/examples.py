@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import settings
 
-WHOLE = "whole"  # the profile of `make slow` and `make coverage`
+WHOLE = "whole"  # the profile of `make test`
 QUICK = "quick"  # the profile of `make check`
 USUAL = 100  # hypothesis' own number, where a test names none
 
