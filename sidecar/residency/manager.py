@@ -52,7 +52,7 @@ BLIND = (
 
 
 class Manager:
-    """`state` None: nothing is kept; `known` is what it said. `host_memory`, `hot`, `warmth`: see `Planner`. `changed`
+    """`state` None: nothing is kept; `known` is what it said. `host_memory`, `hot`: see `Planner`. `changed`
     is set at every change worth a report. `say` takes one line for the operator. `wall`, `offset`: see
     OpeningHours."""
 
@@ -66,7 +66,6 @@ class Manager:
         known: SavedState,
         host_memory: int,
         hot: float = HOT,
-        warmth: Callable[[ModelState, float], float] = ModelState.warmth,
         clock: Callable[[], float],
         wall: Callable[[], float] = time.time,
         offset: Offset = lambda _: 0.0,
@@ -102,7 +101,6 @@ class Manager:
             self.steps.memory,
             host=self.host,
             hot=hot,
-            warmth=warmth,
             clock=clock,
         )
         self._scheduler = Scheduler(

@@ -29,8 +29,7 @@ RETRY = 1.0  # seconds until what could not be had is planned once more
 
 
 class Planner:
-    """For the models in `entries`. `host`: the ledger of host memory. `hot`: see core.plan. `warmth` orders the models:
-    the least is evicted first. `clock` gives monotonic seconds."""
+    """Planner for the models in `entries`."""
 
     def __init__(
         self,
@@ -40,10 +39,9 @@ class Planner:
         monitor: GpuMonitor,
         memory: EngineMemory,
         *,
-        host: HostMemory,
-        hot: float,
-        warmth: Callable[[ModelState, float], float],
-        clock: Callable[[], float],
+        host: HostMemory,  # ledger of host memory
+        hot: float,  # see core.plan
+        clock: Callable[[], float],  # monotonic seconds
     ) -> None:
         self.config = config
         self._entries = entries
@@ -52,7 +50,6 @@ class Planner:
         self._memory = memory
         self.host = host
         self._hot = hot
-        self._warmth = warmth
         self._clock = clock
 
     def decide(
@@ -96,7 +93,7 @@ class Planner:
                 now,
                 self._demand.in_flight(entry.name) + (self._demand.waiting(entry.name) if entry.serves() else 0),
                 self._memory.unseen(entry),
-                self._warmth(entry, now),
+                entry.warmth(now),
                 self.host.held(entry.name),
             )
             for entry in self._entries.values()

@@ -10,43 +10,33 @@ import sys
 import time
 from collections.abc import Callable
 
-from loadtest.lab.residency import figures, machines, real
+from loadtest.lab.residency import figures, machines
 from loadtest.lab.residency.laws import replay
 from loadtest.lab.rows import OnProgress, Row, add_arguments, bars, chosen, report, terminal
 
 ROWS: dict[str, Callable[[int, OnProgress, float], list[Row]]] = {
-    "share": figures.shares,
     "turns": figures.turns,
     "rounds": figures.rounds,
     "copies": figures.copies,
     "wake": figures.wakes,
-    "faults": figures.faults,
 }
 HELP = """\
 The sidecar's manager runs in this process, over simulated engines and GPUs and in virtual time: hours of calls take
 seconds, and the same seed gives the same numbers.
 
   python -m loadtest.lab.residency --quick              a first look: every row, short runs
-  python -m loadtest.lab.residency --rows share,turns   some rows only
+  python -m loadtest.lab.residency --rows turns,copies  some rows only
   python -m loadtest.lab.residency --machines 1000      the laws, over random machines with faults, on every core
-  python -m loadtest.lab.residency --real               with processes and sockets, in real time: two minutes
 
 rows:
-  share   four models on memory for two: which share of calls waits for a load, and how long; against LRU and Belady
   turns   three models in turn on memory for two: loads a minute, and whether a Retry-After comes true
   rounds  three models in turn on two GPUs without a pause: whether they wake or start, and foretold waits
   copies  a hot model with a copy and without, through the gateway's own queues: calls served in time
   wake    what the manager adds to an engine's own wake time
-  faults  a hundred kills, hangs, failures and lost reports in ten minutes: lost calls, and memory nobody has
 
 with --machines N, in their place: N random machines, each with GPUs, models, wrong estimates and faults of its own:
   laws    stuck models, memory beyond a GPU, calls lost without an error, and whatever else must never be
           (loadtest/lab/residency/laws.py); a machine that breaks one is named: --machine SEED runs it again
-
-with --real, in their place:
-  wake    what a call that wakes a model waits for beyond the engine's own wake
-  idle    processor time of a sidecar while nothing happens
-  report  from a sidecar's report that a model is awake to a held call at its engine
 """
 
 
@@ -57,7 +47,6 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     )
     add_arguments(parser, ROWS, seeded="calls and faults")
     parser.add_argument("--quick", action="store_true", help="a fifth of the calls")
-    parser.add_argument("--real", action="store_true", help="processes and sockets, in real time, and no other rows")
     parser.add_argument(
         "--machines", type=int, metavar="N", help="the laws over the machines of N seeds from --seed on"
     )
@@ -80,8 +69,6 @@ def main(argv: list[str] | None = None) -> int:
     with bars(console) as progress:
         if options.machines is not None:
             rows = machines.rows(range(options.seed, options.seed + options.machines), progress)
-        elif options.real:
-            rows = real.rows(progress)
         else:
             rows = [row for name in options.rows for row in ROWS[name](options.seed, progress, scale)]
     return report(console, rows, f"in {time.perf_counter() - began:.0f} s", details=None, gate=True)

@@ -14,12 +14,13 @@ from collections.abc import Sequence
 
 import msgspec
 
-from loadtest.lab.residency.eviction_runs import MODEL, PlannedCall
 from loadtest.lab.residency.gateway_callers import GatewayCall, GatewayCallers
+from loadtest.lab.residency.residents import Model
 from loadtest.lab.residency.site import GIB, counted, opened
 from loadtest.lab.rows import OnProgress
 from loadtest.simulate import vtime
 
+MODEL = Model(weights=6 * GIB, claim=11 * GIB)  # 13.2 s to start; sleeps in 0.84 s and wakes in 0.84 s
 POLICY = """
 fleet: {sidecars: {copies: COPIES}}
 budget: {max_concurrency: 4}
@@ -39,7 +40,15 @@ PROFILES = ("hot", "hot-2", "warm", "mild", "cold")
 SKEW = 3.5  # exponent of Zipf's law
 RATE = 0.65  # calls a second, 90 % of them for the hot model
 SECONDS = 16.0  # of a call on its engine, on average
-ROOM = 26 * GIB  # of each GPU
+ROOM = 26 * GIB  # of each GPU: two models awake and others asleep
+
+
+class PlannedCall(msgspec.Struct, frozen=True):
+    """One call, `at` seconds after the start, that an engine needs `seconds` for."""
+
+    at: float
+    model: str
+    seconds: float
 
 
 class CopiesRun(msgspec.Struct):

@@ -1,23 +1,23 @@
-"""Rows about residency in virtual time: calls' waits for their models by rule of eviction, and the cost of faults.
-
-One function per row. `eviction_runs.py` has the load and the rules.
-"""
+"""Rows about residency in virtual time: waits for models that take turns on too little memory. One function a row."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 from collections import Counter
+from statistics import fmean
+
+import msgspec
 
 from loadtest.lab.residency import copies as copies_runs
 from loadtest.lab.residency.callers import CallOutcome
-from loadtest.lab.residency.eviction_runs import MODEL, ROOM, WAITED, ResidencyRun, belady, loads_of, lru, run, zipf
-from loadtest.lab.residency.faults import TEXT, TOTALS, models, storm
-from loadtest.lab.residency.site import GIB, Site, file, opened
+from loadtest.lab.residency.copies import MODEL, ROOM
+from loadtest.lab.residency.site import GIB, Site, counted, file, opened
 from loadtest.lab.rows import OnProgress, Row, percent
 from loadtest.report.stats import quantile
 from loadtest.simulate import vtime
 
+WAITED = 0.01  # seconds: less is no load
 PATIENCE = 60.0  # seconds of a caller that is told when to come back
 TURNS = "abc"
 ONE = 14 * GIB  # for one of them awake and two asleep
@@ -26,42 +26,20 @@ QUICK = 2.5  # seconds of a call that had to wake its model
 ABOUT = 0.5  # seconds by which what is foretold may be off
 
 
-def shares(seed: int, progress: OnProgress, scale: float) -> list[Row]:
-    """Calls that waited for their model, and how long; ours between LRU and Belady."""
-    rows = []
-    for sleep, what, rate in ((True, "with sleep", 0.5), (False, "without sleep", 0.05)):
-        planned = zipf(seed, rate, int(2000 * scale), 2.0)
-        ours = run(planned, f"{what}, ours", progress, sleep=sleep)
-        best = run(planned, f"{what}, Belady", progress, sleep=sleep, hot=0.0, warmth=belady(planned))
-        plain = run(planned, f"{what}, LRU", progress, sleep=sleep, hot=0.0, warmth=lru)
-        wide = run(planned, f"{what}, hot 10", progress, sleep=sleep, hot=10.0, warmth=lru)
-        base = f"LRU {plain.words()}; Belady {best.words()}"
-        rows += [
-            Row(
-                name="share",
-                what=f"{what}: calls that waited for a load, mean wait, p99",
-                value=ours.words(),
-                baseline=base,
-                target="<= LRU and <= 1.25 x Belady (share)",
-                milestone="<= 1.05 x LRU",
-                met=ours.share <= 1.05 * plain.share,
-            ),
-            Row(
-                name="share",
-                what=f"{what}: the mean wait over LRU's; loads a minute",
-                value=f"{ours.mean / plain.mean:.2f}; {ours.loads / ours.seconds * 60:.1f}",
-                baseline=f"LRU {plain.loads / plain.seconds * 60:.1f}, Belady {best.mean / plain.mean:.2f}; "
-                f"LRU kept 10 x the load time {wide.mean / plain.mean:.2f}, {wide.loads / wide.seconds * 60:.1f}",
-                target="<= 1",
-                milestone="<= 1.05",
-                met=ours.mean <= 1.05 * plain.mean,
-            ),
-        ]
-    return rows
+class TurnsRun(msgspec.Struct):
+    """Answers of one run, models that were loaded (started or woken) a minute, and which retries were served."""
+
+    answers: list[CallOutcome]
+    loads: float
+    back: Counter[bool]
+
+    @property
+    def waits(self) -> list[float]:
+        return [answer.waited for answer in self.answers]
 
 
-async def _in_turn(count: int, label: str, progress: OnProgress, *, sleep: bool) -> tuple[ResidencyRun, Counter[bool]]:
-    """`count` calls, and of those that came back when they were told to, how many were served then."""
+async def _in_turn(count: int, label: str, progress: OnProgress, *, sleep: bool) -> TurnsRun:
+    """Make `count` calls, and again each that was refused, once its Retry-After has passed."""
     back: Counter[bool] = Counter()
 
     async def caller(site: Site, name: str) -> CallOutcome:
@@ -80,33 +58,33 @@ async def _in_turn(count: int, label: str, progress: OnProgress, *, sleep: bool)
             progress(label, number / count)
             await asyncio.sleep(1.5)
         answers = await asyncio.gather(*calls)
-        return ResidencyRun(answers, loads_of(site), site.now), back
+        loads = counted(site, "ready").total() + counted(site, "woken").total()
+        return TurnsRun(answers, loads / site.now * 60, back)
 
 
 def turns(seed: int, progress: OnProgress, scale: float) -> list[Row]:
     """Three models in turn, one call after the other, on memory for two: the worst there is for LRU."""
     rows = []
     for sleep, what in ((True, "with sleep"), (False, "without sleep")):
-        seen, back = vtime.run(_in_turn(int(600 * scale), f"in turn, {what}", progress, sleep=sleep))
+        seen = vtime.run(_in_turn(int(600 * scale), f"in turn, {what}", progress, sleep=sleep))
         ends = Counter(answer.ending for answer in seen.answers)
         late = [answer for answer in seen.answers if answer.ending == "expired"]
         bound = 60.0 / (1.68 if sleep else 13.8)  # seconds of making room for one and having it
-        loads = seen.loads / seen.seconds * 60
-        kept = back[True] / back.total() if back else 1.0
+        kept = seen.back[True] / seen.back.total() if seen.back else 1.0
         rows += [
             Row(
                 name="turns",
                 what=f"3 models in turn on room for 2, {what}: loads a minute",
-                value=f"{loads:.1f}",
-                baseline=f"mean wait {seen.mean:.1f} s, p99 {quantile(seen.waits, 0.99):.1f} s",
+                value=f"{seen.loads:.1f}",
+                baseline=f"mean wait {fmean(seen.waits):.1f} s, p99 {quantile(seen.waits, 0.99):.1f} s",
                 target=f"<= {bound:.1f}: one after the other",
                 milestone=f"<= {bound:.1f}",
-                met=loads <= bound,
+                met=seen.loads <= bound,
             ),
             Row(
                 name="turns",
                 what=f"the same: neither answered nor refused within {PATIENCE:g} s; Retry-After that came true",
-                value=f"{len(late)}; {percent(kept)} of {back.total()}",
+                value=f"{len(late)}; {percent(kept)} of {seen.back.total()}",
                 baseline=", ".join(f"{end} {count}" for end, count in ends.most_common()),
                 target="0; >= 80 %",
                 milestone="0; >= 80 %",
@@ -219,36 +197,4 @@ def copies(seed: int, progress: OnProgress, _: float) -> list[Row]:
             milestone="<= 2; 0",
             met=wakes <= 2.0 and not with_.left and not without.left,
         ),
-    ]
-
-
-def faults(seed: int, progress: OnProgress, scale: float) -> list[Row]:
-    """A hundred faults in ten minutes, several times over."""
-    runs = max(1, round(5 * scale))
-    ends: Counter[str] = Counter()
-    wrong: list[str] = []
-    left: list[str] = []
-
-    async def whole(number: int) -> None:
-        async with opened(TEXT, models(), *TOTALS, gateways=2) as site:
-            found = await storm(site, seed + number)
-            ends.update(found.answers)
-            wrong.extend(found.wrong)
-            left.extend((*site.left_over(), *site.machine.overlaps))
-        left.extend(f"engine {pid} holds {held}" for pid, held in site.machine.held.items())
-
-    for number in range(runs):
-        vtime.run(whole(number))
-        progress("faults", (number + 1) / runs)
-    told = ", ".join(f"{end} {count}" for end, count in ends.most_common())
-    return [
-        Row(
-            name="faults",
-            what=f"{runs} x 100 faults in 10 minutes, {ends.total()} calls: lost or hanging; left over",
-            value=f"{len(wrong)}; {len(left)}",
-            baseline=f"{told}; broken: their engine was killed or had hung",
-            target="0; 0",
-            milestone="0; 0",
-            met=not wrong and not left,
-        )
     ]

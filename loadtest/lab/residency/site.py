@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 from loadtest.lab.residency.callers import ModelCallers
 from loadtest.lab.residency.machine import Listing, Machine
@@ -29,7 +29,7 @@ LOOK_EVERY = 0.25  # seconds between two looks at what must hold, unless told ot
 
 
 class Site:
-    """`text`: the sidecar's file; `hot`, `warmth`: see Manager. `log`: what was said, with its time; `asked`: the
+    """`text`: the sidecar's file; `hot`: see Manager. `log`: what was said, with its time; `asked`: the
     models that people wanted ready, and when: all of them, where they begin another sidecar. `beside`: another
     sidecar's, whose GPUs it shares."""
 
@@ -41,7 +41,6 @@ class Site:
         gateways: int = 1,
         host_memory: int = 1 << 50,
         hot: float = HOT,
-        warmth: Callable[[ModelState, float], float] = ModelState.warmth,
         look_every: float = LOOK_EVERY,
         listing: Listing = "own",
         beside: Site | None = None,
@@ -55,7 +54,6 @@ class Site:
         self.asked: list[tuple[float, str]] = []
         self._host_memory = host_memory
         self._hot = hot
-        self._warmth = warmth
         self._look_every = look_every
         self._tasks: list[asyncio.Task[None]] = []
         self.manager = self._made(SavedState())
@@ -96,7 +94,6 @@ class Site:
             wall=lambda: self.midnight + loop.time(),
             say=self.say,
             hot=self._hot,
-            warmth=self._warmth,
         )
 
     # -- its life ---------------------------------------------------------------------------------------------------
@@ -246,7 +243,6 @@ async def opened(
     gateways: int = 1,
     host_memory: int = 1 << 50,
     hot: float = HOT,
-    warmth: Callable[[ModelState, float], float] = ModelState.warmth,
     look_every: float = LOOK_EVERY,
     listing: Listing = "own",
     beside: Site | None = None,
@@ -259,7 +255,6 @@ async def opened(
         gateways=gateways,
         host_memory=host_memory,
         hot=hot,
-        warmth=warmth,
         look_every=look_every,
         listing=listing,
         beside=beside,

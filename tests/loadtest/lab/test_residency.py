@@ -9,9 +9,9 @@ from loadtest.lab.residency.command import main
 
 def test_a_row_that_there_is_not_is_refused_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
-        main(["--rows", "share,none"])
+        main(["--rows", "turns,none"])
     assert stopped.value.code == 2
-    assert "there is no row none; one of share, turns, rounds, copies, wake, faults" in capsys.readouterr().err
+    assert "there is no row none; one of turns, rounds, copies, wake" in capsys.readouterr().err
 
 
 def test_a_row_is_measured_and_printed(capsys: pytest.CaptureFixture[str]) -> None:
