@@ -99,8 +99,8 @@ test-deploy: $(STAMP) ## the wheel, images, compose file and Helm chart, by twin
 	WEIR_REQUIRE_DEPLOY=1 $(PYTEST) tests/deploy/test_container.py tests/deploy/test_compose.py tests/deploy/test_chart.py tests/deploy/test_chart_references.py tests/deploy/test_chart_installed.py tests/deploy/test_tutorial.py
 
 # Chromium is Debian's; axe-core lies outside the tree, as what npm installs is no part of it.
-test-console: $(STAMP) ## the console in a real Chromium: accessibility, hostile texts, 1,000 engines, pictures; two minutes
-	@"$(BIN)/python" -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test,console]'
+test-console: $(STAMP) ## the console and the documentation site in a real Chromium: accessibility, hostile texts, widths; five minutes
+	@"$(BIN)/python" -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test,console,docs]'
 	@$(BIN)/python -m tests.console.install
 	$(PYTEST) -s -m console tests/console
 
@@ -204,7 +204,7 @@ house: $(STAMP) ## measures of the code's layout, and whether each keeps its goa
 	$(BIN)/python -m loadtest.lab.house $(HOUSE)
 
 docs: $(DOCS_STAMP) ## build the documentation as a site in build/site; a broken link is an error
-	@$(BIN)/properdocs build --config-file docs/site/properdocs.yml
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --config-file docs/site/mkdocs.yml
 
 clean: ## remove the environment and every cache
 	rm -rf "$(VENV)" build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage *.egg-info

@@ -1,6 +1,6 @@
 """Pages of the documentation site: every Markdown page of the tree but the tests', where it stands in the tree.
 
-ProperDocs builds one folder; README.md, SECURITY.md and others stand outside of docs/. So the pages are collected here,
+MkDocs builds one folder; README.md, SECURITY.md and others stand outside of docs/. So the pages are collected here,
 under their paths from the top, and links between them need no other form than on GitHub. A file that a page links to is
 part of the site as it is; a link to a folder is left as words. Mermaid diagrams become pictures while the site is
 built, so that reading it takes no script and no other host.
@@ -15,14 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from mermaidx import render
-from properdocs.exceptions import PluginError
-from properdocs.structure.files import File, Files
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+from mkdocs.utils import get_relative_url
 
 ROOT = Path(__file__).parents[2]
 _LEFT_OUT = re.compile(r"\..*|build|dist|.*\.egg-info|node_modules|tests")
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^()\s#]+)(#[^()\s]*)?\)")
 _TARGET = re.compile(r"\]\(([^()\s#]+)")
 _LOADED = re.compile(r"""(?:\bsrc(?:set)?|<link[^>]*\bhref)=["'](?:https?:)?//[^"']*""")
+_SHIM = "https://unpkg.com/iframe-worker/shim"  # the theme's
 _MERMAID = re.compile(r"^```mermaid\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -35,6 +37,7 @@ def on_config(config: Any) -> Any:
 def on_files(files: Files, config: Any) -> Files:
     """The pages, what they link to, and a picture for each diagram."""
     found = {str(page.relative_to(ROOT)): page for page in _pages(ROOT)}
+    found |= {f"docs/site/{name}": ROOT / "docs" / "site" / name for name in ("weir.css", "worker.js")}
     pictures: dict[str, str] = {}
     for uri, page in list(found.items()):
         text = page.read_text()
@@ -66,7 +69,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:
-    """The page as it was made. Raises PluginError where it would load something from another host."""
+    """The page, whose search works from its folder too. Raises PluginError if it loads something from another host."""
+    output = output.replace(_SHIM, get_relative_url("docs/site/worker.js", page.url))
     loaded = _LOADED.search(output)
     if loaded is not None:
         raise PluginError(f"{page.file.src_uri} loads {loaded[0]}")

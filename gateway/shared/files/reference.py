@@ -1,8 +1,8 @@
 """Reference of a file that operators write, as a Markdown page.
 
-Made of the same annotations and docstrings as the JSON Schema: a section per mapping of the file, a row per field with
-its form, unit, bounds, default and description. A mapping that may stand at several places has one section, under the
-first of them. Defaults that are mappings or lists, or differ by place, stand in the file at the end of the page.
+Made of the same annotations and docstrings as the JSON Schema. Each mapping of the file has a section that lists its
+fields with description, form, unit, bounds and default. A mapping that may stand at several places has one section,
+under the first of them. Defaults that are mappings or lists, or differ by place, stand in the file at the end.
 """
 
 from __future__ import annotations
@@ -21,6 +21,10 @@ from gateway.shared.files.schema import described
 NAME = "NAME"  # stands for the key of an entry
 ITEM = "[]"  # stands for the entry of a list
 _BELOW = "[below](#defaults)"
+_EXAMPLES = re.compile(r" such as [^,]+(?:, (?!at )[^,]+)*")
+_VALUES = """\
+A time is `250ms`, `10s`, `5m`, `2h` or `1d`; a size `512`, `64KiB` or `16MiB`; a number `256`, `200k` or `1M`; a share
+`80%` or `0.8`; a multiple `1.2x`; a rate `10/s`, `600/min`, `200k/h` or `2M/day`; a bound `"> 8000"`."""
 
 Place = tuple[str, Any]  # a path, and the default there; msgspec.NODEFAULT: whatever the entry says
 
@@ -39,7 +43,7 @@ def reference_of(kind: type[msgspec.Struct], title: str, lead: str, defaults: st
     listed = sorted(places.items(), key=lambda entry: order[entry[1][0][0]])
     sections = [_section(struct, found, anchors, structs) for struct, found in listed]
     end = f"## Defaults\n\nA file in which every default is written out.\n\n```yaml\n{defaults.rstrip()}\n```"
-    return "\n\n".join([f"# {title}", lead.strip(), *sections, end]) + "\n"
+    return "\n\n".join([f"# {title}", lead.strip(), _VALUES, *sections, end]) + "\n"
 
 
 def _places(kind: Any, path: str, value: Any, structs: Structs) -> Iterator[tuple[type[msgspec.Struct], str, Any]]:
@@ -68,19 +72,26 @@ def _section(
 ) -> str:
     general, words = described(struct)
     paths = list(dict.fromkeys(path for path, _ in places))
-    rows = [
-        f"| `{name}` | {_cell(_form(field.type, anchors))} | {_shown(field, places)} "
-        f"| {_cell(words.get(name) or _meaning(field.type))} |"
+    fields = [
+        _entry(name, words.get(name) or _meaning(field.type), _form(field.type, anchors), _shown(field, places))
         for name, field in structs.fields(struct).items()
     ]
     also = f"Also at {', '.join(f'`{path}`' for path in paths[1:])}." if paths[1:] else ""
-    table = "\n".join(["| field | value | default | meaning |", "| --- | --- | --- | --- |", *rows])
-    return "\n\n".join(filter(None, [_heading(paths[0]), _cell(general), also, table]))
+    return "\n\n".join(filter(None, [_heading(paths[0]), _escaped(general), also, *fields]))
+
+
+def _entry(name: str, meaning: str, form: str, default: str) -> str:
+    """An entry of a definition list: what the field is for, and what it takes."""
+    value = form[0].upper() + form[1:]
+    if default:
+        value = f"{value}; {default}" if default == "required" else f"{value}; default {default}"
+    return "\n: ".join([f"`{name}`", *(f"{_escaped(text.rstrip('.'))}." for text in (meaning, value) if text)])
 
 
 def _meaning(kind: Any) -> str:
-    """Of a field whose Struct says it all."""
-    return next((described(option)[0] for option in options_of(kind) if is_struct(option)), "")
+    """The first sentence of a field's Struct, whose section has the rest."""
+    said = next((described(option)[0] for option in options_of(kind) if is_struct(option)), "")
+    return said.split(". ")[0]
 
 
 def _heading(path: str) -> str:
@@ -100,17 +111,23 @@ def _form(kind: Any, anchors: Mapping[type[msgspec.Struct], str]) -> str:
     return " or ".join(_option(option, anchors) for option in sorted(options, key=is_struct))
 
 
+def _short(text: str) -> str:
+    """What a value may be, without the examples that the page gives once."""
+    text = re.sub(r"(?:(?<= or )|^)an? (?!or )", "", _EXAMPLES.sub("", text))
+    return re.sub(r", at least (\S+), at most (\S+)", r" from \1 to \2", text)
+
+
 def _option(kind: Any, anchors: Mapping[type[msgspec.Struct], str]) -> str:
     if kind is Any:
         return "any JSON value"
     if form_of(kind) is not None:
-        return expected(kind)
+        return _short(expected(kind))
     if get_origin(kind) is tuple:
-        return f"a list; each: {_form(get_args(kind)[0], anchors)}"
+        return f"list of: {_form(get_args(kind)[0], anchors)}"
     if get_origin(kind) is Mapping:
         key, item = get_args(kind)
-        return f"a mapping; {NAME}: {expected(key)}; each: {_form(item, anchors)}"
-    link = f"[a mapping](#{anchors[kind]})"
+        return f"mapping of {NAME} ({_short(expected(key))}) to: {_form(item, anchors)}"
+    link = f"[mapping](#{anchors[kind]})"
     if not hasattr(kind, "shorthand"):
         return link
     fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
@@ -146,6 +163,6 @@ def _text(value: Any) -> str:
     return f"`[{', '.join(value)}]`" if plain_list else _BELOW
 
 
-def _cell(text: str) -> str:
+def _escaped(text: str) -> str:
     """Text that means itself in Markdown; links and code are left alone."""
-    return text.replace("|", r"\|").replace("*", r"\*").replace("<", "&lt;")
+    return text.replace("*", r"\*").replace("<", "&lt;")
