@@ -82,18 +82,6 @@ def test_every_page_is_found_from_the_readme() -> None:
     assert sorted(str(page.relative_to(ROOT)) for page in set(OF_SITE) - found) == []
 
 
-def test_every_decision_is_in_the_index() -> None:
-    folder = ROOT / "docs" / "decisions"
-    index = links((folder / "README.md").read_text())
-    decided = [
-        f"{page.name}#{anchor}"
-        for page in folder.glob("*.md")
-        if page.name != "README.md"
-        for anchor in sorted(anchors(re.sub(r"^# .*$", "", page.read_text(), flags=re.MULTILINE)))
-    ]
-    assert sorted(link for link in index if "#" in link) == sorted(decided)
-
-
 def unlisted(text: str) -> list[str]:
     """The first items of lists right after a paragraph: GitHub makes a list of them, and the site does not."""
     item = re.compile(r"(?:[-*]|1\.) ")
