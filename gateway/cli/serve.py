@@ -167,7 +167,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=argument(_endpoint),
         metavar="URL",
         help="send spans of sampled calls to this OpenTelemetry collector, by OTLP over HTTP, such as "
-        "http://127.0.0.1:4318; logging.traces in the policy is the share; needs weir-gateway[otel]",
+        "http://127.0.0.1:4318; logging.traces in the policy is the share; needs the extra otel",
     )
 
 
@@ -355,7 +355,7 @@ def _endpoint(text: str) -> str:
     if parts.scheme not in {"http", "https"} or not parts.hostname or parts.username is not None:
         raise ValueError(f"{printable(text)!r} is not http://HOST:PORT or https://HOST:PORT")
     if find_spec("opentelemetry") is None or find_spec("opentelemetry.exporter") is None:
-        raise ValueError("OpenTelemetry is not installed: pip install 'weir-gateway[otel]'")
+        raise ValueError("OpenTelemetry is not installed: pip install 'WEIR.whl[otel]'")
     return parts._replace(path=TRACES).geturl() if parts.path in {"", "/"} else text
 
 

@@ -28,7 +28,7 @@ Read = Callable[[Path], bytes]
 TOKEN_LENGTH = 16  # characters at least, as of the control port's token
 MAX_SECRET = 4096  # bytes
 CLOSED = "a file that others may not change"
-NO_PYZMQ = "pyzmq, which is not installed here: pip install 'weir-gateway[kv-events]', or leave kv_events out"
+NO_PYZMQ = "pyzmq, which is not installed here: pip install 'WEIR.whl[kv-events]', or leave kv_events out"
 
 
 class ClusterFiles(msgspec.Struct, frozen=True):

@@ -67,7 +67,7 @@ from gateway.upstream.trust import Trust
 if TYPE_CHECKING:
     from gateway.decider.cache_events import KvEvents
 
-NO_PYZMQ = "kv_events: pyzmq is not installed: pip install 'weir-gateway[kv-events]', or leave kv_events out"
+NO_PYZMQ = "kv_events: pyzmq is not installed: pip install 'WEIR.whl[kv-events]', or leave kv_events out"
 
 
 class ApplyError(Exception):

@@ -24,7 +24,7 @@ from gateway.shared.lines import LineWriter
 from gateway.shared.printable import printable
 from gateway.shared.watched_file import WatchedFile
 
-NO_OTEL = "--otlp-traces-endpoint: OpenTelemetry is not installed: pip install 'weir-gateway[otel]'"
+NO_OTEL = "--otlp-traces-endpoint: OpenTelemetry is not installed: pip install 'WEIR.whl[otel]'"
 
 
 class Running(msgspec.Struct, frozen=True):

@@ -256,5 +256,5 @@ def _publisher(endpoint: str) -> Publisher:
     try:
         from loadtest.engine.publisher import Publisher  # noqa: PLC0415 # pyzmq is there only where events are wanted
     except ModuleNotFoundError as error:
-        raise ValueError(f"--kv-events needs {error.name}: pip install 'weir-gateway[kv-events]'") from error
+        raise ValueError(f"--kv-events needs {error.name}: pip install 'WEIR.whl[kv-events]'") from error
     return Publisher(endpoint)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 DESCRIPTION = "The sidecars of a Ray cluster: one a node."
 EXAMPLES = """\
 A pool's file says what the sidecars of all nodes have in common; `sidecar init pool` writes one. The nodes are
-those of the Ray cluster that have GPUs, and are followed as they join and die. Each needs weir-gateway[ray], in the
+those of the Ray cluster that have GPUs, and are followed as they join and die. Each needs the extra `ray`, in the
 environment that Ray's workers have. Engines go on where a sidecar, its actor or Ray ends; `down` ends them.
 
 examples:
@@ -46,7 +46,7 @@ Nodes: TypeAlias = "list[tuple[PoolNode, NodeStatus]]"
 COLUMNS = ("NODE", "ADDRESS", "GPUS", "RUNNING", "ASLEEP", "OTHERS", "TO MAKE", "")
 UP_WITHIN = 60.0  # seconds for every node's sidecar to answer
 POLL = 0.5  # seconds between two looks whether they do
-NO_RAY = "Ray is not installed here: pip install 'weir-gateway[ray]', with the version of Ray that the cluster has"
+NO_RAY = "Ray is not installed here: pip install 'WEIR.whl[ray]', with the version of Ray that the cluster has"
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):

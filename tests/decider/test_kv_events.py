@@ -309,9 +309,9 @@ def test_an_address_that_is_taken_is_said(folder: Path, tmp_path: Path) -> None:
         (
             "gateway.cli",
             ("serve", "--policy", "{policy}"),
-            "pip install 'weir-gateway[kv-events]', or leave kv_events out",
+            "pip install 'WEIR.whl[kv-events]', or leave kv_events out",
         ),
-        ("loadtest.engine", ("--kv-events", "ipc://x"), "--kv-events needs zmq: pip install 'weir-gateway[kv-events]'"),
+        ("loadtest.engine", ("--kv-events", "ipc://x"), "--kv-events needs zmq: pip install 'WEIR.whl[kv-events]'"),
     ],
 )
 def test_without_pyzmq_it_is_said_what_to_install(

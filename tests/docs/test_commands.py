@@ -18,10 +18,10 @@ import pytest
 
 from gateway.cli.commands import parser_for
 from sidecar.cli.commands import parser_for as sidecar_parser_for
-from tests.docs.markdown import ROOT, code_of, pages
+from tests.docs.markdown import ROOT, code_of, fenced, pages
 
 PAGES = list(pages())
-COMMAND = re.compile(r"(?:\$ )?(?:[A-Z_]+=\S* )*((?:gateway|sidecar|make|python -m) .*)")
+COMMAND = re.compile(r"(?:[A-Z_]+=\S* )*((?:gateway|sidecar|make|python -m) .*)")
 OPERATORS = re.compile(r"&&|\|\|?|;|>")
 OURS = ("gateway", "sidecar", "loadtest", "tests")
 
@@ -30,7 +30,7 @@ def unknown(text: str) -> Iterator[str]:
     """What commands of a page say that no program knows."""
     for code in code_of(text):
         if COMMAND.fullmatch(code):
-            for words in _split(code.removeprefix("$ ")):
+            for words in _split(code):
                 yield from _unknown(words)
 
 
@@ -140,7 +140,7 @@ def test_commands_are_known(page: Path) -> None:
         ('`make figures FIGURES="--nothing --waits"`', ["python -m loadtest.lab.figures --nothing"]),
         ("`python -m loadtest.nothing`", ["python -m loadtest.nothing"]),
         ("`python -m loadtest.lab.dst --nothing`", ["python -m loadtest.lab.dst --nothing"]),
-        ("```console\n$ A=1 gateway nothing && sidecar nothing # gateway\n```", ["gateway nothing", "sidecar nothing"]),
+        ("```bash\nA=1 gateway nothing && sidecar nothing # gateway\n```", ["gateway nothing", "sidecar nothing"]),
         ("```\ngateway init && make nothing\n```", ["make nothing"]),
         ("`gateway bench --self-test`, `gateway key add | list`, `python -m pytest --nothing`, `gateway`", []),
         (
@@ -152,3 +152,25 @@ def test_commands_are_known(page: Path) -> None:
 )
 def test_an_unknown_command_is_found(text: str, expected: list[str]) -> None:
     assert list(unknown(text)) == expected
+
+
+PUBLISHED = re.compile(r"pip install [^\n]*weir-gateway|weir-gateway\[")
+TELLING = [
+    *PAGES,
+    *(ROOT / "deploy").rglob("*.*"),
+    *(found for name in OURS[:3] for found in (ROOT / name).rglob("*.py")),
+]
+
+
+def test_nobody_is_told_to_install_what_is_not_published() -> None:
+    """A wheel's file or a checkout, until an index has the package."""
+    files = [file for file in TELLING if file.is_file() and file.suffix != ".png"]
+    assert [str(file) for file in files if PUBLISHED.search(file.read_text())] == []
+    assert PUBLISHED.search("/opt/weir/bin/pip install -U weir-gateway")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+def test_a_block_of_commands_runs_as_it_is_copied(page: Path) -> None:
+    """No prompt before a command; what it prints stands in a block of its own."""
+    assert [language for language, _ in fenced(page.read_text()) if language == "console"] == []
+    assert [line for _, block in fenced(page.read_text()) for line in block.splitlines() if line.startswith("$ ")] == []

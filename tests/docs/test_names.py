@@ -67,7 +67,7 @@ def test_what_a_page_names_is_there(page: Path) -> None:
         ("`gateway/nowhere.py`", "path gateway/nowhere.py"),
         ("`gateway/nowhere/`", "path gateway/nowhere/"),
         ("`policies/*.toml`", "path policies/*.toml"),
-        ("```console\n$ gateway check policies/nowhere.yaml\n```", "path policies/nowhere.yaml"),
+        ("```bash\ngateway check policies/nowhere.yaml\n```", "path policies/nowhere.yaml"),
         ("`NowhereClass`", "name NowhereClass"),
         ("`Pipeline.nowhere`", "name Pipeline.nowhere"),
     ],

@@ -16,7 +16,7 @@ import pytest
 
 from loadtest.processes import ChildError, Gateway, until
 
-pytest.importorskip("opentelemetry.proto", reason="opentelemetry is not installed: pip install 'weir-gateway[otel]'")
+pytest.importorskip("opentelemetry.proto", reason="opentelemetry is not installed: pip install '.[otel]'")
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 

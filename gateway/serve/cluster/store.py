@@ -121,7 +121,7 @@ local found = redis.call('GET', KEYS[1] .. 'checkpoint')
 if not found then return {} end
 return {found, redis.call('PTTL', KEYS[1] .. 'checkpoint')}
 """
-NO_REDIS = "cluster: the Python package redis is not installed: pip install 'weir-gateway[cluster]'"
+NO_REDIS = "cluster: the Python package redis is not installed: pip install 'WEIR.whl[cluster]'"
 
 
 class MemberRecord(msgspec.Struct, frozen=True, omit_defaults=True):
