@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gateway.core.admission.decider import SLOWER
+from gateway.core.admission.decider import NOT_FOUND, SLOWER
 from gateway.core.engines.breaker import Ending, ending_of
 from gateway.core.engines.choice import Choice, usable_of
 from gateway.core.engines.fleet import Engine
@@ -114,6 +114,8 @@ class LocalGrant:
         self.ending = ending_of(status)
         if self.ending is Ending.FAILURE:
             self.engine.failed_call = f"it answered {status}"
+        elif status == NOT_FOUND:
+            self.engine.doubted = True
 
     def failed(self, kind: str, message: str, reason: str, *, over: bool) -> None:
         engine = self.engine

@@ -29,6 +29,7 @@ from gateway.upstream.names import Names
 from gateway.upstream.trust import Trust
 
 MODELS_EVERY = 30.0  # seconds
+DOUBTED_FOR = 2.0  # seconds between two lists at least, whatever calls are answered
 MODELS_WITHIN = 2.0  # seconds
 LEAST = 0.25  # seconds that every answer may take, however short the intervals are
 HEALTH_LIMIT = 64 * 1024  # bytes
@@ -224,7 +225,7 @@ class Watcher:
                 await asyncio.sleep(share * interval)
             for _ in range(5):
                 await asyncio.sleep(interval / 5)
-                if not (well and self.engine.up):
+                if not (well and self.engine.up) or (self.engine.doubted and self._models_due(self._clock())):
                     break
 
     async def watch_metrics(self, share: float) -> None:
@@ -243,7 +244,7 @@ class Watcher:
         if trouble is not None and (now - began > 1.5 * within or trouble.reason == OWN):
             return False  # this process was too busy to end the wait in time, or has no file descriptor left
         ok = trouble is None
-        if ok and (not engine.up or now - self._models_at >= MODELS_EVERY):
+        if ok and (not engine.up or self._models_due(now)):
             trouble = await self._ask_models()
             if trouble is None and not engine.up and not engine.draining:
                 trouble = await self._asleep()
@@ -267,6 +268,11 @@ class Watcher:
         except (Unanswered, AnswerError):
             return None
 
+    def _models_due(self, now: float) -> bool:
+        """Whether the list of models is to be read again. An engine that answered 404 for a model is asked soon, since
+        an adapter may have been unloaded there."""
+        return now - self._models_at >= (DOUBTED_FOR if self.engine.doubted else MODELS_EVERY)
+
     async def _ask_models(self) -> Trouble | None:
         try:
             cards = await self._questions.models(MODELS_WITHIN)
@@ -274,6 +280,7 @@ class Watcher:
             return Trouble(error.reason, str(error), self._clock())
         self._fleet.has_models(self.engine, cards)
         self._models_at = self._clock()
+        self.engine.doubted = False
         return None
 
     async def _scrape(self) -> None:

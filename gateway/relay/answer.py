@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 
 from gateway.core.admission import refusals
-from gateway.core.answer.engine_error import engine_error
+from gateway.core.answer.engine_error import NO_SUCH_ROUTE, engine_error
 from gateway.core.answer.error_event import error_event
 from gateway.core.answer.error_shape import shaped
 from gateway.core.answer.json_usage import JSONUsage
@@ -21,7 +21,6 @@ from gateway.relay.wire.server import Responder
 from gateway.upstream.client import EngineError, Reply
 
 ERROR_BODY_AT_MOST = 256 * 1024
-NO_SUCH_ROUTE = (404, 405)  # what servers answer that do not count tokens
 
 
 class Relay:
@@ -165,7 +164,7 @@ class Relay:
         except EngineError as error:
             message = f"The engine answered {self.status} and failed in the middle of saying why: {error}."
             raise refusals.wrong_answer(message) from error
-        body, self.detail = engine_error(self.status, body)
+        body, self.detail = engine_error(self.status, body, self._call.route.path, self._call.model)
         body = shaped(self._call.route.path, self.status, body)
         if self._responder.started:  # by progress comments
             self._responder.write(error_event(self._call.route, body))

@@ -59,6 +59,7 @@ JSON = b"content-type: application/json\r\n"
 TEXT = b"content-type: text/plain; charset=utf-8\r\n"
 
 
+KEYLESS_BODY = 1024  # bytes of a body, which is dropped: nobody has said who sends it
 LOGGED_AT_MOST = 64 * 1024  # bytes of a body
 
 
@@ -130,7 +131,7 @@ class Pipeline:
                     return answer(204, allowed, b"")
             refused = no_method(request.method, route)
         elif route.keyless:
-            request.limit = 0  # nobody has said who he is
+            request.limit = KEYLESS_BODY
             return None
         else:
             try:
@@ -365,7 +366,7 @@ class Pipeline:
         body = part.body
         if exchanged.status >= 400:
             record.outcome = Outcome.ENGINE_REFUSED if exchanged.status < 500 else Outcome.UPSTREAM
-            body, record.reason = engine_error(exchanged.status, body)
+            body, record.reason = engine_error(exchanged.status, body, call.route.path, call.model)
         else:
             record.outcome = Outcome.OK
         if part.prompt_tokens is not None:

@@ -714,6 +714,8 @@ def test_messages() -> None:
         ("/score", {"queries": "ab", "documents": "c"}, 2),
         ("/score", {"data_1": "ab", "data_2": "c"}, 2),
         ("/score", {"queries": ["a"], "items": ["bc"]}, 2),
+        ("/v1/chat/completions/render", {"messages": [{"role": "u", "content": "ab"}], "stream": True}, 1),
+        ("/v1/completions/render", {"prompt": ["ab", "c"], "stream": True}, 2),
         ("/tokenize", {"prompt": "abcd"}, 1),
         ("/tokenize", {"messages": [{"role": "u", "content": "ab"}]}, 1),
     ],
@@ -723,6 +725,7 @@ def test_routes_that_generate_nothing(path: str, body: dict[str, Any], items: in
     assert (made.messages, made.max_tokens, made.n, made.prefix) == (items, None, 1, ())
     assert made.ascii_bytes == 4 or path.endswith("rerank")
     assert not made.route.generates
+    assert not made.stream
 
 
 def test_token_ids_elsewhere() -> None:

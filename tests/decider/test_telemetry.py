@@ -16,6 +16,7 @@ import pytest
 from gateway.core.engines.fleet import Engine, Fleet
 from gateway.core.engines.trouble import REASONS
 from gateway.core.policy.policy import Policy
+from gateway.decider import telemetry
 from gateway.decider.telemetry import Telemetry, Watcher
 
 METRICS = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -491,6 +492,24 @@ def test_who_waits_for_a_first_answer_is_woken_by_it_and_not_for_ever() -> None:
     play(scene)
 
 
+def test_an_adapter_that_was_unloaded_is_gone_soon_after_a_404(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telemetry, "DOUBTED_FOR", 0.1)
+
+    async def scene(engine: FakeEngine) -> None:
+        both = [{"id": "m", "max_model_len": 4096}, {"id": "lora", "parent": "m"}]
+        engine.answers["/v1/models"] = 200, json.dumps({"object": "list", "data": both}).encode()
+        its = Scene(engine.url)
+        await its.telemetry.first_contact()
+        assert sorted(its.fleet.models) == ["lora", "m"]
+        engine.answers["/v1/models"] = 200, MODELS
+        its["e0"].doubted = True
+        await its.until(lambda: list(its.fleet.models) == ["m"])
+        assert not its["e0"].doubted
+        await its.telemetry.aclose()
+
+    play(scene)
+
+
 def test_a_watcher_that_dies_is_reported() -> None:
     async def scene(engine: FakeEngine) -> None:
         reported: asyncio.Future[dict[str, object]] = asyncio.get_running_loop().create_future()
@@ -501,11 +520,11 @@ def test_a_watcher_that_dies_is_reported() -> None:
         def broken(_: Engine) -> None:
             raise ZeroDivisionError
 
-        telemetry = Telemetry(fleet, broken, asyncio.get_running_loop().time)
-        telemetry.watch(fleet.engines["e0"], None)
-        telemetry.start()
+        watching = Telemetry(fleet, broken, asyncio.get_running_loop().time)
+        watching.watch(fleet.engines["e0"], None)
+        watching.start()
         context = await asyncio.wait_for(reported, WITHIN)
         assert isinstance(context["exception"], ZeroDivisionError)
-        await telemetry.aclose()
+        await watching.aclose()
 
     play(scene)

@@ -98,6 +98,9 @@ class ScriptedEngine:
             told = b'{"error":{"message":"scripted","type":"x","param":null,"code":null}}'
             writer.write(answer(int(status), told, fields))
             return True
+        if name == "no_route":  # FastAPI's answer
+            writer.write(answer(404, b'{"detail":"Not Found"}'))
+            return True
         if name == "500_cut":
             writer.write(answer(500, b"x" * 100)[:-50])
             await writer.drain()

@@ -95,6 +95,16 @@ def test_a_good_engine(stream: bool, behaviour: str) -> None:
     scenario([behaviour], body)
 
 
+@pytest.mark.parametrize(("behaviour", "doubted"), [("404", True), ("400", False), ("good", False)])
+def test_an_engine_that_answers_404_is_asked_for_its_models_again(behaviour: str, doubted: bool) -> None:
+    async def body(gateway: Gateway, engines: list[ScriptedEngine]) -> None:
+        await ask(port_of(gateway), request(False))
+        await settled(gateway)
+        assert [engine.doubted for engine in gateway.fleet] == [doubted]
+
+    scenario([behaviour], body)
+
+
 def test_usage_stays_for_a_client_that_asked() -> None:
     async def body(gateway: Gateway, engines: list[ScriptedEngine]) -> None:
         answer = await ask(port_of(gateway), request(True, stream_options={"include_usage": True}))

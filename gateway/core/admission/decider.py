@@ -28,6 +28,7 @@ from gateway.core.request.outcome import Outcome
 from gateway.core.request.record import Record
 from gateway.core.request.tenants import Account
 
+NOT_FOUND = 404  # of an engine: its list of models, or of routes, is not what was expected
 SLOWER = 3.0  # times its usual pace that an engine may take for a whole answer, before it is given up and blamed
 
 

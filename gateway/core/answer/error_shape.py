@@ -7,6 +7,7 @@ Source: Anthropic's "Errors" page of the Messages API.
 
 from __future__ import annotations
 
+import re
 from types import MappingProxyType
 from typing import Final
 
@@ -14,7 +15,9 @@ import msgspec
 
 from gateway.core.request.outcome import Refused
 
-ANTHROPIC: Final = "/v1/messages"  # and all below it
+ANTHROPIC_PATH: Final = "/v1/messages"
+# And all below it; also where a client's base URL has /v1 twice or not at all.
+_is_anthropic: Final = re.compile("(?:/v1)*/messages(?:/.*)?").fullmatch
 
 TYPES: Final = MappingProxyType({
     401: "authentication_error",
@@ -53,7 +56,7 @@ _encode = msgspec.json.Encoder().encode
 
 def shaped(path: str, status: int, body: bytes) -> bytes:
     """`body`, which is OpenAI's error object, as the clients of the route at `path` read it."""
-    if path != ANTHROPIC and not path.startswith(ANTHROPIC + "/"):
+    if not _is_anthropic(path):
         return body
     type = TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     return _encode(_Answer(_Fault(type, _decode(body).error.message)))

@@ -142,6 +142,7 @@ class Engine:
         "capacity",
         "check_failures",
         "checked_at",
+        "doubted",
         "draining",
         "excess",
         "failed_call",
@@ -208,7 +209,8 @@ class Engine:
         self.checked_at = -math.inf
         self.trouble: Trouble | None = None  # the last; of an engine that is up too
         self.check_failures: dict[str, int] = {}  # by reason
-        self.failed_call = ""  # what the last call that failed met
+        # What the last call that failed met; whether it answered 404, so that its list of models may have changed.
+        self.failed_call, self.doubted = "", False
         self.held = self.in_flight = self.prefill_queued = 0
         self.awaited = 0  # calls whose first byte has not come
         self._silent_since = -math.inf  # it has read and written no token for them

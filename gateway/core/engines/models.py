@@ -8,7 +8,7 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from gateway.core.answer.error_shape import ANTHROPIC, shaped
+from gateway.core.answer.error_shape import ANTHROPIC_PATH, shaped
 from gateway.core.engines.fleet import Fleet
 from gateway.core.request.outcome import STATUS, Outcome, error_body
 from gateway.shared.vllm.answers import ModelCard
@@ -72,7 +72,7 @@ def model_list(
 def as_anthropic(status: int, body: bytes) -> bytes:
     """The body of `model_list` as Anthropic's clients read it: they send `anthropic-version`."""
     if status != 200:
-        return shaped(ANTHROPIC, status, body)
+        return shaped(ANTHROPIC_PATH, status, body)
     told = msgspec.json.decode(body, type=_Told)
     listed = told.data if told.object == "list" else [told]
     models = [_AnthropicModel(card.id, card.id, card.max_model_len) for card in listed]

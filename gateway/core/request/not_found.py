@@ -17,13 +17,30 @@ OLLAMA = {
     b"/api/show": "/v1/models",
 }
 _WHOLE = "/v1/chat/completions, /v1/responses and /v1/messages take it whole"
+_ADAPTERS = (
+    "Adapters are loaded and unloaded at the engine's own port; the gateway lists what the engine lists, within seconds"
+)
 INSTEAD = {  # the beginning of a path of OpenAI's, Anthropic's or vLLM's that is not offered, and what there is
     b"/v1/responses/input_tokens": "POST /tokenize and POST /v1/messages/count_tokens count a prompt's tokens",
     b"/v1/responses/compact": "Nothing here makes a conversation shorter: leave out its oldest turns",
     b"/v1/messages/batches": "Batches are OpenAI's, /v1/batches, where this gateway's policy offers them (`batches`)",
-    b"/v1/chat/completions/": "A call here is one request: POST /v1/chat/completions; many are a batch, /v1/batches",
+    b"/v1/chat/completions/": (
+        "A call here is one request: POST /v1/chat/completions, or its /render; many are a batch, /v1/batches"
+    ),
+    b"/v1/completions/": "A call here is one request: POST /v1/completions, or its /render; many are /v1/batches",
     b"/version": "An engine tells its version on its own port, and the gateway its own by `gateway --version`",
+    b"/server_info": "An engine tells its settings on its own port; GET /fleet of the control port has what is known",
     b"/load": "GET /fleet of the control port has the load of each engine",
+    b"/tokenizer_info": "POST /tokenize counts a prompt's tokens; the tokenizer itself is with the model's files",
+    b"/v1/load_lora_adapter": _ADAPTERS,
+    b"/v1/unload_lora_adapter": _ADAPTERS,
+    b"/inference/v1/generate": "Prompts of token ids go to POST /v1/completions, as `prompt`",
+    b"/invocations": f"SageMaker's path is not offered: {_WHOLE}",
+    b"/cohere/": "Cohere's chat is not offered; /v1/chat/completions, /v1/embeddings and /v2/rerank are",
+    b"/v2/": "Of Cohere's API there is /v2/rerank; the others are /v1/chat/completions and /v1/embeddings",
+    b"/generative_scoring": "POST /v1/score and POST /v1/rerank score texts",
+    b"/v1beta/": "Gemini's API is not offered; most programs that speak it also speak OpenAI's: /v1/chat/completions",
+    b"/openai/deployments/": "Azure's paths are not offered: choose OpenAI, with a base URL that ends in /v1",
     b"/v1/responses/": (
         "No response is stored here, so none can be fetched, continued, cancelled or deleted: POST /v1/responses "
         "answers in the call itself, whole or as a stream, and closing its connection cancels it"

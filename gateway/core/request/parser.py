@@ -75,7 +75,7 @@ def parse(
     max_tokens = None
     prefix: tuple[int, ...] = ()
     data = "\0".join(prompt.parts).encode()
-    stream = fields.stream is True
+    stream = fields.stream is True and (route.generates or route.form)  # the others answer whole, whatever is asked
     wants_usage = usage_cut = False
     added = cache_salt if route.cached else b""
     if route.generates:

@@ -56,6 +56,9 @@ def _routes() -> dict[bytes, Route]:
         Route(path="/score", kind="score", merges=True, pairs=True),
         Route(path="/pooling", kind="pooling"),
         Route(path="/classify", kind="classify"),
+        # vLLM's renderers: the token ids that a body would become, by its chat template.
+        Route(path="/v1/chat/completions/render", kind="chat", cached=False),
+        Route(path="/v1/completions/render", kind="completion", media=False, cached=False),
         Route(path="/tokenize", kind="tokenize", cached=False),
         Route(path="/detokenize", kind="tokenize", cached=False),
         Route(path="/v1/audio/transcriptions", kind="audio", form=True, cached=False),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from gateway.core.admission.decider import NOT_FOUND
 from gateway.core.engines.breaker import Ending, ending_of
 from gateway.frames.messages import (
     Answered,
@@ -89,7 +90,7 @@ class RemoteGrant:
     def answered(self, status: int) -> None:
         self.ending = ending_of(status)
         self._told = False
-        if self.ending is Ending.FAILURE:
+        if self.ending is Ending.FAILURE or status == NOT_FOUND:
             self._decider.link.send(Answered(self._asked.number, self._asked.turn, status))
 
     def failed(self, kind: str, message: str, reason: str, *, over: bool) -> None:

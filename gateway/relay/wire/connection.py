@@ -41,6 +41,7 @@ _NO_ROOM: Final = MappingProxyType({
              "fewer or smaller ones at once, or try again shortly",
 })  # fmt: skip
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
+_PATH_WITHIN: Final = 256  # bytes of a head
 _TIMER_SLACK: Final = 0.002  # the loop's clock counts milliseconds
 _STALLS: Final = 20  # times write_stall in which a slow client has to take a buffer of the high-water mark
 
@@ -188,7 +189,7 @@ class ClientConnection(asyncio.Protocol):
                 else:
                     break
         except WireError as error:
-            self._refuse(error, HTTP_1_1_REQUIRED if data.startswith(PREFACE) else None)
+            self._refuse(error, HTTP_1_1_REQUIRED if data.startswith(PREFACE) else None, _path(data))
         except BaseException:  # a bug of the handler's: the client must not wait for an answer that never comes
             self._leave("client_gone")
             self._reset()
@@ -388,12 +389,13 @@ class ClientConnection(asyncio.Protocol):
         if close:
             self._close(unread=request.length != 0 or self._last)
 
-    def _refuse(self, error: WireError, told: bytes | None = None) -> None:
-        """`told`: these bytes in place of an answer, for a client that would not understand one."""
+    def _refuse(self, error: WireError, told: bytes | None = None, path: bytes = b"") -> None:
+        """`told`: these bytes in place of an answer, for a client that would not understand one. `path`: as a head that
+        is no good names it."""
         refusals = self._shared.refusals
         refusals[error.status] = refusals.get(error.status, 0) + 1
         request = self._request
-        self._transport.write(told or refusal(error, b"" if request is None else request.path))
+        self._transport.write(told or refusal(error, path if request is None else request.path))
         self._close(unread=True)
 
     # -- the end of the connection
@@ -535,3 +537,9 @@ def _joined(held: bytes | bytearray, data: bytes) -> bytearray:
     joined = held if isinstance(held, bytearray) else bytearray(held)
     joined += data
     return joined
+
+
+def _path(data: bytes | bytearray) -> bytes:
+    """The path in the first line of a head; it only tells the shape of a refusal."""
+    _, _, rest = bytes(data[:_PATH_WITHIN]).lstrip(b"\r\n").partition(b" ")
+    return rest.partition(b" ")[0].partition(b"?")[0]

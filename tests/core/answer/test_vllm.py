@@ -263,7 +263,7 @@ LONGER = "The decoder prompt (length 9) is longer than the maximum model length 
             "input_tokens",
         ),
         (400, {"error": {"message": LONGER, "code": 400}}, LONGER, None, TOO_LONG, None),
-        (404, {"detail": "Not Found"}, "Not Found", None, None, None),
+        (404, {"detail": "no such thing"}, "no such thing", None, None, None),
         (422, {"detail": [{"loc": ["n"]}]}, '[{"loc":["n"]}]', None, None, None),
         (403, {}, "The engine answered 403 without saying why.", None, None, None),
         (402, b"<html>", "The engine answered 402 without saying why.", None, None, None),
@@ -276,7 +276,7 @@ def test_engine_errors_in_the_one_form(
 ) -> None:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     default = "invalid_request_error"
-    told, detail = engine_error(status, data)
+    told, detail = engine_error(status, data, "/v1/chat/completions", "m")
     assert json.loads(told) == {
         "error": {"message": message, "type": type or default, "param": param, "code": code or default}
     }
@@ -295,9 +295,27 @@ def test_engine_errors_in_the_one_form(
     ],
 )  # fmt: skip
 def test_what_an_engine_says_of_its_own_failure_is_for_the_log(body: bytes, detail: str) -> None:
-    told, logged = engine_error(500, body)
+    told, logged = engine_error(500, body, "/v1/chat/completions", "m")
     message = "The engine failed with status 500. The gateway's log has its message, under this request's id."
     assert json.loads(told)["error"] == {
         "message": message, "type": "server_error", "param": None, "code": "upstream_error"
     }  # fmt: skip
     assert logged == detail
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "path", "says"),
+    [
+        (404, b'{"detail":"Not Found"}', "/v1/embeddings", "It takes an embedding model"),
+        (405, b'{"detail":"Method Not Allowed"}', "/v1/audio/translations", "It takes a model that hears"),
+        (404, b"", "/classify", "Choose another model"),
+    ],
+)
+def test_an_engine_without_the_route_is_told_apart_from_one_without_the_model(
+    status: int, body: bytes, path: str, says: str
+) -> None:
+    told, logged = engine_error(status, body, path, "m")
+    error = json.loads(told)["error"]
+    assert (error["code"], error["param"], logged) == ("unsupported_route", "model", "")
+    assert error["message"].startswith(f"The model 'm' does not offer {path}: its engine has no such route")
+    assert says in error["message"]
