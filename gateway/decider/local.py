@@ -160,11 +160,7 @@ class LocalAdmission:
         decider.cost.estimate_prompt(call)
         classify(call, snapshot.classes, account.default_class, account.best)
         decider.cost.estimate_output(call, decider.fleet.context(call.model))
-        record.class_name = call.class_name
-        record.model = call.model
-        record.stream = call.stream
-        record.prompt_tokens = record.estimated_prompt_tokens = call.prompt_tokens
-        record.held_tokens = call.cost
+        record.note(call)
         if account.models and call.model not in account.models:
             raise refusals.forbidden_model(call)
         if not decider.fleet.serving(call.model) and not decider.dispatch.sidecars.knows(call.model):

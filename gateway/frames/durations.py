@@ -33,13 +33,12 @@ def shift(message: Message, by: float) -> None:
                 message.first_byte += by
         case Held():
             _ask(message.ask, by)
-            message.taken_at += by
+            _terms(message.terms, by)
             message.first_byte += by if message.first_byte else 0.0
         case Judgement():
             _facts(message.facts, by)
         case GrantTerms():
-            message.taken_at += by
-            _facts(message.facts, by)
+            _terms(message, by)
         case RefusedCall():
             _facts(message.facts, by)
         case _:
@@ -47,9 +46,14 @@ def shift(message: Message, by: float) -> None:
 
 
 def _ask(ask: Ask, by: float) -> None:
-    ask.arrived += by
-    ask.deadline += by
+    ask.call.arrived += by
+    ask.call.deadline += by
     _facts(ask.facts, by)
+
+
+def _terms(terms: GrantTerms, by: float) -> None:
+    terms.taken_at += by
+    _facts(terms.facts, by)
 
 
 def _facts(facts: CallFacts | None, by: float) -> None:

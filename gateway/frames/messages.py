@@ -21,7 +21,7 @@ from gateway.core.request.outcome import Outcome
 from gateway.core.request.record import Record
 
 MOST_RECORDS = 500  # in one message
-VERSION = 2  # of these messages: both sides must have the same
+VERSION = 3  # of these messages: both sides must have the same
 Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Hash = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -30,9 +30,42 @@ Names = Annotated[list[Word], Meta(max_length=4096)]
 Left = Literal["", "refused", "error", "cancelled"]  # the way that an admission was left: by an exception, or without
 
 
+class CallRequest(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
+    """What a client asks for: the fields of `Call` that its decider needs, by the same names.
+
+    `route` is the route's path. `body`: eight bytes that stand for the body, which stays in its relay; they are equal
+    for equal bodies, in every process that has this one's parent.
+    """
+
+    request_id: str
+    route: Word
+    model: str
+    tenant: Word
+    arrived: float
+    deadline: float
+    stream: bool
+    max_tokens: Count | None
+    n: Count
+    ascii_bytes: Count
+    cjk_bytes: Count
+    other_bytes: Count
+    media: Count
+    messages: Count
+    token_ids: Count
+    prefix: Annotated[tuple[Hash, ...], Meta(max_length=4096)]
+    session: Hash
+    asked_class: Word
+    asked_deadline: float
+    sdk_timeout: float
+    merged: bool
+    shape: Annotated[int, Meta(ge=0, le=255)]
+    hinted_tokens: Count
+    hinted_ahead: float
+    body: Annotated[bytes, Meta(max_length=16)]
+
+
 class CallFacts(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
-    """What the decider has found out about a call: its class, its deadlines, its estimates in tokens, and its model,
-    for which the client may have had an alias."""
+    """What a decider has found out about a call: the fields of `Call` that it sets, by the same names."""
 
     class_name: Word
     deadline: float
@@ -41,8 +74,39 @@ class CallFacts(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=
     asked: Count
     output_tokens: Count
     expected_tokens: Count
-    model: Word
+    model: Word  # the client may have named an alias
     likely_tokens: Count = 0
+    shaped: Count = 0
+    predicted_wait: float = 0.0
+    woken: float = 0.0
+
+
+class EngineTerms(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False):
+    """A granted engine as it was at the grant; a GrantedEngine of gateway/core/admission/decider.py."""
+
+    id: Word
+    name: Word
+    url: str
+    tpot: float
+    pace: float
+
+
+class Refusal(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
+    """All of a `Refused`, by the same names."""
+
+    outcome: Outcome
+    message: str
+    param: str | None
+    code: str | None
+    retry_after: float | None
+    headers: bytes
+    retry: bool
+    limit: str
+    kept: bool
+    reason: str
+    detail: str
+    own: tuple[int, bytes] | None
+    jittered: bool
 
 
 # -- from a relay -----------------------------------------------------------------------------------------------------
@@ -60,44 +124,16 @@ class Hello(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=Fals
 
 
 class Ask(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=2):
-    """A call comes: judge it and, where `wait` is true, find it an engine.
-
-    `facts`: it was judged before, so it is neither judged nor charged. `front`, `exclude`: it had an engine and lost
-    it. `digest` stands for its body, which equal calls share. `policy`: the version that its relay goes by.
-    """
+    """Question about a call: judge it and, where `wait` is true, find it an engine."""
 
     number: Number
-    request_id: str
-    route: Word
-    model: str
-    tenant: Word
-    policy: Number
-    arrived: float
-    deadline: float
-    stream: bool
-    max_tokens: Count | None
-    n: Count
-    ascii_bytes: Count
-    cjk_bytes: Count
-    other_bytes: Count
-    media: Count
-    messages: Count
-    token_ids: Count
-    prefix: Annotated[tuple[Hash, ...], Meta(max_length=4096)]
-    session: Hash
-    digest: Annotated[bytes, Meta(max_length=16)]
-    asked_class: Word
-    asked_deadline: float
-    sdk_timeout: float
-    merged: bool
+    call: CallRequest
+    policy: Number  # the version that its relay goes by
     wait: bool
     turn: Count = 0
-    facts: CallFacts | None = None
-    front: bool = False
-    exclude: Names = []
-    shape: Annotated[int, Meta(ge=0, le=255)] = 0
-    hinted_tokens: Count = 0
-    hinted_ahead: float = 0.0
+    facts: CallFacts | None = None  # it was judged before, so it is neither judged nor charged
+    front: bool = False  # it had an engine and lost it
+    exclude: Names = []  # engines that it lost
 
 
 class WaitAsk(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=3):
@@ -188,19 +224,12 @@ class CallEnd(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=Fa
 
 
 class Held(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=12):
-    """A grant of an earlier decider, told to its successor. `ask` has the call's facts; `first_byte` 0: not yet.
-    `second`: it is of a second attempt."""
+    """A grant of an earlier decider, reported to its successor."""
 
     ask: Ask
-    engine: Word
-    url: str
-    shaped: Count
-    prefill: Count
-    cached: Count
-    expected: float
-    taken_at: float
-    first_byte: float
-    second: bool = False
+    terms: GrantTerms
+    first_byte: float  # when its engine had read the prompt; 0: not yet
+    second: bool = False  # it is of a second attempt
 
 
 class AllHeld(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=13):
@@ -327,53 +356,31 @@ class Judgement(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=
 
 
 class GrantTerms(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=36):
-    """The call may use an engine. `epoch`: the decider's. `shaped`: its new output limit; 0: none. `second`: it is for
-    a second attempt. `hedge_after`: seconds; None: never. `woken`: seconds that it waited for its model.
-    `priority`: what the engine is told."""
+    """Permission to use one engine."""
 
     number: Number
     turn: Count
-    epoch: Number
-    engine: Word
-    engine_name: Word
-    url: str
-    tpot: float
-    pace: float
-    tokens: Count
+    epoch: Number  # the decider's
+    engine: EngineTerms
+    tokens: Count  # of the hold
     taken_at: float
-    cached: Count
     prefill: Count
-    expected: float
-    shaped: Count
-    predicted_wait: float
-    hedge_after: float | None
+    cached: Count
+    expected: float  # seconds to the first byte
     facts: CallFacts
-    lines: bytes
-    second: bool = False
-    woken: float = 0.0
-    priority: Count = 0
+    lines: bytes = b""  # the answer's x-ratelimit lines
+    hedge_after: float | None = None  # seconds; None: never
+    second: bool = False  # it is for a second attempt
+    priority: Count = 0  # what the engine is told
 
 
 class RefusedCall(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=37):
-    """The call is refused: the fields of `Refused`."""
+    """The call is refused. `facts` None: nobody has judged it."""
 
     number: Number
     turn: Count
-    outcome: Outcome
-    message: str
-    param: str | None
-    code: str | None
-    retry_after: float | None
-    headers: bytes
-    retry: bool
-    limit: str
-    kept: bool
-    reason: str
-    detail: str
-    own: tuple[int, bytes] | None
-    jittered: bool
+    refusal: Refusal
     facts: CallFacts | None
-    predicted_wait: float
 
 
 class RetryAnswer(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=38):

@@ -12,8 +12,9 @@ from gateway.core.policy.traffic import Limits, RateLimit, TenantLimit
 from gateway.core.policy.types import Rate
 from gateway.core.request.outcome import Outcome
 from gateway.decider.relays.session import RelaySession
+from gateway.frames.calls import ask_of
 from gateway.frames.messages import AllHeld, CallEnd
-from gateway.relay.remote.decider import RemoteDecider, ask_of
+from gateway.relay.remote.decider import RemoteDecider
 from tests.calls import a_call
 from tests.flow.test_relays import Asking, Setting, run, until
 from tests.over_frames import hello

@@ -23,12 +23,11 @@ from gateway.core.policy.types import Rate
 from gateway.core.request.call import Call
 from gateway.core.request.outcome import Outcome, Refused
 from gateway.core.request.record import Record
-from gateway.decider.relays.served import call_of
 from gateway.decider.relays.session import ENDED, RelaySession
+from gateway.frames.calls import ask_of, call_of, terms_of
 from gateway.frames.codec import FrameWriter, from_decider
 from gateway.frames.messages import AllHeld, CallEnd, EndedRecords, FirstByte, Held, SecondAsk, WaitAsk, Welcome
-from gateway.frames.refusals import facts_of
-from gateway.relay.remote.decider import RemoteDecider, ask_of
+from gateway.relay.remote.decider import RemoteDecider
 from gateway.relay.remote.link import Link
 from gateway.serve.assembly import Gateway
 from tests.calls import a_call
@@ -418,7 +417,7 @@ def test_garbage_is_cut_off_with_one_line_and_changes_nothing(data: bytes, line:
         ([hello(5), hello(5)], "relay 5 was cut off: it says hello twice"),
         (
             [msgspec.structs.replace(hello(), version=7)],
-            "a relay was cut off: it speaks version 7 of the frames, and this decider version 2",
+            f"a relay was cut off: it speaks version 7 of the frames, and this decider version {VERSION}",
         ),
         (
             [msgspec.structs.replace(hello(), decider_epoch=9)],
@@ -568,9 +567,10 @@ def test_a_relay_that_comes_again_tells_what_became_of_a_second_attempt(taken: b
         assert second is not None
         before.lost("")
         left = (second if taken else first).hold
-        ask.facts, ask.turn = facts_of(served.call), 1
+        ask.turn = 1
+        terms = terms_of(1, 1, 1, served.call, left)
         again.take(hello())
-        again.take(Held(ask, left.engine.id, left.engine.url, 0, left.prefill, 0, 1.0, left.taken_at, 0.0))
+        again.take(Held(ask, terms, 0.0))
         again.take(AllHeld(1, [1]))
         assert [engine.held for engine in made.gateway.fleet if engine.held] == [left.tokens]
         assert left.live
@@ -595,10 +595,10 @@ def test_a_relay_that_comes_again_with_another_hold_than_was_kept_has_that_one_a
         assert kept.grant is not None
         hold = kept.grant.hold
         before.lost("")
-        ask.facts = facts_of(kept.call)
+        terms = terms_of(1, 0, 1, kept.call, hold)
         again.take(hello())
-        earlier = hold.taken_at - 5.0
-        again.take(Held(ask, made.engine.id, made.engine.url, 0, hold.prefill, 0, 1.0, earlier, 0.0))
+        terms.taken_at = earlier = hold.taken_at - 5.0
+        again.take(Held(ask, terms, 0.0))
         again.take(AllHeld(1, [1]))
         assert [each.taken_at for each in made.gateway.dispatch.holds] == [earlier]
         assert not again.kept

@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.core.request.outcome import Outcome
+from gateway.core.request.outcome import Outcome, Refused
+from gateway.frames.calls import ask_of, refusal_of
 from gateway.frames.durations import shift
 from gateway.frames.messages import (
     AllHeld,
@@ -17,15 +18,16 @@ from gateway.frames.messages import (
     Ask,
     CallEnd,
     CallFacts,
+    EngineTerms,
     FirstByte,
     FromDecider,
     FromRelay,
     GrantTerms,
     Held,
     Judgement,
-    RefusedCall,
     UnreadRequest,
 )
+from tests.calls import a_call
 
 T = 1000.0  # a time of day of this machine; durations are far below
 
@@ -35,10 +37,17 @@ def facts() -> CallFacts:
 
 
 def ask(known: CallFacts | None = None) -> Ask:
-    return Ask(
-        1, "id", "/v1/chat/completions", "m", "t", 1, T, T + 60, False, None, 1, 1, 0, 0, 0, 1, 0, (), 0, b"", "",
-        5.0, 7.0, False, True, facts=known,
-    )  # fmt: skip
+    call = a_call(arrived=T, deadline=T + 60, asked_deadline=5.0, sdk_timeout=7.0)
+    asked = ask_of(1, call, 1, wait=True)
+    asked.facts = known
+    return asked
+
+
+def terms() -> GrantTerms:
+    return GrantTerms(1, 0, 3, EngineTerms("e", "e", "http://e", 0.1, 0.2), 5, T, 0, 0, 0.5, facts(), hedge_after=2.0)
+
+
+REFUSAL = Refused(Outcome.OK, "m", retry_after=1.0)
 
 
 MESSAGES: list[Any] = [
@@ -49,12 +58,12 @@ MESSAGES: list[Any] = [
     ArrivalAsk(1, 0, "t", 1, T),
     CallEnd(1, T),
     CallEnd(1, T, first_byte=T - 1),
-    Held(ask(facts()), "e", "http://e", 0, 1, 2, 0.5, T, 0.0),
-    Held(ask(facts()), "e", "http://e", 0, 1, 2, 0.5, T, T + 1),
+    Held(ask(facts()), terms(), 0.0),
+    Held(ask(facts()), terms(), T + 1),
     Judgement(1, 0, facts(), b""),
-    GrantTerms(1, 0, 3, "e", "e", "http://e", 0.1, 0.2, 5, T, 0, 0, 0.5, 0, 0.5, 2.0, facts(), b""),
-    RefusedCall(1, 0, Outcome.OK, "m", None, None, 1.0, b"", True, "", False, "", "", None, False, facts(), 0.5),
-    RefusedCall(1, 0, Outcome.OK, "m", None, None, 1.0, b"", True, "", False, "", "", None, False, None, 0.5),
+    terms(),
+    refusal_of(1, 0, REFUSAL, facts()),
+    refusal_of(1, 0, REFUSAL),
     AllHeld(0, []),
 ]
 

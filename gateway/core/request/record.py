@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from gateway.core.request.outcome import Outcome
+
+if TYPE_CHECKING:
+    from gateway.core.request.call import Call
 
 
 class Record(msgspec.Struct, kw_only=True, gc=False):
@@ -43,3 +48,9 @@ class Record(msgspec.Struct, kw_only=True, gc=False):
     trace_id: str | UnsetType = UNSET  # of the client's traceparent, or of a trace that begins here
     traced: bool | UnsetType = UNSET  # its spans are sent
     request: str | UnsetType = UNSET  # the client's body, where the policy wants it logged
+
+    def note(self, call: Call) -> None:
+        """Take over what is known of a call once it was judged."""
+        self.class_name, self.model, self.stream = call.class_name, call.model, call.stream
+        self.prompt_tokens = self.estimated_prompt_tokens = call.prompt_tokens
+        self.held_tokens = call.cost

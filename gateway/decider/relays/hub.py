@@ -219,7 +219,9 @@ class RelayHub:
             return
         self.complete = True
         told = [session for session in self.sessions if session.told]
-        asked = [(ask.arrived, number, session, ask) for session in told for number, ask in session.waiting.items()]
+        asked = [
+            (ask.call.arrived, number, session, ask) for session in told for number, ask in session.waiting.items()
+        ]
         for session in told:
             session.waiting = {}
         for _, _, session, ask in sorted(asked, key=lambda each: each[:2]):

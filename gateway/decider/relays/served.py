@@ -8,15 +8,14 @@ from gateway.core.admission import refusals
 from gateway.core.admission.limits import Charge
 from gateway.core.engines.breaker import Ending
 from gateway.core.policy.snapshot import Snapshot
-from gateway.core.request.call import Call
 from gateway.core.request.outcome import Outcome, Refused
 from gateway.core.request.record import Record
 from gateway.core.request.routes import Route
 from gateway.decider.dispatch import QueuePlace
 from gateway.decider.grant import LocalGrant
 from gateway.decider.local import LocalAdmission
+from gateway.frames.calls import call_of, terms_of
 from gateway.frames.messages import Ask, CallEnd, GrantTerms, Left
-from gateway.frames.refusals import facts_of, fill_in
 
 
 class ServedCall:
@@ -40,7 +39,7 @@ class ServedCall:
     def __init__(self, ask: Ask, route: Route) -> None:
         self.ask = ask
         self.call = call_of(ask, route)
-        self.record = Record(request_id=ask.request_id, route=route.path, tenant=ask.tenant)
+        self.record = Record(request_id=ask.call.request_id, route=route.path, tenant=ask.call.tenant)
         self.turn = ask.turn
         self.attempts = 0
         self.admission: LocalAdmission | None = None
@@ -57,30 +56,11 @@ class ServedCall:
 
     def terms(self, grant: LocalGrant, turn: int, epoch: int, hedge_after: float | None, now: float) -> GrantTerms:
         """The grant, as its relay is told of it."""
-        call, engine, hold = self.call, grant.engine, grant.hold
-        return GrantTerms(
-            self.ask.number,
-            turn,
-            epoch,
-            engine.id,
-            engine.name,
-            engine.url,
-            engine.tpot,
-            engine.pace,
-            hold.tokens,
-            hold.taken_at,
-            grant.cached,
-            hold.prefill,
-            grant.expected,
-            call.shaped,
-            call.predicted_wait,
-            hedge_after,
-            facts_of(call),
-            b"" if self.admission is None else self.admission.headers(now),
-            grant is self.second,
-            call.woken,
-            grant.priority,
-        )
+        terms = terms_of(self.ask.number, turn, epoch, self.call, grant.hold)
+        terms.cached, terms.expected, terms.hedge_after = grant.cached, grant.expected, hedge_after
+        terms.lines = b"" if self.admission is None else self.admission.headers(now)
+        terms.second, terms.priority = grant is self.second, grant.priority
+        return terms
 
     def ended(self, end: CallEnd) -> None:
         """Give back all that it holds, as its end says."""
@@ -150,34 +130,3 @@ def error_of(left: Left, outcome: Outcome) -> BaseException | None:
             return RuntimeError("a bug in the relay, which has told of it")
         case "cancelled":
             return asyncio.CancelledError()
-
-
-def call_of(ask: Ask, route: Route) -> Call:
-    """The call that a question is about. Its body is what stands for it.
-
-    Fourteen fields are given by name: for more than fifteen CPython makes a dict first.
-    """
-    call = Call(
-        request_id=ask.request_id,
-        route=route,
-        model=ask.model,
-        tenant=ask.tenant,
-        class_name=ask.asked_class or "default",
-        arrived=ask.arrived,
-        deadline=ask.deadline,
-        stream=ask.stream,
-        wants_usage=False,
-        max_tokens=ask.max_tokens,
-        n=ask.n,
-        prefix=ask.prefix,
-        session=ask.session,
-        body=ask.digest,
-    )
-    call.ascii_bytes, call.cjk_bytes, call.other_bytes = ask.ascii_bytes, ask.cjk_bytes, ask.other_bytes
-    call.media, call.messages, call.token_ids = ask.media, ask.messages, ask.token_ids
-    call.asked_class, call.asked_deadline, call.sdk_timeout = ask.asked_class, ask.asked_deadline, ask.sdk_timeout
-    call.merged, call.shape = ask.merged, ask.shape
-    call.hinted_tokens, call.hinted_ahead = ask.hinted_tokens, ask.hinted_ahead
-    if ask.facts is not None:
-        fill_in(call, ask.facts)
-    return call

@@ -23,6 +23,7 @@ from gateway.decider.dispatch import QueuePlace
 from gateway.decider.grant import LocalGrant
 from gateway.decider.local import LocalAdmission
 from gateway.decider.relays.served import ServedCall, error_of
+from gateway.frames.calls import facts_of, fill_in, refusal_of
 from gateway.frames.channel import Channel
 from gateway.frames.messages import (
     VERSION,
@@ -53,7 +54,6 @@ from gateway.frames.messages import (
     WaitAsk,
     Welcome,
 )
-from gateway.frames.refusals import facts_of, refusal_of
 from gateway.shared.tasks import telling
 
 if TYPE_CHECKING:
@@ -238,9 +238,9 @@ class RelaySession:
 
     def answer(self, ask: Ask) -> None:
         """Judge the call, and find it an engine where it wants one."""
-        route = ROUTES.get(ask.route.encode())
+        route = ROUTES.get(ask.call.route.encode())
         if route is None:
-            self.close(f"it asks for the route {ask.route[:60]!r}, which there is not")
+            self.close(f"it asks for the route {ask.call.route[:60]!r}, which there is not")
             return
         self.hub.changes += 1
         served = self.calls[ask.number] = ServedCall(ask, route)
@@ -265,14 +265,14 @@ class RelaySession:
         except Refused as refused:
             self._refuse(served, refused)
         except Exception as error:  # a bug: it must not cost the other calls their connection
-            self._refuse(served, refusals.bug(served.ask.request_id))
+            self._refuse(served, refusals.bug(served.call.request_id))
             context = {"message": "a call of a relay failed", "exception": error}
             asyncio.get_running_loop().call_exception_handler(context)
 
     def _judge(self, served: ServedCall) -> None:
         hub, ask = self.hub, served.ask
-        snapshot, account = self._payer(ask.tenant, ask.policy)
-        served.admission = hub.decider.arrive(snapshot, account, served.record, ask.arrived, ask.digest)
+        snapshot, account = self._payer(ask.call.tenant, ask.policy)
+        served.admission = hub.decider.arrive(snapshot, account, served.record, ask.call.arrived, ask.call.body)
         served.admission.__enter__()
         served.go_by(snapshot)
         if hub.decider.uncertain:
@@ -367,9 +367,8 @@ class RelaySession:
             self._tell_granted(served, served.second, message.turn)
 
     def _refuse(self, served: ServedCall, refused: Refused) -> None:
-        call = served.call
-        facts = None if served.admission is None else facts_of(call)
-        self.send(refusal_of(served.ask.number, served.turn, refused, facts, call.predicted_wait))
+        facts = None if served.admission is None else facts_of(served.call)
+        self.send(refusal_of(served.ask.number, served.turn, refused, facts))
 
     def _run(self, served: ServedCall, work: Coroutine[Any, Any, None]) -> None:
         """Let the call wait for something. Its end, and its relay's, cancel that."""
@@ -383,7 +382,7 @@ class RelaySession:
         except Refused as refused:
             self._refuse(served, refused)
         except Exception:
-            self._refuse(served, refusals.bug(served.ask.request_id))
+            self._refuse(served, refusals.bug(served.call.request_id))
             raise
 
     # -- other questions and news -------------------------------------------------------------------------------
@@ -407,9 +406,9 @@ class RelaySession:
 
     def _held(self, held: Held) -> None:
         """A grant of an earlier decider: its hold is taken over."""
-        ask, route = held.ask, ROUTES.get(held.ask.route.encode())
-        if route is None or ask.facts is None:
-            self.close("it holds a call that nobody has judged")
+        ask, terms, route = held.ask, held.terms, ROUTES.get(held.ask.call.route.encode())
+        if route is None:
+            self.close(f"it holds a call of the route {ask.call.route[:60]!r}, which there is not")
             return
         if self.told:
             return  # it was told on another connection
@@ -420,15 +419,16 @@ class RelaySession:
         served = self.calls.get(ask.number)
         if served is None:
             served = self.calls[ask.number] = ServedCall(ask, route)
+            fill_in(served.call, terms.facts)
             self._carry(served)
         if (served.second if held.second else served.grant) is not None:
             return
-        served.call.shaped = held.shaped
-        prefill = 0 if held.first_byte else held.prefill
-        engine = self.hub.engine_of(held.engine, held.url)
-        choice = Choice(engine=engine, prefill=prefill, cached=held.cached, ttft=held.expected)
+        fill_in(served.call, terms.facts)
+        prefill = 0 if held.first_byte else terms.prefill
+        engine = self.hub.engine_of(terms.engine.id, terms.engine.url)
+        choice = Choice(engine=engine, prefill=prefill, cached=terms.cached, ttft=terms.expected)
         dispatch = self.hub.decider.dispatch
-        grant = dispatch.restored(served.call, choice, held.taken_at, held.first_byte)
+        grant = dispatch.restored(served.call, choice, terms.taken_at, held.first_byte)
         if held.second:
             served.second = grant
         else:
@@ -437,7 +437,7 @@ class RelaySession:
     def _carry(self, served: ServedCall) -> None:
         """An earlier decider let it in: its tokens count in its tenant's quota here."""
         decider = self.hub.decider
-        served.carried = decider.limits.carry(served.ask.tenant, served.call.cost, self.hub.clock())
+        served.carried = decider.limits.carry(served.call.tenant, served.call.cost, self.hub.clock())
 
     def _keeps(self, held: Held) -> bool:
         """Whether this is a grant of this very decider's, which it has kept since the relay's last connection."""
@@ -520,5 +520,5 @@ class RelaySession:
 
 def _is_of(held: Held, grant: LocalGrant) -> bool:
     """Whether it is this grant that a relay tells of."""
-    hold = grant.hold
-    return hold.live and grant.engine.id == held.engine and abs(hold.taken_at - held.taken_at) <= AGREE
+    hold, terms = grant.hold, held.terms
+    return hold.live and grant.engine.id == terms.engine.id and abs(hold.taken_at - terms.taken_at) <= AGREE

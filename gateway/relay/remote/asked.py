@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Iterator
 
 from gateway.core.request.call import Call
+from gateway.frames.calls import facts_of, fill_in, refused_of
 from gateway.frames.messages import (
     ArrivalAnswer,
     ArrivalAsk,
@@ -27,7 +28,6 @@ from gateway.frames.messages import (
     SecondNone,
     WaitAsk,
 )
-from gateway.frames.refusals import facts_of, fill_in, refused_of
 
 Answer = GrantTerms | RefusedCall | RetryAnswer | SecondNone | ModelsAnswer | ArrivalAnswer
 Question = Ask | WaitAsk | RetryAsk | MoveAsk | SecondAsk | ModelsAsk | ArrivalAsk
@@ -104,7 +104,6 @@ class AskedCall:
         if isinstance(answer, RefusedCall):
             if answer.facts is not None and self.call is not None:
                 fill_in(self.call, answer.facts)
-                self.call.predicted_wait = answer.predicted_wait
             raise refused_of(answer)
         return answer
 
@@ -116,19 +115,8 @@ class AskedCall:
             return
         for terms in (self.terms, self.second):
             if terms is not None and self.ask is not None:
-                self.ask.facts, self.ask.turn = terms.facts, self.turn
-                yield Held(
-                    self.ask,
-                    terms.engine,
-                    terms.url,
-                    terms.shaped,
-                    terms.prefill,
-                    terms.cached,
-                    terms.expected,
-                    terms.taken_at,
-                    self.first_byte,
-                    terms is self.second,
-                )
+                self.ask.turn = self.turn
+                yield Held(self.ask, terms, self.first_byte, terms is self.second)
 
     def asked_again(self) -> Question | None:
         """The question that has no answer yet, of another turn: an answer to its earlier asking may yet come. What was

@@ -15,6 +15,7 @@ from gateway.core.request.call import Call
 from gateway.core.request.outcome import Outcome, Refused
 from gateway.core.request.record import Record
 from gateway.core.request.tenants import Account
+from gateway.frames.calls import ask_of, facts_of, fill_in
 from gateway.frames.messages import (
     ArrivalAsk,
     Ask,
@@ -25,7 +26,6 @@ from gateway.frames.messages import (
     UnreadRequest,
     WaitAsk,
 )
-from gateway.frames.refusals import facts_of, fill_in
 from gateway.relay.remote.asked import AskedCall
 from gateway.relay.remote.grant import RemoteGrant
 from gateway.relay.remote.link import Link
@@ -180,7 +180,7 @@ class RemoteAdmission:
             else:
                 await asked.answered()
         finally:
-            self._note(call)
+            self._record.note(call)
 
     async def ask(self, call: Call) -> RemoteGrant:
         asked = self._asked
@@ -195,15 +195,6 @@ class RemoteAdmission:
     def foreseen(self, call: Call) -> str:
         """Only its decider knows."""
         return ""
-
-    def _note(self, call: Call) -> None:
-        """The record of a call that was judged."""
-        record = self._record
-        record.class_name = call.class_name
-        record.model = call.model
-        record.stream = call.stream
-        record.prompt_tokens = record.estimated_prompt_tokens = call.prompt_tokens
-        record.held_tokens = call.cost
 
     def settle(self, tokens: int, now: float) -> None:
         if self._asked is not None and self._asked.end.tokens is None:
@@ -229,42 +220,3 @@ class RemoteAdmission:
         if error is not None:
             refused = isinstance(error, Refused)
             self._left = "refused" if refused else "error" if isinstance(error, Exception) else "cancelled"
-
-
-def ask_of(number: int, call: Call, version: int, *, wait: bool) -> Ask:
-    """The question about a call. Its body stays here: what stands for it is equal for equal bodies, in every process
-    that has this one's parent."""
-    return Ask(
-        number,
-        call.request_id,
-        call.route.path,
-        call.model,
-        call.tenant,
-        version,
-        call.arrived,
-        call.deadline,
-        call.stream,
-        call.max_tokens,
-        call.n,
-        call.ascii_bytes,
-        call.cjk_bytes,
-        call.other_bytes,
-        call.media,
-        call.messages,
-        call.token_ids,
-        call.prefix,
-        call.session,
-        hash(call.body).to_bytes(8, "big", signed=True),
-        call.asked_class,
-        call.asked_deadline,
-        call.sdk_timeout,
-        call.merged,
-        wait,
-        0,
-        None,
-        False,
-        [],
-        call.shape,
-        call.hinted_tokens,
-        call.hinted_ahead,
-    )

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from gateway.core.admission.decider import NOT_FOUND
 from gateway.core.engines.breaker import Ending, ending_of
+from gateway.frames.calls import fill_in
 from gateway.frames.messages import (
     Answered,
     AttemptFailed,
@@ -19,20 +18,10 @@ from gateway.frames.messages import (
     SecondAsk,
     SecondEnd,
 )
-from gateway.frames.refusals import fill_in
 from gateway.relay.remote.asked import AskedCall
 
 if TYPE_CHECKING:
     from gateway.relay.remote.decider import RemoteDecider
-
-
-class RemoteEngine(msgspec.Struct, frozen=True, gc=False):
-    """An engine as it was at the grant."""
-
-    id: str
-    name: str
-    tpot: float
-    pace: float
 
 
 class RemoteGrant:
@@ -55,12 +44,9 @@ class RemoteGrant:
         self.terms = terms
         self.ending = Ending.NEUTRAL
         self._told = False  # the decider knows how this attempt ended
-        self.engine = RemoteEngine(terms.engine, terms.engine_name, terms.tpot, terms.pace)
+        self.engine = terms.engine
         self.cached = terms.cached
         fill_in(call, terms.facts)
-        call.shaped = terms.shaped
-        call.predicted_wait = terms.predicted_wait
-        call.woken = terms.woken
 
     @property
     def hold(self) -> GrantTerms:

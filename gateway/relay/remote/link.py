@@ -13,6 +13,7 @@ from functools import partial
 from typing import TypeAlias
 
 from gateway.core.admission import refusals
+from gateway.frames.calls import refusal_of
 from gateway.frames.channel import Channel
 from gateway.frames.codec import from_decider
 from gateway.frames.messages import (
@@ -36,7 +37,6 @@ from gateway.frames.messages import (
     SecondNone,
     Welcome,
 )
-from gateway.frames.refusals import refusal_of
 from gateway.relay.remote.asked import AskedCall
 from gateway.shared.tasks import lasting
 

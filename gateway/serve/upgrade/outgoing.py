@@ -15,10 +15,10 @@ from gateway.core.engines.choice import Choice
 from gateway.core.engines.fleet import Hold
 from gateway.core.request.call import Call
 from gateway.decider.grant import LocalGrant
+from gateway.frames.calls import ask_of, facts_of, terms_of
 from gateway.frames.channel import Channel
-from gateway.frames.messages import VERSION, DrainOrder, GrantTerms, Hello, RelayCounts
-from gateway.frames.refusals import facts_of
-from gateway.relay.remote.decider import RemoteDecider, ask_of
+from gateway.frames.messages import VERSION, DrainOrder, Hello, RelayCounts
+from gateway.relay.remote.decider import RemoteDecider
 from gateway.relay.remote.grant import RemoteGrant
 from gateway.relay.remote.link import Link
 from gateway.serve.assembly import Gateway
@@ -85,30 +85,11 @@ class OutgoingCalls:
     # -- what the dispatch tells and asks -----------------------------------------------------------------------
 
     def holds(self, call: Call, hold: Hold) -> None:
-        engine, asked = hold.engine, self._decider.begin(call)
+        asked = self._decider.begin(call)
         asked.ask = ask_of(asked.number, call, 0, wait=True)
         asked.ask.facts = facts_of(call)
         asked.first_byte = 0.0 if hold.prefill else hold.taken_at
-        asked.terms = GrantTerms(
-            asked.number,
-            0,
-            0,
-            engine.id,
-            engine.name,
-            engine.url,
-            engine.tpot,
-            engine.pace,
-            hold.tokens,
-            hold.taken_at,
-            0,
-            hold.prefill,
-            0.0,
-            call.shaped,
-            call.predicted_wait,
-            None,
-            facts_of(call),
-            b"",
-        )
+        asked.terms = terms_of(asked.number, 0, 0, call, hold)
         self._grants[hold] = RemoteGrant(self._decider, asked, alone=True)
 
     def began(self, hold: Hold, now: float) -> None:
@@ -124,7 +105,7 @@ class OutgoingCalls:
     async def grant(self, call: Call, exclude: frozenset[str], *, front: bool) -> LocalGrant:
         remote = await self._decider.ask_judged(call, exclude, front=front)
         terms, gateway = remote.terms, self._gateway
-        engine = gateway.held_on(terms.engine, terms.url)
+        engine = gateway.held_on(terms.engine.id, terms.engine.url)
         choice = Choice(engine=engine, prefill=terms.prefill, cached=terms.cached, ttft=terms.expected)
         grant = gateway.dispatch.restored(call, choice, terms.taken_at, 0.0)
         self._grants[grant.hold] = remote

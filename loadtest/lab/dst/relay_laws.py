@@ -144,7 +144,7 @@ class RelayLaws:
                     continue  # it has given that back
                 for terms in (asked.terms, asked.second):
                     if terms is not None:
-                        promised[terms.engine] += terms.tokens
+                        promised[terms.engine.id] += terms.tokens
         return promised
 
     def granting(self, decider: Decider, call: Call) -> None:
