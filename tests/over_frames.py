@@ -43,7 +43,7 @@ def hub_of(
         lives=lives,
         ended=gateway.ended_calls.add,
     )
-    hub.apply(gateway.pipeline.snapshot, b"")
+    hub.apply(gateway.current.snapshot, b"")
     hub.start()
     return hub
 
@@ -93,7 +93,7 @@ async def gateway_over(
         await gateway.server.drain(0.0)
         old = gateway.pipeline
         gateway.pipeline = Pipeline(
-            old.snapshot,
+            gateway.current,
             RemoteDecider(link),
             gateway.attempts,
             old.observe,

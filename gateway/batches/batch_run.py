@@ -202,7 +202,7 @@ class BatchRun:
     async def _sent(self, call: contextlib.ExitStack, line: BatchLine, request_id: str) -> LineAnswer:
         """Its answer, whose body is there until `call` is closed."""
         site = self._site
-        account = site.pipeline.snapshot.tenants.accounts.get(self._tenant)
+        account = site.pipeline.current.snapshot.tenants.accounts.get(self._tenant)
         if account is None:
             return NO_TENANT
         if not site.pipeline.decider.up:
@@ -216,7 +216,7 @@ class BatchRun:
             b"x-request-id": request_id.encode(),
             b"x-weir-deadline-ms": b"%d" % (max(1, self._left()) * 1000),
         }
-        policy = site.pipeline.snapshot.policy  # a reload may have renamed the class, or done away with it
+        policy = site.pipeline.current.policy  # a reload may have renamed the class, or done away with it
         name = (policy.batches or site.policy).class_
         if name in policy.classes:
             fields[b"x-weir-class"] = name.encode()

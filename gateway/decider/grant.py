@@ -139,7 +139,7 @@ class LocalGrant:
         """A 429 goes elsewhere or nowhere, and at once: an engine that is too busy says nothing of the others."""
         dispatch = self._dispatch
         retries = dispatch.retries
-        if attempts > retries.policy.per_call or (kind == "429" and not self._others(failed)):
+        if attempts > dispatch.policy.retries.per_call or (kind == "429" and not self._others(failed)):
             return None
         if self._lost_one(kind, attempts, failed):
             if dispatch.witness is not None:

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 
 from gateway.core.call_counts import CallCounts
-from gateway.core.policy.policy import Policy
+from gateway.core.policy.snapshot import Current
 from gateway.core.request.record import Record
 from gateway.decider.call_log import CallLog
 from gateway.decider.ended_calls import EndedCalls
@@ -19,7 +19,7 @@ class Recorder:
 
     def __init__(
         self,
-        policy: Policy,
+        current: Current,
         counts: Metrics | CallCounts,
         log: CallLog | None,
         ended: Callable[[Record], None],
@@ -27,7 +27,7 @@ class Recorder:
         rng: random.Random,
         kept: EndedCalls | None = None,
     ) -> None:
-        self.policy = policy
+        self._current = current
         self._count = counts.observe
         self.log = log
         self.watched = False
@@ -39,7 +39,7 @@ class Recorder:
     def observe(self, record: Record) -> None:
         """Take the record of a call that has just ended."""
         self._count(record)
-        share = self.policy.logging.calls
+        share = self._current.policy.logging.calls
         if self.log is not None and (share >= 1 or self._rng.random() < share):
             self.log.write(record, self._clock())
         if self.watched:

@@ -18,6 +18,7 @@ from gateway.core.admission.decider import SLOWER, Grant, GrantedEngine
 from gateway.core.admission.shaping import shape_body
 from gateway.core.engines.breaker import Ending, ending_of
 from gateway.core.policy.policy import Policy
+from gateway.core.policy.snapshot import Current
 from gateway.core.request.call import Call
 from gateway.core.request.engine_priority import with_priority
 from gateway.core.request.outcome import Refused
@@ -32,17 +33,17 @@ EARLY = 0.005  # seconds that a time-out may come before its time: loops count m
 
 
 class Attempts:
-    """`policy`: the policy of new calls."""
+    """`current`: the policy of new calls."""
 
-    def __init__(self, policy: Policy, clients: Mapping[str, Client], clock: Callable[[], float]) -> None:
-        self.policy = policy
+    def __init__(self, current: Current, clients: Mapping[str, Client], clock: Callable[[], float]) -> None:
+        self.current = current
         self.clients = clients
         self.clock = clock
 
     async def send(self, path: bytes, headers: bytes, call: Call, grant: Grant, record: Record) -> Reply:
         """Send the call; on a failure try another engine within the budget. `grant` is then of the engine that
         answered. `headers` are lines for the engine. Raises Refused."""
-        policy = self.policy
+        policy = self.current.policy
         failed: set[str] | None = None
         while True:
             after = grant.hedge_after() if policy.hedging.enabled else None
@@ -98,7 +99,7 @@ class Attempts:
         body = shape_body(call.body, call.route.kind, call.shaped) if call.shaped else call.body
         if grant.priority:
             headers, body = with_priority(headers, body, call.route, grant.priority)
-        timeout = min(patience(call, engine, self.policy), call.deadline - now)
+        timeout = min(patience(call, engine, self.current.policy), call.deadline - now)
         return self.clients[engine.id].send(b"POST", path, headers, body, timeout=timeout)
 
     def _trace(self, call: Call, grant: Grant, kind: str) -> None:

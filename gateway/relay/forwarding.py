@@ -68,7 +68,7 @@ class Forwarding:
                 call, reply, responder, answer_lines(call, admission, record, grant.engine.name, content_type)
             )
             try:
-                if reply.complete or self._attempts.policy.deadlines.on_deadline != "cancel":
+                if reply.complete or self._attempts.current.policy.deadlines.on_deadline != "cancel":
                     await relay.finished()
                 else:
                     await _until_deadline(relay, call.deadline, live)

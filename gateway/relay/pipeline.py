@@ -29,7 +29,7 @@ from gateway.core.answer.engine_error import engine_error
 from gateway.core.answer.error_event import error_event
 from gateway.core.answer.error_shape import refusal_body
 from gateway.core.engines.models import as_anthropic
-from gateway.core.policy.snapshot import Snapshot, largest_body
+from gateway.core.policy.snapshot import Current, Snapshot, largest_body
 from gateway.core.request.body_memory import BodyMemory
 from gateway.core.request.call import Call
 from gateway.core.request.cors import preflight, shared_lines
@@ -73,7 +73,7 @@ class Pipeline:
 
     def __init__(
         self,
-        snapshot: Snapshot,
+        current: Current,
         decider: Decider,
         attempts: Attempts,
         observe: Callable[[Record], None],
@@ -85,11 +85,11 @@ class Pipeline:
         exchange: Exchange | None = None,
         tracing: Tracing | None = None,
     ) -> None:
-        self.snapshot = snapshot
+        self.current = current
         self.decider = decider
         self.attempts = attempts
         self.batcher = Batcher(
-            lambda: self.snapshot.policy.batching,
+            lambda: current.policy.batching,
             MergedCalls(decider, attempts, clock).exchange,
             clock,
             bodies,
@@ -116,7 +116,7 @@ class Pipeline:
 
     def head(self, request: Request) -> bytes | None:
         """Refuse by the head alone, before the body is read: unknown path, method or key. None: read on."""
-        snapshot = self.snapshot
+        snapshot = self.current.snapshot
         origins = snapshot.policy.cors.origins
         route = route_of(request.path)
         if route is None:
@@ -155,7 +155,7 @@ class Pipeline:
         record = Record(request_id=self._request_id(request), route=route.path if route else "other", tenant=tenant)
         note_trace(request, record)
         record.method = request.method.decode()
-        headers = self._refusal(refused, record) + shared_lines(request.fields, self.snapshot.policy.cors.origins)
+        headers = self._refusal(refused, record) + shared_lines(request.fields, self.current.policy.cors.origins)
         self._finish(record, request.at)
         return answer(refused.status, headers, refusal_body(request.path.decode("latin-1"), refused))
 
@@ -168,7 +168,7 @@ class Pipeline:
 
     def body_by(self, request: Request) -> float:
         """When its caller's own deadline, or its SDK's patience, is over: nobody waits for the answer any more."""
-        return request.at + head_time_limit(request.fields, self.snapshot.calls)
+        return request.at + head_time_limit(request.fields, self.current.snapshot.calls)
 
     def call(self, request: Request, responder: Responder) -> None:
         """A request, whole. GETs are answered here; a call gets a task, which its client's leaving cancels."""
@@ -176,7 +176,7 @@ class Pipeline:
         if route is None:
             self._answer_stored(request, responder)
             return
-        origins = self.snapshot.policy.cors.origins
+        origins = self.current.policy.cors.origins
         if origins:
             responder.lines = shared_lines(request.fields, origins)
         if route.here:
@@ -211,7 +211,7 @@ class Pipeline:
         assert route is not None  # noqa: S101 # head() has asked
         record = Record(request_id=self._request_id(request), route=route.path, method=request.method.decode())
         note_trace(request, record)
-        cors = shared_lines(request.fields, self.snapshot.policy.cors.origins)
+        cors = shared_lines(request.fields, self.current.policy.cors.origins)
         responder.lines = b"x-request-id: %b\r\n" % record.request_id.encode() + cors
         try:
             await self._serve_stored(request, responder, stored, record)
@@ -232,9 +232,9 @@ class Pipeline:
     async def _serve_stored(self, request: Request, responder: Responder, stored: Stored, record: Record) -> None:
         answered = False
         try:  # its key may have been removed while its body came
-            account = self.snapshot.tenants.identify(request.fields, request.peer)
+            account = self.current.snapshot.tenants.identify(request.fields, request.peer)
             record.tenant, record.bytes_in = account.name, len(request.body)
-            arrived = self.decider.arrive(self.snapshot, account, record, request.at, request.body)
+            arrived = self.decider.arrive(self.current.snapshot, account, record, request.at, request.body)
             with arrived as admission:
                 try:
                     await admission.counted()
@@ -258,7 +258,7 @@ class Pipeline:
                 responder.send(200, TEXT + id, page)
             return
         if route.kind == "models":
-            account = self.snapshot.tenants.identify(request.fields, request.peer)
+            account = self.current.snapshot.tenants.identify(request.fields, request.peer)
             task = asyncio.get_running_loop().create_task(self._list(request, responder, account))
             self._listing.add(task)
             task.add_done_callback(self._listing.discard)
@@ -307,7 +307,7 @@ class Pipeline:
                 self.tracing.end(live.trace, record, request.at)
 
     async def _serve(self, request: Request, responder: Responder, route: Route, live: ActiveCall) -> None:
-        record, snapshot = live.record, self.snapshot
+        record, snapshot = live.record, self.current.snapshot
         account = live.account or snapshot.tenants.identify(request.fields, request.peer)
         record.tenant = account.name
         fields, decider = request.fields, self.decider

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+from gateway.core.policy.snapshot import Current
 from gateway.core.request.call_trace import CallTrace, Span
 from gateway.core.request.record import Record
 from gateway.core.request.trace_context import parent_line, trace_parent
@@ -18,17 +19,17 @@ Send = Callable[[str, list[Span]], None]  # takes a trace's id and the spans of 
 
 
 class Tracing:
-    """`share`: of the calls without a trace, 0..1, by the policy of now. `send` must return at once."""
+    """`send` must return at once."""
 
-    def __init__(self, share: float, send: Send, rng: random.Random) -> None:
-        self.share = share
+    def __init__(self, current: Current, send: Send, rng: random.Random) -> None:
+        self._current = current
         self._send = send
         self._rng = rng
 
     def begin(self, request: Request, record: Record, now: float) -> CallTrace | None:
         """The trace of a call whose request is whole `now`; None: it is not sampled."""
         parent = trace_parent(request.headers) if b"traceparent" in request.fields else None
-        if not (self._rng.random() < self.share if parent is None else parent.sampled):
+        if not (self._rng.random() < self._current.policy.logging.traces if parent is None else parent.sampled):
             return None
         state = b"" if parent is None else request.fields.get(b"tracestate", b"")
         trace = CallTrace(parent, self._id(128), state, self._span_id)

@@ -27,7 +27,7 @@ from gateway.core.admission.witness import NOBODY_WATCHES, Witnesses
 from gateway.core.engines.fleet import Engine, Fleet, engine_id
 from gateway.core.engines.health import Announcer
 from gateway.core.policy.policy import EngineEntry, Policy
-from gateway.core.policy.snapshot import Snapshot, largest_body
+from gateway.core.policy.snapshot import Current, Snapshot, largest_body
 from gateway.core.request.body_memory import BodyMemory
 from gateway.core.request.cost import CostModel
 from gateway.core.request.record import Record
@@ -105,16 +105,16 @@ class Gateway:
         spans: Spans | None = None,
         gen_ai: bool = False,
     ) -> None:
-        self.policy = policy
+        self._drawn_secret = secrets.token_bytes(32)  # for cache salts, where no file has one
+        self.current = current = Current(self._snapshot(policy, cache_secret))
         self.previous: Policy | None = None  # the one before
         self.rng = rng
         self.say = say
-        self._drawn_secret = secrets.token_bytes(32)  # for cache salts, where no file has one
         self.clock = asyncio.get_running_loop().time
         self.fleet = Fleet()
         self._announcer = Announcer()
         self.clients: dict[str, Client] = {}
-        self.retries = RetryBudget(policy.retries)
+        self.retries = RetryBudget(current)
         self.dispatch = Dispatch(
             self.fleet, policy, rng, self.clock, self.retries, witnesses.dispatch, wake=self._wake, woken=self._woken
         )
@@ -163,12 +163,12 @@ class Gateway:
             lost_spans=lambda: 0 if spans is None else spans.dropped,
             gen_ai=gen_ai,
         )
-        self._tracing = None if spans is None else Tracing(policy.logging.traces, spans.put, rng)
+        tracing = None if spans is None else Tracing(current, spans.put, rng)
         self.ended_calls = EndedCalls()
-        self.recorder = Recorder(policy, self.metrics, log, self._ended, self.clock, rng, self.ended_calls)
-        self.attempts = Attempts(policy, self.clients, self.clock)
+        self.recorder = Recorder(current, self.metrics, log, self._ended, self.clock, rng, self.ended_calls)
+        self.attempts = Attempts(current, self.clients, self.clock)
         self.pipeline = Pipeline(
-            self._snapshot(policy, cache_secret),
+            current,
             self.decider,
             self.attempts,
             self.recorder.observe,
@@ -177,10 +177,10 @@ class Gateway:
             self.bodies,
             witnesses.batches,
             None if parser is None else LargeBodies(parser, self.clock),
-            tracing=self._tracing,
+            tracing=tracing,
         )
         self._most_clients = most_clients
-        self.server = Server(self.pipeline, server_settings(self.pipeline.snapshot, self._most_clients), self.bodies)
+        self.server = Server(self.pipeline, server_settings(current.snapshot, self._most_clients), self.bodies)
         self._fixed = tuple(entries)
         self.retired: dict[Engine, str] = {}  # and why
         self.brought: dict[str, Member] = {}  # by sidecars, by engine id
@@ -189,6 +189,11 @@ class Gateway:
         self._sidecar_trust = sidecar_trust
         self._engines(self._entries(policy), api_keys or {}, sidecar_token)
 
+    @property
+    def policy(self) -> Policy:
+        """The policy in force."""
+        return self.current.policy
+
     # -- a reload -----------------------------------------------------------------------------------------------
 
     def apply(self, configuration: Configuration) -> None:
@@ -196,20 +201,15 @@ class Gateway:
         policy = configuration.policy
         entries = self._entries(policy)
         snapshot = self._snapshot(policy, configuration.cache_secret)
-        self.previous, self.policy = self.policy, policy
-        self.recorder.policy = policy
-        self.pipeline.snapshot = snapshot
-        self.attempts.policy = policy
-        self.retries.policy = policy.retries
-        if self._tracing is not None:
-            self._tracing.share = policy.logging.traces
+        self.previous = self.policy
+        self.current.apply(snapshot)
         self.decider.cost.set_alpha(policy.budget.alpha)
         self.decider.cost.set_lengths(policy.lengths)
         self.limits.apply(policy, self.clock())
         self._order_token = configuration.order_token or configuration.sidecar_token
         self._sidecar_trust = configuration.sidecar_trust
         self._engines(entries, configuration.api_keys, configuration.sidecar_token)
-        self.server.settings = server_settings(self.pipeline.snapshot, self._most_clients)
+        self.server.settings = server_settings(snapshot, self._most_clients)
         self.bodies.apply(policy.body.memory, policy.body.share)
         self.dispatch.apply(policy)
 
@@ -371,7 +371,7 @@ class Gateway:
 
     def is_user_key(self, key: str) -> bool:
         """Whether this is a key of the data port's, as the policy of now has them."""
-        return self.pipeline.snapshot.tenants.has_key(key)
+        return self.current.snapshot.tenants.has_key(key)
 
     def drain_engine(self, engine: Engine, wanted: bool) -> None:
         """No new calls for an engine, or new ones again; one that the policy no longer names, or that its sidecar is

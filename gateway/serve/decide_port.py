@@ -39,10 +39,10 @@ class WithDecidePort:
         self._gateway = gateway
         self._where = where
         self.held = HeldCalls()
-        lending = Lending(gateway.decider, self.held, self._upstream, lambda: gateway.policy, gateway.clock)
+        lending = Lending(gateway.decider, self.held, self._upstream, gateway.current, gateway.clock)
         own = gateway.pipeline
         self.pipeline = Pipeline(
-            own.snapshot,
+            gateway.current,
             gateway.decider,
             gateway.attempts,
             own.observe,
@@ -92,7 +92,6 @@ class WithDecidePort:
 
     def apply(self, configuration: Configuration) -> None:
         self._data.apply(configuration)
-        self.pipeline.snapshot = self._gateway.pipeline.snapshot
         self.server.settings = self._settings()
 
     async def drain(self, within: float, *, gently: bool = False) -> None:

@@ -38,7 +38,7 @@ def hub_of(
 
 def tell_policy(hub: RelayHub, gateway: Gateway, configuration: Configuration) -> None:
     """Relays go by the policy of now."""
-    hub.apply(gateway.pipeline.snapshot, (configuration.cache_secret or "").encode())
+    hub.apply(gateway.current.snapshot, (configuration.cache_secret or "").encode())
 
 
 def calls_of(hub: RelayHub) -> Iterator[CallView]:

@@ -335,7 +335,7 @@ def _running(
 ) -> Running:
     urls, models = [engine.url for engine in gateway.fleet], sorted(gateway.fleet.models)
     file, in_turn = None if sidecar is None else sidecar.config, MODELS if options.demo else ()
-    return Running(data, control, urls, models, file, in_turn, gateway.pipeline.snapshot.tenants.keyed)
+    return Running(data, control, urls, models, file, in_turn, gateway.current.snapshot.tenants.keyed)
 
 
 def _warn(open_files: int, policy: Policy) -> None:

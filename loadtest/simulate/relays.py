@@ -43,7 +43,7 @@ def hub_of(gateway: Gateway, epoch: int, expected: dict[int, int], **changed: An
         "overruled": lambda _: None,
     }
     hub = RelayHub(gateway.decider, epoch, expected, **(wired | changed))
-    hub.apply(gateway.pipeline.snapshot, b"a secret of cache salts")
+    hub.apply(gateway.current.snapshot, b"a secret of cache salts")
     hub.start()
     return hub
 
@@ -81,7 +81,7 @@ def relay_of(
     )
 
     def client_of(engine: EngineNews) -> Client:
-        stall = side.policy.timeouts.stall
+        stall = side.current.policy.timeouts.stall
         client = MemoryClient(memories[engine.id], stall, EngineError, sends)
         return cast("Client", client)  # it has all of the surface that is used
 

@@ -14,6 +14,7 @@ from gateway.control.app import control_app
 from gateway.core.admission.retries import RetryBudget
 from gateway.core.engines.fleet import Engine, Fleet
 from gateway.core.policy.policy import Policy
+from gateway.core.policy.snapshot import Current, Snapshot
 from gateway.decider.dispatch import Dispatch
 from gateway.shared.addresses import split_address
 from gateway.shared.control.listener import ControlPort
@@ -32,7 +33,9 @@ class Parts:
         self.fleet = Fleet()
         for index in range(2):
             self.fleet.add(Engine(f"e{index}", f"http://127.0.0.1:{index + 1}", policy))
-        self.dispatch = Dispatch(self.fleet, policy, random.Random(1), loop.time, RetryBudget(policy.retries))
+        self.dispatch = Dispatch(
+            self.fleet, policy, random.Random(1), loop.time, RetryBudget(Current(Snapshot(policy)))
+        )
         settings = {"is_user_key": USER_KEY.__eq__} | settings
         app = control_app(self.fleet, self.dispatch, lambda: b"weir_up 1\n", token, loop.time, **settings)
         self.port = ControlPort(app, "127.0.0.1:0")

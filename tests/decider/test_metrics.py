@@ -19,6 +19,7 @@ from gateway.core.engines.fleet import Engine, Fleet
 from gateway.core.histogram import BOUNDS
 from gateway.core.lengths import LengthModel
 from gateway.core.policy.policy import Policy, Retries
+from gateway.core.policy.snapshot import Current, Snapshot
 from gateway.core.request.body_memory import BodyLease, BodyMemory
 from gateway.core.request.outcome import Outcome
 from gateway.core.request.record import Record
@@ -43,8 +44,10 @@ class World:
         self.fleet.add(self.engine)
         self.fleet.has_models(self.engine, [ModelCard(id="m", max_model_len=4096)])
         self.fleet.health(self.engine, True, 0.0)
-        self.dispatch = Dispatch(self.fleet, Policy(), random.Random(1), lambda: 0.0, RetryBudget(Retries()))
-        self.retries = RetryBudget(Retries())
+        self.dispatch = Dispatch(
+            self.fleet, Policy(), random.Random(1), lambda: 0.0, RetryBudget(Current(Snapshot(Policy())))
+        )
+        self.retries = RetryBudget(Current(Snapshot(Policy())))
         self.batcher = SimpleNamespace(batches={"window": 2}, merged=5, again=1)
         self.bodies = BodyMemory(1000, 0.5)
         self.batch_counts: list[RelayCounts] = []

@@ -11,6 +11,7 @@ import random
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 
+import msgspec
 import pytest
 import uvloop
 
@@ -273,9 +274,10 @@ def test_no_second_attempt_without_budget_room_or_another_engine() -> None:
         assert (await ask(port_of(gateway), request(True))).status == 200
         other.draining = False
         assert (await ask(port_of(gateway), request(False))).status == 200, "a whole answer is no late first byte"
-        gateway.retries.policy = Retries(at_least=0, budget=0.01)
+        ample = gateway.current.policy
+        gateway.current.policy = msgspec.structs.replace(ample, retries=Retries(at_least=0, budget=0.01))
         assert (await ask(port_of(gateway), request(True))).status == 200
-        gateway.retries.policy = Retries()
+        gateway.current.policy = ample
         assert asked(engines) == [4, 0]
         gateway.dispatch.traffic["m"].level = 1
         assert (await ask(port_of(gateway), request(True))).status == 200, "none under pressure"

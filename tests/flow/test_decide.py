@@ -514,7 +514,7 @@ def test_a_reload_and_a_drain_go_for_these_calls_too() -> None:
         waiting = site.ask(1200)
         await asyncio.sleep(1.0)
         site.port.apply(Configuration(_with(body=BodyPolicy(max=1 << 20))))
-        assert site.port.pipeline.snapshot is site.gateway.pipeline.snapshot
+        assert site.port.pipeline.current.snapshot is site.gateway.current.snapshot
         drained = asyncio.ensure_future(site.port.drain(10.0))
         site.gateway.dispatch.refuse_waiting()
         await until(lambda: waiting.here)

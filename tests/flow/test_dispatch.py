@@ -14,6 +14,7 @@ from msgspec import structs
 from gateway.core.admission.retries import RetryBudget
 from gateway.core.engines.fleet import Engine, Fleet
 from gateway.core.policy.policy import Policy, Routing, TrafficClass
+from gateway.core.policy.snapshot import Current, Snapshot
 from gateway.core.policy.traffic import Deadlines, ModeRule, Modes, Threshold
 from gateway.core.request.call import Call
 from gateway.core.request.cost import CostModel
@@ -44,7 +45,9 @@ class World:
             self.fleet.add(engine)
             self.fleet.has_models(engine, [ModelCard(id="m", max_model_len=4096)])
             self.fleet.health(engine, True, self.loop.time())
-        self.dispatch = Dispatch(self.fleet, policy, random.Random(1), self.loop.time, RetryBudget(policy.retries))
+        self.dispatch = Dispatch(
+            self.fleet, policy, random.Random(1), self.loop.time, RetryBudget(Current(Snapshot(policy)))
+        )
 
     def engine(self, number: int = 0) -> Engine:
         return self.fleet.engines[f"e{number}"]

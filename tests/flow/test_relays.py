@@ -26,7 +26,17 @@ from gateway.core.request.record import Record
 from gateway.decider.relays.session import ENDED, RelaySession
 from gateway.frames.calls import ask_of, call_of, terms_of
 from gateway.frames.codec import FrameWriter, from_decider
-from gateway.frames.messages import AllHeld, CallEnd, EndedRecords, FirstByte, Held, SecondAsk, WaitAsk, Welcome
+from gateway.frames.messages import (
+    VERSION,
+    AllHeld,
+    CallEnd,
+    EndedRecords,
+    FirstByte,
+    Held,
+    SecondAsk,
+    WaitAsk,
+    Welcome,
+)
 from gateway.relay.remote.decider import RemoteDecider
 from gateway.relay.remote.link import Link
 from gateway.serve.assembly import Gateway
@@ -122,7 +132,7 @@ class Asking:
         self.task = loop.create_task(self._run(made, decider))
 
     async def _run(self, made: Setting, decider: RemoteDecider) -> None:
-        snapshot = made.gateway.pipeline.snapshot
+        snapshot = made.gateway.current.snapshot
         account = snapshot.tenants.accounts["anonymous"]
         self.admission = decider.arrive(snapshot, account, self.record, self.call.arrived, self.call.body)
         try:

@@ -267,7 +267,7 @@ def test_salts_of_caches_outlast_a_reload_unless_the_secret_is_another() -> None
 
     async def main(world: World) -> None:
         def salt() -> bytes:
-            return world.gateway.pipeline.snapshot.tenants.accounts["acme"].cache_salt
+            return world.gateway.current.snapshot.tenants.accounts["acme"].cache_salt
 
         drawn = salt()
         assert drawn
@@ -285,7 +285,7 @@ def test_salts_of_caches_outlast_a_reload_unless_the_secret_is_another() -> None
 
 def test_a_policy_that_cannot_be_used_changes_nothing() -> None:
     async def scenario(world: World) -> None:
-        before, snapshot = world.gateway.policy, world.gateway.pipeline.snapshot
+        before, snapshot = world.gateway.policy, world.gateway.current.snapshot
         world.gateway._fixed = (EngineEntry(url=URLS[3]),)
         with pytest.raises(ApplyError, match="engine-3:8000 is there twice"):
             world.gateway.apply(Configuration(policy(0, 3)))
@@ -293,7 +293,7 @@ def test_a_policy_that_cannot_be_used_changes_nothing() -> None:
             world.gateway.apply(
                 Configuration(structs.replace(policy(), trusted_proxies=TrustedProxies(addresses=("nonsense",))))
             )
-        assert (world.gateway.policy, world.gateway.pipeline.snapshot) == (before, snapshot)
+        assert (world.gateway.policy, world.gateway.current.snapshot) == (before, snapshot)
         assert world.engines() == [0]
         assert not world.engine(0).draining
 

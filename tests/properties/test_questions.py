@@ -17,6 +17,7 @@ from gateway.core.engines.breaker import Ending
 from gateway.core.engines.choice import any_idle, choose, foreseen_ttft, least_ttft, predicted_ttft, usable_of
 from gateway.core.engines.fleet import Engine, Fleet
 from gateway.core.policy.policy import Policy, TrafficClass
+from gateway.core.policy.snapshot import Current, Snapshot
 from gateway.core.policy.traffic import (
     Breaker,
     Deadlines,
@@ -69,7 +70,7 @@ class Run:
             self.fleet.has_models(engine, [ModelCard(id="m", max_model_len=4096), ModelCard(id=f"own{number}")])
             self.fleet.health(engine, True, self.loop.time())
         self.dispatch = Dispatch(
-            self.fleet, self.policy, random.Random(seed), self.loop.time, RetryBudget(self.policy.retries)
+            self.fleet, self.policy, random.Random(seed), self.loop.time, RetryBudget(Current(Snapshot(self.policy)))
         )
 
     def call(self) -> Call:

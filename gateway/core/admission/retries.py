@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 
-from gateway.core.policy.policy import Retries
+from gateway.core.policy.snapshot import Current
 
 WINDOW = 10  # seconds
 BACKOFF = 0.025  # seconds, doubled per attempt
@@ -17,10 +17,10 @@ BACKOFF = 0.025  # seconds, doubled per attempt
 class RetryBudget:
     """Counts calls and retries in one-second slots over the window. O(1) per event."""
 
-    __slots__ = ("_calls", "_retries", "_second", "calls", "policy", "retries")
+    __slots__ = ("_calls", "_current", "_retries", "_second", "calls", "retries")
 
-    def __init__(self, policy: Retries) -> None:
-        self.policy = policy
+    def __init__(self, current: Current) -> None:
+        self._current = current
         self._calls = [0] * WINDOW
         self._retries = [0] * WINDOW
         self._second = 0
@@ -49,7 +49,8 @@ class RetryBudget:
     @property
     def left(self) -> float:
         """Retries that may still be made in this window."""
-        return max(self.policy.at_least, self.policy.budget * self.calls) - self.retries
+        policy = self._current.policy.retries
+        return max(policy.at_least, policy.budget * self.calls) - self.retries
 
     def take(self, now: float) -> bool:
         """Spend one retry if the budget has one left."""

@@ -32,6 +32,23 @@ class Snapshot:
         self.within_deadline = policy.deadlines.on_deadline == "cancel"
 
 
+class Current:
+    """Policy in force, in one cell that all its readers share: a reload is one assignment.
+
+    Only what must react to a new policy (queues, buckets, breakers) has an `apply` of its own.
+    """
+
+    __slots__ = ("policy", "snapshot")
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.apply(snapshot)
+
+    def apply(self, snapshot: Snapshot) -> None:
+        """Put this policy in force."""
+        self.policy = snapshot.policy
+        self.snapshot = snapshot
+
+
 def largest_body(policy: Policy, route: Route | None = None) -> int:
     """Bytes of the largest body that the route takes; None: that any route takes."""
     body = policy.body

@@ -14,7 +14,7 @@ import msgspec
 from gateway.core.admission import refusals
 from gateway.core.admission.decider import Admission, Decider, Grant
 from gateway.core.admission.shaping import shape_body
-from gateway.core.policy.policy import Policy
+from gateway.core.policy.snapshot import Current
 from gateway.core.request.call import Call
 from gateway.core.request.engine_priority import with_priority
 from gateway.core.request.outcome import Outcome, Refused
@@ -69,20 +69,20 @@ class LentUsage(msgspec.Struct, frozen=True, gc=False):
 
 
 class Lending:
-    """`upstream` knows the engines by id, `policy` is that of new calls."""
+    """`upstream` knows the engines by id, `current` is the policy of new calls."""
 
     def __init__(
         self,
         decider: Decider,
         held: HeldCalls,
         upstream: Callable[[str], Upstream],
-        policy: Callable[[], Policy],
+        current: Current,
         clock: Callable[[], float],
     ) -> None:
         self._decider = decider
         self._held = held
         self._upstream = upstream
-        self._policy = policy
+        self._current = current
         self._clock = clock
 
     async def exchange(
@@ -98,7 +98,7 @@ class Lending:
         record, now = live.record, self._clock()
         note_grant(record, call, grant, now)
         record.attempts, record.engine, call.sent_at = 1, grant.engine.id, now
-        within = patience(call, grant.engine, self._policy())
+        within = patience(call, grant.engine, self._current.policy)
 
         def began() -> None:
             at = self._clock()

@@ -159,7 +159,7 @@ class ClusterPort:
         if self._hub is not None:
             named = self._configuration.policy.routing.cache_secret_file is not None
             secret = self._configuration.cache_secret if named else self._token.secret("cache salts")
-            self._hub.apply(self._gateway.pipeline.snapshot, (secret or "").encode())
+            self._hub.apply(self._gateway.current.snapshot, (secret or "").encode())
 
     async def take_over(self, taken: TakenOver) -> None:
         same_member(taken, self._member)

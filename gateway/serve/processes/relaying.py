@@ -16,7 +16,7 @@ import msgspec
 from gateway.core.call_counts import CallCounts
 from gateway.core.engines.origin import parse_origin
 from gateway.core.policy.policy import Policy
-from gateway.core.policy.snapshot import Snapshot
+from gateway.core.policy.snapshot import Current, Snapshot
 from gateway.core.request.body_memory import BodyMemory
 from gateway.decider.call_log import CallLog
 from gateway.decider.ended_calls import EndedCalls
@@ -101,7 +101,7 @@ def _look(secure: WatchedFile | None, log: CallLog | None) -> None:
 
 
 class RelaySide:
-    """All that one relay is made of. Its data port is there once the decider has told it a policy.
+    """All that one relay is made of. Its data port opens once the decider has told it a policy.
 
     A simulation gives it its own: `parser` None: large bodies are parsed here; `connect` in place of a unix socket,
     `client_of` in place of connections to an engine, `rng`, and `pid`.
@@ -128,7 +128,6 @@ class RelaySide:
         self._say = lambda line: say(f"relay {place.number}: {line}")
         self._path = place.path  # of the decider's socket
         self._most_clients = most_clients
-        self._parser = parser
         self._lost = lost
         self._rng = random.Random() if rng is None else rng  # noqa: S311 # jitter and tie-breaking, no secrets
         self._clock = loop.time
@@ -136,17 +135,14 @@ class RelaySide:
         self._client_of = self._new_client if client_of is None else client_of
         self.clients: dict[str, Client] = {}
         self._engines: dict[str, EngineNews] = {}  # as they were told of last
-        self.policy = Policy()
+        self.current = current = Current(Snapshot(Policy()))
         self._spans = spans
-        self._tracing = None if spans is None else Tracing(self.policy.logging.traces, spans.put, self._rng)
-        self.bodies = BodyMemory(self.policy.body.memory, self.policy.body.share)
-        self._attempts = Attempts(self.policy, self.clients, self._clock)
+        self.bodies = BodyMemory(current.policy.body.memory, current.policy.body.share)
+        attempts = Attempts(current, self.clients, self._clock)
         self._counts = CallCounts(self._known, gen_ai=gen_ai)
         self._ended, self._ended_told = EndedCalls(MOST_RECORDS), 0
-        self._recorder = Recorder(self.policy, self._counts, log, lambda _: None, self._clock, self._rng, self._ended)
-        self.pipeline: Pipeline | None = None
+        self._recorder = Recorder(current, self._counts, log, lambda _: None, self._clock, self._rng, self._ended)
         self.batches: BatchApi | None = None  # where they are offered
-        self.server: Server  # from the first policy on
         self._drain_within: float | None = None
         self._gently = False
         self._drain_order = asyncio.Event()
@@ -160,12 +156,23 @@ class RelaySide:
             counts=self._told,
             say=self._say,
         )
-        self._decider = RemoteDecider(self.link)
+        self.pipeline = Pipeline(
+            current,
+            RemoteDecider(self.link),
+            attempts,
+            self._recorder.observe,
+            self._clock,
+            self._rng,
+            self.bodies,
+            large=None if parser is None else LargeBodies(parser, self._clock),
+            tracing=None if spans is None else Tracing(current, spans.put, self._rng),
+        )
+        settings = server_settings(current.snapshot, most_clients)
+        self.server = Server(self.pipeline, settings, self.bodies, place.own_seats)
         self._timer = loop.call_later(COUNT_EVERY, self._tell_counts)
 
     def offered(self, file: Path | None, policy: Policy) -> AbstractAsyncContextManager[BatchApi | None]:
         """Files and batches, as a policy offers them, once there is a pipeline."""
-        assert self.pipeline is not None  # noqa: S101 # the link is ready
         return batches_beside(file, policy, self.pipeline, self.bodies, self._say)
 
     async def until_drained(self, signals: ProcessSignals) -> None:
@@ -176,7 +183,7 @@ class RelaySide:
         giving = asyncio.ensure_future(self._give_batches())
         while True:
             self._drain_order.clear()
-            within = self.policy.timeouts.drain if self._drain_within is None else self._drain_within
+            within = self.current.policy.timeouts.drain if self._drain_within is None else self._drain_within
             drained = asyncio.ensure_future(self.server.drain(within, gently=self._gently))
             again = asyncio.ensure_future(self._drain_order.wait())
             await asyncio.wait((drained, again), return_when=asyncio.FIRST_COMPLETED)
@@ -208,31 +215,12 @@ class RelaySide:
     # -- news of the decider ------------------------------------------------------------------------------------
 
     def _on_policy(self, news: PolicyNews) -> None:
-        policy = self.policy = msgspec.msgpack.decode(news.policy, type=Policy)
-        snapshot = Snapshot(policy, news.cache_secret)
-        settings = server_settings(snapshot, self._most_clients)
-        self._attempts.policy = self._recorder.policy = policy
-        if self._tracing is not None:
-            self._tracing.share = policy.logging.traces
+        policy = msgspec.msgpack.decode(news.policy, type=Policy)
+        self.current.apply(Snapshot(policy, news.cache_secret))
+        self.server.settings = server_settings(self.current.snapshot, self._most_clients)
         self.bodies.apply(policy.body.memory // self._place.relays, policy.body.share)
-        if self.pipeline is not None:
-            self.pipeline.snapshot = snapshot
-            self.server.settings = settings
-            for id, engine in self._engines.items():
-                self._go_by(self.clients[id], engine)
-            return
-        self.pipeline = Pipeline(
-            snapshot,
-            self._decider,
-            self._attempts,
-            self._recorder.observe,
-            self._clock,
-            self._rng,
-            self.bodies,
-            large=None if self._parser is None else LargeBodies(self._parser, self._clock),
-            tracing=self._tracing,
-        )
-        self.server = Server(self.pipeline, settings, self.bodies, self._place.own_seats)
+        for id, engine in self._engines.items():
+            self._go_by(self.clients[id], engine)
 
     def _on_fleet(self, news: FleetNews) -> None:
         named = {engine.id for engine in news.engines}
@@ -250,11 +238,11 @@ class RelaySide:
         self._engines = {engine.id: engine for engine in news.engines}
 
     def _new_client(self, engine: EngineNews) -> Client:
-        return Client(parse_origin(engine.url), client_settings(self.policy), names=self._names)
+        return Client(parse_origin(engine.url), client_settings(self.current.policy), names=self._names)
 
     def _go_by(self, client: Client, engine: EngineNews) -> None:
         trust = None if engine.trust is None else Trust(ca=engine.trust[0], name=engine.trust[1])
-        client.go_by(client_settings(self.policy), engine.api_key, trust)
+        client.go_by(client_settings(self.current.policy), engine.api_key, trust)
 
     def _on_drain(self, order: DrainOrder) -> None:
         self._drain_within, self._gently = order.within, order.gently
@@ -281,17 +269,17 @@ class RelaySide:
             self.link.send(EndedRecords(list(calls)))
 
     def _told(self) -> RelayCounts:
-        batcher, batches = None if self.pipeline is None else self.pipeline.batcher, self.batches
+        batcher, batches = self.pipeline.batcher, self.batches
         return RelayCounts(
             self._counts.told(),
             self._counts.calls,
-            0 if self.pipeline is None else self.server.connections,
+            self.server.connections,
             self.bodies.held,
-            {} if self.pipeline is None else self.server.refusals,
+            self.server.refusals,
             self.bodies.refused,
-            {} if batcher is None else batcher.batches,
-            0 if batcher is None else batcher.merged,
-            0 if batcher is None else batcher.again,
+            batcher.batches,
+            batcher.merged,
+            batcher.again,
             self._lost(),
             0 if self._spans is None else self._spans.dropped,
             {} if batches is None else dict(batches.lines),

@@ -127,7 +127,7 @@ class Invariants:
         self.retries.granted(call.request_id)
 
     def retried(self, call: Call) -> None:
-        self.retries.retried(self._dispatch.retries.policy)
+        self.retries.retried(self._dispatch.policy.retries)
 
     def moved_free(self, call: Call) -> None:
         """The one move that costs no budget."""

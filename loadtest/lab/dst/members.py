@@ -284,7 +284,7 @@ class Members:
             if member.alive:
                 member.gateway.apply(Configuration(policy, {}))
                 if member.reign is not None:
-                    member.reign.hub.apply(member.gateway.pipeline.snapshot, b"a secret of cache salts")
+                    member.reign.hub.apply(member.gateway.current.snapshot, b"a secret of cache salts")
 
     def befalls(self, event: DeciderFault) -> None:
         """Who rules dies, or stops."""

@@ -75,7 +75,7 @@ class OneDecider:
                 decider.gateway.apply(Configuration(policy, {}))
             except ApplyError as error:
                 self.world.found(f"a reload failed: {error}")
-            decider.hub.apply(decider.gateway.pipeline.snapshot, b"a secret of cache salts")
+            decider.hub.apply(decider.gateway.current.snapshot, b"a secret of cache salts")
 
     def befalls(self, event: DeciderFault) -> None:
         """It dies, or hangs until it is killed."""

@@ -137,7 +137,7 @@ class Relay:
 
     @property
     def ready(self) -> bool:
-        return self.dead_at < 0.0 and self.side.pipeline is not None
+        return self.dead_at < 0.0 and self.side.link.ready.is_set()
 
     def connected(self) -> None:
         """Another connection: what the last one carried is of the past."""
@@ -167,7 +167,7 @@ class Relay:
         self.log.open = False
         for line in self.lines:
             line.cut()
-        if self.side.pipeline is not None:
+        if self.side.link.ready.is_set():
             for live in list(self.side.pipeline.tasks.values()):
                 live.leave("client_gone")
         await self.side.aclose()

@@ -106,7 +106,7 @@ class BatchLines:
 
     async def _line(self, number: int, planned: Planned) -> None:
         gateway, tries = self._target.gateway, 0
-        account = gateway.pipeline.snapshot.tenants.accounts[ANONYMOUS]
+        account = gateway.current.snapshot.tenants.accounts[ANONYMOUS]
         wait: float | None = 0.0
         while wait is not None:
             await asyncio.sleep(wait)

@@ -5,24 +5,29 @@ from __future__ import annotations
 import random
 
 from gateway.core.admission.retries import WINDOW, RetryBudget
-from gateway.core.policy.policy import Retries
+from gateway.core.policy.policy import Policy, Retries
+from gateway.core.policy.snapshot import Current, Snapshot
+
+
+def budget_of(policy: Retries) -> RetryBudget:
+    return RetryBudget(Current(Snapshot(Policy(retries=policy))))
 
 
 def test_a_quiet_gateway_may_retry_at_least() -> None:
-    budget = RetryBudget(Retries(at_least=3))
+    budget = budget_of(Retries(at_least=3))
     assert [budget.take(100.0) for _ in range(5)] == [True, True, True, False, False]
     assert budget.take(100.0 + WINDOW), "the window has passed"
 
 
 def test_a_busy_gateway_may_retry_its_share() -> None:
-    budget = RetryBudget(Retries(budget=0.2, at_least=3))
+    budget = budget_of(Retries(budget=0.2, at_least=3))
     for _ in range(100):
         budget.call(50.0)
     assert sum(budget.take(50.5) for _ in range(100)) == 20
 
 
 def test_slots_leave_the_window_one_second_at_a_time() -> None:
-    budget = RetryBudget(Retries(budget=0.5, at_least=0))
+    budget = budget_of(Retries(budget=0.5, at_least=0))
     for second in range(WINDOW):
         budget.call(second + 0.5)
         budget.call(second + 0.5)
@@ -36,7 +41,7 @@ def test_slots_leave_the_window_one_second_at_a_time() -> None:
 def test_random_traffic_never_exceeds_the_budget() -> None:
     rng = random.Random(3)
     policy = Retries(budget=0.2, at_least=3)
-    budget = RetryBudget(policy)
+    budget = budget_of(policy)
     now, calls, retries = 1000.0, [], []
     for _ in range(2000):
         now += rng.expovariate(50)
@@ -51,7 +56,7 @@ def test_random_traffic_never_exceeds_the_budget() -> None:
 
 
 def test_backoff_is_full_jitter_over_a_doubling_range() -> None:
-    budget = RetryBudget(Retries())
+    budget = budget_of(Retries())
     rng = random.Random(1)
     draws = [budget.backoff(2, rng) for _ in range(500)]
     assert 0 <= min(draws) < 0.01
