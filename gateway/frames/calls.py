@@ -10,7 +10,7 @@ from gateway.core.engines.fleet import Hold
 from gateway.core.request.call import Call
 from gateway.core.request.outcome import Refused
 from gateway.core.request.routes import Route
-from gateway.frames.messages import Ask, CallFacts, CallRequest, EngineTerms, GrantTerms, Refusal, RefusedCall
+from gateway.frames.messages import Ask, CallFacts, CallRequest, EngineTerms, GrantTerms, RefusalFacts, RefusedCall
 
 _FACTS = CallFacts.__struct_fields__
 _request_fields = attrgetter(
@@ -18,7 +18,7 @@ _request_fields = attrgetter(
 )
 _facts_fields = attrgetter(*_FACTS)
 _engine_fields = attrgetter(*EngineTerms.__struct_fields__)
-_refusal_fields = attrgetter(*Refusal.__struct_fields__)
+_refusal_fields = attrgetter(*RefusalFacts.__struct_fields__)
 
 
 def ask_of(number: int, call: Call, version: int, *, wait: bool) -> Ask:
@@ -59,7 +59,7 @@ def terms_of(number: int, turn: int, epoch: int, call: Call, hold: Hold) -> Gran
 
 def refusal_of(number: int, turn: int, refused: Refused, facts: CallFacts | None = None) -> RefusedCall:
     """Return the message that has all of a refusal."""
-    return RefusedCall(number, turn, Refusal(*_refusal_fields(refused)), facts)
+    return RefusedCall(number, turn, RefusalFacts(*_refusal_fields(refused)), facts)
 
 
 def refused_of(message: RefusedCall) -> Refused:

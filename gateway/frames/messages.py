@@ -91,7 +91,7 @@ class EngineTerms(msgspec.Struct, array_like=True, forbid_unknown_fields=True, f
     pace: float
 
 
-class Refusal(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
+class RefusalFacts(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
     """All of a `Refused`, by the same names."""
 
     outcome: Outcome
@@ -379,7 +379,7 @@ class RefusedCall(msgspec.Struct, array_like=True, forbid_unknown_fields=True, g
 
     number: Number
     turn: Count
-    refusal: Refusal
+    refusal: RefusalFacts
     facts: CallFacts | None
 
 
