@@ -39,7 +39,7 @@ def hub_of(
         shown=gateway.shown,
         call_ended=gateway.call_ended,
         say=gateway.say,
-        overruled=lambda _: None,
+        deposed=lambda _: None,
         lives=lives,
         ended=gateway.ended_calls.add,
     )

@@ -89,7 +89,7 @@ class Dispatch:
         self.clock = clock
         self.retries = retries
         self.witness = witness
-        self.fence = math.inf
+        self.lease_until = math.inf
         self.leaving = False  # balancers are told to go elsewhere; calls are still taken
         self.queues = control.queues
         self.traffic = control.traffic
@@ -146,7 +146,7 @@ class Dispatch:
         if self.successor is not None:
             return None
         now = self.clock()
-        choice = self.control.at_once(call, now, self.rng, exclude) if now < self.fence else None
+        choice = self.control.at_once(call, now, self.rng, exclude) if now < self.lease_until else None
         if choice is None:
             if not self.queues.get(call.model):
                 self._press(call)
@@ -268,9 +268,9 @@ class Dispatch:
 
     # -- the pump -----------------------------------------------------------------------------------------------
 
-    def fenced(self, until: float) -> None:
+    def set_lease(self, until: float) -> None:
         """Grant until then, by the clock, and no longer; -inf: not at all. What waited for that is granted now."""
-        before, self.fence = self.fence, until
+        before, self.lease_until = self.lease_until, until
         if before <= self.clock() < until:
             self.pump()
 
@@ -375,7 +375,7 @@ class Dispatch:
             choices.append(choice)
             return True
 
-        while queues and now < self.fence:
+        while queues and now < self.lease_until:
             paused = self.control.paused()
             if self.witness is not None:
                 self.witness.popping(model, queues, now, paused)

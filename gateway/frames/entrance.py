@@ -7,7 +7,7 @@ follows, as TLS does.
     visitor -> member   Proof: who it is, a nonce of its own, and an HMAC of both nonces and of all that it says
     member  -> visitor  Accepted, with an HMAC of its own; or Rejected, with the reason, and the end
 
-A visitor that wants the member's word for a ruler has it in Accepted, and goes. Else frames of a relay follow.
+A visitor that asks for the member's vote for a leader has it in Accepted, and goes. Else frames of a relay follow.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ MOST = 4096  # bytes of a frame
 Digest = Annotated[bytes, Meta(min_length=32, max_length=32)]
 
 
-class WordAsk(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False):
-    """The store answers nobody here: may that ruler go on?"""
+class VoteRequest(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False):
+    """The store answers nobody here: may that leader go on?"""
 
-    ruler: Word
+    leader: Word
     epoch: Number
 
 
@@ -48,21 +48,21 @@ class Challenge(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=
 
 
 class Proof(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=65):
-    """The visitor's answer. `member`: its name; `life`: its machine's gateway's; `word`: it wants no more than that."""
+    """Answer of the visitor. `member`: its name; `life`: its machine's gateway's; `vote`: it asks for that alone."""
 
     version: Number
     cluster: Word
     member: Word
     life: Word
     nonce: Digest
-    word: WordAsk | None
+    vote: VoteRequest | None
     proof: bytes = b""
 
 
 class Accepted(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=66):
-    """The visitor is known. `word`: it is given."""
+    """The visitor is known. `vote`: the member gives its vote."""
 
-    word: bool
+    vote: bool
     proof: bytes = b""
 
 
@@ -103,9 +103,9 @@ class Token:
         said = msgspec.structs.replace(proof, proof=b"")
         return self._mac(b"visitor", challenge.nonce + msgspec.msgpack.encode(said))
 
-    def acceptance(self, challenge: Challenge, proof: Proof, *, word: bool) -> bytes:
+    def acceptance(self, challenge: Challenge, proof: Proof, *, vote: bool) -> bytes:
         """Of a member."""
-        return self._mac(b"member", challenge.nonce + proof.nonce + bytes([word]))
+        return self._mac(b"member", challenge.nonce + proof.nonce + bytes([vote]))
 
     def _mac(self, who: bytes, what: bytes) -> bytes:
         return hmac.digest(self._key, who + b"\0" + self.cluster.encode() + b"\0" + what, "sha256")
@@ -165,12 +165,12 @@ class Entrance(asyncio.Protocol):
         self._timer.cancel()
         self._visitors.remove(self)
         try:
-            protocol, word = self._enter(proof)
+            protocol, vote = self._enter(proof)
         except Unwanted as unwanted:  # it is a member, which says so itself, and asks again many times a second
             _write(self._transport, Rejected(str(unwanted)))
             self._transport.close()
             return
-        accepted = Accepted(word, self._token.acceptance(self._challenge, proof, word=word))
+        accepted = Accepted(vote, self._token.acceptance(self._challenge, proof, vote=vote))
         if protocol is None:
             _write(self._transport, accepted)
             self._transport.close()
@@ -223,11 +223,11 @@ class _Visit(asyncio.Protocol):
                 proof.proof = token.proof(message, proof)
                 _write(self._transport, proof)
             case Accepted() if self._challenge is not None:
-                wanted = token.acceptance(self._challenge, proof, word=message.word)
+                wanted = token.acceptance(self._challenge, proof, vote=message.vote)
                 if not hmac.compare_digest(message.proof, wanted):
                     raise Unwanted("it has not shown that it has the token")
                 if not self.accepted.done():
-                    self.accepted.set_result(message.word)
+                    self.accepted.set_result(message.vote)
             case Rejected():
                 raise Unwanted(f"it lets nobody in: {message.why}")
             case _:
@@ -251,7 +251,7 @@ async def visit(
     name: str | None,
     stays: Callable[[], asyncio.Protocol] | None = None,
 ) -> bool:
-    """Be let in by the member at `address`; whether it has given its word. The connection is then that of `stays`;
+    """Be let in by the member at `address`; return whether it has voted. The connection is then that of `stays`;
     None: it is closed. `trust`: TLS, with a certificate for `name` or the host. Raises OSError, and Unwanted."""
     loop = asyncio.get_running_loop()
     host, port = address
@@ -261,7 +261,7 @@ async def visit(
             transport, protocol = await loop.create_connection(
                 lambda: _Visit(token, proof), host, port, ssl=trust, server_hostname=(name or host) if trust else None
             )
-            word = await protocol.accepted
+            vote = await protocol.accepted
     except TimeoutError:
         if transport is not None:
             transport.abort()
@@ -272,13 +272,13 @@ async def visit(
         raise
     if stays is None:
         transport.close()
-        return word
+        return vote
     if transport.is_closing():  # meanwhile: `stays` would not hear of that
         raise Unwanted("it has closed the connection")
     staying = stays()
     transport.set_protocol(staying)
     staying.connection_made(transport)
-    return word
+    return vote
 
 
 def _write(transport: asyncio.Transport, message: Any) -> None:

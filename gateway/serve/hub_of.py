@@ -17,10 +17,10 @@ def hub_of(
     epoch: int,
     expected: Mapping[int, int],
     left: Callable[[], None] = lambda: None,
-    overruled: Callable[[int], None] = lambda _: None,
+    deposed: Callable[[int], None] = lambda _: None,
     lives: Callable[[int], bool] | None = None,
 ) -> RelayHub:
-    """See RelayHub. On one machine whoever starts processes sees to it that one decider rules."""
+    """See RelayHub. On one machine whoever starts processes sees to it that one decider leads."""
     return RelayHub(
         gateway.decider,
         epoch,
@@ -29,7 +29,7 @@ def hub_of(
         shown=gateway.shown,
         call_ended=gateway.call_ended,
         say=say,
-        overruled=overruled,
+        deposed=deposed,
         lives=lives,
         ended=gateway.ended_calls.add,
         left=left,

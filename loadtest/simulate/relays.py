@@ -40,7 +40,7 @@ def hub_of(gateway: Gateway, epoch: int, expected: dict[int, int], **changed: An
         "shown": gateway.shown,
         "call_ended": gateway.call_ended,
         "say": gateway.say,
-        "overruled": lambda _: None,
+        "deposed": lambda _: None,
     }
     hub = RelayHub(gateway.decider, epoch, expected, **(wired | changed))
     hub.apply(gateway.current.snapshot, b"a secret of cache salts")

@@ -12,14 +12,14 @@ from gateway.control.cluster import ClusterView
 VIEW = ClusterView(
     name="prod",
     member="10.0.0.2:8010",
-    rules="10.0.0.1:8010",
+    leader="10.0.0.1:8010",
     epoch=7,
     since_s=12.3,
-    ruling=False,
+    leads=False,
     granting=False,
     awaited=["10.0.0.2:8010"],
     members=["10.0.0.1:8010", "10.0.0.2:8010"],
-    electable=[],
+    candidates=[],
     gone=["10.0.0.3:8010"],
     store_error=None,
     store_heard_s=0.2,
@@ -35,14 +35,14 @@ def asked(monkeypatch: pytest.MonkeyPatch, view: ClusterView | Exception) -> Non
     monkeypatch.setattr(cluster, "ask", answer)
 
 
-def test_it_says_who_rules_who_is_there_and_who_is_silent(
+def test_it_says_who_leads_who_is_there_and_who_is_silent(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked(monkeypatch, VIEW)
     assert main(["cluster", "status"]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "cluster prod: 10.0.0.1:8010 rules in epoch 7 for 12 s, and waits for what 10.0.0.2:8010 hold",
-        "  10.0.0.1:8010   rules",
+        "cluster prod: 10.0.0.1:8010 leads in epoch 7 for 12 s, and waits for what 10.0.0.2:8010 hold",
+        "  10.0.0.1:8010   leads",
         "  10.0.0.2:8010   stands by, has not told what its calls hold, this gateway",
         "  10.0.0.3:8010   silent: forgotten 10 minutes after its last sign",
     ]
@@ -51,8 +51,8 @@ def test_it_says_who_rules_who_is_there_and_who_is_silent(
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"rules": None, "since_s": None}, "nobody rules"),
-        ({"store_error": "no answer within 0.4 s", "ruling": True}, "the store does not answer: no answer within"),
+        ({"leader": None, "since_s": None}, "nobody leads"),
+        ({"store_error": "no answer within 0.4 s", "leads": True}, "the store does not answer: no answer within"),
     ],
 )
 def test_its_status_is_1_where_something_is_wrong(

@@ -89,7 +89,7 @@ class Site:
         self.machines.append(made)
         return made
 
-    def ruler(self, within: float = 15.0) -> Machine:
+    def leader(self, within: float = 15.0) -> Machine:
         """The machine that grants, waited for."""
         found: list[Machine] = []
 
@@ -100,8 +100,8 @@ class Site:
         assert until(there, within) is not None, "\n\n".join(each.output for each in self.machines)
         return found[0]
 
-    def others(self, ruler: Machine) -> list[Machine]:
-        return [each for each in self.machines if each is not ruler]
+    def others(self, leader: Machine) -> list[Machine]:
+        return [each for each in self.machines if each is not leader]
 
     def close(self) -> None:
         for machine in self.machines:
@@ -126,7 +126,7 @@ def site(folder: Path) -> Iterator[Site]:
 
 
 def known(made: Site) -> None:
-    """Wait until the ruler knows the other machine, which may then be elected at once."""
-    ruler = made.ruler()
-    (other,) = made.others(ruler)
-    assert until(lambda: ruler.cluster().get("electable") == [other.member], 5.0) is not None, ruler.output
+    """Wait until the leader knows the other machine, which may then be elected at once."""
+    leader = made.leader()
+    (other,) = made.others(leader)
+    assert until(lambda: leader.cluster().get("candidates") == [other.member], 5.0) is not None, leader.output

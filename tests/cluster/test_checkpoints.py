@@ -1,4 +1,4 @@
-"""Checkpoints of a cluster, in a real Valkey: what the ruler has learned is there for the next one."""
+"""Checkpoints of a cluster, in a real Valkey: what the leader has learned is there for the next one."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def test_only_who_rules_saves_and_the_age_is_the_stores(tmp_path: Path, monkeypa
     async def main(url: str) -> None:
         a, b, store = checkpoints_of(url, "a:1"), checkpoints_of(url, "b:1"), of(url, "a:1")
         assert await a.load() == (b"", 0.0)
-        view, _ = await store.turn(Turn(number=1, known=0, stand=2, reign=0, seen=frozenset()))
-        assert view.ruler is not None
-        epoch = view.ruler.epoch
+        view, _ = await store.turn(Turn(number=1, known=0, candidacy=2, term=0, seen=frozenset()))
+        assert view.leader is not None
+        epoch = view.leader.epoch
         await b.save(b"of another", epoch)
         await a.save(b"of another epoch", epoch + 1)
         assert await a.load() == (b"", 0.0)
@@ -99,14 +99,14 @@ def saved(site: Site, machine: Machine) -> None:
 
 
 def test_a_machine_that_dies_leaves_levels_and_rates_to_the_next(two: Site) -> None:
-    ruler = two.ruler()
-    (other,) = two.others(ruler)
+    leader = two.leader()
+    (other,) = two.others(leader)
     fresh = learned(other)
-    used_up(ruler)
-    saved(two, ruler)
-    before = learned(ruler)
+    used_up(leader)
+    saved(two, leader)
+    before = learned(leader)
     assert before["tpot_s"] != fresh["tpot_s"] == learned(other)["tpot_s"]
-    ruler.signal(signal.SIGKILL)
+    leader.signal(signal.SIGKILL)
     took_over(two, other)
     assert refused(other)
     assert learned(other) == before
@@ -127,22 +127,22 @@ def test_prefix_hits_go_on_after_a_machine_has_died(tmp_path: Path) -> None:
         for _ in range(2):
             made.machine()
         known(made)
-        ruler = made.ruler()
-        (other,) = made.others(ruler)
-        first, second = hits(ruler), hits(ruler)
+        leader = made.leader()
+        (other,) = made.others(leader)
+        first, second = hits(leader), hits(leader)
         assert first == 0 < second
-        saved(made, ruler)
-        ruler.signal(signal.SIGKILL)
+        saved(made, leader)
+        leader.signal(signal.SIGKILL)
         took_over(made, other)
         assert hits(other) == pytest.approx(second, rel=0.02)  # prompts are estimated by what was learned
 
 
 def test_a_state_that_is_none_is_told_and_left_out(two: Site) -> None:
-    ruler = two.ruler()
-    (other,) = two.others(ruler)
-    used_up(ruler)
-    saved(two, ruler)
-    ruler.signal(signal.SIGKILL)
+    leader = two.leader()
+    (other,) = two.others(leader)
+    used_up(leader)
+    saved(two, leader)
+    leader.signal(signal.SIGKILL)
 
     async def spoil() -> None:
         redis = opened(two.store.url, None, None, None)

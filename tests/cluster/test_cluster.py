@@ -29,7 +29,7 @@ ACROSS = 4.0  # seconds without grants, at most, when a machine dies
 
 @pytest.fixture
 def two(tmp_path: Path) -> Iterator[Site]:
-    """Two machines, one of which rules."""
+    """Two machines, one of which leads."""
     with site(tmp_path) as made:
         for _ in range(2):
             made.machine()
@@ -61,16 +61,16 @@ def took_over(site: Site, left: Machine, within: float = ACROSS) -> float:
 
 
 def test_calls_of_every_machine_are_decided_by_one(two: Site) -> None:
-    ruler = two.ruler()
-    (other,) = two.others(ruler)
+    leader = two.leader()
+    (other,) = two.others(leader)
     for machine in two.machines:
         call(machine, 6)
-    assert other.cluster()["rules"] == ruler.member
-    held = [each["held_tokens"] for each in ruler.gateway.fleet()["engines"]]
-    assert until(ruler.gateway.idle, 5.0) is not None, held
-    assert f"cluster prod: this gateway rules in epoch {ruler.cluster()['epoch']}" in _readyz(ruler)
-    assert f"cluster prod: {ruler.member} rules" in _readyz(other)
-    assert "talk in the clear" in ruler.output
+    assert other.cluster()["leader"] == leader.member
+    held = [each["held_tokens"] for each in leader.gateway.fleet()["engines"]]
+    assert until(leader.gateway.idle, 5.0) is not None, held
+    assert f"cluster prod: this gateway leads in epoch {leader.cluster()['epoch']}" in _readyz(leader)
+    assert f"cluster prod: {leader.member} leads" in _readyz(other)
+    assert "talk in the clear" in leader.output
     # Each machine counts the calls of its own relays.
     assert [machine.gateway.total("weir_requests_total") >= 6 for machine in two.machines] == [True, True]
 
@@ -80,15 +80,15 @@ def _readyz(machine: Machine) -> str:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_another_rules_when_the_rulers_machine_dies_or_hangs(two: Site, number: signal.Signals) -> None:
-    ruler = two.ruler()
-    (other,) = two.others(ruler)
-    ended, epoch = {}, ruler.cluster()["epoch"]
+def test_another_rules_when_the_leaders_machine_dies_or_hangs(two: Site, number: signal.Signals) -> None:
+    leader = two.leader()
+    (other,) = two.others(leader)
+    ended, epoch = {}, leader.cluster()["epoch"]
 
     async def main() -> None:
         async with Load(other.gateway.url, 8, 0) as load:
             await load.more(10)
-            ruler.signal(number)
+            leader.signal(number)
             await asyncio.to_thread(took_over, two, other)
             await load.more(20)
         ended.update(load.ended)
@@ -97,33 +97,33 @@ def test_another_rules_when_the_rulers_machine_dies_or_hangs(two: Site, number: 
     assert set(ended) == {"ok"}, ended
     assert other.cluster()["epoch"] > epoch
     if number == signal.SIGSTOP:
-        ruler.signal(signal.SIGCONT)  # it finds that its reign is over
-        assert until(lambda: ruler.cluster().get("rules") == other.member, 10.0) is not None, ruler.output
-        assert not ruler.grants()
-        call(ruler)
+        leader.signal(signal.SIGCONT)  # it finds that its term is over
+        assert until(lambda: leader.cluster().get("leader") == other.member, 10.0) is not None, leader.output
+        assert not leader.grants()
+        call(leader)
     assert until(other.gateway.idle, 10.0) is not None, other.gateway.fleet()
 
 
 def test_the_same_machine_rules_on_when_its_decider_is_killed(two: Site) -> None:
-    ruler = two.ruler()
-    (other,) = two.others(ruler)
-    ended, epoch = {}, ruler.cluster()["epoch"]
+    leader = two.leader()
+    (other,) = two.others(leader)
+    ended, epoch = {}, leader.cluster()["epoch"]
 
     async def main() -> None:
-        async with Load(other.gateway.url, 4, 0) as far, Load(ruler.gateway.url, 4, 0) as near:
+        async with Load(other.gateway.url, 4, 0) as far, Load(leader.gateway.url, 4, 0) as near:
             for load in (far, near):
                 await load.more(10)
-            os.kill(_pid(ruler, "decider"), signal.SIGKILL)
-            rules = lambda: ruler.cluster().get("epoch", 0) > epoch and ruler.grants()  # noqa: E731
-            assert await asyncio.to_thread(until, rules, 3.0) is not None, ruler.output
+            os.kill(_pid(leader, "decider"), signal.SIGKILL)
+            leads = lambda: leader.cluster().get("epoch", 0) > epoch and leader.grants()  # noqa: E731
+            assert await asyncio.to_thread(until, leads, 3.0) is not None, leader.output
             for load in (far, near):
                 await load.more(10)
         ended.update(far.ended + near.ended)
 
     asyncio.run(main())
     assert set(ended) == {"ok"}, ended
-    assert ruler.cluster()["rules"] == ruler.member, ruler.output
-    assert "was not let in" not in ruler.output
+    assert leader.cluster()["leader"] == leader.member, leader.output
+    assert "was not let in" not in leader.output
 
 
 def _pid(machine: Machine, role: str) -> int:
@@ -134,131 +134,131 @@ def _pid(machine: Machine, role: str) -> int:
 
 
 def test_a_member_that_is_told_to_end_gives_the_rule_away(two: Site) -> None:
-    ruler = two.ruler()
-    (other,) = two.others(ruler)
+    leader = two.leader()
+    (other,) = two.others(leader)
     began = time.monotonic()
-    assert ruler.gateway.child.stop() == 0, ruler.output
+    assert leader.gateway.child.stop() == 0, leader.output
     took_over(two, other, 2.0)
     assert time.monotonic() - began < 8.0
     call(other)
 
 
 def test_what_a_member_that_drains_still_streams_is_known_to_who_rules_next(two: Site) -> None:
-    ruler = two.ruler()
-    (other,) = two.others(ruler)
-    stream = Call(ruler.gateway.url, stream=True, max_tokens=800)
+    leader = two.leader()
+    (other,) = two.others(leader)
+    stream = Call(leader.gateway.url, stream=True, max_tokens=800)
     assert stream.socket.recv(1, socket.MSG_PEEK), "it has begun"
-    ruler.gateway.child.process.terminate()
+    leader.gateway.child.process.terminate()
     took_over(two, other)
     engines = other.gateway.fleet()["engines"]
-    assert ruler.gateway.child.alive, "one relay has ended, the other has the stream"
+    assert leader.gateway.child.alive, "one relay has ended, the other has the stream"
     assert [each["in_flight"] for each in engines] == [1], "before anything else is granted"
     call(other)
     status, body = stream.read()
     assert (status, body[-14:]) == (200, b"data: [DONE]\n\n"), body[-200:]
-    assert ruler.gateway.child.process.wait(20.0) == 0, ruler.output
+    assert leader.gateway.child.process.wait(20.0) == 0, leader.output
     assert until(other.gateway.idle, 5.0) is not None
 
 
 def test_who_rules_goes_on_while_the_store_is_down_and_is_not_doubled_when_it_is_back(two: Site) -> None:
-    ruler = two.ruler()
-    epoch = ruler.cluster()["epoch"]
+    leader = two.leader()
+    epoch = leader.cluster()["epoch"]
     two.store.child.signal(signal.SIGSTOP)
     for machine in two.machines:
         machine.says("cluster: the store does not answer")
     deadline = time.monotonic() + 5.0
     while time.monotonic() < deadline:
-        assert [each.grants() for each in two.machines] == [each is ruler for each in two.machines]
+        assert [each.grants() for each in two.machines] == [each is leader for each in two.machines]
         time.sleep(0.1)
     for machine in two.machines:
         call(machine)
-    assert "the store does not answer" in _readyz(ruler)
+    assert "the store does not answer" in _readyz(leader)
     two.store.child.signal(signal.SIGCONT)
     for machine in two.machines:
         machine.says("cluster: the store answers again")
-    assert ruler.cluster()["epoch"] == epoch
-    call(ruler)
+    assert leader.cluster()["epoch"] == epoch
+    call(leader)
 
 
 def test_a_store_that_is_emptied_changes_nothing(two: Site) -> None:
     import redis  # noqa: PLC0415
 
-    ruler = two.ruler()
-    epoch = ruler.cluster()["epoch"]
+    leader = two.leader()
+    epoch = leader.cluster()["epoch"]
     for _ in range(5):
         redis.Redis(port=two.store.port).flushall()
         time.sleep(0.3)
-        assert two.ruler() is ruler
-    assert ruler.cluster()["epoch"] == epoch
-    call(ruler)
+        assert two.leader() is leader
+    assert leader.cluster()["epoch"] == epoch
+    call(leader)
 
 
-def test_a_ruler_that_alone_is_cut_off_from_the_store_stops_before_another_begins(
+def test_a_leader_that_alone_is_cut_off_from_the_store_stops_before_another_begins(
     proxied: tuple[Site, list[Proxy]],
 ) -> None:
     made, proxies = proxied
-    ruler = made.ruler()
-    (other,) = made.others(ruler)
-    proxies[made.machines.index(ruler)].mode = "drops"
+    leader = made.leader()
+    (other,) = made.others(leader)
+    proxies[made.machines.index(leader)].mode = "drops"
     began = time.monotonic()
     while not other.grants():
         assert time.monotonic() - began < ACROSS, other.output
-    assert not ruler.grants()
+    assert not leader.grants()
     call(other)
-    proxies[made.machines.index(ruler)].mode = "passes"
-    assert until(lambda: ruler.cluster().get("rules") == other.member, 5.0) is not None, ruler.output
-    call(ruler)
+    proxies[made.machines.index(leader)].mode = "passes"
+    assert until(lambda: leader.cluster().get("leader") == other.member, 5.0) is not None, leader.output
+    call(leader)
 
 
 def test_a_store_that_answers_nonsense_is_told_and_nothing_changes(proxied: tuple[Site, list[Proxy]]) -> None:
     made, proxies = proxied
-    ruler = made.ruler()
-    epoch = ruler.cluster()["epoch"]
+    leader = made.leader()
+    epoch = leader.cluster()["epoch"]
     for proxy in proxies:
         proxy.mode = "nonsense"
     for machine in made.machines:
         machine.says("cluster: the store does not answer")
     # Longer than anything that was promised before.
     missed = lambda: min(map(store_heard, made.machines)) > 2 * TTL  # noqa: E731
-    assert until(missed, 15.0) is not None, ruler.output
-    assert [each.grants() for each in made.machines] == [each is ruler for each in made.machines]
-    assert ruler.cluster()["epoch"] == epoch
-    call(ruler)
+    assert until(missed, 15.0) is not None, leader.output
+    assert [each.grants() for each in made.machines] == [each is leader for each in made.machines]
+    assert leader.cluster()["epoch"] == epoch
+    call(leader)
 
 
 def test_a_member_with_another_token_is_told_and_changes_nothing(two: Site) -> None:
-    ruler = two.ruler()
+    leader = two.leader()
     stranger = two.machine(shown="another-token-of-another-cluster", ready=False)
     stranger.says("another cluster named 'prod' is in this store")
-    assert two.ruler() is ruler
-    assert stranger.member not in ruler.cluster()["members"]
+    assert two.leader() is leader
+    assert stranger.member not in leader.cluster()["members"]
 
 
-def test_a_ruler_that_nobody_can_reach_is_named_by_those_who_try(tmp_path: Path) -> None:
+def test_a_leader_that_nobody_can_reach_is_named_by_those_who_try(tmp_path: Path) -> None:
     with site(tmp_path) as made:
-        ruler = made.machine(more=f", listen: '127.0.0.1:{free_port()}'")
-        made.ruler()
-        ruler.says("this gateway does not reach itself at")
+        leader = made.machine(more=f", listen: '127.0.0.1:{free_port()}'")
+        made.leader()
+        leader.says("this gateway does not reach itself at")
         other = made.machine(ready=False)
-        other.says(f"cluster: {ruler.member} rules, and cannot be reached from here")
-        call(ruler)
-        assert made.ruler() is ruler
+        other.says(f"cluster: {leader.member} leads, and cannot be reached from here")
+        call(leader)
+        assert made.leader() is leader
 
 
 @pytest.mark.parametrize(
     "bytes_", [b"\x40\x00\x00\x00" * 8, b"GET / HTTP/1.1\r\n\r\n", b"\x00\x00\x00\x03\xdc\x00\x01"]
 )
 def test_garbage_at_the_entrance_is_one_line(two: Site, bytes_: bytes) -> None:
-    ruler = two.ruler()
-    host, _, port = ruler.member.rpartition(":")
+    leader = two.leader()
+    host, _, port = leader.member.rpartition(":")
     with socket.create_connection((host, int(port))) as connection:
         connection.sendall(bytes_)
         connection.settimeout(10)
         with contextlib.suppress(ConnectionResetError):
             while connection.recv(4096):
                 pass
-    ruler.says("cluster: 127.0.0.1 was not let in: ")
-    call(ruler)
+    leader.says("cluster: 127.0.0.1 was not let in: ")
+    call(leader)
 
 
 @pytest.mark.parametrize("mode", ["refuses", "resets"])
@@ -275,8 +275,8 @@ def test_a_store_behind_something_that_accepts_and_closes_ends_no_membership(
         proxy.mode = "passes"
     heard = lambda: max(map(store_heard, made.machines)) < 1.0  # noqa: E731
     assert until(heard, 10.0) is not None, "\n".join(each.output for each in made.machines)
-    ruler = made.ruler()
-    (other,) = made.others(ruler)
-    ruler.signal(signal.SIGKILL)
+    leader = made.leader()
+    (other,) = made.others(leader)
+    leader.signal(signal.SIGKILL)
     took_over(made, other)
     call(other)

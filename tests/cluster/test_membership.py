@@ -37,12 +37,12 @@ def membership(left: Path) -> Membership:
 @pytest.mark.parametrize(("until", "kept"), [(-math.inf, 0.0), (101.5, 101.5)])
 def test_the_next_process_knows_the_epoch_and_the_word_given(tmp_path: Path, until: float, kept: float) -> None:
     first = membership(tmp_path / "cluster.json")
-    assert first.election.vouched_until > 100.0, "what an earlier machine's life has promised is not known"
-    first.election.known, first.election.vouched_until = 3, until
+    assert first.election.voted_until > 100.0, "what an earlier machine's life has promised is not known"
+    first.election.token.epoch, first.election.voted_until = 3, until
     first.election.roster = frozenset({"a:1", "b:1"})
     first.news()
     again = membership(tmp_path / "cluster.json").election
-    assert (again.known, again.vouched_until, again.roster) == (3, kept, {"a:1", "b:1"})
+    assert (again.known, again.voted_until, again.roster) == (3, kept, {"a:1", "b:1"})
 
 
 @pytest.mark.parametrize(
@@ -96,10 +96,10 @@ def test_relays_of_another_machine_are_those_that_its_record_has() -> None:
 
 def test_the_next_gateway_of_a_member_knows_what_this_one_does(tmp_path: Path) -> None:
     old, new = membership(tmp_path / "old.json"), membership(tmp_path / "new.json")
-    old.election.known, old.election.vouched_until, old.election.roster = 7, 101.0, frozenset({"a:1", "b:1"})
+    old.election.token.epoch, old.election.voted_until, old.election.roster = 7, 101.0, frozenset({"a:1", "b:1"})
     new.go_on(old.hand_over())
-    assert (new.election.known, new.election.vouched_until, new.election.roster) == (7, 101.0, {"a:1", "b:1"})
-    assert old.election.turn(200.0).stand == 0, "and it stands for no election"
+    assert (new.election.known, new.election.voted_until, new.election.roster) == (7, 101.0, {"a:1", "b:1"})
+    assert old.election.turn(200.0).candidacy == 0, "and it stands for no election"
 
 
 def test_a_record_of_a_later_version_is_read() -> None:

@@ -1,4 +1,4 @@
-"""A sidecar and a cluster: it is given one member's address, and whoever rules knows its models."""
+"""A sidecar and a cluster: it is given one member's address, and the leader knows its models."""
 
 from __future__ import annotations
 
@@ -64,16 +64,16 @@ class RunningSidecar:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[tuple[Site, Machine, Machine, RunningSidecar]]:
-    """Two machines, the ruler first, and a sidecar that is given the ruler's address alone."""
+    """Two machines, the leader first, and a sidecar that is given the leader's address alone."""
     with site(tmp_path) as made:
         for _ in range(2):
             made.machine(sidecars=SHOWN)
-        ruler = made.ruler()
-        (other,) = made.others(ruler)
-        assert until(lambda: ruler.cluster().get("electable") == [other.member], 5.0) is not None, ruler.output
-        running = RunningSidecar(tmp_path / "sidecar", ruler.gateway.control)
+        leader = made.leader()
+        (other,) = made.others(leader)
+        assert until(lambda: leader.cluster().get("candidates") == [other.member], 5.0) is not None, leader.output
+        running = RunningSidecar(tmp_path / "sidecar", leader.gateway.control)
         try:
-            yield made, ruler, other, running
+            yield made, leader, other, running
             assert "Traceback" not in running.child.output(), running.child.output()
         finally:
             running.close()
@@ -88,26 +88,26 @@ def models(machine: Machine) -> list[str]:
 def test_a_sidecar_that_knew_one_member_is_heard_by_whoever_rules_next(
     cluster: tuple[Site, Machine, Machine, RunningSidecar], number: Signals
 ) -> None:
-    _, ruler, other, sidecar = cluster
-    both = {each.gateway.control: True for each in (ruler, other)}
+    _, leader, other, sidecar = cluster
+    both = {each.gateway.control: True for each in (leader, other)}
     assert until(lambda: sidecar.gateways() == both, 10.0) is not None, sidecar.child.output()
-    ruler.signal(number)
+    leader.signal(number)
     assert until(other.grants, 10.0) is not None, other.output
     chat = {"model": "one", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2} | FLEX
     status, _, body = post(f"{other.gateway.url}/v1/chat/completions", chat)
     assert status == 200, body
     assert "one" in models(other)
-    only_other = {ruler.gateway.control: False, other.gateway.control: True}
+    only_other = {leader.gateway.control: False, other.gateway.control: True}
     assert until(lambda: sidecar.gateways() == only_other, 10.0) is not None, sidecar.child.output()
 
 
 def test_a_member_that_leaves_is_reported_to_no_longer_and_a_new_one_is(
     cluster: tuple[Site, Machine, Machine, RunningSidecar],
 ) -> None:
-    made, ruler, other, sidecar = cluster
+    made, leader, other, sidecar = cluster
     assert until(lambda: len(sidecar.gateways()) == 2, 10.0) is not None, sidecar.child.output()
     assert other.gateway.child.stop() == 0, other.output
-    assert until(lambda: list(sidecar.gateways()) == [ruler.gateway.control], 10.0) is not None, sidecar.child.output()
+    assert until(lambda: list(sidecar.gateways()) == [leader.gateway.control], 10.0) is not None, sidecar.child.output()
     third = made.machine(sidecars=SHOWN)
-    there = {each.gateway.control: True for each in (ruler, third)}
+    there = {each.gateway.control: True for each in (leader, third)}
     assert until(lambda: sidecar.gateways() == there, 10.0) is not None, sidecar.child.output()

@@ -33,14 +33,14 @@ def valkey(tmp_path: Path):  # type: ignore[no-untyped-def]
 
 
 def test_it_answers_as_the_simulated_store(valkey: Valkey) -> None:
-    """Turns at random, within one TTL; the ruler's key and the whole store go away at random."""
+    """Turns at random, within one TTL; the leader's key and the whole store go away at random."""
 
     async def main() -> None:
         for seed in range(60):
             rng, model, cluster = random.Random(seed), SimulatedStore(), f"c{seed}"
             stores = {name: of(valkey.url, name, cluster) for name in NAMES}
             redis = stores["a:1"]._redis
-            reigns = dict.fromkeys(NAMES, 0)
+            terms = dict.fromkeys(NAMES, 0)
             known = dict.fromkeys(NAMES, 0)
             highest, now = 0, 0.0  # epoch, seconds
             for number in range(1, 20):
@@ -52,16 +52,16 @@ def test_it_answers_as_the_simulated_store(valkey: Valkey) -> None:
                     if keys:
                         await redis.delete(*keys)
                 elif what == 1:
-                    model._ruler = None
-                    await redis.delete(f"weir:{{{cluster}}}:ruler")
+                    model._leader = None
+                    await redis.delete(f"weir:{{{cluster}}}:leader")
                 elif what == 2:
                     model.leave(name)
                     await stores[name].leave()
                 turn = Turn(
                     number=number,
                     known=known[name],
-                    stand=0 if reigns[name] else rng.choice((0, 1, 1, 2)),
-                    reign=reigns[name],
+                    candidacy=0 if terms[name] else rng.choice((0, 1, 1, 2)),
+                    term=terms[name],
                     seen=frozenset(rng.sample(NAMES, rng.randrange(3))) - {name},
                 )
                 age = rng.choice((None, 0.2, 0.2, 9.0))  # seconds since the answer before
@@ -69,15 +69,15 @@ def test_it_answers_as_the_simulated_store(valkey: Valkey) -> None:
                     seconds, micros = await redis.time()
                     turn = replace(turn, after=seconds + micros / 1e6 - age)
                 view, records = await stores[name].turn(turn)
-                epoch = 0 if view.ruler is None else view.ruler.epoch
+                epoch = 0 if view.leader is None else view.leader.epoch
                 now = max(now, epoch / 1e6 if epoch > highest else view.clock)  # an election tells the microsecond
                 highest = max(highest, epoch)
                 told = model.turn(name, turn, now)
                 assert view == replace(told, clock=view.clock), (seed, turn, age)
                 assert records == dict.fromkeys(view.members, MemberRecord("1", 2))
-                if view.ruler is not None:
-                    known[name] = max(known[name], view.ruler.epoch)
-                    reigns[name] = view.ruler.epoch if view.ruler.name == name else 0
+                if view.leader is not None:
+                    known[name] = max(known[name], view.leader.epoch)
+                    terms[name] = view.leader.epoch if view.leader.name == name else 0
             for store in stores.values():
                 await store.aclose()
 
@@ -95,12 +95,12 @@ def test_a_store_that_is_emptied_gives_no_epoch_that_was_given_before(valkey: Va
                 case 0:
                     await stores[0]._redis.flushall()
                 case 1:
-                    await stores[0]._redis.delete("weir:{prod}:ruler")
+                    await stores[0]._redis.delete("weir:{prod}:leader")
             store = rng.choice(stores)
-            view, _ = await store.turn(Turn(number=1, known=0, stand=2, reign=0))
-            assert view.ruler is not None
-            if view.ruler.name == store._me:  # else another rules
-                epochs.append(view.ruler.epoch)
+            view, _ = await store.turn(Turn(number=1, known=0, candidacy=2, term=0))
+            assert view.leader is not None
+            if view.leader.name == store._me:  # else another leads
+                epochs.append(view.leader.epoch)
         assert len(epochs) > 200
         assert epochs == sorted(set(epochs))
         for store in stores:
@@ -111,7 +111,7 @@ def test_a_store_that_is_emptied_gives_no_epoch_that_was_given_before(valkey: Va
 
 def test_two_clusters_of_one_name_and_two_members_of_one_address_are_told(valkey: Valkey) -> None:
     async def main() -> None:
-        turn = Turn(number=1, known=0, stand=1, reign=0)
+        turn = Turn(number=1, known=0, candidacy=1, term=0)
         first = of(valkey.url, "a:1")
         await first.turn(turn)
         other, twin = of(valkey.url, "b:1", fingerprint="u"), of(valkey.url, "a:1", life="2")
@@ -132,18 +132,18 @@ def test_who_resigns_is_followed_at_once_and_is_a_member_still(valkey: Valkey) -
 
     async def main() -> None:
         a, b = of(valkey.url, "a:1"), of(valkey.url, "b:1")
-        view, _ = await a.turn(Turn(number=1, known=0, stand=1, reign=0))
-        first = view.ruler
+        view, _ = await a.turn(Turn(number=1, known=0, candidacy=1, term=0))
+        first = view.leader
         assert first is not None
-        await b.turn(Turn(number=1, known=1, stand=0, reign=0))
-        await b.resign()  # it does not rule
-        view, _ = await a.turn(Turn(number=2, known=1, stand=0, reign=first.epoch, seen=frozenset({"b:1"})))
-        assert view.ruler == first
+        await b.turn(Turn(number=1, known=1, candidacy=0, term=0))
+        await b.resign()  # it does not lead
+        view, _ = await a.turn(Turn(number=2, known=1, candidacy=0, term=first.epoch, seen=frozenset({"b:1"})))
+        assert view.leader == first
         await a.resign()
-        view, _ = await b.turn(Turn(number=2, known=1, stand=1, reign=0))
-        assert view.ruler is not None
-        assert (view.ruler.name, view.members) == ("b:1", {"a:1", "b:1"})
-        assert view.ruler.epoch > first.epoch
+        view, _ = await b.turn(Turn(number=2, known=1, candidacy=1, term=0))
+        assert view.leader is not None
+        assert (view.leader.name, view.members) == ("b:1", {"a:1", "b:1"})
+        assert view.leader.epoch > first.epoch
         for each in (a, b):
             await each.aclose()
 
@@ -173,7 +173,7 @@ def test_nonsense_is_an_error_and_no_more(answer: bytes, told: str) -> None:
         port = server.sockets[0].getsockname()[1]
         store = of(f"valkey://127.0.0.1:{port}/0", "a:1")
         with pytest.raises(StoreError, match=told):
-            await store.turn(Turn(number=1, known=0, stand=1, reign=0))
+            await store.turn(Turn(number=1, known=0, candidacy=1, term=0))
         await store.aclose()
         server.close()
         await asyncio.sleep(0.01)  # for the server's side to see it

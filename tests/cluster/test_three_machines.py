@@ -1,4 +1,4 @@
-"""Three machines under load: the one that rules is killed, then the one that rules next; the third serves on."""
+"""Three machines under load: the leader is killed, then the next leader; the third serves on."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tests.serve.test_upgrades import Clients
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 
-def electable(ruler: Machine, others: list[Machine]) -> None:
+def candidates(leader: Machine, others: list[Machine]) -> None:
     """Wait until any of the others could be elected at once."""
     names = {each.member for each in others}  # beside those that are dead, which may come back
-    assert until(lambda: names <= set(ruler.cluster().get("electable", ())), 10.0) is not None, ruler.output
+    assert until(lambda: names <= set(leader.cluster().get("candidates", ())), 10.0) is not None, leader.output
 
 
-def test_the_ruling_machine_and_its_successor_die_and_no_other_call_is_lost(tmp_path: Path) -> None:
+def test_the_leading_machine_and_its_successor_die_and_no_other_call_is_lost(tmp_path: Path) -> None:
     """Calls are tried once, on kept and on new connections. Twice as many are open as the engine may have."""
 
     async def main(made: Site) -> None:
@@ -34,12 +34,12 @@ def test_the_ruling_machine_and_its_successor_die_and_no_other_call_is_lost(tmp_
             while len(living) > 1:
                 for each in living:
                     await loads[each].more(4)
-                ruler = await asyncio.to_thread(made.ruler)
-                epochs.append(ruler.cluster()["epoch"])
-                living.remove(ruler)
-                await asyncio.to_thread(electable, ruler, living)
-                ended[ruler] = loads[ruler].stop()
-                ruler.signal(signal.SIGKILL)
+                leader = await asyncio.to_thread(made.leader)
+                epochs.append(leader.cluster()["epoch"])
+                living.remove(leader)
+                await asyncio.to_thread(candidates, leader, living)
+                ended[leader] = loads[leader].stop()
+                leader.signal(signal.SIGKILL)
                 granting = lambda alive=tuple(living): any(each.grants() for each in alive)  # noqa: E731
                 took = await asyncio.to_thread(until, granting, 2 * ACROSS)
                 assert took is not None, [each.output for each in living]

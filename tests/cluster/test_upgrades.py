@@ -52,7 +52,7 @@ def test_members_are_upgraded_one_by_one_under_overload_and_nobody_notices(tmp_p
         async with Clients(first.gateway.url, 6) as one, Clients(second.gateway.url, 6) as two:
             for clients in (one, two):
                 await clients.more(8)
-            for machine in (*made.others(made.ruler()), made.ruler()):
+            for machine in (*made.others(made.leader()), made.leader()):
                 await asyncio.to_thread(upgraded, machine)
                 assert await asyncio.to_thread(until, lambda: together(made), 10.0) is not None, machine.output
                 for clients in (one, two):
@@ -65,31 +65,31 @@ def test_members_are_upgraded_one_by_one_under_overload_and_nobody_notices(tmp_p
         known(made)
         ended = asyncio.run(main(made))
         assert [set(each) for each in ended] == [{"ok"}, {"ok"}], (ended, [each.output for each in made.machines])
-        assert until(made.ruler().gateway.idle, 5.0) is not None
+        assert until(made.leader().gateway.idle, 5.0) is not None
         for machine, each in zip(made.machines, ended, strict=True):
             counted = lambda m=machine: m.gateway.total("weir_requests_total")  # noqa: E731
             assert until(lambda c=counted, n=each["ok"]: c() == n, 5.0) is not None, (counted(), each)  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("after", [0.2, 0.6])
-def test_a_successor_of_the_ruler_whose_decider_is_killed_costs_no_call(tmp_path: Path, after: float) -> None:
+def test_a_successor_of_the_leader_whose_decider_is_killed_costs_no_call(tmp_path: Path, after: float) -> None:
     """While it starts or while it takes over: the old one goes on, or the successor starts another decider."""
 
     async def main(made: Site) -> Counter[str]:
-        ruler = made.ruler()
-        (other,) = made.others(ruler)
+        leader = made.leader()
+        (other,) = made.others(leader)
         async with Clients(other.gateway.url, 6) as clients:
             await clients.more(8)
-            before = parent(ruler)
+            before = parent(leader)
             there = children(before)
             os.kill(before, signal.SIGUSR2)
             new = await asyncio.to_thread(_first_of, before, there)
             decider = await asyncio.to_thread(_first_of, new, frozenset())
             await asyncio.sleep(after)
             os.kill(decider, signal.SIGKILL)
-            over = lambda: not Path(f"/proc/{new}").exists() or parent_or_none(ruler) == new  # noqa: E731
-            assert await asyncio.to_thread(until, over, 20.0) is not None, ruler.output
-            assert await asyncio.to_thread(until, lambda: together(made), 20.0) is not None, ruler.output
+            over = lambda: not Path(f"/proc/{new}").exists() or parent_or_none(leader) == new  # noqa: E731
+            assert await asyncio.to_thread(until, over, 20.0) is not None, leader.output
+            assert await asyncio.to_thread(until, lambda: together(made), 20.0) is not None, leader.output
             await clients.more(8)
         return clients.ended
 
@@ -99,7 +99,7 @@ def test_a_successor_of_the_ruler_whose_decider_is_killed_costs_no_call(tmp_path
         known(made)
         ended = asyncio.run(main(made))
         assert set(ended) == {"ok"}, ended
-        assert until(made.ruler().gateway.idle, 5.0) is not None
+        assert until(made.leader().gateway.idle, 5.0) is not None
 
 
 def children(pid: int) -> frozenset[int]:

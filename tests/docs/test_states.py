@@ -9,18 +9,20 @@ from typing import Any
 import pytest
 
 from gateway.core.admission import mode
+from gateway.core.cluster import election
 from gateway.core.engines import breaker
 from gateway.core.engines.breaker import BreakerState
 from gateway.relay.wire import states
 from sidecar.core import lifecycle
 from tests.docs.markdown import ROOT, fenced
 
-MACHINES = (breaker, mode, lifecycle, states)
+MACHINES = (breaker, mode, lifecycle, states, election)
 NAMES: dict[ModuleType, Any] = {  # from a word of the diagram to the state
     breaker: BreakerState,
     mode: lambda word: mode.Mode[word.upper()],
     lifecycle: lifecycle.State,
     states: states.NAMES.index,
+    election: election.MemberState,
 }
 
 

@@ -46,7 +46,11 @@ class World:
             self.fleet.has_models(engine, [ModelCard(id="m", max_model_len=4096)])
             self.fleet.health(engine, True, self.loop.time())
         self.dispatch = Dispatch(
-            self.fleet, policy, random.Random(1), self.loop.time, RetryBudget(Current(Snapshot(policy)))
+            self.fleet,
+            policy,
+            random.Random(1),
+            self.loop.time,
+            RetryBudget(Current(Snapshot(Policy(retries=policy.retries)))),
         )
 
     def engine(self, number: int = 0) -> Engine:

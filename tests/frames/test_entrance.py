@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from gateway.frames import entrance, visitors
-from gateway.frames.entrance import Accepted, Challenge, Entrance, Proof, Token, Unwanted, WordAsk, visit
+from gateway.frames.entrance import Accepted, Challenge, Entrance, Proof, Token, Unwanted, VoteRequest, visit
 from gateway.frames.messages import VERSION
 from gateway.frames.visitors import Visitors
 
@@ -19,8 +19,8 @@ GOOD = Token("prod", "sixteen-characters-or-more")
 NONCE = b"n" * 32
 
 
-def proof(word: WordAsk | None = None, version: int = VERSION) -> Proof:
-    return Proof(version, "prod", "10.0.0.2:8010", "life", NONCE, word)
+def proof(vote: VoteRequest | None = None, version: int = VERSION) -> Proof:
+    return Proof(version, "prod", "10.0.0.2:8010", "life", NONCE, vote)
 
 
 class Echo(asyncio.Protocol):
@@ -34,13 +34,13 @@ class Echo(asyncio.Protocol):
 
 
 def member(use: Callable[[tuple[str, int], list[str]], Awaitable[None]], token: Token = GOOD) -> list[str]:
-    """Lines that a member has said while somebody used its address. It gives its word to 10.0.0.2:8010."""
+    """Lines that a member has said while somebody used its address. It gives its vote to 10.0.0.2:8010."""
     said: list[str] = []
 
     def enter(proof: Proof) -> tuple[asyncio.Protocol | None, bool]:
         if proof.member == "10.0.0.3:8010":
-            raise Unwanted("it does not rule")
-        return (Echo(), False) if proof.word is None else (None, proof.word.ruler == proof.member)
+            raise Unwanted("it does not lead")
+        return (Echo(), False) if proof.vote is None else (None, proof.vote.leader == proof.member)
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
@@ -73,10 +73,10 @@ def test_a_visitor_with_the_token_is_let_in_and_its_connection_goes_on() -> None
     assert member(use) == []
 
 
-@pytest.mark.parametrize(("ruler", "given"), [("10.0.0.2:8010", True), ("10.0.0.9:8010", False)])
-def test_a_word_is_given_at_the_entrance(ruler: str, given: bool) -> None:
+@pytest.mark.parametrize(("leader", "given"), [("10.0.0.2:8010", True), ("10.0.0.9:8010", False)])
+def test_a_vote_is_given_at_the_entrance(leader: str, given: bool) -> None:
     async def use(address: tuple[str, int], said: list[str]) -> None:
-        assert await visit(address, GOOD, proof(WordAsk(ruler, 3)), None, None) is given
+        assert await visit(address, GOOD, proof(VoteRequest(leader, 3)), None, None) is given
 
     assert member(use) == []
 
@@ -102,7 +102,7 @@ def test_a_member_that_comes_to_one_that_does_not_rule_is_told_and_the_log_is_no
     """It comes again twenty times a second, until somebody rules."""
 
     async def use(address: tuple[str, int], said: list[str]) -> None:
-        with pytest.raises(Unwanted, match="it does not rule"):
+        with pytest.raises(Unwanted, match="it does not lead"):
             await visit(address, GOOD, msgspec.structs.replace(proof(), member="10.0.0.3:8010"), None, None)
 
     assert member(use) == []
@@ -134,7 +134,7 @@ def test_a_member_that_does_not_have_the_token_is_not_believed() -> None:
 
         server = await asyncio.start_server(false, "127.0.0.1", 0)
         with pytest.raises(Unwanted, match="has not shown that it has the token"):
-            await visit(server.sockets[0].getsockname()[:2], GOOD, proof(WordAsk("10.0.0.2:8010", 3)), None, None)
+            await visit(server.sockets[0].getsockname()[:2], GOOD, proof(VoteRequest("10.0.0.2:8010", 3)), None, None)
         server.close()
         await asyncio.sleep(0.01)
 
@@ -199,7 +199,7 @@ def test_silent_strangers_shut_no_member_out(monkeypatch: pytest.MonkeyPatch) ->
 
     async def use(address: tuple[str, int], said: list[str]) -> None:
         silent = [await asyncio.open_connection(*address, local_addr=(f"127.0.0.{2 + n % 5}", 0)) for n in range(30)]
-        assert await visit(address, GOOD, proof(WordAsk("10.0.0.2:8010", 3)), None, None)
+        assert await visit(address, GOOD, proof(VoteRequest("10.0.0.2:8010", 3)), None, None)
         ended = 0
         for reader, writer in silent:
             with contextlib.suppress(TimeoutError, ConnectionResetError):

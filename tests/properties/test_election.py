@@ -1,4 +1,4 @@
-"""Election of a cluster's ruler under random faults: two never grant at once, and somebody does once faults are over.
+"""Election of a cluster's leader under random faults: two never grant at once, and somebody does once faults are over.
 
 Members have clocks that are hours apart and run at rates of their own. Messages are late, lost, or carried out without
 an answer; members are cut off from the store and from each other, end, and begin again; the store is emptied.
@@ -47,7 +47,7 @@ class Member:
         if not self.alive:
             before = self.election
             self.life, self.alive = self.life + 1, True
-            self.election = Election(self.name, before.known, before.vouched_until, before.roster)
+            self.election = Election(self.name, before.known, before.voted_until, before.roster)
             self.world.at(0.0, self.turn)
 
     def turn(self) -> None:
@@ -65,14 +65,14 @@ class Member:
         def answer(view: object) -> None:
             if self.life == life and self.alive and not answered[0]:
                 answered[0] = True
-                election.seen(sent, self.clock(), turn, view)  # type: ignore[arg-type]
+                election.answered(sent, self.clock(), turn, view)  # type: ignore[arg-type]
                 again()
 
         def given_up() -> None:
             if self.life == life and self.alive and not answered[0]:
                 answered[0] = True
                 election.failed()
-                self.ask_for_words()
+                self.request_votes()
                 again()
 
         def again() -> None:
@@ -84,27 +84,27 @@ class Member:
         world.at(0.4, given_up)
 
     def tell(self) -> None:
-        """What its relays hold, to whom they believe to rule."""
-        ruler = self.election.ruler
-        if ruler is not None and self.world.reaches(self.name, ruler.name):
-            other = self.world.members[ruler.name].election
-            if other.reign == ruler.epoch:
-                self.world.at(self.world.delay(), lambda: other.told(self.name))
+        """What its relays hold, to whom they believe to lead."""
+        leader = self.election.leader
+        if leader is not None and self.world.reaches(self.name, leader.name):
+            other = self.world.members[leader.name].election
+            if other.term == leader.epoch:
+                self.world.at(self.world.delay(), lambda: other.synced(self.name))
 
-    def ask_for_words(self) -> None:
+    def request_votes(self) -> None:
         world, election, life = self.world, self.election, self.life
-        ruler, sent = election.ruler, self.clock()
+        leader, sent = election.leader, self.clock()
         for name in election.voters:
 
             def asked(other: Member) -> None:
-                assert ruler is not None
-                if other.alive and other.election.vouch(ruler, other.clock()) and world.reaches(self.name, other.name):
+                assert leader is not None
+                if other.alive and other.election.vote(leader, other.clock()) and world.reaches(self.name, other.name):
                     world.at(world.delay(), lambda: answered(other.name))
 
             def answered(name: str) -> None:
-                assert ruler is not None
+                assert leader is not None
                 if self.alive and self.life == life:
-                    election.vouched(name, ruler.epoch, sent)
+                    election.record_vote(name, leader.epoch, sent)
 
             if world.reaches(self.name, name):
                 world.at(world.delay(), lambda name=name: asked(world.members[name]))  # type: ignore[misc]
@@ -169,7 +169,7 @@ def history(seed: int) -> tuple[World, float]:
     """A world after its faults, and the share of time that somebody granted. Raises AssertionError for two at once."""
     world = World(seed)
     world.calm = True
-    world.run(JOINING)  # a ruler that has known nobody yet asks nobody for a word
+    world.run(JOINING)  # a leader that has known nobody yet asks nobody for a vote
     world.calm = False
     granted, steps, next_fault = 0, 0, JOINING
     while world.now < JOINING + FAULTS:
@@ -191,7 +191,7 @@ def history(seed: int) -> tuple[World, float]:
 def check(seed: int) -> None:
     world, _ = history(seed)
     assert len(world.granting()) == 1
-    epochs = {each.election.ruler for each in world.members.values()}
+    epochs = {each.election.leader for each in world.members.values()}
     assert len(epochs) == 1
 
 
@@ -216,20 +216,20 @@ def test_a_store_that_nobody_reaches_costs_no_second_of_grants() -> None:
     world = World(7)
     world.calm = True
     world.run(JOINING + 2 * TTL)
-    (ruler,) = world.granting()
+    (leader,) = world.granting()
     world.cut = {frozenset((name, "store")) for name in NAMES}
     while world.now < 30.0:
         world.run(world.now + STEP)
-        assert world.granting() == [ruler]
+        assert world.granting() == [leader]
 
 
-def test_a_ruler_that_alone_has_lost_the_store_gives_way_within_four_seconds() -> None:
+def test_a_leader_that_alone_has_lost_the_store_gives_way_within_four_seconds() -> None:
     world = World(7)
     world.calm = True
     world.run(JOINING + 2 * TTL)
-    (ruler,) = world.granting()
-    world.cut = {frozenset((ruler, "store"))}
+    (leader,) = world.granting()
+    world.cut = {frozenset((leader, "store"))}
     began = world.now
-    while world.granting() != [name for name in world.granting() if name != ruler] or not world.granting():
+    while world.granting() != [name for name in world.granting() if name != leader] or not world.granting():
         world.run(world.now + STEP)
         assert world.now < began + 4.0

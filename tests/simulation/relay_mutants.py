@@ -62,14 +62,14 @@ LEARNED_WRONG = Mutant(
     Engine, "restore", "= saved.tpot, saved.pace, saved.trim", "= saved.pace, saved.tpot, saved.trim"
 )
 
-# Who rules grants beyond its lease.
-NO_FENCE = Mutant(Election, "fence", "return self._lease if heard", "return math.inf if heard")
+# The leader grants beyond its lease.
+NO_FENCE = Mutant(Election, "lease_until", "return self._lease if synced", "return math.inf if synced")
 
 # Who is elected waits for nobody.
-WAITS_FOR_NOBODY = Mutant(Election, "seen", "self.awaited = set(view.members)", "self.awaited = set()")
+WAITS_FOR_NOBODY = Mutant(Election, "answered", "self.awaited = set(view.members)", "self.awaited = set()")
 
 # Who is elected by a store that was emptied grants at once.
-TRUSTS_EMPTIED = Mutant(Election, "seen", "if self.reign and view.emptied and now >= self._lease:", "if False:")
+TRUSTS_EMPTIED = Mutant(Election, "_renew", "if view.emptied and now >= self._lease:", "if False:")
 
 # A store that was emptied begins its epochs anew.
 EPOCHS_ANEW = Mutant(SimulatedStore, "turn", "max(epoch + 1, round(now * 1e6))", "epoch + 1")

@@ -73,13 +73,13 @@ def test_members_of_clusters_die_stop_and_are_cut_off_in_those_seeds() -> None:
     assert {event.what for event in events if isinstance(event, MemberFault)} == set(BEFALLS)
 
 
-def test_another_member_is_elected_when_the_ruling_one_dies() -> None:
+def test_another_member_is_elected_when_the_leader_dies() -> None:
     case = next(each for each in map(relay_case, DOZENS) if each.members == 3)
     kill = MemberFault(at=3.0, what="reboot", member=-1, seconds=4.0)
     told = attempt(replace(case, events=(kill,), numbers=(0,))).told
-    ruled = [line.split()[1:] for line in told if " rules in epoch " in line]
-    assert len(ruled) == 2
-    assert ruled[0][0] != ruled[1][0]
+    led = [line.split()[1:] for line in told if " leads in epoch " in line]
+    assert len(led) == 2
+    assert led[0][0] != led[1][0]
 
 
 @pytest.mark.slow

@@ -53,12 +53,12 @@ class KeptCalls(msgspec.Struct, frozen=True):
 
 
 class RelayHub:
-    """The relays of `decider`, which rules in `epoch`. `expected`: the process of each relay that lives already, by its
+    """The relays of `decider`, which leads in `epoch`. `expected`: the process of each relay that lives already, by its
     number.
 
     `shown` gives the key and the trust for an engine.
     `engine_of` gives the engine of an id and address, made if there is none. `call_ended` is told the engine of each
-    call that ends, `overruled` the epoch of a decider that rules in place of this one. `lives`: whether there is a
+    call that ends, `deposed` the epoch of a decider that leads in place of this one. `lives`: whether there is a
     process of this id, in place of the kernel's word. `ended` is given the record of each ended call, and when.
     `left` is called when a relay has left.
     """
@@ -73,7 +73,7 @@ class RelayHub:
         shown: Callable[[Engine], tuple[str | None, Trust | None]],
         call_ended: Callable[[str], None],
         say: Callable[[str], None],
-        overruled: Callable[[int], None],
+        deposed: Callable[[int], None],
         lives: Callable[[int], bool] | None = None,
         ended: Callable[[Record, float], None] = lambda _, __: None,
         left: Callable[[], None] = lambda: None,
@@ -85,7 +85,7 @@ class RelayHub:
         self._shown = shown
         self.call_ended = call_ended
         self.say = say
-        self.overruled = overruled
+        self.deposed = deposed
         self.ended = ended
         self._lives = _lives if lives is None else lives
         self._left = left

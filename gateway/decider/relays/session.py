@@ -13,6 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from gateway.core.admission import refusals
+from gateway.core.cluster.fencing import FencingToken
 from gateway.core.engines.choice import Choice
 from gateway.core.policy.snapshot import Snapshot
 from gateway.core.request.outcome import Outcome, Refused
@@ -181,9 +182,9 @@ class RelaySession:
             self.close("it has not said hello")
         elif message.version != VERSION:
             self.close(f"it speaks version {message.version} of the frames, and this decider version {VERSION}")
-        elif message.decider_epoch > hub.epoch:
+        elif FencingToken(message.decider_epoch).fences(hub.epoch):
             self.close(f"it has met a decider of epoch {message.decider_epoch}: the epoch {hub.epoch} is over")
-            hub.overruled(message.decider_epoch)
+            hub.deposed(message.decider_epoch)
         elif not hub.joins(self, message):
             self.close(f"relay {message.relay} is here with a later epoch than {message.epoch}")
         else:

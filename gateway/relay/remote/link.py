@@ -1,8 +1,9 @@
-"""Link of one relay to whichever decider rules: questions out, answers in, and both again after a decider has gone.
+"""Link of one relay to the decider that leads: questions out, answers in, and both again after a decider has gone.
 
 A call that is asked for stays asked for. While there is no decider it waits here, with the time of its arrival, until a
 decider answers or its deadline is over. A new decider is told first what this relay holds, and is asked again after
-that, in the old order. A decider of a lower epoch than one that was met before is not obeyed: another rules.
+that, in the old order. A decider of a lower epoch than one that was met before is not obeyed: see
+`gateway/core/cluster/fencing.py`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from functools import partial
 from typing import TypeAlias
 
 from gateway.core.admission import refusals
+from gateway.core.cluster.fencing import FencingToken
 from gateway.frames.calls import refusal_of
 from gateway.frames.channel import Channel
 from gateway.frames.codec import from_decider
@@ -72,7 +74,7 @@ class Link:
         self.ready = asyncio.Event()  # a policy and a fleet are known
         self._connect = connect
         self._hello = hello
-        self._epoch = hello.decider_epoch
+        self._token = FencingToken(hello.decider_epoch)
         self._on_policy = on_policy
         self._on_fleet = on_fleet
         self._on_drain = on_drain
@@ -95,8 +97,8 @@ class Link:
 
     @property
     def epoch(self) -> int:
-        """Of the decider that is obeyed: the highest that was met."""
-        return self._epoch
+        """Epoch of the decider that is obeyed: the highest that was met."""
+        return self._token.epoch
 
     def number(self) -> int:
         """The next call's."""
@@ -147,7 +149,7 @@ class Link:
             except OSError as error:
                 self._tell(f"the decider cannot be reached: {error}")
             else:
-                self._hello.decider_epoch = self._epoch
+                self._hello.decider_epoch = self.epoch
                 opened.send(self._hello)
                 await self._until_gone()
             self._channel = None
@@ -218,10 +220,10 @@ class Link:
         if welcome.version != VERSION:
             self._opened.close(f"it speaks version {welcome.version} of the frames, and this relay version {VERSION}")
             return
-        if welcome.epoch < self._epoch:
-            self._opened.close(f"its epoch {welcome.epoch} is over: a decider of epoch {self._epoch} has ruled")
+        if self._token.fences(welcome.epoch):
+            self._opened.close(f"its epoch {welcome.epoch} is over: a decider of epoch {self.epoch} was met")
             return
-        self._epoch = welcome.epoch
+        self._token.raise_to(welcome.epoch)
         self._said = ""
         self._channel = channel = self._opened
         for call in self.calls.values():

@@ -1,4 +1,4 @@
-"""Checkpoints of a cluster's decider: who rules saves them in the store, and who rules next begins with the last."""
+"""Checkpoints of a cluster's decider: the leader saves them in the store, and the next leader begins with the last."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from gateway.shared.tasks import telling
 NOBODY = 0  # stands among the relays that a hub waits for until `begins` is done: no relay has this number
 
 
-class ReignCheckpoints:
-    """The checkpoints of one member's reigns. `checkpoints` makes and takes them."""
+class TermCheckpoints:
+    """The checkpoints of one member's terms. `checkpoints` makes and takes them."""
 
     def __init__(self, checkpoints: Checkpoints, store: CheckpointStore) -> None:
         self._checkpoints = checkpoints
@@ -25,18 +25,18 @@ class ReignCheckpoints:
         self._loading: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Save from now on, while this member rules."""
+        """Save from now on, while this member leads."""
         self._saving.start()
 
     def begins(self, hub: RelayHub) -> None:
-        """A reign, whose relays `hub` has. It judges nothing before what the ruler before has learned is there."""
+        """A term, whose relays `hub` has. It judges nothing before what the leader before has learned is there."""
         self.ends()
         self._hub = hub
         self._loading = asyncio.get_running_loop().create_task(self._load(hub))
-        self._loading.add_done_callback(telling("what the ruler before has learned"))
+        self._loading.add_done_callback(telling("what the leader before has learned"))
 
     def ends(self) -> None:
-        """This member rules no more."""
+        """This member leads no more."""
         self._hub = None
         if self._loading is not None:
             self._loading.cancel()
@@ -52,7 +52,7 @@ class ReignCheckpoints:
         try:
             state, passed = await self._store.load()
         except StoreError as error:
-            say(f"cluster: what the ruler before has learned is left out: the store does not answer: {error}")
+            say(f"cluster: what the leader before has learned is left out: the store does not answer: {error}")
         else:
             go_on_from(self._checkpoints, state, passed)
         hub.expect({})
@@ -61,7 +61,7 @@ class ReignCheckpoints:
         return self._checkpoints.take(() if self._hub is None else self._hub.ungranted)
 
     def _changes(self) -> int:
-        """None before it grants: until then the last checkpoint of the ruler before is the better one."""
+        """None before it grants: until then the last checkpoint of the leader before is the better one."""
         return self._hub.changes if self._hub is not None and self._hub.complete else 0
 
     async def _save(self, state: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Machines of a cluster, as its ruler tells their relays apart: by a place for each, while the store has it."""
+"""Machines of a cluster, as its leader tells their relays apart: by a place for each, while the store has it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Membership of one gateway in its cluster: turns with the store, words between members, and news of who rules.
+"""Membership of one gateway in its cluster: turns with the store, votes of members, and news of the leader.
 
 What the next process of this member must know stays in a file beside the processes' sockets: the highest epoch, a word
 that was given, and the roster.
@@ -16,28 +16,28 @@ from pathlib import Path
 import msgspec
 
 from gateway.control.cluster import ClusterView
-from gateway.core.cluster.election import RENEW, TTL, Election, Ruler
-from gateway.frames.entrance import Proof, Token, Unwanted, WordAsk, visit
+from gateway.core.cluster.election import RENEW, TTL, Election, Leader
+from gateway.frames.entrance import Proof, Token, Unwanted, VoteRequest, visit
 from gateway.frames.messages import VERSION
 from gateway.serve.cluster.store import ClusterConflict, MemberRecord, Store, StoreError
 from gateway.shared.addresses import split_address
 from gateway.shared.tasks import lasting
 
 AT_ONCE = 0.05  # seconds until the store hears that a new member is known, and may be elected
-UNREACHED = 1.5  # seconds without a way to the ruler after which this member is none, so that nobody waits for it
+UNREACHED = 1.5  # seconds without a way to the leader after which this member is none, so that nobody waits for it
 
 
 class Left(msgspec.Struct, frozen=True):
-    """For the next process of this member, which may be of another version. `vouched_until`: monotonic seconds of this
+    """For the next process of this member, which may be of another version. `voted_until`: monotonic seconds of this
     machine."""
 
     known: int
-    vouched_until: float
+    voted_until: float
     roster: list[str]
 
 
 class Membership:
-    """`me` is the address that this member advertises. `changed` is called whenever who rules, or until when, may have
+    """`me` is the address that this member advertises. `changed` is called whenever the leader, or until when, may have
     changed. `trust` and `name`: of TLS between members; None: there is none."""
 
     def __init__(
@@ -69,7 +69,7 @@ class Membership:
         self._say = say
         self._said = ""
         self._conflict = ""
-        self._unreached: float | None = None  # since when there is no way to the ruler
+        self._unreached: float | None = None  # since when there is no way to the leader
         self._asking: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
         self.election = self._begun()
@@ -78,8 +78,8 @@ class Membership:
         try:
             left = msgspec.json.decode(self._left.read_bytes(), type=Left)
         except (OSError, ValueError):  # the first process: what an earlier machine's life has promised is not known
-            return Election(self.me, vouched_until=self._clock() + TTL)
-        return Election(self.me, left.known, left.vouched_until, frozenset(left.roster))
+            return Election(self.me, voted_until=self._clock() + TTL)
+        return Election(self.me, left.known, left.voted_until, frozenset(left.roster))
 
     def go_on(self, promised: bytes) -> None:
         """Begin with what the process before has known and promised."""
@@ -110,7 +110,7 @@ class Membership:
                 await self._store.leave()
 
     async def resign(self) -> None:
-        """Let another rule, if there is one."""
+        """Let another lead, if there is one."""
         if self.election.members - {self.me}:
             self.election.resign(self._clock())
             self._changed()
@@ -128,7 +128,7 @@ class Membership:
             sent = self._clock()
             await self._turn(sent)
             election = self.election
-            new = election.reign and not election.lost_store and election.roster - election.electable - {self.me}
+            new = election.term and not election.lost_store and election.roster - election.candidates - {self.me}
             await asyncio.sleep(AT_ONCE if new else max(0.0, sent + RENEW - self._clock()))
 
     async def _turn(self, sent: float) -> None:
@@ -139,7 +139,7 @@ class Membership:
         try:
             view, records = await self._store.turn(turn)
         except ClusterConflict as conflict:
-            election.overthrown(self._clock())
+            election.step_down(self._clock())
             if str(conflict) != self._conflict:
                 self._conflict = str(conflict)
                 self._say(f"cluster: {conflict}")
@@ -154,13 +154,13 @@ class Membership:
                 self._say("cluster: the store answers again")
             self.store_heard = self._clock()
             self.records = records
-            election.seen(sent, self._clock(), turn, view)
+            election.answered(sent, self._clock(), turn, view)
         self.news()
 
     def _store_failed(self, why: str) -> None:
         if not self.store_error:
-            goes_on = "this gateway goes on ruling with the word of all members" if self.election.reign else (
-                "who rules goes on with the word of all members"
+            goes_on = "this gateway goes on leading with the vote of all members" if self.election.term else (
+                "the leader goes on with the vote of all members"
             )  # fmt: skip
             self._say(f"cluster: the store does not answer: {why}; {goes_on}")
         self.store_error = why
@@ -173,56 +173,58 @@ class Membership:
             new = self._left.with_suffix(".new")
             new.write_bytes(text)
             new.replace(self._left)
-        ruler = election.ruler
-        line = "nobody rules" if ruler is None else f"{ruler.name} rules in epoch {ruler.epoch}"
-        if ruler is not None and election.reign:
-            line = f"this gateway rules in epoch {ruler.epoch}"
-        if line != self._said and (self._said or ruler is not None):
+        leader = election.leader
+        line = "nobody leads" if leader is None else f"{leader.name} leads in epoch {leader.epoch}"
+        if leader is not None and election.term:
+            line = f"this gateway leads in epoch {leader.epoch}"
+        if line != self._said and (self._said or leader is not None):
             self._said = line
             self._say(f"cluster: {line}")
         self._changed()
 
     def _promised(self) -> Left:
         election = self.election
-        return Left(election.known, max(0.0, election.vouched_until), sorted(election.roster))  # JSON has no infinity
+        return Left(election.known, max(0.0, election.voted_until), sorted(election.roster))  # JSON has no infinity
 
-    # -- words --------------------------------------------------------------------------------------------------
+    # -- votes --------------------------------------------------------------------------------------------------
 
-    def word(self, ask: WordAsk) -> bool:
-        """Whether this member gives its word to that ruler; to nobody: a question whether it can be reached."""
-        given = bool(ask.ruler) and self.election.vouch(Ruler(ask.ruler, ask.epoch), self._clock())
+    def vote(self, ask: VoteRequest) -> bool:
+        """Whether this member gives its vote to that leader; to nobody: a question whether it can be reached."""
+        given = bool(ask.leader) and self.election.vote(Leader(ask.leader, ask.epoch), self._clock())
         if given:
             self.news()
         return given
 
     def _ask_for_words(self, sent: float) -> None:
-        ruler = self.election.ruler
+        leader = self.election.leader
         for name in self.election.voters:
-            if ruler is not None:
-                task = asyncio.get_running_loop().create_task(self._ask_for_word(name, ruler, sent))
+            if leader is not None:
+                task = asyncio.get_running_loop().create_task(self._request_vote(name, leader, sent))
                 self._asking.add(task)
                 task.add_done_callback(self._asking.discard)
 
-    async def _ask_for_word(self, name: str, ruler: Ruler, sent: float) -> None:
+    async def _request_vote(self, name: str, leader: Leader, sent: float) -> None:
         try:
-            given = await self.visit(name, WordAsk(ruler.name, ruler.epoch))
+            given = await self.visit(name, VoteRequest(leader.name, leader.epoch))
         except (OSError, Unwanted):
-            return  # its word is missing
+            return  # its vote is missing
         if given:
-            self.election.vouched(name, ruler.epoch, sent)
+            self.election.record_vote(name, leader.epoch, sent)
             self._changed()
 
     # -- ways to other members ----------------------------------------------------------------------------------
 
-    async def visit(self, name: str, word: WordAsk | None, stays: Callable[[], asyncio.Protocol] | None = None) -> bool:
+    async def visit(
+        self, name: str, vote: VoteRequest | None, stays: Callable[[], asyncio.Protocol] | None = None
+    ) -> bool:
         """See `gateway/frames/entrance.py`. Raises OSError, and Unwanted."""
-        proof = Proof(VERSION, self._token.cluster, self.me, self.life, secrets.token_bytes(32), word)
+        proof = Proof(VERSION, self._token.cluster, self.me, self.life, secrets.token_bytes(32), vote)
         return await visit(split_address(name), self._token, proof, self._trust, self._name, stays)
 
     async def probe(self) -> None:
         """Say so, if others cannot reach this member, as far as it can tell itself."""
         try:
-            await self.visit(self.me, WordAsk("", 0))
+            await self.visit(self.me, VoteRequest("", 0))
         except (OSError, Unwanted) as error:
             self._say(
                 f"cluster: this gateway does not reach itself at {self.me}, which it advertises: {error}; others will "
@@ -230,7 +232,7 @@ class Membership:
             )
 
     def reached(self) -> None:
-        """There is a way to who rules."""
+        """There is a way to the leader."""
         self._unreached = None
 
     def unreached(self, line: str) -> None:
@@ -244,18 +246,18 @@ class Membership:
     def view(self, cluster: str) -> ClusterView:
         """The cluster, as this member knows it."""
         now, election = self._clock(), self.election
-        ruler = election.ruler
+        leader = election.leader
         return ClusterView(
             name=cluster,
             member=self.me,
-            rules=None if ruler is None else ruler.name,
+            leader=None if leader is None else leader.name,
             epoch=election.known,
-            since_s=None if ruler is None else round(now - election.since, 3),
-            ruling=bool(election.reign),
+            since_s=None if leader is None else round(now - election.since, 3),
+            leads=bool(election.term),
             granting=election.may_grant(now),
             awaited=sorted(election.awaited),
             members=sorted(election.members),
-            electable=sorted(election.electable),
+            candidates=sorted(election.candidates),
             gone=sorted(election.roster - election.members),
             store_error=self.store_error or None,
             store_heard_s=round(now - self.store_heard, 3) if self.store_heard else None,

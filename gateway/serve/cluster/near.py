@@ -1,6 +1,6 @@
-"""Connections of this machine's relays, each of which is led to whoever rules: here, or on another machine.
+"""Connections of this machine's relays, each of which is led to the leader: here, or on another machine.
 
-A relay knows nothing of the cluster. When another decider rules its connection is closed; it comes again, tells what it
+A relay knows nothing of the cluster. When another decider leads its connection is closed; it comes again, tells what it
 holds, and is led there. Totals stay here.
 """
 
@@ -33,7 +33,7 @@ from gateway.serve.upgrade.meeting import Given
 from gateway.shared.tasks import telling
 
 COUNTED_WITHIN = 0.5  # seconds for relays to tell their totals
-# Leads a connection to who rules on another machine; its protocol is made by the argument. Raises OSError, Unwanted.
+# Leads a connection to the leader on another machine; its protocol is made by the argument. Raises OSError, Unwanted.
 Lead = Callable[[Callable[[], Channel]], Awaitable[None]]
 
 
@@ -46,7 +46,7 @@ class Near:
         self.hello: Hello | None = None
         self.counts: RelayCounts | None = None
         self.welcome = False
-        self._session: RelaySession | None = None  # who rules is here
+        self._session: RelaySession | None = None  # the leader is here
         self._far: Channel | None = None  # or there
         self._task: asyncio.Task[None] | None = None
 
@@ -66,16 +66,16 @@ class Near:
         self.welcome = self.welcome or isinstance(message, Welcome)
 
     def serve(self, hub: RelayHub) -> None:
-        """Who rules is here."""
+        """The leader is here."""
         assert self.hello is not None  # noqa: S101 # it has said hello
         self._session = RelaySession(hub)
         self._session.channel = self.channel
         self._session.take(self.hello)
 
     def lead(self, lead: Lead) -> None:
-        """Who rules is elsewhere."""
+        """The leader is elsewhere."""
         self._task = asyncio.get_running_loop().create_task(self._lead(lead))
-        self._task.add_done_callback(telling("a relay is not led to who rules"))
+        self._task.add_done_callback(telling("a relay is not led to the leader"))
 
     async def _lead(self, lead: Lead) -> None:
         hello = self.hello
@@ -90,7 +90,7 @@ class Near:
             await lead(far)
         except (OSError, Unwanted) as error:
             self._relays.unreached(str(error))
-            self.channel.close("who rules cannot be reached")
+            self.channel.close("the leader cannot be reached")
             return
         self._relays.reached()
         if self.channel.closed:
@@ -118,7 +118,7 @@ class Near:
 
 
 class NearRelays:
-    """All relays of this machine. `arrived` is told of one that has said hello, and leads it to who rules."""
+    """All relays of this machine. `arrived` is told of one that has said hello, and leads it to the leader."""
 
     def __init__(
         self,
@@ -156,9 +156,9 @@ class NearRelays:
         self._told(near)
 
     def come_again(self) -> None:
-        """Another rules."""
+        """Another leads."""
         for near in list(self.all):
-            near.channel.close("another decider rules")
+            near.channel.close("another decider leads")
 
     def drain(self, within: float) -> None:
         """Have every relay finish what is under way, and end."""

@@ -26,7 +26,7 @@ from gateway.frames.messages import VERSION, RelayCounts
 from gateway.frames.visitors import Visitors
 from gateway.relay.wire.server import address_of
 from gateway.serve.assembly import ApplyError, Gateway
-from gateway.serve.cluster.checkpoints import NOBODY, ReignCheckpoints
+from gateway.serve.cluster.checkpoints import NOBODY, TermCheckpoints
 from gateway.serve.cluster.control_ports import control_url, members_of
 from gateway.serve.cluster.machines import Machines
 from gateway.serve.cluster.membership import Membership
@@ -41,7 +41,7 @@ from gateway.shared.addresses import split_address
 from gateway.shared.tasks import lasting, telling
 
 TICK = 0.05  # seconds between two looks at whether every relay has told what it holds
-JOINED_WITHIN = 5.0  # seconds, at the first start, for somebody to rule and to take the relays
+JOINED_WITHIN = 5.0  # seconds, at the first start, for somebody to lead and to take the relays
 LET_GO_WITHIN = 2.0  # seconds for a gateway that was taken over to close its members' port
 PROBES = 3  # seconds after the start: whether this member can be reached
 
@@ -78,7 +78,7 @@ class ClusterPort:
         self._visitors = Visitors(say)
         self._listen = policy.listen or me
         self._hub: RelayHub | None = None
-        self._reign = 0
+        self._term = 0
         self._machines = Machines(lambda: self.membership.records)
         self._server: asyncio.Server | None = None
         self._entrance: asyncio.Server | None = None
@@ -94,7 +94,7 @@ class ClusterPort:
             clients = [opened(policy.url, policy.user, files.password, files.store_ca) for _ in range(2)]
             record = MemberRecord(life, place.relays, control_url(place.control, me, secure=secure_control))
             store = self._store = Store(clients[0], policy.name, me, record, self._token.fingerprint)
-            self._learned = ReignCheckpoints(gateway.checkpoints, CheckpointStore(clients[1], policy.name, me))
+            self._learned = TermCheckpoints(gateway.checkpoints, CheckpointStore(clients[1], policy.name, me))
         except ValueError as error:
             raise StartError(str(error)) from error
         self.membership = Membership(
@@ -113,7 +113,7 @@ class ClusterPort:
         if taken is not None:
             self._relays.pids.update(taken.offer.pids)
         self._tell_numbers()
-        gateway.dispatch.fenced(-math.inf)
+        gateway.dispatch.set_lease(-math.inf)
         gateway.families.append(self._families)
         gateway.sidecars.cluster = (me, lambda: members_of(self.membership.records))
         self._configuration = configuration
@@ -179,7 +179,7 @@ class ClusterPort:
     def hand_over(self, within: float, decider: str) -> Given:
         self._beats.tell(HANDED)
         self._handed = True
-        self._gateway.dispatch.fenced(-math.inf)  # another decides for what comes and waits
+        self._gateway.dispatch.set_lease(-math.inf)  # another decides for what comes and waits
         if self._entrance is not None:
             self._entrance.close()
         self._learned.ends()
@@ -231,50 +231,50 @@ class ClusterPort:
         if self._hub is not None:
             await self._hub.aclose()
 
-    # -- who rules ----------------------------------------------------------------------------------------------
+    # -- the leader ----------------------------------------------------------------------------------------------
 
     def _changed(self) -> None:
-        """Who rules may have changed, or until when."""
+        """The leader may have changed, or until when."""
         election = self.membership.election
-        if election.reign != self._reign:
-            old, self._hub, self._reign = self._hub, None, election.reign
+        if election.term != self._term:
+            old, self._hub, self._term = self._hub, None, election.term
             self._learned.ends()
             if old is not None:
                 task = asyncio.get_running_loop().create_task(old.aclose())
-                task.add_done_callback(telling("the relays of a reign that is over"))
-            if self._reign:
-                self._hub = self._new_hub(self._reign)
+                task.add_done_callback(telling("the relays of a term that is over"))
+            if self._term:
+                self._hub = self._new_hub(self._term)
                 self._hub.start()
                 self._tell()
                 self._learned.begins(self._hub)
-        line = repr(election.ruler)
+        line = repr(election.leader)
         if line != self._said:
             self._said = line
             self._relays.come_again()
-        self._fence()
+        self._set_lease()
 
     def _new_hub(self, epoch: int) -> RelayHub:
         expected = {NOBODY: os.getpid()} | self._place.living | self._relays.pids
         expected |= self._machines.relays_of(self.membership.election.awaited - {self.membership.me})
-        return hub_of(self._gateway, epoch, expected, overruled=self._overruled, lives=self._lives)
+        return hub_of(self._gateway, epoch, expected, deposed=self._deposed, lives=self._lives)
 
-    def _overruled(self, epoch: int) -> None:
-        self.membership.election.met(epoch, self._clock())
+    def _deposed(self, epoch: int) -> None:
+        self.membership.election.observe(epoch, self._clock())
         asyncio.get_running_loop().call_soon(self.membership.news)
 
-    def _fence(self) -> None:
+    def _set_lease(self) -> None:
         """Grant until the end of the lease, once every relay has told what it holds."""
         election, dispatch = self.membership.election, self._gateway.dispatch
         if self._hub is not None and self._hub.complete:
             for name in list(election.awaited):
-                election.told(name)
-        dispatch.fenced(election.fence(self._clock()))
+                election.synced(name)
+        dispatch.set_lease(election.lease_until(self._clock()))
 
     async def _watch(self) -> None:
         probed = self._clock() + PROBES
         while True:
             await asyncio.sleep(TICK)
-            self._fence()
+            self._set_lease()
             self._tell_numbers()
             if self._clock() > probed:
                 probed = math.inf
@@ -283,33 +283,33 @@ class ClusterPort:
     # -- relays -------------------------------------------------------------------------------------------------
 
     def _arrived(self, near: Near) -> None:
-        """Lead a relay to who rules; where nobody does it stays until somebody does."""
-        ruler = self.membership.election.ruler
+        """Lead a relay to the leader; where nobody does it stays until somebody does."""
+        leader = self.membership.election.leader
         if self._hub is not None:
             near.serve(self._hub)
-        elif ruler is not None:
+        elif leader is not None:
             near.lead(self._lead)
 
     async def _lead(self, made: Callable[[], Channel]) -> None:
-        ruler = self.membership.election.ruler
-        if ruler is None:
-            raise Unwanted("nobody rules")
-        await self.membership.visit(ruler.name, None, made)
+        leader = self.membership.election.leader
+        if leader is None:
+            raise Unwanted("nobody leads")
+        await self.membership.visit(leader.name, None, made)
 
     def _unreached(self, why: str) -> None:
-        ruler = self.membership.election.ruler
-        if ruler is not None:
-            self.membership.unreached(f"cluster: {ruler.name} rules, and cannot be reached from here: {why}")
+        leader = self.membership.election.leader
+        if leader is not None:
+            self.membership.unreached(f"cluster: {leader.name} leads, and cannot be reached from here: {why}")
 
     def _visitor(self) -> Entrance:
         return Entrance(self._token, self._enter, self._visitors)
 
     def _enter(self, proof: Proof) -> tuple[Channel | None, bool]:
-        """Let another member's relay in, or give a word. Raises Unwanted."""
-        if proof.word is not None:
-            return None, proof.word.ruler == proof.member and self.membership.word(proof.word)
+        """Let another member's relay in, or give a vote. Raises Unwanted."""
+        if proof.vote is not None:
+            return None, proof.vote.leader == proof.member and self.membership.vote(proof.vote)
         if self._hub is None:
-            raise Unwanted("it does not rule")
+            raise Unwanted("it does not lead")
         return channel_from(self._hub, self._machines.place(proof.member, proof.life)), False
 
     def _lives(self, pid: int) -> bool:
@@ -333,7 +333,7 @@ class ClusterPort:
     def _families(self) -> Iterable[Any]:
         view = self.cluster()
         return cluster_families(
-            ruling=view.ruling,
+            leads=view.leads,
             granting=view.granting,
             epoch=view.epoch,
             since=view.since_s or 0.0,

@@ -1,7 +1,7 @@
-"""Store of a cluster: a Valkey (7.2 or later) or Redis (7 or later) that knows its members and who rules them.
+"""Store of a cluster: a Valkey (7.2 or later) or Redis (7 or later) that knows its members and their leader.
 
-A turn is one script, hence one step. Keys of the cluster NAME begin with `weir:{NAME}:`. `member:*` and `ruler` live
-for TTL; `roster`, `reign` and `token` stay. An epoch is one more than the highest that is known, and at least the
+A turn is one script, hence one step. Keys of the cluster NAME begin with `weir:{NAME}:`. `member:*` and `leader` live
+for TTL; `roster`, `term` and `token` stay. An epoch is one more than the highest that is known, and at least the
 microseconds from 1970 to its election: so a store that has forgotten all gives none that was given before.
 `loadtest/lab/dst/cluster_store.py` is the same in virtual time.
 """
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from gateway.core.cluster.election import FORGOTTEN, STALE, TTL, Ruler, StoreView, Turn
+from gateway.core.cluster.election import FORGOTTEN, STALE, TTL, Leader, StoreView, Turn
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -27,13 +27,13 @@ KEPT = 3600.0  # seconds that a checkpoint is kept
 TURN = """
 local p, name, life, record = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
 local ttl, forgotten = tonumber(ARGV[4]), tonumber(ARGV[5])
-local known, stand, reign, number = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
+local known, candidacy, term, number = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
 local seen, print = ARGV[10], ARGV[11]
 local time = redis.call('TIME')
 local micros = time[1] * 1000000 + time[2]
 local now = math.floor(micros / 1000)
 local after = tonumber(ARGV[13])
-if after and math.abs(now - after) > tonumber(ARGV[14]) then stand = 0 end
+if after and math.abs(now - after) > tonumber(ARGV[14]) then candidacy = 0 end
 
 local other = redis.call('GET', p .. 'token')
 if other and other ~= print then return {'token'} end
@@ -42,7 +42,7 @@ if before and cjson.decode(before).life ~= life then return {'taken'} end
 redis.call('SET', p .. 'token', print, 'PX', forgotten)
 if ARGV[12] == '1' then redis.call('SET', p .. 'member:' .. name, record, 'PX', ttl) end
 
-local had = tonumber(redis.call('HGET', p .. 'reign', 'epoch') or '0')
+local had = tonumber(redis.call('HGET', p .. 'term', 'epoch') or '0')
 local epoch = math.max(had, known)
 local emptied = had < epoch or had == 0
 if emptied then
@@ -50,32 +50,32 @@ if emptied then
 end
 redis.call('HSET', p .. 'roster', name, now)
 
-local ruler, rules = redis.call('GET', p .. 'ruler'), 0
-if ruler then
-  local at, who = string.match(ruler, '^(%d+) (.*)$')
-  rules, ruler = tonumber(at), who
-  if rules < epoch or (ruler == name and rules ~= reign) then ruler = false end
+local leader, leads = redis.call('GET', p .. 'leader'), 0
+if leader then
+  local at, who = string.match(leader, '^(%d+) (.*)$')
+  leads, leader = tonumber(at), who
+  if leads < epoch or (leader == name and leads ~= term) then leader = false end
 end
-local known_to_ruler = redis.call('HGET', p .. 'reign', 'seen') or ''
-if not ruler then
-  local listed = string.find(' ' .. known_to_ruler .. ' ', ' ' .. name .. ' ', 1, true)
-  if reign > 0 and reign == epoch then
-    ruler, rules = name, epoch
-  elseif stand == 2 or (stand == 1 and (listed or (known_to_ruler == '' and had >= known))) then
-    ruler, rules = name, math.max(epoch + 1, micros)
-    if not listed then known_to_ruler = known_to_ruler .. ' ' .. name end
-    redis.call('HSET', p .. 'reign', 'seen', known_to_ruler)
+local known_to_leader = redis.call('HGET', p .. 'term', 'seen') or ''
+if not leader then
+  local listed = string.find(' ' .. known_to_leader .. ' ', ' ' .. name .. ' ', 1, true)
+  if term > 0 and term == epoch then
+    leader, leads = name, epoch
+  elseif candidacy == 2 or (candidacy == 1 and (listed or (known_to_leader == '' and had >= known))) then
+    leader, leads = name, math.max(epoch + 1, micros)
+    if not listed then known_to_leader = known_to_leader .. ' ' .. name end
+    redis.call('HSET', p .. 'term', 'seen', known_to_leader)
   end
 end
-local until_ = tonumber(redis.call('HGET', p .. 'reign', 'emptied_until') or '0')
-if ruler == name then
-  local last = tonumber(redis.call('HGET', p .. 'reign', 'number') or '0')
-  if reign ~= rules or had < rules then last = 0 end
+local until_ = tonumber(redis.call('HGET', p .. 'term', 'emptied_until') or '0')
+if leader == name then
+  local last = tonumber(redis.call('HGET', p .. 'term', 'number') or '0')
+  if term ~= leads or had < leads then last = 0 end
   if emptied then until_ = now + ttl end
-  redis.call('SET', p .. 'ruler', string.format('%.0f %s', rules, name), 'PX', ttl)
-  redis.call('HSET', p .. 'reign', 'epoch', rules, 'number', last, 'emptied_until', until_)
-  if reign > 0 and number > last then
-    redis.call('HSET', p .. 'reign', 'number', number, 'seen', seen .. ' ' .. name)
+  redis.call('SET', p .. 'leader', string.format('%.0f %s', leads, name), 'PX', ttl)
+  redis.call('HSET', p .. 'term', 'epoch', leads, 'number', last, 'emptied_until', until_)
+  if term > 0 and number > last then
+    redis.call('HSET', p .. 'term', 'number', number, 'seen', seen .. ' ' .. name)
   end
 end
 
@@ -89,11 +89,11 @@ for i = 1, #roster, 2 do
     redis.call('HDEL', p .. 'roster', roster[i])
   end
 end
-return {'ok', ruler or '', rules, (emptied or now < until_) and 1 or 0, now, members}
+return {'ok', leader or '', leads, (emptied or now < until_) and 1 or 0, now, members}
 """
 RESIGN = """
-local ruler = redis.call('GET', KEYS[1] .. 'ruler')
-if ruler and string.match(ruler, '^%d+ (.*)$') == ARGV[1] then redis.call('DEL', KEYS[1] .. 'ruler') end
+local leader = redis.call('GET', KEYS[1] .. 'leader')
+if leader and string.match(leader, '^%d+ (.*)$') == ARGV[1] then redis.call('DEL', KEYS[1] .. 'leader') end
 return 1
 """
 LEAVE = """
@@ -102,17 +102,17 @@ local before = redis.call('GET', p .. 'member:' .. name)
 if before and cjson.decode(before).life ~= life then return 0 end
 redis.call('DEL', p .. 'member:' .. name)
 redis.call('HDEL', p .. 'roster', name)
-local ruler = redis.call('GET', p .. 'ruler')
-if ruler and string.match(ruler, '^%d+ (.*)$') == name then redis.call('DEL', p .. 'ruler') end
+local leader = redis.call('GET', p .. 'leader')
+if leader and string.match(leader, '^%d+ (.*)$') == name then redis.call('DEL', p .. 'leader') end
 local left = ''
-for each in string.gmatch(redis.call('HGET', p .. 'reign', 'seen') or '', '%S+') do
+for each in string.gmatch(redis.call('HGET', p .. 'term', 'seen') or '', '%S+') do
   if each ~= name then left = left .. ' ' .. each end
 end
-if redis.call('EXISTS', p .. 'reign') == 1 then redis.call('HSET', p .. 'reign', 'seen', left) end
+if redis.call('EXISTS', p .. 'term') == 1 then redis.call('HSET', p .. 'term', 'seen', left) end
 return 1
 """
 SAVE = """
-if redis.call('GET', KEYS[1] .. 'ruler') ~= ARGV[1] then return 0 end
+if redis.call('GET', KEYS[1] .. 'leader') ~= ARGV[1] then return 0 end
 redis.call('SET', KEYS[1] .. 'checkpoint', ARGV[2], 'PX', ARGV[3])
 return 1
 """
@@ -170,7 +170,7 @@ class Store:
         record = msgspec.json.encode(self.record).decode()
         answer = await self._asked(
             TURN, self._me, self.record.life, record, int(TTL * 1000), int(FORGOTTEN * 1000), turn.known,
-            turn.stand, turn.reign, turn.number, " ".join(sorted(turn.seen)), self._fingerprint,
+            turn.candidacy, turn.term, turn.number, " ".join(sorted(turn.seen)), self._fingerprint,
             int(turn.present), "" if turn.after is None else round(turn.after * 1000), int(STALE * 1000),
         )  # fmt: skip
         if answer == ["token"]:
@@ -181,14 +181,14 @@ class Store:
         if answer == ["taken"]:
             raise ClusterConflict(f"another gateway is the member {self._me}: cluster.advertise must be each one's own")
         try:
-            _, ruler, epoch, emptied, clock, members = msgspec.convert(
+            _, leader, epoch, emptied, clock, members = msgspec.convert(
                 answer, tuple[str, str, int, int, int, list[tuple[str, str]]]
             )
             records = {name: msgspec.json.decode(text, type=MemberRecord) for name, text in members if text}
         except ValueError as error:
             raise StoreError(f"it answers what no store of a cluster does: {error}") from error
         view = StoreView(
-            ruler=Ruler(ruler, epoch) if ruler else None,
+            leader=Leader(leader, epoch) if leader else None,
             members=frozenset(records),
             roster=frozenset([name for name, _ in members]),
             clock=clock / 1000,
@@ -197,7 +197,7 @@ class Store:
         return view, records
 
     async def resign(self) -> None:
-        """This member rules no longer, and is a member still: it tells who is elected what its relays hold. Raises
+        """This member leads no longer, and is a member still: it tells who is elected what its relays hold. Raises
         StoreError."""
         await self._asked(RESIGN, self._me)
 
@@ -213,7 +213,7 @@ class Store:
 
 
 class CheckpointStore:
-    """The checkpoint of the decider that rules `cluster`. A client of its own, so that no turn waits for large answers,
+    """The checkpoint of the decider that leads `cluster`. A client of its own, so that no turn waits for large answers,
     or loses its connection with them."""
 
     def __init__(self, redis: Redis, cluster: str, me: str) -> None:
@@ -222,7 +222,7 @@ class CheckpointStore:
         self._me = me
 
     async def save(self, checkpoint: bytes, epoch: int) -> None:
-        """Keep it, if this member rules in this epoch. Raises StoreError."""
+        """Keep it, if this member leads in this epoch. Raises StoreError."""
         await self._asked(SAVE, f"{epoch} {self._me}", checkpoint, int(KEPT * 1000))
 
     async def load(self) -> tuple[bytes, float]:

@@ -5,7 +5,7 @@ A turn that was carried out may still have no answer: that is for whoever carrie
 
 from __future__ import annotations
 
-from gateway.core.cluster.election import FORGOTTEN, STALE, TTL, Ruler, StoreView, Turn
+from gateway.core.cluster.election import FORGOTTEN, STALE, TTL, Leader, StoreView, Turn
 
 
 class SimulatedStore:
@@ -17,10 +17,10 @@ class SimulatedStore:
     def clear(self) -> None:
         """All is forgotten, as by FLUSHALL or a restart without a file."""
         self.epoch = 0
-        self._ruler: Ruler | None = None
-        self._rules_until = 0.0
-        self._emptied_until = 0.0  # those who have ruled before it was emptied may have a lease
-        self._number = 0  # of the ruler's last turn
+        self._leader: Leader | None = None
+        self._leads_until = 0.0
+        self._emptied_until = 0.0  # those who have led before it was emptied may have a lease
+        self._number = 0  # of the leader's last turn
         self._seen: frozenset[str] = frozenset()
         self._members: dict[str, float] = {}  # until when
 
@@ -28,11 +28,11 @@ class SimulatedStore:
         """A member ends in good order."""
         self._members.pop(name, None)
         self._seen -= {name}
-        if self._ruler is not None and self._ruler.name == name:
-            self._ruler = None
+        if self._leader is not None and self._leader.name == name:
+            self._leader = None
 
     def _trusts(self, name: str, turn: Turn) -> bool:
-        """Whether no ruler that this member's word is nothing to can be there."""
+        """Whether no leader can be there that does not need this member's vote."""
         return name in self._seen or (not self._seen and self.epoch >= turn.known)
 
     def turn(self, name: str, turn: Turn, now: float) -> StoreView:
@@ -43,23 +43,23 @@ class SimulatedStore:
             self._members = dict.fromkeys(turn.seen, now) | self._members
         self._members[name] = now + TTL if turn.present else self._members.get(name, now)
         self._members = {each: until for each, until in self._members.items() if until + FORGOTTEN > now}
-        ruler = self._ruler if now < self._rules_until else None
-        stand = 0 if turn.after is not None and abs(now - turn.after) > STALE else turn.stand
-        earlier = ruler is not None and ruler.name == name and ruler.epoch != turn.reign  # its process before this
-        if ruler is None or ruler.epoch < epoch or earlier:
-            ruler = None
-            if turn.reign and turn.reign == epoch:
-                ruler = Ruler(name, epoch)
-            elif stand == 2 or (stand == 1 and self._trusts(name, turn)):
-                ruler, self._seen = Ruler(name, max(epoch + 1, round(now * 1e6))), self._seen | {name}
-        if ruler is not None and ruler.name == name:
-            if turn.reign != ruler.epoch or self.epoch < ruler.epoch:
+        leader = self._leader if now < self._leads_until else None
+        candidacy = 0 if turn.after is not None and abs(now - turn.after) > STALE else turn.candidacy
+        earlier = leader is not None and leader.name == name and leader.epoch != turn.term  # its process before this
+        if leader is None or leader.epoch < epoch or earlier:
+            leader = None
+            if turn.term and turn.term == epoch:
+                leader = Leader(name, epoch)
+            elif candidacy == 2 or (candidacy == 1 and self._trusts(name, turn)):
+                leader, self._seen = Leader(name, max(epoch + 1, round(now * 1e6))), self._seen | {name}
+        if leader is not None and leader.name == name:
+            if turn.term != leader.epoch or self.epoch < leader.epoch:
                 self._number = 0
             if emptied:
                 self._emptied_until = now + TTL
-            self._ruler, self._rules_until, self.epoch = ruler, now + TTL, ruler.epoch
-            if turn.reign and turn.number > self._number:
+            self._leader, self._leads_until, self.epoch = leader, now + TTL, leader.epoch
+            if turn.term and turn.number > self._number:
                 self._number, self._seen = turn.number, turn.seen | {name}
         members = frozenset([each for each, until in self._members.items() if until > now])
         emptied = emptied or now < self._emptied_until
-        return StoreView(ruler=ruler, members=members, roster=frozenset(self._members), clock=now, emptied=emptied)
+        return StoreView(leader=leader, members=members, roster=frozenset(self._members), clock=now, emptied=emptied)

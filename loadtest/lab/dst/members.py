@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from gateway.core.cluster.election import RENEW, TTL, Election, Ruler, StoreView
+from gateway.core.cluster.election import RENEW, TTL, Election, Leader, StoreView
 from gateway.core.policy.policy import Policy
 from gateway.decider.loading import Configuration
 from gateway.serve.assembly import Gateway
@@ -34,12 +34,12 @@ FOUND_AGAIN = 5.0  # seconds after a fault by which its member is one as before
 
 
 class Member:
-    """One machine's gateway. `reign`: what it decides with while it rules."""
+    """One machine's gateway. `term`: what it decides with while it leads."""
 
     def __init__(self, cluster: Members, name: str, gateway: Gateway, before: Election | None) -> None:
         self.name = name
         self.gateway = gateway
-        self.reign: Decider | None = None
+        self.term: Decider | None = None
         self.alive = True
         self.stopped = False
         self._cluster = cluster
@@ -48,8 +48,8 @@ class Member:
         self._led = ""  # whom its relays were led to
         self.election = Election(name)
         if before is not None:
-            self.election = Election(name, before.known, before.vouched_until, before.roster)
-        gateway.dispatch.fenced(-math.inf)
+            self.election = Election(name, before.known, before.voted_until, before.roster)
+        gateway.dispatch.set_lease(-math.inf)
         self._do(self._turn)
         self._do(self._watch)
 
@@ -85,7 +85,7 @@ class Member:
                 cluster.unanswered(self.name)
                 self._ask_for_words(sent)
             else:
-                election.seen(sent, now, turn, view)
+                election.answered(sent, now, turn, view)
             self._changed()
             self.after(RENEW, self._turn)
 
@@ -94,61 +94,61 @@ class Member:
         self.after(cluster.delay() / 10 if cluster.refusing else GIVEN_UP, partial(answer, None))
 
     def _ask_for_words(self, sent: float) -> None:
-        ruler = self.election.ruler
+        leader = self.election.leader
         for name in sorted(self.election.voters):
             other = self._cluster.members.get(name)
-            if ruler is not None and other is not None and self._cluster.reach(self.name, name):
-                other.after(self._cluster.delay(), partial(other.asked, ruler, self, sent))
+            if leader is not None and other is not None and self._cluster.reach(self.name, name):
+                other.after(self._cluster.delay(), partial(other.asked, leader, self, sent))
 
-    def asked(self, ruler: Ruler, by: Member, sent: float) -> None:
-        given = self.election.vouch(ruler, self._world.loop.time())
+    def asked(self, leader: Leader, by: Member, sent: float) -> None:
+        given = self.election.vote(leader, self._world.loop.time())
         if given and self._cluster.reach(self.name, by.name):
-            by.after(self._cluster.delay(), partial(by.answered, self.name, ruler.epoch, sent))
+            by.after(self._cluster.delay(), partial(by.answered, self.name, leader.epoch, sent))
 
     def answered(self, name: str, epoch: int, sent: float) -> None:
-        self.election.vouched(name, epoch, sent)
+        self.election.record_vote(name, epoch, sent)
         self._changed()
 
-    # -- who rules, as gateway/serve/cluster/port.py has it ------------------------------------------------------
+    # -- the leader, as gateway/serve/cluster/port.py has it ------------------------------------------------------
 
     def _changed(self) -> None:
-        epoch = 0 if self.reign is None else self.reign.hub.epoch
-        if self.election.reign != epoch:
-            old, self.reign = self.reign, None
+        epoch = 0 if self.term is None else self.term.hub.epoch
+        if self.election.term != epoch:
+            old, self.term = self.term, None
             if old is not None:
                 self._world.soon(old.ends())
-            if self.election.reign:
-                self._rules(self.election.reign)
-        line = repr(self.election.ruler)
+            if self.election.term:
+                self._leads(self.election.term)
+        line = repr(self.election.leader)
         if line != self._led:
             self._led = line
             self._world.tell(f"{self.name}: {line}")
             for relay in self._cluster.relays_of(self.name):
                 if relay.link is not None:
                     relay.link.closed_by(relay.link.decider)
-        if self.reign is not None:
-            self.reign.owed &= {
+        if self.term is not None:
+            self.term.owed &= {
                 relay.pid for relay in self._world.relays if relay.machine in self.election.members | {self.name}
             }
-        self._fence()
+        self._set_lease()
 
-    def _rules(self, epoch: int) -> None:
+    def _leads(self, epoch: int) -> None:
         world, election = self._world, self.election
         known = election.awaited | {self.name}
         owed = {relay.number: relay.pid for relay in world.relays if relay.dead_at < 0.0 and relay.machine in known}
-        hub = hub_of(self.gateway, epoch, owed, lives=self._lives, overruled=self._overruled)
-        self.reign = Decider(self.gateway, hub, self.name)
-        self.reign.owed = {
+        hub = hub_of(self.gateway, epoch, owed, lives=self._lives, deposed=self._deposed)
+        self.term = Decider(self.gateway, hub, self.name)
+        self.term.owed = {
             relay.pid
             for relay in world.relays
             if relay.dead_at < 0.0 and relay.machine in election.members | {self.name}
         }
-        self._cluster.deciders.append(self.reign)
-        world.laws.begins(self.reign)
-        world.tell(f"{self.name} rules in epoch {epoch}")
+        self._cluster.deciders.append(self.term)
+        world.laws.begins(self.term)
+        world.tell(f"{self.name} leads in epoch {epoch}")
 
-    def _overruled(self, epoch: int) -> None:
-        self.election.met(epoch, self._world.loop.time())
+    def _deposed(self, epoch: int) -> None:
+        self.election.observe(epoch, self._world.loop.time())
         self._world.loop.call_soon(self._do, self._changed)
 
     def _lives(self, pid: int) -> bool:
@@ -157,14 +157,14 @@ class Member:
             return relay.dead_at < 0.0
         return self.election.blind(self._world.loop.time()) or relay.machine in self.election.members
 
-    def _fence(self) -> None:
-        if self.reign is not None and self.reign.hub.complete:
+    def _set_lease(self) -> None:
+        if self.term is not None and self.term.hub.complete:
             for name in list(self.election.awaited):
-                self.election.told(name)
-        self.gateway.dispatch.fenced(self.election.fence(self._world.loop.time()))
+                self.election.synced(name)
+        self.gateway.dispatch.set_lease(self.election.lease_until(self._world.loop.time()))
 
     def _watch(self) -> None:
-        self._fence()
+        self._set_lease()
         self.after(TICK, self._watch)
 
     # -- what befalls it ----------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ class Member:
     def _links(self) -> list[FrameLink]:
         """Of its own relays, which go through it, and of all that it decides for."""
         own = [relay.link for relay in self._cluster.relays_of(self.name)]
-        there = [] if self.reign is None else list(self.reign.links.values())
+        there = [] if self.term is None else list(self.term.links.values())
         return [link for link in dict.fromkeys([*own, *there]) if link is not None and link.up]
 
     def kill(self) -> None:
@@ -197,13 +197,13 @@ class Member:
         self.alive = False
         for link in self._links():
             link.closed_by(link.decider)
-        reign, self.reign = self.reign, None
-        self._world.soon(_ended(reign, self.gateway))
+        term, self.term = self.term, None
+        self._world.soon(_ended(term, self.gateway))
 
 
-async def _ended(reign: Decider | None, gateway: Gateway) -> None:
-    if reign is not None:
-        await reign.ends()
+async def _ended(term: Decider | None, gateway: Gateway) -> None:
+    if term is not None:
+        await term.ends()
     await closed(gateway)
 
 
@@ -214,7 +214,7 @@ class Members:
         self.world = world
         self.store = SimulatedStore()
         self.members: dict[str, Member] = {}
-        self.deciders: list[Decider] = []  # one for each reign
+        self.deciders: list[Decider] = []  # one for each term
         self._troubled: dict[str, float] = {}  # until when what befell a member may keep it from others
         self._away_until = 0.0  # nobody reaches the store
         self.refusing = 0  # what stands before the store refuses, for so many faults
@@ -267,13 +267,13 @@ class Members:
     def reached(self, relay: Relay) -> Decider | None:
         """The decider that a relay is led to by that of its own machine; None: there is none."""
         own = self.members[relay.machine]
-        ruler = own.election.ruler
-        if not own.alive or own.stopped or ruler is None:
+        leader = own.election.leader
+        if not own.alive or own.stopped or leader is None:
             return None
-        other = self.members[ruler.name]
-        if not other.alive or other.stopped or not self.reach(relay.machine, ruler.name):
+        other = self.members[leader.name]
+        if not other.alive or other.stopped or not self.reach(relay.machine, leader.name):
             return None
-        return other.reign
+        return other.term
 
     def look(self) -> None:
         """Nothing is saved: what is learned is not looked at here."""
@@ -283,11 +283,11 @@ class Members:
         for member in self.members.values():
             if member.alive:
                 member.gateway.apply(Configuration(policy, {}))
-                if member.reign is not None:
-                    member.reign.hub.apply(member.gateway.current.snapshot, b"a secret of cache salts")
+                if member.term is not None:
+                    member.term.hub.apply(member.gateway.current.snapshot, b"a secret of cache salts")
 
     def befalls(self, event: DeciderFault) -> None:
-        """Who rules dies, or stops."""
+        """The leader dies, or stops."""
         what: Literal["kill", "stop"] = "kill" if event.what == "kill" else "stop"
         self.befalls_member(MemberFault(at=event.at, what=what, member=-1, seconds=event.seconds))
 
@@ -325,8 +325,8 @@ class Members:
         self.refusing -= 1
 
     def _ruling(self) -> Member:
-        """Who rules; any, where nobody does."""
-        return next((each for each in self.members.values() if each.alive and each.reign), self.members["member-0"])
+        """The leader; any, where nobody does."""
+        return next((each for each in self.members.values() if each.alive and each.term), self.members["member-0"])
 
     def _cut(self, event: MemberFault, name: str) -> None:
         others = [other for other in self.members if other != name]
@@ -350,7 +350,7 @@ class Members:
             for relay in self.world.relays
             if relay.link is not None and relay.link.up
             for member in self.members.values()
-            if member.reign is not None and relay.link is member.reign.links.get(relay.pid)
+            if member.term is not None and relay.link is member.term.links.get(relay.pid)
             if {relay.machine, member.name} == pair
         ]
 

@@ -38,7 +38,7 @@ class DeciderFault(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemberFault(msgspec.Struct, frozen=True, kw_only=True):
-    """What befalls a cluster's member for so many seconds; of number -1: whoever rules. `kill`: its decider ends, and
+    """What befalls a cluster's member for so many seconds; of number -1: the leader. `kill`: its decider ends, and
     another begins; `reboot`: its relays too; `stop`: its decider does nothing, and then goes on. `cut`: it does not
     reach the store; `parted`: it and the others do not reach each other; `lost`: nobody reaches the store; `emptied`:
     the store forgets all; `began_anew`: nobody reaches the store, which has forgotten all when it is back; `refused`:

@@ -119,7 +119,7 @@ class RelayLaws:
         for grant in grants(decider):
             if grant.hold.live:
                 held[grant.engine.id] = held.get(grant.engine.id, 0) + grant.hold.tokens
-        complete = asking and decider.hub.complete and now < decider.gateway.dispatch.fence
+        complete = asking and decider.hub.complete and now < decider.gateway.dispatch.lease_until
         promised = self._promises(decider, asking) if complete else {}
         for engine in decider.gateway.fleet:
             has, theirs = held.get(engine.id, 0), promised.get(engine.id, 0)
@@ -276,7 +276,7 @@ class DispatchLaws:
     def _in_order(self, call: Call) -> None:
         """In the moment in which all have told, what is asked again is so in the order of the calls' arrival. Those
         that may share an engine's answer are not among them: they have waited for others of their kind first. Nor are
-        those of a relay that tells only then: a cluster's ruler does not wait for a machine that is past its time in
+        those of a relay that tells only then: a cluster's leader does not wait for a machine that is past its time in
         the store."""
         hub = self._decider.hub
         if self._decider.complete_at >= 0.0 or hub.first or call.route.merges:

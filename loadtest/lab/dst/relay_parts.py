@@ -42,7 +42,7 @@ OF_CALLS = (
 
 
 class Decider:
-    """One life of a decider, or one reign of a cluster's member. `links`: of its relays, by the relay's process.
+    """One life of a decider, or one term of a cluster's member. `links`: of its relays, by the relay's process.
     `machine`: the member's; empty: it decides for all relays there are. `owed`: relays' processes that must have told
     what they hold before it grants anything."""
 

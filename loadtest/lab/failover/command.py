@@ -6,7 +6,7 @@ its own. First under that load: calls that failed are counted, by client, and th
 Then with long streams alone: the ledger must come back to exactly those that still run.
 
 A relay takes the connections of its own clients with it: their streams that had begun, and their calls that are tried
-once, are counted by themselves. Clients of a cluster are those of the machine that does not rule.
+once, are counted by themselves. Clients of a cluster are those of the machine that does not lead.
 
 Exit status 0: no call failed but by its own relay's death, and no hold was left; 1: not so, with --gate also where a
 time is over its target; 2: bad arguments.
@@ -76,7 +76,7 @@ async def _under_load(site: FailoverSite, fault: FailoverFault, seconds: float) 
         await asyncio.to_thread(until, struck.mended, SETTLES)
         await asyncio.sleep(seconds)
         to = time.monotonic()
-    held = site.ruler.held
+    held = site.leader.held
     await asyncio.to_thread(until, lambda: held() == 0, SETTLES)
     began = [end.began for end in load.ends]
     failed = [end for end in load.ends if end.failure]
@@ -99,7 +99,7 @@ async def _holding(site: FailoverSite, fault: FailoverFault) -> float | None:
         return sum(stream.open for stream in streams)
 
     def exact() -> bool:
-        return site.ruler.in_flight() == running()
+        return site.leader.in_flight() == running()
 
     try:
         if (

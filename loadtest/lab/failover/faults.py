@@ -60,7 +60,7 @@ def _relay(number: signal.Signals) -> Callable[[FailoverSite], Struck]:
 
 def _decider(number: signal.Signals) -> Callable[[FailoverSite], Struck]:
     def strike(site: FailoverSite) -> Struck:
-        machine = site.ruler
+        machine = site.leader
         pid = machine.pids("decider")[0]
         at = time.monotonic()
         os.kill(pid, number)
@@ -71,10 +71,10 @@ def _decider(number: signal.Signals) -> Callable[[FailoverSite], Struck]:
 
 def _machine(number: signal.Signals) -> Callable[[FailoverSite], Struck]:
     def strike(site: FailoverSite) -> Struck:
-        ruler = site.ruler
-        others = [machine for machine in site.machines if machine is not ruler]
+        leader = site.leader
+        others = [machine for machine in site.machines if machine is not leader]
         at = time.monotonic()
-        ruler.signal(number)
+        leader.signal(number)
         return Struck(at, lambda: any(machine.grants() for machine in others))
 
     return strike
@@ -84,8 +84,8 @@ def _upgrade(site: FailoverSite) -> Struck:
     return _upgraded(site.served)
 
 
-def _ruler_upgrade(site: FailoverSite) -> Struck:
-    machine = site.ruler
+def _leader_upgrade(site: FailoverSite) -> Struck:
+    machine = site.leader
     struck = _upgraded(machine)
     return Struck(struck.at, lambda: struck.mended() and machine.grants())
 
@@ -188,20 +188,20 @@ FAULTS = {
         strike=_upgraded_struck,
     ),
     "signals": FailoverFault(title="signals to processes at random", strike=_signals, within=AGAIN),
-    "ruler-kill": FailoverFault(
-        title="SIGKILL of the ruling machine", strike=_machine(KILL), within=ACROSS, machines=2
+    "leader-kill": FailoverFault(
+        title="SIGKILL of the leading machine", strike=_machine(KILL), within=ACROSS, machines=2
     ),
-    "ruler-stop": FailoverFault(
-        title="SIGSTOP of the ruling machine", strike=_machine(STOP), within=ACROSS, machines=2
+    "leader-stop": FailoverFault(
+        title="SIGSTOP of the leading machine", strike=_machine(STOP), within=ACROSS, machines=2
     ),
-    "ruler-of-three-kill": FailoverFault(
-        title="SIGKILL of the ruling machine of three", strike=_machine(KILL), within=ACROSS, machines=3
+    "leader-of-three-kill": FailoverFault(
+        title="SIGKILL of the leading machine of three", strike=_machine(KILL), within=ACROSS, machines=3
     ),
-    "ruler-upgrade": FailoverFault(
-        title="an upgrade of the ruling machine by SIGUSR2, no kill", strike=_ruler_upgrade, machines=2
+    "leader-upgrade": FailoverFault(
+        title="an upgrade of the leading machine by SIGUSR2, no kill", strike=_leader_upgrade, machines=2
     ),
-    "ruler-decider-kill": FailoverFault(
-        title="SIGKILL of the ruling machine's decider", strike=_decider(KILL), machines=2
+    "leader-decider-kill": FailoverFault(
+        title="SIGKILL of the leading machine's decider", strike=_decider(KILL), machines=2
     ),
 }
-QUICK = ("relay-kill", "decider-kill", "upgrade-kill", "ruler-kill")
+QUICK = ("relay-kill", "decider-kill", "upgrade-kill", "leader-kill")

@@ -130,18 +130,18 @@ class FailoverSite:
         """Whether one grants, and could be followed by any other."""
         granting = [each for each in self.machines if each.grants()]
         others = {each.member for each in self.machines if each not in granting}
-        return len(granting) == 1 and others <= set((granting[0].asked("/cluster") or {}).get("electable", ()))
+        return len(granting) == 1 and others <= set((granting[0].asked("/cluster") or {}).get("candidates", ()))
 
     @property
-    def ruler(self) -> GatewayMachine:
+    def leader(self) -> GatewayMachine:
         """The machine that grants; of one, that one."""
         return next((each for each in self.machines if each.grants()), self.machines[0])
 
     @property
     def followers(self) -> list[GatewayMachine]:
-        """The machines whose clients are asked: those that do not rule; of one, that one."""
-        ruler = self.ruler
-        return [each for each in self.machines if each is not ruler] or [ruler]
+        """The machines whose clients are asked: those that do not lead; of one, that one."""
+        leader = self.leader
+        return [each for each in self.machines if each is not leader] or [leader]
 
     @property
     def served(self) -> GatewayMachine:
