@@ -160,7 +160,7 @@ class FleetView(msgspec.Struct, frozen=True, kw_only=True):
 
 def fleet_view(fleet: Fleet, dispatch: Dispatch, now: float) -> FleetView:
     """Everything /fleet says; `now` in monotonic seconds."""
-    wanted = dispatch.engines_wanted()
+    wanted = dispatch.estimates.engines_wanted()
     return FleetView(
         draining=dispatch.leaving,
         engines=[_engine(engine, now) for engine in fleet],
@@ -290,7 +290,7 @@ def _model(id: str, context: int | None, fleet: Fleet, dispatch: Dispatch, wante
         spare_tokens=sum(max(0, engine.budget - engine.load) for engine in engines),
         queued_calls=len(queues) if queues is not None else 0,
         queued_tokens=queues.total_tokens if queues is not None else 0,
-        wait_s=round(ready_in + dispatch.wait_estimate(id), 3) if queues else 0.0,
+        wait_s=round(ready_in + dispatch.estimates.wait(id), 3) if queues else 0.0,
         wait_s_by_class={name: round(ready_in + _wait(id, name, dispatch, now), 3) for name in dispatch.policy.classes},
     )
 

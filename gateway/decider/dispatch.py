@@ -17,8 +17,8 @@ import asyncio
 import heapq
 import math
 import random
-from collections.abc import Callable
-from itertools import count, islice
+from collections.abc import Callable, Iterable
+from itertools import count
 
 from gateway.core.admission import refusals
 from gateway.core.admission.admission import NO_ENGINES, AdmissionControl
@@ -27,22 +27,19 @@ from gateway.core.admission.decision import KEPT, WANT_OF_ROOM, Reason, Refuse
 from gateway.core.admission.model_traffic import ModelTraffic
 from gateway.core.admission.queues import Queues, Ticket
 from gateway.core.admission.retries import RetryBudget
-from gateway.core.admission.ticket import SCANNED
 from gateway.core.admission.witness import DispatchWitness
-from gateway.core.engines.choice import Choice, usable_of
+from gateway.core.engines.choice import Choice
 from gateway.core.engines.fleet import Engine, Fleet, Hold
 from gateway.core.policy.policy import Policy
 from gateway.core.request.call import Call
 from gateway.core.request.outcome import Refused
 from gateway.core.sessions.locality import Aside
-from gateway.core.sidecars.copies import LongWait
-from gateway.core.sidecars.sidecar import Outlook
+from gateway.decider.estimates import Estimates
 from gateway.decider.grant import LocalGrant
+from gateway.decider.model_waits import ModelWaits
 from gateway.decider.successor import HandedOver, Successor
 
 NOBODY = NO_ENGINES
-LOOK_AGAIN = 0.5  # seconds; calls that were set aside for their sessions are looked at at least as often
-MOVED = 0.25  # seconds that a prediction must move for calls that wait for the model to be looked at again
 
 
 def _ignored(_: str, __: float) -> None:
@@ -67,8 +64,7 @@ class QueuePlace:
 class Dispatch:
     """Obeys the decisions of `control` over one fleet. `clock` gives monotonic seconds.
 
-    `wake` has a model made ready, for so many seconds though nobody waits. `woken` is told of each call that waited for
-    a model: its class, and how long.
+    `wake` and `woken`: see ModelWaits. `estimates` says how long what waits will wait.
     """
 
     def __init__(
@@ -101,12 +97,8 @@ class Dispatch:
         self._timer: asyncio.Handle | None = None
         self._rings_at = 0.0  # what it is set to: for a time that has passed, uvloop's handle does not say
         self._late: list[tuple[Ticket, Refuse]] = []  # met by the pump, to be shed
-        self._wake = wake
-        self._woken = woken
-        self._awaiting_model: dict[Ticket, float] = {}  # those that wait for a model to be made ready, and since when
-        self._foreseen: dict[str, float] = {}  # model -> when it will be ready, as calls that wait for it were told
-        self._giving_up: dict[str, asyncio.Handle] = {}  # model -> timer: calls wait for an engine of it to come back
-        self._looking_again: dict[str, asyncio.Handle] = {}  # model -> timer: calls were set aside for a while
+        self.waits = ModelWaits(control, clock, self._pump_model, wake, woken)
+        self.estimates = Estimates(control, fleet, clock)
         self.holds: dict[Hold, Call] = {}  # of all grants
         self.successor: Successor | None = None  # who decides in this one's place
 
@@ -123,8 +115,7 @@ class Dispatch:
         if self.witness is not None:
             self.witness.applying(policy)
         self.control.apply(policy)
-        for model in list(self._giving_up):
-            self._giving_up.pop(model).cancel()  # the pump sets it anew
+        self.waits.forget_outages()
         self.pump()
 
     async def ask(self, call: Call) -> LocalGrant:
@@ -227,25 +218,16 @@ class Dispatch:
             self.sidecars.wanted(decision.outlook, now)
         if isinstance(decision, Refuse):
             if decision.reason is Reason.NOT_READY:
-                self._wake(call.model, decision.foretold.ready)  # it is told when to come back
+                self.waits.wake(call.model, decision.foretold.ready)  # it is told when to come back
             raise self._refused(call, decision, now)
         self._state(call.model)
         if decision.victim is not None:
             self._refuse(decision.victim, Refuse(reason=Reason.DISPLACED, words=call.class_name), now)
         if decision.outlook is not None:
-            self._await_model(decision.ticket, decision.outlook, now, front=front)
+            self.waits.begin(decision.ticket, decision.outlook, now, front=front)
         elif decision.held:
-            self._awaiting_model[decision.ticket] = now
+            self.waits.since[decision.ticket] = now
         return decision.ticket
-
-    def _await_model(self, ticket: Ticket, outlook: Outlook, now: float, *, front: bool) -> None:
-        """A sidecar has the model made ready for the call."""
-        model = ticket.call.model
-        self._wake(model, 0.0)
-        if not front:
-            ready_at = now + (outlook.ready_in or 0.0)
-            self._foreseen[model] = min(ready_at, self._foreseen.get(model, math.inf))
-            self._awaiting_model[ticket] = now
 
     def _refused(self, call: Call, why: Refuse, now: float) -> Refused:
         """What the call is told; with a booking, where its reason has one."""
@@ -304,28 +286,13 @@ class Dispatch:
                 if queues and not self.fleet.serving(model):
                     self._pump(model, queues)
 
-    def awaited(self, model: str) -> bool:
-        """Whether calls wait for a model that no engine may be given them for."""
-        return bool(self.queues.get(model)) and not usable_of(self.fleet.serving(model), self.clock())
-
-    def waiting(self, model: str) -> int:
-        """Calls that wait for a model."""
-        return len(self.queues.get(model, ()))
-
     def reconsider(self, model: str) -> None:
         """The prediction of when a model is ready has moved: refuse the calls for which that is too late."""
         queues = self.queues.get(model)
         if not queues:
             return
         now = self.clock()
-        outlook = None if self.control.served(model) else self.sidecars.outlook(model, now)
-        if outlook is not None and outlook.ready_in is not None and self.policy.deadlines.shed_late:
-            ready_at = now + outlook.ready_in
-            if ready_at > self._foreseen.get(model, -math.inf) + MOVED:
-                self._foreseen[model] = ready_at
-                for ticket in list(queues):
-                    if self.control.too_late_for_model(ticket, ready_at, now):
-                        self._refuse(ticket, self.control.unserved(ticket, now), now)
+        self._refuse_unserved(self.waits.too_late(model, queues, now), now)
         self._pump(model, queues)
 
     def released(self, call: Call, hold: Hold, now: float) -> None:
@@ -350,6 +317,9 @@ class Dispatch:
                 queues = self.queues.get(model)
                 if queues:
                     self._pump(model, queues)
+
+    def _pump_model(self, model: str) -> None:
+        self._pump(model, self.queues[model])
 
     def _pump(self, model: str, queues: Queues) -> None:
         if self.successor is not None:
@@ -384,57 +354,23 @@ class Dispatch:
                 self.witness.popped(model, ticket)
             if ticket is not None:
                 turn = self._turns.pop(ticket)
-                if self._awaiting_model:
-                    self._let_go(ticket, now)
+                if self.waits.since:
+                    self.waits.end(ticket, now)
                 choice = choices.pop()
                 if not turn.done():  # else its task is cancelled and has not run yet
                     turn.set_result(self._grant(ticket.call, choice, now, ticket, ticket.exclude))
             elif not late:
                 if not self.control.served(model):
-                    self._wait_for(model, queues, now)
+                    self._refuse_unserved(self.waits.hopeless(model, queues, now), now)
                 break
             while late:
                 ticket, why = late.pop()
                 self._refuse(ticket, why, now)
-        if aside and model not in self._looking_again:
-            self._looking_again[model] = asyncio.get_running_loop().call_later(LOOK_AGAIN, self._look_again, model)
-        if self._giving_up or self._looking_again:
-            self._keep_timers(model)
+        if aside:
+            self.waits.look_again(model)
+        if self.waits.timed:
+            self.waits.keep_timers(model, queues)
         self._arm()
-
-    def _look_again(self, model: str) -> None:
-        """Calls that were set aside for their sessions' sake may have waited for long enough."""
-        del self._looking_again[model]
-        if self.control.sessions is not None:
-            self.control.sessions.advance(self.clock())
-        self._pump(model, self.queues[model])
-
-    def _wait_for(self, model: str, queues: Queues, now: float) -> None:
-        """No engine may be given these calls: a sidecar has the model made ready for them, an engine is expected back,
-        or they are told."""
-        outlook = self.sidecars.outlook(model, now)
-        if outlook is not None and outlook.ready_in is not None:
-            self._wake(model, 0.0)
-            return
-        until = self.control.held_until(model, now)
-        if outlook is None and until > now:
-            if model not in self._giving_up:
-                self._giving_up[model] = asyncio.get_running_loop().call_at(until, self._give_up, model)
-            return
-        for waiting in list(queues):
-            self._refuse(waiting, self.control.unserved(waiting, now), now)
-
-    def _give_up(self, model: str) -> None:
-        """No engine of the model has come back in time: the pump refuses its calls."""
-        del self._giving_up[model]
-        self._pump(model, self.queues[model])
-
-    def _keep_timers(self, model: str) -> None:
-        """Cancel the model's timers if nobody waits, and the one of its outage if an engine has come back."""
-        if model in self._looking_again and not self.queues[model]:
-            self._looking_again.pop(model).cancel()
-        if model in self._giving_up and (not self.queues[model] or self.control.served(model)):
-            self._giving_up.pop(model).cancel()
 
     def _grant(
         self, call: Call, choice: Choice, now: float, ticket: Ticket | None, exclude: frozenset[str]
@@ -495,17 +431,11 @@ class Dispatch:
         if self.control.sessions is not None:
             self.control.sessions.left(ticket.call)
         del self._turns[ticket]
-        if self._awaiting_model:
-            self._let_go(ticket, self.clock())
-        if self._giving_up or self._looking_again:
-            self._keep_timers(ticket.call.model)
+        if self.waits.since:
+            self.waits.end(ticket, self.clock())
+        if self.waits.timed:
+            self.waits.keep_timers(ticket.call.model, self.queues[ticket.call.model])
         self._arm()
-
-    def _let_go(self, ticket: Ticket, now: float) -> None:
-        since = self._awaiting_model.pop(ticket, None)
-        if since is not None:
-            ticket.call.woken = now - since
-            self._woken(ticket.call.class_name, now - since)
 
     def _refuse(self, ticket: Ticket, why: Refuse, now: float) -> None:
         """A call that waits is told so."""
@@ -514,6 +444,10 @@ class Dispatch:
         self._withdraw(ticket)
         if not turn.done():
             turn.set_exception(refused)
+
+    def _refuse_unserved(self, tickets: Iterable[Ticket], now: float) -> None:
+        for ticket in tickets:
+            self._refuse(ticket, self.control.unserved(ticket, now), now)
 
     def _arm(self) -> None:
         """One timer, on the earliest expiry of a call that still waits."""
@@ -549,10 +483,8 @@ class Dispatch:
         self._arm()
         return {
             "turns": self._turns,
-            "calls that wait for models": self._awaiting_model,
             "a timer": self._timer,
-            "timers of models without an engine": self._giving_up,
-            "timers of calls that were set aside": self._looking_again,
+            **self.waits.left_over(),
         }
 
     def refuse_waiting(self) -> None:
@@ -562,43 +494,3 @@ class Dispatch:
         for queues in self.queues.values():
             for ticket in list(queues):
                 self._refuse(ticket, Refuse(reason=Reason.DRAINING), now)
-
-    # -- estimates ----------------------------------------------------------------------------------------------
-
-    def longest_wait(self, model: str) -> LongWait | None:
-        """The class of a model whose calls wait longest, as predicted now; None: none waits, or no engine serves it."""
-        now, known = self.clock(), self.traffic.get(model)
-        if known is None:
-            return None
-        known.advance(now)
-        return self.control.longest_wait(model, now)
-
-    def wait_estimate(self, model: str) -> float:
-        """Seconds until all calls that wait now have been served."""
-        return self.control.wait_estimate(model, self.clock())
-
-    def foreseen(self, call: Call) -> tuple[int, float | None]:
-        """The place of a call that waits among those of its class, by the order of one tenant, and the seconds until
-        its turn. 0: it is not among the first SCANNED that were looked at; None: nobody knows."""
-        now, model = self.clock(), call.model
-        queues, traffic = self._state(model)
-        line = [ticket for ticket in islice(queues, SCANNED) if ticket.call.class_name == call.class_name]
-        own = next((ticket for ticket in line if ticket.call is call), None)
-        if own is None:
-            return 0, None
-        place = 1 + sum([ticket.key < own.key for ticket in line])
-        ready_in = 0.0
-        if not self.control.served(model):
-            outlook = self.sidecars.outlook(model, now)
-            if outlook is None or outlook.ready_in is None:
-                return place, None
-            ready_in = outlook.ready_in
-        return place, ready_in + traffic.wait(queues, call, now, own)
-
-    def engines_wanted(self) -> dict[str, int]:
-        """The scaling signal of each model that calls have come for."""
-        now, fleet = self.clock(), self.fleet
-        return {
-            model: traffic.scale(fleet.serving(model), self.queues[model].total_tokens, now)
-            for model, traffic in self.traffic.items()
-        }

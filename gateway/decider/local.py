@@ -192,7 +192,7 @@ class LocalAdmission:
         return self._decider.dispatch.ask(call)
 
     def foreseen(self, call: Call) -> str:
-        place, seconds = self._decider.dispatch.foreseen(call)
+        place, seconds = self._decider.dispatch.estimates.place(call)
         words = f", place {place}" if place else ""
         return f"{words}, about {max(1.0, seconds):.0f} s" if seconds else words  # 0: nothing has drained yet
 

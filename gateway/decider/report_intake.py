@@ -141,7 +141,7 @@ class ReportIntake:
                 self._timer = asyncio.get_running_loop().call_later(STALE, self._look)
             self._pulse()
         for model in dict.fromkeys(model.model for model in report.models):
-            line = registry.want_copy(model, self._dispatch.longest_wait, now)
+            line = registry.want_copy(model, self._dispatch.estimates.longest_wait, now)
             if line:
                 self._say(line)
         member, members = self.cluster
@@ -149,7 +149,9 @@ class ReportIntake:
             gateway=self._name,
             boot=report.boot,
             sequence=report.sequence,
-            demands=registry.demands(report.sidecar, now, self._in_flight, self._dispatch.waiting, self._serving_of),
+            demands=registry.demands(
+                report.sidecar, now, self._in_flight, self._dispatch.estimates.waiting, self._serving_of
+            ),
             member=member,
             members=members(),
         )

@@ -114,7 +114,7 @@ class Waking:
         asked for. One engine is enough for them: a second is a copy, see core/sidecars/copies.py.
         """
         told = now < self._until[model] and not self._dispatch.control.served(model)
-        return told or self._dispatch.awaited(model)
+        return told or self._dispatch.estimates.unserved(model)
 
     async def _wait(self, now: float, pause: float, again_at: float) -> None:
         """Wait for a report, or until a sidecar may be asked again."""

@@ -356,7 +356,7 @@ def test_calls_wait_for_an_engine_that_restarts() -> None:
         engine.down()
         calls = [asyncio.create_task(ask(port_of(gateway), request(number % 2 == 1))) for number in range(6)]
         async with asyncio.timeout(5):
-            while gateway.dispatch.waiting("m") < 6:
+            while gateway.dispatch.estimates.waiting("m") < 6:
                 await asyncio.sleep(0.001)
         calls[0].cancel()
         engine.up = True

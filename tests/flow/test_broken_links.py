@@ -31,7 +31,7 @@ async def full(made: Setting) -> tuple[RemoteDecider, list[Asking], Asking]:
     for each in held:
         await each.granted.wait()
     waiting = Asking(made, decider, "waiting")
-    await until(lambda: made.gateway.dispatch.waiting("m"))
+    await until(lambda: made.gateway.dispatch.estimates.waiting("m"))
     return decider, held, waiting
 
 
@@ -44,13 +44,13 @@ def test_a_relay_whose_connection_breaks_and_comes_again_never_stops_holding() -
         for each in held:
             await each.granted.wait()
         waiting, late = Asking(made, second, "waiting"), Asking(made, first, "late")
-        await until(lambda: made.gateway.dispatch.waiting("m") == 2)
+        await until(lambda: made.gateway.dispatch.estimates.waiting("m") == 2)
         least = []
         (session,) = [each for each in made.hub.sessions if each.number == 1]
         session.close("the network is gone")
         await until(lambda: session not in made.hub.sessions)
         least.append(made.engine.in_flight)
-        await until(lambda: len(made.hub.sessions) == 2 and made.gateway.dispatch.waiting("m") == 2)
+        await until(lambda: len(made.hub.sessions) == 2 and made.gateway.dispatch.estimates.waiting("m") == 2)
         least.append(made.engine.in_flight)
         assert least == [2, 2]
         assert not waiting.granted.is_set()
@@ -73,7 +73,7 @@ def test_a_call_that_waited_while_its_connection_broke_is_counted_once() -> None
         before = made.gateway.limits.level(ANONYMOUS)
         (session,) = made.hub.sessions
         session.close("the network is gone")
-        await until(lambda: session not in made.hub.sessions and made.gateway.dispatch.waiting("m"))
+        await until(lambda: session not in made.hub.sessions and made.gateway.dispatch.estimates.waiting("m"))
         assert made.gateway.limits.level(ANONYMOUS) <= before
         for each in (*held, waiting):
             await each.end()
@@ -118,7 +118,7 @@ def test_a_call_whose_relay_was_out_of_reach_for_too_long_is_not_counted_twice()
         await until(lambda: session not in made.hub.sessions)
         await until(lambda: not list(made.hub.kept))
         made.dead = out_of_reach = False
-        await until(lambda: made.gateway.dispatch.waiting("m"))
+        await until(lambda: made.gateway.dispatch.estimates.waiting("m"))
         assert made.engine.in_flight == 2
         for each in (*held, waiting):
             await each.end()
@@ -160,7 +160,7 @@ def test_an_answer_to_an_earlier_asking_is_not_obeyed() -> None:
         asked = list(decider.link.calls.values())[-1]
         (session,) = made.hub.sessions
         session.close("the network is gone")
-        await until(lambda: session not in made.hub.sessions and made.gateway.dispatch.waiting("m"))
+        await until(lambda: session not in made.hub.sessions and made.gateway.dispatch.estimates.waiting("m"))
         asked.take(msgspec.structs.replace(old, number=asked.number, turn=0))
         await asyncio.sleep(0)
         assert not waiting.granted.is_set()

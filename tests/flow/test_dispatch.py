@@ -313,7 +313,7 @@ def test_calls_wait_while_an_engine_restarts_and_go_in_their_order_when_it_is_ba
         await asyncio.sleep(20.0)
         assert not any(task.done() for task in (waits, *comes))
         out(world, up=True)
-        assert not world.dispatch._giving_up
+        assert not world.dispatch.waits.timed
         await asyncio.gather(early, waits, *comes)
         assert world.loop.time() == pytest.approx(52.5), "0.5 + 50, then one by itself and two at once"
 
@@ -329,17 +329,17 @@ def test_what_waits_knows_its_place_and_how_long_it_may_take(monkeypatch: pytest
         other = world.call(400, "default")
         tasks.append(asyncio.create_task(world.use(other, 1.0)))
         await asyncio.sleep(0.5)
-        assert [world.dispatch.foreseen(call)[0] for call in (*calls, other)] == [2, 1, 1], (
+        assert [world.dispatch.estimates.place(call)[0] for call in (*calls, other)] == [2, 1, 1], (
             "the earliest deadline first"
         )
-        assert all(world.dispatch.foreseen(call)[1] is not None for call in calls)
-        assert world.dispatch.foreseen(world.call()) == (0, None)
+        assert all(world.dispatch.estimates.place(call)[1] is not None for call in calls)
+        assert world.dispatch.estimates.place(world.call()) == (0, None)
         out(world)
-        assert world.dispatch.foreseen(other) == (1, None), "nobody knows when an engine is back"
+        assert world.dispatch.estimates.place(other) == (1, None), "nobody knows when an engine is back"
         outlook = Outlook(sidecar="s", profile="p", ready_in=30.0)
         with monkeypatch.context() as patched:
             patched.setattr(control.sidecars, "outlook", lambda model, now: outlook)
-            assert (world.dispatch.foreseen(other)[1] or 0.0) >= 30.0
+            assert (world.dispatch.estimates.place(other)[1] or 0.0) >= 30.0
         out(world, up=True)
         await asyncio.gather(running, *tasks)
 
@@ -529,7 +529,7 @@ def test_nobody_is_refused_for_a_length_that_he_did_not_ask_for(context: int, cl
 
         for _ in range(3):
             await asyncio.gather(*[one() for _ in range(at_once)])
-            assert world.dispatch.wait_estimate("m") == 1.0, "nobody waits any more"
+            assert world.dispatch.estimates.wait("m") == 1.0, "nobody waits any more"
 
     virtual(scenario, engines=2, capacity=2 * context, policy=Policy())
 

@@ -192,7 +192,7 @@ def test_a_client_that_leaves_leaves_nothing(when: str) -> None:
             await other.granted.wait()
         asking = Asking(made, decider)
         if when == "while it waits":
-            await until(lambda: made.gateway.dispatch.waiting("m"))
+            await until(lambda: made.gateway.dispatch.estimates.waiting("m"))
         elif when == "granted":
             await asking.granted.wait()
         asking.task.cancel()
@@ -201,7 +201,7 @@ def test_a_client_that_leaves_leaves_nothing(when: str) -> None:
             await other.end()
         await until(lambda: not any(session.calls for session in made.hub.sessions))
         assert made.engine.held == 0
-        assert not made.gateway.dispatch.waiting("m")
+        assert not made.gateway.dispatch.estimates.waiting("m")
 
     run(body)
 
@@ -213,7 +213,7 @@ def test_holds_of_a_relay_that_dies_come_back_and_let_the_other_relays_calls_go(
         for each in held:
             await each.granted.wait()
         waiting = Asking(made, second)
-        await until(lambda: made.gateway.dispatch.waiting("m"))
+        await until(lambda: made.gateway.dispatch.estimates.waiting("m"))
         await first.link.aclose()
         async with asyncio.timeout(1):
             await waiting.granted.wait()
@@ -237,7 +237,7 @@ def test_a_new_decider_is_told_what_is_held_before_it_grants_anything_and_asks_i
         waiting = []
         for number in range(6):
             waiting.append(Asking(made, (first, second)[number % 2], str(number)))
-            await until(lambda: made.gateway.dispatch.waiting("m") == len(waiting))
+            await until(lambda: made.gateway.dispatch.estimates.waiting("m") == len(waiting))
         tokens = made.engine.held
         await made.dies()
         late = Asking(made, first, "late")
@@ -249,7 +249,7 @@ def test_a_new_decider_is_told_what_is_held_before_it_grants_anything_and_asks_i
             made.engine.slots = made.engine.max_slots = 2
             made.hub = hub_of(gateway, 2, {1: 1, 2: 1, 3: 2**22 - 1})  # the third died with the decider
             made.dead = False
-            await until(lambda: gateway.dispatch.waiting("m") == len(waiting))
+            await until(lambda: gateway.dispatch.estimates.waiting("m") == len(waiting))
             assert made.engine.held == tokens
             assert made.engine.in_flight == 2
             assert made.engine.prefill_queued == held[1].call.prompt_tokens, "the other's prompt was read"
@@ -275,7 +275,7 @@ def test_a_relay_that_is_handed_over_takes_its_calls_along_and_the_old_decider_h
         for each in held:
             await each.granted.wait()
         waiting = Asking(made, relay, "waits")
-        await until(lambda: made.gateway.dispatch.waiting("m"))
+        await until(lambda: made.gateway.dispatch.estimates.waiting("m"))
         old, tokens = made.hub, made.engine.held
         relay.link._on_drain = lambda order: relay.link.leave() if order.decider else None
         async with gateway_over(ENGINES) as gateway:
@@ -284,7 +284,7 @@ def test_a_relay_that_is_handed_over_takes_its_calls_along_and_the_old_decider_h
             made.hub = hub_of(gateway, 2, old.relays())
             old.hand_over(5.0, "another")
             await until(lambda: before.held == 0)  # it promises nothing any more
-            await until(lambda: gateway.dispatch.waiting("m"))
+            await until(lambda: gateway.dispatch.estimates.waiting("m"))
             assert (made.engine.held, made.engine.in_flight) == (tokens, 2)
             await asyncio.wait_for(old.empty.wait(), 5)
             await held[0].end()

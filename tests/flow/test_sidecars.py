@@ -162,7 +162,7 @@ def virtual(scenario: Callable[[World], Awaitable[None]], policy: Policy = POLIC
         await scenario(world)
         dispatch = world.dispatch
         assert not dispatch._turns
-        assert not dispatch._awaiting_model
+        assert not dispatch.waits.since
         assert all(engine.in_flight == 0 for engine in world.gateway.fleet)
         assert not world.gateway.retired
         assert set(world.gateway.clients) == set(world.gateway.fleet.engines) == set(world.gateway.telemetry._watchers)

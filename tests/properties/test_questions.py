@@ -170,7 +170,7 @@ def traffic_asked(run: Run, rng: random.Random, now: float) -> None:
     queues.room(call)
     queues.victim(call)
     list(queues.heads(now))
-    run.dispatch.wait_estimate(call.model)
+    run.dispatch.estimates.wait(call.model)
 
 
 def engines_asked(run: Run, rng: random.Random, now: float) -> None:
@@ -215,8 +215,8 @@ def dispatch_asked(run: Run, rng: random.Random, now: float) -> None:
             control.overdue(ticket, now)
             control.unserved(ticket, now)
             control.too_late_for_model(ticket, now, now)
-    run.dispatch.awaited("m")
-    run.dispatch.waiting("own1")
+    run.dispatch.estimates.unserved("m")
+    run.dispatch.estimates.waiting("own1")
 
 
 QUESTIONS: list[Callable[[Run, random.Random, float], None]] = [

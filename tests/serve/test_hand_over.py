@@ -126,7 +126,7 @@ def test_the_successor_knows_what_is_held_and_grants_what_waited_first(path: Pat
             waiting = []
             for number in range(3):
                 waiting.append(Asking(made, decider, str(number)))
-                await until(lambda: old.gateway.dispatch.waiting("m") == len(waiting))
+                await until(lambda: old.gateway.dispatch.estimates.waiting("m") == len(waiting))
             tokens = old.engine.held
             sockets = await taken_from(path)
             assert sockets.taken is not None
@@ -134,7 +134,7 @@ def test_the_successor_knows_what_is_held_and_grants_what_waited_first(path: Pat
                 await new.port.take_over(sockets.taken)
                 assert (new.engine.held, new.engine.in_flight) == (tokens, 2)
                 assert new.engine.prefill_queued == held[1].call.prompt_tokens, "the other's prompt was read"
-                await until(lambda: new.gateway.dispatch.waiting("m") == 3)
+                await until(lambda: new.gateway.dispatch.estimates.waiting("m") == 3)
                 new_made: Any = new
                 late = Asking(new_made, new_made.gateway.decider, "late")
                 calls = [*held, *waiting]

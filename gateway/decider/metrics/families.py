@@ -49,7 +49,7 @@ def models(dispatch: Dispatch, fleet: Fleet) -> Iterable[Metric]:
     wanted = GaugeMetricFamily(
         "weir_engines_wanted", "Engines for what is offered now, by the policy's `scaling`.", labels=("model",)
     )
-    for model, count in dispatch.engines_wanted().items():
+    for model, count in dispatch.estimates.engines_wanted().items():
         wanted.add_metric((model,), count)
     changes = CounterMetricFamily("weir_breaker_changes", "States a breaker has entered.", labels=("engine", "to"))
     for engine in fleet:

@@ -12,7 +12,7 @@ from gateway.core.policy.policy import Policy
 from gateway.core.policy.sessions import SessionsPolicy
 from gateway.core.policy.traffic import TrafficClass
 from gateway.core.request.call import Call
-from gateway.decider.dispatch import LOOK_AGAIN
+from gateway.decider.model_waits import LOOK_AGAIN
 from loadtest.simulate import vtime
 from tests.calls import a_call
 from tests.flow.test_dispatch import World
