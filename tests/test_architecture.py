@@ -100,6 +100,11 @@ MUTATORS = re.compile(
 CACHES = frozenset({"cache", "lru_cache"})
 
 
+@functools.cache  # every rule goes through all of them
+def nodes(tree: ast.Module) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(tree))
+
+
 def problems(path: str, source: str, tree: ast.Module | None = None) -> list[str]:
     """What is wrong with the file at `path` (relative to the root), one line each."""
     tree = ast.parse(source) if tree is None else tree
@@ -129,8 +134,9 @@ def _under(path: str, allowed: tuple[str, ...]) -> bool:
 
 
 def _imports(path: str, tree: ast.Module) -> Iterator[str]:
-    yield from arrows_up(path, tree)
-    for name in imported(path, tree):
+    names = tuple(imported(path, nodes(tree)))
+    yield from arrows_up(path, names)
+    for name in names:
         top = name.split(".")[0]
         if top in DOORS:
             doors = DOORS[top]
@@ -151,7 +157,7 @@ def _core(path: str, tree: ast.Module) -> Iterator[str]:
 
 def _impure(path: str, tree: ast.Module, core: str) -> Iterator[str]:
     """What a module of the package `core`, or a shared one that it imports, has to do with time or the world."""
-    for name in imported(path, tree):
+    for name in imported(path, nodes(tree)):
         top = name.split(".")[0]
         known = f"{name}.".startswith(f"{core}.") or top == "msgspec" or top in sys.stdlib_module_names
         if f"{name}.".startswith(f"{GROUND_FLOOR}."):
@@ -159,7 +165,7 @@ def _impure(path: str, tree: ast.Module, core: str) -> Iterator[str]:
                 yield f"imports {name}, which {problem}"
         elif NOT_IN_CORE.fullmatch(top) or not (known or _under(path, DOORS.get(top) or ())):
             yield f"imports {name}: it has no clock, no I/O, no logging, and knows only core and msgspec"
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.AsyncFunctionDef | ast.Await | ast.AsyncFor | ast.AsyncWith):
             yield f"is synchronous (line {node.lineno})"
         elif isinstance(node, ast.Call):
@@ -183,7 +189,7 @@ def _of_shared(name: str, core: str) -> str | None:
 
 def _bases(path: str, tree: ast.Module) -> Iterator[str]:
     exceptions = set(EXCEPTIONS)
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if not isinstance(node, ast.ClassDef):
             continue
         for base in node.bases:
@@ -203,11 +209,11 @@ def _state(_: str, tree: ast.Module) -> Iterator[str]:
             module_names.add(target)
             if _mutable(value) and target != "__all__" and not target.lstrip("_").isupper():
                 yield f"module-level mutable state: {target} (a constant table has a name in capitals)"
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Global):
             yield f"module-level mutable state: global {', '.join(node.names)}"
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield from _changes(node, module_names - _locals(node))
+            yield from _changes(node, module_names)
         elif isinstance(node, ast.Attribute) and node.attr == "state" and ast.unparse(node.value).endswith("app"):
             yield "app.state is a service locator"
 
@@ -237,14 +243,17 @@ def _changes(function: ast.FunctionDef | ast.AsyncFunctionDef, names: set[str]) 
     for decorator in function.decorator_list:
         if ast.unparse(decorator.func if isinstance(decorator, ast.Call) else decorator).rpartition(".")[2] in CACHES:
             yield f"module-level mutable state: the cache of {function.name}()"
-    for node in ast.walk(function):
+    own: set[str] | None = None
+    for node in ast.walk(function) if names else ():
         changed: ast.expr | None = None
         if isinstance(node, ast.Subscript | ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del):
             changed = node.value
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and MUTATORS.fullmatch(node.func.attr):
             changed = node.func.value
         if isinstance(changed, ast.Name) and changed.id in names:
-            yield f"module-level mutable state: {function.name}() changes {changed.id}"
+            own = _locals(function) if own is None else own
+            if changed.id not in own:
+                yield f"module-level mutable state: {function.name}() changes {changed.id}"
 
 
 # -- excepts and ignores ----------------------------------------------------------------------------------------------
@@ -252,7 +261,7 @@ def _changes(function: ast.FunctionDef | ast.AsyncFunctionDef, names: set[str]) 
 
 def _excepts(tree: ast.Module, lines: list[str]) -> Iterator[str]:
     """An exception that nobody foresaw goes on, unless a comment beside `except` says why it ends there."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if not isinstance(node, ast.ExceptHandler):
             continue
         names = ast.unparse(node.type) if node.type else "everything"
@@ -303,7 +312,7 @@ def test_a_library_has_one_door_in_a_folder() -> None:
 def test_every_door_is_used_and_every_class_is_defined_once_in_its_package() -> None:
     modules = parsed()
     assert defined_twice(modules) == []
-    used = {(name.split(".")[0], file) for file, tree in modules.items() for name in imported(file, tree)}
+    used = {(name.split(".")[0], file) for file, tree in modules.items() for name in imported(file, nodes(tree))}
     doors = {(library, door) for library, places in DOORS.items() for door in places or ("",)}
     there = {pair for pair in doors if any(pair[0] == top and file.startswith(pair[1]) for top, file in used)}
     assert doors - there == set()

@@ -40,6 +40,7 @@ from loadtest.lab.layout import (
     docstrings,
     flags,
     folder_sizes,
+    imported,
     long_definitions,
     riddle,
     sources,
@@ -83,7 +84,11 @@ class Measure(msgspec.Struct, frozen=True):
 def measures() -> list[Measure]:
     """Every measure that takes no valgrind."""
     code, tests = trees(sources(*ORDER)), trees(sources("tests"))
-    up = [f"{path}: {problem}" for path, tree in code.items() for problem in arrows_up(path, tree)]
+    up = [
+        f"{path}: {problem}"
+        for path, tree in code.items()
+        for problem in arrows_up(path, imported(path, ast.walk(tree)))
+    ]
     twice = defined_twice(code)
     full = [f"{folder}: {n}" for folder, n in folder_sizes([*code, *tests]).most_common() if n > MOST_FILES]
     riddles = [f"{path}: {line}" for path, tree in {**code, **tests}.items() if (line := riddle(tree))]

@@ -81,9 +81,9 @@ def trees(files: Iterable[str]) -> dict[str, ast.Module]:
 # -- arrows -----------------------------------------------------------------------------------------------------------
 
 
-def imported(path: str, tree: ast.Module) -> Iterator[str]:
-    """Dotted names of every module a file imports, wherever in the file."""
-    for node in ast.walk(tree):
+def imported(path: str, nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """Dotted names of every module that a file imports; `nodes`: all of its tree's."""
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -105,9 +105,9 @@ def _from(module: str, names: Iterable[ast.alias]) -> Iterator[str]:
         yield f"{module}.{alias.name}" if inner else module
 
 
-def arrows_up(path: str, tree: ast.Module) -> Iterator[str]:
-    """Imports of our own modules that do not point down."""
-    for name in imported(path, tree):
+def arrows_up(path: str, names: Iterable[str]) -> Iterator[str]:
+    """Imports of our own modules that do not point down; `names`: those that the file imports."""
+    for name in names:
         if name.split(".")[0] in ORDER:
             yield from _arrow_up(path, name)
 
