@@ -23,6 +23,9 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
 
+# What pip does, a word a package: it takes most of a minute.
+PROGRESS := awk '/^Collecting/ { printf " %s", $$2; fflush() } /^Installing collected/ { print "\nunpacking them"; fflush() }'
+
 $(STAMP): pyproject.toml constraints.txt
 	@if [ ! -x "$(BIN)/python" ]; then \
 		python="$(PYTHON)"; \
@@ -31,10 +34,10 @@ $(STAMP): pyproject.toml constraints.txt
 		"$$python" -m venv "$(VENV)"; \
 	fi
 	@echo "installing what constraints.txt names"
-	@"$(BIN)/python" -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
+	@"$(BIN)/python" -m pip install --disable-pip-version-check --progress-bar off --constraint constraints.txt --editable '.[test]' | $(PROGRESS)
 	@touch "$@"
 
-run: $(STAMP) ## start the gateway, and four models that take turns on two simulated GPUs; Ctrl-C ends it
+run: $(STAMP) ## start the gateway, its console, and four models that take turns on two simulated GPUs; Ctrl-C ends it
 	@exec $(BIN)/gateway serve --policy policies/demo.yaml --engine demo
 
 check: lint fast ## for every commit, about a minute: ruff, mypy --strict, the fast tests

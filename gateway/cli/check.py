@@ -19,7 +19,7 @@ from gateway.core.policy.file import explain
 from gateway.core.policy.policy import Policy
 from gateway.core.policy.reference import reference_text
 from gateway.core.policy.schema import schema_text
-from gateway.decider.file_modes import unwise_of
+from gateway.decider.file_modes import unusable_of, unwise_of
 from gateway.decider.loading import Configuration, load
 from gateway.shared.files.checked import InvalidFile, spelled
 from gateway.shared.files.findings import FORMATS, Shown, as_github, as_json, as_text, mistake, mistakes, warning
@@ -208,6 +208,16 @@ def _unwise(name: str, found: Configuration, *, files: bool) -> list[Shown]:
     ]
 
 
+def _check_storage(name: str, found: Configuration) -> None:
+    """Raises CheckFailed for a storage that a gateway could not start with."""
+    wrong = unusable_of(found.policy, Path(name).parent)
+    if wrong:
+        tree = found.tree
+        marks = [None if tree is None else tree.mark_of(field) for field, _ in wrong]
+        pairs = zip(wrong, marks, strict=True)
+        raise CheckFailed([mistake(name, text, spelled(field), mark) for (field, text), mark in pairs])
+
+
 def _policy(name: str, *, files: bool) -> tuple[Configuration, str]:
     """A good policy with the files that it names, and a note on a keys file that is not there yet."""
     path = Path(name)
@@ -218,6 +228,8 @@ def _policy(name: str, *, files: bool) -> tuple[Configuration, str]:
     except OSError as error:
         raise CheckFailed([mistake(name, error.strerror or str(error))]) from error
     keys_file = None if found.policy.keys_file is None else path.parent / found.policy.keys_file
+    if files:
+        _check_storage(name, found)
     if files and keys_file is not None and not keys_file.exists():
         return found, f" (its keys_file {keys_file} does not exist yet: `gateway key add` makes it)"
     return found, ""

@@ -14,6 +14,19 @@ from gateway.shared.new_file import not_written, write_new
 MISTAKES = (Mistake,)
 STARTER = "starter"
 
+# What comes after `gateway check`, by policy.
+NEXT = {
+    STARTER: (
+        "gateway serve --policy {out} --engine sim:2      (without a GPU; leave --engine out for engines it names)",
+    ),
+    "demo": ("gateway serve --policy {out} --engine demo       (four models on two simulated GPUs)",),
+    "one-machine": (
+        "sidecar init                                     (sidecar.yaml: name your models in it)",
+        "gateway serve --policy {out} --sidecar sidecar.yaml",
+        "gateway serve --policy {out} --engine demo       (without a GPU: four models on two simulated ones)",
+    ),
+}
+
 DESCRIPTION = "Write a commented policy to begin with."
 EXAMPLES = """\
 Writes a commented policy to begin with, and beside it the schema by which editors complete and check it. A file that
@@ -74,9 +87,8 @@ def command(given: argparse.Namespace) -> int:
         _write(schema, schema_text())
     print(f"{out}: written, and {schema.name} for editors. Next:")
     print(f"  gateway check {out}")
-    print(
-        f"  gateway serve --policy {out} --engine sim:2      (without a GPU; leave --engine out for engines it names)"
-    )
+    for step in NEXT.get(given.name, NEXT[STARTER]):
+        print("  " + step.format(out=out))
     return 0
 
 

@@ -20,7 +20,7 @@ from gateway.core.policy.advice_network import in_the_clear
 from gateway.core.policy.policy import EngineEntry, Policy
 from gateway.decider.file_modes import unwise_of
 from gateway.serve.announcement import announcement
-from gateway.serve.embedded import EmbeddedFleet, parse_embedded
+from gateway.serve.embedded import MOST, EmbeddedFleet, parse_embedded
 from gateway.serve.run import NO_ENGINE, run
 from gateway.serve.starting import Options, Running, StartError
 from gateway.shared.addresses import is_loopback, split_address
@@ -285,7 +285,7 @@ def _warn_of_the_clear(given: argparse.Namespace, policy: Policy) -> None:
 def _warn_of_modes(
     given: argparse.Namespace, policy: Policy, certificate: Certificate | None, of_control: Certificate | None
 ) -> None:
-    """Warn of files with secrets that others may read or change."""
+    """Warn of files with secrets that others may read or change, and of keys that are not there yet."""
     found = unwise_of(policy, Path(given.policy).parent) if given.policy else []
     told = [f"{given.policy}: {spelled(field)}: {text}" for field, text in found]
     flags = [("--admin-token-file", Path(given.admin_token_file))] if given.admin_token_file else []
@@ -293,6 +293,9 @@ def _warn_of_modes(
     flags += [("--tls-key" if given.tls_key else "--tls-cert", certificate.private)] if certificate else []
     if of_control is not None:
         flags.append(("--control-tls-key" if given.control_tls_key else "--control-tls-cert", of_control.private))
+    keys = None if policy.keys_file is None else Path(given.policy).parent / policy.keys_file
+    if keys is not None and not keys.exists():
+        told.append(f"keys_file: {keys} does not exist: its callers get 401 until `gateway key add` makes it")
     told += [f"{flag}: {text}" for flag, file in flags if (text := unwise(file)) is not None]
     for line in told:
         print(f"gateway: warning: {line}", file=sys.stderr)
@@ -328,7 +331,7 @@ def _engine(text: str) -> EngineEntry | EmbeddedFleet | str:
         _profiles().profile_of(embedded.profile)
         return embedded
     if text.startswith("sim") and "://" not in text:
-        raise ValueError(f"{text!r} is not sim, sim:N or sim:N:PROFILE")
+        raise ValueError(f"{text!r} is not sim, sim:N (1 to {MOST} engines) or sim:N:PROFILE")
     parse_origin(text)
     return EngineEntry(url=text)
 

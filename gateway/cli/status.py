@@ -78,7 +78,8 @@ def command(given: argparse.Namespace) -> int:
 
 def table(status: StatusView, url: str) -> str:
     """The status for a person, without a last newline."""
-    file = f"version {status.policy['version']} of {status.policy['file']}" if status.policy["file"] else "none"
+    policy = status.policy
+    file = f"version {policy['version']} of {policy['file']}" if policy["file"] else policy["origin"] or "none"
     lines = [f"weir {status.gateway['version']} at {url}, policy: {shown(file)}", ""]
     for line in status.headline:
         lines.append(f"{'' if line['level'] == 'good' else '! '}{shown(line['what'])}")

@@ -11,6 +11,7 @@ from gateway.core.policy.policy import Policy
 from gateway.shared.files.checked import plain
 from gateway.shared.files.file_status import FileStatus
 
+DEFAULTS = "the defaults and the command line"
 HASH_SHOWN = 8  # digits of a key's SHA-256: enough to tell keys apart
 
 
@@ -25,7 +26,7 @@ def without_secrets(policy: Policy) -> Policy:
 
 def policy_yaml(policy: Policy, status: FileStatus) -> bytes:
     """Every field, with a comment above that says which policy it is and what is wrong with a newer one."""
-    lines = [f"version {status.version}, {status.file or 'no file: the defaults and the command line'}"]
+    lines = [f"version {status.version}, {status.file or f'no file: {status.origin or DEFAULTS}'}"]
     if status.digest:
         lines.append(f"sha256 {status.digest}, loaded at {status.loaded_at}")
     if status.error is not None:

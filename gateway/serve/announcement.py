@@ -26,16 +26,13 @@ def announcement(
     """
     lines = [*(f"data port {address}" for address in data), f"control port {control}"]
     lines += [f"engines {' '.join(engines)}"] if engines else []
+    waits = f"no engine has answered yet: {control}/readyz tells when one has"
+    lines += [f"models {' '.join(models)}" if in_turn or models else waits, f"console {control}/"]
     if in_turn:
-        return "\n".join([*lines, f"models {' '.join(models)}", "", *_demo(data[0], in_turn, watch, keyed)])
+        return "\n".join([*lines, "", *_demo(data[0], in_turn, watch, keyed)])
     if not models:
-        return "\n".join([*lines, f"no engine has answered yet: {control}/readyz tells when one has"])
-    lines += [
-        f"models {' '.join(models)}",
-        *([f"sidecar: {watch}"] if watch else []),
-        "",
-        *_curl(data[0], models[0], keyed),
-    ]
+        return "\n".join(lines)
+    lines += [*([f"sidecar: {watch}"] if watch else []), "", *_curl(data[0], models[0], keyed)]
     if not data[0].startswith("unix:"):
         lines += ["", *_python(data[0], models[0], keyed)]
     return "\n".join(lines)

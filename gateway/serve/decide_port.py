@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import ssl
-import stat
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from itertools import chain
 
 from gateway.control.calls import CallView, active_calls
@@ -20,7 +17,7 @@ from gateway.relay.decide.lending import Lending, Upstream
 from gateway.relay.decide.port import DecidePort
 from gateway.relay.pipeline import Pipeline
 from gateway.relay.wire.messages import ServerSettings, with_token
-from gateway.relay.wire.server import Server
+from gateway.relay.wire.server import Server, unix_socket
 from gateway.serve.assembly import Gateway
 from gateway.serve.data_port import DataPort
 from gateway.serve.starting import StartError
@@ -81,7 +78,8 @@ class WithDecidePort:
         """Both listen. Raises OSError for the data port, StartError for the decide port."""
         try:
             if self._where.startswith("unix:"):
-                await self.server.listen(None, None, sock=_unix(self._where.removeprefix("unix:")))
+                bound = unix_socket(self._where.removeprefix("unix:"), MODE)
+                await self.server.listen(None, None, sock=bound, owner=True)
             else:
                 host, _, port = self._where.rpartition(":")
                 await self.server.listen(host.strip("[]"), int(port))
@@ -125,19 +123,3 @@ class WithDecidePort:
     async def aclose(self) -> None:
         self.server.stop_accepting()
         await self._data.aclose()
-
-
-def _unix(path: str) -> socket.socket:
-    """A bound unix socket that its owner and its group may use, in place of one that an earlier process left. Raises
-    OSError."""
-    with suppress(FileNotFoundError):
-        if stat.S_ISSOCK(os.stat(path).st_mode):
-            os.unlink(path)
-    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        bound.bind(path)
-        os.chmod(path, MODE)  # nobody can connect before it listens
-    except OSError:
-        bound.close()
-        raise
-    return bound

@@ -21,7 +21,7 @@ READY_WITHIN = 30.0  # seconds
 STOP_WITHIN = 5.0
 MOST = 64
 
-_SPEC = re.compile(r"sim(?::(?P<count>[0-9]{1,3})(?::(?P<profile>.{1,4096}))?)?")
+_SPEC = re.compile(r"sim(?::(?P<count>[0-9]{1,9})(?::(?P<profile>.{1,4096}))?)?")
 
 
 class EmbeddedFleet(msgspec.Struct, frozen=True):

@@ -70,8 +70,8 @@ class OwnToken:
                 token = secret(lambda _: opened.read(MAX_SECRET + 1), file, WHERE, "token", TOKEN_LENGTH)
         except OSError as error:
             raise LoadError(f"{WHERE}: {file}: {error.strerror}: name a token_file") from error
-        done = "was made" if created else "is used"
-        self._say_once(f"{file} {done}: a sidecar on this machine needs `token_file: {file.absolute()}`")
+        made = f"was made; a sidecar on this machine names it: token_file: {file.absolute()}"
+        self._say_once(f"sidecars show a token: {file} {made if created else 'is theirs'}")
         return token
 
     def _say_once(self, line: str) -> None:

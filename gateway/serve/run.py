@@ -114,13 +114,19 @@ def _several(options: Options, policy: Policy, sockets: Inherited) -> int:
         return Parent(options.relays, data, control, partial(_process, options, policy), say, sockets, successor).run()
 
 
+def _policy_status(options: Options, file: WatchedFile | None) -> Callable[[], FileStatus]:
+    if file is not None:
+        return lambda: file.status
+    return partial(FileStatus, origin="that of gateway init demo") if options.demo else FileStatus
+
+
 def _try_relays(options: Options) -> None:
     """Find what would keep a relay from its start, before another gateway stops for it. Raises StartError."""
     if options.log not in {"-", "none"}:
         try:
             Path(options.log).open("ab").close()
         except OSError as error:
-            raise StartError(f"--log: {error}") from error
+            raise StartError(f"--log {options.log}: {error.strerror}") from error
     certificate_now("--tls-", options.certificate)
 
 
@@ -183,7 +189,7 @@ async def serve(
                 lost_lines=partial(lost_lines, errors, log),
                 order_token=configuration.order_token,
                 sidecar_trust=configuration.sidecar_trust,
-                policy_status=FileStatus if file is None else lambda: file.status,
+                policy_status=_policy_status(options, file),
                 relays=lambda: port.totals(),  # noqa: PLW0108 # it is made of the gateway
                 spans=span_export(options.traces, stack) if place is None else None,
                 gen_ai=options.gen_ai_metrics,
@@ -306,7 +312,7 @@ def _control_app(
         drain_engine=gateway.drain_engine,
         is_user_key=gateway.is_user_key,
         sidecars=gateway.sidecars,
-        policy_status=FileStatus if file is None else lambda: file.status,
+        policy_status=_policy_status(options, file),
         reload=None if file is None else file.reload_now,
         count=port.count,
         processes=port.processes,

@@ -129,7 +129,7 @@ def call_log(options: Options, errors: LineWriter) -> CallLog | None:
         lines = errors if options.log == "-" else LineWriter.at(Path(options.log), say)
         return CallLog(lines, text=options.log_text)
     except OSError as error:
-        raise StartError(f"--log: {error}") from error
+        raise StartError(f"--log {options.log}: {error.strerror or error}") from error
 
 
 def span_export(endpoint: str | None, stack: AsyncExitStack) -> Spans | None:

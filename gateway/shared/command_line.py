@@ -6,9 +6,14 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, NoReturn, Protocol, cast
+
+SIMILAR = 0.6  # of 1, from which a name is taken for another's
 
 
 class Command(Protocol):
@@ -25,11 +30,45 @@ class Command(Protocol):
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with one line for a mistake, where it has a paragraph."""
+    """argparse with one line for a mistake, where it has a paragraph, and with what was probably meant."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Parse, and exit where an argument is left over: so the command that was chosen names its own help."""
+        found, left = super().parse_known_args(args, namespace)
+        if left:
+            flag = left[0].partition("=")[0]
+            close = get_close_matches(flag, self._option_string_actions, 1, SIMILAR)
+            self.error(f"unrecognized arguments: {' '.join(left)}{_meant(close)}")
+        return found, left
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
+            close = get_close_matches(str(value), action.choices, 1, SIMILAR)
+            self.error(f"there is no command {value!r}{_meant(close)}")
+        super()._check_value(action, value)
 
     def error(self, message: str) -> NoReturn:
         """Print the mistake in one line and exit with status 2."""
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def _meant(close: Sequence[str]) -> str:
+    return f": did you mean {close[0]}?" if close else ""
+
+
+def carry_out(run: Callable[[], int]) -> int:
+    """Run a command, its help included, and write its output out; the exit status. A reader that has closed the pipe,
+    such as `| head`, has read enough."""
+    try:
+        try:
+            return run()
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:  # of a command that has nothing left to end well
+        return 130
 
 
 def added(add: Callable[..., Parser], *name: str, **more: Any) -> Parser:
@@ -49,12 +88,10 @@ def argument(read: Callable[[str], Any]) -> Callable[[str], Any]:
     return converted
 
 
-def with_commands(
-    top: Parser, words: Sequence[str] | None, modules: Mapping[str, tuple[str, str]], metavar: str
-) -> Parser:
+def with_commands(top: Parser, words: Sequence[str] | None, modules: Mapping[str, tuple[str, str]]) -> Parser:
     """`top` with its commands: of each its name, of the one that `words` choose its flags too; None: of all. `modules`:
     of each command its module, and its line in the program's help. `module` of what is parsed is the chosen one."""
-    commands = top.add_subparsers(title="commands", required=True, metavar=metavar)
+    commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
     chosen = set(modules) if words is None else {*[word for word in words if not word.startswith("-")][:1]}
     for name, (module, does) in modules.items():
         if name not in chosen:

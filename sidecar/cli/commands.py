@@ -58,4 +58,4 @@ def parser_for(words: Sequence[str] | None) -> Parser:
     """The parser of a command line; None: of every command line."""
     top = added(Parser, prog="sidecar", description=DESCRIPTION, epilog=EXAMPLES)
     top.add_argument("--version", action="version", version=f"weir {__version__}")
-    return with_commands(top, words, COMMANDS, " | ".join(COMMANDS))
+    return with_commands(top, words, COMMANDS)

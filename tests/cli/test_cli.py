@@ -8,6 +8,7 @@ import re
 import shlex
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -207,14 +208,21 @@ MISTAKES = [
         ["serve"],
         "no engine: give --engine URL, --engine sim, --sidecar FILE, or fleet.engines or fleet.sidecars in the policy",
     ),
-    (["serve", "--frobnicate"], "unrecognized arguments: --frobnicate"),
-    (["serve", "--pol", "x"], "unrecognized arguments: --pol x"),
+    (["serve", "--frobnicate"], "gateway serve: unrecognized arguments: --frobnicate (see gateway serve --help)"),
+    (["serve", "--polcy", "x"], "unrecognized arguments: --polcy x: did you mean --policy? (see gateway serve --help)"),
+    (["serve", "--polcy=x"], "unrecognized arguments: --polcy=x: did you mean --policy?"),
+    (["key", "add", "acme", "--polcy", "p"], "gateway key add: the following arguments are required: --policy"),
+    (["key", "list", "--policy", "p", "--plicy", "q"], "--plicy q: did you mean --policy? (see gateway key list"),
+    (["sreve"], "gateway: there is no command 'sreve': did you mean serve? (see gateway --help)"),
+    (["key", "ad"], "gateway key: there is no command 'ad': did you mean add?"),
+    (["zzz"], "gateway: there is no command 'zzz' (see gateway --help)"),
     (["serve", "--engine"], "argument --engine: expected one argument"),
     (["serve", "--engine", "10.0.0.1:8000"], "'10.0.0.1:8000': write http://HOST:PORT"),
     (["serve", "--engine", "http://h:99999"], "the port is a number from 1 to 65535"),
     (["serve", "--engine", "http://user:pw@h:1"], "no user, query or fragment"),
     (["serve", "--engine", "sim:0"], "1 to 64 simulated engines, not 0"),
-    (["serve", "--engine", "sim:two"], "'sim:two' is not sim, sim:N or sim:N:PROFILE"),
+    (["serve", "--engine", "sim:5000"], "'sim:5000': 1 to 64 simulated engines, not 5000"),
+    (["serve", "--engine", "sim:two"], "'sim:two' is not sim, sim:N (1 to 64 engines) or sim:N:PROFILE"),
     (["serve", "--engine", "sim:2:abacus"], "there is no profile 'abacus': neither a file nor one of a100-8b, h100-8b"),
     (["serve", *ENGINE, *ENGINE], "--engine: 127.0.0.1:9 is there twice"),
     (["serve", *ENGINE, "--listen", "8000"], "argument --listen: '8000' is not HOST:PORT"),
@@ -428,6 +436,7 @@ def test_check_reads_the_keys_file_where_there_is_one(ran: Ran, tmp_path: Path) 
     note = f" (its keys_file {keys} does not exist yet: `gateway key add` makes it)"
     assert ran("check", "--strict", str(policy)) == (0, f"{policy}: ok{note}\n", "")
     keys.write_text(f"{'0' * 64} acme\n")
+    keys.chmod(0o600)
     assert ran("check", str(policy)) == (0, f"{policy}: ok\n", "")
     keys.write_text(f"{'0' * 64} acne\nnot-a-hash\n")
     status, out, err = ran("check", str(policy))
@@ -463,15 +472,60 @@ def test_the_announcement_has_commands_for_what_listens() -> None:
         assert f"curl -N https://{reached}:8000/v1" in text
         assert f'base_url="https://{reached}:8000/v1"' in text
     assert "readyz tells when" in announcement(["http://127.0.0.1:8000"], "http://c", ["http://e:1"], [])
+    for models, in_turn in (([], []), (["m"], []), (["m"], ["m"])):
+        assert "\nconsole http://c/" in announcement(
+            ["http://a:1"], "http://c", ["http://e:1"], models, in_turn=in_turn
+        )
+
+
+# Long ones, whose reader leaves in the middle, and short ones, which are written as the command ends.
+TOLD = [
+    ("gateway", "--version"),
+    ("gateway", "check", "policies/default.yaml"),
+    ("sidecar", "--version"),
+    ("gateway", "completion", "zsh"),
+    ("gateway", "check", "policies/default.yaml", "--explain"),
+    ("gateway", "serve", "--help"),
+    ("sidecar", "completion", "bash"),
+    ("sidecar", "init", "example", "--out", "-"),
+]
 
 
 @pytest.mark.slow
-def test_a_real_process_serves_announces_and_drains() -> None:
+@pytest.mark.parametrize("words", TOLD, ids=" ".join)
+def test_a_reader_that_has_read_enough_ends_a_command_without_a_word(words: tuple[str, ...]) -> None:
+    """As `| head -1` does: the pipe is closed before all is written, and also before anything is."""
+    program, *rest = words
+    for lines in (1, 0):
+        command = [sys.executable, "-m", f"{program}.cli", *rest]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT)
+        assert process.stdout is not None
+        for _ in range(lines):
+            assert process.stdout.readline()
+        process.stdout.close()
+        _, told = process.communicate(timeout=60)
+        assert (process.returncode, told) == (0, b"")
+
+
+def test_a_policy_whose_keys_are_not_there_yet_is_warned_of(ran: Ran, tmp_path: Path) -> None:
+    policy, keys = tmp_path / "p.yaml", tmp_path / "keys"
+    policy.write_text("keys_file: keys\ntenants: {acme: {}}\n")
+    warning = (
+        f"gateway: warning: keys_file: {keys} does not exist: its callers get 401 until `gateway key add` makes it"
+    )
+    assert warning in ran("serve", *ENGINE, "--policy", str(policy))[2]
+    keys.touch(mode=0o600)
+    assert "does not exist" not in ran("serve", *ENGINE, "--policy", str(policy))[2]
+
+
+@pytest.mark.slow
+def test_a_real_process_serves_announces_and_drains(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         nobody = f"http://127.0.0.1:{taken.getsockname()[1]}"
         taken.close()
         command = [sys.executable, "-m", "gateway.cli", "serve", "--engine", nobody, "--log", "none"]
-        ports = ["--listen", "127.0.0.1:0", "--control", "127.0.0.1:0"]
+        decide = tmp_path / "decide.sock"
+        ports = ["--listen", "127.0.0.1:0", "--control", "127.0.0.1:0", "--decide", f"unix:{decide}"]
         process = subprocess.Popen([*command, *ports], stdout=subprocess.PIPE, text=True, cwd=ROOT)
         try:
             assert process.stdout is not None
@@ -483,8 +537,10 @@ def test_a_real_process_serves_announces_and_drains() -> None:
                 httpx.get(f"{control}/{path}", trust_env=False).status_code for path in ("livez", "readyz", "fleet")
             ] == [200, 503, 200]
             assert httpx.get(f"{data}/health", trust_env=False).status_code == 503
+            assert stat.S_IMODE(decide.stat().st_mode) == 0o660
             process.send_signal(signal.SIGTERM)
             assert process.wait(10) == 0
+            assert not decide.exists()
         finally:
             process.kill()
             process.communicate()

@@ -66,7 +66,7 @@ def test_a_file_that_everybody_may_write_to_is_not_used(
     assert f"chmod o-w {policy.parent / name}, expected" in told
 
 
-@pytest.mark.parametrize("name", [name for name in FIELDS if name != "keys.txt"])
+@pytest.mark.parametrize("name", FIELDS)
 def test_check_tells_of_a_file_that_everybody_may_read(
     policy: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -118,5 +118,8 @@ def test_a_storage_that_everybody_may_write_to_or_that_cannot_be_made_is_told(
     assert "storage.folder: everybody on this machine may write there" in capsys.readouterr().err
     for name, said in (("none/kept", "is not there, or is no folder"), ("p.yaml", "it is no folder")):
         file.write_text(f"storage: {{folder: {name}}}\n")
-        assert cli.main(["check", str(file)]) == 0
-        assert said in capsys.readouterr().err
+        assert cli.main(["check", str(file)]) == 2, "`gateway serve` would not start"
+        told = capsys.readouterr().err
+        assert f"{file}:1:11: storage.folder: it " in told
+        assert said in told
+        assert cli.main(["check", "--no-files", str(file)]) == 0

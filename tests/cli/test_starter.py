@@ -41,6 +41,16 @@ def test_every_shipped_policy_can_be_begun_with(here: Path, capsys: pytest.Captu
     assert capsys.readouterr().out.count("\n") == text.count("\n")
 
 
+def test_what_to_do_next_is_of_the_policy(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["init", "one-machine"]) == 0
+    told = capsys.readouterr().out
+    assert "  sidecar init " in told
+    assert "  gateway serve --policy policy.yaml --sidecar sidecar.yaml\n" in told
+    assert "sim:2" not in told
+    assert cli.main(["init", "demo", "--out", "demo.yaml"]) == 0
+    assert "  gateway serve --policy demo.yaml --engine demo" in capsys.readouterr().out
+
+
 def test_the_help_names_every_policy(capsys: pytest.CaptureFixture[str]) -> None:
     listed = [line.split()[0] for line in init.EXAMPLES.split("examples:")[0].splitlines() if line.startswith("  ")]
     assert sorted(listed) == init.names()

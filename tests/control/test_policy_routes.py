@@ -77,11 +77,18 @@ def test_hashes_of_keys_are_never_shown_whole() -> None:
 
 def test_without_a_file_there_is_nothing_to_reload() -> None:
     async def scene(gateway: Parts) -> None:
-        assert "# version 1, no file" in (await gateway.get("/policy")).text
+        assert "# version 1, no file: the defaults and" in (await gateway.get("/policy")).text
         answer = await gateway.post("/policy/reload")
         assert (answer.status_code, answer.json()["error"]["code"]) == (409, "no_policy_file")
 
     play(scene)
+
+
+def test_the_demos_policy_is_named() -> None:
+    async def scene(gateway: Parts) -> None:
+        assert "# version 1, no file: that of gateway init demo\n" in (await gateway.get("/policy")).text
+
+    play(scene, policy_status=lambda: FileStatus(origin="that of gateway init demo"))
 
 
 def reloaded(status: FileStatus) -> httpx.Response:
@@ -105,6 +112,7 @@ def test_a_reload_answers_with_the_status() -> None:
         "digest": "abcdef012345",
         "loaded_at": "2026-11-21T10:00:00+00:00",
         "file": "/etc/weir.yaml",
+        "origin": None,
         "error": None,
         "error_at": None,
         "reloads": 0,

@@ -50,6 +50,14 @@ def test_the_unit_tests_pass() -> None:
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
+def test_the_example_of_a_prometheus_names_no_file_that_is_not_there() -> None:
+    """`promtool check config` is the first thing that one runs on it."""
+    example = UNIT_TESTS.with_name("prometheus.yaml")
+    jobs = yaml.safe_load(example.read_text())
+    assert all(example.with_name(file).is_file() for file in jobs["rule_files"])
+    assert [job for job in jobs["scrape_configs"] if "authorization" in job] == []
+
+
 def test_compressed_rules_are_sixty_times_faster_and_otherwise_the_same() -> None:
     assert compressed("expr: rate(a[5m]) > 1\nfor: 10m\n") == "expr: rate(a[5000ms]) > 1\nfor: 10000ms\n"
     assert compressed("a[1h] b[15s]") == "a[60000ms] b[250ms]"

@@ -37,6 +37,19 @@ def test_the_exposure_of_a_service_is_low(name: str) -> None:
     assert float(found[1]) <= EXPOSED[name]
 
 
+def test_the_log_of_the_service_is_rotated() -> None:
+    """The gateway opens the file anew by itself, in a folder whose owner has no name: logrotate makes none."""
+    rotated = (FOLDER.parent / "logrotate/weir").read_text()
+    log = re.search(r"--log (\S+)", (FOLDER / "weir-gateway.service").read_text())
+    assert log is not None
+    assert f"\n{log[1]} {{\n" in rotated
+    assert "\n    nocreate\n" in rotated
+    program = shutil.which("logrotate")
+    if program is not None:
+        ran = subprocess.run([program, "--debug", FOLDER.parent / "logrotate/weir"], capture_output=True, check=False)
+        assert ran.returncode == 0, ran.stderr
+
+
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
 def test_it_waits_for_the_end_of_a_drain(unit: Path) -> None:
     """The policy's default drain is 60 s."""

@@ -26,10 +26,11 @@ def test_it_is_made_once_for_its_user_alone_and_said(tmp_path: Path) -> None:
     token = own.complete(HEARS).sidecar_token
     assert own.complete(HEARS).sidecar_token == token == (tmp_path / FILE).read_text().strip()
     assert stat.S_IMODE((tmp_path / FILE).stat().st_mode) == 0o600
-    assert said == [f"{tmp_path / FILE} was made: a sidecar on this machine needs `token_file: {tmp_path / FILE}`"]
+    file = tmp_path / FILE
+    assert said == [f"sidecars show a token: {file} was made; a sidecar on this machine names it: token_file: {file}"]
     again = OwnToken(tmp_path / "policy.yaml", said.append, own=False)
     assert again.complete(HEARS).sidecar_token == token, "a restart does not lock its sidecars out"
-    assert " is used: " in said[1]
+    assert said[1] == f"sidecars show a token: {file} is theirs"
 
 
 def test_what_the_policy_says_goes_first(tmp_path: Path) -> None:

@@ -86,7 +86,9 @@ class Server:
         loop = asyncio.get_running_loop()
         if ssl is not None:
             self.go_by(ssl)
-            bound = [sock] if sock is not None else [_unix(path)] if path is not None else await _tcp(host, port or 0)
+            bound = (
+                [sock] if sock is not None else [unix_socket(path)] if path is not None else await _tcp(host, port or 0)
+            )
             listening = tuple(bound)
             self._listeners += [TlsListener(self._shared, each, self._next_context) for each in listening]
         elif sock is not None and self._shared.board is not None:
@@ -196,7 +198,7 @@ async def _tcp(host: str | None, port: int) -> list[socket.socket]:
 def bound_sockets(listen: str) -> list[socket.socket]:
     """Listening sockets for HOST:PORT or unix:PATH, for other processes to accept from. Raises OSError."""
     if listen.startswith("unix:"):
-        return [_unix(listen.removeprefix("unix:"))]
+        return [unix_socket(listen.removeprefix("unix:"))]
     host, _, port = listen.rpartition(":")
     flags = socket.AI_PASSIVE
     return _bound(socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=flags))
@@ -215,14 +217,17 @@ def _bound(found: Sequence[tuple[Any, Any, Any, Any, Any]]) -> list[socket.socke
     return bound
 
 
-def _unix(path: str) -> socket.socket:
-    """A listening unix socket, in place of one that an earlier process left. Raises OSError."""
+def unix_socket(path: str, mode: int | None = None) -> socket.socket:
+    """A listening unix socket, in place of one that an earlier process left. `mode`: its permissions; None: as the
+    umask leaves them. Raises OSError."""
     with contextlib.suppress(FileNotFoundError):
         if stat.S_ISSOCK(os.stat(path).st_mode):
             os.unlink(path)
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         bound.bind(path)
+        if mode is not None:
+            os.chmod(path, mode)  # nobody can connect before it listens
         bound.listen(_BACKLOG)
     except OSError:
         bound.close()

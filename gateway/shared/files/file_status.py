@@ -19,6 +19,7 @@ class FileStatus(msgspec.Struct, frozen=True, kw_only=True):
     digest: str = ""
     loaded_at: str = ""
     file: str | None = None  # None: started without a file, so there is nothing to reload
+    origin: str | None = None  # of what is active without a file; None: the defaults and the command line
     error: str | None = None
     error_at: str | None = None
     reloads: int = 0

@@ -56,18 +56,19 @@ def _of(problem: Problem, hidden: bool) -> Shown:
     return Shown(finding, problem.width, hidden)
 
 
-def mistake(file: str, message: str) -> Shown:
-    """One mistake of a whole file."""
-    return Shown(Finding(file=file, message=message))
+def mistake(file: str, message: str, field: str = "", at: Mark | None = None) -> Shown:
+    """One mistake, of a whole file or at a field."""
+    return _at(at, Finding(file=file, field=field, message=message))
 
 
 def warning(file: str, field: str, message: str, at: Mark | None) -> Shown:
     """One thing to reconsider; `at` None: it is a default."""
+    return _at(at, Finding(file=file, field=field, message=message, severity="warning"))
+
+
+def _at(at: Mark | None, finding: Finding) -> Shown:
     at = at or Mark(0)
-    line, column = at.line, at.column
-    return Shown(
-        Finding(file=file, line=line, column=column, field=field, message=message, severity="warning"), at.width
-    )
+    return Shown(msgspec.structs.replace(finding, line=at.line, column=at.column), at.width)
 
 
 def as_text(shown: Shown, source: Source) -> str:

@@ -21,9 +21,8 @@ def refused(file: Path) -> str | None:
     return None
 
 
-def unwise_folder(folder: Path) -> str | None:
-    """Advice on a folder that a gateway writes into, and makes where it is not there; None: there is none. A volume's
-    own folder is often everybody's, so that is only told."""
+def refused_folder(folder: Path) -> str | None:
+    """The reason why a folder cannot be written into, and be made where it is not there; None: it can."""
     try:
         mode = os.stat(folder).st_mode
     except FileNotFoundError:
@@ -33,17 +32,23 @@ def unwise_folder(folder: Path) -> str | None:
         return None if os.access(above, os.W_OK | os.X_OK) else f"it cannot be made: this user may not write in {above}"
     except OSError as error:
         return f"{folder}: {error.strerror}"
-    if not stat.S_ISDIR(mode):
-        return f"it is no folder: {folder}"
+    return None if stat.S_ISDIR(mode) else f"it is no folder: {folder}"
+
+
+def unwise_folder(folder: Path) -> str | None:
+    """Advice on the mode of a folder that a gateway writes into; None: there is none. A volume's own folder is often
+    everybody's, so that is only reported."""
+    try:
+        mode = os.stat(folder).st_mode
+    except OSError:
+        return None
     if mode & stat.S_IWOTH:
         return f"everybody on this machine may write there: chmod o-w {folder}, or name a folder in it"
     return None
 
 
-def unwise(file: Path, *, readable: bool = False) -> str | None:
-    """Advice on a file's mode; None: there is none, or no such file, which others report. `readable`: others may read
-    it, since it holds hashes only.
-    """
+def unwise(file: Path) -> str | None:
+    """Advice on a secret file's mode; None: there is none, or no such file, which others report."""
     try:
         mode = os.stat(file).st_mode
     except OSError:
@@ -52,6 +57,6 @@ def unwise(file: Path, *, readable: bool = False) -> str | None:
         return None
     if mode & stat.S_IWGRP:
         return f"its group may write to it: chmod g-w {file}"
-    if mode & stat.S_IROTH and not readable:
+    if mode & stat.S_IROTH:
         return f"everybody on this machine may read it: chmod o-r {file}"
     return None

@@ -38,7 +38,7 @@ export function policyView() {
   return {node, shown() { wantCalls(); }, draw() {
     const policy = entries.get("policy");
     if (!policy) return;
-    say(facts, "Version " + policy.version + (policy.file ? " of " + policy.file + ", loaded at " + policy.loaded_at + ", sha256 " + policy.digest : ": no file, the defaults and the command line")
+    say(facts, "Version " + policy.version + (policy.file ? " of " + policy.file + ", loaded at " + policy.loaded_at + ", sha256 " + policy.digest : ": no file, " + (policy.origin || "the defaults and the command line"))
       + "; " + policy.reloads + " reloads, " + policy.failures + " that failed.");
     reload.hidden = !policy.file;
     problem.hidden = !policy.error;
