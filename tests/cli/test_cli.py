@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import json
+import os
 import re
 import shlex
 import signal
@@ -496,9 +497,10 @@ TOLD = [
 def test_a_reader_that_has_read_enough_ends_a_command_without_a_word(words: tuple[str, ...]) -> None:
     """As `| head -1` does: the pipe is closed before all is written, and also before anything is."""
     program, *rest = words
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     for lines in (1, 0):
         command = [sys.executable, "-m", f"{program}.cli", *rest]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT, env=buffered)
         assert process.stdout is not None
         for _ in range(lines):
             assert process.stdout.readline()
