@@ -477,6 +477,15 @@ def test_media_is_counted_and_not_read_as_text() -> None:
     assert again.media == 1
 
 
+def test_images_are_bounded_as_messages_are() -> None:
+    """Thousands of small ones cost as much time to read as megabytes of one."""
+    images = [{"image_url": "data:,x"}] * CallSettings().max_messages
+    assert call({"model": "m", "messages": [{"role": "u", "content": images}]}).media == len(images)
+    refused = refusal({"model": "m", "messages": [{"role": "u", "content": [*images, images[0]]}]})
+    assert "holds more than 2000 images, recordings and files (body.max_messages)" in refused.message
+    assert refused.param == "messages[0].content"
+
+
 @pytest.mark.parametrize(
     "part",
     [

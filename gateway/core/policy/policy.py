@@ -156,7 +156,7 @@ class BodyPolicy(msgspec.Struct, frozen=True, kw_only=True):
     `max`: Largest body, without the images, audio and files in it.
     `max_media`: Largest body with images, audio and files. Data URLs are a third larger than their files.
     `max_values`: JSON values and field names in one body. An array or object counts as two, a token id as one.
-    `max_messages`: Messages, prompts, inputs or documents in one body.
+    `max_messages`: Messages, prompts, inputs or documents in one body. Images, recordings and files: as many again.
     `max_n`: Choices (n) that one request may ask for.
     `media`: Images, audio and files that a prompt may hold. data_urls_only: those in the body itself; any: URLs too,
     which engines will fetch; none: text only.

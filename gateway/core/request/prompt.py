@@ -130,6 +130,9 @@ class Prompt(msgspec.Struct, gc=False):
                 message = f"{param}: {key} must be a data: URL; this gateway lets no engine fetch from that address"
                 raise bad_request(message, param)
         self.media += 1
+        if self.media > self.max_items:
+            message = f"{param} holds more than {self.max_items} images, recordings and files (body.max_messages)"
+            raise bad_request(f"{message}: send fewer in one call", param)
         data = url if isinstance(url, str) else msgspec.json.encode(item)  # a URL of megabytes is not encoded again
         self.media_bytes += len(data)
         # Equal media must give equal blocks, and count like any other placeholder. Megabytes are sampled, from the
