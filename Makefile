@@ -109,7 +109,7 @@ test-console: $(STAMP) ## the console and the documentation site in a real Chrom
 	$(PYTEST) -s -m console tests/console
 
 # Their packages lie outside the tree, in the versions that tests/clients pins.
-clients: $(STAMP) ## packages that people call a gateway with, ten of them, each through a real one; two minutes
+clients: $(STAMP) ## packages and programs that people call a gateway with, fifteen of them, each through a real one; 1 GB, once; four minutes
 	@$(BIN)/python -m tests.clients.install
 	WEIR_REQUIRE_CLIENTS=1 $(PYTEST) -m clients tests/clients
 

@@ -148,12 +148,15 @@ class Machines:
 
 
 @pytest.fixture
-def machines(tmp_path: Path) -> Iterator[Machines]:
+def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machines]:
     from ray.cluster_utils import Cluster  # noqa: PLC0415 # absent where these tests are skipped
 
     (tmp_path / "policy.yaml").write_text(POLICY)
     (tmp_path / "token").write_text(TOKEN)
     short = tempfile.mkdtemp(prefix="ray-")  # Ray's sockets have long names
+    # A head names itself in /tmp/ray/ray_current_cluster, whatever its own folder is, and makes no folder for that.
+    monkeypatch.setenv("RAY_TMPDIR", short)
+    (Path(short) / "ray").mkdir()
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, short, ignore_errors=True)
         gateway = stack.enter_context(Gateway(tmp_path / "log", "--policy", f"{tmp_path}/policy.yaml", ready=False))
