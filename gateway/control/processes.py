@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from gateway.native import STATE
+
 
 class ProcessView(msgspec.Struct, frozen=True):
     """One process. `started`: seconds since 1970; `calls`: those that it has seen the end of; `connections`: of
@@ -22,3 +24,4 @@ class ProcessesView(msgspec.Struct, frozen=True):
     """Every process, the parent first."""
 
     processes: list[ProcessView]
+    pump: Literal["on", "off", "not built"] = STATE  # whether streams are pumped; see docs/scale.md

@@ -17,6 +17,8 @@ from gateway.core.answer.json_usage import JSONUsage
 from gateway.core.answer.sse_usage import SSEUsage, UsageError
 from gateway.core.request.call import Call
 from gateway.core.request.outcome import STATUS, Outcome, error_body
+from gateway.native import Pump
+from gateway.native.loan import Loan
 from gateway.relay.wire.server import Responder
 from gateway.upstream.client import EngineError, Reply
 
@@ -31,8 +33,8 @@ class Relay:
     """
 
     __slots__ = (
-        "_call", "_end", "_headers", "_reply", "_responder", "detail", "error", "held_up", "outcome", "reads", "status",
-        "usage",
+        "_call", "_end", "_headers", "_loan", "_reads", "_reply", "_responder", "detail", "error", "held_up", "outcome",
+        "status", "usage",
     )  # fmt: skip
 
     def __init__(self, call: Call, reply: Reply, responder: Responder, headers: bytes) -> None:
@@ -44,7 +46,8 @@ class Relay:
         self.error: EngineError | None = None
         self.status = reply.status
         self.detail = ""  # what an engine said of its own failure, for the log
-        self.reads = 0
+        self._reads = 0
+        self._loan: Loan | None = None  # of a stream whose events the pump may pass on
         self.held_up = False
         self.outcome = Outcome.BUG
         self.usage = (
@@ -76,9 +79,16 @@ class Relay:
             responder.start(reply.status, self._headers, None if self._call.stream else reply.length)
         # Anthropic's streams end without [DONE]: their last event is told by what was read, so all of it is read.
         whole = self.chunk if isinstance(usage, SSEUsage) and not self._call.route.last_event else None
+        if whole is not None and Pump is not None:
+            self._loan = Loan(reply, responder)
         reply.relay(self.data, self._done, whole)
         await self._end
         self._finish()
+
+    @property
+    def reads(self) -> int:
+        """Pieces that came of a body."""
+        return self._reads if self._loan is None else self._reads + self._loan.reads
 
     @property
     def told(self) -> bool:
@@ -103,7 +113,7 @@ class Relay:
 
     def data(self, data: bytes) -> None:
         """Body bytes from the engine: the hot path."""
-        self.reads += 1
+        self._reads += 1
         try:
             data = self.usage.feed(data)
         except UsageError as error:
@@ -117,8 +127,10 @@ class Relay:
         """A read that is one whole chunk: the hottest path. What needs no reading goes on as it came."""
         usage = self.usage
         if isinstance(usage, SSEUsage) and usage.passes(chunk):
-            self.reads += 1
+            self._reads += 1
             self._responder.write_chunk(chunk)
+            if self._loan is not None:
+                self._loan.count()
         else:
             self.data(chunk[chunk.index(b"\r\n") + 2 : -2])
 

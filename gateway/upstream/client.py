@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from gateway.core.engines.origin import Origin, parse_origin
+from gateway.native.loan import Loan
 from gateway.upstream.connection import ClientSettings, EngineConnection, EngineError, Kind
 from gateway.upstream.failures import reason_of
 from gateway.upstream.names import Names
@@ -243,6 +244,20 @@ class Reply:
         if self._connection is not None:
             self._connection.resume()
 
+    def bare_socket(self) -> int | None:
+        """See EngineSide."""
+        return None if self._connection is None else self._connection.bare_socket()
+
+    def lend(self, loan: Loan) -> None:
+        """See EngineSide."""
+        if self._connection is not None:
+            self._connection.lend(loan)
+
+    def take_back(self, data: bytes, heard_at: float) -> None:
+        """See EngineSide."""
+        if self._connection is not None:
+            self._connection.take_back(data, heard_at)
+
     async def read(self, limit: int) -> bytes:
         """The whole body, at most `limit` bytes. Raises EngineError."""
         loop = asyncio.get_running_loop()
@@ -272,6 +287,8 @@ class Reply:
 
     def close(self) -> None:
         """Idempotent. A whole answer's connection goes back to the pool; any other is closed, and vLLM aborts."""
+        if self._connection is not None:
+            self._connection.end_loan()
         connection, self._connection = self._connection, None
         if connection is not None:
             self._was_complete = connection.complete

@@ -18,6 +18,8 @@ from typing import Literal, cast
 import msgspec
 from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrade, HttpResponseParser
 
+from gateway.native.loan import Loan, plain_socket
+
 Kind = Literal["connect", "reset", "timeout", "garbage", "stall", "truncated", "closed"]
 REASONS_OF: dict[Kind, str] = {
     "connect": "unreachable",
@@ -56,8 +58,8 @@ class EngineConnection(asyncio.Protocol):
     """To one engine. `idle`: open, and nothing under way. `gone` is called when it ends while idle. `lost`: ended."""
 
     __slots__ = ("_chunk_over", "_data", "_deadline", "_done", "_early", "_early_size", "_ended", "_error",
-                 "_excess", "_framed", "_framing", "_full", "_gone", "_headers_over", "_keep", "_last", "_loop",
-                 "_parser", "_paused", "_progress_at", "_seen", "_settings", "_synced", "_tail", "_timer",
+                 "_excess", "_framed", "_framing", "_full", "_gone", "_headers_over", "_keep", "_last", "_loan",
+                 "_loop", "_parser", "_paused", "_progress_at", "_seen", "_settings", "_synced", "_tail", "_timer",
                  "_timer_at", "_transport", "_waiter", "_whole", "complete", "headers", "idle", "length", "lost",
                  "status")  # fmt: skip
 
@@ -75,6 +77,7 @@ class EngineConnection(asyncio.Protocol):
         self._data: Callable[[bytes], None] | None = None
         self._done: Callable[[EngineError | None], None] | None = None
         self._whole: Callable[[bytes], None] | None = None
+        self._loan: Loan | None = None  # to whom the socket is lent
         self.idle = True
         self.lost = self._paused = False
         self._reset()
@@ -223,6 +226,7 @@ class EngineConnection(asyncio.Protocol):
         self._fail(kind, f"the engine closed the connection {where}")
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.end_loan()
         self.lost = True
         if self._timer is not None:
             self._timer.cancel()
@@ -331,9 +335,39 @@ class EngineConnection(asyncio.Protocol):
 
     def let_go(self) -> None:
         """Forget who takes the answer."""
+        self.end_loan()
         self._data = self._done = self._whole = None
 
+    # -- for the pump: see Loan
+
+    def bare_socket(self) -> int | None:
+        """See EngineSide. A read that begins where a chunk ended is one that the pump understands."""
+        synced = self._synced and self._whole is not None and self._error is None
+        if not synced or self._paused or self.lost or self._loan is not None or self._transport.is_closing():
+            return None
+        return plain_socket(self._transport)
+
+    def lend(self, loan: Loan) -> None:
+        """See EngineSide."""
+        self._loan = loan
+        self._transport.pause_reading()
+
+    def take_back(self, data: bytes, heard_at: float) -> None:
+        """See EngineSide."""
+        self._loan = None
+        self._progress_at = max(self._progress_at, heard_at)
+        if not self.lost and not self._transport.is_closing():
+            self._transport.resume_reading()
+            if data:
+                self.data_received(data)
+
+    def end_loan(self) -> None:
+        """Take the socket back, if it is lent."""
+        if self._loan is not None:
+            self._loan.end()
+
     def pause(self) -> None:
+        self.end_loan()
         if not self._paused and not self.lost:
             self._paused = True
             self._transport.pause_reading()
@@ -347,7 +381,7 @@ class EngineConnection(asyncio.Protocol):
     @property
     def heard_at(self) -> float:
         """When bytes came last, or reading was taken up again."""
-        return self._progress_at
+        return self._progress_at if self._loan is None else max(self._progress_at, self._loan.heard_at)
 
     @property
     def reusable(self) -> bool:
@@ -370,6 +404,7 @@ class EngineConnection(asyncio.Protocol):
         self._arm(self._progress_at + self._settings.idle_for)
 
     def abort(self) -> None:
+        self.end_loan()
         if self.idle:
             self.idle = False
             self.complete = True  # nothing is under way
@@ -403,7 +438,7 @@ class EngineConnection(asyncio.Protocol):
                 self._fail("timeout", "the engine did not begin its answer in time")
                 return
         else:
-            at = math.inf if self._paused else self._progress_at + settings.stall_timeout
+            at = math.inf if self._paused else self.heard_at + settings.stall_timeout
             if at <= now:
                 self._fail("stall", f"the engine sent nothing for {settings.stall_timeout:g} s")
                 return

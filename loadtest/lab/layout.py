@@ -28,6 +28,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("__version__",),
         ("shared",),
         ("core",),
+        ("native",),
         ("upstream", "frames"),
         ("relay", "decider"),
         ("batches",),
