@@ -18,7 +18,7 @@ STAMP := $(VENV)/.weir-installed
 # Some machines set it; then every process of every test, and every worker, would compile all it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test check fast slow coverage rest lint generate format vllm test-vllm ray test-ray test-deploy test-console clients clients-table console-pictures bench-overhead bench-scale failover instructions compare-vllm agreement fidelity figures picture realtime rivals soak batch-kills residency fuzz evasions corpus diagnoses gpu-facts dst prometheus valkey haproxy alerts boards image docs house clean
+.PHONY: help run test check fast slow coverage rest lint generate format vllm test-vllm ray test-ray test-deploy test-console clients clients-table console-pictures bench-overhead bench-scale failover instructions compare-vllm agreement fidelity figures picture rivals batch-kills residency fuzz evasions corpus diagnoses gpu-facts dst prometheus valkey haproxy alerts boards image docs house clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -161,12 +161,6 @@ rivals: $(STAMP) ## coding agents behind Weir and vllm-router, on simulated engi
 	@[ -x "$(ROUTER)/bin/python" ] || $(BIN)/python -m venv "$(ROUTER)"
 	@"$(ROUTER)/bin/python" -m pip install --quiet --disable-pip-version-check vllm-router==0.1.17
 	VLLM_ROUTER="$(ROUTER)/bin/vllm-router" $(BIN)/python -m loadtest.lab.rivals $(RIVALS)
-
-realtime: $(STAMP) ## goodput, lateness and more once again with processes and sockets in real time; REALTIME=--help tells how
-	$(BIN)/python -m loadtest.lab.realtime $(REALTIME)
-
-soak: $(STAMP) ## eight minutes of three times the load with engines that die, reloads and cancels; SOAK=--help tells how
-	$(BIN)/python -m loadtest.lab.soak $(SOAK)
 
 batch-kills: $(STAMP) ## 200 SIGKILLs at random moments of batches: no result lost, doubled or another line's; BATCH_KILLS=--help tells how
 	$(BIN)/python -m loadtest.lab.batch_kills $(BATCH_KILLS)

@@ -85,7 +85,7 @@ LIBRARY_BASES = {  # what a library demands is named here, with the files that m
     "argparse.ArgumentParser": ("gateway/shared/command_line.py",),  # error() is there to be replaced
     "TCPServer": ("gateway/shared/control/http1.py",),  # Hypercorn has no setting against HTTP/2 without TLS
     "Collector": ("gateway/decider/metrics/collector.py", "sidecar/control/metrics.py"),
-    "asyncio.SelectorEventLoop": ("loadtest/simulate/vtime.py", "loadtest/lab/realtime.py"),
+    "asyncio.SelectorEventLoop": ("loadtest/simulate/vtime.py",),
     "asyncio.Handle": ("loadtest/simulate/vtime.py",),
     "asyncio.TimerHandle": ("loadtest/simulate/vtime.py",),
 }

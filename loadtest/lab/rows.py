@@ -1,7 +1,4 @@
-"""Rows of measured figures beside their bounds: the flags that choose them, their table, the exit status.
-
-Whatever measures figures of the design uses these: `figures`, `residency`, `realtime`.
-"""
+"""Rows of measured figures beside their bounds: the flags that choose them, their table, the exit status."""
 
 from __future__ import annotations
 

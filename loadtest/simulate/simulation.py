@@ -1,7 +1,7 @@
 """One run of a simulation: calls go out when they are due, engines work, faults strike, samples are taken.
 
 The event loop decides between virtual and real time. A `Transport` stands between clients and engines: a gateway
-(`inprocess.py`), a rival's rule (`rivals/`), or real sockets and processes (`lab/realtime.py`).
+(`inprocess.py`) or a rival's rule (`rivals/`).
 """
 
 from __future__ import annotations

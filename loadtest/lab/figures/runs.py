@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, Protocol
+from contextlib import asynccontextmanager
+from typing import Any
 
 import msgspec
 
@@ -96,29 +96,18 @@ class Testbed(msgspec.Struct, frozen=True):
     again: Callable[[], int] = lambda: 0
 
 
-class Runner(Protocol):
-    """Event loop and engines for runs."""
-
-    def run(self, main: Coroutine[Any, Any, Measured]) -> Measured:
-        """To the end, on an event loop whose time begins with the run."""
-
-    def stage(self, shape: Shape, policy: bytes, seed: int) -> AbstractAsyncContextManager[Testbed]:
-        """The engines, and what stands before them, for one run."""
-
-
 class InMemory(msgspec.Struct, frozen=True):
-    """In this process and in virtual time. `without`: the rule that chooses engines where there is no gateway; `made`:
-    an engine, of its number, a shape and a seed. `relays`: of the gateway, each `delay` seconds from the decider; 0: it
-    is one process. `tenants` call with keys; `watcher`: who looks at it."""
+    """Place of runs: this process, in virtual time."""
 
-    without: Callable[[], Rule] = RoundRobin
+    without: Callable[[], Rule] = RoundRobin  # chooses engines where there is no gateway
+    # An engine, of its number, a shape and a seed.
     made: Callable[[int, Shape, int], MemoryEngine] = lambda number, shape, seed: an_engine(
         seed, shape.size, shape.blocks
     )
-    relays: int = 0
-    delay: float = 0.0
-    tenants: tuple[str, ...] = ()
-    watcher: Callable[[], Watcher | None] = lambda: None
+    relays: int = 0  # of the gateway; 0: it is one process
+    delay: float = 0.0  # seconds from each relay to the decider
+    tenants: tuple[str, ...] = ()  # whose calls have keys
+    watcher: Callable[[], Watcher | None] = lambda: None  # looks at the gateway
 
     def run(self, main: Coroutine[Any, Any, Measured]) -> Measured:
         return vtime.run(main)
@@ -161,7 +150,7 @@ class Setting(msgspec.Struct, kw_only=True):
     policy: bytes = POLICY
     warm: float = 60.0
     measured: float = 120.0
-    place: Runner = InMemory()
+    place: InMemory = InMemory()
     blocks: int = BLOCKS  # KV blocks of an engine
     sweep: tuple[int, ...] = SWEEP
     mix: tuple[Kind, ...] = MIX

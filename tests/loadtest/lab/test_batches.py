@@ -15,10 +15,10 @@ def test_the_row_of_a_small_trace(
 ) -> None:
     trace = tmp_path / "small.csv"
     sizes = "600,40", "900,200"
-    rows = [f"2023-11-16 18:{15 + n // 60}:{n % 60:02}.5,{sizes[n % 2]}" for n in range(900)]
+    rows = [f"2023-11-16 18:{15 + n // 60}:{n % 60:02}.5,{sizes[n % 2]}" for n in range(300)]
     trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
     monkeypatch.setattr(batches, "WARM", 5.0)
-    monkeypatch.setattr(batches, "SATURATED", 40.0)
+    monkeypatch.setattr(batches, "SATURATED", 20.0)
     assert batches.main([str(trace), "--seeds", "1"]) == 0
     assert "seed 1" in capsys.readouterr().out
 
