@@ -68,6 +68,13 @@ def arguments() -> argparse.ArgumentParser:
     limits.add_argument("--max-num-seqs", type=int, metavar="N", help="sequences in a batch")
     limits.add_argument("--max-num-batched-tokens", type=int, metavar="N", help="tokens in a step")
     limits.add_argument("--max-model-len", type=int, metavar="N", help="tokens of prompt and output")
+    _add_of_vllm(parser)
+    _add_of_gpus(parser)
+    parser.add_argument("--die-with-parent", action="store_true", help="exit when standard input ends")
+    return parser
+
+
+def _add_of_vllm(parser: argparse.ArgumentParser) -> None:
     vllm = parser.add_argument_group("as vLLM")
     vllm.add_argument(
         "--scheduling-policy", default="fcfs", choices=get_args(Policy), help="order of the waiting (fcfs)"
@@ -81,6 +88,9 @@ def arguments() -> argparse.ArgumentParser:
         metavar="ENDPOINT",
         help="publish what becomes of cached blocks, by ZeroMQ, on tcp://127.0.0.1:PORT or ipc://PATH",
     )
+
+
+def _add_of_gpus(parser: argparse.ArgumentParser) -> None:
     gpus = parser.add_argument_group("simulated GPUs: with them it takes memory, and time to start, sleep and wake")
     gpus.add_argument(
         "--gpu-folder",
@@ -100,8 +110,6 @@ def arguments() -> argparse.ArgumentParser:
     gpus.add_argument(
         "--kv-cache-memory-bytes", type=int, metavar="N", help="bytes of KV cache; default: the rest of the share"
     )
-    parser.add_argument("--die-with-parent", action="store_true", help="exit when standard input ends")
-    return parser
 
 
 def _port(text: str) -> int:

@@ -132,12 +132,26 @@ class RequestOrigin(msgspec.Struct, frozen=True):
     writer: Writer
     fields: dict[bytes, bytes]
 
+    def asked(self, index: int, at: float, written: RequestBody, session: str = "", turn: int = 1) -> Asked:
+        """Record of a request, by default of one that stands alone."""
+        kind = self.writer.kind
+        return Asked(
+            index=index,
+            at=at,
+            kind=kind.kind,
+            class_name=kind.class_name,
+            tenant=self.tenant,
+            model=self.writer.model,
+            session=session,
+            turn=turn,
+            prompt_tokens=written.prompt,
+            max_tokens=written.asked,
+        )
+
     def planned(self, index: int, at: float, written: RequestBody) -> Planned:
         """A request that stands alone."""
-        kind, model = self.writer.kind, self.writer.model
-        asked = Asked(
-            index, at, kind.kind, kind.class_name, self.tenant, model, "", 1, written.prompt, written.asked
-        )  # fmt: skip
+        kind = self.writer.kind
+        asked = self.asked(index, at, written)
         return Planned(at, kind.class_name, written.body, self.fields, None, self.writer.path, asked)
 
 
@@ -175,7 +189,7 @@ class Conversation:
 
     def next(self, at: float) -> Planned:
         """The next turn, to be sent at `at`."""
-        writer, tenant = self._sender.writer, self._sender.tenant
+        writer = self._sender.writer
         context = self._sessions.context
         if context is not None and self._read > context:
             self._messages, self._read = self._opening
@@ -184,10 +198,7 @@ class Conversation:
         self._read = written.prompt
         name, turn = writer.kind.class_name, self._turn
         self._turn += 1
-        asked = Asked(
-            self._index + turn, at, writer.kind.kind, name, tenant, writer.model, self._name, turn + 1,
-            written.prompt, written.asked,
-        )  # fmt: skip
+        asked = self._sender.asked(self._index + turn, at, written, self._name, turn + 1)
         return Planned(at, name, written.body, self._fields, self, writer.path, asked)
 
     def follow(self, answer: bytes, now: float) -> list[Planned]:

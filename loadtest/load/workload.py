@@ -117,7 +117,18 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     tenants: Mapping[TenantName, Tenant] = {}
 
 
-UNPLANNED = Asked(-1, 0.0, "chat", "default", "", "sim", "", 1, 0, 0)
+UNPLANNED = Asked(
+    index=-1,
+    at=0.0,
+    kind="chat",
+    class_name="default",
+    tenant="",
+    model="sim",
+    session="",
+    turn=1,
+    prompt_tokens=0,
+    max_tokens=0,
+)
 
 
 class Planned(msgspec.Struct, gc=False):

@@ -164,12 +164,26 @@ class Listening:
         if outcome == "unfinished" and self.stopped:
             outcome = "interrupted"
         result = RequestResult(
-            asked.index, self._cell.name, 0, call.at, asked.kind, asked.class_name, asked.tenant,
-            client_call.tries[0].sent, max(0.0, tried.first_byte), max(0.0, tried.first_token),
-            max(0.0, tried.finished), tried.status, outcome,
-            str(tried.status) if tried.status not in (0, 200) else "", tried.prompt_tokens, tried.completion_tokens,
-            tried.cached_tokens, len(client_call.tries), tried.gaps or (),
-        )  # fmt: skip
+            index=asked.index,
+            target=self._cell.name,
+            repeat=0,
+            at=call.at,
+            kind=asked.kind,
+            class_name=asked.class_name,
+            tenant=asked.tenant,
+            sent=client_call.tries[0].sent,
+            first_byte=max(0.0, tried.first_byte),
+            first_token=max(0.0, tried.first_token),
+            finished=max(0.0, tried.finished),
+            status=tried.status,
+            outcome=outcome,
+            reason=str(tried.status) if tried.status not in (0, 200) else "",
+            prompt_tokens=tried.prompt_tokens,
+            completion_tokens=tried.completion_tokens,
+            cached_tokens=tried.cached_tokens,
+            tries=len(client_call.tries),
+            gaps=tried.gaps or (),
+        )
         self._tally.add(result)
         if self._cell.requests:
             result.gaps = tuple(result.gaps)

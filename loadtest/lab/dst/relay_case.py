@@ -97,20 +97,12 @@ def relay_case(seed: int) -> RelayCase:
         msgspec.structs.replace(a_call(rng, when(), aligned), model="sim", upload=0.0)
         for _ in range(rng.choice((4, 8, 16, 30)))
     ]
-    events: list[RelayEvent] = list(calls)
-    for _ in range(rng.choice((0, 1, 2, 4, 6))):
-        what: Literal["kill", "break", "hold"] = rng.choice(("kill", "break", "break", "hold"))
-        lasts = rng.choice((0.0, 0.1, 0.6, 2.0))
-        at, relay = when(), rng.randrange(relays)
-        events.append(RelayFault(at=at, what=what, relay=relay, seconds=lasts))
-        if what == "hold" and rng.random() < 0.7:  # answers that were sent are lost, and come once more later
-            events.append(RelayFault(at=at + lasts / 2, what="break", relay=relay))
-            events += [RelayFault(at=at + lasts / 2 + after, what="echo", relay=relay) for after in (0.15, 0.3)]
+    events: list[RelayEvent] = [*calls, *_relay_faults(rng, when, relays)]
     for _ in range(rng.choice((0, 0, 1, 2))):
         fault: Literal["kill", "hang"] = rng.choice(("kill", "kill", "hang"))
         events.append(DeciderFault(at=when(), what=fault, seconds=rng.choice((0.02, 0.3, 1.0))))
-    for _ in range(rng.choice((0, 2, 6))):
-        events.append(RelayFault(at=when(), what="echo", relay=rng.randrange(relays)))
+    echoes = range(rng.choice((0, 2, 6)))
+    events += [RelayFault(at=when(), what="echo", relay=rng.randrange(relays)) for _ in echoes]
     events += [a_fault(rng, when(), len(fixed)) for _ in range(rng.choice((0, 0, 1, 2)))]
     if rng.random() < 0.25:  # an engine fails while a new decider waits for a relay that cannot reach it
         at = when()
@@ -135,6 +127,20 @@ def relay_case(seed: int) -> RelayCase:
         numbers=tuple(range(len(ordered))),
         members=members,
     )
+
+
+def _relay_faults(rng: random.Random, when: Callable[[], float], relays: int) -> list[RelayEvent]:
+    """Faults of relays and of their connections to the decider."""
+    faults: list[RelayEvent] = []
+    for _ in range(rng.choice((0, 1, 2, 4, 6))):
+        what: Literal["kill", "break", "hold"] = rng.choice(("kill", "break", "break", "hold"))
+        lasts = rng.choice((0.0, 0.1, 0.6, 2.0))
+        at, relay = when(), rng.randrange(relays)
+        faults.append(RelayFault(at=at, what=what, relay=relay, seconds=lasts))
+        if what == "hold" and rng.random() < 0.7:  # answers that were sent are lost, and come once more later
+            faults.append(RelayFault(at=at + lasts / 2, what="break", relay=relay))
+            faults += [RelayFault(at=at + lasts / 2 + after, what="echo", relay=relay) for after in (0.15, 0.3)]
+    return faults
 
 
 def _store_faults(rng: random.Random, *, aligned: bool) -> list[RelayEvent]:

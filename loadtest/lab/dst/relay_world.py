@@ -201,9 +201,16 @@ class RelayWorld:
             await self._connect(relay, made)
 
         side = relay_of(
-            number, epoch, self.case.relays, log, connect, self._target.memories, self._target.sends,
-            self.case.seed, self.tell,
-        )  # fmt: skip
+            number=number,
+            epoch=epoch,
+            relays=self.case.relays,
+            log=log,
+            connect=connect,
+            memories=self._target.memories,
+            sends=self._target.sends,
+            seed=self.case.seed,
+            say=self.tell,
+        )
         relay = Relay(side, log, number, pid, self._rule.machine(number))
         self.relays.append(relay)
         side.link.start()

@@ -148,17 +148,10 @@ def _row(table: Table, fault: FailoverFault, figures: FaultFigures) -> bool:
     if fault.exact_within is not None and exact is not None:
         within &= exact <= fault.exact_within
     word = "[red]lost[/]" if figures.wrong else "[green]ok[/]" if within else "[yellow]late[/]"
-    table.add_row(
-        fault.title,
-        *(str(figures.calls[kind]) for kind in ("openai", "raw")),
-        _counts(figures.failed),
-        _counts(figures.own),
-        f"{figures.without:.2f} ({figures.before:.2f})",
-        f"<= {fault.within:g}",
-        str(figures.left),
-        _seconds(exact, fault.exact_within),
-        word,
-    )
+    calls = [str(figures.calls[kind]) for kind in ("openai", "raw")]
+    without = f"{figures.without:.2f} ({figures.before:.2f})"
+    ends = [_counts(figures.failed), _counts(figures.own), without, f"<= {fault.within:g}"]
+    table.add_row(fault.title, *calls, *ends, str(figures.left), _seconds(exact, fault.exact_within), word)
     return within
 
 
@@ -178,11 +171,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         missing = str(error)
         names = [name for name in names if FAULTS[name].machines == 1]
     lost = late = False
-    table = Table(
-        "fault", "calls: openai", "raw", "failed (target 0)", "with their own relay", "s without grants (before)",
-        "target", "holds left (0)", "s until holds exact (target)", "",
-        title=f"{ENGINES} engines of {SLOTS} calls, {2 * LINES} calls open, {RELAYS} relays",
-    )  # fmt: skip
+    columns = ["fault", "calls: openai", "raw", "failed (target 0)", "with their own relay"]
+    columns += ["s without grants (before)", "target", "holds left (0)", "s until holds exact (target)", ""]
+    title = f"{ENGINES} engines of {SLOTS} calls, {2 * LINES} calls open, {RELAYS} relays"
+    table = Table(*columns, title=title)
     for name in names:
         print(f"{FAULTS[name].title} ...", file=sys.stderr)
         try:

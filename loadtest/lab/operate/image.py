@@ -85,8 +85,8 @@ class Images:
         began = time.monotonic()
         of_network = [f"--volume={CERTIFICATES}:{CERTIFICATES}:ro"] if CERTIFICATES.is_dir() else []
         given = [f"--build-arg={argument}" for argument in arguments]
-        self.run("build", "--isolation=chroot", "--format=docker", "--file", DOCKERFILE, "--target", target,
-                 "--tag", name, *given, *of_network, ROOT)  # fmt: skip
+        named = ("--file", DOCKERFILE, "--target", target, "--tag", name)
+        self.run("build", "--isolation=chroot", "--format=docker", *named, *given, *of_network, ROOT)
         size = json.loads(self.run("image", "inspect", name).stdout)[0]["Size"]
         return f"{time.monotonic() - began:.0f} s, {size / 1e6:.0f} MB"
 

@@ -130,14 +130,15 @@ def trace(seconds: float, rate: float, seed: int) -> Iterator[str]:
 def _theirs(folder: Path, url: str, seconds: float) -> dict[str, float]:
     """Seconds by latency and quantile, as `vllm bench serve` tells."""
     result = folder / "theirs.json"
-    _run(
-        folder / "theirs.log", seconds, str(venv() / "bin" / "python"), "-c", THEIRS,
+    argv = [
+        str(venv() / "bin" / "python"), "-c", THEIRS,
         "--backend", "vllm", "--base-url", url, "--model", "sim", "--tokenizer", str(model()),
         "--dataset-name", "timed_trace", "--dataset-path", str(folder / "trace.jsonl"),
         "--timed-trace-sec-multiplier", "0.001", "--timed-trace-label-hash-ids", "text",
         "--num-prompts", "1000000", "--percentile-metrics", ",".join(LATENCIES), "--metric-percentiles", "50,99",
         "--save-result", "--result-dir", str(folder), "--result-filename", result.name, "--disable-tqdm",
-    )  # fmt: skip
+    ]  # fmt: skip
+    _run(folder / "theirs.log", seconds, argv)
     told = json.loads(result.read_text())
     return {f"{name} {quantile}": told[f"{quantile}_{name}_ms"] / 1e3 for name in LATENCIES for quantile in BOUNDS}
 
@@ -145,15 +146,14 @@ def _theirs(folder: Path, url: str, seconds: float) -> dict[str, float]:
 def _ours(folder: Path, url: str, seconds: float) -> dict[str, float]:
     """The same as `gateway bench` tells."""
     report = folder / "ours"
-    _run(
-        folder / "ours.log", seconds, sys.executable, "-m", "loadtest.bench", "--scenario",
-        str(folder / "scenario.yaml"), "--target", url, "--out", str(report), "--force", late=True,
-    )  # fmt: skip
+    scenario = str(folder / "scenario.yaml")
+    argv = [sys.executable, "-m", "loadtest.bench", "--scenario", scenario, "--target", url]
+    _run(folder / "ours.log", seconds, [*argv, "--out", str(report), "--force"], late=True)
     total = json.loads((report / "report.json").read_text())["runs"][0]["total"]
     return {f"{name} {quantile}": total[own][quantile] for name, own in LATENCIES.items() for quantile in BOUNDS}
 
 
-def _run(log: Path, seconds: float, *argv: str, late: bool = False) -> None:
+def _run(log: Path, seconds: float, argv: Sequence[str], *, late: bool = False) -> None:
     """Run a client to its end. `late`: 1 is a good status too, a sender that was late: the figures are what they are,
     and vLLM's bench does not tell of its own lag."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_")} | ENVIRONMENT
