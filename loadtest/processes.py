@@ -152,7 +152,7 @@ class Child:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def sockets(self) -> int:
-        """How many sockets the process itself holds open."""
+        """Count the sockets that the process itself holds open."""
         return sum(_is_socket(fd) for fd in Path(f"/proc/{self.pid}/fd").iterdir())
 
     def group(self) -> list[int]:

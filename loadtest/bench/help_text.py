@@ -70,7 +70,7 @@ GROUPS: dict[str, Flags] = {
 
 
 def unreachable(address: Address, why: str) -> str:
-    """That a target is not there, and what may be meant instead."""
+    """Message that a target is not there, and what may be meant instead."""
     advice = ""
     if address.tls and "not valid for" in why:
         advice = " (write the name in the certificate; --insecure checks none)"
@@ -84,5 +84,5 @@ def unreachable(address: Address, why: str) -> str:
 
 
 def refused(why: str, *, by_key: bool) -> str:
-    """That a target does not tell a stranger its models."""
+    """Message that a target does not tell a stranger its models."""
     return f"asked for its models: {why}; {'the API key is refused' if by_key else '--key-env VAR names its API key'}"

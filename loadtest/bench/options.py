@@ -82,7 +82,7 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def bench_of(given: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> Bench:
-    """What is to be done. Raises BenchError."""
+    """Plan of the bench. Raises BenchError."""
     try:
         scenario, source, folder = scenario_of(given)
         scenario = overridden(scenario, given)

@@ -1,4 +1,4 @@
-"""One run of the bench: one target and one repeat, in an event loop of its own.
+"""Run of the bench: one target and one repeat, in an event loop of its own.
 
 The run samples the target's metrics meanwhile. Ctrl-C ends it.
 """
@@ -42,7 +42,7 @@ class Ran(msgspec.Struct, kw_only=True):
 
 
 class TargetRun(msgspec.Struct, frozen=True):
-    """One target's run. `tell` hears how far it is."""
+    """Run of one target. `tell` hears how far it is."""
 
     target: Target
     load: Load
@@ -107,7 +107,7 @@ async def _run(jobs: Sequence[TargetRun], tls: ssl.SSLContext | None) -> list[Ra
 
 @asynccontextmanager
 async def _watched(job: TargetRun, tls: ssl.SSLContext | None, begin: float) -> AsyncIterator[list[EngineSample]]:
-    """What a target tells of itself, as long as this lasts."""
+    """Collect a target's metrics as long as this lasts."""
     samples: list[EngineSample] = []
     sources = job.target.sources
     engines = any(name for name, _ in sources)

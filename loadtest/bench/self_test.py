@@ -40,7 +40,7 @@ PROMPT = Length(constant=150)
 
 
 class SelfTestFigure(msgspec.Struct, frozen=True):
-    """One line of what was measured. `good`: whether it is what is asked of the client."""
+    """Line of the table. `good`: whether the client does what is asked of it."""
 
     what: str
     value: str
@@ -100,7 +100,7 @@ def _load(arrivals: Arrivals, seconds: float, tokens: int) -> Load:
 
 @contextmanager
 def _one_core() -> Iterator[None]:
-    """This process alone on core 0: the engine is on core 1."""
+    """Pin this process to core 0: the engine is on core 1."""
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {0})
     try:

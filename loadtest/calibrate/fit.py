@@ -61,7 +61,7 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     worst: float
 
     def seconds(self, row: WorkRow) -> float:
-        """What the fit makes of some work."""
+        """Seconds of some work, by the fit."""
         return sum(self.constants[name].value * amount for name, amount in zip(NAMES, row.work, strict=True))
 
 
@@ -206,7 +206,7 @@ def with_front(profile: Profile, bursts: Sequence[Burst], traffic: Sequence[Burs
 
 
 def _where(function: Callable[[float], float], wanted: float, most: float) -> float:
-    """Where a function that does not fall is as large as wanted, from 0 to `most`."""
+    """Find where a function that does not fall is as large as wanted, from 0 to `most`."""
     if function(0.0) >= wanted:
         return 0.0
     if function(most) <= wanted:

@@ -35,7 +35,7 @@ def table(fitted: Fit, profile: Profile) -> Table:
 
 
 def quality(fitted: Fit, profile: Profile, observed: Observed) -> Iterator[str]:
-    """What the fit is worth, in words."""
+    """Judgement of the fit, in words."""
     yield (
         f"{fitted.rows} observations, of which the fit explains {share(fitted.explained)}; half of them are within "
         f"{share(fitted.residual)} of it, nine of ten within {share(fitted.worst)}"

@@ -77,7 +77,7 @@ class Live:
         self._server.close()
 
     async def told(self) -> Told:
-        """What its pages say. Raises CalibrateError where it has no list of models."""
+        """Facts that the engine's pages tell. Raises CalibrateError where it has no list of models."""
         body, problem = await page(self._server, self._request(b"GET", b"/v1/models"), patience=ASKED)
         if problem:
             raise CalibrateError(f"{self.name}: /v1/models: {problem}; {_remedy(problem)}")
@@ -120,7 +120,7 @@ class Live:
             )
 
     async def ask(self, prompt: int, output: int) -> ObservedRequest:
-        """One request of about so many tokens, for exactly so many. Raises CalibrateError."""
+        """Send a request of about so many tokens, for exactly so many. Raises CalibrateError."""
         return await self._ask(max(1, round((prompt - self._template) / self._per_word)), output)
 
     async def together(self, sizes: Sequence[tuple[int, int]]) -> list[ObservedRequest]:

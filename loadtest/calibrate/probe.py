@@ -128,7 +128,7 @@ class Probe:
             rounds += 1
 
     def _cells(self) -> Iterator[tuple[int, int]]:
-        """How many at once, and how long their prompts are."""
+        """Numbers of requests at once, and the lengths of their prompts."""
         limits = self._limits
         most = min(limits.max_num_seqs, max(FEW, self._ran))
         for at_once in sorted({most, *(1 << power for power in range(most.bit_length()))}):
@@ -273,7 +273,7 @@ class Probe:
 
 
 def _burst(seen: Sequence[ObservedRequest]) -> Burst:
-    """What was seen of some requests, as they can be played again."""
+    """Observations of some requests, as they can be played again."""
     began = min(one.sent for one in seen)
     return Burst(
         at=[one.sent - began for one in seen],

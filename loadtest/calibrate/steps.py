@@ -16,7 +16,7 @@ NEAR = 0.2  # of a power of two, which such limits mostly are
 
 
 def ran_at_once(seen: Sequence[ObservedRequest]) -> int:
-    """How many of them were decoding at the same time, at most."""
+    """Most of them that were decoding at the same time."""
     events = sorted([(one.tokens[0], 1) for one in seen] + [(one.tokens[-1], -1) for one in seen])
     return max(accumulate(change for _, change in events))
 

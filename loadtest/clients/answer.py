@@ -82,7 +82,7 @@ class Answer(msgspec.Struct):
 
     @property
     def outcome(self) -> str:
-        """One word, the gateway's own for the same ending where it can be told from outside.
+        """Outcome in one word, the gateway's own for the same ending where it can be told from outside.
 
         `ok`; the gateway's reason; `engine_refused` or `upstream` (an error without a reason: the engine's own, passed
         on; in a stream it is followed by `[DONE]`); `truncated` (an error event, and no `[DONE]`); `timed_out` (we
@@ -109,7 +109,7 @@ class Answer(msgspec.Struct):
 
     @property
     def why(self) -> str:
-        """What there is to say of an outcome that is not ok, in few words: reports count by it."""
+        """Cause of an outcome that is not ok, in few words: reports count by it."""
         outcome = self.outcome
         if outcome == "ok":
             return ""

@@ -115,7 +115,7 @@ class Sender:
 
 
 class SocketCall:
-    """One call from its first try to its end."""
+    """Call from its first try to its end."""
 
     __slots__ = ("_exchange", "_sender", "_server", "_timer", "answer", "body", "number", "planned", "sent")
 

@@ -93,7 +93,7 @@ def tls_of(ca: str | None, *, insecure: bool) -> ssl.SSLContext:
 
 
 class Server:
-    """One server of a target during one run, and the connections to it that wait for a request."""
+    """Server of a target during one run, and the connections to it that wait for a request."""
 
     def __init__(self, address: Address, tls: ssl.SSLContext | None) -> None:
         self.address = address
@@ -119,7 +119,7 @@ class Server:
         return exchange
 
     def done(self, exchange: Exchange) -> None:
-        """Its connection waits for the next request, or is closed."""
+        """Keep its connection for the next request, or close it."""
         transport = exchange.transport
         if transport is None or transport.is_closing():
             return
@@ -198,7 +198,7 @@ class Servers:
         self._next = 0
 
     def pick(self, planned: Planned) -> Server:
-        """Where this request goes."""
+        """Choose the server of this request."""
         if len(self.servers) == 1:
             return self.servers[0]
         if self._spread == "direct":

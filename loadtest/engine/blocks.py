@@ -69,7 +69,7 @@ class Blocks:
         return {block for run in self._runs.values() for block in run.hashes}
 
     def references(self, block: int) -> int:
-        """How many sequences hold the cached block; 0 also for one that is not cached. Looks at all there are."""
+        """Sequences that hold the cached block; 0 also for one that is not cached. Looks at all there are."""
         return sum(len(run.holders) for run in self._runs.values() if block in run.hashes)
 
     def hits(self, hashes: Hashes[int], most: int) -> tuple[int, int]:
@@ -188,7 +188,7 @@ class Blocks:
 
 
 def _same(run: list[int], hashes: Hashes[int], at: int, most: int) -> int:
-    """How many blocks of the run `hashes` has from `at` on, before `most`."""
+    """Count the blocks of the run that `hashes` has from `at` on, before `most`."""
     end = at + len(run)
     if end <= most and hashes[at:end] == run:
         return end - at

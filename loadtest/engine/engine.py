@@ -1,4 +1,4 @@
-"""One engine: schedule, run, postprocess. Pure: the driver brings the clock and does the waiting.
+"""Simulated engine: schedule, run, postprocess. Pure: the driver brings the clock and does the waiting.
 
     result = engine.step(now)      # what the step wrote is known at once,
     ...                            # the driver lets result.duration pass,
@@ -97,7 +97,7 @@ class Engine:
         return [*self.scheduler.running, *self.scheduler.queued(), *self._held]
 
     def step(self, now: float) -> StepResult:
-        """One step from `now` on. Not to be called while asleep."""
+        """Run a step from `now` on. Not to be called while asleep."""
         if self.asleep is not None:
             raise RuntimeError("a sleeping engine makes no steps")
         step = self.scheduler.schedule()

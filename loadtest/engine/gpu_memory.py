@@ -81,7 +81,7 @@ def _others(folder: Path, index: int, *, own: str, late: bool) -> Iterator[int]:
 
 
 def _started(pid: int) -> int | None:
-    """When a process was started, in clock ticks since boot; None for one that has ended."""
+    """Start of a process, in clock ticks since boot; None for one that has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -91,7 +91,7 @@ def _started(pid: int) -> int | None:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """One at a time: two that fit alone may not fit together. The lock ends with its holder."""
+    """Hold the lock: two claims that fit alone may not fit together. The lock ends with its holder."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -61,7 +61,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         return fixed + self.decode * decoded + self.context * context
 
     def factor(self, rng: random.Random) -> float:
-        """One step's jitter."""
+        """Draw the jitter of one step."""
         if not self.jitter:
             return 1.0
         return 1.0 + self.jitter * min(MOST_JITTER, max(-MOST_JITTER, rng.gauss(0.0, 1.0)))

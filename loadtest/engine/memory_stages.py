@@ -41,7 +41,7 @@ class StartupStage(msgspec.Struct, frozen=True):
 
 
 def residue(claim: int) -> int:
-    """What an engine that takes `claim` bytes awake keeps while it sleeps."""
+    """Bytes that an engine keeps asleep which takes `claim` bytes awake."""
     return min(claim, RESIDUE)
 
 

@@ -24,7 +24,7 @@ DIGITS = 4  # significant ones, of what was fitted
 
 
 class ProfileFile(msgspec.Struct, frozen=True, kw_only=True):
-    """One engine's latency profile.
+    """Latency profile of an engine.
 
     `version`: of this format; `what`: which engine it is of, and when it was fitted; `profile`: its constants.
     """

@@ -129,7 +129,7 @@ class Scheduler:
         return result
 
     def quiet(self, most: int) -> int:
-        """How many of the next steps, at most, would do nothing but decode the same sequences."""
+        """Number of the next steps, at most, that would do nothing but decode the same sequences."""
         if self.waiting or self.partial is not None or not self.running:
             return 0
         at, endings = self.step, self._endings

@@ -37,7 +37,7 @@ CATCH_UP = 0.05  # seconds behind the model's clock that later steps may make go
 
 
 class SimServer:
-    """One engine and its HTTP server. `url` once started; `faults` may be replaced through `set_faults`.
+    """Engine and its HTTP server. `url` once started; `faults` may be replaced through `set_faults`.
 
     On simulated GPUs `load` comes first, and `died` is set when it has to end for want of memory. `core` is for what
     EngineCore answers. Raises ValueError where there are no such GPUs.

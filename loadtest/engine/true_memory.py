@@ -55,7 +55,7 @@ class TrueMemory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return Shortage("bad_config", line("bad_config", 1, asked=context_length, longest=self.longest))
 
     def at_first(self, share: float, free: int, total: int, gpu: int = 0) -> Shortage | None:
-        """Why it does not begin with this share (0..1) of a GPU of `total` bytes by NVML, `free` of them."""
+        """Reason not to begin with this share (0..1) of a GPU of `total` bytes by NVML, `free` of them."""
         cuda = total - self.hidden
         told, desired = min(free, cuda) - CONTEXT, int(share * cuda)
         if told >= desired:
@@ -82,7 +82,7 @@ class TrueMemory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return None
 
     def full(self, size: int, free: int, total: int, gpu: int = 0) -> Shortage:
-        """Why it cannot have `size` bytes where `free` are free."""
+        """Reason not to have `size` bytes where `free` are free."""
         numbers = {"tried": (size - free) / GIB + 0.5, "free": 0.5, "total": (total - self.hidden) / GIB}
         return self._says("oom", **numbers, gpu=gpu, own=free / GIB)
 

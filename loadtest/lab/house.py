@@ -68,7 +68,7 @@ SERVE = ("serve", "--engine", "http://127.0.0.1:9", "--listen", "127.0.0.1:0", "
 
 
 class Measure(msgspec.Struct, frozen=True):
-    """One row of the table."""
+    """Row of the table."""
 
     name: str
     goal: float  # at most

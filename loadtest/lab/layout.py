@@ -150,7 +150,7 @@ def defined_twice(modules: Trees) -> list[str]:
 
 
 def folder_sizes(files: Iterable[str]) -> Counter[str]:
-    """How many files each folder has, those of its own folders left out."""
+    """Count the files of each folder, those of its own folders left out."""
     return Counter(str(Path(file).parent) for file in files)
 
 
@@ -164,7 +164,7 @@ def riddle(tree: ast.Module) -> str | None:
 
 
 def docstrings(modules: Trees) -> Iterator[tuple[str, str]]:
-    """Where each docstring is, and its first line."""
+    """Place of each docstring, and its first line."""
     for path, tree in modules.items():
         for node in ast.walk(tree):
             if isinstance(node, DOCUMENTED) and (text := ast.get_docstring(node)):

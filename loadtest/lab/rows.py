@@ -69,7 +69,7 @@ def collect_seldom() -> None:
 
 
 class Bars:
-    """One progress bar per run."""
+    """Progress bar for each run."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -82,7 +82,7 @@ class Bars:
 
 
 def terminal() -> Console:
-    """Where figures are printed; wide enough for the table where it is no terminal."""
+    """Console where figures are printed; wide enough for the table where it is no terminal."""
     console = Console()
     return console if console.is_terminal else Console(width=WIDTH)
 

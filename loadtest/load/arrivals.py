@@ -103,7 +103,7 @@ class Closed(msgspec.Struct, frozen=True, kw_only=True):
     rounds: Annotated[Count, msgspec.Meta(ge=1, le=1_000_000)] | None = None
 
     def times(self) -> Iterator[float]:
-        """When each request is to be sent at the earliest; only answers know the time after that."""
+        """Times at which requests are to be sent at the earliest; only answers know the time after that."""
         begin = (self.within * number / self.clients for number in range(self.clients))
         return chain(begin, repeat(0.0) if self.rounds is None else repeat(0.0, self.clients * (self.rounds - 1)))
 

@@ -27,7 +27,7 @@ class Uniform(msgspec.Struct, frozen=True, rename={"least": "from", "most": "to"
 
 
 class LogNormal(msgspec.Struct, frozen=True):
-    """Its logarithm is normal: as prompts and answers of people are, a few very long.
+    """Length whose logarithm is normal: as prompts and answers of people are, a few very long.
 
     `median`: half are shorter; `sigma`: the standard deviation of the logarithm.
     """
@@ -55,7 +55,7 @@ class Length(msgspec.Struct, frozen=True, kw_only=True):
     most: Tokens = 1_000_000
 
     def draw(self, rng: random.Random) -> int:
-        """One of them, `least` to `most`. Raises ValueError where no distribution is given."""
+        """Draw a length, `least` to `most`. Raises ValueError where no distribution is given."""
         if self.constant is not None:
             drawn = self.constant
         elif self.log_normal is not None:

@@ -65,7 +65,7 @@ class Writer:
         return fields
 
     def write(self, rng: random.Random, row: Arrival | None) -> RequestBody:
-        """One request that stands alone."""
+        """Write a request that stands alone."""
         kind = self.kind
         if kind.kind == "chat":
             return self.turn(*self.opening(rng), rng, row)[1]

@@ -64,7 +64,7 @@ class Text:
 
 
 def message(role: bytes, text: bytes) -> bytes:
-    """One message as JSON; `text` needs no escapes."""
+    """Message as JSON; `text` needs no escapes."""
     return b'{"role":"%b","content":"%b"}' % (role, text)
 
 

@@ -107,19 +107,19 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def seconds(self) -> float:
-        """How long requests are sent at most; infinite: as long as the trace is."""
+        """Seconds for which requests are sent at most; infinite: as long as the trace is."""
         if self.duration is not None:
             return self.duration
         return math.inf if isinstance(self.arrivals, str) else DURATION
 
     @property
     def window(self) -> Window:
-        """Which requests count."""
+        """Window of the requests that count."""
         return Window(duration=self.seconds, warmup=self.warmup, cooldown=self.cooldown)
 
     @property
     def slos(self) -> tuple[Slo, ...]:
-        """What makes a request good."""
+        """Objectives that make a request good."""
         return slos_of(self.slo)
 
     @property
@@ -237,7 +237,7 @@ def keys_of(scenario: Scenario, folder: Path, environment: Mapping[str, str]) ->
 
 
 def key_of(whose: Tenant | Destination, path: str, folder: Path, environment: Mapping[str, str]) -> str:
-    """One tenant's or target's API key; "": it has none. `path`: how messages call it. Raises Unusable."""
+    """API key of a tenant or a target; "": it has none. `path`: how messages call it. Raises Unusable."""
     if whose.key_env is not None:
         where, key = f"the environment variable {whose.key_env}", environment.get(whose.key_env, "")
     elif whose.key_file is not None:

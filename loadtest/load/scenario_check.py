@@ -12,7 +12,7 @@ __all__ = ["checked", "reference_text", "schema_text"]
 
 
 def checked(name: str, *, explained: bool) -> tuple[str, list[Shown]]:
-    """What to print of a good scenario, or its mistakes. `explained`: all of it, defaults included."""
+    """Text to print of a good scenario, or its mistakes. `explained`: all of it, defaults included."""
     try:
         file = scenario.find(name)
         found = scenario.load(file)

@@ -66,7 +66,7 @@ class Sessions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Kind(msgspec.Struct, frozen=True, kw_only=True, rename={"class_name": "class"}):
-    """One kind of request in the mix.
+    """Kind of request in the mix.
 
     `class`: the traffic class it asks for; `share`: how much of all requests (of conversations: of their beginnings)
     are of this kind, relative to the others'; `kind`: what is asked; `model`: the model it names, null: the

@@ -90,7 +90,7 @@ def search(first: float, attempt: Callable[[float], Tried | None]) -> Capacity:
 
 
 def verdict(rate: float, made: Run) -> Tried:
-    """What a run tells of its rate."""
+    """Judge a rate by its run."""
     summary = summarise(made)
     found = not_kept(made.slos, summary)
     lines = tuple(f"{miss.class_name}: {miss.message}" if miss.class_name else miss.message for miss in found)

@@ -11,7 +11,7 @@ from loadtest.report.summary import Summary
 
 
 def title_of(run: Run | Summary, runs: Sequence[Run] | Sequence[Summary]) -> str:
-    """Its name, with its rate where others have the same name."""
+    """Name of a run, with its rate where others have the same name."""
     alone = sum(run.name == other.name for other in runs) == 1
     return run.name if alone else f"{run.name} at {count(run.rate)}/s"
 
@@ -22,7 +22,7 @@ def first_name(runs: Sequence[Run] | Sequence[Summary]) -> str:
 
 
 def engines_of(run: Run | Summary) -> int:
-    """How many engines a simulation had, where several numbers are compared; else 0."""
+    """Number of engines of a simulation, where several numbers are compared; else 0."""
     number = run.name.partition(", ")[2].partition(" ")[0]
     return int(number) if number.isdecimal() else 0
 

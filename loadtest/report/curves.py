@@ -177,7 +177,7 @@ def engines_over_time(run: Run, title: str) -> list[str]:
 
 
 def _cut(run: Run) -> list[tuple[float, float]]:
-    """What does not count: warm-up and cool-down."""
+    """Spans that do not count: warm-up and cool-down."""
     window = run.window
     after = [(window.ends, window.duration)] if window.cooldown and math.isfinite(window.duration) else []
     return ([(0.0, window.warmup)] if window.warmup else []) + after
@@ -225,7 +225,7 @@ def _thinned(points: Iterable[tuple[float, float]], end: float) -> list[tuple[fl
 
 
 def endings(part: Part, most: int = 6) -> list[tuple[str, int]]:
-    """How a part's requests ended, for a bar: met, ok but late, then the other outcomes, the rarest taken together."""
+    """Ends of a part's requests, for a bar: met, ok but late, then the other outcomes, the rarest taken together."""
     others: dict[str, int] = defaultdict(int)
     for ending in part.endings:
         if ending.outcome != "ok":

@@ -32,7 +32,7 @@ class Say(Protocol):
 
 
 def saying(console: Console) -> Say:
-    """Who prints one line, as it is. A disk that is full behind it, or nobody who reads it, ends no run."""
+    """Printer of one line, as it is. A disk that is full behind it, or nobody who reads it, ends no run."""
 
     def say(line: str, style: str = "") -> None:
         with suppress(OSError, SystemExit):  # the second is rich's for a broken pipe

@@ -90,7 +90,7 @@ def page(runs: Sequence[Run], summaries: Sequence[Summary], *, partial: bool = F
 
 
 def _names(runs: Sequence[Run]) -> str:
-    """What is compared, and with how many engines each."""
+    """Names that are compared, and the numbers of engines of each."""
     names, _, engines = zip(*(run.name.partition(", ") for run in runs), strict=True)
     numbers = list(dict.fromkeys(number.partition(" ")[0] for number in engines if number))
     over = f"; {', '.join(numbers)} engines" if numbers else ""
@@ -98,7 +98,7 @@ def _names(runs: Sequence[Run]) -> str:
 
 
 def _chosen(runs: Sequence[Run], close: Sequence[Run], titles: Sequence[str]) -> str:
-    """Which of the runs are looked at closely, if that is not all of them."""
+    """Runs that are looked at closely, if that is not all of them."""
     if len(close) == len(runs):
         return ""
     names = {run.name for run in runs}
@@ -170,7 +170,7 @@ def _slo(slo: Slo) -> str:
 
 
 def _about(summary: Summary, title: str) -> str:
-    """What was run, by whom and on what, as far as the run says."""
+    """Description of the run: command, versions and machine, as far as the run says."""
     window = summary.window
     length = "as long as there were requests" if math.isinf(window.duration) else f"{window.duration:g} s"
     told: dict[str, object] = {

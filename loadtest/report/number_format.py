@@ -35,7 +35,7 @@ def share(value: float) -> str:
 
 
 def change(value: float, base: float) -> str:
-    """How far `value` is from `base`, signed; "" where that cannot be said."""
+    """Distance of `value` from `base`, signed; "" where that cannot be said."""
     if not base:
         return ""
     ratio = value / base - 1.0

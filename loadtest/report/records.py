@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Asked(msgspec.Struct, frozen=True, gc=False):
-    """One request as it was planned, before anything was sent. Token counts are what was intended."""
+    """Request as it was planned, before anything was sent. Token counts are what was intended."""
 
     index: int
     at: float  # when it is to be sent

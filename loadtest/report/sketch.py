@@ -62,11 +62,11 @@ class Sketch:
 
     @property
     def held(self) -> int:
-        """How many numbers are kept: values, or buckets."""
+        """Count of the numbers that are kept: values, or buckets."""
         return len(self._values) + len(self._buckets)
 
     def add(self, value: float) -> None:
-        """One more value. Raises ValueError for a negative one, one over LARGEST, and what is no number."""
+        """Add a value. Raises ValueError for a negative one, one over LARGEST, and what is no number."""
         if not 0.0 <= value <= LARGEST:
             raise ValueError(f"not from 0 to {LARGEST}: {value}")
         self._values.append(value)
@@ -111,7 +111,7 @@ class Sketch:
         self.extend(other._values)
 
     def _fold(self) -> None:
-        """What is known exactly goes to the buckets."""
+        """Move what is known exactly to the buckets."""
         values = self._values
         if not values:
             return
@@ -135,7 +135,7 @@ class Sketch:
     # -- questions ----------------------------------------------------------------------------------------------------
 
     def quantiles(self, qs: Sequence[float]) -> list[float]:
-        """One value for each of `qs` (0 to 1), 0.0 where there is nothing; see `quantile_of`."""
+        """Value for each of `qs` (0 to 1), 0.0 where there is nothing; see `quantile_of`."""
         if self._buckets:
             self._fold()
             return self._bucketed(qs)

@@ -160,7 +160,7 @@ def dispersion(counts: Sequence[int]) -> float:
 
 
 def counts_of(times: Iterable[float], width: float, start: float, end: float) -> list[int]:
-    """How many of `times` lie in each whole window of `width` seconds from `start` on; none reaches past `end`."""
+    """Count `times` in each whole window of `width` seconds from `start` on; none reaches past `end`."""
     windows = int((end - start) / width + 1e-9)
     found = Counter(math.floor((time - start) / width) for time in times)
     return [found[window] for window in range(windows)]

@@ -43,7 +43,7 @@ class Ending(msgspec.Struct, frozen=True):
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """One class of a run, or all of them together. Rates are per second of the measured part."""
+    """Class of a run, or all of them together. Rates are per second of the measured part."""
 
     offered: int
     ok: int
@@ -75,7 +75,7 @@ class TenantSummary(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """One run. `lag_p99` is the worst repeat's; `valid`: it is at most LAG_BOUND.
+    """Summary of a run. `lag_p99` is the worst repeat's; `valid`: it is at most LAG_BOUND.
 
     `fairness`: Jain's index over the tenants' goodputs, so that who asks for more than others is not owed more.
     `dispersion`: of the intended arrivals in windows of 1 and of 10 s, averaged over repeats.
@@ -169,7 +169,7 @@ def missed(slos: Sequence[Slo], summary: Summary) -> list[Missed]:
 
 
 def merged(parts: Iterable[ClassTally]) -> ClassTally:
-    """One tally of all that these have counted."""
+    """Tally of all that these have counted."""
     total = ClassTally()
     for part in parts:
         total.merge(part)

@@ -32,7 +32,7 @@ class Attainment:
 
 
 class ClassTally:
-    """One class, measured part only. Sketches hold seconds, of requests that were ok."""
+    """Counts of one class, measured part only. Sketches hold seconds, of requests that were ok."""
 
     __slots__ = ("cached_tokens", "completion_tokens", "e2e", "e2e_sent", "itl", "met", "offered", "ok", "outcomes",
                  "prompt_tokens", "tpot", "tries", "ttft", "ttft_sent", "uncounted")  # fmt: skip
@@ -147,7 +147,7 @@ class Timeline:
 
 
 class Tally:
-    """One repeat: `add` every result, in any order, whatever became of it."""
+    """Counts of one repeat: `add` every result, in any order, whatever became of it."""
 
     def __init__(self, window: Window, slos: Sequence[Slo] = ()) -> None:
         self.window = window
@@ -187,13 +187,13 @@ class Tally:
 
     @property
     def seconds(self) -> float:
-        """How long the measured part was; up to the last request where nobody knew how long there would be some."""
+        """Seconds of the measured part; up to the last request where nobody knew how long there would be some."""
         ends = self.window.ends if math.isfinite(self.window.ends) else self.last
         return max(0.0, ends - self.window.warmup)
 
 
 def tallies_of(run: Run) -> Sequence[Tally]:
-    """One per repeat. Made of the results where there are none yet, and kept in the run."""
+    """Tally of each repeat. Made of the results where there are none yet, and kept in the run."""
     if not run.tallies:
         found: dict[int, Tally] = {}
         for result in run.results:

@@ -160,7 +160,7 @@ def _following(simulation: Simulation, console: Console, say: Say) -> Iterator[C
 
 
 def _share(simulation: Simulation, progress: Progress) -> float:
-    """How much of a run is done: of its time, or of a trace's rows."""
+    """Share of a run that is done: of its time, or of a trace's rows."""
     length = simulation.scenario.seconds
     of_time = progress.at / length if math.isfinite(length) else 0.0
     of_rows = progress.sent / simulation.rows if simulation.rows else 0.0

@@ -32,7 +32,7 @@ def answers(done: Sequence[Done], *, traced: bool) -> Iterator[str]:
 
 
 def _enough(name: str, group: Sequence[Done]) -> str:
-    """Which of the numbers of engines keep the SLO."""
+    """Numbers of engines that keep the SLO."""
     offered = count(group[0].made[0].run.rate)
     good = [one.cell.engines for one in group if kept(one)]
     missed = [one for one in group if one.cell.engines not in good]
@@ -78,7 +78,7 @@ def _capacities(name: str, group: Sequence[Done], *, traced: bool) -> Iterator[s
 
 
 def speed(done: Sequence[Done], wall: float) -> str:
-    """How fast it was simulated, and in how much memory."""
+    """Line that says how fast it was simulated, and in how much memory."""
     made = [simulated for one in done for simulated in one.made]
     calls, cpu = sum(one.calls for one in made), sum(one.cpu for one in made)
     seconds = sum(one.seconds for one in made)

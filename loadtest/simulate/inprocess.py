@@ -72,7 +72,7 @@ class Records:
 
 
 class ClassTarget(msgspec.Struct, frozen=True):
-    """What a class promises: seconds to the first and to the last token; `ttft` is infinite where it has none."""
+    """Targets of a class: seconds to the first and to the last token; `ttft` is infinite where it has none."""
 
     ttft: float
     deadline: float
@@ -128,7 +128,7 @@ class Watcher(Protocol):
         """An engine is sent a request."""
 
     def failed(self, request_id: bytes) -> None:
-        """It was given up as its engine's failure, or for the time it took."""
+        """Note a call that was given up as its engine's failure, or for the time it took."""
 
     def heard(self, record: Record, tried: Try | None) -> None:
         """A call has its record."""
@@ -214,7 +214,7 @@ class GatewayTarget:
     def _slowly(
         self, pipeline: Pipeline, request: Request, responder: Responder, request_id: str, upload: float
     ) -> Callable[[], None]:
-        """Its body is still coming. Who leaves before it is whole has made no call, and has no record."""
+        """Take a body that comes slowly. Who leaves before it is whole has made no call, and has no record."""
         coming = True
 
         def whole() -> None:
@@ -247,7 +247,7 @@ class GatewayTarget:
                 tried.gaps = gaps
 
     def left_over(self) -> list[str]:
-        """What an idle gateway must not have, in words; empty: nothing was lost, nothing is held."""
+        """Find what an idle gateway must not have, in words; empty: nothing was lost, nothing is held."""
         wrong = [
             f"{engine!r} still holds something"
             for engine in self.gateway.fleet

@@ -51,7 +51,7 @@ class Stop:
 
 
 def processors() -> int:
-    """How many processes have a core each here."""
+    """Number of processes that have a core each here."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -70,7 +70,7 @@ def run_all(jobs: Sequence[Job], at_once: int, tell: Callable[[Progress], None])
 
 
 def run_job(job: Job, tell: Callable[[Progress], bool]) -> Done:
-    """One job, in this process. `tell` answers whether to stop."""
+    """Run a job in this process. `tell` answers whether to stop."""
     cell = job.cell
     if not job.find_capacity:
         return Done(cell=cell, made=[simulate(cell, tell)])
@@ -171,7 +171,7 @@ def _in_processes(
 
 
 def _received(connection: Connection, name: str, process: SpawnProcess) -> Progress | Done | Exception:
-    """What a process says, or why it no longer does."""
+    """Read what a process says, or why it no longer does."""
     try:
         said: Progress | Done | Exception = connection.recv()
     except EOFError:

@@ -71,13 +71,13 @@ class MemoryEngine:
 
     @property
     def engine(self) -> Engine:
-        """Its scheduler and what it counts, as of now."""
+        """Reading of its scheduler and of what it counts, as of now."""
         self._settle()
         return self._engine
 
     @property
     def slow(self) -> float:
-        """How many times as long as usual every step takes from now on."""
+        """Make every step take so many times as long as usual from now on."""
         return self._slow
 
     @slow.setter

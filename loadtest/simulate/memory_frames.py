@@ -43,14 +43,14 @@ class FrameLink:
         return self.decider.held is not None
 
     def let_go(self) -> None:
-        """What was held arrives, in its order."""
+        """Let what was held arrive, in its order."""
         for side in (self.relay, self.decider):
             held, side.held = side.held, None
             for data in held or ():
                 side.arrive(data)
 
     def cut(self, error: Exception | None = None) -> None:
-        """It breaks: what is under way is lost, and both sides hear of it."""
+        """Break: what is under way is lost, and both sides hear of it."""
         if self.up:
             self.up = False
             for side in (self.relay, self.decider):
@@ -58,7 +58,7 @@ class FrameLink:
                 self.loop.call_soon(side.channel.connection_lost, error)
 
     def closed_by(self, side: _Side) -> None:
-        """One side closes it, or its process is killed: what it has sent arrives, and then the end."""
+        """Close one side, or kill its process: what it has sent arrives, and then the end."""
         if self.up:
             self.up = False
             side.channel.closed = True
@@ -68,7 +68,7 @@ class FrameLink:
 
 
 class _Side:
-    """One side's transport: what it writes arrives at the other."""
+    """Transport of one side: what it writes arrives at the other."""
 
     def __init__(self, link: FrameLink, channel: Channel) -> None:
         self._link = link

@@ -54,7 +54,7 @@ class _Options(msgspec.Struct, gc=False):
 
 
 class _Chat(msgspec.Struct, gc=False):
-    """What is read of a chat request; the rest is taken as vLLM takes it, and changes nothing."""
+    """Fields that are read of a chat request; the rest is taken as vLLM takes it, and changes nothing."""
 
     messages: list[dict[str, Any]]
     model: str | None = None
@@ -116,7 +116,7 @@ class Generated(msgspec.Struct, frozen=True):
         return event[:-3] + SO_FAR % (prompt, prompt + output, output)
 
     def answer(self) -> bytes:
-        """What there is to say at its end: what is left of the stream, or all."""
+        """Rest of the answer at its end: what is left of the stream, or all."""
         sequence = self.sequences[0]
         said = sequence.output - (sequence.reason == "stop")  # the end token is counted and says nothing
         prompt, output, reason = sequence.prompt, sequence.output, sequence.reason.encode()
@@ -136,7 +136,7 @@ class Pooled(msgspec.Struct, frozen=True):
 
     @property
     def first(self) -> bytes:
-        """It has no stream."""
+        """Empty bytes: there is no stream."""
         return b""
 
     def answer(self) -> bytes:
@@ -150,7 +150,7 @@ Asked = Generated | Pooled
 
 
 class Taker(Protocol):
-    """Who takes an answer. `begin` comes first and once; after `end` or `failed` nothing comes."""
+    """Receiver of an answer. `begin` comes first and once; after `end` or `failed` nothing comes."""
 
     def begin(self, status: int, content_type: bytes, data: bytes, length: int | None) -> None: ...
     def data(self, data: bytes) -> None: ...
@@ -191,7 +191,7 @@ class Work:
 
 
 def read(path: bytes, body: bytes, limits: Limits) -> Asked:
-    """What is asked. Raises ApiError, with what vLLM says of it."""
+    """Parse a request. Raises ApiError, with what vLLM says of it."""
     if path == b"/v1/chat/completions":
         chat: _Chat = decode(_CHAT, body)
         most = chat.max_tokens if chat.max_completion_tokens is None else chat.max_completion_tokens

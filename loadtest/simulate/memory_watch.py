@@ -82,7 +82,7 @@ class Watch:
 
 
 def sample_of(memory: MemoryEngine) -> EngineSample:
-    """What a scrape of its /metrics would say."""
+    """Sample that a scrape of its /metrics would give."""
     scheduler, stats = memory.engine.scheduler, memory.engine.stats
     return EngineSample(
         running=len(scheduler.running),

@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def simulation_of(given: argparse.Namespace) -> Simulation:
-    """What is to be done. Raises SimulateError."""
+    """Plan of the simulation. Raises SimulateError."""
     try:
         scenario, source, folder = scenario_of(given)
         scenario = overridden(scenario, given)
@@ -100,7 +100,7 @@ def about(path: Path, head: int = 1 << 18) -> int:
 
 
 def _sides(given: argparse.Namespace, scenario: Scenario, notes: list[str]) -> Iterator[tuple[str, str, bytes]]:
-    """What is compared: policies by the names of their files, and baselines."""
+    """Sides that are compared: policies by the names of their files, and baselines."""
     names: list[str] = []
     tenants = tuple(scenario.workload.tenants) or ("",)
     asked = dict.fromkeys(kind.class_name for kind in scenario.workload.mix)

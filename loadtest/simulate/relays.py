@@ -150,7 +150,7 @@ class Relays:
         self._loop.call_later(CHECK, self._look)
 
     def left_over(self) -> list[str]:
-        """What idle relays must not have, in words."""
+        """Find what idle relays must not have, in words."""
         wrong = [f"relay {number} still asks: {side.link.calls}" for number, side in enumerate(self.sides, 1)
                  if side.link.calls]  # fmt: skip
         wrong += [f"the decider keeps calls: {list(session.calls)}" for session in self.hub.sessions if session.calls]

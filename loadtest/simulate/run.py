@@ -1,4 +1,4 @@
-"""One simulated run: a policy (or nothing) before so many engines, a scenario sent to them, in virtual time.
+"""Simulated run: a policy (or nothing) before so many engines, a scenario sent to them, in virtual time.
 
 What becomes of a request is counted when it ends and then forgotten, and requests are made one by one, so that a trace
 of ten million rows takes the memory of one of ten thousand. `Cell` says what is run, `Simulated` what came of it.

@@ -29,7 +29,7 @@ _CONTENT = re.compile(rb'"content":"([^"]*)"')
 
 
 class Try(msgspec.Struct, gc=False):
-    """One request and what came of it. Times are seconds of the loop's clock, -1 where the thing did not happen.
+    """Request and what came of it. Times are seconds of the loop's clock, -1 where the thing did not happen.
 
     `outcome` is a word of `loadtest.clients.client`: ok, the gateway's reason, upstream, truncated, cut, unanswered,
     timed_out; `left`: the client went away on purpose; `unfinished`: the run was over. What only the gateway knows
@@ -66,7 +66,7 @@ class Transport(Protocol):
 
 
 class ClientCall:
-    """One call from its intended time to its end."""
+    """Call from its intended time to its end."""
 
     __slots__ = ("_answer", "_clients", "_ended", "_leave", "_loop", "_rng", "_target", "_timer", "call", "tried",
                  "tries")  # fmt: skip
@@ -188,5 +188,5 @@ class ClientCall:
 
     @property
     def answer(self) -> bytes:
-        """What was said, once the call has ended well and is part of a session."""
+        """Text of the answer, once the call has ended well and is part of a session."""
         return self._answer[0] if self._answer else b""

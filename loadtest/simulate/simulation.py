@@ -1,4 +1,4 @@
-"""One run of a simulation: calls go out when they are due, engines work, faults strike, samples are taken.
+"""Run of a simulation: calls go out when they are due, engines work, faults strike, samples are taken.
 
 The event loop decides between virtual and real time. A `Transport` stands between clients and engines: a gateway
 (`inprocess.py`) or a rival's rule (`rivals/`).

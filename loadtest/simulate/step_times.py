@@ -54,11 +54,11 @@ class Pace:
         self._tell(taker, Gaps(self, stretches))
 
     def when(self, step: int) -> float:
-        """When the step ended."""
+        """End of the step."""
         return self._ends[step - self._forgotten]
 
     def times(self, first: int, end: int) -> array[float]:
-        """When the steps from `first` on ended, up to `end`."""
+        """Ends of the steps from `first` on, up to `end`."""
         return self._ends[first - self._forgotten : end - self._forgotten]
 
     def mark(self, sketch: Sketch, first: int, end: int) -> None:

@@ -102,7 +102,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     @property
     def timers(self) -> list[asyncio.TimerHandle]:
-        """Those that are still to ring, in no order."""
+        """Timers that are still to ring, in no order."""
         return [entry[2] for entry in self._timers if not entry[2].cancelled()]
 
     def watch(self, at_rest: Callable[[], None]) -> None:

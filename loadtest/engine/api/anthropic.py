@@ -58,12 +58,12 @@ def error_body(error: ApiError) -> bytes:
 
 
 def event(kind: str, data: bytes) -> bytes:
-    """One named SSE event in a chunk of its own."""
+    """Named SSE event in a chunk of its own."""
     return chunk(b"event: %b\ndata: %b\n\n" % (kind.encode(), data))
 
 
 class MessageForm:
-    """One text block, or one tool_use block where a tool is called."""
+    """Form of one text block, or of one tool_use block where a tool is called."""
 
     def __init__(self, request_id: str, model: str, call: str | None) -> None:
         self.id = request_id

@@ -16,7 +16,7 @@ from loadtest.engine.sequence import Sequence
 
 
 class Choice:
-    """One sequence of a request and the words it will say."""
+    """Sequence of a request and the words it will say."""
 
     __slots__ = ("answer", "index", "reason", "sent", "sequence", "words")
 
@@ -31,7 +31,7 @@ class Choice:
 
 
 class Form(Protocol):
-    """One API's form of an answer. Events are complete SSE events, framed as HTTP chunks. `model`: as it was asked."""
+    """Form of an API's answer. Events are complete SSE events, framed as HTTP chunks. `model`: as it was asked."""
 
     model: str
 
@@ -44,7 +44,7 @@ class Form(Protocol):
 
 
 class Generation:
-    """One generating request under way. `prompt` and `completion` are its tokens; `details`: None where not told."""
+    """Generating request under way. `prompt` and `completion` are its tokens; `details`: None where not told."""
 
     def __init__(
         self, connection: Connection, form: Form, *, stream: bool, prompt: int, limits: Limits, plan: Plan | None
@@ -61,7 +61,7 @@ class Generation:
         self.garbled = False
 
     def add(self, sequence: Sequence, words: list[bytes]) -> None:
-        """One more choice, in the order of their indices."""
+        """Add a choice, in the order of their indices."""
         self.choices.append(Choice(len(self.choices), words, sequence, self))
         self.left += 1
 
@@ -103,7 +103,7 @@ class Generation:
             self.connection.send(error.status, error.body())
 
     def text(self, choice: Choice) -> str:
-        """What the choice has said so far."""
+        """Words that the choice has said so far."""
         if self.garbled:
             return (tokens.GARBAGE * choice.sent).decode()
         return b"".join(choice.words[: choice.sent]).decode()
@@ -167,7 +167,7 @@ class Gathered:
         """Pooling sequences write nothing."""
 
     def finished(self, choice: Choice) -> None:
-        """One text has been read."""
+        """Note that a text has been read."""
         self.left -= 1
         if self.left == 0:
             self.connection.send(200, self._whole(self))

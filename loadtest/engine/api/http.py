@@ -25,7 +25,7 @@ JSON = b"content-type: application/json\r\n"
 
 
 class Request:
-    """One parsed request. Header names are lower case; `path` has no query."""
+    """Parsed request. Header names are lower case; `path` has no query."""
 
     __slots__ = ("body", "headers", "keep_alive", "method", "path", "query")
 
@@ -213,5 +213,5 @@ def reason(status: int) -> bytes:
 
 
 def chunk(data: bytes) -> bytes:
-    """One chunk of a chunked body."""
+    """Chunk of a chunked body."""
     return b"%x\r\n%b\r\n" % (len(data), data)

@@ -177,7 +177,7 @@ def _constrained(asked: StructuredOutputs | None) -> list[bytes] | None:
 
 
 def prompts_of(value: str | list[str | int | list[int]]) -> list[bytes]:
-    """One or several texts, or lists of token ids, rendered."""
+    """Prompts rendered from a text, several texts, or lists of token ids."""
     if isinstance(value, str):
         return [tokens.units(value)]
     if value and isinstance(value[0], int):

@@ -31,7 +31,7 @@ class StreamOptions(msgspec.Struct):
 
 
 def so_far(choice: Choice, generation: Generation) -> dict[str, Any]:
-    """What vLLM tells in every event, if asked to: the usage of the one choice."""
+    """Usage of the one choice, which vLLM tells in every event if asked to."""
     prompt, completion = generation.prompt, choice.sent
     return {"prompt_tokens": prompt, "total_tokens": prompt + completion, "completion_tokens": completion}
 

@@ -44,7 +44,7 @@ DECODER = msgspec.json.Decoder(ResponseBody)
 
 
 class ResponseForm:
-    """One message item, or one function_call item. `number` counts the events."""
+    """Form of a message item, or of a function_call item. `number` counts the events."""
 
     def __init__(self, request_id: str, model: str, asked: ResponseBody, most: int, call: str | None) -> None:
         self.id = f"resp_{request_id}"

@@ -168,7 +168,7 @@ class Routes:
             raise ApiError(500, DEAD, type=BROKEN)
 
     def _core(self, call: Callable[[], None]) -> None:
-        """What EngineCore answers: in its order, and not while it hangs."""
+        """Answer as EngineCore does: in its order, and not while it hangs."""
         self._alive()
         self._server.core.call(call)
 

@@ -133,7 +133,7 @@ def answers_calls(port: int) -> bool:
 
 
 class ServerUnderTest:
-    """One server under test, alone on core 0. Raises ChildError."""
+    """Server under test, alone on core 0. Raises ChildError."""
 
     def __init__(self, command: list[str], port: int, ready: Callable[[int], bool] = answers_calls) -> None:
         self.port = port

@@ -14,7 +14,7 @@ FEATURES = (b'"role":"assistant"', b'"finish_reason":"', b"data: [DONE]")  # of 
 
 
 def prompt_tokens(body: bytes) -> int:
-    """How many tokens of prompt the simulated engines count in a request's body, whatever its route."""
+    """Count tokens of prompt as the simulated engines do in a request's body, whatever its route."""
     asked: dict[str, Any] = msgspec.json.decode(body)
     if "messages" in asked:
         return tokens.count(tokens.chat(asked["messages"]))
@@ -24,7 +24,7 @@ def prompt_tokens(body: bytes) -> int:
 
 
 def wrong_with(call: Call, body: bytes, answer: bytes) -> str:
-    """What is wrong with the answer to a request, framing included if it has any; empty: nothing."""
+    """Fault of the answer to a request, framing included if it has any; empty: none."""
     if call.stream:
         counts = [answer.count(feature) for feature in FEATURES]
         if counts != [1, 1, 1]:

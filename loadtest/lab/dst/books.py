@@ -89,7 +89,7 @@ class Charges:
         return sum([charge.live for charge in self.made.values()])
 
     def compare(self, book: LimitBook, wrong: Callable[[str], None]) -> None:
-        """What was settled, against the buckets that bind nobody and drain nothing."""
+        """Compare what was settled with the buckets that bind nobody and drain nothing."""
         requests = sum([not charge.refunded for charge in self._arrived.values()])
         settled = sum([charge.settled for charge in self._all if charge.settled is not None])
         kinds: tuple[tuple[Kind, int], ...] = (("requests", requests), ("tokens", settled))
@@ -121,7 +121,7 @@ class Ledger:
         self._written[taker.request_id.decode()] = tokens
 
     def failed(self, request_id: bytes) -> None:
-        """It was given up for the time its engine took; that may be the call's own."""
+        """Note a call that was given up for the time its engine took; that may be the call's own."""
         id = request_id.decode()
         self._late[id] = self._loop.time(), self._written.pop(id, 0)
 

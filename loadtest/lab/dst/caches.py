@@ -16,7 +16,7 @@ from loadtest.simulate.memory_engine import MemoryEngine
 
 
 class Telling:
-    """One engine's events on their way to the gateway. `lost`: the share of messages that do not come."""
+    """Events of one engine on their way to the gateway. `lost`: the share of messages that do not come."""
 
     def __init__(
         self, engine: Engine, memory: MemoryEngine, lost: float, seed: str, wrong: Callable[[str], None]
@@ -36,7 +36,7 @@ class Telling:
         self._log = CacheLog()
 
     def deliver(self, now: float) -> None:
-        """What has happened in the engine until now. Called once everything at this moment has happened."""
+        """Send what has happened in the engine until now. Called once everything at this moment has happened."""
         up = self._memory.condition != "dead"
         if up and self._process is not self._memory.engine:
             self._begins(now)
@@ -60,7 +60,7 @@ class Telling:
         self._compare(now)
 
     def _begins(self, now: float) -> None:
-        """It runs as another process: numbers from 0, and an empty cache unless it is only now listened to."""
+        """Run as another process: numbers from 0, and an empty cache unless it is only now listened to."""
         self._process = engine = self._memory.engine
         blocks = engine.scheduler.blocks
         self._log = blocks.log = CacheLog()

@@ -63,7 +63,7 @@ class Callers:
         )
 
     def watch(self, target: GatewayTarget, proxies: Proxies) -> None:
-        """These are whom they call."""
+        """Set the gateway that they call."""
         self._target = target
         self._proxies = proxies
         self.invariants.watch(target.gateway)

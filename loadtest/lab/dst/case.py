@@ -68,7 +68,7 @@ Saying = Literal["sleep", "stop", "drain", "wake", "error", "vanish", "silence",
 
 
 class Word(msgspec.Struct, frozen=True, kw_only=True):
-    """What a sidecar does with a profile, or with itself for `seconds`."""
+    """Act of a sidecar on a profile, or on itself for `seconds`."""
 
     at: float
     sidecar: int
@@ -81,7 +81,7 @@ Event = Call | Fault | Reload | Hand | Word
 
 
 class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One engine: sizes in blocks of 16 tokens and sequences; seconds per step and per prompt token."""
+    """Engine of a case: sizes in blocks of 16 tokens and sequences; seconds per step and per prompt token."""
 
     model: str
     blocks: int
@@ -92,7 +92,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Helper(msgspec.Struct, frozen=True, kw_only=True):
-    """One sidecar: its profiles' engines, which of them run at first, and the seconds it takes to have one ready."""
+    """Sidecar of a case: its profiles' engines, which of them run at first, and the seconds until one is ready."""
 
     engines: tuple[EngineSpec, ...]
     running: tuple[bool, ...]
@@ -100,7 +100,7 @@ class Helper(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """One simulation. `fixed` engines are the command line's, `extra` ones are there while the policy names them.
+    """Simulation. `fixed` engines are the command line's, `extra` ones are there while the policy names them.
 
     `cancels`: what runs past its deadline is cancelled, by every policy. `lost`: the share of the engines' messages of
     their caches that do not come; negative: they send none.

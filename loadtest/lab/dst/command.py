@@ -58,7 +58,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """How a simulation went: what was `wrong` first, empty for nothing, and `told`, all that happened, a line each."""
+    """End of a simulation: what was `wrong` first, empty for nothing, and `told`, all that happened, a line each."""
 
     wrong: str
     told: list[str]
@@ -78,20 +78,20 @@ def attempt(what: Case | RelayCase, read: Callable[[bytes], Policy] = policy_of)
 
 
 def failures(seeds: Iterable[int]) -> list[Failure]:
-    """Those of these seeds that fail."""
+    """Seeds of these that fail."""
     outcomes = ((seed, attempt(case(seed)).wrong) for seed in seeds)
     return [Failure(seed, wrong) for seed, wrong in outcomes if wrong]
 
 
 def relay_failures(seeds: Iterable[int]) -> list[Failure]:
-    """Those of these seeds that fail with relays."""
+    """Seeds of these that fail with relays."""
     read = cache(policy_of)  # neighbours share their policies
     outcomes = ((seed, attempt(relay_case(seed), read).wrong) for seed in seeds)
     return [Failure(seed, wrong, relays=True) for seed, wrong in outcomes if wrong]
 
 
 def kind(wrong: str) -> str:
-    """What is wrong, whenever and with whatever numbers."""
+    """Kind of a failure: its words without times and numbers."""
     return re.sub(r"call [0-9a-f]+|\S*\d\S*", "N", wrong)[:120]
 
 
@@ -115,7 +115,7 @@ def shrink(whole: C, wrong: str, run: Callable[[C], Outcome] = attempt) -> C:
 
 
 def command(what: Case | RelayCase) -> str:
-    """What to type to run a case again."""
+    """Command that runs a case again."""
     relays = " --relays" if isinstance(what, RelayCase) else ""
     whole: Case | RelayCase = relay_case(what.seed) if relays else case(what.seed)
     only = "" if what.numbers == whole.numbers else f" --only {_ranges(what.numbers)}"

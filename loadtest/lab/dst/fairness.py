@@ -99,7 +99,7 @@ class Fairness:
         )
 
     def popped(self, ticket: Ticket | None) -> None:
-        """This call is served, if any."""
+        """Note that this call, if any, is served."""
         self._length = len(self._queues)
         seen, self._popping = self._popping, None
         if ticket is None or seen is None:
@@ -116,7 +116,7 @@ class Fairness:
             self._serves(ticket, _who(ticket), dict.fromkeys(_who(other) for other in seen.waiting if not other.aside))
 
     def correcting(self, ticket: Ticket, prompt_tokens: int, completion_tokens: int) -> None:
-        """What a served call really used is known."""
+        """Note what a served call really used."""
         charged = self._charged.pop(ticket.call.request_id, None)
         who, more = _who(ticket), 0.0
         if charged is not None and charged[0] == who:
@@ -127,7 +127,7 @@ class Fairness:
         self._before = self._queues.served(*who)
 
     def corrected(self, ticket: Ticket) -> None:
-        """Its tenant's counter has moved by the difference."""
+        """Move its tenant's counter by the difference."""
         who, more = _who(ticket), self._expected
         moved = self._queues.served(*who) - self._before
         if more is not None and abs(moved - more) > ROUNDING:

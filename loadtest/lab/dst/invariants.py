@@ -52,7 +52,7 @@ class Invariants:
         self._settled = True  # no hold was taken since the books were compared, and no call ended
 
     def watch(self, gateway: Gateway) -> None:
-        """This is what is looked at."""
+        """Set the gateway that is looked at."""
         self._gateway = gateway
         self._dispatch = gateway.dispatch
         self._grants = Grants(gateway)

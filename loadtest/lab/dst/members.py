@@ -34,7 +34,7 @@ FOUND_AGAIN = 5.0  # seconds after a fault by which its member is one as before
 
 
 class Member:
-    """One machine's gateway. `term`: what it decides with while it leads."""
+    """Gateway of one machine. `term`: what it decides with while it leads."""
 
     def __init__(self, cluster: Members, name: str, gateway: Gateway, before: Election | None) -> None:
         self.name = name
@@ -236,11 +236,11 @@ class Members:
             self._begin(name, before)
 
     def machine(self, relay: int) -> str:
-        """Where a relay of this number runs."""
+        """Machine of a relay of this number."""
         return f"member-{relay % self.world.case.members}"
 
     def relays_of(self, name: str) -> list[Relay]:
-        """Those that live on this machine."""
+        """Relays that live on this machine."""
         return [relay for relay in self.world.relays if relay.dead_at < 0.0 and relay.machine == name]
 
     def reach(self, one: str, other: str) -> bool:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class OneDecider:
-    """It says whom a relay reaches, as `Members` does for a cluster."""
+    """Decider that every relay reaches; `Members` is the same of a cluster."""
 
     def __init__(self, world: RelayWorld) -> None:
         self.world = world
@@ -45,7 +45,7 @@ class OneDecider:
         return any(relay.pid == pid and relay.dead_at < 0.0 for relay in self.world.relays)
 
     def machine(self, relay: int) -> str:
-        """Where a relay of this number runs."""
+        """Machine of a relay of this number."""
         return ""
 
     @property
@@ -78,7 +78,7 @@ class OneDecider:
             decider.hub.apply(decider.gateway.current.snapshot, b"a secret of cache salts")
 
     def befalls(self, event: DeciderFault) -> None:
-        """It dies, or hangs until it is killed."""
+        """Kill it, or let it hang until it is killed."""
         decider = self._ruling
         if decider is None:
             return

@@ -43,7 +43,7 @@ class OpenCalls:
             self.leave(client_call)
 
     def leave(self, client_call: ClientCall) -> None:
-        """Its client goes away, if it is there still."""
+        """Let its client go away, if it is there still."""
         if client_call in self.numbers:
             self._tell(f"client of [{self.numbers[client_call]}] leaves")
             client_call.leave("left")

@@ -17,7 +17,7 @@ from loadtest.simulate.memory_engine import MemoryEngine
 
 
 def planned(number: int, call: Call) -> Planned:
-    """What a client sends."""
+    """Body and headers that a client sends."""
     text = f"group {call.group} " * 8 + f"call {number} "
     text = (text + "and so on " * (call.prompt // 2))[: 4 * call.prompt]
     body: dict[str, Any] = {"model": call.model}
@@ -50,7 +50,7 @@ def hints(number: int) -> dict[str, Any]:
 
 
 def scheduling_of(number: int) -> Policy:
-    """How the extra engine of this number schedules, which the policy that names it says."""
+    """Scheduling of the extra engine of this number, which the policy that names it says."""
     return "priority" if number % 2 else "fcfs"
 
 

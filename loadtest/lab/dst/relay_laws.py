@@ -101,7 +101,7 @@ class RelayLaws:
         self._one_decider(asking)
 
     def _known(self, decider: Decider, living: Mapping[int, Relay], now: float) -> None:
-        """What a relay asks for, its decider knows of, once that has had time to arrive."""
+        """Compare what a relay asks for with what its decider knows, once that has had time to arrive."""
         for session in decider.hub.sessions:
             relay = living.get(session.hello.pid) if session.told and session.hello else None
             if relay is None or relay.link is not decider.links.get(relay.pid):
@@ -114,7 +114,7 @@ class RelayLaws:
                     self._wrong(f"relay {relay.number} asks for call {number}, and its decider does not know of it")
 
     def _compare(self, decider: Decider, asking: Iterable[Relay], now: float) -> None:
-        """Its ledgers, against what it keeps of calls and against what relays have."""
+        """Compare a decider's ledgers with what it keeps of calls and with what relays have."""
         held: dict[str, int] = {}
         for grant in grants(decider):
             if grant.hold.live:
@@ -148,7 +148,7 @@ class RelayLaws:
         return promised
 
     def granting(self, decider: Decider, call: Call) -> None:
-        """It is about to grant. None of a later epoch has, and all that it waits for was told."""
+        """Judge a decider that is about to grant: none of a later epoch has, and all that it waits for was told."""
         epoch = decider.hub.epoch
         if epoch < self._granted:
             self._wrong(f"a decider of epoch {epoch} grants, and another of epoch {self._granted} has")
@@ -289,7 +289,7 @@ class DispatchLaws:
         self._asked = max(self._asked, call.arrived)
 
     def correcting(self, ticket: Ticket, prompt_tokens: int, completion_tokens: int) -> None:
-        """What a call that waited has really used is about to be charged to its tenant."""
+        """Note what a call that waited has really used, which is about to be charged to its tenant."""
         if ticket in self._corrected:
             self._wrong(f"call {ticket.call.request_id} is settled for the second time")
         self._corrected.add(ticket)

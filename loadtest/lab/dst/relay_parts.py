@@ -42,7 +42,7 @@ OF_CALLS = (
 
 
 class Decider:
-    """One life of a decider, or one term of a cluster's member. `links`: of its relays, by the relay's process.
+    """Life of a decider, or term of a cluster's member. `links`: of its relays, by the relay's process.
     `machine`: the member's; empty: it decides for all relays there are. `owed`: relays' processes that must have told
     what they hold before it grants anything."""
 
@@ -61,7 +61,7 @@ class Decider:
         return told | {hello.pid for hello, _ in self.hub.kept}
 
     async def ends(self) -> None:
-        """It decides nothing any more."""
+        """End: decide nothing any more."""
         self.dead = True
         self.gateway.dispatch.witness = None  # what it does on its way out, no dead process does
         for link in self.links.values():

@@ -24,7 +24,7 @@ Report = Callable[[bytes], DemandReport | None]  # None: it was not heard
 
 
 class PlayedSidecar:
-    """One machine. `wrong` is told in words what a gateway must not have done."""
+    """Sidecar of one machine. `wrong` is told in words what a gateway must not have done."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class PlayedSidecar:
                 engines[index].die()
 
     def url(self, profile: int) -> str:
-        """Where a profile's engine listens."""
+        """Address of a profile's engine."""
         return f"http://127.0.0.1:{self.port + 1 + profile}"
 
     def start(self) -> None:

@@ -130,7 +130,7 @@ class World:
         return self.wrong
 
     async def _quiet(self) -> None:
-        """What calls wanted is asked for a little longer; then no longer."""
+        """Ask a little longer for what calls wanted; then no longer."""
         end = self._loop.time() + QUIET
         self._over = self._loop.create_future()
         await asyncio.sleep(0.001)

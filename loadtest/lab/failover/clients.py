@@ -96,7 +96,7 @@ class ClosedLoop:
 
 
 class RawCall:
-    """One call on a connection of its own, tried once."""
+    """Call on a connection of its own, tried once."""
 
     def __init__(self, url: str, *, stream: bool, tokens: int) -> None:
         parts = urlsplit(url)

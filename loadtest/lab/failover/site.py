@@ -24,7 +24,7 @@ JOINED = 30.0  # seconds for machines to know each other
 
 
 class GatewayMachine:
-    """One gateway of several processes. `cluster`: the field of its policy; empty: it is alone."""
+    """Gateway of several processes. `cluster`: the field of its policy; empty: it is alone."""
 
     def __init__(self, folder: Path, engines: list[str], relays: int, cluster: str = "") -> None:
         folder.mkdir()

@@ -145,7 +145,7 @@ def capacity(rows: list[Arrival], seed: int) -> float:
 
 
 def run(rows: list[Arrival], policy: str, in_flight: int, most: float, seed: int, left_over: list[str]) -> DayRun:
-    """One run of the day, beside so many lines in flight, on an engine of capacity `most`."""
+    """Run the day beside so many lines in flight, on an engine of capacity `most`."""
     ends = rows[-1].at
 
     async def main() -> tuple[RunResult, list[tuple[float, int]]]:
@@ -180,7 +180,7 @@ def run(rows: list[Arrival], policy: str, in_flight: int, most: float, seed: int
 
 
 def measured(trace: list[Arrival], options: argparse.Namespace, policy: str, seed: int, left_over: list[str]) -> Row:
-    """One seed's row."""
+    """Row of one seed."""
     rows = trace[seed % EVERY :: EVERY]
     most = capacity(rows, seed)
     work = sum(row.prompt_tokens + row.output_tokens for row in rows)

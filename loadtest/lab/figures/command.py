@@ -102,7 +102,7 @@ def _times(text: str) -> tuple[float, ...]:
 
 
 def add_arguments(parser: argparse.ArgumentParser, rows: Iterable[str], seeded: str) -> None:
-    """What everything takes that measures these rows in some `Setting`. `seeded`: what follows the seed."""
+    """Add the flags of all that measures rows in some `Setting`. `seeded`: what follows the seed."""
     add_rows(parser, rows, seeded)
     parser.add_argument("--engines", type=int, default=4, help="simulated engines (default: 4)")
     parser.add_argument(

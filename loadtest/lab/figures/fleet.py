@@ -101,7 +101,7 @@ def row12(setting: Setting) -> list[Row]:
 
 
 def row13(setting: Setting) -> list[Row]:
-    """One engine of several fails at half load."""
+    """Fail one engine of several at half load."""
     rows = []
     for what, name, bound in (("die", "killed", 1.0), ("stop", "stopped", 5.0)):
         fault = Fault(at=setting.warm, what=what, engines=(0,))  # type: ignore[arg-type] # one of its words

@@ -154,6 +154,6 @@ class Turns:
         self._laws[ticket.call.model].corrected(ticket)
 
     def _ignored(self, *_: object, **__: object) -> None:
-        """It says nothing of turns."""
+        """Say nothing of turns."""
 
     entering = refused = granting = granted = moved_free = retried = sending = failed = heard = say = _ignored

@@ -59,7 +59,7 @@ class Saturation(msgspec.Struct, frozen=True):
 
 
 class Measured(msgspec.Struct):
-    """One run, of which the tries that ended after the warm-up are kept.
+    """Run, of which the tries that ended after the warm-up are kept.
 
     `left_over`: what its gateway left behind (empty: nothing). `again`: calls sent again after their first byte.
     `cpu`: seconds of this process. `sent`: all tries.
@@ -216,7 +216,7 @@ class Setting(msgspec.Struct, kw_only=True):
         big: bool = False,
         blocks: int | None = None,
     ) -> Measured:
-        """One run of this setting's engines (or of one that is as `big` as all of them), kept by its name."""
+        """Run this setting's engines (or one that is as `big` as all of them), and keep the run by its name."""
         known = self.known.get(what)
         if known is None:
             began = time.process_time()
@@ -259,7 +259,7 @@ class Setting(msgspec.Struct, kw_only=True):
 
 
 def an_engine(seed: int, size: int = 1, blocks: int = BLOCKS) -> MemoryEngine:
-    """One engine of the figures, with `size` times the memory, the batch and the speed."""
+    """Engine of the figures, with `size` times the memory, the batch and the speed."""
     profile = LATENCY
     if size > 1:
         faster = {name: getattr(profile, name) / size for name in ("base", "prefill", "decode", "context", "attention")}

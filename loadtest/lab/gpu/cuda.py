@@ -21,7 +21,7 @@ class CudaError(Exception):
 
 
 class CudaDevice(msgspec.Struct, frozen=True):
-    """One GPU. `uuid`: as NVML has it."""
+    """GPU as CUDA has it. `uuid`: as NVML has it."""
 
     index: int
     uuid: str

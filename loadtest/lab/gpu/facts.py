@@ -32,7 +32,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What is the same for all GPUs. `container`: process numbers are of a namespace of its own."""
+    """Facts that are the same for all GPUs. `container`: process numbers are of a namespace of its own."""
 
     driver: str
     cuda: str

@@ -66,7 +66,7 @@ class Images:
             self._podman += ["--runtime", "runc"]
 
     def run(self, *words: object, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """One command of podman's. Raises CalledProcessError, with its output."""
+        """Run a command of podman's. Raises CalledProcessError, with its output."""
         argv = [*map(str, self._podman), *map(str, words)]
         return subprocess.run(argv, check=check, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 

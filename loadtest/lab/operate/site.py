@@ -172,7 +172,7 @@ class OperatedSite:
         self._callers[name] = Child(name, argv, self.folder / f"{name}.log", env={**os.environ, "KEY": key})
 
     def no_callers(self, name: str) -> None:
-        """These callers stop."""
+        """Stop these callers."""
         self._callers.pop(name).kill()
 
     def post(self, url: str, path: str, body: bytes, timeout: float = 30.0) -> int:

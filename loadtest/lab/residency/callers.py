@@ -38,7 +38,7 @@ class CallOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelCallers:
-    """One gateway's calls to the models of `manager`. `cut`: no report reaches it, and it asks for nothing. `away`:
+    """Calls of one gateway to the models of `manager`. `cut`: no report reaches it, and it asks for nothing. `away`:
     there is no sidecar that could be asked. `late`: seconds that a report takes to reach it. `copies`: the models that
     another machine serves too and is full, so that calls of others want them as copies."""
 
@@ -93,7 +93,7 @@ class ModelCallers:
         return DemandReport(gateway=self.name, boot="boot", sequence=report.sequence, demands=demands)
 
     async def call(self, model: str, seconds: float, patience: float = math.inf) -> CallOutcome:
-        """One call that an engine needs `seconds` for and that waits for its model no longer than `patience`."""
+        """Make a call that an engine needs `seconds` for and that waits for its model no longer than `patience`."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         foretold: list[float] = []

@@ -44,7 +44,7 @@ ROOM = 26 * GIB  # of each GPU: two models awake and others asleep
 
 
 class PlannedCall(msgspec.Struct, frozen=True):
-    """One call, `at` seconds after the start, that an engine needs `seconds` for."""
+    """Call that comes `at` seconds after the start, and that an engine needs `seconds` for."""
 
     at: float
     model: str
@@ -52,7 +52,7 @@ class PlannedCall(msgspec.Struct, frozen=True):
 
 
 class CopiesRun(msgspec.Struct):
-    """One run: its calls, in how many seconds, how often copies were woken and gave their place back."""
+    """Run with its calls, its seconds, and how often copies were woken and gave their place back."""
 
     calls: list[GatewayCall]
     seconds: float

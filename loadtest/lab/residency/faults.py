@@ -196,7 +196,7 @@ async def _traffic(
 
 
 def _why(answer: CallOutcome) -> str:
-    """What should not have become of a call."""
+    """Reason why a call should not have ended so; empty: none."""
     if answer.ending == "astray":
         return "was sent to an engine that does not serve"
     return "was cut off by its sidecar" if answer.how == "SIGTERM" else ""

@@ -137,7 +137,7 @@ def rounds(seed: int, progress: OnProgress, scale: float) -> list[Row]:
 
 
 def wakes(seed: int, progress: OnProgress, scale: float) -> list[Row]:
-    """What the manager adds to an engine's own wake time, where there is room."""
+    """Measure what the manager adds to an engine's own wake time, where there is room."""
 
     async def whole() -> list[float]:
         async with opened(file("a"), {"a": MODEL}, ROOM) as site:

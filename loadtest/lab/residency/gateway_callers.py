@@ -54,7 +54,7 @@ class Orders:
 
 
 class GatewayCall(msgspec.Struct, frozen=True, kw_only=True):
-    """One call's end: `waited` seconds until an engine had it, or until it was refused."""
+    """End of a call: `waited` seconds until an engine had it, or until it was refused."""
 
     model: str
     ending: Literal["served", "refused", "broken"]
@@ -93,7 +93,7 @@ class GatewayCallers:
             changed.clear()
 
     async def call(self, model: str, seconds: float) -> GatewayCall:
-        """One call that an engine needs `seconds` for."""
+        """Make a call that an engine needs `seconds` for."""
         dispatch, began = self.gateway.dispatch, self._site.now
         call = self._made(model, began)
         try:

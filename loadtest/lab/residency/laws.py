@@ -103,7 +103,7 @@ async def _lived(machine: RandomMachine, log: list[tuple[float, str]]) -> Machin
 
 
 async def had(site: Site, machine: RandomMachine, name: str, within: float = HAD_WITHIN) -> list[str]:
-    """What is wrong with having a model by calls that come back when they are told to, `within` so many seconds."""
+    """Have a model by calls that come back when they are told to, `within` so many seconds; what is wrong with that."""
     until, gateway = site.now + within, site.gateways[0]
     while site.now < until:
         answer = await gateway.call(name, 1.0, 600.0)
@@ -126,7 +126,7 @@ def lived(seed: int, log: list[tuple[float, str]] | None = None) -> MachineLife:
 
 
 def lives(seeds: range) -> list[MachineLife]:
-    """Those of these seeds."""
+    """Lives of these seeds."""
     return [lived(seed) for seed in seeds]
 
 

@@ -114,7 +114,7 @@ class Machine:
                 self.doing.pop(gpu, None)
 
     def take(self, pid: int, gpus: Collection[int], size: int) -> None:
-        """It holds so much on each of these from now on. Raises EngineFailed where there is too little."""
+        """Hold so much on each of these from now on. Raises EngineFailed where there is too little."""
         free = self.free(pid, gpus)
         if size > free:
             raise failed(Shortage("oom", f"CUDA out of memory: {size} asked for, {free} free"))
@@ -144,7 +144,7 @@ class Machine:
             self.crowded.append(f"{now:.1f} s: {what} starts with {needs / GIB:.2f} GiB where {told}")
 
     def release(self, pid: int) -> None:
-        """Its end, or the end of the time for which its memory stays taken."""
+        """Wait for its end, or for the end of the time for which its memory stays taken."""
         self.host.pop(pid, None)
         if self.faults.kept:
             asyncio.get_running_loop().call_later(self.faults.kept, self.held.pop, pid, None)

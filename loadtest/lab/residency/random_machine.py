@@ -104,7 +104,7 @@ def _model(rng: random.Random, total: int, several: int) -> Model:
 
 
 def _long(rng: random.Random, model: Model) -> Model:
-    """It, with a context of so many tokens that their KV cache may be larger than its GPU."""
+    """Give a model a context of so many tokens that their KV cache may be larger than its GPU."""
     times, usual = rng.choice((1, 4, 16)), model.claim // 8
     true = model.true and msgspec.structs.replace(model.true, context=model.true.context * times, tokens=OWN_CONTEXT)
     claim = model.claim + (times - 1) * usual

@@ -124,7 +124,7 @@ class ResidentEngine:
         return not self.process.done()
 
     def kill(self, how: str = "SIGKILL") -> None:
-        """Its process ends, as if by itself."""
+        """End the process, as if by itself."""
         if self.alive_now:
             self.serves = False
             self.process.set_result(how)
@@ -140,7 +140,7 @@ class ResidentEngine:
         self._check()
 
     async def _sticks(self) -> None:
-        """It does nothing any more, until its process ends."""
+        """Do nothing any more, until the process ends."""
         self.hung, self.stuck_at = True, asyncio.get_running_loop().time()
         await asyncio.wait((self.process,))
         self._check()
@@ -195,7 +195,7 @@ class ResidentEngine:
         return EngineFacts(kv_tokens=100_000, context_length=8192)
 
     async def _hangs(self) -> None:
-        """Its GPUs wait for each other for ever. It says so once a minute."""
+        """Let its GPUs wait for each other for ever. It says so once a minute."""
         while True:
             await self._takes(HANG_SAYS)
             self._says(f"(EngineCore pid={self.pid}) INFO at {asyncio.get_running_loop().time():.0f} {SLOW_OR_HUNG}")
@@ -209,7 +209,7 @@ class ResidentEngine:
         self._progress.looked(Look(sizes={"its model's folder": self._fetched, GPU_MEMORY: self._gpu_bytes()}), now)
 
     def _ends(self, why: Shortage) -> NoReturn:
-        """It writes this, and ends."""
+        """Write this, and end."""
         before = list(self._said)
         self._says(why.line)
         self.harmed = True
@@ -219,7 +219,7 @@ class ResidentEngine:
         raise failed(why, before)
 
     def _takes_memory(self, size: int, *, cache: bool) -> None:
-        """It holds so much while it loads, and all that it ever will with its KV cache."""
+        """Hold what it takes while it loads, and all that it ever will with its KV cache."""
         true, machine, pid = self._model.true, self._machine, self.pid
         if true is None:
             machine.take(pid, self.gpus, size)

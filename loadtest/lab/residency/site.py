@@ -203,7 +203,7 @@ class Site:
         return held
 
     def left_over(self) -> list[str]:
-        """What should not be there once nobody does anything: memory of nobody, engines nobody knows, calls."""
+        """Find what should not be there once nobody does anything: memory of nobody, engines nobody knows, calls."""
         operations = self.manager.steps
         found = list(self.wrong)
         running = {operations.running[name].url: name for name in operations.running}
@@ -276,7 +276,7 @@ def file(names: Sequence[str], gpus: int = 1, **fields: str) -> str:
 
 
 def counted(site: Site, event: str) -> Counter[str]:
-    """How often each model had this event: ready, woken, slept, stopped, failed, out_of_memory."""
+    """Count this event of each model: ready, woken, slept, stopped, failed, out_of_memory."""
     counts = site.manager.steps.counts
     return Counter({name: count for (name, each), count in counts.items() if each == event})
 

@@ -64,7 +64,7 @@ Needs: `make vllm` once, and a machine that is otherwise idle.
 
 
 class LatencyQuantile(msgspec.Struct, frozen=True):
-    """One quantile of one latency, in seconds, of each round."""
+    """Quantile of a latency, in seconds, of each round."""
 
     latency: str
     quantile: str
@@ -78,7 +78,7 @@ class LatencyQuantile(msgspec.Struct, frozen=True):
 
     @property
     def own(self) -> float:
-        """How far apart the rounds of one client are, as a share; of the client where that is more."""
+        """Distance between the rounds of a client, as a share; of the client where that is more."""
         return max((max(rounds) - min(rounds)) / median(rounds) for rounds in (self.theirs, self.ours))
 
     @property
@@ -165,7 +165,7 @@ def _run(log: Path, seconds: float, argv: Sequence[str], *, late: bool = False) 
 
 
 def table_of(figures: Sequence[LatencyQuantile]) -> Table:
-    """One row for each figure, in milliseconds."""
+    """Table with a row for each figure, in milliseconds."""
     table = Table("", "vllm bench serve", "gateway bench", "difference", "own", "bound")
     for figure in figures:
         table.add_row(

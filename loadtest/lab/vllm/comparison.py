@@ -116,7 +116,7 @@ def ahead() -> Iterator[None]:
 
 
 class Comparison:
-    """One run of everything. `folder` takes the logs; `bars` shows how far it is."""
+    """Run everything once. `folder` takes the logs; `bars` shows how far it is."""
 
     def __init__(self, given: argparse.Namespace, folder: Path, console: Console, bars: Progress) -> None:
         self._given = given

@@ -26,7 +26,7 @@ Show = Callable[[float], None]  # told the share of the time that has passed
 
 
 class CallKind(msgspec.Struct, frozen=True, kw_only=True):
-    """One kind of call. Sizes in words and tokens; `within` seconds to its first token, or to its last."""
+    """Kind of call. Sizes in words and tokens; `within` seconds to its first token, or to its last."""
 
     name: str  # the traffic class that it asks for
     words: int
@@ -70,7 +70,7 @@ class KindOutcomes(msgspec.Struct, kw_only=True):
 
 
 class Side(msgspec.Struct, kw_only=True):
-    """One way to the engine under the load of `seconds`. `lag`: of our own sending, p99, in seconds."""
+    """Way to the engine under the load of `seconds`. `lag`: of our own sending, p99, in seconds."""
 
     name: str
     seconds: float
@@ -155,7 +155,7 @@ async def closed_loop(
 
 
 def side(name: str, planned: list[ScheduledCall], answers: list[Answer], seconds: float) -> Side:
-    """What became of them: every call once, by kind."""
+    """Outcomes of the calls: every call once, by kind."""
     kinds = {kind.name: KindOutcomes() for kind in KINDS}
     for call, answer in zip(planned, answers, strict=True):
         counted = kinds[call.kind.name]
@@ -173,7 +173,7 @@ def side(name: str, planned: list[ScheduledCall], answers: list[Answer], seconds
 
 
 def save(path: Path, planned: list[ScheduledCall], answers: list[Answer]) -> None:
-    """One JSON line for each call. Times are seconds after it was to be sent; negative: that did not happen."""
+    """Write a JSON line for each call. Times are seconds after it was to be sent; negative: that did not happen."""
     encode = msgspec.json.Encoder().encode
     with path.open("wb") as file:
         for call, answer in zip(planned, answers, strict=True):

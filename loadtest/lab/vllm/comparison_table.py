@@ -14,7 +14,7 @@ LAG = 0.05  # seconds of the sender at p99: beyond it, the machine was too busy 
 
 
 def table_of(sides: Sequence[Side]) -> Table:
-    """One row for each side."""
+    """Table with a row for each side."""
     table = Table(
         "", "interactive in time", "first token p50, p99", "batch in time", "tokens/s in time", "sender's lag"
     )
@@ -27,7 +27,7 @@ def table_of(sides: Sequence[Side]) -> Table:
 
 
 def ends_of(sides: Sequence[Side]) -> list[str]:
-    """How the calls ended that were not answered in time, in words."""
+    """Ends of the calls that were not answered in time, in words."""
     return [
         f"{side.name}, {name}: {_ends(counted)}"
         for side in sides

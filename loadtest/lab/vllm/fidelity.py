@@ -128,7 +128,7 @@ def measure(folder: Path, url: str, *, laps: int, seed: int, console: Console) -
 
 
 def observe_in(url: str, limits: EngineLimits | None) -> Observed:
-    """What calibration sees in one lap, on the cores that the engine's worker does not have. Raises CalibrateError."""
+    """Calibrate in one lap, on the cores that the engine's worker does not have. Raises CalibrateError."""
     words = ["--target", url, "--out", "none", "--budget", f"{BUDGET:g}s", "--longest", LONGEST]
     if limits:
         words += ["--max-num-seqs", str(limits.max_num_seqs)]
@@ -168,7 +168,7 @@ def compared(folder: Path, profile: Profile, laps: Sequence[Lap]) -> list[Fideli
 
 
 def table_of(figures: Sequence[FidelityFigure]) -> Table:
-    """One row for each figure."""
+    """Table with a row for each figure."""
     made = Table("", "measured", "simulated", "error", "+-", "bound")
     for figure in figures:
         scale, unit = (1.0, " tokens/s") if figure.what == "throughput" else (1e3, " ms")

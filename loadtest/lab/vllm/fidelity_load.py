@@ -53,7 +53,7 @@ workload:
 
 
 def measured(folder: Path, url: str, arrivals: str, seconds: float, seed: int) -> list[RequestResult]:
-    """What becomes of a load's requests. Raises ChildError where one fails, or the sender does."""
+    """Send a load's requests and note their ends. Raises ChildError where one fails, or the sender does."""
     (folder / "load.yaml").write_text(WORKLOAD % (arrivals, seconds, seed, MODEL))
     out = folder / "measured"
     _run("bench", "--target", f"vllm={url}", "--scenario", str(folder / "load.yaml"), "--out", str(out), "--force")
@@ -115,7 +115,7 @@ def _run(command: str, *words: str) -> None:
 
 @contextmanager
 def kept_off() -> Iterator[None]:
-    """This process, and who is started, off the core of the engine's worker."""
+    """Move this process, and who is started, off the core of the engine's worker."""
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, cores[:-1] or cores)
     try:

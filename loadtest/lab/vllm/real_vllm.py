@@ -47,7 +47,7 @@ def model() -> Path:
 
 
 def absent() -> str | None:
-    """Why there is no vLLM to start here, None where there is one."""
+    """Reason why there is no vLLM to start here, None where there is one."""
     for path in (venv(), model()):
         if not (path / MARKER).is_file():
             return f"no real vLLM on this machine: {path} is absent or incomplete; run `make vllm` first"

@@ -47,7 +47,7 @@ class Worker:
         self._blocks: OrderedDict[int, None] = OrderedDict()
 
     def cached(self, blocks: Sequence[int]) -> int:
-        """How many of the first blocks the records have."""
+        """Count the first blocks that the records have."""
         # What comes after a block is always forgotten before it, so those that are known are the first ones.
         return bisect_left(blocks, True, key=lambda block: block not in self._blocks)
 
@@ -154,7 +154,7 @@ class RoutedAnswer:
             worker.requests -= 1
 
     def _read(self) -> None:
-        """Its prompt has been read."""
+        """Note that its prompt has been read."""
         if self._held is not None:
             self._held.pending -= self._pending
             self._pending = 0

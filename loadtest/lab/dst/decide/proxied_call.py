@@ -180,7 +180,7 @@ class ProxiedCall:
             self._vanish(self._last - self._loop.time())
 
     def _vanish(self, within: float) -> None:
-        """It says nothing any more: the hold comes back by itself, as soon as its time is over."""
+        """Say nothing any more: the hold comes back by itself, as soon as its time is over."""
         self._finish()
         self._site.later(within + GRACE + SLACK, self._given_back)
         self._client_call.over(False)

@@ -57,7 +57,7 @@ class Proxies:
         self.port = WithDecidePort(cast("DataPort", _DataPort(target.gateway)), target.gateway, "", None)
 
     def send(self, way: Proxied, call: Planned, client_call: ClientCall, tried: Try) -> Callable[[], None]:
-        """One request through a proxy. The function returned is the client's leaving."""
+        """Send a request through a proxy. The function returned is the client's leaving."""
         self._sent += 1
         request_id = f"proxied-{self._sent:x}"
         self._target.records.open[request_id] = tried
