@@ -22,9 +22,9 @@ from gateway.serve.assembly import Gateway
 from gateway.serve.hub_of import calls_of, hub_of, relays_of, tell_policy
 from gateway.serve.saving import go_on_from
 from gateway.serve.starting import Options, say
-from gateway.serve.upgrade.meeting import Given, Offer
 from gateway.serve.upgrade.outgoing import OutgoingCalls
-from gateway.serve.upgrade.taking import Inherited, TakenOver, given_by, same_member, tell_ready
+from gateway.serve.upgrade.receiver import InheritedSockets, Predecessor, receive_payload, same_member, tell_ready
+from gateway.serve.upgrade.rendezvous import HandOffPayload, Offer
 
 TOLD_WITHIN = 5.0  # seconds for the gateway before to tell what its calls hold
 
@@ -35,7 +35,7 @@ class DataPort(Protocol):
     @property
     def addresses(self) -> list[str]: ...
 
-    async def take_over(self, taken: TakenOver) -> None:
+    async def take_over(self, taken: Predecessor) -> None:
         """Have the gateway that runs stop, and know what its calls hold. Raises StartError, and then that one goes
         on."""
 
@@ -48,7 +48,7 @@ class DataPort(Protocol):
     def offer(self) -> tuple[Offer, list[int]]:
         """What a successor is offered, and the descriptors of the listening sockets."""
 
-    def hand_over(self, within: float, decider: str) -> Given:
+    def hand_over(self, within: float, decider: str) -> HandOffPayload:
         """Stop accepting, for a successor whose decider is at this socket; empty: it cannot be asked. What calls hold
         is told there. They are to end within so many seconds."""
 
@@ -77,7 +77,7 @@ class OwnDataPort:
     relays until they have ended; where another has taken over from it, it is itself one of that one's."""
 
     def __init__(
-        self, gateway: Gateway, options: Options, configuration: Configuration, inherited: Inherited,
+        self, gateway: Gateway, options: Options, configuration: Configuration, inherited: InheritedSockets,
         lost: Callable[[], int],
     ) -> None:  # fmt: skip
         self._gateway = gateway
@@ -96,7 +96,7 @@ class OwnDataPort:
     def addresses(self) -> list[str]:
         return self._gateway.server.addresses
 
-    async def take_over(self, taken: TakenOver) -> None:
+    async def take_over(self, taken: Predecessor) -> None:
         same_member(taken)
         self._folder = tempfile.mkdtemp(prefix="weir-")
         path = str(Path(self._folder) / "decider")
@@ -105,13 +105,13 @@ class OwnDataPort:
         tell_policy(hub, self._gateway, self._configuration)
         hub.start()
         self._server = await asyncio.get_running_loop().create_unix_server(hub.channel, path)
-        given = await given_by(taken, partial(tell_ready, taken, path))
+        given = await receive_payload(taken, partial(tell_ready, taken, path))
         go_on_from(self._gateway.checkpoints, given.state, 0.0)
         hub.totals.take(given.left)
         hub.expect(given.relays)
         try:
             async with asyncio.timeout(TOLD_WITHIN):
-                await hub.whole()
+                await hub.until_synced()
         except TimeoutError:
             say(f"the gateway before (pid {taken.pid}) does not say what its calls hold: engines' metrics alone tell")
 
@@ -137,7 +137,7 @@ class OwnDataPort:
         pids = {**({} if self._hub is None else self._hub.relays()), self._number: os.getpid()}
         return Offer(VERSION, self._epoch, self._number, len(sockets), self._inherited.owner, pids=pids), sockets
 
-    def hand_over(self, within: float, decider: str) -> Given:
+    def hand_over(self, within: float, decider: str) -> HandOffPayload:
         gateway, hub = self._gateway, self._hub
         gateway.server.stop_accepting(given=True)
         if decider:  # from now on nothing is granted here
@@ -148,10 +148,10 @@ class OwnDataPort:
         if hub is not None:
             hub.hand_over(within, decider)
         if self._outgoing is None:
-            return Given()
+            return HandOffPayload()
         gateway.dispatch.hand_over()
         self._outgoing.start()
-        return Given({**relays, self._number: os.getpid()}, [] if hub is None else hub.totals.left(), state)
+        return HandOffPayload({**relays, self._number: os.getpid()}, [] if hub is None else hub.totals.left(), state)
 
     async def drain(self, within: float, *, gently: bool = False) -> None:
         async with asyncio.TaskGroup() as group:

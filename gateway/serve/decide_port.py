@@ -21,8 +21,8 @@ from gateway.relay.wire.server import Server, unix_socket
 from gateway.serve.assembly import Gateway
 from gateway.serve.data_port import DataPort
 from gateway.serve.starting import StartError
-from gateway.serve.upgrade.meeting import Given, Offer
-from gateway.serve.upgrade.taking import TakenOver
+from gateway.serve.upgrade.receiver import Predecessor
+from gateway.serve.upgrade.rendezvous import HandOffPayload, Offer
 
 NOT_GIVEN = "its decide port cannot be handed over: restart it"
 MODE = 0o660  # of a unix socket: whoever may write to it may ask
@@ -65,13 +65,13 @@ class WithDecidePort:
     def addresses(self) -> list[str]:
         return self._data.addresses
 
-    async def take_over(self, taken: TakenOver) -> None:
+    async def take_over(self, taken: Predecessor) -> None:
         await self._data.take_over(taken)
 
     def offer(self) -> tuple[Offer, list[int]]:
         return Offer(refused=NOT_GIVEN), []
 
-    def hand_over(self, within: float, decider: str) -> Given:
+    def hand_over(self, within: float, decider: str) -> HandOffPayload:
         raise AssertionError(NOT_GIVEN)  # it was never offered
 
     async def listen(self, context: ssl.SSLContext | None) -> None:

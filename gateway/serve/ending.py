@@ -10,22 +10,22 @@ from typing import Any
 from gateway.serve.assembly import Gateway
 from gateway.serve.data_port import DataPort
 from gateway.serve.starting import ProcessSignals, say
-from gateway.serve.upgrade.giving import Giving, MeetingPoint
-from gateway.serve.upgrade.meeting import Offer, UnsafeFolder
 from gateway.serve.upgrade.next_gateway import NextGateway
+from gateway.serve.upgrade.rendezvous import Offer, UnsafeFolder
+from gateway.serve.upgrade.sender import HandOffSender, Rendezvous
 from gateway.shared.control.listener import ControlPort
 from gateway.shared.service_manager import ServiceManager
 
 CONTROL_STAYS = 0.5  # seconds that connections of the control port are served, after another has taken over
 
 
-def meet(
+def listen_for_successor(
     path: Path, port: DataPort, control: ControlPort, stack: AsyncExitStack, signals: ProcessSignals | None
-) -> Giving | None:
+) -> HandOffSender | None:
     """Be found at this path by a gateway that is to take over, until the stack ends; None: there can be no such path.
     With `signals` SIGUSR2 starts one."""
     try:
-        meeting = MeetingPoint(path)
+        meeting = Rendezvous(path)
     except (OSError, UnsafeFolder) as error:
         say(f"warning: {error}: no other gateway can take over from this one")
         return None
@@ -37,9 +37,9 @@ def meet(
         made, descriptors = port.offer()
         return made, [*descriptors, *control.sockets()]
 
-    giving = Giving(meeting.listening, offer, say)
-    stack.callback(giving.close)
-    return giving
+    sender = HandOffSender(meeting.listening, offer, say)
+    stack.callback(sender.close)
+    return sender
 
 
 async def end(
@@ -47,19 +47,19 @@ async def end(
     port: DataPort,
     control: ControlPort,
     signals: ProcessSignals,
-    giving: Giving | None,
+    sender: HandOffSender | None,
     manager: ServiceManager,
 ) -> None:
     """Wait for a signal to end, or for a gateway that can serve in place of this one, and end in its way."""
     told = asyncio.ensure_future(signals.first.wait())
-    news: list[asyncio.Future[Any]] = [told] if giving is None else [told, giving.ready]
+    news: list[asyncio.Future[Any]] = [told] if sender is None else [told, sender.ready]
     await asyncio.wait(news, return_when=asyncio.FIRST_COMPLETED)
     told.cancel()
-    if giving is None or not giving.ready.done():
+    if sender is None or not sender.ready.done():
         manager.stopping()
         await drain(gateway, port, signals)
     else:
-        await hand_over(gateway, port, control, signals, giving, manager)
+        await hand_over(gateway, port, control, signals, sender, manager)
 
 
 async def _closed(control: ControlPort) -> None:
@@ -69,17 +69,17 @@ async def _closed(control: ControlPort) -> None:
 
 
 async def hand_over(
-    gateway: Gateway, port: DataPort, control: ControlPort, signals: ProcessSignals, giving: Giving,
+    gateway: Gateway, port: DataPort, control: ControlPort, signals: ProcessSignals, sender: HandOffSender,
     manager: ServiceManager,
 ) -> None:  # fmt: skip
     """Another gateway serves from now on. What is under way here ends within `timeouts.drain`, or at a signal."""
-    pid, ready = giving.ready.result()
+    pid, ready = sender.ready.result()
     within = gateway.policy.timeouts.drain
     manager.succeeded_by(pid)
     given = port.hand_over(within, ready.decider)
     await gateway.give_storage()
     control.stop_accepting()
-    await giving.give(given)
+    await sender.give(given)
     closing = asyncio.ensure_future(_closed(control))
     say(f"process {pid} has taken over: what is under way here ends within {within:g} s")
     drained = asyncio.ensure_future(port.drain(within, gently=True))

@@ -40,7 +40,7 @@ from gateway.serve.decide_port import WithDecidePort
 from gateway.serve.descriptors import raised, shared_out, warning
 from gateway.serve.embedded import READY_WITHIN, embedded
 from gateway.serve.embedded_sidecar import MODELS, EmbeddedSidecar
-from gateway.serve.ending import drained_by_hand, end, meet
+from gateway.serve.ending import drained_by_hand, end, listen_for_successor
 from gateway.serve.own_token import OwnToken
 from gateway.serve.processes.deciding import RelayedPort, sockets_of
 from gateway.serve.processes.parent import Parent
@@ -61,9 +61,9 @@ from gateway.serve.starting import (
     span_export,
 )
 from gateway.serve.stored import batches_begun, check, opened, storage_of
-from gateway.serve.upgrade.meeting import meeting_point
 from gateway.serve.upgrade.next_gateway import NextGateway
-from gateway.serve.upgrade.taking import Inherited, TakenOver, inherited
+from gateway.serve.upgrade.receiver import InheritedSockets, Predecessor, inherited
+from gateway.serve.upgrade.rendezvous import rendezvous_path
 from gateway.shared.addresses import reachable, split_address
 from gateway.shared.control.listener import ControlPort
 from gateway.shared.files.checked import InvalidFile
@@ -75,7 +75,7 @@ from gateway.shared.watched_file import WatchedFile
 SWITCH = 0.0005  # seconds that a thread which parses may keep the event loop waiting for the interpreter
 POLL = 0.02  # seconds between two looks whether the embedded sidecar has reported
 SIDECAR_ENDS_WITHIN = 120.0  # seconds for calls and then for engines to end
-NOTHING = Inherited()
+NOTHING = InheritedSockets()
 DEFAULTS = Policy()
 NO_ENGINE = (
     "no engine: give --engine URL, --engine sim, --sidecar FILE, or fleet.engines or fleet.sidecars in the policy"
@@ -103,14 +103,14 @@ def run(options: Options) -> int:
     return 0
 
 
-def _several(options: Options, policy: Policy, sockets: Inherited) -> int:
+def _several(options: Options, policy: Policy, sockets: InheritedSockets) -> int:
     """As a parent of several processes. It only holds sockets, which are opened before there is a process to leave.
     `policy`: of the start, by which relays that are started later offer batches too."""
     with contextlib.ExitStack() as stack:
         data, control = sockets_of(options, sockets, stack)
         if sockets.taken is not None:
             _try_relays(options)
-        successor = NextGateway(_meeting_point(options, control.getsockname()[1]), say)
+        successor = NextGateway(_rendezvous(options, control.getsockname()[1]), say)
         return Parent(options.relays, data, control, partial(_process, options, policy), say, sockets, successor).run()
 
 
@@ -130,8 +130,8 @@ def _try_relays(options: Options) -> None:
     certificate_now("--tls-", options.certificate)
 
 
-def _meeting_point(options: Options, port: int) -> Path:
-    return meeting_point(split_address(options.control)[0], port)
+def _rendezvous(options: Options, port: int) -> Path:
+    return rendezvous_path(split_address(options.control)[0], port)
 
 
 def _process(options: Options, policy: Policy, place: Place) -> int:
@@ -153,7 +153,7 @@ async def serve(
     open_files: int,
     errors: LineWriter,
     place: Place | None = None,
-    sockets: Inherited = NOTHING,
+    sockets: InheritedSockets = NOTHING,
 ) -> None:
     """The whole life of a gateway process, from first object to last. `open_files`: how many it may have; `errors`
     writes to standard error. `place`: it decides for relays, which are processes of their own. `sockets`: those of one
@@ -222,8 +222,10 @@ async def serve(
         if place is None or place.first:
             options.announce(running)
         manager.ready(f"data port {', '.join(running.data)}, control port {running.control}")
-        giving = meet(_meeting_point(options, control.port), port, control, stack, signals if place is None else None)
-        await end(gateway, port, control, signals, giving, manager)
+        sender = listen_for_successor(
+            _rendezvous(options, control.port), port, control, stack, signals if place is None else None
+        )
+        await end(gateway, port, control, signals, sender, manager)
 
 
 async def _listen(
@@ -233,7 +235,7 @@ async def _listen(
     control: ControlPort,
     context: ssl.SSLContext | None,
     place: Place | None,
-    sockets: Inherited,
+    sockets: InheritedSockets,
 ) -> None:
     """Begin to listen, once a gateway that is taken over has stopped. Raises StartError."""
     taken = _taken(place, sockets)
@@ -258,7 +260,7 @@ def _remember(options: Options, gateway: Gateway) -> None:
         gateway.storage = storage_of(options.policy, gateway.policy)
 
 
-def _taken(place: Place | None, sockets: Inherited) -> TakenOver | None:
+def _taken(place: Place | None, sockets: InheritedSockets) -> Predecessor | None:
     """The gateway that this process is to take over, if any."""
     if place is None:
         return sockets.taken
@@ -271,7 +273,7 @@ def _data_port(
     place: Place | None,
     beats: Beats | None,
     configuration: Configuration,
-    sockets: Inherited,
+    sockets: InheritedSockets,
     lost: Callable[[], int],
 ) -> DataPort:
     """Its own, or that of its relays; and the decide port with it."""

@@ -17,7 +17,7 @@ from gateway.serve.token_use import TokenUse
 from gateway.shared.storage import Storage, StorageError
 
 # Seconds for the gateway before, which was killed or hands over, to let go of the folder.
-LET_GO_WITHIN = 10.0
+RELEASED_WITHIN = 10.0
 
 
 def storage_of(file: Path, policy: Policy) -> Storage | None:
@@ -40,7 +40,7 @@ async def opened(storage: Storage | None, use: TokenUse) -> None:
     """Open it, once the gateway before has let go of it, and go on from what it holds. Raises StartError."""
     try:
         if storage is not None:
-            await storage.open(LET_GO_WITHIN)
+            await storage.open(RELEASED_WITHIN)
         await use.start()
     except StorageError as error:
         raise StartError(f"storage: {error}") from error

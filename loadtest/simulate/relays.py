@@ -20,7 +20,7 @@ from gateway.frames.messages import EngineNews
 from gateway.serve.assembly import Gateway
 from gateway.serve.processes.place import Place
 from gateway.serve.processes.relaying import RelaySide
-from gateway.serve.upgrade.taking import Inherited
+from gateway.serve.upgrade.receiver import InheritedSockets
 from gateway.upstream.client import Client, EngineError
 from loadtest.simulate.memory_engine import MemoryEngine
 from loadtest.simulate.memory_frames import FrameLink
@@ -76,7 +76,7 @@ def relay_of(
         parent=0,
         started=0.0,
         first=False,
-        inherited=Inherited(),
+        inherited=InheritedSockets(),
         parent_started=0.0,
     )
 

@@ -97,7 +97,7 @@ def test_relays_of_another_machine_are_those_that_its_record_has() -> None:
 def test_the_next_gateway_of_a_member_knows_what_this_one_does(tmp_path: Path) -> None:
     old, new = membership(tmp_path / "old.json"), membership(tmp_path / "new.json")
     old.election.token.epoch, old.election.voted_until, old.election.roster = 7, 101.0, frozenset({"a:1", "b:1"})
-    new.go_on(old.hand_over())
+    new.restore(old.hand_over())
     assert (new.election.known, new.election.voted_until, new.election.roster) == (7, 101.0, {"a:1", "b:1"})
     assert old.election.turn(200.0).candidacy == 0, "and it stands for no election"
 

@@ -62,7 +62,7 @@ def test_a_relay_whose_connection_breaks_and_comes_again_never_stops_holding() -
                 await each.granted.wait()
             await each.end()
         await made.until_held(0)
-        assert not any(session.calls or session.kept for session in made.hub.sessions)
+        assert not any(session.calls or session.orphans for session in made.hub.sessions)
 
     run(body)
 
@@ -116,7 +116,7 @@ def test_a_call_whose_relay_was_out_of_reach_for_too_long_is_not_counted_twice()
         (session,) = made.hub.sessions
         session.close("the network is gone")
         await until(lambda: session not in made.hub.sessions)
-        await until(lambda: not list(made.hub.kept))
+        await until(lambda: not list(made.hub.orphans))
         made.dead = out_of_reach = False
         await until(lambda: made.gateway.dispatch.estimates.waiting("m"))
         assert made.engine.in_flight == 2
@@ -142,7 +142,7 @@ def test_a_question_of_an_earlier_connection_opens_no_call_anew() -> None:
         session.close("the network is gone")
         await until(lambda: session not in made.hub.sessions and made.hub.sessions)
         (again,) = made.hub.sessions
-        await until(lambda: again.told)
+        await until(lambda: again.synced)
         again.take(ask)
         assert not again.calls
         again.take(end)

@@ -17,7 +17,7 @@ from gateway.core.request.outcome import Refused
 from gateway.core.sidecars.sidecar import Member
 from gateway.decider import checkpoint
 from gateway.serve.assembly import Gateway
-from gateway.serve.processes.kept import KeptState, read_state, write
+from gateway.serve.processes.decider_memory import SavedCheckpoint, read_state, write
 from tests.calls import a_call
 from tests.faults.scripted import gateway_over
 from tests.flow.test_relays import ENGINES, Asking, Setting, run, until
@@ -153,7 +153,7 @@ def test_what_cannot_be_read_changes_nothing() -> None:
 def test_a_state_file_has_its_age_and_garbage_is_passed_on(tmp_path: Path) -> None:
     file = tmp_path / "state"
     assert read_state(file, 9.0) == (b"", 0.0)
-    write(file, KeptState(5.0, b"abc"))
+    write(file, SavedCheckpoint(5.0, b"abc"))
     assert read_state(file, 9.0) == (b"abc", 4.0)
     file.write_bytes(b"\xc1")
     assert read_state(file, 9.0) == (b"\xc1", 0.0)

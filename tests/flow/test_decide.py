@@ -26,7 +26,7 @@ from gateway.serve.assembly import Gateway
 from gateway.serve.data_port import OwnDataPort
 from gateway.serve.decide_port import WithDecidePort
 from gateway.serve.starting import Options
-from gateway.serve.upgrade.taking import Inherited
+from gateway.serve.upgrade.receiver import InheritedSockets
 from gateway.shared.vllm.answers import ModelCard
 from loadtest.simulate import vtime
 from tests.examples import examples
@@ -115,7 +115,7 @@ class Site:
         self.gateway.fleet.has_models(self.engine, [ModelCard(id="m", max_model_len=4096)])
         self.gateway.fleet.health(self.engine, True, self.loop.time())
         self.gateway.changed(self.engine)
-        data = OwnDataPort(self.gateway, Options(announce=lambda _: None), Configuration(), Inherited(), int)
+        data = OwnDataPort(self.gateway, Options(announce=lambda _: None), Configuration(), InheritedSockets(), int)
         self.port = WithDecidePort(data, self.gateway, "unix:/nowhere", token)
 
     def write(self, record: Record, _: float) -> None:

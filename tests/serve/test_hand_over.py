@@ -25,11 +25,11 @@ from gateway.frames.messages import VERSION
 from gateway.serve import ending as endings
 from gateway.serve.assembly import Gateway
 from gateway.serve.data_port import OwnDataPort
-from gateway.serve.ending import end, meet
+from gateway.serve.ending import end, listen_for_successor
 from gateway.serve.starting import Options, StartError
-from gateway.serve.upgrade.meeting import Given, Offer, Ready, UnsafeFolder, line_of, listen_at
 from gateway.serve.upgrade.next_gateway import command
-from gateway.serve.upgrade.taking import LATER, Inherited, TakenOver, inherited, same_member
+from gateway.serve.upgrade.receiver import LATER, InheritedSockets, Predecessor, inherited, same_member
+from gateway.serve.upgrade.rendezvous import HandOffPayload, Offer, Ready, UnsafeFolder, line_of, listen_at
 from gateway.shared.control.listener import ControlPort
 from gateway.shared.service_manager import ServiceManager
 from tests.faults.scripted import gateway_over
@@ -49,7 +49,7 @@ class Signals:
 class Side:
     """One gateway, and what `serve` has beside it."""
 
-    def __init__(self, gateway: Gateway, sockets: Inherited) -> None:
+    def __init__(self, gateway: Gateway, sockets: InheritedSockets) -> None:
         self.gateway = gateway
         self.sockets = sockets
         self.engine = next(iter(gateway.fleet))
@@ -59,9 +59,9 @@ class Side:
 
 
 @contextlib.asynccontextmanager
-async def side(sockets: Inherited | None = None) -> AsyncIterator[Side]:
+async def side(sockets: InheritedSockets | None = None) -> AsyncIterator[Side]:
     async with gateway_over(ENGINES) as gateway:
-        made = Side(gateway, sockets or Inherited())
+        made = Side(gateway, sockets or InheritedSockets())
         try:
             yield made
         finally:
@@ -70,7 +70,7 @@ async def side(sockets: Inherited | None = None) -> AsyncIterator[Side]:
             close(made.sockets)
 
 
-def close(sockets: Inherited) -> None:
+def close(sockets: InheritedSockets) -> None:
     for each in (*sockets.data, sockets.control, None if sockets.taken is None else sockets.taken.connection):
         if each is not None:
             each.close()
@@ -81,9 +81,9 @@ async def running(path: Path) -> AsyncIterator[tuple[Side, asyncio.Task[None]]]:
     """A gateway that can be taken over at `path`, and the task that ends with it."""
     async with side() as old, AsyncExitStack() as stack:
         await old.control.start()
-        giving = meet(path, old.port, old.control, stack, None)
+        sender = listen_for_successor(path, old.port, old.control, stack, None)
         signals: Any = Signals()
-        ending = asyncio.create_task(end(old.gateway, old.port, old.control, signals, giving, ServiceManager({})))
+        ending = asyncio.create_task(end(old.gateway, old.port, old.control, signals, sender, ServiceManager({})))
         try:
             yield old, ending
         finally:
@@ -91,7 +91,7 @@ async def running(path: Path) -> AsyncIterator[tuple[Side, asyncio.Task[None]]]:
             await asyncio.gather(ending, return_exceptions=True)
 
 
-async def taken_from(path: Path) -> Inherited:
+async def taken_from(path: Path) -> InheritedSockets:
     return await asyncio.to_thread(inherited, str(path), "", {})
 
 
@@ -321,7 +321,7 @@ def _as_nobody(path: Path) -> bytes:
         return ours.recv(999)
 
 
-def test_a_folder_that_others_may_use_is_no_meeting_point(tmp_path: Path) -> None:
+def test_a_folder_that_others_may_use_is_no_rendezvous(tmp_path: Path) -> None:
     (tmp_path / "open").mkdir(mode=0o755)
     with pytest.raises(UnsafeFolder, match="expected a folder of this user's alone"):
         listen_at(tmp_path / "open" / "gateway")
@@ -348,7 +348,7 @@ def test_the_next_gateway_has_the_same_command_line(words: list[str], expected: 
 ACTIVATED = """
 import os, socket, sys
 from gateway.serve.starting import StartError
-from gateway.serve.upgrade.taking import inherited
+from gateway.serve.upgrade.receiver import inherited
 
 os.environ["LISTEN_PID"] = str(os.getpid() + int(sys.argv[1]))
 try:
@@ -411,14 +411,14 @@ def test_what_is_no_listening_socket_is_refused_by_name() -> None:
 )
 def test_nobody_else_takes_over_from_a_member_of_a_cluster(was: str, would_be: str, frames: int, why: str) -> None:
     with socket.socket(socket.AF_UNIX) as nobody:
-        taken = TakenOver(nobody, 7, Offer(frames, member=was))
+        taken = Predecessor(nobody, 7, Offer(frames, member=was))
         with pytest.raises(StartError, match=rf"\(pid 7\) {why}: end that one with SIGTERM"):
             same_member(taken, would_be)
-        same_member(TakenOver(nobody, 7, Offer(VERSION, member=was)), was)
+        same_member(Predecessor(nobody, 7, Offer(VERSION, member=was)), was)
 
 
-@pytest.mark.parametrize("message", [Offer(data=1), Ready("/d"), Given({1: 2}, state=b"s")])
-def test_what_a_later_version_adds_is_left_out(message: Offer | Ready | Given) -> None:
+@pytest.mark.parametrize("message", [Offer(data=1), Ready("/d"), HandOffPayload({1: 2}, state=b"s")])
+def test_what_a_later_version_adds_is_left_out(message: Offer | Ready | HandOffPayload) -> None:
     more = b'{"to_come": {"deep": [1]},' + line_of(message)[1:]
     assert msgspec.json.decode(more, type=type(message)) == message
 

@@ -24,8 +24,8 @@ import os, select, signal, socket, sys
 from pathlib import Path
 from gateway.serve.processes.parent import Parent
 from gateway.serve.processes.place import ALIVE, CLOSING, END, READY, TAKE
-from gateway.serve.upgrade.meeting import Offer
-from gateway.serve.upgrade.taking import Inherited, TakenOver
+from gateway.serve.upgrade.rendezvous import Offer
+from gateway.serve.upgrade.receiver import InheritedSockets, Predecessor
 
 folder = Path(sys.argv[1])
 
@@ -54,9 +54,9 @@ def body(place):
 bound = socket.create_server(("127.0.0.1", 0))
 tell("port", bound.getsockname()[1])
 control = socket.create_server(("127.0.0.1", 0))
-inherited = Inherited()
+inherited = InheritedSockets()
 if (folder / "before").exists():
-    inherited.taken = TakenOver(socket.socket(socket.AF_UNIX), os.getppid(), Offer())
+    inherited.taken = Predecessor(socket.socket(socket.AF_UNIX), os.getppid(), Offer())
     inherited.taken.connection.connect(str(folder / "before"))
 sys.exit(Parent(2, [bound], control, body, tell, inherited).run())
 """

@@ -87,7 +87,7 @@ def test_a_file_that_cannot_be_used_keeps_the_gateway_from_its_start(
             await check(second)
         await second.aclose()
 
-    monkeypatch.setattr("gateway.serve.stored.LET_GO_WITHIN", 0.0)
+    monkeypatch.setattr("gateway.serve.stored.RELEASED_WITHIN", 0.0)
     asyncio.run(scenario())
 
 

@@ -44,7 +44,7 @@ ELSEWHERE = 2**40  # "processes" from here on are those of other machines
 COUNTED_WITHIN = 0.5  # seconds for relays to tell their totals
 
 
-class KeptCalls(msgspec.Struct, frozen=True):
+class OrphanedCalls(msgspec.Struct, frozen=True):
     """The calls of a relay whose connection has ended. While its process lives they may run, and hold what they hold:
     it comes again and tells of them."""
 
@@ -98,7 +98,7 @@ class RelayHub:
         self.empty = asyncio.Event()
         self.empty.set()
         self._expected = dict(expected)
-        self._kept: dict[int, KeptCalls] = {}  # by relay
+        self._orphans: dict[int, OrphanedCalls] = {}  # by relay
         self._snapshots: dict[int, Snapshot] = {}
         self._policy: PolicyNews | None = None
         self._counting: list[asyncio.Future[None]] = []
@@ -116,7 +116,7 @@ class RelayHub:
         for session in list(self.sessions):
             session.close("")
             self.leaves(session)
-        for relay in list(self._kept):
+        for relay in list(self._orphans):
             self._forget(relay)
 
     def channel(self) -> Channel:
@@ -135,7 +135,7 @@ class RelayHub:
         self.complete = False
         self.release()
 
-    async def whole(self) -> None:
+    async def until_synced(self) -> None:
         """Until every relay that lived before has told what it holds, or is gone."""
         while not self.complete:  # noqa: ASYNC110 # at the start; `_watch` looks no more often
             await asyncio.sleep(TICK / 10)
@@ -154,12 +154,12 @@ class RelayHub:
                 return False
             other.close("the same relay has come again")
             self.leaves(other)
-        kept = self._kept.get(hello.relay)
+        kept = self._orphans.get(hello.relay)
         if kept is not None and kept.hello.epoch > hello.epoch:
             return False
         if kept is not None and kept.hello.epoch == hello.epoch:
-            session.kept = kept.calls
-            del self._kept[hello.relay]
+            session.orphans = kept.calls
+            del self._orphans[hello.relay]
         else:
             self._forget(hello.relay)
         self.sessions[session] = None
@@ -179,7 +179,7 @@ class RelayHub:
             del self.sessions[session]
             calls = session.given_up()
             if calls and session.hello is not None:
-                self._kept[session.hello.relay] = KeptCalls(session.hello, calls)
+                self._orphans[session.hello.relay] = OrphanedCalls(session.hello, calls)
             if session.hello is not None:
                 self.totals.leaves((session.hello.relay, session.hello.epoch), session.hello.pid)
                 self._left()
@@ -190,15 +190,15 @@ class RelayHub:
             self.empty.set()
 
     @property
-    def kept(self) -> Iterator[tuple[Hello, dict[int, ServedCall]]]:
+    def orphans(self) -> Iterator[tuple[Hello, dict[int, ServedCall]]]:
         """Relays whose connection has ended, and their calls."""
-        return ((kept.hello, kept.calls) for kept in self._kept.values())
+        return ((kept.hello, kept.calls) for kept in self._orphans.values())
 
     @property
     def ungranted(self) -> Iterator[Charge]:
         """Charges of calls that have no engine yet. Another decider is asked for them anew, and charges them anew."""
-        calls = chain.from_iterable((session.calls | session.kept).values() for session in self.sessions)
-        left = chain.from_iterable(kept.calls.values() for kept in self._kept.values())
+        calls = chain.from_iterable((session.calls | session.orphans).values() for session in self.sessions)
+        left = chain.from_iterable(kept.calls.values() for kept in self._orphans.values())
         for served in chain(calls, left):
             if served.grant is None and served.admission is not None:
                 yield from served.admission.charges
@@ -206,19 +206,19 @@ class RelayHub:
     def _forget(self, relay: int) -> None:
         """A relay is gone: what its calls held comes back, and what they were charged. One that was only out of reach
         for too long comes again, and its calls are charged anew."""
-        kept = self._kept.pop(relay, None)
+        kept = self._orphans.pop(relay, None)
         for served in () if kept is None else kept.calls.values():
             served.forgotten()
 
     def release(self) -> None:
         """If every relay has told what it holds, answer the calls that wait for that, in the order of their arrival."""
         for session in self.sessions:
-            if session.told and session.hello is not None:
+            if session.synced and session.hello is not None:
                 self._expected.pop(session.hello.relay, None)
         if self.complete or self._expected:
             return
         self.complete = True
-        told = [session for session in self.sessions if session.told]
+        told = [session for session in self.sessions if session.synced]
         asked = [
             (ask.call.arrived, number, session, ask) for session in told for number, ask in session.waiting.items()
         ]
@@ -277,7 +277,7 @@ class RelayHub:
             for session in self.sessions:
                 if session.news != news:
                     self.tell_fleet(session)
-            for relay in [relay for relay, kept in self._kept.items() if not self._lives(kept.hello.pid)]:
+            for relay in [relay for relay, kept in self._orphans.items() if not self._lives(kept.hello.pid)]:
                 self._forget(relay)
             if not self.complete:
                 self._expected = {relay: pid for relay, pid in self._expected.items() if self._lives(pid)}

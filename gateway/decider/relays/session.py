@@ -73,11 +73,11 @@ class RelaySession:
         self.counts: RelayCounts | None = None
         self.calls: dict[int, ServedCall] = {}
         self.waiting: dict[int, Ask] = {}  # asked before every relay had told what it holds
-        self.told = False  # all that it holds
+        self.synced = False  # all that it holds
         self.engines: frozenset[str] = frozenset()  # those that it knows
         self.news: FleetNews | None = None  # what it was told of them last
         self.channel: Channel | None = None
-        self.kept: dict[int, ServedCall] = {}  # of the relay's connection before this, until it tells of them
+        self.orphans: dict[int, ServedCall] = {}  # of the relay's connection before this, until it tells of them
         self._last = 0  # the highest number that its relay had given when it told what it holds
         self._alive: frozenset[int] = frozenset()  # of those up to there
         self._seconds: set[int] = set()  # those for which it holds a second attempt too
@@ -217,7 +217,7 @@ class RelaySession:
 
     def given_up(self) -> dict[int, ServedCall]:
         """Its calls, with what they hold; none waits any more."""
-        calls, self.calls, self.kept = self.kept | self.calls, {}, {}
+        calls, self.calls, self.orphans = self.orphans | self.calls, {}, {}
         self.waiting.clear()
         for served in calls.values():
             served.waits_no_more()
@@ -230,9 +230,9 @@ class RelaySession:
         earlier = self.waiting.get(number)
         if number in self.calls or number in self._ended or (earlier is not None and ask.turn <= earlier.turn):
             return
-        if self.told and number <= self._last and number not in self._alive:
+        if self.synced and number <= self._last and number not in self._alive:
             return  # it has ended before this connection
-        if not self.told or not self.hub.complete:
+        if not self.synced or not self.hub.complete:
             self.waiting[number] = ask
         else:
             self.answer(ask)
@@ -245,7 +245,7 @@ class RelaySession:
             return
         self.hub.changes += 1
         served = self.calls[ask.number] = ServedCall(ask, route)
-        kept = self.kept.pop(ask.number, None)
+        kept = self.orphans.pop(ask.number, None)
         if kept is not None and ask.facts is not None:
             served.admission = kept.admission  # it stays charged
         elif kept is not None:
@@ -355,12 +355,12 @@ class RelaySession:
         self.send(RetryAnswer(message.number, message.turn, pause))
 
     async def _move(self, served: ServedCall, grant: LocalGrant, message: MoveAsk) -> None:
-        await self.hub.whole()
+        await self.hub.until_synced()
         await grant.move(frozenset(message.exclude))
         self._tell_granted(served, grant, message.turn)
 
     async def _second(self, served: ServedCall, grant: LocalGrant, message: SecondAsk) -> None:
-        await self.hub.whole()
+        await self.hub.until_synced()
         served.second = await grant.second()
         if served.second is None:
             self.send(SecondNone(message.number, message.turn))
@@ -396,7 +396,7 @@ class RelaySession:
             # In bulk: see caches in docs/decisions/performance.md.
             for number in list(islice(self._ended, ENDED // 16)):
                 del self._ended[number]
-        served = self.calls.pop(end.number, None) or self.kept.pop(end.number, None)
+        served = self.calls.pop(end.number, None) or self.orphans.pop(end.number, None)
         if served is None:
             return
         if end.learned is not None:
@@ -411,7 +411,7 @@ class RelaySession:
         if route is None:
             self.close(f"it holds a call of the route {ask.call.route[:60]!r}, which there is not")
             return
-        if self.told:
+        if self.synced:
             return  # it was told on another connection
         if held.second:
             self._seconds.add(ask.number)
@@ -443,7 +443,7 @@ class RelaySession:
     def _keeps(self, held: Held) -> bool:
         """Whether this is a grant of this very decider's, which it has kept since the relay's last connection."""
         number = held.ask.number
-        served = self.kept.get(number) or self.calls.get(number)
+        served = self.orphans.get(number) or self.calls.get(number)
         if served is None:
             return False
         first, second = served.grant, served.second
@@ -454,7 +454,7 @@ class RelaySession:
         if grant is None or not _is_of(held, grant):
             return False
         self.calls[number] = served
-        self.kept.pop(number, None)
+        self.orphans.pop(number, None)
         served.turn = held.ask.turn
         if held.first_byte and grant.hold.prefill:
             grant.first_byte(held.first_byte)
@@ -462,21 +462,21 @@ class RelaySession:
 
     def _all_held(self, told: AllHeld) -> None:
         """What it has not told of is not held any more. A call that is asked for again keeps what it was charged."""
-        if self.told:
+        if self.synced:
             return
-        self.told, self._last, self._alive = True, told.last, frozenset(told.alive)
+        self.synced, self._last, self._alive = True, told.last, frozenset(told.alive)
         for number, served in self.calls.items():
             if served.second is not None and number not in self._seconds:
                 served.second.close()
                 served.second = None
-        for number, served in list(self.kept.items()):
+        for number, served in list(self.orphans.items()):
             if number in self.calls:
-                del self.kept[number]
+                del self.orphans[number]
                 served.forgotten()  # it holds something else
             elif number in self._alive:
                 served.released()
             else:
-                del self.kept[number]
+                del self.orphans[number]
                 served.lost()
         wanted = self._alive - self.calls.keys()  # those that hold something do not ask for it
         self.waiting = {number: ask for number, ask in self.waiting.items() if number in wanted}

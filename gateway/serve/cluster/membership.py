@@ -27,7 +27,7 @@ AT_ONCE = 0.05  # seconds until the store hears that a new member is known, and 
 UNREACHED = 1.5  # seconds without a way to the leader after which this member is none, so that nobody waits for it
 
 
-class Left(msgspec.Struct, frozen=True):
+class SavedMembership(msgspec.Struct, frozen=True):
     """For the next process of this member, which may be of another version. `voted_until`: monotonic seconds of this
     machine."""
 
@@ -76,12 +76,12 @@ class Membership:
 
     def _begun(self) -> Election:
         try:
-            left = msgspec.json.decode(self._left.read_bytes(), type=Left)
+            left = msgspec.json.decode(self._left.read_bytes(), type=SavedMembership)
         except (OSError, ValueError):  # the first process: what an earlier machine's life has promised is not known
             return Election(self.me, voted_until=self._clock() + TTL)
         return Election(self.me, left.known, left.voted_until, frozenset(left.roster))
 
-    def go_on(self, promised: bytes) -> None:
+    def restore(self, promised: bytes) -> None:
         """Begin with what the process before has known and promised."""
         self._left.write_bytes(promised)
         self.election = self._begun()
@@ -182,9 +182,11 @@ class Membership:
             self._say(f"cluster: {line}")
         self._changed()
 
-    def _promised(self) -> Left:
+    def _promised(self) -> SavedMembership:
         election = self.election
-        return Left(election.known, max(0.0, election.voted_until), sorted(election.roster))  # JSON has no infinity
+        return SavedMembership(
+            election.known, max(0.0, election.voted_until), sorted(election.roster)
+        )  # JSON has no infinity
 
     # -- votes --------------------------------------------------------------------------------------------------
 

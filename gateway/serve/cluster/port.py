@@ -30,19 +30,19 @@ from gateway.serve.cluster.checkpoints import NOBODY, TermCheckpoints
 from gateway.serve.cluster.control_ports import control_url, members_of
 from gateway.serve.cluster.machines import Machines
 from gateway.serve.cluster.membership import Membership
-from gateway.serve.cluster.near import Near, NearRelays, lives
+from gateway.serve.cluster.relay_proxies import RelayProxies, RelayProxy, lives
 from gateway.serve.cluster.store import CheckpointStore, MemberRecord, Store, opened
 from gateway.serve.hub_of import calls_of, hub_of
 from gateway.serve.processes.place import CLOSING, HANDED, READY, TAKE, Beats, Place
 from gateway.serve.starting import StartError, say
-from gateway.serve.upgrade.meeting import Given, Offer
-from gateway.serve.upgrade.taking import TakenOver, given_by, same_member
+from gateway.serve.upgrade.receiver import Predecessor, receive_payload, same_member
+from gateway.serve.upgrade.rendezvous import HandOffPayload, Offer
 from gateway.shared.addresses import split_address
 from gateway.shared.tasks import lasting, telling
 
 TICK = 0.05  # seconds between two looks at whether every relay has told what it holds
 JOINED_WITHIN = 5.0  # seconds, at the first start, for somebody to lead and to take the relays
-LET_GO_WITHIN = 2.0  # seconds for a gateway that was taken over to close its members' port
+RELEASED_WITHIN = 2.0  # seconds for a gateway that was taken over to close its members' port
 PROBES = 3  # seconds after the start: whether this member can be reached
 
 
@@ -109,7 +109,7 @@ class ClusterPort:
             changed=self._changed,
             say=say,
         )
-        self._relays = NearRelays(self._clock, self._arrived, self.membership.reached, self._unreached)
+        self._relays = RelayProxies(self._clock, self._arrived, self.membership.reached, self._unreached)
         if taken is not None:
             self._relays.pids.update(taken.offer.pids)
         self._tell_numbers()
@@ -129,7 +129,7 @@ class ClusterPort:
         loop = asyncio.get_running_loop()
         host, port = split_address(self._listen)
         secure = None if self._certificate is None else self._certificate.context(Path.read_bytes)
-        until = self._clock() + (LET_GO_WITHIN if self._place.inherited.taken is not None else 0.0)
+        until = self._clock() + (RELEASED_WITHIN if self._place.inherited.taken is not None else 0.0)
         while self._entrance is None:
             try:
                 self._entrance = await loop.create_server(self._visitor, host, port, ssl=secure, reuse_address=True)
@@ -143,7 +143,7 @@ class ClusterPort:
         self._task = lasting("the watch over the cluster", self._watch)
         if self._place.first:
             until = self._clock() + JOINED_WITHIN
-            while sum(near.welcome for near in self._relays.all) < self._place.relays and self._clock() < until:  # noqa: ASYNC110 # once, at the start
+            while sum(proxy.welcome for proxy in self._relays.all) < self._place.relays and self._clock() < until:  # noqa: ASYNC110 # once, at the start
                 await asyncio.sleep(TICK / 2)
         self._beats.tell(READY)
 
@@ -161,29 +161,29 @@ class ClusterPort:
             secret = self._configuration.cache_secret if named else self._token.secret("cache salts")
             self._hub.apply(self._gateway.current.snapshot, (secret or "").encode())
 
-    async def take_over(self, taken: TakenOver) -> None:
+    async def take_over(self, taken: Predecessor) -> None:
         same_member(taken, self._member)
-        given = await given_by(taken, partial(self._beats.tell, TAKE))
+        given = await receive_payload(taken, partial(self._beats.tell, TAKE))
         self._relays.take(given)
         self._tell_numbers()
         if given.promised:
-            self.membership.go_on(given.promised)
+            self.membership.restore(given.promised)
 
     def offer(self) -> tuple[Offer, list[int]]:
-        place, pids = self._place, self._near_pids()
+        place, pids = self._place, self._relay_pids()
         relays, owner = place.inherited.relays + place.relays, place.inherited.owner
         life = self.membership.life
         offer = Offer(VERSION, place.epoch, relays, len(place.data), owner, pids=pids, member=self._member, life=life)
         return offer, [each.fileno() for each in place.data]
 
-    def hand_over(self, within: float, decider: str) -> Given:
+    def hand_over(self, within: float, decider: str) -> HandOffPayload:
         self._beats.tell(HANDED)
         self._handed = True
         self._gateway.dispatch.set_lease(-math.inf)  # another decides for what comes and waits
         if self._entrance is not None:
             self._entrance.close()
         self._learned.ends()
-        given = Given(self._near_pids(), self._relays.all_totals(), promised=self.membership.hand_over())
+        given = HandOffPayload(self._relay_pids(), self._relays.all_totals(), promised=self.membership.hand_over())
         self._relays.hand_over(within, decider)
         return given
 
@@ -227,7 +227,7 @@ class ClusterPort:
             await asyncio.gather(self._task, return_exceptions=True)
         await self._learned.aclose()
         await self.membership.aclose()
-        self._relays.come_again()
+        self._relays.reconnect()
         if self._hub is not None:
             await self._hub.aclose()
 
@@ -250,7 +250,7 @@ class ClusterPort:
         line = repr(election.leader)
         if line != self._said:
             self._said = line
-            self._relays.come_again()
+            self._relays.reconnect()
         self._set_lease()
 
     def _new_hub(self, epoch: int) -> RelayHub:
@@ -282,13 +282,13 @@ class ClusterPort:
 
     # -- relays -------------------------------------------------------------------------------------------------
 
-    def _arrived(self, near: Near) -> None:
+    def _arrived(self, proxy: RelayProxy) -> None:
         """Lead a relay to the leader; where nobody does it stays until somebody does."""
         leader = self.membership.election.leader
         if self._hub is not None:
-            near.serve(self._hub)
+            proxy.serve(self._hub)
         elif leader is not None:
-            near.lead(self._lead)
+            proxy.lead(self._lead)
 
     async def _lead(self, made: Callable[[], Channel]) -> None:
         leader = self.membership.election.leader
@@ -318,7 +318,7 @@ class ClusterPort:
             return lives(pid)
         return self._machines.has(pid) or self.membership.election.blind(self._clock())
 
-    def _near_pids(self) -> dict[int, int]:
+    def _relay_pids(self) -> dict[int, int]:
         """Processes of this machine's relays, by number."""
         return self._relays.living(self._place.living)
 
@@ -327,7 +327,7 @@ class ClusterPort:
         first, place = self._place.inherited.relays + 1, self._place
         own = () if self._draining else range(first, first + place.relays)
         if first > 1 or self._draining:
-            numbers = tuple(sorted({*own, *self._near_pids()}))
+            numbers = tuple(sorted({*own, *self._relay_pids()}))
             self._store.record = msgspec.structs.replace(self._store.record, numbers=numbers)
 
     def _families(self) -> Iterable[Any]:

@@ -18,18 +18,20 @@ from gateway.frames.messages import VERSION, RelayCounts
 from gateway.relay.wire.server import address_of, bound_sockets
 from gateway.serve.assembly import Gateway
 from gateway.serve.hub_of import calls_of, hub_of, relays_of, tell_policy
-from gateway.serve.processes.kept import KeptState, read, read_state, write
+from gateway.serve.processes.decider_memory import SavedCheckpoint, read, read_state, write
 from gateway.serve.processes.place import CLOSING, HANDED, READY, TAKE, Beats, Place
 from gateway.serve.saving import Saving, go_on_from
 from gateway.serve.starting import Options, StartError
-from gateway.serve.upgrade.meeting import Given, Offer
-from gateway.serve.upgrade.taking import Inherited, TakenOver, given_by, same_member
+from gateway.serve.upgrade.receiver import InheritedSockets, Predecessor, receive_payload, same_member
+from gateway.serve.upgrade.rendezvous import HandOffPayload, Offer
 from gateway.shared.control.listener import bound_to
 
 JOINED_WITHIN = 30.0  # seconds for the relays to be there at the first start
 
 
-def sockets_of(options: Options, inherited: Inherited, stack: ExitStack) -> tuple[list[socket.socket], socket.socket]:
+def sockets_of(
+    options: Options, inherited: InheritedSockets, stack: ExitStack
+) -> tuple[list[socket.socket], socket.socket]:
     """The listening sockets of data port and control port, until the stack ends. Raises StartError."""
     flag = f"--listen {options.listen}"
     try:
@@ -76,11 +78,11 @@ class RelayedPort:
         return self._hub.changes + self._gateway.metrics.counts.calls
 
     async def _save(self, state: bytes) -> None:
-        write(self._state, KeptState(self._gateway.clock(), state))
+        write(self._state, SavedCheckpoint(self._gateway.clock(), state))
 
-    async def take_over(self, taken: TakenOver) -> None:
+    async def take_over(self, taken: Predecessor) -> None:
         same_member(taken)
-        given = await given_by(taken, partial(self._beats.tell, TAKE))
+        given = await receive_payload(taken, partial(self._beats.tell, TAKE))
         go_on_from(self._gateway.checkpoints, given.state, 0.0)
         self._hub.totals.take(given.left)
         self._hub.expect(given.relays)
@@ -106,9 +108,11 @@ class RelayedPort:
         offer = Offer(VERSION, place.epoch, relays, len(place.data), owner, pids=self._hub.relays())
         return offer, [each.fileno() for each in place.data]
 
-    def hand_over(self, within: float, decider: str) -> Given:
+    def hand_over(self, within: float, decider: str) -> HandOffPayload:
         self._beats.tell(HANDED)
-        given = Given(self._hub.relays(), self._hub.totals.left(), self._take()) if decider else Given()
+        given = (
+            HandOffPayload(self._hub.relays(), self._hub.totals.left(), self._take()) if decider else HandOffPayload()
+        )
         self._hub.hand_over(within, decider)
         return given
 

@@ -27,7 +27,7 @@ from types import FrameType
 from gateway.relay.wire.seat_board import SeatBoard
 from gateway.serve.processes.place import ALIVE, CLOSING, END, HANDED, READY, TAKE, Place, Role, die_with
 from gateway.serve.upgrade.next_gateway import NextGateway
-from gateway.serve.upgrade.taking import Inherited, tell_ready
+from gateway.serve.upgrade.receiver import InheritedSockets, tell_ready
 from gateway.shared.service_manager import ServiceManager
 
 LOOK = 0.4  # seconds between two looks at who is silent
@@ -65,7 +65,7 @@ class Parent:
         control: socket.socket,
         body: Callable[[Place], int],
         say: Callable[[str], None],
-        inherited: Inherited | None = None,
+        inherited: InheritedSockets | None = None,
         successor: NextGateway | None = None,
     ) -> None:
         self._relays = relays
@@ -84,7 +84,7 @@ class Parent:
         self._children: dict[int, Process] = {}
         self._due: dict[tuple[Role, int], float] = {}  # when to start it again
         self._quick: dict[tuple[Role, int], int] = {}  # ends in a row, soon after a start
-        self._inherited = Inherited() if inherited is None else inherited
+        self._inherited = InheritedSockets() if inherited is None else inherited
         self._successor = successor
         self._epoch = self._inherited.epoch
         self._begun: set[tuple[Role, int]] = set()  # those that were started once
@@ -164,7 +164,7 @@ class Parent:
         theirs.close()
         self._children[pid] = Process(place, pid, ours)
 
-    def _let_go_of_taken(self) -> None:
+    def _release_predecessor(self) -> None:
         """The first decider alone is told what the calls of the gateway before hold."""
         if self._inherited.taken is not None:
             self._inherited.taken.connection.close()
@@ -176,7 +176,7 @@ class Parent:
         if taken is not None and not self._taken and not self._terms:
             self._taken = True
             tell_ready(taken, self._path)
-            self._let_go_of_taken()
+            self._release_predecessor()
 
     @property
     def _goes_on_before(self) -> bool:
@@ -195,7 +195,7 @@ class Parent:
             for descriptor in (self._wake, self._woken):
                 os.close(descriptor)
             if place.role == "relay":
-                self._let_go_of_taken()
+                self._release_predecessor()
             for other in (ours, *(child.beats for child in self._children.values())):
                 other.close()  # else their ends would not be seen
             status = self._body(place)

@@ -15,7 +15,7 @@ import msgspec
 
 from gateway.decider.loading import Configuration
 from gateway.relay.wire.seat_board import RelaySeats, SeatBoard
-from gateway.serve.upgrade.taking import Inherited
+from gateway.serve.upgrade.receiver import InheritedSockets
 
 BEAT = 0.2  # seconds between two signs of life
 # From the parent: end as SIGTERM says, where it has come to the parent; a second one hurries.
@@ -50,7 +50,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     started: float  # seconds since 1970, of this process
     parent_started: float
     first: bool
-    inherited: Inherited
+    inherited: InheritedSockets
     seats: SeatBoard | None = None
 
     @property

@@ -103,7 +103,7 @@ class RelayLaws:
     def _known(self, decider: Decider, living: Mapping[int, Relay], now: float) -> None:
         """Compare what a relay asks for with what its decider knows, once that has had time to arrive."""
         for session in decider.hub.sessions:
-            relay = living.get(session.hello.pid) if session.told and session.hello else None
+            relay = living.get(session.hello.pid) if session.synced and session.hello else None
             if relay is None or relay.link is not decider.links.get(relay.pid):
                 continue
             for number, asked in relay.side.link.calls.items():
@@ -172,7 +172,7 @@ class RelayLaws:
         """Of another machine's relay it comes back when the next one of its number is there."""
         gone = [each for each in self._relays() if 0.0 <= each.dead_at < now - WITHIN]
         dead = {relay.pid for relay in gone if relay.machine == decider.machine}
-        left = [list(calls) for pid, calls in kept(decider) if pid in dead and calls] if dead else []
+        left = [list(calls) for pid, calls in orphans(decider) if pid in dead and calls] if dead else []
         if left:
             self._wrong(f"a relay is dead for {WITHIN:g} s, and of its calls there are still {left}")
 
@@ -198,7 +198,7 @@ class RelayLaws:
                 if counted > calls + len(self._lost):
                     yield f"{counted:.0f} requests are counted of {calls}"
                 dispatch = decider.gateway.dispatch
-                known = [list(calls) for _, calls in kept(decider) if calls]
+                known = [list(calls) for _, calls in orphans(decider) if calls]
                 queued = [ticket.call.request_id for queues in dispatch.queues.values() for ticket in queues]
                 held = {engine.id: engine.held for engine in dispatch.fleet if engine.held or engine.in_flight}
                 if known or queued or held or any(dispatch.running.values()):
@@ -208,20 +208,20 @@ class RelayLaws:
                 yield f"relay {relay.number} still asks: {list(relay.side.link.calls)}"
 
 
-def kept(decider: Decider) -> Iterator[tuple[int, dict[int, object]]]:
+def orphans(decider: Decider) -> Iterator[tuple[int, dict[int, object]]]:
     """The calls that a decider knows of, by their relays' processes."""
     for session in decider.hub.sessions:
         if session.hello is not None:
-            yield session.hello.pid, {**session.kept, **session.calls}
-    for hello, calls in decider.hub.kept:
+            yield session.hello.pid, {**session.orphans, **session.calls}
+    for hello, calls in decider.hub.orphans:
         yield hello.pid, dict(calls)
 
 
 def grants(decider: Decider) -> Iterator[LocalGrant]:
     """All that a decider has granted and not had back."""
     hub = decider.hub
-    sessions = [session.kept | session.calls if session.kept else session.calls for session in hub.sessions]
-    for calls in (*sessions, *(calls for _, calls in hub.kept)):
+    sessions = [session.orphans | session.calls if session.orphans else session.calls for session in hub.sessions]
+    for calls in (*sessions, *(calls for _, calls in hub.orphans)):
         for served in calls.values():
             if served.grant is not None:
                 yield served.grant
@@ -282,7 +282,7 @@ class DispatchLaws:
         if self._decider.complete_at >= 0.0 or hub.first or call.route.merges:
             return
         if self._asked < 0.0:
-            self._told = [session for session in hub.sessions if session.told]
+            self._told = [session for session in hub.sessions if session.synced]
         waited = (served.call for session in self._told for served in session.calls.values() if served.ask.turn)
         if call.arrived < self._asked and any(each is call for each in waited):
             self._wrong(f"call {call.request_id} came at {call.arrived:.4f}, and is asked for after a later one")

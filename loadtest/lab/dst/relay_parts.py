@@ -57,8 +57,8 @@ class Decider:
 
     def known(self) -> set[int]:
         """The processes of the relays that have told it what they hold."""
-        told = {each.hello.pid for each in self.hub.sessions if each.hello is not None and each.told}
-        return told | {hello.pid for hello, _ in self.hub.kept}
+        told = {each.hello.pid for each in self.hub.sessions if each.hello is not None and each.synced}
+        return told | {hello.pid for hello, _ in self.hub.orphans}
 
     async def ends(self) -> None:
         """End: decide nothing any more."""

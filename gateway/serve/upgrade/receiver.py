@@ -13,7 +13,7 @@ import msgspec
 
 from gateway.frames.messages import VERSION
 from gateway.serve.starting import StartError, say
-from gateway.serve.upgrade.meeting import Given, Offer, Ready, line_of, meeting_point, peer_of
+from gateway.serve.upgrade.rendezvous import HandOffPayload, Offer, Ready, line_of, peer_of, rendezvous_path
 from gateway.shared.addresses import split_address
 
 LATER = 2**20  # epochs: the one that runs may start processes of its own meanwhile
@@ -27,7 +27,7 @@ FIRST = 3  # descriptor of the first socket of a service manager, sd_listen_fds(
 CONTROL = "control"  # its name for the control port's
 
 
-class TakenOver(msgspec.Struct):
+class Predecessor(msgspec.Struct):
     """A gateway that runs, and has offered its sockets."""
 
     connection: socket.socket
@@ -40,14 +40,14 @@ class TakenOver(msgspec.Struct):
         return self.offer.frames == VERSION
 
 
-class Inherited(msgspec.Struct):
+class InheritedSockets(msgspec.Struct):
     """Listening sockets that are there already. `control` None, no `data`: this gateway opens them. `owner`: the paths
     of unix sockets are its own to remove."""
 
     data: list[socket.socket] = []
     control: socket.socket | None = None
     owner: bool = True
-    taken: TakenOver | None = None
+    taken: Predecessor | None = None
 
     @property
     def epoch(self) -> int:
@@ -60,16 +60,16 @@ class Inherited(msgspec.Struct):
         return 0 if self.taken is None else self.taken.offer.relays
 
 
-def inherited(take_over: str | None, control: str, environ: MutableMapping[str, str] = os.environ) -> Inherited:
+def inherited(take_over: str | None, control: str, environ: MutableMapping[str, str] = os.environ) -> InheritedSockets:
     """The sockets of the gateway that runs, or those of the service manager. `take_over`: its meeting point; empty:
     that of `control`; None: nobody is taken over. Raises StartError."""
     given = _activated(environ)
     if take_over is None:
         return given
-    return _taken_over(Path(take_over) if take_over else meeting_point(*split_address(control)), given)
+    return _taken_over(Path(take_over) if take_over else rendezvous_path(*split_address(control)), given)
 
 
-def _taken_over(path: Path, given: Inherited) -> Inherited:
+def _taken_over(path: Path, given: InheritedSockets) -> InheritedSockets:
     """What the gateway at this path offers; `given`, where it was killed: somebody has to serve. Raises StartError."""
     until = time.monotonic() + NEXT_WITHIN
     while True:
@@ -91,7 +91,7 @@ class _HasEnded(Exception):
     """A process has listened there, and does no more."""
 
 
-def _offered(path: Path, connection: socket.socket) -> Inherited:
+def _offered(path: Path, connection: socket.socket) -> InheritedSockets:
     """What the gateway at this path offers. Raises _HasEnded, StartError."""
     connection.settimeout(OFFERED_WITHIN)
     try:
@@ -116,7 +116,9 @@ def _offered(path: Path, connection: socket.socket) -> Inherited:
         raise StartError(f"--take-over: the gateway that runs (pid {pid}) refuses: {offer.refused}")
     if len(sockets) != offer.data + 1 or not all(map(_listens, sockets)):
         raise StartError(f"--take-over: the gateway that runs (pid {pid}) has not given its listening sockets")
-    return Inherited(sockets[: offer.data], sockets[offer.data], offer.owner, TakenOver(connection, pid, offer))
+    return InheritedSockets(
+        sockets[: offer.data], sockets[offer.data], offer.owner, Predecessor(connection, pid, offer)
+    )
 
 
 def _received(connection: socket.socket) -> tuple[bytes, list[int]]:
@@ -137,7 +139,7 @@ def _listens(each: socket.socket) -> bool:
     return each.type == socket.SOCK_STREAM and bool(each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
-def same_member(taken: TakenOver, member: str = "") -> None:
+def same_member(taken: Predecessor, member: str = "") -> None:
     """Nobody takes over from a member of a cluster but that member; empty: this gateway is in none. Raises
     StartError."""
     offer, why = taken.offer, ""
@@ -153,7 +155,7 @@ def same_member(taken: TakenOver, member: str = "") -> None:
         )
 
 
-def tell_ready(taken: TakenOver, decider: str) -> None:
+def tell_ready(taken: Predecessor, decider: str) -> None:
     """Say that this gateway can serve: from then on the other stops by itself. `decider`: where its relays ask."""
     try:
         taken.connection.sendall(line_of(Ready(decider if taken.understood else "")))
@@ -161,7 +163,7 @@ def tell_ready(taken: TakenOver, decider: str) -> None:
         say(f"the gateway before (pid {taken.pid}): {error}")
 
 
-async def given_by(taken: TakenOver, ready: Callable[[], None]) -> Given:
+async def receive_payload(taken: Predecessor, ready: Callable[[], None]) -> HandOffPayload:
     """Be told what the other one's calls hold, once `ready` has said, or has had said, that this gateway can serve.
     Raises StartError."""
     if not taken.understood:
@@ -176,7 +178,7 @@ async def given_by(taken: TakenOver, ready: Callable[[], None]) -> Given:
         async with asyncio.timeout(GIVEN_WITHIN):
             line = await reader.readline()
         if line:
-            return msgspec.json.decode(line, type=Given)
+            return msgspec.json.decode(line, type=HandOffPayload)
     except TimeoutError:
         raise StartError(
             f"--take-over: the gateway that runs (pid {taken.pid}) does not stop within {GIVEN_WITHIN:g} s"
@@ -186,16 +188,16 @@ async def given_by(taken: TakenOver, ready: Callable[[], None]) -> Given:
     finally:
         writer.close()
     say(f"the gateway before (pid {taken.pid}) has ended before it could tell of its calls")
-    return Given()
+    return HandOffPayload()
 
 
-def _activated(environ: MutableMapping[str, str]) -> Inherited:
+def _activated(environ: MutableMapping[str, str]) -> InheritedSockets:
     """Sockets of a service manager, which are for this process alone: sd_listen_fds(3). Raises StartError."""
     found = {name: environ.pop(name, "") for name in ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")}
     if found["LISTEN_PID"] != str(os.getpid()) or not found["LISTEN_FDS"].isdecimal():
-        return Inherited()
+        return InheritedSockets()
     names = found["LISTEN_FDNAMES"].split(":")
-    given = Inherited(owner=False)
+    given = InheritedSockets(owner=False)
     for number in range(int(found["LISTEN_FDS"])):
         name = names[number] if number < len(names) else ""
         try:

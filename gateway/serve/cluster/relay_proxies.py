@@ -29,7 +29,7 @@ from gateway.frames.messages import (
     RelayCounts,
     Welcome,
 )
-from gateway.serve.upgrade.meeting import Given
+from gateway.serve.upgrade.rendezvous import HandOffPayload
 from gateway.shared.tasks import telling
 
 COUNTED_WITHIN = 0.5  # seconds for relays to tell their totals
@@ -37,10 +37,10 @@ COUNTED_WITHIN = 0.5  # seconds for relays to tell their totals
 Lead = Callable[[Callable[[], Channel]], Awaitable[None]]
 
 
-class Near:
+class RelayProxy:
     """One connection of a relay. `welcome`: a decider has taken it."""
 
-    def __init__(self, relays: NearRelays) -> None:
+    def __init__(self, relays: RelayProxies) -> None:
         self._relays = relays
         self.channel = Channel(from_relay(), self._take, self._lost, self._outward)
         self.hello: Hello | None = None
@@ -117,61 +117,61 @@ class Near:
         self._relays.left(self)
 
 
-class NearRelays:
+class RelayProxies:
     """All relays of this machine. `arrived` is told of one that has said hello, and leads it to the leader."""
 
     def __init__(
         self,
         clock: Callable[[], float],
-        arrived: Callable[[Near], None],
+        arrived: Callable[[RelayProxy], None],
         reached: Callable[[], None],
         unreached: Callable[[str], None],
     ) -> None:
         self.clock = clock
         self.reached = reached
         self.unreached = unreached
-        self.all: dict[Near, None] = {}  # by age: the order of a set is by address
+        self.all: dict[RelayProxy, None] = {}  # by age: the order of a set is by address
         self.totals: dict[tuple[int, int], RelayCounts] = {}  # by relay and its epoch, also of those that are gone
         self.pids: dict[int, int] = {}
         self._arrived = arrived
         self._within: float | None = None  # they drain
-        self._uncounted: set[Near] = set()
+        self._uncounted: set[RelayProxy] = set()
         self._counting = asyncio.Event()
 
     def channel(self) -> Channel:
         """The protocol of a connection that a relay has opened."""
-        near = Near(self)
-        self.all[near] = None
-        return near.channel
+        proxy = RelayProxy(self)
+        self.all[proxy] = None
+        return proxy.channel
 
-    def said_hello(self, near: Near) -> None:
-        assert near.hello is not None  # noqa: S101 # see above
-        self.pids[near.hello.relay] = near.hello.pid
-        self._arrived(near)
+    def said_hello(self, proxy: RelayProxy) -> None:
+        assert proxy.hello is not None  # noqa: S101 # see above
+        self.pids[proxy.hello.relay] = proxy.hello.pid
+        self._arrived(proxy)
         if self._within is not None:
-            near.channel.send(DrainOrder(self._within))
+            proxy.channel.send(DrainOrder(self._within))
 
-    def left(self, near: Near) -> None:
-        self.all.pop(near, None)
-        self._told(near)
+    def left(self, proxy: RelayProxy) -> None:
+        self.all.pop(proxy, None)
+        self._told(proxy)
 
-    def come_again(self) -> None:
+    def reconnect(self) -> None:
         """Another leads."""
-        for near in list(self.all):
-            near.channel.close("another decider leads")
+        for proxy in list(self.all):
+            proxy.channel.close("another decider leads")
 
     def drain(self, within: float) -> None:
         """Have every relay finish what is under way, and end."""
         self._within = within
-        for near in self.all:
-            if near.hello is not None:
-                near.channel.send(DrainOrder(within))
+        for proxy in self.all:
+            if proxy.hello is not None:
+                proxy.channel.send(DrainOrder(within))
 
     def hand_over(self, within: float, decider: str) -> None:
         """Have every relay finish gently within so many seconds, and ask the decider at this socket from now on."""
-        for near in self.all:
-            near.channel.send(DrainOrder(within, True, decider))
-            near.channel.flush()
+        for proxy in self.all:
+            proxy.channel.send(DrainOrder(within, True, decider))
+            proxy.channel.flush()
 
     def living(self, others: Mapping[int, int] = MappingProxyType({})) -> dict[int, int]:
         """The processes that live, by number: of relays, and `others` that may not have come yet."""
@@ -179,14 +179,14 @@ class NearRelays:
 
     def processes(self) -> list[ProcessView]:
         """The relays' processes."""
-        here = [(near.hello, near.counts) for near in self.all if near.hello is not None]
+        here = [(proxy.hello, proxy.counts) for proxy in self.all if proxy.hello is not None]
         views = []
         for hello, counts in sorted(here, key=lambda each: each[0].relay):
             of_calls = (0, 0) if counts is None else (counts.ended, counts.connections)
             views.append(ProcessView("relay", hello.pid, hello.started, *of_calls))
         return views
 
-    def take(self, given: Given) -> None:
+    def take(self, given: HandOffPayload) -> None:
         """Relays of a gateway that was taken over, and totals of those that had ended before."""
         self.pids.update(given.relays)
         for each in given.left:
@@ -198,24 +198,24 @@ class NearRelays:
 
     # -- totals -------------------------------------------------------------------------------------------------
 
-    def counted(self, near: Near, counts: RelayCounts) -> None:
-        if near.hello is not None:
-            near.counts = self.totals[near.hello.relay, near.hello.epoch] = counts
-        self._told(near)
+    def counted(self, proxy: RelayProxy, counts: RelayCounts) -> None:
+        if proxy.hello is not None:
+            proxy.counts = self.totals[proxy.hello.relay, proxy.hello.epoch] = counts
+        self._told(proxy)
 
-    def _told(self, near: Near) -> None:
-        self._uncounted.discard(near)
+    def _told(self, proxy: RelayProxy) -> None:
+        self._uncounted.discard(proxy)
         if not self._uncounted:
             self._counting.set()
 
     async def count(self) -> None:
         """Have every relay tell its totals; those that do not within COUNTED_WITHIN are left at their last."""
-        self._uncounted |= {near for near in self.all if near.hello is not None}
+        self._uncounted |= {proxy for proxy in self.all if proxy.hello is not None}
         if not self._uncounted:
             return
         self._counting.clear()
-        for near in self._uncounted:
-            near.channel.send(CountsAsk())
+        for proxy in self._uncounted:
+            proxy.channel.send(CountsAsk())
         try:
             async with asyncio.timeout(COUNTED_WITHIN):
                 await self._counting.wait()

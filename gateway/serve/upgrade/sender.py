@@ -1,4 +1,4 @@
-"""Giving: a running gateway hands its listening sockets to a successor, and goes on where that one fails."""
+"""HandOffSender: a running gateway hands its listening sockets to a successor, and goes on where that one fails."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 
 import msgspec
 
-from gateway.serve.upgrade.meeting import Given, Offer, Ready, line_of, listen_at, peer_of
+from gateway.serve.upgrade.rendezvous import HandOffPayload, Offer, Ready, line_of, listen_at, peer_of
 
 TOLD_WITHIN = 10.0  # seconds for the successor to take what it is told
 BUSY = "another gateway is taking over already"
 
 
-class Giving:
+class HandOffSender:
     """`offer` gives what there is now, with the descriptors of the sockets. `ready` is set by a successor that can
     serve. `say` takes lines for the operator."""
 
@@ -29,11 +29,11 @@ class Giving:
         self._say = say
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[None] | None = None
-        self._given: asyncio.Future[Given] = self._loop.create_future()
+        self._given: asyncio.Future[HandOffPayload] = self._loop.create_future()
         self.ready: asyncio.Future[tuple[int, Ready]] = self._loop.create_future()  # and its process
         self._loop.add_reader(listening, self._accept)
 
-    async def give(self, given: Given) -> None:
+    async def give(self, given: HandOffPayload) -> None:
         """Tell the successor that it serves from now on."""
         self._given.set_result(given)
         if self._task is not None:
@@ -84,7 +84,7 @@ class Giving:
             self._task.cancel()
 
 
-class MeetingPoint:
+class Rendezvous:
     """The socket at `path`, where this gateway is found. Raises UnsafeFolder, OSError."""
 
     def __init__(self, path: Path) -> None:

@@ -2,7 +2,7 @@
 
 The running one answers a connection with an Offer, and copies of its listening sockets with it (SCM_RIGHTS). The
 successor starts with them, and says Ready once nothing can fail any more. Then the running one stops accepting, and
-says what its calls hold: Given. A successor that ends before that has changed nothing.
+says what its calls hold: HandOffPayload. A successor that ends before that has changed nothing.
 
 The two may be of different versions. What one says and the other does not know is left out, so a field that is added
 has a default, which means what was meant before there was one.
@@ -29,7 +29,7 @@ class Offer(msgspec.Struct):
 
     `frames`: its version of the messages between relays and decider. `epoch`: of its decider; `relays`: the highest
     number of a relay. `owner`: the paths of unix sockets are its own to remove. `refused`: why it gives nothing.
-    `pids`: as `Given.relays`, but of the moment before. `member`: its cluster and its name there; empty: it is in none.
+    `pids`: as `HandOffPayload.relays`, but of the moment before. `member`: its cluster and its name there; empty: none.
     `life`: of that member, which goes on.
     """
 
@@ -51,7 +51,7 @@ class Ready(msgspec.Struct):
     decider: str
 
 
-class Given(msgspec.Struct):
+class HandOffPayload(msgspec.Struct):
     """The running one has stopped. `relays`: processes by number that will tell what they hold; `left`: totals of those
     that have ended. `state`: a checkpoint of its decider. `promised`: what a member's next process must know."""
 
@@ -65,7 +65,7 @@ class UnsafeFolder(Exception):
     """Others could take this user's gateways over. The message says what is wrong."""
 
 
-def meeting_point(host: str, port: int) -> Path:
+def rendezvous_path(host: str, port: int) -> Path:
     """The path of the socket of the gateway with this control port."""
     for name in ("RUNTIME_DIRECTORY", "XDG_RUNTIME_DIR"):
         given = os.environ.get(name, "").split(":")[0]
@@ -102,5 +102,5 @@ def peer_of(connection: socket.socket) -> tuple[int, int]:
     return pid, uid
 
 
-def line_of(message: Offer | Ready | Given) -> bytes:
+def line_of(message: Offer | Ready | HandOffPayload) -> bytes:
     return msgspec.json.encode(message) + b"\n"

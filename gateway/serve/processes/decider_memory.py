@@ -14,7 +14,7 @@ import msgspec
 from gateway.decider.relays.totals import LeftRelay
 
 
-class Kept(msgspec.Struct):
+class DeciderMemory(msgspec.Struct):
     """`relays`: processes of relays that came from another gateway, by number. `left`: totals of relays that have
     ended."""
 
@@ -22,26 +22,26 @@ class Kept(msgspec.Struct):
     left: list[LeftRelay] = []
 
 
-class KeptState(msgspec.Struct):
+class SavedCheckpoint(msgspec.Struct):
     """A checkpoint, and when it was taken: monotonic seconds of this machine."""
 
     at: float
     state: bytes
 
 
-def read(file: Path) -> Kept:
+def read(file: Path) -> DeciderMemory:
     """What is kept; nothing, before anything was."""
     try:
-        return msgspec.msgpack.decode(file.read_bytes(), type=Kept)
+        return msgspec.msgpack.decode(file.read_bytes(), type=DeciderMemory)
     except FileNotFoundError:
-        return Kept()
+        return DeciderMemory()
 
 
 def read_state(file: Path, now: float) -> tuple[bytes, float]:
     """The checkpoint of the decider before, and how many seconds old it is; b"": there is none."""
     try:
         found = file.read_bytes()
-        kept = msgspec.msgpack.decode(found, type=KeptState)
+        kept = msgspec.msgpack.decode(found, type=SavedCheckpoint)
     except FileNotFoundError:
         return b"", 0.0
     except msgspec.MsgspecError:
@@ -49,7 +49,7 @@ def read_state(file: Path, now: float) -> tuple[bytes, float]:
     return kept.state, max(0.0, now - kept.at)
 
 
-def write(file: Path, kept: Kept | KeptState) -> None:
+def write(file: Path, kept: DeciderMemory | SavedCheckpoint) -> None:
     """Raises OSError."""
     new = file.with_suffix(".new")
     new.write_bytes(msgspec.msgpack.encode(kept))
