@@ -1,4 +1,4 @@
-"""Data port as the process that decides sees it: its own, or that of relays which are processes of their own."""
+"""Data port of a gateway on one machine, as the process that decides sees it; and what a data port is."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ from typing import Protocol
 from gateway.control.calls import CallView
 from gateway.control.processes import ProcessView
 from gateway.decider.loading import Configuration
-from gateway.decider.relays.hub import RelayHub
 from gateway.frames.messages import VERSION, RelayCounts
+from gateway.relay.wire.server import address_of
 from gateway.serve.assembly import Gateway
+from gateway.serve.decide_port import NOT_GIVEN, DecideListener
 from gateway.serve.hub_of import calls_of, hub_of, relays_of, tell_policy
-from gateway.serve.saving import go_on_from
+from gateway.serve.processes.deciding import JOINED_WITHIN, DeciderProcess
+from gateway.serve.processes.place import CLOSING, HANDED, READY, TAKE
+from gateway.serve.saving import Saving, go_on_from
 from gateway.serve.starting import Options, say
 from gateway.serve.upgrade.outgoing import OutgoingCalls
 from gateway.serve.upgrade.receiver import InheritedSockets, Predecessor, receive_payload, same_member, tell_ready
@@ -72,118 +75,211 @@ class DataPort(Protocol):
         """End it."""
 
 
-class OwnDataPort:
-    """The data port of a gateway in one process. Where it has taken over from another, that one's processes are its
-    relays until they have ended; where another has taken over from it, it is itself one of that one's."""
+class MachinePort:
+    """A DataPort of one machine.
+
+    One process serves connections of its own. After an upgrade the processes of the gateway before ask it too, as
+    relays, until their streams end; after the next upgrade it is itself a relay of its successor. Of several processes
+    (`process`) relays have all connections, and this one decides.
+    """
 
     def __init__(
-        self, gateway: Gateway, options: Options, configuration: Configuration, inherited: InheritedSockets,
+        self,
+        gateway: Gateway,
+        options: Options,
+        configuration: Configuration,
+        inherited: InheritedSockets,
         lost: Callable[[], int],
-    ) -> None:  # fmt: skip
+        process: DeciderProcess | None = None,
+    ) -> None:
+        place = None if process is None else process.place
         self._gateway = gateway
-        self._listen = options.listen
-        self._inherited = inherited
-        self._lost = lost
+        self._options = options
         self._configuration = configuration
+        self._inherited = inherited if place is None else place.inherited
+        self._lost = lost  # lines of the call log that were lost
+        self._process = process
         self._started = time.time()
-        self._epoch, self._number = inherited.epoch + 1, inherited.relays + 1
-        self._hub: RelayHub | None = None  # of the gateway before
-        self._folder = ""
-        self._server: asyncio.Server | None = None
+        self._epoch = self._inherited.epoch + 1 if place is None else place.epoch
+        self._highest = self._inherited.relays + (1 if place is None else place.relays)  # number of a relay
+        if process is None:
+            self._hub = hub_of(gateway, self._epoch, {})
+        else:
+            self._hub = hub_of(gateway, self._epoch, process.expected, self._keep)
+            self._hub.totals.take(process.memory.left)
+            process.restore(gateway.checkpoints)
+            tell_policy(self._hub, gateway, configuration)
+        self._saving = None if process is None else Saving(self._state, self._changes, process.save)
+        self.decide = None if options.decide is None else DecideListener(gateway, options.decide, options.decide_token)
+        self._folder = ""  # of the socket for relays, where no parent has made one
+        self._server: asyncio.Server | None = None  # for relays
         self._outgoing: OutgoingCalls | None = None
 
     @property
     def addresses(self) -> list[str]:
-        return self._gateway.server.addresses
+        if self._process is None:
+            return self._gateway.server.addresses
+        return [address_of(each, self._options.certificate is not None) for each in self._process.place.data]
 
     async def take_over(self, taken: Predecessor) -> None:
         same_member(taken)
-        self._folder = tempfile.mkdtemp(prefix="weir-")
-        path = str(Path(self._folder) / "decider")
-        # Nothing is granted to its relays before it has said which there are.
-        hub = self._hub = hub_of(self._gateway, self._epoch, {0: os.getpid()})
-        tell_policy(hub, self._gateway, self._configuration)
-        hub.start()
-        self._server = await asyncio.get_running_loop().create_unix_server(hub.channel, path)
-        given = await receive_payload(taken, partial(tell_ready, taken, path))
-        go_on_from(self._gateway.checkpoints, given.state, 0.0)
-        hub.totals.take(given.left)
-        hub.expect(given.relays)
+        process, hub = self._process, self._hub
+        if process is None:
+            path = await self._serve_relays()
+            payload = await receive_payload(taken, partial(tell_ready, taken, path))
+        else:
+            payload = await receive_payload(taken, partial(process.beats.tell, TAKE))
+        go_on_from(self._gateway.checkpoints, payload.state, 0.0)
+        hub.totals.take(payload.left)
+        hub.expect(payload.relays)
+        if process is not None:
+            process.memory.relays = payload.relays
+            self._keep()
+            return
         try:
             async with asyncio.timeout(TOLD_WITHIN):
                 await hub.until_synced()
         except TimeoutError:
             say(f"the gateway before (pid {taken.pid}) does not say what its calls hold: engines' metrics alone tell")
 
+    async def _serve_relays(self) -> str:
+        """Let the processes of the gateway before ask this one. Return the path of the socket."""
+        self._folder = tempfile.mkdtemp(prefix="weir-")
+        path = str(Path(self._folder) / "decider")
+        self._hub.expect({0: os.getpid()})  # nothing is granted to relays before it is known which there are
+        tell_policy(self._hub, self._gateway, self._configuration)
+        self._hub.start()
+        self._server = await asyncio.get_running_loop().create_unix_server(self._hub.channel, path)
+        return path
+
     async def listen(self, context: ssl.SSLContext | None) -> None:
-        server = self._gateway.server
+        if self.decide is not None:
+            await self.decide.listen()
+        if self._process is not None:
+            await self._listen_to_relays(self._process)
+            return
+        server, where = self._gateway.server, self._options.listen
         if self._inherited.data:
             for each in self._inherited.data:
                 await server.listen(None, None, sock=each, ssl=context, owner=self._inherited.owner)
-        elif self._listen.startswith("unix:"):
-            await server.listen(None, None, path=self._listen.removeprefix("unix:"), ssl=context)
+        elif where.startswith("unix:"):
+            await server.listen(None, None, path=where.removeprefix("unix:"), ssl=context)
         else:
-            host, _, port = self._listen.rpartition(":")
+            host, _, port = where.rpartition(":")
             await server.listen(host.strip("[]"), int(port), ssl=context)
+
+    async def _listen_to_relays(self, process: DeciderProcess) -> None:
+        self._hub.start()
+        if self._saving is not None:
+            self._saving.start()
+        inner = process.place.inner
+        self._server = await asyncio.get_running_loop().create_unix_server(self._hub.channel, sock=inner)
+        if process.place.first:
+            await self._hub.joined(process.place.relays, JOINED_WITHIN)
+        process.beats.tell(READY)
 
     def apply(self, configuration: Configuration) -> None:
         self._gateway.apply(configuration)
         self._configuration = configuration
-        if self._hub is not None:
+        if self._process is not None or self._server is not None:
             tell_policy(self._hub, self._gateway, configuration)
+        if self.decide is not None:
+            self.decide.apply()
+
+    # -- a checkpoint -------------------------------------------------------------------------------------------
+
+    def _keep(self) -> None:
+        """A relay has left: the next process of this decider must know its totals too."""
+        if self._process is not None:
+            self._process.keep(self._hub.totals.left())
+
+    def _state(self) -> bytes:
+        return self._gateway.checkpoints.take(self._hub.ungranted)
+
+    def _changes(self) -> int:
+        return self._hub.changes + self._gateway.metrics.counts.calls
+
+    # -- a hand-over --------------------------------------------------------------------------------------------
+
+    def _holders(self) -> dict[int, int]:
+        """Return the processes whose calls hold something here, by their numbers as relays."""
+        own = {self._highest: os.getpid()} if self._process is None else {}
+        return {**self._hub.relays(), **own}
 
     def offer(self) -> tuple[Offer, list[int]]:
-        sockets = self._gateway.server.sockets()
-        pids = {**({} if self._hub is None else self._hub.relays()), self._number: os.getpid()}
-        return Offer(VERSION, self._epoch, self._number, len(sockets), self._inherited.owner, pids=pids), sockets
+        if self.decide is not None:
+            return Offer(refused=NOT_GIVEN), []
+        process = self._process
+        data = self._gateway.server.sockets() if process is None else [each.fileno() for each in process.place.data]
+        offer = Offer(VERSION, self._epoch, self._highest, len(data), self._inherited.owner, pids=self._holders())
+        return offer, data
 
     def hand_over(self, within: float, decider: str) -> HandOffPayload:
         gateway, hub = self._gateway, self._hub
-        gateway.server.stop_accepting(given=True)
-        if decider:  # from now on nothing is granted here
-            self._outgoing = OutgoingCalls(gateway, self._number, self._epoch, decider, self._lost)
-            gateway.dispatch.successor = self._outgoing
-        relays = {} if hub is None else hub.relays()
-        state = gateway.checkpoints.take(() if hub is None else hub.ungranted)
-        if hub is not None:
-            hub.hand_over(within, decider)
-        if self._outgoing is None:
-            return HandOffPayload()
-        gateway.dispatch.hand_over()
-        self._outgoing.start()
-        return HandOffPayload({**relays, self._number: os.getpid()}, [] if hub is None else hub.totals.left(), state)
+        if self._process is not None:
+            self._process.beats.tell(HANDED)
+        else:
+            gateway.server.stop_accepting(given=True)
+            if decider:  # from now on nothing is granted here
+                self._outgoing = OutgoingCalls(gateway, self._highest, self._epoch, decider, self._lost)
+                gateway.dispatch.successor = self._outgoing
+        payload = HandOffPayload(self._holders(), hub.totals.left(), self._state()) if decider else HandOffPayload()
+        hub.hand_over(within, decider)
+        if self._outgoing is not None:
+            gateway.dispatch.hand_over()
+            self._outgoing.start()
+        return payload
 
     async def drain(self, within: float, *, gently: bool = False) -> None:
+        hub, process = self._hub, self._process
+        if process is not None and not gently:
+            process.beats.tell(CLOSING)
+        relays: Coroutine[None, None, object] = hub.empty.wait() if gently else hub.drain(within)
+        own = self._gateway.server.drain(within, gently=gently)
+        # The one that has clients begins at once: see gateway/serve/ending.py.
+        first, other = (own, relays) if process is None else (relays, own)
         async with asyncio.TaskGroup() as group:
-            if self._hub is not None:
-                ends: Coroutine[None, None, object] = self._hub.empty.wait() if gently else self._hub.drain(within)
-                group.create_task(ends)
-            await self._gateway.server.drain(within, gently=gently)  # begins at once: see gateway/serve/ending.py
+            group.create_task(other)
+            if self.decide is not None:
+                group.create_task(self.decide.drain(within))
+            await first
+
+    # -- what is there ------------------------------------------------------------------------------------------
 
     def totals(self) -> Sequence[RelayCounts]:
-        return () if self._hub is None else self._hub.totals.all()
+        return self._hub.totals.all()
 
     async def count(self) -> None:
-        if self._hub is not None:
-            await self._hub.count()
+        await self._hub.count()
 
     def calls(self) -> Iterable[CallView]:
         yield from self._gateway.calls()
-        if self._hub is not None:
-            yield from calls_of(self._hub)
+        yield from calls_of(self._hub)
+        if self.decide is not None:
+            yield from self.decide.calls()
 
     def processes(self) -> list[ProcessView]:
-        calls, connections = self._gateway.metrics.counts.calls, self._gateway.server.connections
-        relays = [] if self._hub is None else relays_of(self._hub)
-        return [ProcessView("decider", os.getpid(), self._started, calls, connections), *relays]
+        calls, relays = self._gateway.metrics.counts.calls, relays_of(self._hub)
+        if self._process is None:
+            connections = self._gateway.server.connections
+            return [ProcessView("decider", os.getpid(), self._started, calls, connections), *relays]
+        place = self._process.place
+        return [
+            ProcessView("parent", place.parent, place.parent_started, 0, 0),
+            ProcessView("decider", os.getpid(), place.started, calls + self._hub.totals.ended, 0),
+            *relays,
+        ]
 
     async def aclose(self) -> None:
+        if self.decide is not None:
+            self.decide.close()
         if self._server is not None:
             self._server.close()
         if self._outgoing is not None:
             await self._outgoing.aclose()
             self._outgoing = None
-        if self._hub is not None:
-            await self._hub.aclose()
+        if self._saving is not None:
+            await self._saving.aclose()
+        await self._hub.aclose()
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)

@@ -35,14 +35,13 @@ from gateway.decider.loading import Configuration, LoadError, load
 from gateway.serve.assembly import ApplyError, Gateway
 from gateway.serve.cluster.hashes import same_hashes
 from gateway.serve.cluster.port import ClusterPort
-from gateway.serve.data_port import DataPort, OwnDataPort
-from gateway.serve.decide_port import WithDecidePort
+from gateway.serve.data_port import DataPort, MachinePort
 from gateway.serve.descriptors import raised, shared_out, warning
 from gateway.serve.embedded import READY_WITHIN, embedded
 from gateway.serve.embedded_sidecar import MODELS, EmbeddedSidecar
 from gateway.serve.ending import drained_by_hand, end, listen_for_successor
 from gateway.serve.own_token import OwnToken
-from gateway.serve.processes.deciding import RelayedPort, sockets_of
+from gateway.serve.processes.deciding import DeciderProcess, sockets_of
 from gateway.serve.processes.parent import Parent
 from gateway.serve.processes.place import Beats, Place
 from gateway.serve.processes.relaying import relay
@@ -276,26 +275,23 @@ def _data_port(
     sockets: InheritedSockets,
     lost: Callable[[], int],
 ) -> DataPort:
-    """Its own, or that of its relays; and the decide port with it."""
-    if place is None or beats is None:
-        if configuration.policy.cluster is not None:
-            raise StartError("cluster: its relays are processes of their own: give --workers 2 or more")
-        port: DataPort = OwnDataPort(gateway, options, configuration, sockets, lost)
-    elif configuration.policy.cluster is not None:
-        if options.decide is not None:
-            raise StartError("cluster: --decide is for a gateway that is alone: its holds would be of one member only")
-        return ClusterPort(
-            gateway,
-            place,
-            beats,
-            configuration,
-            options.advertise,
-            secure=options.certificate is not None,
-            secure_control=options.control_certificate is not None,
-        )
-    else:
-        port = RelayedPort(gateway, place, beats, configuration, secure=options.certificate is not None)
-    return port if options.decide is None else WithDecidePort(port, gateway, options.decide, options.decide_token)
+    """Return the data port of this machine, or of its cluster. Raises StartError."""
+    process = None if place is None or beats is None else DeciderProcess(place, beats)
+    if configuration.policy.cluster is None:
+        return MachinePort(gateway, options, configuration, sockets, lost, process)
+    if process is None:
+        raise StartError("cluster: its relays are processes of their own: give --workers 2 or more")
+    if options.decide is not None:
+        raise StartError("cluster: --decide is for a gateway that is alone: its holds would be of one member only")
+    return ClusterPort(
+        gateway,
+        process.place,
+        process.beats,
+        configuration,
+        options.advertise,
+        secure=options.certificate is not None,
+        secure_control=options.control_certificate is not None,
+    )
 
 
 def _control_app(

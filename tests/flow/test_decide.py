@@ -23,8 +23,7 @@ from gateway.decider.loading import Configuration
 from gateway.relay.wire.messages import Request
 from gateway.relay.wire.responder import Responder
 from gateway.serve.assembly import Gateway
-from gateway.serve.data_port import OwnDataPort
-from gateway.serve.decide_port import WithDecidePort
+from gateway.serve.data_port import MachinePort
 from gateway.serve.starting import Options
 from gateway.serve.upgrade.receiver import InheritedSockets
 from gateway.shared.vllm.answers import ModelCard
@@ -115,8 +114,10 @@ class Site:
         self.gateway.fleet.has_models(self.engine, [ModelCard(id="m", max_model_len=4096)])
         self.gateway.fleet.health(self.engine, True, self.loop.time())
         self.gateway.changed(self.engine)
-        data = OwnDataPort(self.gateway, Options(announce=lambda _: None), Configuration(), InheritedSockets(), int)
-        self.port = WithDecidePort(data, self.gateway, "unix:/nowhere", token)
+        options = Options(announce=lambda _: None, decide="unix:/nowhere", decide_token=token)
+        self.data = MachinePort(self.gateway, options, Configuration(), InheritedSockets(), int)
+        assert self.data.decide is not None
+        self.port = self.data.decide
 
     def write(self, record: Record, _: float) -> None:
         """As the call log."""
@@ -513,9 +514,9 @@ def test_a_reload_and_a_drain_go_for_these_calls_too() -> None:
         running, kept = await site.granted(1200), await site.granted(10)
         waiting = site.ask(1200)
         await asyncio.sleep(1.0)
-        site.port.apply(Configuration(_with(body=BodyPolicy(max=1 << 20))))
+        site.data.apply(Configuration(_with(body=BodyPolicy(max=1 << 20))))
         assert site.port.pipeline.current.snapshot is site.gateway.current.snapshot
-        drained = asyncio.ensure_future(site.port.drain(10.0))
+        drained = asyncio.ensure_future(site.data.drain(10.0))
         site.gateway.dispatch.refuse_waiting()
         await until(lambda: waiting.here)
         assert (waiting.status, waiting.headers["x-weir-reason"]) == (503, "draining")
@@ -556,7 +557,7 @@ def test_nothing_is_left_by_any_life(steps: list[tuple[str, int]], seed: int) ->
                 case "wait" | "long":
                     await asyncio.sleep(rng.uniform(0.0, 2.0 if step == "wait" else 40.0))
                 case "reload":
-                    site.port.apply(Configuration(PLAIN))
+                    site.data.apply(Configuration(PLAIN))
                 case "leave" if one is not None:
                     one.leave()
                 case _ if one is not None and one.hold:

@@ -24,7 +24,7 @@ from gateway.decider.loading import Configuration
 from gateway.frames.messages import VERSION
 from gateway.serve import ending as endings
 from gateway.serve.assembly import Gateway
-from gateway.serve.data_port import OwnDataPort
+from gateway.serve.data_port import MachinePort
 from gateway.serve.ending import end, listen_for_successor
 from gateway.serve.starting import Options, StartError
 from gateway.serve.upgrade.next_gateway import command
@@ -54,7 +54,7 @@ class Side:
         self.sockets = sockets
         self.engine = next(iter(gateway.fleet))
         self.engine.slots = self.engine.max_slots = 2
-        self.port = OwnDataPort(gateway, Options(announce=lambda _: None), Configuration(), sockets, int)
+        self.port = MachinePort(gateway, Options(announce=lambda _: None), Configuration(), sockets, int)
         self.control = ControlPort(Starlette(), "127.0.0.1:0")
 
 

@@ -188,7 +188,8 @@ class World:
     def _reload(self, reload: Reload) -> None:
         gateway, before = self.gateway, list(self.gateway.fleet)
         try:
-            self.proxies.port.apply(Configuration(policy_of(reload.policy.encode()), {}, TOKEN))
+            self.gateway.apply(Configuration(policy_of(reload.policy.encode()), {}, TOKEN))
+            self.proxies.port.apply()
         except ApplyError as error:
             if not reload.bad or list(gateway.fleet) != before:
                 self.found(f"a reload failed: {error}")

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, cast
 from gateway.core.engines.fleet import engine_id
 from gateway.relay.wire.messages import WireError, refusal
 from gateway.relay.wire.responder import Responder
-from gateway.serve.assembly import Gateway
-from gateway.serve.decide_port import WithDecidePort
+from gateway.serve.decide_port import DecideListener
 from loadtest.lab.dst.case import Proxied
 from loadtest.lab.dst.decide.proxied_call import ProxiedCall
 from loadtest.lab.dst.decide.question import Fields, Hear, Question
@@ -21,15 +20,7 @@ from loadtest.simulate.posting import full, leaving, nothing, posted
 from loadtest.simulate.simulated_client import ClientCall, Try
 
 if TYPE_CHECKING:
-    from gateway.decider.loading import Configuration
-    from gateway.serve.data_port import DataPort
-
-
-class _DataPort:
-    """All of a DataPort that a reload needs."""
-
-    def __init__(self, gateway: Gateway) -> None:
-        self.apply: Callable[[Configuration], None] = gateway.apply
+    pass
 
 
 class Proxies:
@@ -54,7 +45,7 @@ class Proxies:
         self._memories = memories
         self._loop = asyncio.get_running_loop()
         self._sent = 0
-        self.port = WithDecidePort(cast("DataPort", _DataPort(target.gateway)), target.gateway, "", None)
+        self.port = DecideListener(target.gateway, "", None)
 
     def send(self, way: Proxied, call: Planned, client_call: ClientCall, tried: Try) -> Callable[[], None]:
         """Send a request through a proxy. The function returned is the client's leaving."""
