@@ -175,8 +175,8 @@ class Gateway:
             self.clock,
             rng,
             self.bodies,
-            witnesses.batches,
-            None if parser is None else LargeBodies(parser, self.clock),
+            witness=witnesses.batches,
+            large=None if parser is None else LargeBodies(parser, self.clock),
             tracing=tracing,
         )
         self._most_clients = most_clients

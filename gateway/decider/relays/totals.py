@@ -7,7 +7,7 @@ kept by their key (relay, epoch): one that comes again replaces them. So are tho
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -86,20 +86,11 @@ def added(one: RelayCounts, other: RelayCounts) -> RelayCounts:
     calls = CallCounts()
     calls.add(one.calls)
     calls.add(other.calls)
-    return RelayCounts(
-        calls.told(),
-        one.ended + other.ended,
-        one.connections + other.connections,
-        one.body_bytes + other.body_bytes,
-        added_up(one.refusals, other.refusals),
-        added_up(one.body_refusals, other.body_refusals),
-        added_up(one.batches, other.batches),
-        one.merged + other.merged,
-        one.again + other.again,
-        one.lost_lines + other.lost_lines,
-        one.lost_spans + other.lost_spans,
-        lines=added_up(one.lines, other.lines),
-    )
+    sums: dict[str, Any] = {}
+    for name in RelayCounts.__struct_fields__:
+        a, b = getattr(one, name), getattr(other, name)
+        sums[name] = added_up(a, b) if isinstance(a, dict) else a + b
+    return RelayCounts(**sums | {"calls": calls.told()})
 
 
 def added_up(*counts: Mapping[Name, int]) -> dict[Name, int]:

@@ -168,11 +168,12 @@ class Store:
     async def turn(self, turn: Turn) -> tuple[StoreView, dict[str, MemberRecord]]:
         """Carry out a turn. Raises StoreError, and ClusterConflict."""
         record = msgspec.json.encode(self.record).decode()
-        answer = await self._asked(
-            TURN, self._me, self.record.life, record, int(TTL * 1000), int(FORGOTTEN * 1000), turn.known,
+        arguments = (
+            self._me, self.record.life, record, int(TTL * 1000), int(FORGOTTEN * 1000), turn.known,
             turn.candidacy, turn.term, turn.number, " ".join(sorted(turn.seen)), self._fingerprint,
             int(turn.present), "" if turn.after is None else round(turn.after * 1000), int(STALE * 1000),
         )  # fmt: skip
+        answer = await self._asked(TURN, *arguments)
         if answer == ["token"]:
             raise ClusterConflict(
                 f"another cluster named {self._cluster!r} is in this store: its members have another token. Give this "

@@ -44,6 +44,7 @@ from gateway.serve.assembly import client_settings, server_settings
 from gateway.serve.batch_api import BatchApi
 from gateway.serve.descriptors import shared_out
 from gateway.serve.processes.place import READY, Beats, Place
+from gateway.serve.relay_counts import relay_counts
 from gateway.serve.starting import (
     Options,
     ProcessSignals,
@@ -269,20 +270,13 @@ class RelaySide:
             self.link.send(EndedRecords(list(calls)))
 
     def _told(self) -> RelayCounts:
-        batcher, batches = self.pipeline.batcher, self.batches
-        return RelayCounts(
-            self._counts.told(),
-            self._counts.calls,
-            self.server.connections,
-            self.bodies.held,
-            self.server.refusals,
-            self.bodies.refused,
-            batcher.batches,
-            batcher.merged,
-            batcher.again,
-            self._lost(),
-            0 if self._spans is None else self._spans.dropped,
-            {} if batches is None else dict(batches.lines),
-            0 if batches is None else batches.line_calls,
-            {} if batches is None else batches.batch_states,
+        lost_spans = 0 if self._spans is None else self._spans.dropped
+        return relay_counts(
+            self._counts,
+            self.server,
+            self.bodies,
+            self.pipeline.batcher,
+            self.batches,
+            lost_lines=self._lost(),
+            lost_spans=lost_spans,
         )

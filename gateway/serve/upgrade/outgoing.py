@@ -22,6 +22,7 @@ from gateway.relay.remote.decider import RemoteDecider
 from gateway.relay.remote.grant import RemoteGrant
 from gateway.relay.remote.link import Link
 from gateway.serve.assembly import Gateway
+from gateway.serve.relay_counts import relay_counts
 from gateway.serve.starting import say
 
 TOLD_WITHIN = 2.0  # seconds for a decider to be there for the last totals
@@ -68,19 +69,11 @@ class OutgoingCalls:
     def _told(self) -> RelayCounts:
         gateway = self._gateway
         batcher, counts = gateway.pipeline.batcher, gateway.metrics.counts
-        return RelayCounts(
-            counts.told(),
-            counts.calls,
-            gateway.server.connections,
-            gateway.bodies.held,
-            gateway.server.refusals,
-            gateway.bodies.refused,
-            batcher.batches,
-            batcher.merged,
-            batcher.again,
-            self._lost(),
-            lines={} if gateway.batches is None else dict(gateway.batches.lines),
-        )
+        # The successor works the batches from now on, and says how many lines wait.
+        lines = {} if gateway.batches is None else dict(gateway.batches.lines)
+        counted = relay_counts(counts, gateway.server, gateway.bodies, batcher, None, lost_lines=self._lost())
+        counted.lines = lines
+        return counted
 
     # -- what the dispatch tells and asks -----------------------------------------------------------------------
 
