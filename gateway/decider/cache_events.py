@@ -63,7 +63,7 @@ class KvEvents:
 
 
 class Listener:
-    """One engine's subscription, until `close`."""
+    """Subscription to one engine's events, until `close`."""
 
     def __init__(self, engine: Engine, url: str, context: zmq.asyncio.Context, clock: Callable[[], float]) -> None:
         self.url = url

@@ -230,7 +230,7 @@ class Dispatch:
         return decision.ticket
 
     def _refused(self, call: Call, why: Refuse, now: float) -> Refused:
-        """What the call is told; with a booking, where its reason has one."""
+        """Return the call's refusal, with a booking if its reason has one."""
         due_in = None
         if why.reason in WANT_OF_ROOM:
             self._state(call.model)[1].scaling.refused += call.cost
@@ -241,7 +241,7 @@ class Dispatch:
         return refusals.refused(why, call, now, due_in)
 
     def unknown(self, model: str) -> Refused:
-        """What is told of a model that neither an engine nor a sidecar has, as far as is known."""
+        """Return the refusal of a call for a model that neither an engine nor a sidecar is known to have."""
         why = self.control.unknown(model, self.clock())
         return refusals.unknown_model(model, why.engines, awaited=why.reports_awaited, away=why.away)
 
@@ -450,7 +450,7 @@ class Dispatch:
             self._refuse(ticket, self.control.unserved(ticket, now), now)
 
     def _arm(self) -> None:
-        """One timer, on the earliest expiry of a call that still waits."""
+        """Set the one timer, on the earliest expiry of a call that still waits."""
         expiries = self._expiries
         if len(expiries) > 64 and len(expiries) > 2 * len(self._turns):  # else granted calls stay until then
             expiries[:] = [entry for entry in expiries if entry[2].waiting]
@@ -479,7 +479,7 @@ class Dispatch:
         self.pump()
 
     def left_over(self) -> dict[str, object]:
-        """What is kept for calls that wait, by name. Of a gateway without calls nothing may be left."""
+        """Return what is kept for calls that wait, by name. A gateway without calls has nothing left."""
         self._arm()
         return {
             "turns": self._turns,

@@ -27,11 +27,11 @@ SHOWN = 12  # digits of a hash that people are shown
 
 
 class KeysError(Exception):
-    """What was asked for cannot be done; the message says which file it is about, and why."""
+    """A change of keys that cannot be made; the message says which file it is about, and why."""
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """One line of a keys file: the key's SHA-256 in hexadecimal, whose it is, the rest of the line, where it begins."""
+    """Line of a keys file: the key's SHA-256 in hexadecimal, whose it is, the rest of the line, where it begins."""
 
     digest: str
     tenant: str
@@ -40,7 +40,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 def digest_of(key: str) -> str:
-    """What a key is known by: SHA-256 in hexadecimal. Space around it does not count."""
+    """Return a key's SHA-256 in hexadecimal, by which the key is known. Space around a key does not count."""
     return hashlib.sha256(key.strip().encode()).hexdigest()
 
 

@@ -135,7 +135,7 @@ class Named:
             self.order_token = yield from self._secret(sidecars.order_token_file, at, "token", TOKEN_LENGTH)
 
     def _trust(self, policy: Policy) -> Iterator[Fault]:
-        """Who signs the sidecars' certificates."""
+        """Return the trust in the sidecars' certificates."""
         tls = None if policy.fleet.sidecars is None else policy.fleet.sidecars.tls
         if tls is not None:
             ca = yield from self._authorities(tls.ca_file, ("fleet", "sidecars", "tls", "ca_file"))

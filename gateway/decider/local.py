@@ -124,7 +124,7 @@ class LocalDecider:
 
 
 class LocalAdmission:
-    """One call, from its arrival to its end."""
+    """Admission of one call, from its arrival to its end."""
 
     __slots__ = ("_account", "_arrived", "_charge", "_decider", "_record", "_snapshot")
 
@@ -198,7 +198,7 @@ class LocalAdmission:
 
     @property
     def charges(self) -> Iterator[Charge]:
-        """What it has taken from limits."""
+        """Charges that the call has taken from limits."""
         return (charge for charge in (self._arrived, self._charge) if charge is not None)
 
     def settle(self, tokens: int, now: float) -> None:

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 
 class Successor(Protocol):
-    """It is told what calls hold here, and asked for every further grant."""
+    """Gateway that grants from now on. It gets a report of what calls hold here, and a question for every further
+    grant."""
 
     def holds(self, call: Call, hold: Hold) -> None:
         """The call has this hold."""

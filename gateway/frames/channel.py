@@ -17,8 +17,8 @@ MOST_UNSENT = 128 * 1024**2  # bytes; a policy and 10,000 calls
 
 
 class Channel(asyncio.Protocol):
-    """One connection. `take` is given each message, `lost` the end with its reason; empty: the other side closed it.
-    `outward` may change a message before it is sent.
+    """Connection of frames. `take` is given each message, `lost` the end with its reason; empty: the other side closed
+    it. `outward` may change a message before it is sent.
 
     Whatever `take` sends goes out with what the same turn of the loop sends otherwise.
     """

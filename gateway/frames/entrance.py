@@ -112,7 +112,7 @@ class Token:
 
 
 class Entrance(asyncio.Protocol):
-    """One connection from another machine, until it is known who that is."""
+    """Connection from another machine, until the visitor has shown the token."""
 
     def __init__(self, token: Token, enter: Enter, visitors: Visitors) -> None:
         self._token = token
@@ -190,7 +190,7 @@ class Entrance(asyncio.Protocol):
 
 
 class _Visit(asyncio.Protocol):
-    """One connection to another member, until it has let this one in."""
+    """Connection to another member, until the member has let this one in."""
 
     def __init__(self, token: Token, proof: Proof) -> None:
         self._token = token

@@ -31,7 +31,7 @@ Left = Literal["", "refused", "error", "cancelled"]  # the way that an admission
 
 
 class CallRequest(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
-    """What a client asks for: the fields of `Call` that its decider needs, by the same names.
+    """Request of a client: the fields of `Call` that its decider needs, by the same names.
 
     `route` is the route's path. `body`: eight bytes that stand for the body, which stays in its relay; they are equal
     for equal bodies, in every process that has this one's parent.
@@ -65,7 +65,7 @@ class CallRequest(msgspec.Struct, array_like=True, forbid_unknown_fields=True, g
 
 
 class CallFacts(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
-    """What a decider has found out about a call: the fields of `Call` that it sets, by the same names."""
+    """Findings of a decider about a call: the fields of `Call` that it sets, by the same names."""
 
     class_name: Word
     deadline: float

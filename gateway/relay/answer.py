@@ -26,7 +26,8 @@ ERROR_BODY_AT_MOST = 256 * 1024
 
 
 class Relay:
-    """One answer. After `finished`: `outcome`, `status`, and `usage` (the engine's own token numbers, if it told).
+    """Answer to one call. After `finished`: `outcome`, `status`, and `usage` (the engine's own token numbers, if it
+    told).
 
     `reads` counts what came of a body, in pieces: in a stream no more than one per token. `held_up`: the engine was not
     read for a while, since the client did not read.

@@ -88,7 +88,7 @@ class Attempts:
     def _send(
         self, path: bytes, headers: bytes, call: Call, record: Record, grant: Grant
     ) -> Coroutine[Any, Any, Reply]:
-        """One attempt, on the grant's engine."""
+        """Make one attempt, on the grant's engine."""
         engine, now = grant.engine, self.clock()
         if call.trace is not None:
             headers += call.trace.attempt(engine.id, now)
@@ -173,7 +173,7 @@ async def hedged(
 
 
 def _ending(task: asyncio.Future[Reply]) -> Ending:
-    """What an attempt says of its engine so far."""
+    """Return what an attempt says about its engine so far."""
     if not task.done() or task.cancelled():
         return Ending.NEUTRAL
     return ending_of(None if task.exception() is not None else task.result().status)

@@ -49,7 +49,8 @@ class Exchanged(msgspec.Struct, kw_only=True, gc=False):
 
 
 class Part(msgspec.Struct, kw_only=True, gc=False):
-    """One call's own answer. `calls`: how many shared the request; `prompt_tokens`: its share, None: not told."""
+    """Part of a merged answer that is one call's. `calls`: how many shared the request; `prompt_tokens`: its share,
+    None: not told."""
 
     exchanged: Exchanged
     body: bytes
@@ -68,7 +69,7 @@ class _KeyState:
 
 
 class _Member:
-    """One call in a batch. `part` None: the merged call was refused, and this one goes by itself."""
+    """Call in a micro-batch. `part` None: the merged call was refused, and this one goes by itself."""
 
     __slots__ = ("batch", "part", "piece")
 
@@ -95,7 +96,7 @@ class _Batch:
         self.again = asyncio.Semaphore(AGAIN_AT_ONCE)
 
     def full(self, rule: Merge, items: int, tokens: int) -> str:
-        """Which limit leaves no room for so many more; empty: none does."""
+        """Return the limit that leaves no room for so many more; empty: none does."""
         if self.items + items > rule.max_items:
             return "items"
         return "tokens" if self.tokens + tokens > rule.max_tokens else ""
@@ -173,7 +174,7 @@ class Batcher:
     # -- waiting ------------------------------------------------------------------------------------------------
 
     def _join(self, piece: Piece) -> _Member | None:
-        """Its membership of a batch; None: the call is to go at once, by itself."""
+        """Return the call's membership of a micro-batch; None: the call goes at once, by itself."""
         call, now = piece.call, self._clock()
         rule = rule_of(self._policy(), call)
         if rule is None or piece.items >= rule.max_items or call.prompt_tokens >= rule.max_tokens:

@@ -26,7 +26,7 @@ class MergedCalls:
         self._clock = clock
 
     async def exchange(self, call: Call) -> Exchanged:
-        """One call of the batcher, admitted like any other, and its whole answer."""
+        """Admit a merged call like any other, send it, and return its whole answer."""
         try:
             with await self._decider.ask(call) as grant:
                 return await self._exchanged(call, grant)

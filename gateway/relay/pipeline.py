@@ -167,7 +167,7 @@ class Pipeline:
         return None
 
     def body_by(self, request: Request) -> float:
-        """When its caller's own deadline, or its SDK's patience, is over: nobody waits for the answer any more."""
+        """Return when the caller's own deadline, or the SDK's patience, is over."""
         return request.at + head_time_limit(request.fields, self.current.snapshot.calls)
 
     def call(self, request: Request, responder: Responder) -> None:
@@ -432,7 +432,7 @@ class Pipeline:
 
 
 def _parse(route: Route, request: Request, snapshot: Snapshot, account: Account, record: Record, metered: bool) -> Call:
-    """What the client asks for; in a thread of its own where its body is large. Raises Refused."""
+    """Return what the client asks for. Large bodies are parsed in a thread. Raises Refused."""
     return parse(
         route,
         request.fields,

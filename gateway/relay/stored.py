@@ -11,7 +11,7 @@ from gateway.relay.wire.server import Request, Responder
 
 
 class Stored(Protocol):
-    """What the pipeline needs of them."""
+    """Files and batches, as the pipeline needs them."""
 
     def route_of(self, path: bytes) -> Route | None:
         """The route of a path; None: it is none of these."""

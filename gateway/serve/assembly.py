@@ -75,7 +75,7 @@ class ApplyError(Exception):
 
 
 class Gateway:
-    """What `serve` runs, and what a test or a simulation drives.
+    """All of one gateway but its sockets: `serve` runs it, tests and simulations drive it.
 
     `entries` are engines beside the policy's: the command line's, which stay whatever the policy says. `say` takes
     lines for the operator. `most_clients`: connections that the process can afford. `sidecar_transport`: in place of
@@ -274,7 +274,7 @@ class Gateway:
         return engine
 
     def _leaves(self, engine: Engine, why: str) -> None:
-        """It gets no new calls, and is forgotten once it has none."""
+        """Send the engine no new calls, and forget it once it has none."""
         engine.draining = engine.leaving = True
         self.retired.setdefault(engine, why)
         self._tell(engine)
@@ -348,7 +348,7 @@ class Gateway:
         return engine
 
     def _open(self, engine: Engine, member: Member) -> None:
-        """It may be given calls for what it serves."""
+        """Let the engine have calls for what it serves."""
         engine.expect_sizes(member.kv_tokens, member.max_concurrency)
         engine.priorities = member.priorities
         if not engine.models.keys() >= set(member.served):
@@ -366,7 +366,7 @@ class Gateway:
     # -- for the control port -----------------------------------------------------------------------------------
 
     def calls(self) -> Iterable[CallView]:
-        """What waits and runs now."""
+        """Return the calls that wait and run now."""
         return active_calls(self.pipeline.tasks.values(), self.clock())
 
     def is_user_key(self, key: str) -> bool:
@@ -457,7 +457,7 @@ class Gateway:
 
 
 def client_settings(policy: Policy) -> ClientSettings:
-    """What a pool of connections to an engine needs of the policy."""
+    """Return what a pool of connections to an engine needs of the policy."""
     return ClientSettings(connect_timeout=policy.timeouts.connect, stall_timeout=policy.timeouts.stall)
 
 

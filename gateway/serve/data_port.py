@@ -33,7 +33,7 @@ TOLD_WITHIN = 5.0  # seconds for the gateway before to tell what its calls hold
 
 
 class DataPort(Protocol):
-    """Where clients connect. `addresses` are known once it listens."""
+    """Port that clients connect to. `addresses` are known once it listens."""
 
     @property
     def addresses(self) -> list[str]: ...
@@ -49,7 +49,7 @@ class DataPort(Protocol):
         """Go by this policy from now on. Raises ApplyError, and then nothing has changed."""
 
     def offer(self) -> tuple[Offer, list[int]]:
-        """What a successor is offered, and the descriptors of the listening sockets."""
+        """Return the offer to a successor, and the descriptors of the listening sockets."""
 
     def hand_over(self, within: float, decider: str) -> HandOffPayload:
         """Stop accepting, for a successor whose decider is at this socket; empty: it cannot be asked. What calls hold
@@ -66,7 +66,7 @@ class DataPort(Protocol):
         """Have relays tell their counts of now."""
 
     def calls(self) -> Iterable[CallView]:
-        """What waits and runs now."""
+        """Return the calls that wait and run now."""
 
     def processes(self) -> list[ProcessView]:
         """The processes of this gateway."""

@@ -45,7 +45,7 @@ class DecideListener:
         self.server = Server(self.handler, self._settings(), gateway.bodies)
 
     def _settings(self) -> ServerSettings:
-        """Those of the data port, but a proxy that has shown the token may have all connections."""
+        """Return the settings of the data port, but a proxy that has shown the token may have all connections."""
         return with_token(self._gateway.server.settings)
 
     def _upstream(self, id: str) -> Upstream:

@@ -38,7 +38,7 @@ def raised() -> int:
 
 
 def warning(limit: int, wanted: int) -> str | None:
-    """What the operator should know of a limit that leaves fewer clients than the policy's `wanted`."""
+    """Return a line for the operator about a limit that leaves fewer clients than the policy's `wanted`."""
     clients = shared_out(limit).clients
     if clients >= wanted:
         return None

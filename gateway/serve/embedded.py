@@ -76,7 +76,7 @@ def _started(profile: str, seed: int) -> subprocess.Popen[bytes]:
 
 
 def _url(child: subprocess.Popen[bytes], profile: str, until: float) -> str:
-    """Where it listens, once it does. Raises RuntimeError."""
+    """Return the URL of the engine, once it listens. Raises RuntimeError."""
     assert child.stdout is not None  # noqa: S101 # PIPE was asked for
     ready, _, _ = select.select([child.stdout], [], [], max(0.0, until - time.monotonic()))
     word, _, url = (child.stdout.readline() if ready else b"").decode().strip().partition(" ")

@@ -42,7 +42,7 @@ def tell_policy(hub: RelayHub, gateway: Gateway, configuration: Configuration) -
 
 
 def calls_of(hub: RelayHub) -> Iterator[CallView]:
-    """What waits and runs at the relays now."""
+    """Return the calls that wait and run at the relays now."""
     now = hub.clock()
     for session in hub.sessions:
         for served in session.calls.values():

@@ -100,7 +100,7 @@ class SidecarProcess:
                 await self._ended(await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.DEVNULL))
 
     async def _ended(self, child: asyncio.subprocess.Process) -> int:
-        """Its exit status, minus nine for one that had to be killed."""
+        """Return the exit status; -9 for a process that had to be killed."""
         try:
             return await asyncio.wait_for(child.wait(), self._stop_within)
         except TimeoutError:

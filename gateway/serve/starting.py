@@ -28,7 +28,7 @@ NO_OTEL = "--otlp-traces-endpoint: OpenTelemetry is not installed: pip install '
 
 
 class Running(msgspec.Struct, frozen=True):
-    """Where the gateway listens, for a person or a test to read."""
+    """Addresses of a running gateway, for a person or a test to read."""
 
     data: list[str]
     control: str
@@ -40,7 +40,7 @@ class Running(msgspec.Struct, frozen=True):
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command line asks for. `log`: a file, `-` for standard error, `none`."""
+    """Options of the command line. `log`: a file, `-` for standard error, `none`."""
 
     announce: Callable[[Running], None]  # called once everything listens
     policy: Path | None = None
@@ -179,7 +179,7 @@ def _first(flag: str, certificate: Certificate, context: Callable[[], ssl.SSLCon
 
 
 def freeze() -> None:
-    """What lives as long as the process is not worth scanning: fewer and shorter garbage collections."""
+    """Exempt what lives as long as the process from garbage collection, which is rarer and shorter then."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)

@@ -110,7 +110,7 @@ class Grant(Protocol):
 
 
 class Admission(Protocol):
-    """One call before the decider, from its arrival to its end. Leaving it settles what it was charged: with an
+    """Admission of one call, from its arrival to its end. Leaving it settles what it was charged: with an
     exception, what was not used is given back."""
 
     def __enter__(self) -> Self: ...
@@ -129,7 +129,7 @@ class Admission(Protocol):
         """Wait for an engine. Raises Refused; cancellation withdraws the call."""
 
     def foreseen(self, call: Call) -> str:
-        """What is left of the call's wait, in words that begin with a comma; empty: nothing is known."""
+        """Return the rest of the call's wait, in words that begin with a comma; empty: nothing is known."""
 
     def settle(self, tokens: int, now: float) -> None:
         """Tokens that the call is charged in place of the estimate."""
@@ -138,7 +138,7 @@ class Admission(Protocol):
         """The answer's x-ratelimit lines."""
 
     def ended(self, outcome: Outcome) -> None:
-        """How the call ended, once everything else is done."""
+        """Report how the call ended, once everything else is done."""
 
 
 class Decider(Protocol):
@@ -156,7 +156,7 @@ class Decider(Protocol):
         """As Admission.ask, for a call that stands for several: each of them was judged and charged by itself."""
 
     def learn(self, call: Call, prompt_tokens: int, completion_tokens: int) -> None:
-        """What the engine counted, to estimate the next calls by."""
+        """Take the engine's own counts, to estimate the next calls by."""
 
     def metered(self, tenant: str) -> bool:
         """Whether a limit counts this tenant's tokens, so that the engine must be asked for its numbers."""

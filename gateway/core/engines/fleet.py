@@ -114,7 +114,7 @@ class Hold:
 
 
 class Engine:
-    """One vLLM server: its ledger, its last sample, its learned rates, its place in the fleet.
+    """vLLM server: its ledger, its last sample, its learned rates, its place in the fleet.
 
     `capacity` is tokens of KV cache; `trim` scales the budget to what holds really turn into; `slots` bounds the calls
     in flight, since vLLM's `max_num_seqs` is in no metric and short contexts run out of batch long before KV.
@@ -249,7 +249,7 @@ class Engine:
         self.headrooms = {name: each.headroom for name, each in policy.classes.items() if each.headroom}
 
     def go_by(self, entry: EngineEntry) -> None:
-        """What the policy says of this engine. What it no longer says is learned anew from what is known."""
+        """Take the policy's entry for this engine. Sizes that the entry no longer gives are learned anew."""
         self.fixed_capacity = entry.capacity is not None
         if entry.capacity is not None:
             self.capacity = entry.capacity
@@ -542,7 +542,7 @@ class Engine:
             self.pace = each if lower else pace + PACE_WEIGHT * (each - pace)
 
     def checkpoint(self, now: float, blocks: int) -> SavedEngine:
-        """Its learned rates and bounds, for the next decider, and at most so many blocks of its prefix index."""
+        """Return the learned rates and bounds, for the next decider, and at most so many blocks of the prefix index."""
         return SavedEngine(
             self.id,
             self.prefill_rate,
@@ -569,8 +569,8 @@ class Engine:
             self.prefixes.restore(saved.prefixes, then)
 
     def health(self, ok: bool, now: float, trouble: Trouble | None = None) -> None:
-        """One check, which met `trouble` where it is not `ok`: three misses take the engine out, two hits (one at first
-        contact) bring it in."""
+        """Take one health check, which met `trouble` if it is not `ok`: three misses take the engine out, two hits (one
+        at first contact) bring it in."""
         self.checked_at = now
         if trouble is not None:
             self.trouble = trouble
@@ -598,7 +598,8 @@ class Engine:
             self.breaker = CircuitBreaker(self.policy.breaker)
 
     def expect_sizes(self, capacity: int | None, slots: int | None) -> None:
-        """What it will probably hold, in KV tokens, and run at once, until it tells or shows itself."""
+        """Take the KV tokens that the engine will probably hold, and the calls that it will run at once, until it
+        reports or shows its own."""
         if self.sample is None and capacity and not self.fixed_capacity:
             self.capacity = capacity
         if self.sample is None and slots and self.max_slots is None:
@@ -614,7 +615,7 @@ class Engine:
         self.forget_cache()
 
     def forget_cache(self) -> None:
-        """Its KV cache is empty now: restarted, slept, or reset."""
+        """Forget the engine's cache: it was restarted, slept, or reset."""
         self.prefixes.clear()
         if self.adapters is not None:
             self.adapters.forget()

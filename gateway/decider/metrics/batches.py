@@ -11,8 +11,8 @@ from gateway.decider.relays.totals import added_up
 
 
 class BatchCounts(Protocol):
-    """One process's: `lines` by what became of them; `line_calls`: lines that wait or run now; `batch_states`: batches
-    by state, empty where another process works them."""
+    """Counts of one process: `lines` by what became of them; `line_calls`: lines that wait or run now; `batch_states`:
+    batches by state, empty where another process works them."""
 
     @property
     def lines(self) -> Mapping[str, int]: ...

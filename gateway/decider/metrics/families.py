@@ -23,7 +23,7 @@ def policy(status: FileStatus) -> Iterable[Metric]:
 
 
 def targets(dispatch: Dispatch) -> Iterable[Metric]:
-    """What each class promises: alerts and boards compare measured times with it."""
+    """Targets of each class: alerts and boards compare measured times with it."""
     ttft = GaugeMetricFamily(
         "weir_class_ttft_seconds", "Target of the policy for the time to the first token.", labels=("class",)
     )

@@ -1,4 +1,4 @@
-"""One call of a relay, as its decider keeps it: the call without its body, its admission, its grants, its wait."""
+"""Call of a relay, as its decider keeps it: the call without its body, its admission, its grants, its wait."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class ServedCall:
         self.task: asyncio.Task[None] | None = None
 
     def go_by(self, snapshot: Snapshot) -> None:
-        """Its relay may know an earlier decider's policy: a class that is no longer there is as none asked for."""
+        """Judge the call by this policy. A class that only an earlier decider's policy has counts as not asked for."""
         if self.call.asked_class not in snapshot.policy.classes:
             self.call.asked_class, self.call.class_name = "", "default"
 
@@ -101,15 +101,15 @@ class ServedCall:
                 grant.close()
 
     def lost(self) -> None:
-        """It has ended, and nobody has said how."""
+        """Give everything back: the call has ended, and nobody has reported how."""
         self.given_back(asyncio.CancelledError())
 
     def forgotten(self) -> None:
-        """Its relay is gone, or asks for it once more: it pays nothing here, nor for a request that was refused."""
+        """Give everything back, charges too: the relay is gone, or asks for the call once more."""
         self.given_back(refusals.no_decider())
 
     def given_back(self, error: BaseException) -> None:
-        """It ends with this error, which says nothing of its engine."""
+        """End the call with this error, which says nothing about its engine."""
         if self.grant is not None:
             self.grant.ending = Ending.NEUTRAL
         self.released()

@@ -65,7 +65,7 @@ ENDED = 8192  # calls that are remembered to have ended, so that a late question
 
 
 class RelaySession:
-    """One connection of one relay. `hello` None: it has not said who it is."""
+    """Connection of one relay. `hello` None: the relay has not introduced itself."""
 
     def __init__(self, hub: RelayHub) -> None:
         self.hub = hub
@@ -86,12 +86,12 @@ class RelaySession:
 
     @property
     def number(self) -> int:
-        """Its relay's; 0: it has not said."""
+        """Relay number; 0 until the relay has introduced itself."""
         return 0 if self.hello is None else self.hello.relay
 
     @property
     def process(self) -> tuple[int, float, int, int]:
-        """Its relay's process: its id, its start, calls that have ended, connections."""
+        """Process of the relay: id, start, calls that have ended, connections."""
         counts, hello = self.counts, self.hello
         of_calls = (0, 0) if counts is None else (counts.ended, counts.connections)
         return (0, 0.0, *of_calls) if hello is None else (hello.pid, hello.started, *of_calls)
@@ -216,7 +216,7 @@ class RelaySession:
             served.lost()
 
     def given_up(self) -> dict[int, ServedCall]:
-        """Its calls, with what they hold; none waits any more."""
+        """Take the calls off the queues. Return them, with what they hold."""
         calls, self.calls, self.orphans = self.orphans | self.calls, {}, {}
         self.waiting.clear()
         for served in calls.values():
@@ -461,7 +461,7 @@ class RelaySession:
         return True
 
     def _all_held(self, told: AllHeld) -> None:
-        """What it has not told of is not held any more. A call that is asked for again keeps what it was charged."""
+        """Release what the relay has not reported. A call that is asked for again keeps its charges."""
         if self.synced:
             return
         self.synced, self._last, self._alive = True, told.last, frozenset(told.alive)

@@ -51,7 +51,7 @@ class RelayTotals:
         self._left.pop(key, None)
 
     def leaves(self, key: Key, pid: int) -> None:
-        """Its relay has left: it has no connections any more, and holds nothing."""
+        """A relay has left: count no connections and bodies of the relay any more."""
         counts = self._totals.get(key)
         if counts is None:
             return
@@ -70,11 +70,11 @@ class RelayTotals:
             self._left[ADDED_UP] = 0
 
     def left(self) -> list[LeftRelay]:
-        """Those that have left, for another decider."""
+        """Return the totals of relays that have left, for another decider."""
         return [LeftRelay(*key, pid, self._totals[key]) for key, pid in self._left.items()]
 
     def take(self, left: Iterable[LeftRelay]) -> None:
-        """Those that had left an earlier decider."""
+        """Take the totals of relays that had left an earlier decider."""
         for each in left:
             key = (each.relay, each.epoch)
             self._totals.setdefault(key, each.counts)

@@ -14,8 +14,8 @@ GRACE = 1.0  # seconds for a proxy that goes by the times it was given to say so
 
 
 class HeldCall:
-    """One call. `chosen`: the id that its proxy wants; else one is made that nobody can guess. `by` and `until`: when
-    its first byte and its end must have been reported, in the loop's time.
+    """Call that a proxy forwards. `chosen`: the id that its proxy wants; else one is made that nobody can guess. `by`
+    and `until`: when its first byte and its end must have been reported, in the loop's time.
 
     `ended` is the proxy's report, or None once the time is over. `began` is called once, with the first byte, and
     `begun` is then true.
@@ -40,7 +40,7 @@ class HeldCall:
         self._began()
 
     def end(self, report: EndReport) -> None:
-        """It has ended; a second report changes nothing."""
+        """End the call; a second report changes nothing."""
         if not self.ended.done():
             self.ended.set_result(report)
 
@@ -53,7 +53,7 @@ class HeldCall:
 
 
 class HeldCalls:
-    """Those that run now, by id."""
+    """Calls that proxies forward now, by id."""
 
     def __init__(self) -> None:
         self._calls: dict[str, HeldCall] = {}
@@ -66,7 +66,7 @@ class HeldCalls:
 
     @contextmanager
     def held(self, call: HeldCall) -> Iterator[HeldCall]:
-        """It can be reported of for as long as this is not left."""
+        """Take reports of the call until this is left."""
         self._calls[call.id] = call
         try:
             yield call

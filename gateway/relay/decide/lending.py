@@ -39,7 +39,7 @@ MET = {
 
 
 class Upstream(msgspec.Struct, frozen=True, gc=False):
-    """Where a proxy sends a call: an engine's URL, and the key that it asks for."""
+    """Engine that a proxy sends a call to: its URL, and the key to show."""
 
     url: str
     key: str | None

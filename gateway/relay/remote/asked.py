@@ -1,4 +1,4 @@
-"""One call that a decider in another process was asked about: its question, the answer, and what it holds.
+"""Call that a decider in another process was asked about: its question, the answer, and what it holds.
 
 It outlives its decider. `held` and `asked_again` are what a new decider is told of it.
 """
@@ -58,7 +58,7 @@ class AskedCall:
 
     @property
     def deadline(self) -> float:
-        """When nobody waits for an answer any more."""
+        """Time from which nobody waits for an answer."""
         return float("inf") if self.call is None else self.call.deadline
 
     def asks(self, question: Question) -> Question:

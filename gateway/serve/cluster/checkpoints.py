@@ -36,7 +36,7 @@ class TermCheckpoints:
         self._loading.add_done_callback(telling("what the leader before has learned"))
 
     def ends(self) -> None:
-        """This member leads no more."""
+        """Save no more: this member's term is over."""
         self._hub = None
         if self._loading is not None:
             self._loading.cancel()

@@ -38,7 +38,7 @@ Lead = Callable[[Callable[[], Channel]], Awaitable[None]]
 
 
 class RelayProxy:
-    """One connection of a relay. `welcome`: a decider has taken it."""
+    """Connection of a relay, passed on to the leader. `welcome`: a decider has taken the relay."""
 
     def __init__(self, relays: RelayProxies) -> None:
         self._relays = relays
@@ -66,14 +66,14 @@ class RelayProxy:
         self.welcome = self.welcome or isinstance(message, Welcome)
 
     def serve(self, hub: RelayHub) -> None:
-        """The leader is here."""
+        """Attach the relay to the decider of this process, which leads."""
         assert self.hello is not None  # noqa: S101 # it has said hello
         self._session = RelaySession(hub)
         self._session.channel = self.channel
         self._session.take(self.hello)
 
     def lead(self, lead: Lead) -> None:
-        """The leader is elsewhere."""
+        """Pass the relay on to the leader's decider on another machine."""
         self._task = asyncio.get_running_loop().create_task(self._lead(lead))
         self._task.add_done_callback(telling("a relay is not led to the leader"))
 

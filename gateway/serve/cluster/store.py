@@ -125,9 +125,10 @@ NO_REDIS = "cluster: the Python package redis is not installed: pip install 'WEI
 
 
 class MemberRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the store has of a member, for members of other versions too. `life`: of its machine's gateway, drawn at its
-    start; `relays`: their number. `control`: URL of its control port, for sidecars; empty where they cannot reach it
-    from other machines. `numbers`: of its relays, those of a gateway that it has taken over too; None: 1 to `relays`.
+    """Record of a member in the store, for members of other versions too. `life`: of its machine's gateway, drawn at
+    its start; `relays`: their number. `control`: URL of its control port, for sidecars; empty where they cannot reach
+    it from other machines. `numbers`: of its relays, those of a gateway that it has taken over too; None: 1 to
+    `relays`.
     """
 
     life: str
@@ -198,12 +199,12 @@ class Store:
         return view, records
 
     async def resign(self) -> None:
-        """This member leads no longer, and is a member still: it tells who is elected what its relays hold. Raises
+        """Lead no longer, and stay a member, which reports to the next leader what its relays hold. Raises
         StoreError."""
         await self._asked(RESIGN, self._me)
 
     async def leave(self) -> None:
-        """This member ends in good order. Raises StoreError."""
+        """Leave the cluster in good order. Raises StoreError."""
         await self._asked(LEAVE, self._me, self.record.life)
 
     async def _asked(self, script: str, *arguments: Any) -> Any:
@@ -227,7 +228,7 @@ class CheckpointStore:
         await self._asked(SAVE, f"{epoch} {self._me}", checkpoint, int(KEPT * 1000))
 
     async def load(self) -> tuple[bytes, float]:
-        """What was kept last, and how many seconds ago, by the store's clock; empty: there is none. Raises
+        """Return the last checkpoint, and its age in seconds by the store's clock; empty: there is none. Raises
         StoreError."""
         found = await self._asked(LOAD)
         try:

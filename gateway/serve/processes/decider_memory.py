@@ -30,7 +30,7 @@ class SavedCheckpoint(msgspec.Struct):
 
 
 def read(file: Path) -> DeciderMemory:
-    """What is kept; nothing, before anything was."""
+    """Return the memory; an empty one if there is no file."""
     try:
         return msgspec.msgpack.decode(file.read_bytes(), type=DeciderMemory)
     except FileNotFoundError:

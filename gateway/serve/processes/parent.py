@@ -344,7 +344,7 @@ class Parent:
             self._asked = self._terms
 
     def _decider_gone(self) -> None:
-        """What is left ends by itself, or is ended: at once where the gateway before serves, and nobody here."""
+        """End the relays that are left: at once if the gateway before still serves and nobody serves here."""
         self._asked = self._terms
         self._close()
         self._ends_by = time.monotonic() + ENDS_WITHIN

@@ -106,4 +106,4 @@ class OutgoingCalls:
 
 
 def _nothing(_: object) -> None:
-    """This process goes by what it had."""
+    """Ignore news: this process keeps the policy and the fleet that it had."""

@@ -70,7 +70,7 @@ def inherited(take_over: str | None, control: str, environ: MutableMapping[str, 
 
 
 def _taken_over(path: Path, given: InheritedSockets) -> InheritedSockets:
-    """What the gateway at this path offers; `given`, where it was killed: somebody has to serve. Raises StartError."""
+    """Return the offer of the gateway at this path; `given` if that gateway was killed. Raises StartError."""
     until = time.monotonic() + NEXT_WITHIN
     while True:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -92,7 +92,7 @@ class _HasEnded(Exception):
 
 
 def _offered(path: Path, connection: socket.socket) -> InheritedSockets:
-    """What the gateway at this path offers. Raises _HasEnded, StartError."""
+    """Return the offer of the gateway at this path. Raises _HasEnded, StartError."""
     connection.settimeout(OFFERED_WITHIN)
     try:
         connection.connect(str(path))

@@ -1,4 +1,4 @@
-"""Meeting of a running gateway and its successor: a unix socket in a folder of this user's alone, and what they say.
+"""Rendezvous of a running gateway and its successor: a unix socket in a folder of this user's alone, and what they say.
 
 The running one answers a connection with an Offer, and copies of its listening sockets with it (SCM_RIGHTS). The
 successor starts with them, and says Ready once nothing can fail any more. Then the running one stops accepting, and
@@ -25,7 +25,7 @@ _PEER = struct.Struct("3i")  # struct ucred of Linux: pid, uid, gid
 
 
 class Offer(msgspec.Struct):
-    """What the running gateway has to give: `data` listening sockets of the data port, then the control port's.
+    """Offer of the running gateway: `data` listening sockets of the data port, then the control port's.
 
     `frames`: its version of the messages between relays and decider. `epoch`: of its decider; `relays`: the highest
     number of a relay. `owner`: the paths of unix sockets are its own to remove. `refused`: why it gives nothing.

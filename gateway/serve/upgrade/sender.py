@@ -1,4 +1,5 @@
-"""HandOffSender: a running gateway hands its listening sockets to a successor, and goes on where that one fails."""
+"""Sender of a hand-off: a running gateway hands its listening sockets to a successor, and goes on where that one
+fails."""
 
 from __future__ import annotations
 
