@@ -157,7 +157,7 @@ picture: $(STAMP) ## the README's picture, and its table in docs/figures.md: goo
 	$(BIN)/python -m loadtest.lab.figures.picture $(PICTURE)
 
 ROUTER := $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/weir/vllm-router
-rivals: $(STAMP) ## coding agents behind Weir and vllm-router, on simulated engines as processes; RIVALS=--help tells how
+rivals: $(STAMP) ## Weir with no policy beside vllm-router, or beside rivals' rules in virtual time, under sixteen loads; RIVALS=--help tells
 	@[ -x "$(ROUTER)/bin/python" ] || $(BIN)/python -m venv "$(ROUTER)"
 	@"$(ROUTER)/bin/python" -m pip install --quiet --disable-pip-version-check vllm-router==0.1.17
 	VLLM_ROUTER="$(ROUTER)/bin/vllm-router" $(BIN)/python -m loadtest.lab.rivals $(RIVALS)

@@ -1,7 +1,8 @@
 """Picture of the README: `python -m loadtest.lab.figures.picture --help`.
 
 Goodput, and every class's share of calls in time, against
-offered load: on engines that are asked directly, in turn, and through the gateway, in virtual time.
+offered load: on engines that are asked directly, in turn, and through the gateway, in virtual time. Below, coding
+agents at ordinary load beside rivals' rules, as `make rivals RIVALS=--virtual` has them.
 
 Engines, clients, policy, capacity, targets and goodput are those of `make figures` (figure_runs.py, figures_load.py),
 so are warm-up and measured part. The traffic is that of scenarios/overload.yaml: the interactive class never asks for
@@ -21,22 +22,37 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 
 import msgspec
 
 from loadtest.die_with_parent import tie
 from loadtest.lab.figures.details import measured
 from loadtest.lab.figures.load import goodput, late
-from loadtest.lab.figures.picture_points import SIDES, ClassShare, Picture, Point, Side, table
+from loadtest.lab.figures.picture_points import (
+    AGENTS,
+    RULED,
+    SIDES,
+    AgentPoint,
+    ClassShare,
+    Picture,
+    Point,
+    Side,
+    table,
+)
 from loadtest.lab.figures.picture_svg import draw
 from loadtest.lab.figures.runs import BLOCKS, MIX, InMemory, Measured, Saturation, Setting, in_time
+from loadtest.lab.rivals.loads import ENGINES, LOADS
+from loadtest.lab.rivals.runs import in_virtual_time, row
 from loadtest.simulate.rivals.load import Direct, RoundRobin
 
 HELP = """\
 Draws what the README shows: goodput and every class's share of calls in time against offered load, on four simulated
-engines that are asked directly, in turn, and through the gateway. The same seeds give the same files, byte for byte.
+engines that are asked directly, in turn, and through the gateway; and coding agents at ordinary load beside the rules
+of rivals. The same seeds give the same files, byte for byte.
 
   python -m loadtest.lab.figures.picture                  all of it, and the table
+  python -m loadtest.lab.figures.picture --agents-only    the coding agents, the rest as it is; a minute
   python -m loadtest.lab.figures.picture --draw-only      the same from the figures there are, without a run
   python -m loadtest.lab.figures.picture --engines 1 --blocks 24576 --out docs/one-engine
                                                           one, which binds on its sequences
@@ -46,6 +62,7 @@ loadtest/lab/figures/picture.json has every figure, loadtest/lab/figures/picture
 FACTORS = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
 SHARES = (0.05, 0.65, 0.30)  # as scenarios/overload.yaml has it
 TRAFFIC = tuple(msgspec.structs.replace(kind, share=share) for kind, share in zip(MIX, SHARES, strict=True))
+AGENTS_SEEDS = range(1, 6)
 FOLDER = Path(__file__).parent
 
 
@@ -91,7 +108,19 @@ def measured_all(seeds: Sequence[int], engines: int, workers: int, blocks: int =
             found.append(done.result())
             yield found[-1]
     found.sort(key=lambda point: (SIDES.index(point.side), point.factor, point.seed))
-    yield Picture(engines=engines, capacity=capacity, points=found)
+    yield Picture(engines=engines, capacity=capacity, points=found, agents=agents() if engines == ENGINES else [])
+
+
+def agents() -> list[AgentPoint]:
+    """Coding agents at ordinary load, behind Weir with no policy and behind each rule."""
+    found = []
+    for name in AGENTS:
+        scenarios = [msgspec.structs.replace(LOADS[name].scenario, seed=seed) for seed in AGENTS_SEEDS]
+        for rule in RULED:
+            rows = [row(*in_virtual_time(LOADS[name], rule, scenario, Path())) for scenario in scenarios]
+            means = [round(fmean(getattr(one, figure) for one in rows), 4) for figure in ("mean", "p99", "hits")]
+            found.append(AgentPoint(name, rule, *means))
+    return found
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -102,6 +131,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--draw-only", action="store_true", help="draw FOLDER/picture.json and print its table")
+    parser.add_argument("--agents-only", action="store_true", help="measure the coding agents alone")
     parser.add_argument("--seeds", type=int, default=3, metavar="N", help="runs of each point, averaged (default: 3)")
     parser.add_argument("--engines", type=int, default=4, metavar="N", help="simulated engines (default: 4)")
     parser.add_argument(
@@ -125,12 +155,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure, write and print; the exit status."""
     given = arguments(argv)
     figures = given.out / "picture.json"
-    if given.draw_only:
+    if given.draw_only or given.agents_only:
         try:
             picture = msgspec.json.decode(figures.read_bytes(), type=Picture)
         except (OSError, msgspec.MsgspecError) as error:
             print(f"{figures}: {error}", file=sys.stderr)
             return 2
+        if given.agents_only:
+            picture = msgspec.structs.replace(picture, agents=agents())
+            figures.write_text(written(picture))
     else:
         picture = _measured(range(1, given.seeds + 1), given.engines, given.workers, given.blocks)
         figures.write_text(written(picture))
@@ -140,8 +173,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def written(picture: Picture) -> str:
-    """picture.json: a point a line."""
+    """picture.json: a point a line, those of agents before the others."""
     head = msgspec.json.encode(msgspec.structs.replace(picture, points=[])).decode().removesuffix("]}")
+    head = head.replace('{"load"', '\n{"load"')
     return head + "\n" + ",\n".join(msgspec.json.encode(point).decode() for point in picture.points) + "\n]}\n"
 
 

@@ -12,6 +12,12 @@ from loadtest.lab.figures.runs import Saturation
 Side = Literal["weir", "direct", "round_robin"]
 SIDES: tuple[Side, ...] = ("weir", "direct", "round_robin")
 TITLES: dict[str, str] = {"weir": "Weir", "direct": "direct", "round_robin": "round robin"}
+AGENTS = {
+    "agents-tight": "small caches (32,000 tokens an engine)",
+    "agents-ample": "ample caches (64,000 tokens)",
+}
+RULED = {"weir": "Weir", "cache_aware": "vllm-router", "llm_d": "llm-d", "lmetric": "LMetric", "lpwl": "LPWL",
+         "least_requests": "least requests", "round_robin": "round robin"}  # fmt: skip
 TABLED = (0.5, 1.0, 2.0, 5.0, 10.0)  # loads of the table
 
 
@@ -37,11 +43,23 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     classes: dict[str, ClassShare]
 
 
+class AgentPoint(msgspec.Struct, frozen=True):
+    """Coding agents behind Weir or a rival's rule, means over seeds: seconds to the first token on average and at p99,
+    and the share of prompt tokens that engines had cached."""
+
+    load: str
+    rule: str
+    mean: float
+    p99: float
+    hits: float
+
+
 class Picture(msgspec.Struct, frozen=True, kw_only=True):
-    """Content of picture.json. `capacity`: of all engines together, by seed."""
+    """Content of picture.json. `capacity`: of all engines together, by seed; `agents`: none of another fleet."""
 
     engines: int
     capacity: dict[int, Saturation]
+    agents: list[AgentPoint] = []
     points: list[Point]
 
 

@@ -1,4 +1,5 @@
-"""Draws the README's picture: goodput on the left, every class on the right, as one SVG that needs nothing else.
+"""Draws the README's picture: goodput on the left, every class on the right, coding agents below, as one SVG that needs
+nothing else.
 
 Colours are those of the report's page and follow the reader's choice of light or dark; on a phone, where the whole is
 shown at less than half its size, letters are larger.
@@ -11,10 +12,22 @@ from html import escape
 from importlib import resources
 from itertools import pairwise
 
-from loadtest.lab.figures.picture_points import SIDES, TITLES, Picture, mean_first, mean_goodput, mean_share
-from loadtest.report.plots import Axis, Frame, Line, drawn, grid
+from loadtest.lab.figures.picture_points import (
+    AGENTS,
+    RULED,
+    SIDES,
+    TITLES,
+    AgentPoint,
+    Picture,
+    mean_first,
+    mean_goodput,
+    mean_share,
+)
+from loadtest.report.plots import Axis, Frame, Line, axis_over, drawn, grid
 
 WIDTH, HEIGHT = 900, 450
+ROW, BAR = 22, 12  # units of a rival's row and bar, below
+BANDS = {"agents-tight": (140.0, 420.0), "agents-ample": (590.0, 870.0)}  # left and right
 LEFT = Frame(74, 84, 405, 386)
 STRIPS = (Frame(612, 84, 834, 160), Frame(612, 197, 834, 273), Frame(612, 310, 834, 386))
 DRAWN = (1, 2, 0)  # of SIDES: the gateway last, on top
@@ -32,6 +45,7 @@ STYLE = """
 /* Two that are alike take turns to be seen. */
 .line.s1 { stroke-dasharray: none; } .line.s2 { stroke-dasharray: 8 8; }
 .line.s0 { stroke-width: 3; } .first .line { stroke-width: 1.25; }
+.bar { fill: var(--s7); opacity: .55; } .bar.n0 { fill: var(--s0); opacity: 1; } .most { stroke: var(--text); }
 .capacity { text-anchor: end; }
 @media (max-width: 560px) {
   svg text, svg .name { font-size: 20px; } svg .title { font-size: 24px; } .wide, text[transform] { display: none; }
@@ -45,17 +59,19 @@ def draw(picture: Picture) -> str:
     """The file."""
     factors = sorted({point.factor for point in picture.points})
     x = Axis(label="offered load, times capacity", low=factors[0], high=factors[-1], log=True, word=_times)
-    words = ". ".join(_words(picture, side) for side in SIDES)
+    words = ". ".join([*(_words(picture, side) for side in SIDES), *map(_said, picture.agents)])
+    height = HEIGHT + (110 + ROW * len(RULED) if picture.agents else 0)
     style = resources.files("loadtest.report").joinpath("plots.css").read_text().partition("*/\n")[2]
     title = "Goodput and calls in time against offered load: direct, round robin and Weir"
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}"'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}"'
         ' role="img">',
         f"<title>{escape(title)}</title><desc>{escape(words)}</desc>",
         f"<style>\n{style}{STYLE}</style>",
-        f'<rect class="back" x=".5" y=".5" width="{WIDTH - 1}" height="{HEIGHT - 1}" rx="8"/>',
+        f'<rect class="back" x=".5" y=".5" width="{WIDTH - 1}" height="{height - 1}" rx="8"/>',
         *_goodput(picture, x),
         *_classes(picture, x),
+        *_agents(picture),
         "</svg>\n",
     ]
     return "\n".join(parts)
@@ -98,6 +114,36 @@ def _classes(picture: Picture, x: Axis) -> Iterable[str]:
         yield f'<text class="name n0" x="{frame.right + 8}" y="{at + 4}">{TITLES[SIDES[style]]}</text>'
 
 
+def _agents(picture: Picture) -> Iterable[str]:
+    """Of each cache size a bar a rival: the mean time to the first token, and a line from there to the p99."""
+    if not picture.agents:
+        return
+    title = "Coding agents at ordinary load, beside the routing rules of others: time to the first token"
+    yield f'<text class="title" x="24" y="{HEIGHT + 24}">{title}</text>'
+    for load, (left, right) in BANDS.items():
+        points = [point for point in picture.agents if point.load == load]
+        frame = Frame(left, HEIGHT + 62, right, HEIGHT + 62 + ROW * len(points))
+        x = axis_over("mean, and a line to the p99", [point.p99 for point in points], word=lambda value: f"{value:g} s")
+        yield f'<text class="strip" x="{left}" y="{frame.top - 10}">{AGENTS[load]}</text>'
+        for tick in x.ticks():
+            at = frame.x(x, tick)
+            yield f'<path class="grid" d="M{at} {frame.top}V{frame.bottom}"/>'
+            yield f'<text x="{at}" y="{frame.bottom + 16}" text-anchor="middle">{x.word(tick)}</text>'
+        place = f'x="{(left + right) / 2}" y="{frame.bottom + 36}"'
+        yield f'<text class="label" {place} text-anchor="middle">{x.label}</text>'
+        for number, point in enumerate(points):
+            yield from _bar(frame, x, point, frame.top + ROW * (number + 0.5))
+
+
+def _bar(frame: Frame, x: Axis, point: AgentPoint, middle: float) -> Iterable[str]:
+    own, left = " n0" if point.rule == "weir" else "", frame.left
+    mean, most = frame.x(x, point.mean), frame.x(x, point.p99)
+    yield f'<text class="name{own}" x="{left - 8}" y="{middle + 4}" text-anchor="end">{RULED[point.rule]}</text>'
+    place = f'x="{left}" y="{middle - BAR / 2}" width="{mean - left:.1f}" height="{BAR}"'
+    yield f'<rect class="bar{own}" {place}/>'
+    yield f'<path class="most" d="M{mean} {middle}H{most}M{most} {middle - 4}v8"/>'
+
+
 def _strip(frame: Frame, x: Axis, y: Axis, *, last: bool) -> Iterable[str]:
     """Its axes: few ticks, and those of x only below the last."""
     for tick in x.ticks():
@@ -127,6 +173,10 @@ def _spread(places: Sequence[float]) -> list[float]:
 def _words(picture: Picture, side: str) -> str:
     said = ", ".join(f"{_percent(value)} at {_times(at)}" for at, value in mean_goodput(picture, side))
     return f"{TITLES[side]}: goodput {said}"
+
+
+def _said(point: AgentPoint) -> str:
+    return f"{RULED[point.rule]}, {AGENTS[point.load]}: first token after {point.mean:.2f} s, p99 {point.p99:.2f} s"
 
 
 def _times(value: float) -> str:

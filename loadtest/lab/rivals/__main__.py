@@ -1,205 +1,200 @@
-"""Weir with no policy beside vllm-router, coding agents on four simulated engines, all as processes. `--help` tells."""
+"""Weir with no policy beside its rivals, under each load of loads.py: processes, two real vLLM, or virtual time."""
 
 from __future__ import annotations
 
 import argparse
-import http.client
-import json
-import os
-import random
-import shutil
-import statistics
+import signal
 import sys
 import tempfile
-import threading
-import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import msgspec
+from rich.console import Console
+from rich.table import Table
 
-from loadtest.load.agents import ANSWER, SESSIONS, THINK, prompts
-from loadtest.processes import Child, ChildError, free_port, total
+from loadtest.bench.rivals import ROUTER, absent, is_rival, parse_compared
+from loadtest.lab.rivals.loads import LOADS, RivalLoad
+from loadtest.lab.rivals.runs import (
+    REAL,
+    WEIR,
+    RivalRow,
+    in_virtual_time,
+    medians,
+    over_processes,
+    over_real,
+    real_engines,
+    row,
+    verdict,
+)
+from loadtest.lab.vllm import real_vllm
+from loadtest.load.scenario import Scenario
+from loadtest.load.scenario_flags import seconds, told, whole
+from loadtest.processes import ChildError
+from loadtest.report.records import Run
+from loadtest.report.report import write
+from loadtest.simulate.rivals.rules import RULES
 
-ENGINES = 4
-BLOCK = 16  # tokens
-CACHES = {"agents-tight": 32_000, "agents-ample": 64_000}  # tokens an engine
-TIMEOUT = 60.0
-RIVALS = ("weir", "cache_aware", "round_robin")
-HELP = """\
-Runs each load over four simulated engines (h100-8b), fresh for each run, behind each rival, and prints medians.
+PROCESSES = (WEIR, ROUTER, f"{ROUTER}:round_robin")
+REFERENCE = {False: ROUTER, True: "cache_aware"}  # whom goals are against; True: in virtual time
+COLUMNS = ("", "hits", "TTFT mean", "p50", "p90", "p99", "end to end", "in time", "tokens/s in time", "refused",
+           "mean, spread", "lag p99")  # fmt: skip
+HELP = f"""\
+Runs each load over four simulated engines, the same for all rivals and fresh for each run. Prints the medians of the
+rounds, a row a rival, and whether Weir (`gateway serve` with no policy) reaches its goals. The loads:
 
-  agents-tight    20 sessions of 8 turns, prompts from 2,000 to 10,000 tokens, a closed loop with 0.7 s to think;
-                  32,000 tokens of cache an engine
-  agents-ample    the same with 64,000
+  {", ".join(LOADS)}
 
-  weir            `gateway serve` with no policy
-  cache_aware     vllm-router with its default; on the PATH, or named by $VLLM_ROUTER, else it is left out
-  round_robin     vllm-router with that
+A number is the share of the capacity. Rivals are {WEIR}, {ROUTER} with its default or another policy
+({ROUTER}:round_robin), direct and round_robin (nothing before the engines). {ROUTER} is found on the PATH or named by
+$VLLM_ROUTER, else it is left out.
 
-  python -m loadtest.lab.rivals --only agents-tight --rivals weir,cache_aware --rounds 3
-  python -m loadtest.lab.rivals --tree ../other      another checkout of Weir too, by its own .venv
+  python -m loadtest.lab.rivals --only agents-tight,agents-ample --rounds 3
+  python -m loadtest.lab.rivals --chats azure.csv --prompts mooncake.jsonl --out report
+  python -m loadtest.lab.rivals --virtual --only agents-tight --rounds 5     rivals' rules, in virtual time
+  python -m loadtest.lab.rivals --real                                       two real vLLM on CPU (`make vllm`)
 """
 
 
-class AgentCall(msgspec.Struct, frozen=True):
-    """One answered or refused call, in seconds; `first` is None where there was no token."""
-
-    status: int
-    first: float | None
-    end: float
-
-
-class RivalRow(msgspec.Struct, frozen=True):
-    """One run of a load behind a rival; times in seconds, `cpu` the seconds of generator, engines and rival."""
-
-    hits: float
-    mean: float
-    p50: float
-    p90: float
-    p99: float
-    e2e: float
-    refused: int
-    cpu: tuple[float, float, float]
-
-
-def row(calls: Sequence[AgentCall], hits: float, cpu: tuple[float, float, float]) -> RivalRow:
-    """The figures of a run. Raises ValueError where no call has a first token."""
-    first = sorted(call.first for call in calls if call.first is not None)
-    if not first:
-        raise ValueError(f"no call was answered: statuses {sorted({call.status for call in calls})}")
-    p50, p90, p99 = (first[min(len(first) - 1, int(len(first) * share))] for share in (0.5, 0.9, 0.99))
-    e2e = statistics.fmean(call.end for call in calls if call.first is not None)
-    return RivalRow(hits, statistics.fmean(first), p50, p90, p99, e2e, len(calls) - len(first), cpu)
-
-
-def line(name: str, rows: Sequence[RivalRow]) -> str:
-    """A rival's line: medians, and the least and most mean TTFT of its rounds."""
-    middle = [statistics.median(getattr(r, f) for r in rows) for f in ("hits", "mean", "p50", "p90", "p99", "e2e")]
-    means = [r.mean for r in rows]
-    cpu = " ".join(f"{statistics.median(r.cpu[part] for r in rows):5.0f}" for part in range(3))
-    times = " ".join(f"{value:7.2f}" for value in middle[1:])
-    return (
-        f"{name:24} {middle[0]:5.0%} {times} {sum(r.refused for r in rows):8} {min(means):6.2f}-{max(means):.2f}  {cpu}"
-    )
-
-
-def _call(address: str, prompt: bytes) -> AgentCall:
-    parts = urlsplit(address)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=TIMEOUT)
-    messages = [{"role": "user", "content": prompt.decode()}]
-    body = {"model": "sim", "messages": messages, "max_tokens": ANSWER, "ignore_eos": True, "stream": True}
-    begun, first = time.monotonic(), None
-    try:
-        headers = {"content-type": "application/json"}
-        connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
-        answer = connection.getresponse()
-        for chunk in answer:
-            if first is None and b'"content":"' in chunk.replace(b" ", b"") and b'"content":""' not in chunk:
-                first = time.monotonic() - begun
-        return AgentCall(answer.status, first if answer.status == 200 else None, time.monotonic() - begun)
-    except (OSError, http.client.HTTPException):
-        return AgentCall(0, None, time.monotonic() - begun)
-    finally:
-        connection.close()
-
-
-def _command(rival: str, port: int, engines: Sequence[str], tree: Path | None) -> list[str]:
-    if rival in ("weir", "tree"):
-        own = [sys.executable, "-m", "gateway.cli"]
-        start = own if rival == "weir" or tree is None else [str(tree / ".venv/bin/gateway")]
-        named = [word for url in engines for word in ("--engine", url)]
-        return [*start, "serve", *named, "--listen", f"127.0.0.1:{port}", "--control", "127.0.0.1:0", "--log", "none"]
-    ends = ("--log-level", "error", "--prometheus-port", str(free_port()))
-    return [
-        _router() or "",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        "--policy",
-        rival,
-        "--worker-urls",
-        *engines,
-        *ends,
-    ]
-
-
-def _router() -> str | None:
-    return os.environ.get("VLLM_ROUTER") or shutil.which("vllm-router")
-
-
-def run(load: str, rival: str, seed: int, tree: Path | None, folder: Path, sessions: int = SESSIONS) -> RivalRow:
-    """One load behind one rival. Raises ChildError where a process does not come up."""
-    with ExitStack() as stack:
-        children = []
-        for number in range(ENGINES):
-            argv = [sys.executable, "-m", "loadtest.engine", "--num-gpu-blocks", str(CACHES[load] // BLOCK)]
-            argv += ["--seed", str(seed * ENGINES + number)]
-            children.append(stack.enter_context(Child(f"engine {number}", argv, folder / f"engine-{number}.log")))
-        engines = [child.line(r"^ready (http://\S+)", 30.0) for child in children]
-        port = free_port()
-        server = Child(rival, _command(rival, port, engines, tree), folder / f"{rival}.log")
-        stack.enter_context(server)
-        server.wait(lambda: _call(f"http://127.0.0.1:{port}", b"x").first is not None, 60.0, "an answered call")
-        calls: list[AgentCall] = []
-
-        def session(number: int) -> None:
-            draw = random.Random(seed * 1000 + number)  # noqa: S311 - as above
-            time.sleep(draw.uniform(0.0, THINK))
-            for prompt in prompts(number, seed):
-                calls.append(_call(f"http://127.0.0.1:{port}", prompt))
-                time.sleep(THINK)
-
-        before = [sum(c.cpu() for c in children), server.cpu(), time.process_time()]
-        threads = [threading.Thread(target=session, args=(number,), daemon=True) for number in range(sessions)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        cpu = (time.process_time() - before[2], sum(c.cpu() for c in children) - before[0], server.cpu() - before[1])
-        found, asked = (
-            sum(total(f"{url}/metrics", f"vllm:prefix_cache_{what}_total") for url in engines)
-            for what in ("hits", "queries")
-        )
-        return row(calls, found / max(asked, 1.0), cpu)
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Measure and print; the exit status: 1 where a process failed, 2 for a mistake."""
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line. Exits with status 2 where it cannot be understood."""
     parser = argparse.ArgumentParser(
         prog="python -m loadtest.lab.rivals", description=HELP, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", default=",".join(CACHES), help="loads (default: %(default)s)")
-    parser.add_argument("--rivals", default=",".join(RIVALS), help="in this order (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=1, help="runs of each (default: 1)")
-    parser.add_argument("--tree", type=Path, help="another checkout of Weir, as the rival `tree`")
+    parser.add_argument("--only", default=",".join(LOADS), metavar="LOADS", help="loads (default: all)")
+    parser.add_argument(
+        "--rivals", metavar="NAMES", help=f"in this order (default: {','.join(PROCESSES)}; of --virtual all rules)"
+    )
+    parser.add_argument("--rounds", type=told(whole(1, 100)), default=1, help="runs of each, a seed each (default: 1)")
+    parser.add_argument("--seconds", type=told(seconds), default=40.0, help="of loads that have a rate (default: 40)")
+    parser.add_argument("--chats", type=Path, metavar="FILE", help="a trace for the chats: Azure's conversations")
+    parser.add_argument(
+        "--prompts", type=Path, metavar="FILE", help="one for the long prompts: Mooncake's, or Azure's code"
+    )
+    parser.add_argument("--virtual", action="store_true", help="in virtual time, beside rivals' rules")
+    parser.add_argument("--real", action="store_true", help="coding agents on two real vLLM on CPU")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="write a report with plots there, of each load")
     given = parser.parse_args(argv)
-    loads, rivals = given.only.split(","), given.rivals.split(",")
-    if set(loads) - set(CACHES) or set(rivals) - set(RIVALS) or given.rounds < 1:
-        parser.error(f"loads are {', '.join(CACHES)}; rivals {', '.join(RIVALS)}; --rounds at least 1")
-    if _router() is None:
-        print("vllm-router is left out: it is not on the PATH, nor named by $VLLM_ROUTER", file=sys.stderr)
-        rivals = [name for name in rivals if name == "weir"]
-    rivals += ["tree"] if given.tree else []
-    with tempfile.TemporaryDirectory(prefix="rivals-") as folder:
-        for load in loads:
-            rows: dict[str, list[RivalRow]] = {name: [] for name in rivals}
-            for seed in range(given.rounds):
-                for name in rivals:
-                    try:
-                        rows[name].append(run(load, name, seed, given.tree, Path(folder)))
-                    except (ChildError, ValueError) as error:
-                        print(f"loadtest.lab.rivals: {name}: {error}", file=sys.stderr)
-                        return 1
-            print(
-                f"{load:24}  hits    mean     p50     p90     p99     e2e "
-                " refused  mean, spread  CPU s: load, engines, rival"
-            )
-            for name, measured in rows.items():
-                print(line(name, measured), flush=True)
+    given.only = given.only.split(",")
+    known = (WEIR, *RULES) if given.virtual else None
+    try:
+        names = (given.rivals or ",".join(known or PROCESSES)).split(",")
+        others = [name for name in names if name != WEIR]
+        if known and (unknown := [name for name in names if name not in known]):
+            raise ValueError(f"{unknown[0]!r} is not one of {', '.join(known)}")
+        if others and not known:
+            parse_compared(",".join(others))
+    except ValueError as error:
+        parser.error(f"--rivals: {error}")
+    if unknown := [name for name in given.only if name not in LOADS]:
+        parser.error(f"--only: {unknown[0]!r} is not one of {', '.join(LOADS)}")
+    if given.virtual and given.real:
+        parser.error("--real and --virtual: one of them")
+    if given.real and (why := real_vllm.absent()):
+        parser.error(f"--real: {why}")
+    given.rivals = names
+    if any(is_rival(name) for name in names) and (why := absent()):
+        print(f"{ROUTER} is left out: {why}", file=sys.stderr)
+        given.rivals = [name for name in names if not is_rival(name)]
+    return given
+
+
+Measure = Callable[[str, Scenario, Path], tuple[Run, float]]
+Measurement = tuple[str, RivalLoad, Scenario, Measure]
+Runs = Mapping[str, Sequence[tuple[Run, float]]]  # of each rival, with the hits
+
+
+@contextmanager
+def measurements(given: argparse.Namespace, folder: Path) -> Iterator[Iterator[Measurement]]:
+    """Each load with its name, what is sent, and who measures it. Raises ChildError."""
+    if given.real:
+        with real_engines(folder) as urls:
+            yield iter([("agents on two real vLLM", RivalLoad(scenario=REAL), REAL, partial(over_real, urls))])
+        return
+    run = in_virtual_time if given.virtual else over_processes
+    yield ((name, load, load.at(load.capacity() if load.share else 0.0, given.seconds), partial(run, load))
+           for name, load in chosen(given).items())  # fmt: skip
+
+
+def chosen(given: argparse.Namespace) -> dict[str, RivalLoad]:
+    """The loads, with the files that were given."""
+    files: Mapping[str, Path | None] = {"chats": given.chats, "prompts": given.prompts}
+    found = {}
+    for name in given.only:
+        load, file = LOADS[name], files.get(LOADS[name].trace)
+        found[name] = load if file is None else load.replayed(file)
+    return found
+
+
+def compare(
+    scenario: Scenario, measure: Measure, rivals: Sequence[str], rounds: int, folder: Path
+) -> dict[str, list[tuple[Run, float]]]:
+    """The runs of each rival, every other round turned round."""
+    runs: dict[str, list[tuple[Run, float]]] = {name: [] for name in rivals}
+    for number in range(rounds):
+        seeded = msgspec.structs.replace(scenario, seed=scenario.seed + number)
+        for name in rivals if number % 2 == 0 else reversed(rivals):
+            runs[name].append(measure(name, seeded, folder))
+    return runs
+
+
+def shown(title: str, runs: Runs, load: RivalLoad, reference: str) -> tuple[Table, list[str]]:
+    """A row a rival, and one for each class that goals name; the verdicts."""
+    table = Table(*COLUMNS, title=title)
+    rows: dict[tuple[str, str], RivalRow] = {}
+    for name, made in runs.items():
+        for class_name in dict.fromkeys(["", *(goal.class_name for goal in load.goals)]):
+            each = [row(run, hits, class_name) for run, hits in made]
+            rows[name, class_name] = medians(each)
+            table.add_row(f"  {class_name}" if class_name else name, *cells(rows[name, class_name], each))
+    said = []
+    for goal in load.goals:
+        own, other = rows.get((WEIR, goal.class_name)), rows.get((goal.against or reference, goal.class_name))
+        if own is not None and other is not None:
+            said.append(verdict(goal, own, other)[1])
+    return table, said
+
+
+def cells(one: RivalRow, each: Sequence[RivalRow]) -> list[str]:
+    """Medians, and the least and most mean TTFT of the rounds."""
+    times = [f"{value:.3f}" for value in (one.mean, one.p50, one.p90, one.p99, one.e2e)]
+    spread = f"{min(part.mean for part in each):.3f}-{max(part.mean for part in each):.3f}"
+    counts = [f"{one.in_time:g}", f"{one.goodput:,.0f}", str(one.refused)]
+    return [f"{one.hits:.0%}", *times, *counts, spread, f"{one.lag * 1e3:.0f} ms"]
+
+
+def merged(runs: Runs) -> list[Run]:
+    """A run a rival, its rounds as repeats."""
+    found = []
+    for made in runs.values():
+        results = [msgspec.structs.replace(one, repeat=n) for n, (run, _) in enumerate(made) for one in run.results]
+        first = made[0][0]
+        found.append(Run(name=first.name, rate=first.rate, window=first.window, slos=first.slos, results=results))
+    return found
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure, print and draw; the exit status: 1 where a process failed, 2 for a mistake."""
+    given = arguments(argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # else processes would be left behind
+    console = Console(width=max(150, Console().width))
+    try:
+        with tempfile.TemporaryDirectory(prefix="rivals-") as scratch, measurements(given, Path(scratch)) as found:
+            for name, load, scenario, measure in found:
+                rivals = list(dict.fromkeys([*given.rivals, *load.rivals]))
+                runs = compare(scenario, measure, rivals, given.rounds, Path(scratch))
+                title = f"{name}, {scenario.rate:.2f}/s" if scenario.rate else name
+                table, said = shown(title, runs, load, REFERENCE[given.virtual])
+                console.print(table)
+                for line in said:
+                    console.print(line, highlight=False, style="red" if line.endswith("MISSED") else "")
+                if given.out is not None:
+                    write(merged(runs), given.out / name, force=True)
+    except ChildError as error:
+        print(f"loadtest.lab.rivals: {error}", file=sys.stderr)
+        return 1
     return 0
 
 

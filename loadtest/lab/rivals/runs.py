@@ -1,0 +1,156 @@
+"""Runs of one load behind one rival, over processes, on two real vLLM or in virtual time, and their figures."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import msgspec
+
+from loadtest.bench.fleet import fronted, started
+from loadtest.bench.run import TargetRun, run
+from loadtest.bench.session import cut
+from loadtest.clients.driver import Load
+from loadtest.clients.retries import Clients
+from loadtest.clients.targets import Target
+from loadtest.lab.rivals.loads import ENGINES, HIGHER, Goal, RivalLoad
+from loadtest.lab.vllm.real_vllm import MODEL, Vllm
+from loadtest.load.arrivals import Arrivals, Closed
+from loadtest.load.lengths import Length
+from loadtest.load.scenario import Scenario, planned
+from loadtest.load.workload import Kind, Sessions, Workload
+from loadtest.processes import free_port, get, total
+from loadtest.report.records import Run
+from loadtest.report.stats import latency_of, met, slo_of
+from loadtest.report.summary import summarise
+from loadtest.simulate.run import Cell, simulate
+
+WEIR = "weir"
+NEAR = 1.05  # times a bound: within what Weir may be worse by
+DRAIN = 330.0  # seconds: longer than any client's patience
+SCRAPED = ("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total")
+# Two real engines of MODEL, whose context is 4,096 tokens: the agents' load at a fifth of its length.
+REAL_BLOCKS = 400
+REAL = Scenario(
+    arrivals=Arrivals(closed=Closed(clients=10, within=2.0, rounds=1)), duration=600.0, retries=0, timeout=300.0,
+    workload=Workload(model=MODEL, named=False, mix=(
+        Kind(prompt=Length(constant=240), output=Length(constant=40), ignore_eos=True,
+             session=Sessions(first=Length(constant=600), turns=Length(constant=8), think=0.7, spread=0.0)),
+    )),
+)  # fmt: skip
+
+
+class RivalRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Figures of one run, or of one class of it. `hits`: share of prompt tokens that engines had cached; `mean` to
+    `p99`: seconds to the first token, of calls that were answered; `e2e`: to the last, on average; `in_time`: calls
+    within their targets; `goodput`: tokens of those, prompt and answer, a second; `refused`: calls not answered;
+    `lag`: seconds the sender was late at p99."""
+
+    hits: float
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+    e2e: float
+    in_time: int
+    goodput: float
+    refused: int
+    lag: float
+
+
+def over_processes(load: RivalLoad, rival: str, scenario: Scenario, folder: Path) -> tuple[Run, float]:
+    """The run, and the hits by the engines' own counters. Raises ChildError where one does not come up."""
+    before = "gateway" if rival == WEIR else rival
+    with started(load.fleet, rival, before=before, policy=None, seed=scenario.seed, folder=folder) as target:
+        return sent(target, scenario, [f"http://{address.name}" for name, address in target.sources if name])
+
+
+def in_virtual_time(load: RivalLoad, rival: str, scenario: Scenario, folder: Path) -> tuple[Run, float]:
+    """The same of the whole gateway, or a rival's rule, in virtual time."""
+    before = "gateway" if rival == WEIR else rival
+    cell = Cell(name=rival, before=before, policy=b"", engines=ENGINES, config=load.config, scenario=scenario,
+                folder=folder, requests=True)  # fmt: skip
+    found = simulate(cell).run
+    return found, summarise(found).total.cached
+
+
+@contextmanager
+def real_engines(folder: Path) -> Iterator[list[str]]:
+    """Two real vLLM on CPU with prefix caches that are too small for all sessions; their URLs. Raises ChildError."""
+    flags = ("--num-gpu-blocks-override", str(REAL_BLOCKS), "--block-size", "16", "--enable-prefix-caching",
+             "--enable-prompt-tokens-details", "--uvicorn-log-level", "warning")  # fmt: skip
+    with ExitStack() as stack:
+        yield [stack.enter_context(Vllm(folder / f"vllm-{number}.log", free_port(), *flags)).url for number in range(2)]
+
+
+def over_real(urls: Sequence[str], rival: str, scenario: Scenario, folder: Path) -> tuple[Run, float]:
+    """The same on those engines, whose caches are emptied before. Raises ChildError."""
+    for url in urls:
+        get(f"{url}/reset_prefix_cache", method="POST", timeout=30.0)
+    before = "gateway" if rival == WEIR else rival
+    with fronted(urls, rival, before=before, policy=None, folder=folder) as target:
+        return sent(target, scenario, urls)
+
+
+def sent(target: Target, scenario: Scenario, engines: Sequence[str]) -> tuple[Run, float]:
+    """A scenario sent to a target, and the hits by its engines' own counters meanwhile."""
+    before = [_counted(engines, name) for name in SCRAPED]
+    load = Load(planned=planned(scenario), seconds=scenario.seconds, users=scenario.clients, drain=DRAIN,
+                clients=Clients(retries=scenario.retries, timeout=scenario.timeout))  # fmt: skip
+    [ran] = run([TargetRun(target, load, 0, lambda progress: None)], None)
+    if ran.stopped:
+        raise KeyboardInterrupt
+    hits, queries = (_counted(engines, name) - was for name, was in zip(SCRAPED, before, strict=True))
+    window = cut(scenario.window, ran.seconds) if scenario.clients else scenario.window
+    found = Run(name=target.name, rate=scenario.rate, window=window, slos=scenario.slos, results=ran.results,
+                series=ran.samples)  # fmt: skip
+    return found, hits / max(queries, 1.0)
+
+
+def _counted(engines: Sequence[str], name: str) -> float:
+    return sum(total(f"{url}/metrics", name) for url in engines)
+
+
+# -- figures ----------------------------------------------------------------------------------------------------------
+
+
+def row(run: Run, hits: float, class_name: str = "") -> RivalRow:
+    """The figures of a run, or of one class of it."""
+    summary = summarise(run)
+    part = summary.classes[class_name] if class_name else summary.total
+    seconds = summary.seconds / summary.repeats
+    tokens = sum(
+        result.prompt_tokens + result.completion_tokens
+        for result in run.results
+        if result.outcome == "ok" and result.at in run.window and class_name in ("", result.class_name)
+        and met(slo_of(run.slos, result.class_name), latency_of(result, result.at))
+    )  # fmt: skip
+    return RivalRow(
+        hits=hits, mean=part.ttft.mean, p50=part.ttft.p50, p90=part.ttft.p90, p99=part.ttft.p99, e2e=part.e2e.mean,
+        in_time=part.met, goodput=tokens / max(seconds, 1e-9), refused=part.offered - part.ok, lag=summary.lag_p99,
+    )  # fmt: skip
+
+
+def medians(rows: Sequence[RivalRow]) -> RivalRow:
+    """Of each figure over the rounds; of what is counted, the sum of those not answered."""
+    fields = RivalRow.__struct_fields__
+    found = {name: statistics.median(getattr(one, name) for one in rows) for name in fields}
+    return RivalRow(**{**found, "refused": sum(one.refused for one in rows)})
+
+
+def verdict(goal: Goal, own: RivalRow, other: RivalRow) -> tuple[bool, str]:
+    """Whether a goal is kept, and in words."""
+    value, base = getattr(own, goal.figure), getattr(other, goal.figure)
+    bound, higher = goal.times * base + goal.more, goal.figure in HIGHER
+    kept = value >= bound if higher else value <= bound
+    parts = [f"{goal.times:g}x" if goal.times else "", f"{goal.more:g}" if goal.more else ""]
+    wanted = f"at {'least' if higher else 'most'} {' and '.join(filter(None, parts))}"
+    found = f"{value:.4g} beside {base:.4g}" + (f" ({value / base:.2f}x)" if base else "")
+    name = f"{goal.class_name}: {goal.figure}" if goal.class_name else goal.figure
+    near = not higher and value <= NEAR * bound
+    return (
+        kept,
+        f"{name} {found}, wanted {wanted}: {'kept' if kept else 'missed by less than 5 %' if near else 'MISSED'}",
+    )
