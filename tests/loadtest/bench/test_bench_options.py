@@ -81,6 +81,15 @@ def test_engines_with_policies_and_baselines(tmp_path: Path) -> None:
     assert (bench.fleet.count, bench.fleet.profile) == (4, "a100-8b")
 
 
+def test_a_rival_that_is_not_installed_is_found_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("VLLM_ROUTER", "")
+    with pytest.raises(BenchError, match="--compare: vllm-router is not on the PATH: pip install vllm-router"):
+        read("--engines", "sim", "--compare", "direct,vllm-router:round_robin")
+
+
 def test_keys_come_from_the_environment_only() -> None:
     bench = read("--target", "http://h", "--key-env", "KEY", environment={"KEY": "sk-1"})
     assert bench.contenders[0].fixed is not None
