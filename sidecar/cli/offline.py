@@ -32,9 +32,9 @@ class OnlySizes:
     def __init__(self, engines: VllmEngines) -> None:
         self._engines = engines
 
-    async def size(self, profile: str, total: int, present: int) -> Size:
+    async def size(self, profile: str, total: int, present: int, *, unified: bool = False) -> Size:
         """What its engine will take. Raises Unusable."""
-        return await self._engines.size(profile, total, present)
+        return await self._engines.size(profile, total, present, unified=unified)
 
     def settings(self, profile: str, config: SidecarConfig | None = None) -> str:
         """A digest of its profile."""

@@ -47,6 +47,7 @@ class GPU(msgspec.Struct, frozen=True, kw_only=True):
     temperature: int | None = None  # degrees Celsius; None: not told
     processes: dict[int, int] = {}  # bytes by pid, 0 where only the pid is told
     processes_hidden: bool = False  # whether `processes` says less than there is: no permission, or no such function
+    unified: bool = False  # its memory is the host's: every process of the machine counts
     refused: str = ""  # why it may not be used
     readable: bool = True
 
@@ -59,6 +60,7 @@ class GPU(msgspec.Struct, frozen=True, kw_only=True):
             total=self.total,
             used=self.total,
             processes_hidden=True,
+            unified=self.unified,
             refused=why,
             readable=False,
         )

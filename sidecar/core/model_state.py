@@ -52,8 +52,9 @@ class ModelState:
     `starting`: its start under way, from when its process is begun. `times`: what its steps take.
     `asked`: a person wants it though it has failed too often. `copy`: another engine serves its model, by all gateways;
     `ordered`: somebody wants it all the same. `unusable`: why it cannot be sized. `sized` once it was; `sizes`: by the
-    bytes of the GPUs it may run on; `size`: on those where it is, or on the smallest.
-    `slept`: what was measured of its sleep. `first_residue`: bytes that this engine kept at its first, 0: it had none.
+    bytes of the GPUs it may run on; `size`: on those where it is, or on the smallest. `unified`: its GPUs' memory is
+    the host's. `slept`: what was measured of its sleep. `first_residue`: bytes that this engine kept at its first, 0:
+    it had none.
     """
 
     __slots__ = (
@@ -91,6 +92,7 @@ class ModelState:
         "stopped_by_hand",
         "taught",
         "times",
+        "unified",
         "unusable",
         "uses",
         "wanted_since",
@@ -125,6 +127,7 @@ class ModelState:
         self.size = Size()
         self.sizes: dict[int, Size] = {}
         self.sized = False
+        self.unified = False
         self.unusable = ""
         self.gpus: tuple[int, ...] = ()
         self.level: Literal[0, 1, 2] = 0
@@ -263,7 +266,11 @@ class ModelState:
 
     def sleep_levels(self) -> tuple[Level, ...]:
         """Levels that it may sleep at, the one to be tried first in front; none: it is stopped instead."""
-        return () if worn(self.first_residue, self.size.residue) else levels(self.profile, self.slept)
+        return (
+            ()
+            if worn(self.first_residue, self.size.residue)
+            else levels(self.profile, self.slept, unified=self.unified)
+        )
 
     def fell_asleep(self, level: Level, residue: int) -> None:
         """It sleeps at this level and keeps so many bytes on each GPU."""

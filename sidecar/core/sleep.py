@@ -19,6 +19,7 @@ Level = Literal[1, 2]
 
 DRAFTLESS = frozenset(("ngram", "ngram_gpu", "suffix"))  # methods of speculation that have no weights
 LORA_FLAGS = ("enable-lora", "lora-modules")
+POOL = "level 1 would free nothing, as this GPU's memory is the host's"
 LEAST_RESIDUE = 256 * MIB  # half a CUDA context, which every process that is there at all holds
 WORN = 2  # times its first residue, from which on an engine is stopped instead of put to sleep (vllm#36651: it grows)
 LEAST_GROWTH = 512 * MIB  # of a residue that counts: readings of a busy GPU are not exact
@@ -50,25 +51,30 @@ def without_level_2(profile: Profile) -> str:
     return f"vLLM does not load LoRA adapters again ({lora})" if lora else ""
 
 
-def levels(profile: Profile, measured: MeasuredSleep | None) -> tuple[Level, ...]:
+def levels(profile: Profile, measured: MeasuredSleep | None, *, unified: bool = False) -> tuple[Level, ...]:
     """Levels that an engine may sleep at, the one to be tried first in front; none: it is stopped.
 
-    Where level 2 is not to be had, level 1 is what remains of `sleep: {level: 2}`.
+    Where level 2 is not to be had, level 1 is what remains of `sleep: {level: 2}`. `unified`: the GPU's memory is the
+    host's, so that level 1 would free nothing and is not used.
     """
     if profile.sleeps is None:
         return ()
     if without_level_2(profile) or (measured is not None and measured.wrong):
-        return (1,)
-    return (1, 2) if profile.sleeps.level == 1 else (2,)
+        return () if unified else (1,)
+    return (1, 2) if profile.sleeps.level == 1 and not unified else (2,)
 
 
-def note(profile: Profile, measured: MeasuredSleep | None) -> str:
+def note(profile: Profile, measured: MeasuredSleep | None, *, unified: bool = False) -> str:
     """What an operator should know of a profile that may not sleep as its settings say; empty: it may."""
-    if profile.sleeps is None or profile.sleeps.level != 2:
+    if profile.sleeps is None or (profile.sleeps.level != 2 and not unified):
         return ""
     why = without_level_2(profile)
     if not why and measured is not None and measured.wrong:
         why = "once it has answered otherwise after it"
+    if unified and why:
+        return f"it is stopped instead of put to sleep: no sleep at level 2, since {why}; {POOL}"
+    if unified:
+        return "" if profile.sleeps.level == 2 else f"it sleeps at level 2: {POOL}"
     return f"no sleep at level 2, since {why}: at level 1 while host memory has room, else it is stopped" if why else ""
 
 

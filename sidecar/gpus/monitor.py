@@ -79,6 +79,11 @@ class GpuMonitor:
         """The number and the bytes of every GPU whose size is known."""
         return tuple((gpu.index, gpu.total) for gpu in self.gpus if gpu.total)
 
+    @property
+    def unified(self) -> bool:
+        """Whether the GPUs' memory is the host's."""
+        return any(gpu.unified for gpu in self.gpus)
+
     def smallest(self, gpus: Collection[int]) -> int:
         """Bytes of the smallest of these GPUs, 0 for none."""
         return min((total for index, total in self.totals if index in gpus), default=0)

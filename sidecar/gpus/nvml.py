@@ -5,15 +5,20 @@ NVML's calls block for as long as the driver does and cannot be interrupted. Ins
 session with NVML that has seen one of them is ended, so that the next snapshot begins a new one. A field that the GPU
 does not report is None.
 
+A GPU without memory of its own (GB10, Jetson) tells none: what counts is the machine's, as vLLM counts it there.
+
 In a container NVML lists the GPUs given to it, and of their processes only those of its own pid namespace.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pynvml  # type: ignore[import-untyped]  # it has no stubs
 
 from sidecar.core.gpus import GPU, GPUError, NoNVML, Selection, Unselectable, chosen
@@ -64,12 +69,18 @@ class NVML:
     """
 
     def __init__(
-        self, select: Selection = "all", *, environ: Mapping[str, str] = os.environ, nvml: Any = pynvml
+        self,
+        select: Selection = "all",
+        *,
+        environ: Mapping[str, str] = os.environ,
+        nvml: Any = pynvml,
+        meminfo: Path = Path("/proc/meminfo"),
     ) -> None:
         self.driver = ""
         self._select = select
         self._visible = environ.get("CUDA_VISIBLE_DEVICES")
         self._nvml = nvml
+        self._meminfo = meminfo
         self._open = False
         self._indices: tuple[int, ...] | None = None
         self._known: dict[int, GPU] = {}
@@ -130,7 +141,7 @@ class NVML:
     def _device(self, index: int) -> GPU:
         nvml = self._nvml
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        memory, unified = self._memory(handle, index)
         mig = self._told(nvml.nvmlDeviceGetMigMode, handle)
         rates = self._told(nvml.nvmlDeviceGetUtilizationRates, handle)
         running = self._told(nvml.nvmlDeviceGetComputeRunningProcesses, handle)
@@ -145,8 +156,21 @@ class NVML:
             temperature=self._told(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
             processes={int(process.pid): int(process.usedGpuMemory or 0) for process in running or ()},
             processes_hidden=running is None or any(process.usedGpuMemory is None for process in running),
+            unified=unified,
             refused=_MIG if mig is not None and mig[0] == nvml.NVML_DEVICE_MIG_ENABLE else "",
         )
+
+    def _memory(self, handle: Any, index: int) -> tuple[Any, bool]:
+        """The memory of a GPU, and whether it is the host's: such a GPU (GB10, Jetson) never tells any of its own.
+        Raises NVMLError."""
+        try:
+            return self._nvml.nvmlDeviceGetMemoryInfo(handle), False
+        except self._nvml.NVMLError as error:
+            known, host = self._known.get(index), host_memory(self._meminfo)
+            untold = error.value == self._nvml.NVML_ERROR_NOT_SUPPORTED and (known is None or known.unified)
+            if host is None or not untold:
+                raise
+            return host, True
 
     def _told(self, function: Any, *arguments: object) -> Any:
         """Answer of NVML, None where it does not tell. Raises NVMLError for any other error."""
@@ -156,6 +180,26 @@ class NVML:
             if error.value in _UNTOLD:
                 return None
             raise
+
+
+class MachineMemory(msgspec.Struct, frozen=True):
+    """Bytes of the machine's memory: `free` is what programs can have without swapping."""
+
+    total: int
+    used: int
+    free: int
+
+
+def host_memory(meminfo: Path) -> MachineMemory | None:
+    """The machine's memory by Linux's `/proc/meminfo`; None: it does not tell."""
+    try:
+        told = dict(re.findall(r"^(MemTotal|MemAvailable):\s+(\d+) kB$", meminfo.read_text(), re.MULTILINE))
+    except OSError:
+        return None
+    if len(told) < 2:
+        return None
+    total, free = 1024 * int(told["MemTotal"]), 1024 * int(told["MemAvailable"])
+    return MachineMemory(total, total - free, free)
 
 
 def _whole(error: Any) -> GPUError:

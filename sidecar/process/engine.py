@@ -77,15 +77,16 @@ class VllmEngines:
 
     # -- size of a model --------------------------------------------------------------------------------------------
 
-    async def size(self, profile: str, total: int, present: int) -> Size:
-        """Memory of its engine on GPUs of `total` bytes, of which there are `present`. Raises Unusable."""
+    async def size(self, profile: str, total: int, present: int, *, unified: bool = False) -> Size:
+        """Memory of its engine on GPUs of `total` bytes, of which there are `present`; `unified`: that memory is the
+        host's. Raises Unusable."""
         measured = self._measured.get(profile)
         if measured is not None and measured.settings != self.settings(profile):
             measured = None
         lesson = self._lessons.get(profile)
         if lesson is None or lesson.settings != self.settings(profile):
             lesson = NOTHING_LEARNT
-        return await self._sizing.size(profile, total, present, measured, lesson)
+        return await self._sizing.size(profile, total, present, measured, lesson, unified=unified)
 
     def measurement(self, profile: str, told: EngineFacts, *, peak: int, settled: int) -> Measured | None:
         """Measurement of an engine, for the next estimate: bytes on the GPU where that was most, at its `peak`

@@ -72,7 +72,7 @@ class Engine(Protocol):
 class Engines(Protocol):
     """Makes engines; the profile's name is all it takes."""
 
-    async def size(self, profile: str, total: int, present: int) -> Size:
+    async def size(self, profile: str, total: int, present: int, *, unified: bool = False) -> Size:
         """Memory of its engine on GPUs of `total` bytes, of which there are `present`. Raises Unusable."""
 
     def settings(self, profile: str, config: SidecarConfig | None = None) -> str:

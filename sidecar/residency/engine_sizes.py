@@ -48,6 +48,7 @@ class EngineSizes:
         why = ""
         slept = self._sleeps.get(entry.name)
         entry.slept = slept if slept is not None and slept.settings == self._engines.settings(entry.name) else None
+        entry.unified = self._monitor.unified
         for total in self._monitor.sizes(entry.profile.gpus, entry.profile.tensor_parallel):
             try:
                 sizes[total] = await self._sized(entry, total)
@@ -64,7 +65,8 @@ class EngineSizes:
         settings, why = self._refused.get(entry.name, ("", ""))
         if why and settings == self._engines.settings(entry.name):
             raise Unusable(why)
-        size = await self._engines.size(entry.name, total, len(self._monitor.gpus))
+        unified = self._monitor.unified
+        size = await self._engines.size(entry.name, total, len(self._monitor.gpus), unified=unified)
         return size.with_sleep(entry.slept)
 
     async def smaller(self, entry: ModelState) -> Size | None:

@@ -280,7 +280,7 @@ class Manager:
 
     def troubles(self) -> tuple[str, ...]:
         """What an operator should know of GPUs and of sleep, in words."""
-        notes = {name: note(entry.profile, entry.slept) for name, entry in self.entries.items()}
+        notes = {name: note(entry.profile, entry.slept, unified=entry.unified) for name, entry in self.entries.items()}
         sleep = [f"{name}: {words}" for name, words in notes.items() if words]
         blind = BLIND if self.steps.memory.blind else ""
         preloads = [entry.not_preloaded for entry in self.entries.values()]

@@ -14,11 +14,11 @@ import msgspec
 from gateway.shared.files.units import GIB
 from sidecar.core.config import SidecarConfig
 from sidecar.core.host_memory import HostMemory
-from sidecar.core.inventory import PlanSettings, Resident, Target
+from sidecar.core.inventory import PlanSettings, Resident, Size, Target
 from sidecar.core.lifecycle import RUNNING, SLEEPING, START, STARTING, WAKE
 from sidecar.core.model_state import ModelState
 from sidecar.core.plan import Infeasible, Plan, plan
-from sidecar.core.sleep import Level
+from sidecar.core.sleep import POOL, Level, levels
 from sidecar.gpus.monitor import GpuMonitor
 from sidecar.residency.demand import GatewayDemand
 from sidecar.residency.engine_memory import EngineMemory
@@ -75,7 +75,7 @@ class Planner:
         def best(targets: list[tuple[int, Target]]) -> Plan | Infeasible:
             found = [(total, plan(target, residents, devices, now, settings)) for total, target in targets]
             sized = [(total, _for_its_size(each, total, totals, now)) for total, each in found]
-            return _best(sized, residents)
+            return _best(sized, residents, entry.sizes)
 
         decision = best(entry.targets(since, totals, copy=copy))
         if isinstance(decision, Infeasible) and entry.least_room and entry.tries_again(now):
@@ -127,6 +127,8 @@ class Planner:
         if entry.profile.sleeps is None or self.sleep_level(entry) is not None:
             return ""
         name, size = entry.name, entry.size
+        if not levels(entry.profile, entry.slept, unified=entry.unified):
+            return f"{name} has no level 2, and {POOL}"
         if not entry.sleep_levels():
             return f"{name} keeps {size.residue / GIB:.1f} GiB asleep, twice what it kept at first"
         left = max(0, self.host.bound - self.host.total + self.host.held(name)) / GIB
@@ -193,15 +195,23 @@ def _for_its_size(decision: Plan | Infeasible, total: int, totals: Mapping[int, 
     return Infeasible(f"{decision.start} has room on larger GPUs alone, with another claim", now + RETRY)
 
 
-def _best(found: list[tuple[int, Plan | Infeasible]], residents: list[Resident]) -> Plan | Infeasible:
-    """Of decisions for GPUs of several sizes, the smaller first: one that wakes it, else the one with the fewest and
-    then the coldest victims; where none is a plan, the one that may be otherwise first, the largest GPUs' where nobody
-    knows."""
+def _best(
+    found: list[tuple[int, Plan | Infeasible]], residents: list[Resident], sizes: Mapping[int, Size]
+) -> Plan | Infeasible:
+    """Pick the best plan across GPU sizes, of which `found` has the smaller first.
+
+    Prefer a plan that wakes a sleeping engine, then the fewest evictions, then the longest context, then the least
+    recently used victims, then the smaller GPU; a model whose need is not known yet, the largest. Without any plan,
+    return the refusal that can change soonest, the largest GPUs' where nobody knows when.
+    """
     last_used = {each.profile: each.last_used for each in residents}
 
-    def cost(each: Plan) -> tuple[bool, int, float]:
+    def cost(each: Plan) -> tuple[bool, int, float, float]:
         victims = {*(nap.profile for nap in each.sleep), *each.stop} - {each.start}
-        return each.start is not None, len(victims), max((last_used[name] for name in victims), default=-math.inf)
+        size = sizes.get(each.total, Size())
+        room = float(each.total) if size.guessed else size.context_length or math.inf
+        coldest = max((last_used[name] for name in victims), default=-math.inf)
+        return each.start is not None, len(victims), -room, coldest
 
     plans = [msgspec.structs.replace(each, total=total) for total, each in found if isinstance(each, Plan)]
     if plans:

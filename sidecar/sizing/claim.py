@@ -17,6 +17,7 @@ from sidecar.sizing.memory import FLOOR, Need, arithmetic, gib
 from sidecar.sizing.model_config import ModelShape
 
 MOST = 970  # thousandths of a GPU that are claimed unless the operator says more: the driver keeps some
+UNIFIED_MOST = 900  # the same where the memory is the host's, whose system and programs need the rest
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):

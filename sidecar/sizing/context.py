@@ -7,7 +7,7 @@ from typing import Literal
 
 from sidecar.core.lesson import Lesson
 from sidecar.core.profile import KvMemory
-from sidecar.sizing.claim import largest_claim
+from sidecar.sizing.claim import MOST, largest_claim
 from sidecar.sizing.memory import LITTLE, Need
 from sidecar.sizing.taught import largest_share
 
@@ -22,10 +22,12 @@ def choose_context(
     cuda: int,
     lesson: Lesson,
     alone: Callable[[int], Need],
+    most: int = MOST,
 ) -> tuple[int, int]:
     """The context of a model whose own is `own`, as `given` or else the longest that fits; and the bytes of the largest
-    claim on a GPU of which CUDA reports `cuda`. `alone`: what one sequence of so many tokens needs."""
-    room = largest_claim(cuda, memory, largest_share(lesson, cuda, alone(min(own, LEAST)).total))
+    claim on a GPU of which CUDA reports `cuda`, in which `most` thousandths may be claimed. `alone`: what one sequence
+    of so many tokens needs."""
+    room = largest_claim(cuda, memory, largest_share(lesson, cuda, alone(min(own, LEAST)).total, most))
     return given or longest_context(own, lambda tokens: _has_room(alone(tokens), memory, room)), room
 
 

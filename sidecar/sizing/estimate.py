@@ -23,7 +23,7 @@ from sidecar.core.lesson import Lesson
 from sidecar.core.measured import Measured
 from sidecar.core.profile import EngineSettings, KvMemory, Profile, pooling
 from sidecar.sizing.adapters import adapter_rank, slot_bytes
-from sidecar.sizing.claim import Claim, claim, refuse_reason
+from sidecar.sizing.claim import MOST, UNIFIED_MOST, Claim, claim, refuse_reason
 from sidecar.sizing.context import choose_context, context_words
 from sidecar.sizing.memory import (
     Need,
@@ -78,24 +78,27 @@ class Sizing:
         """Size the profiles of this file from now on."""
         self._config = config
 
-    async def planned(self, name: str, total: int, cuda: int) -> Estimate:
+    async def planned(self, name: str, total: int, cuda: int, *, unified: bool = False) -> Estimate:
         """The estimate of a profile on GPUs that need not be here. Raises Unusable, NotKnown, ModelError, KeyError."""
         profile = self._config.models[name]
         (shape, stored), rank = await self._read(profile), await self._rank(profile)
-        return estimate(profile, shape, stored, total, profile.tensor_parallel, cuda=cuda, lora_rank=rank)
+        present = profile.tensor_parallel
+        return estimate(profile, shape, stored, total, present, cuda=cuda, lora_rank=rank, unified=unified)
 
     async def size(
-        self, name: str, total: int, present: int, measured: Measured | None, lesson: Lesson = NOTHING_LEARNT
+        self,
+        name: str,
+        total: int,
+        present: int,
+        measured: Measured | None,
+        lesson: Lesson = NOTHING_LEARNT,
+        *,
+        unified: bool = False,
     ) -> Size:
-        """Memory of an engine of the profile on each GPU. Raises Unusable, and KeyError."""
-        rank = await self._rank(self._config.models[name])
-        size = await self._size(name, total, present, measured, lesson, rank)
-        return msgspec.structs.replace(size, lora_rank=rank) if rank else size
-
-    async def _size(
-        self, name: str, total: int, present: int, measured: Measured | None, lesson: Lesson, rank: int
-    ) -> Size:
+        """Memory of an engine of the profile on each GPU; `unified`: it is the host's too. Raises Unusable, and
+        KeyError."""
         profile, engine = self._config.models[name], self._config.engine_of(name)
+        rank = await self._rank(profile)
         if engine.device == "cpu":
             if engine.simulated is None and profile.flags.get("load-format") != "dummy":
                 with suppress(NotKnown, ModelError):  # whatever is not here is vLLM's to fetch
@@ -111,7 +114,9 @@ class Sizing:
             return simulated(profile, total, lesson)
         try:
             shape, stored = await self._read(profile)
-            found = estimate(profile, shape, stored, total, present, measured, lesson=lesson, lora_rank=rank)
+            found = estimate(
+                profile, shape, stored, total, present, measured, lesson=lesson, lora_rank=rank, unified=unified
+            )
             size = size_of(profile, found)
         except (NotKnown, ModelError) as error:
             self._shapes.pop(name, None)
@@ -123,7 +128,7 @@ class Sizing:
                 ) from error
             return unknown(profile, total, str(error), lesson, comes=comes)
         self._shapes[name] = shape
-        return size
+        return msgspec.structs.replace(size, lora_rank=rank) if rank else size
 
     def kv_bytes(self, name: str, told: EngineFacts) -> int | None:
         """Bytes of an engine's KV cache on each GPU, rather too small than too large, since the rest is taken for
@@ -212,9 +217,12 @@ def estimate(
     cuda: int | None = None,
     lesson: Lesson = NOTHING_LEARNT,
     lora_rank: int = 0,
+    *,
+    unified: bool = False,
 ) -> Estimate:
     """The estimate for a model whose files are known, on GPUs of `total` bytes, of which CUDA reports `cuda` (None: not
-    known). `lesson`: of starts with these settings. `lora_rank`: of its adapters. Raises ModelError."""
+    known). `lesson`: of starts with these settings. `lora_rank`: of its adapters. `unified`: the memory is the host's.
+    Raises ModelError."""
     gpus, memory = profile.tensor_parallel, profile.gpu_memory
     cuda = cuda_of(total, lesson) if cuda is None else min(cuda, total)
     if profile.flags.get("disable-hybrid-kv-cache-manager") is True:  # then every layer keeps every token
@@ -247,15 +255,16 @@ def estimate(
             measured=measured,
         )
 
+    share_limit = UNIFIED_MOST if unified else MOST
     told_kv = needed(lesson.tokens or profile.context_length or own, 1).kv
 
     def alone(tokens: int) -> Need:
         return taught(needed(tokens, 1), lesson, told_kv)
 
-    context, room = choose_context(own, profile.context_length, memory, cuda, lesson, alone)
+    context, room = choose_context(own, profile.context_length, memory, cuda, lesson, alone, share_limit)
     chosen = context if context < own and not profile.context_length else None
     least = alone(context)
-    limit = largest_share(lesson, cuda, least.total)
+    limit = largest_share(lesson, cuda, least.total, share_limit)
     if isinstance(memory, KvMemory):
         made = claim(least, cuda, kv=memory.kv, most=limit)
     elif memory != "auto":
@@ -271,7 +280,7 @@ def estimate(
         claim=made,
         stored=stored,
         beyond=beside(made.start_needs, lesson, cuda, total),
-        residue=asleep(least, 1),
+        residue=asleep(least, 1, unified=unified),
         own_context=own,
         context_length=chosen,
         tokens=_tokens(least, made.kv),

@@ -24,6 +24,7 @@ LITTLE = 256 * MIB  # claimed beyond a need that a failed start told: the next o
 STEP_SHARE = 8  # of a need that a failed start only exceeded its eighth is claimed beyond it
 RESIDUE = 1229 * MIB  # 1.2 GiB: the most that a sleeping engine of one GPU was seen to keep
 PINNED = 1.5  # times the weights: PyTorch rounds pinned memory up to powers of two (15 GiB became 22)
+PROCESSES = 3 * GIB  # of an engine's host memory beside weights, where that is the GPU's too (no published source)
 NCCL = GIB  # what one of several GPUs keeps besides, and its CUDA graphs
 FLOOR = 0.5  # of the weights: quantising 16 bits while loading halves them; a measurement below it is of something else
 
@@ -188,12 +189,15 @@ def with_rest(estimate: Need, told: int) -> Need:
     return msgspec.structs.replace(estimate, weights=weights, activations=activations, overhead=overhead)
 
 
-def asleep(need: Need, level: Literal[1, 2]) -> Residue:
-    """Residue of the engine while it sleeps. Level 1 holds the weights in host memory, level 2 drops them.
+def asleep(need: Need, level: Literal[1, 2], *, unified: bool = False) -> Residue:
+    """Residue of the engine while it sleeps. Level 1 holds the weights in host memory, level 2 drops them. `unified`:
+    GPU and host share one memory, in which its processes count too; it sleeps at level 2 there.
 
     The residue on the GPU is the same at both levels, and not above what the engine needs awake. A measurement replaces
     both: `Size.with_sleep`.
     """
+    if unified:
+        return Residue(min(RESIDUE + PROCESSES, need.total), 0)
     several = NCCL + max(0, need.overhead - CONTEXT) if need.gpus > 1 else 0
     return Residue(min(RESIDUE + several, need.total), int(need.weights * need.gpus * PINNED) if level == 1 else 0)
 

@@ -33,11 +33,12 @@ def cuda_of(total: int, lesson: Lesson) -> int:
     return min(lesson.cuda, total) if lesson.cuda and lesson.total == total else cuda_total(total)
 
 
-def largest_share(lesson: Lesson, cuda: int, least: int) -> int:
-    """The largest share to be asked for: with room beside it for what the engine takes there, and not more than was
-    free. But for what it needs at `least` in whole thousandths, which is tried again once there is more room."""
+def largest_share(lesson: Lesson, cuda: int, least: int, most: int = MOST) -> int:
+    """The largest share to be asked for, of at most `most` thousandths: with room beside it for what the engine takes
+    there, and not more than was free. But for what it needs at `least` in whole thousandths, which is tried again once
+    there is more room."""
     least = -(-cuda * -(-least * 1000 // cuda) // 1000)
-    limit = max(least, -(-cuda * MOST // 1000) - max(lesson.beyond, lesson.over))
+    limit = max(least, -(-cuda * most // 1000) - max(lesson.beyond, lesson.over))
     return limit if lesson.most is None or lesson.most < least else min(limit, lesson.most)
 
 

@@ -151,6 +151,27 @@ async def test_what_takes_more_beside_its_least_share_than_the_gpu_has_is_refuse
         await made.until("a", "running")
 
 
+@virtual
+async def test_the_larger_gpu_is_taken_where_only_there_the_whole_context_fits() -> None:
+    true = TrueMemory(rest=int(10.5 * GIB), context=16 * GIB, tokens=131_072)
+    long = Model(weights=WEIGHTS, claim=int(26.5 * GIB), context=16 * GIB, own_context=131_072, true=true)
+    models = {"a": long, "b": long, "c": model()}
+    async with opened(file("abc", 2), models, GPU, 80 * GIB) as made:
+        for name in "abc":
+            assert (await made.gateways[0].call(name, 1.0)).ending == "served"
+        placed = {each.profile: (each.gpus, each.size.context_length) for each in made.engines.tried}
+        assert placed == {"a": ((1,), None), "b": ((1,), None), "c": ((0,), None)}
+        made.machine.others_take(9, 1, 20 * GIB)
+        for name in "ab":
+            made.manager.orders.give(name, "stop")
+            await made.until(name, "stopped")
+        made.machine.others_take(9, 1, 60 * GIB)
+        made.manager.orders.give("c", "stop")
+        await made.until("c", "stopped")
+        assert (await made.gateways[0].call("a", 1.0)).ending == "served"
+        assert made.engines.tried[-1].gpus == (0,), "a part of its context, rather than nothing"
+
+
 REFUSALS = [
     "api_server.py: error: unrecognized arguments: --no-such-flag",
     "ValueError: Total number of attention heads (30) must be divisible by tensor parallel size (4).",

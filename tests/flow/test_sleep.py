@@ -352,6 +352,24 @@ async def test_with_adapters_level_1_is_all_there_is_and_without_host_memory_it_
 
 
 @virtual
+async def test_where_the_memory_is_the_hosts_models_sleep_at_level_2_or_are_stopped() -> None:
+    models = dict.fromkeys("abc", MODEL)
+    text = file("abc", b="flags: {enable-lora: true}")
+    async with opened(text, models, GPU, unified=True) as made:
+        for name in "abcab":
+            assert (await made.gateways[0].call(name, 1.0)).ending == "served"
+            await asyncio.sleep(60.0)
+        slept = [line for _, line in made.log if "goes to sleep" in line or "ends for" in line]
+        assert slept
+        assert all("at level 2" in line for line in slept if not line.startswith("b "))
+        assert all("ends for" in line for line in slept if line.startswith("b "))
+        assert not made.machine.host
+        assert "level 1 would free nothing" in " ".join(made.manager.troubles())
+        with pytest.raises(Refused, match="b has no level 2, and level 1 would free nothing"):
+            made.manager.orders.give("b", "sleep")
+
+
+@virtual
 async def test_a_wake_that_hangs_is_ended_in_time_and_its_neighbour_is_served_meanwhile() -> None:
     async with site(three(), sleep="{level: 1}") as made:
         await used(made, "a", "b")

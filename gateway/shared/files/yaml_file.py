@@ -169,10 +169,20 @@ class _Tree:
 # -- a plain tree to YAML ---------------------------------------------------------------------------------------------
 
 
-def written(value: Any, kind: Any) -> str:
-    """A value of a kind as YAML, every default written out, lines of at most WIDTH where that can be; it reads to an
-    equal value."""
-    return "\n".join(_block(plain(value, kind, _json), "")) + "\n"
+def written(value: Any, kind: Any, *, beside: Any = None) -> str:
+    """A value of a kind as YAML, lines of at most WIDTH where that can be; it reads to an equal value. Every default is
+    written out, unless `beside` has the defaults: then only what differs from it."""
+    tree = plain(value, kind, _json)
+    if beside is not None:
+        tree = _without(tree, plain(beside, kind, _json))
+    return "\n".join(_block(tree, "")) + "\n"
+
+
+def _without(tree: Any, other: Any) -> Any:
+    """The fields of a tree that another does not have alike."""
+    if not isinstance(tree, dict) or not isinstance(other, dict):
+        return tree
+    return {name: _without(each, other.get(name)) for name, each in tree.items() if each != other.get(name, ...)}
 
 
 def _block(tree: Mapping[str, Any], pad: str) -> Iterator[str]:

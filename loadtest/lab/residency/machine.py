@@ -64,10 +64,12 @@ class MachineFaults(msgspec.Struct):
 
 class Machine:
     """GPUs of these many bytes; `held` by whom, a number that stands for a process. `host`: pinned memory of the
-    machine by the same numbers. `listing`: the pids that NVML tells. `most_used`: bytes of each GPU."""
+    machine by the same numbers. `listing`: the pids that NVML tells. `unified`: the memory is the host's too.
+    `most_used`: bytes of each GPU."""
 
-    def __init__(self, *totals: int, listing: Listing = "own") -> None:
+    def __init__(self, *totals: int, listing: Listing = "own", unified: bool = False) -> None:
         self.totals = totals
+        self.unified = unified
         self.listing = listing
         self.held: dict[int, dict[int, int]] = {}
         self.host: Counter[int] = Counter()
@@ -100,6 +102,7 @@ class Machine:
             free=self.totals[index] - used,
             processes=processes,
             processes_hidden=self.listing == "none",
+            unified=self.unified,
         )
 
     @contextlib.contextmanager

@@ -376,7 +376,7 @@ class ResidentEngines:
     def model(self, profile: Profile) -> Model:
         return self.models[profile.model_path.rpartition("/")[2]]
 
-    async def size(self, profile: str, total: int, present: int) -> Size:
+    async def size(self, profile: str, total: int, present: int, *, unified: bool = False) -> Size:
         model = self.model(self.profiles[profile])
         if model.broken:
             raise Unusable(model.broken)

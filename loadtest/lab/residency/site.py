@@ -43,9 +43,10 @@ class Site:
         hot: float = HOT,
         look_every: float = LOOK_EVERY,
         listing: Listing = "own",
+        unified: bool = False,
         beside: Site | None = None,
     ) -> None:
-        self.machine: Machine = Machine(*totals, listing=listing) if beside is None else beside.machine
+        self.machine: Machine = Machine(*totals, listing=listing, unified=unified) if beside is None else beside.machine
         self.engines = ResidentEngines(self.machine, models)
         self.text = text
         self.log: list[tuple[float, str]] = []
@@ -245,6 +246,7 @@ async def opened(
     hot: float = HOT,
     look_every: float = LOOK_EVERY,
     listing: Listing = "own",
+    unified: bool = False,
     beside: Site | None = None,
 ) -> AsyncIterator[Site]:
     """A Site that runs, and afterwards has ended its engines and holds nothing."""
@@ -257,6 +259,7 @@ async def opened(
         hot=hot,
         look_every=look_every,
         listing=listing,
+        unified=unified,
         beside=beside,
     )
     await site.open()

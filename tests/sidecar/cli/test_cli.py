@@ -156,7 +156,7 @@ def test_a_plan_on_cpu_does_not_ask_for_a_driver(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "sidecar.yaml"
-    models = "models: {a: {model_path: /m, gpu_memory: {kv: 1GiB}}}"
+    models = "models: {a: {model_path: org/m, gpu_memory: {kv: 1GiB}}}"
     file.write_text(f"engine: {{device: cpu}}\nlisten: 127.0.0.1:1\n{models}\n")
     assert cli.main(["plan", "a", "--config", str(file)]) == 0
     out, err = capsys.readouterr()

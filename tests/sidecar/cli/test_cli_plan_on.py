@@ -34,6 +34,25 @@ def file(folder: Path, models: str) -> None:
     (folder / "sidecar.yaml").write_text(f"host_memory_for_sleep: 64GiB\nmodels: {{{models}}}\n")
 
 
+def large(folder: Path) -> None:
+    """Larger models, of which only the sizes are there."""
+    llama = json.loads((CONFIGS / "llama-3-70b.json").read_text()) | {"max_position_embeddings": 131_072}
+    deepseek = json.loads((CONFIGS / "deepseek-v3.json").read_text())
+    made = {
+        "mistral": (llama | {"num_hidden_layers": 40, "hidden_size": 5120}, 44),
+        "qwen-32b": (llama | {"num_hidden_layers": 64, "hidden_size": 5120, "intermediate_size": 27_648}, 61),
+        "fp8-70b": (llama | {"quantization_config": {"quant_method": "fp8"}}, 67),
+        "405b": (llama | {"num_hidden_layers": 126, "hidden_size": 16_384, "num_attention_heads": 128}, 756),
+        "deepseek": (deepseek, 642),
+        "qwen3-tiny": (json.loads((CONFIGS / "qwen3-tiny.json").read_text()), 1),
+    }
+    for name, (config, gib) in made.items():
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text(json.dumps(config))
+        with (folder / name / "model.safetensors").open("wb") as weights:
+            weights.truncate(gib * GIB)
+
+
 def plans(capsys: pytest.CaptureFixture[str], *argv: str, status: int = 0) -> Any:
     assert main(("plan", *argv, "--json")) == status
     return json.loads(capsys.readouterr().out)
@@ -121,11 +140,6 @@ def test_models_that_can_take_turns(folder: Path, capsys: pytest.CaptureFixture[
         ),
         ("a: {model_path: gone/away}", ["48GiB"], "a: no estimate: gone/away is not in the cache"),
         ("a: {model_path: llama-3-8b}", ["12GiB"], "a: needs "),
-        (
-            "a: {model_path: llama-3-8b, gpu_memory: 97%}, b: {model_path: llama-3-8b, gpu_memory: 97%}",
-            ["24GiB"],
-            "a: others keep 1.2 GiB of GPU 0 while they sleep, ",
-        ),
     ],
 )
 def test_models_that_cannot(
@@ -137,6 +151,86 @@ def test_models_that_cannot(
     assert found["why"].startswith(why)
     assert main(("plan", "--all", *(word for gpu in gpus for word in ("--gpu", gpu)))) == 1
     assert why in capsys.readouterr().out
+
+
+def test_those_that_leave_too_little_asleep_are_stopped_and_a_file_without_that_is_proposed(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file(folder, "a: {model_path: llama-3-8b, gpu_memory: 97%}, b: {model_path: llama-3-8b, gpu_memory: 97%}")
+    found = plans(capsys, "--all", "--gpu", "24GiB")
+    assert (found["take_turns"], [each["may_stop"] for each in found["models"]]) == (True, [True, True])
+    assert found["why"].startswith("a: asleep, others keep 0.5 GiB too much of GPU 0: some are stopped instead")
+    assert all(each["wait_s"] == each["first_wait_s"] for each in found["models"])
+    assert "gpu_memory: 94%" in found["proposal"]
+    assert main(("plan", "--all", "--gpu", "24GiB")) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("all 2 can take turns, a, b stopped instead of put to sleep\n")
+    assert out.endswith(found["proposal"])
+
+
+MACHINES = [
+    (1, "24GiB", {"a": "llama-3-8b", "b": "qwen3-tiny", "c": "llama-3-8b, gpu_memory: {kv: 2GiB}"}, ""),
+    (2, "24GiB", {"a": "llama-3-8b", "b": "mistral", "c": "bamba-9b, sleep: null"}, "# b: its weights in 8 bits, on"),
+    (1, "80GiB", {"a": "qwen-32b", "b": "fp8-70b", "c": "llama-3-8b", "d": "bamba-9b"}, ""),
+    (
+        8,
+        "80GiB",
+        {"a": "qwen-32b", "b": "fp8-70b", "c": "405b", "d": "deepseek"},
+        "# d: left out: needs 86.0 GiB on each of 8 GPUs",
+    ),
+    (1, "121.69GiB", {"a": "qwen-32b", "b": "fp8-70b", "c": "llama-3-8b"}, ""),
+]
+
+
+@pytest.mark.parametrize(("number", "size", "models", "note"), MACHINES, ids=lambda value: str(value)[:9])
+def test_a_file_that_is_proposed_is_planned_with_yes(
+    folder: Path, capsys: pytest.CaptureFixture[str], number: int, size: str, models: dict[str, str], note: str
+) -> None:
+    large(folder)
+    file(folder, ", ".join(f"{name}: {{model_path: {path}}}" for name, path in models.items()))
+    gpus = ("--gpu", size) * number
+    main(("plan", "--all", *gpus, "--propose", "proposed.yaml"))
+    text = (folder / "proposed.yaml").read_text()
+    assert note in text
+    assert "host_memory_for_sleep: 64GiB\n" in text, "what the file says else is kept"
+    capsys.readouterr()
+    found = plans(capsys, "--all", *gpus, "--config", "proposed.yaml")
+    assert (found["take_turns"], found["proposal"]) == (True, "")
+    assert not any(each["may_stop"] for each in found["models"])
+    assert main(("plan", "--all", *gpus, "--propose", "proposed.yaml")) == 2
+    assert "proposed.yaml" in capsys.readouterr().err, "never over another file"
+
+
+def test_where_nothing_fits_no_file_is_proposed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file(folder, "a: {model_path: llama-3-8b}")
+    assert plans(capsys, "--all", "--gpu", "4GiB", status=1)["proposal"] == ""
+
+
+def test_memory_that_is_the_hosts_too_is_one_pool(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file(folder, "a: {model_path: llama-3-8b}, b: {model_path: llama-3-8b, flags: {enable-lora: true}}")
+    found = plans(capsys, "--all", "--gpu", "121.69GiB")
+    a, b = found["models"]
+    assert (found["unified"], found["host_bytes"], a["host_bytes"]) == (True, 0, 0), "level 1 would free nothing"
+    assert a["asleep_bytes"] > 4 * GIB, "its processes count there as well"
+    assert b["asleep_bytes"] == 0, "without level 2 it is stopped"
+    assert b["wait_s"] == b["first_wait_s"] > a["wait_s"]
+    assert main(("plan", "--all", "--gpu", "64GiB:unified")) == 0
+    assert "GPU and host share one memory: level 1 would free nothing" in capsys.readouterr().out
+    assert main(("plan", "a", "--gpu", "121.69GiB")) == 0
+    assert "level 1 would free nothing" in capsys.readouterr().out
+    (found,) = plans(capsys, "a", "--gpu", "20GiB:unified")
+    assert found["share"] <= 0.9, "the rest is the system's and other programs'"
+
+
+def test_the_machines_own_memory_is_planned_with(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "sidecar.yaml").write_text(
+        "models: {a: {model_path: llama-3-8b}, b: {model_path: llama-3-8b}, c: {model_path: llama-3-8b}}"
+    )
+    found = plans(capsys, "--all", "--gpu", "80GiB", "--host-memory", "64GiB")
+    assert found["host_limit_bytes"] == 32 * GIB, "a sidecar uses half of it"
+    assert "host_memory_for_sleep is 32.0: some sleep at level 2" in found["why"]
+    assert main(("plan", "--all", "--gpu", "80GiB")) == 0
+    assert "a sidecar uses half of its machine's (--host-memory SIZE, or host_memory" in capsys.readouterr().out
 
 
 def test_host_memory_is_told_where_it_is_too_little(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -166,6 +260,8 @@ def test_without_level_2_a_model_may_be_stopped_where_host_memory_is_too_little(
         (("a", "--gpu", "80GiB:79GiB:1GiB"), "a GPU is its size"),
         (("a", "--json"), "--json needs --gpu"),
         (("--all",), "--all is for all models"),
+        (("--all", "--gpu", "24GiB", "--host-memory", "much"), "a size is as 512GiB"),
+        (("a", "--gpu", "24GiB:shared"), "as 64GiB:unified where its memory is the host's"),
         (("a", "--all", "--gpu", "80GiB"), "--all is for all models"),
         ((), "the following arguments are required: MODEL"),
     ],

@@ -42,6 +42,14 @@ LEVELS: dict[str, tuple[Profile, MeasuredSleep | None, tuple[int, ...]]] = {
 def test_the_levels_that_it_may_sleep_at(name: str) -> None:
     given, measured, expected = LEVELS[name]
     assert levels(given, measured) == expected
+    assert levels(given, measured, unified=True) == ((2,) if 2 in expected else ()), "level 1 would free nothing"
+
+
+def test_where_the_memory_is_the_hosts_it_is_said_how_a_model_sleeps() -> None:
+    assert note(profile(None), None, unified=True) == note(profile(2), None, unified=True) == ""
+    assert note(profile(1), None, unified=True).startswith("it sleeps at level 2: level 1 would free nothing")
+    lora = note(profile(1, enable_lora=True), None, unified=True)
+    assert lora.startswith("it is stopped instead of put to sleep: no sleep at level 2, since vLLM does not load LoRA")
 
 
 def test_where_level_2_was_asked_for_and_is_not_had_it_is_said() -> None:

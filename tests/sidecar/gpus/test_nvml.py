@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pynvml
@@ -119,6 +120,26 @@ def test_one_that_was_never_readable_is_listed_too() -> None:
     driver.errors["nvmlDeviceGetHandleByIndex", 1] = pynvml.NVML_ERROR_GPU_IS_LOST
     _, b = gpus.snapshot()
     assert (b.index, b.uuid, b.total, b.free, b.readable) == (1, "", 0, 0, False)
+
+
+MEMINFO = "MemTotal:       127600000 kB\nMemFree:          900000 kB\nMemAvailable:   110000000 kB\n"
+
+
+def test_one_without_memory_of_its_own_has_the_machines(tmp_path: Path) -> None:
+    driver, file = Driver(["GPU-a"]), tmp_path / "meminfo"
+    driver.errors["nvmlDeviceGetMemoryInfo"] = pynvml.NVML_ERROR_NOT_SUPPORTED
+    gpus = NVML(nvml=driver, environ={}, meminfo=file)
+    (before,) = gpus.snapshot()
+    assert (before.unified, "it does not tell its memory" in before.refused) == (False, True)
+    file.write_text("MemTotal: 1 kB\n")
+    assert not gpus.snapshot()[0].readable, "half of it tells nothing"
+    file.write_text(MEMINFO)
+    (found,) = gpus.snapshot()
+    assert (found.unified, found.refused, found.readable) == (True, "", True)
+    assert (found.total, found.free, found.used) == tuple(1024 * kib for kib in (127_600_000, 110_000_000, 17_600_000))
+    driver.errors["nvmlDeviceGetMemoryInfo"] = pynvml.NVML_ERROR_GPU_IS_LOST
+    (lost,) = gpus.snapshot()
+    assert (lost.unified, lost.readable, lost.free) == (True, False, 0)
 
 
 def test_numbers_that_moved_are_refused() -> None:
