@@ -207,13 +207,14 @@ def test_a_first_byte_that_comes_with_the_time_out_is_an_answer() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_stall_ends_an_answer_and_progress_puts_it_off() -> None:
     async def scenario(rig: Rig) -> None:
         peer, reply = await rig.reply(CHUNKED, chunk(b"first"))
         taken = Taken().of(reply)
         loop = asyncio.get_running_loop()
         began = loop.time()
-        while loop.time() < began + 0.15:
+        while loop.time() < began + 2.0:  # twice the limit; a busy machine may take half of it from a pause
             await peer.send(chunk(b"more"))
             await asyncio.sleep(0.01)
         assert not taken.ends
@@ -221,11 +222,11 @@ def test_a_stall_ends_an_answer_and_progress_puts_it_off() -> None:
         error = await taken.end()
         assert error is not None
         assert (error.kind, error.before_bytes) == ("stall", False)
-        assert 0.03 < loop.time() - last < 1.0
+        assert loop.time() - last > 0.9
         await peer.ended()
         reply.close()
 
-    run(scenario, stall_timeout=0.05)
+    run(scenario, stall_timeout=1.0)
 
 
 def test_a_paused_reply_does_not_stall_and_a_resumed_one_has_all_its_time() -> None:

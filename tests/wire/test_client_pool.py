@@ -84,23 +84,24 @@ def test_no_more_than_max_idle_are_kept() -> None:
     run(scenario, max_idle=2)
 
 
+@pytest.mark.slow
 def test_a_connection_rests_for_so_long_and_is_closed() -> None:
     async def scenario(rig: Rig) -> None:
         loop = asyncio.get_running_loop()
         (peer,) = await resting(rig, 1)
         rested = loop.time()
         await peer.ended()
-        assert 0.03 < loop.time() - rested < 1.0
+        assert loop.time() - rested > 0.9
         assert rig.client.idle == 0
         # Use puts it off.
         (peer,) = await resting(rig, 1)
         began = loop.time()
-        while loop.time() < began + 0.12:
+        while loop.time() < began + 2.0:
             (await rig.again(peer, PLAIN)).close()
             await asyncio.sleep(0.005)
         assert rig.client.idle == 1
 
-    run(scenario, idle_for=0.04)
+    run(scenario, idle_for=1.0)
 
 
 @pytest.mark.parametrize("how", ["close", "reset"])
