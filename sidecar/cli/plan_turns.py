@@ -22,6 +22,7 @@ from sidecar.core.step_times import StepTimes
 from sidecar.sizing.claim import UNIFIED_MOST
 from sidecar.sizing.context import context_words
 from sidecar.sizing.estimate import Estimate, Sizing
+from sidecar.sizing.host_pools import host_pool_bytes
 from sidecar.sizing.memory import gib
 from sidecar.sizing.model_fields import ModelError
 from sidecar.sizing.model_files import NotKnown
@@ -121,8 +122,10 @@ class Machine:
         return min(found.residue.device, found.claim.bytes) if sleeps else 0
 
     def host(self, name: str, found: Estimate) -> int:
-        """Bytes of the machine's memory that a profile fills at level 1; 0: it does not sleep there."""
-        return found.residue.host if 1 in levels(self.config.models[name], None, unified=self.unified) else 0
+        """Bytes of the machine's memory that a profile fills while it sleeps at level 1 or keeps as pools."""
+        profile = self.config.models[name]
+        asleep = found.residue.host if 1 in levels(profile, None, unified=self.unified) else 0
+        return asleep + host_pool_bytes(profile)
 
     def short(self, name: str, sizes: Mapping[str, Estimate], homes: Mapping[str, Sequence[int]]) -> dict[int, int]:
         """Bytes that a profile lacks on each of its GPUs while all others sleep; those alone where it lacks some."""

@@ -21,7 +21,8 @@ JSON = "a mapping"
 
 _TABLE = {
     SWITCH: """
-        async-scheduling disable-cascade-attn disable-chunked-mm-input disable-custom-all-reduce disable-fastapi-docs
+        async-scheduling calculate-kv-scales disable-cascade-attn
+        disable-chunked-mm-input disable-custom-all-reduce disable-fastapi-docs
         disable-hybrid-kv-cache-manager disable-log-requests disable-sliding-window disable-uvicorn-access-log
         enable-auto-tool-choice enable-chunked-prefill enable-dbo enable-eplb enable-expert-parallel
         enable-force-include-usage enable-log-requests enable-lora enable-prefix-caching enable-prompt-embeds
@@ -30,7 +31,7 @@ _TABLE = {
         kv-sharing-fast-prefill language-model-only return-tokens-as-token-ids skip-mm-profiling skip-tokenizer-init
         use-tqdm-on-load""",
     NUMBER: """
-        block-size cpu-offload-gb kv-offloading-size long-prefill-token-threshold max-cpu-loras
+        block-size cpu-offload-gb kv-offloading-size long-prefill-token-threshold mamba-block-size max-cpu-loras
         max-cudagraph-capture-size max-log-len max-logprobs max-lora-rank max-loras max-num-active-seqs
         max-num-batched-tokens max-num-partial-prefills max-num-seqs max-parallel-loading-workers mm-processor-cache-gb
         num-gpu-blocks-override optimization-level renderer-num-workers seed sse-keep-alive-interval stream-interval
@@ -38,7 +39,8 @@ _TABLE = {
     WORD: """
         all2all-backend attention-backend chat-template chat-template-content-format code-revision config-format
         convert distributed-executor-backend download-dir dtype generation-config guided-decoding-backend hf-config-path
-        kv-cache-dtype kv-offloading-backend linear-backend load-format logprobs-mode lora-dtype mm-encoder-tp-mode
+        kv-cache-dtype kv-offloading-backend linear-backend load-format logprobs-mode lora-dtype mamba-cache-dtype
+        mamba-ssm-cache-dtype mm-encoder-tp-mode
         mm-processor-cache-type model-impl moe-backend performance-mode prefix-caching-hash-algo quantization
         reasoning-parser response-role revision runner safetensors-load-strategy scheduling-policy task
         tokenizer-mode tokenizer-revision tool-call-parser uvicorn-log-level""",
@@ -55,12 +57,16 @@ FLAGS: Mapping[str, str] = {name: kind for kind, names in _TABLE.items() for nam
 
 _ADDRESS = "no such flag: the sidecar gives every engine its address, from engine_addresses"
 _KEY = "no such flag: an engine's routes for sleeping ask for no key, so its address is its guard (engine_addresses)"
-_GPUS = "no such flag: the GPUs of a model are counted by tensor_parallel and named by gpus"
+_GPUS = (
+    "no such flag: tensor parallelism on one machine alone is supported (tensor_parallel counts its GPUs, gpus names "
+    "them); more engines of a model are more profiles with one served_name"
+)
 _MEMORY = "no such flag: gpu_memory says it"
 _ALLOCATOR = (
     "no such variable: an allocator set by hand (expandable_segments) does not go with vLLM's sleep mode, which has "
     "an allocator of its own"
 )
+_VENDOR = "no such variable: GPUs of NVIDIA alone are supported, not of AMD and Intel"
 _NO_LIST = "no such flag: what it brings would pass by the list of flags"
 OWNED: Mapping[str, str] = {
     "api-key": _KEY,
@@ -95,7 +101,8 @@ _VARIABLES = """
     NCCL_PROTO NCCL_SHM_DISABLE NCCL_SOCKET_IFNAME GLOO_SOCKET_IFNAME
     VLLM_ALLOW_LONG_MAX_MODEL_LEN VLLM_ATTENTION_BACKEND VLLM_AUDIO_FETCH_TIMEOUT VLLM_CACHE_ROOT VLLM_CONFIG_ROOT
     VLLM_CPU_KVCACHE_SPACE VLLM_CPU_NUM_OF_RESERVED_CPU VLLM_CPU_OMP_THREADS_BIND VLLM_DISABLE_COMPILE_CACHE
-    VLLM_DO_NOT_TRACK VLLM_FLASH_ATTN_VERSION VLLM_IMAGE_FETCH_TIMEOUT VLLM_KV_CACHE_LAYOUT VLLM_LOGGING_LEVEL
+    VLLM_DO_NOT_TRACK VLLM_ENGINE_READY_TIMEOUT_S
+    VLLM_FLASH_ATTN_VERSION VLLM_IMAGE_FETCH_TIMEOUT VLLM_KV_CACHE_LAYOUT VLLM_LOGGING_LEVEL
     VLLM_NO_USAGE_STATS VLLM_RPC_TIMEOUT VLLM_SKIP_P2P_CHECK VLLM_USE_DEEP_GEMM VLLM_USE_FLASHINFER_SAMPLER
     VLLM_USE_MODELSCOPE VLLM_USE_V1 VLLM_VIDEO_FETCH_TIMEOUT VLLM_WORKER_MULTIPROC_METHOD
     WEIR_SIMULATED_GPUS WEIR_SIMULATED_SPEED"""
@@ -107,6 +114,8 @@ OWNED_VARIABLES: Mapping[str, str] = {
     "VLLM_SERVER_DEV_MODE": "no such variable: the sidecar sets it for models that may sleep (sleep)",
     "VLLM_API_KEY": _KEY.replace("flag", "variable", 1),
     "CUDA_VISIBLE_DEVICES": "no such variable: the sidecar sets it from the model's GPUs (gpus)",
+    **dict.fromkeys(("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ONEAPI_DEVICE_SELECTOR"), _VENDOR),
+    "LMCACHE_CONFIG_FILE": "no such variable: kv_connector_extra_config of the flag kv-transfer-config says it",
     "CUDA_DEVICE_ORDER": "no such variable: the sidecar numbers GPUs as nvidia-smi does",
     **dict.fromkeys(("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"), _ALLOCATOR),
     **dict.fromkeys(("VLLM_PORT", "VLLM_HOST_IP"), _ADDRESS.replace("flag", "variable", 1)),

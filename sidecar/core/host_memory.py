@@ -8,14 +8,25 @@ from __future__ import annotations
 
 
 class HostMemory:
-    """Bookings of at most `bound` bytes in all, by profile. An engine that is taken over may exceed it."""
+    """Bookings of at most `bound` bytes in all, by profile. An engine that is taken over may exceed it. Engines that
+    keep pools of host memory leave less of it to those that sleep."""
 
-    __slots__ = ("_booked", "_taken", "bound")
+    __slots__ = ("_booked", "_pools", "_taken", "bound")
 
     def __init__(self, bound: int) -> None:
         self.bound = bound
         self._booked: dict[str, int] = {}  # for sleeps that are decided and not over
         self._taken: dict[str, int] = {}  # by engines that have slept at level 1
+        self._pools: dict[str, int] = {}  # by engines, from their start on
+
+    @property
+    def room(self) -> int:
+        """Bytes for all that sleep."""
+        return max(0, self.bound - sum(self._pools.values()))
+
+    def keep(self, profile: str, size: int) -> None:
+        """Note that an engine keeps `size` bytes from its start to its end."""
+        self._pools[profile] = size
 
     def held(self, profile: str) -> int:
         """Bytes that a profile has."""
@@ -29,7 +40,7 @@ class HostMemory:
     def fits(self, profile: str, size: int) -> bool:
         """Whether a profile can have `size` bytes in all."""
         held = self.held(profile)
-        return size <= held or self.total - held + size <= self.bound
+        return size <= held or self.total - held + size <= self.room
 
     def book(self, profile: str, size: int) -> bool:
         """Book `size` bytes for a sleep of this profile; False: there are not so many."""
@@ -64,3 +75,4 @@ class HostMemory:
         """Its engine has ended."""
         self._booked.pop(profile, None)
         self._taken.pop(profile, None)
+        self._pools.pop(profile, None)

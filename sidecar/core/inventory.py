@@ -100,31 +100,25 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Size(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory of an engine on each GPU: `claim` in the ledger, `start_needs` free bytes before it starts, `residue`
-    asleep; `host` bytes of the machine's memory at level 1. `share` (0..1) is for its command line, None: not to be
-    told. `sequences`: at most at once, where the engine would not start with its own number. `context`: KV cache of one
-    whole context; `context_length`: its tokens, where the model's own do not fit and the profile gives none. `beyond`:
-    what of `claim` and `start_needs` it takes beside its share. `weights`: on each GPU, and `stored`: in its files, all
-    together; 0: not known; `absent`: of these in files that are not here yet. `guessed`: the model's files are not
-    here, and come with its start. `encoder`: it keeps no KV cache. `lora_rank`: of its adapters. `arithmetic`: how that
-    came about, in words. All 0 where it needs no GPU."""
+    """Memory that an engine will take, in bytes on each GPU unless a field says otherwise. All 0: it needs no GPU."""
 
-    claim: int = 0
-    start_needs: int = 0
-    residue: int = 0
-    host: int = 0
-    share: float | None = None
-    sequences: int | None = None
-    context: int = 0
-    context_length: int | None = None
-    beyond: int = 0
-    weights: int = 0
-    stored: int = 0
-    absent: int = 0
-    guessed: bool = False
-    encoder: bool = False
-    lora_rank: int = 0
-    arithmetic: str = ""
+    claim: int = 0  # in the ledger
+    start_needs: int = 0  # free before it starts
+    residue: int = 0  # kept asleep
+    host: int = 0  # of the machine's memory, asleep at level 1
+    pools: int = 0  # of the machine's memory, from its start to its end
+    share: float | None = None  # 0..1, for its command line; None: not to be told
+    sequences: int | None = None  # at once, where it would not start with its own number
+    context: int = 0  # KV cache of one whole context
+    context_length: int | None = None  # tokens, where the model's own do not fit and the profile gives none
+    beyond: int = 0  # of `claim` and `start_needs`, beside its share
+    weights: int = 0  # 0: not known
+    stored: int = 0  # in its files, all together; 0: not known
+    absent: int = 0  # of `stored`, in files that are not here yet
+    guessed: bool = False  # the model's files are not here, and come with its start
+    encoder: bool = False  # it keeps no KV cache
+    lora_rank: int = 0  # of its adapters
+    arithmetic: str = ""  # how that came about, in words
 
     def with_sleep(self, slept: MeasuredSleep | None) -> Size:
         """As its sleep was measured; itself where it was not, or does not sleep."""

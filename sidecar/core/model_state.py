@@ -35,6 +35,8 @@ from sidecar.core.step_times import LOAD, OVERDUE, StartClock, StepTimes
 
 WAITED = 5.0  # seconds after the last word of calls that wait, after which nobody does any more
 APART = 1.5  # seconds between two uses of their own: gateways tell of calls once a second
+TURN = 5.0  # times the seconds of a switch, for which a model that is in use keeps its place
+LEAST_TURN, MOST_TURN = 5.0, 60.0  # seconds
 SOON = 0.2  # seconds: the least that is promised of what is late already
 
 
@@ -162,7 +164,7 @@ class ModelState:
             return
         self.wanted_since = now if self.wanted_since is None else self.wanted_since
         self.ordered = self.ordered or ordered
-        holds = self.profile.max_starvation + LOAD if ordered else WAITED
+        holds = self.max_starvation + LOAD if ordered else WAITED
         self.wanted_until = max(self.wanted_until, now + holds)
 
     def wanted(self, now: float) -> bool:
@@ -191,9 +193,21 @@ class ModelState:
         """Whether it is wanted at most as a copy, which no warmer model makes way for."""
         return self.copy and not self.ordered and not self.pinned
 
+    @property
+    def max_starvation(self) -> float:
+        """Seconds that calls may wait before models used more make room.
+
+        Unless the profile says it, proportional to the seconds of a switch, so that models that are always wanted take
+        turns and switching takes a sixth of the time at most.
+        """
+        told = self.profile.max_starvation
+        if told != "auto":
+            return told
+        return max(LEAST_TURN, min(MOST_TURN, TURN * (self._way() + self.sleep_seconds)))
+
     def starved(self, now: float) -> bool:
         """Whether it was wanted for so long that others make room for it though they are never idle."""
-        return self.wanted_since is not None and now >= self.wanted_since + self.profile.max_starvation
+        return self.wanted_since is not None and now >= self.wanted_since + self.max_starvation
 
     def used(self, at: float) -> None:
         """It had calls at this time."""

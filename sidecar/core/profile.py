@@ -67,6 +67,7 @@ class Warmup(msgspec.Struct, frozen=True, kw_only=True):
     requests: Annotated[Count, Bounds(ge=0, le=100)] = 1
 
 
+PREFILL_ROLES = frozenset(("kv_producer", "kv_consumer"))  # half an engine, which gateways would send whole calls
 LOAD_TIMEOUT = 3600.0  # seconds, unless told
 
 
@@ -83,7 +84,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     `sleep`: null: it never sleeps, and is stopped to make room. `stop_after`: idle time until it is stopped; null:
     never. `pin`: it is never put to sleep or stopped to make room. `preload`: it is started with the sidecar, if there
     is room. `schedule`: what else holds at certain hours. `max_starvation`: how long a call may wait before models used
-    more than this one make room for it.
+    more than this one make room for it; auto: five times the seconds to switch to it, from 5 s to 1 min.
     `warmup`: what is asked of it before others may ask. `load_stall`: how long starting may go on without a sign of
     progress: a new kind of line, growing files, reading; CPU time counts for as long again. `load_timeout`: how long it
     may take in all, but never less than `load_stall`; null: as long as it progresses.
@@ -106,7 +107,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     pin: bool = False
     preload: bool = False
     schedule: tuple[Hours, ...] = ()
-    max_starvation: Moment = 60.0
+    max_starvation: Literal["auto"] | Moment = "auto"
     warmup: Warmup = Warmup()
     load_stall: Moment = 300.0
     load_timeout: Moment | None = LOAD_TIMEOUT
@@ -197,6 +198,12 @@ def _flag(name: str, value: Flag, at: Path) -> Iterator[Fault]:
         yield Fault(at, f"the flag {shortened(name)}", OWNED.get(near or "", f"one of {listed(FLAGS)}"), near)
     elif not fits(name, value):
         yield Fault(at, _shown(value), FLAGS[name])
+    elif name == "kv-transfer-config" and value.get("kv_role") in PREFILL_ROLES:
+        yield Fault(
+            (*at, "kv_role"),
+            str(value["kv_role"]),
+            "kv_both: engines that only prefill or decode for others are not supported",
+        )
 
 
 def _shown(value: Flag) -> str:

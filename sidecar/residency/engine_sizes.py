@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from gateway.shared.files.units import GIB
 from sidecar.core.engine_records import EngineFacts, EngineFailed, Unusable
+from sidecar.core.host_memory import HostMemory
 from sidecar.core.inventory import Size
 from sidecar.core.lesson import AGAIN, FailedStart, Lesson, lower_share
 from sidecar.core.measured import Measured
@@ -31,6 +33,7 @@ class EngineSizes:
         measured: dict[str, Measured],
         lessons: dict[str, Lesson],
         sleeps: Mapping[str, MeasuredSleep],
+        host: HostMemory,
         touch: Callable[[], None],
     ) -> None:
         self._engines = engines
@@ -39,6 +42,7 @@ class EngineSizes:
         self._measured = measured
         self._lessons = lessons
         self._sleeps = sleeps
+        self._host = host
         self._touch = touch
         self._refused: dict[str, tuple[str, str]] = {}  # by profile: the settings that vLLM refused, and why
 
@@ -67,6 +71,12 @@ class EngineSizes:
             raise Unusable(why)
         unified = self._monitor.unified
         size = await self._engines.size(entry.name, total, len(self._monitor.gpus), unified=unified)
+        if size.pools > self._host.bound:
+            kept, bound = size.pools / GIB, self._host.bound / GIB
+            raise Unusable(
+                f"its flags keep {kept:.1f} GiB of host memory (KV offloading, cpu-offload-gb), and engines may have "
+                f"{bound:.1f} (host_memory_for_sleep)"
+            )
         return size.with_sleep(entry.slept)
 
     async def smaller(self, entry: ModelState) -> Size | None:

@@ -68,7 +68,9 @@ class EngineSteps:
         self.starts: Counter[str] = Counter()
         self.start_failures: Counter[tuple[str, str]] = Counter()
         self.memory = EngineMemory(monitor, self.running)
-        self.sizes = EngineSizes(engines, monitor, say, measured=measured, lessons=lessons, sleeps=sleeps, touch=touch)
+        self.sizes = EngineSizes(
+            engines, monitor, say, measured=measured, lessons=lessons, sleeps=sleeps, host=host, touch=touch
+        )
         self._last_lines: dict[str, list[str]] = {}
         self._host = host
         self._engines = engines
@@ -110,6 +112,7 @@ class EngineSteps:
             start = entry.starting = StartClock(began)
             self._say(f"{entry.name} starts on {_gpu_names(entry.gpus)}")
             self.starts[entry.name] += 1
+            self._host.keep(entry.name, entry.size.pools)
             try:
                 engine = await self._engines.start(entry.name, entry.gpus, entry.size)
             finally:

@@ -67,7 +67,7 @@ class Planner:
         if self.config.engine_of(entry.name).device == "cpu":
             wakes = entry.lifecycle.state is SLEEPING
             return Plan(start=None if wakes else entry.name, wake=entry.name if wakes else None)
-        settings = PlanSettings(host_memory=self.host.bound, hot=self._hot, max_starvation=entry.profile.max_starvation)
+        settings = PlanSettings(host_memory=self.host.room, hot=self._hot, max_starvation=entry.max_starvation)
         since = now if since is None else since
         residents, devices = self.residents(ended=ended, idle=idle), self._monitor.devices()
         totals = dict(self._monitor.totals)
@@ -131,7 +131,7 @@ class Planner:
             return f"{name} has no level 2, and {POOL}"
         if not entry.sleep_levels():
             return f"{name} keeps {size.residue / GIB:.1f} GiB asleep, twice what it kept at first"
-        left = max(0, self.host.bound - self.host.total + self.host.held(name)) / GIB
+        left = max(0, self.host.room - self.host.total + self.host.held(name)) / GIB
         return f"{name} would fill {size.host / GIB:.1f} GiB of host memory, {left:.1f} are left, and it has no level 2"
 
     def foreseen(self, entry: ModelState, now: float) -> Plan | Infeasible | None:
@@ -144,7 +144,7 @@ class Planner:
             return None
         decision = later = self.decide(entry, now)
         at, pause = now, 0.0
-        while isinstance(later, Infeasible) and later.retry_at is not None and at - now <= entry.profile.max_starvation:
+        while isinstance(later, Infeasible) and later.retry_at is not None and at - now <= entry.max_starvation:
             at, pause = max(at + pause, later.retry_at), RETRY
             later = self.decide(entry, at, since=now, ended=True)
         if isinstance(later, Infeasible):

@@ -91,11 +91,12 @@ class Scheduler:
         return idle_until if idle_until > now else math.inf
 
     def _fit_host_memory(self) -> None:
-        """End the coldest that sleep at level 1 while they fill more host memory than they may: by a newer file."""
+        """End the coldest models that sleep at level 1 while they fill more host memory than they may: by a newer file,
+        or because an engine with pools of host memory has started."""
         asleep = [entry for entry in self._entries.values() if entry.lifecycle.state is SLEEPING]
         leaving = sum(self._host.held(entry.name) for entry in asleep if entry.lifecycle.pending is STOP)
         for entry in sorted(asleep, key=lambda each: each.last_used):
-            if self._host.total - leaving <= self._host.bound:
+            if self._host.total - leaving <= self._host.room:
                 return
             idle = entry.lifecycle.pending is None and entry.name not in self._tasks and self._tasks.free(entry.gpus)
             if idle and self._host.taken(entry.name):

@@ -72,7 +72,7 @@ class SleepSteps:
         taken = self._host_taken(entry, engine.host_held() - host) if level == 1 else 0
         self._learn(entry, residue if first else 0, taken)
         if level == 1 and not self._host.take(entry.name, taken):
-            left = (self._host.bound - self._host.total + self._host.held(entry.name)) / GIB
+            left = (self._host.room - self._host.total + self._host.held(entry.name)) / GIB
             self._say(f"{entry.name} took {taken / GIB:.1f} GiB of host memory asleep, {left:.1f} were left: it ends")
             return await self._steps.end(entry)
         entry.fell_asleep(level, residue)

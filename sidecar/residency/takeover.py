@@ -42,6 +42,7 @@ async def take_over(
         return
     entry.lifecycle = Lifecycle(now, SLEEPING if entry.level else RUNNING)
     entry.gpus, entry.size, entry.first_residue = engine.gpus, record.size, record.first_residue
+    host.keep(name, record.size.pools)
     host.adopt(name, max(record.host, record.size.host if entry.level == 1 else 0))
     entry.sized, entry.unusable = True, ""
     entry.used(now)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 
@@ -25,6 +26,7 @@ from sidecar.core.profile import EngineSettings, KvMemory, Profile, pooling
 from sidecar.sizing.adapters import adapter_rank, slot_bytes
 from sidecar.sizing.claim import MOST, UNIFIED_MOST, Claim, claim, refuse_reason
 from sidecar.sizing.context import choose_context, context_words
+from sidecar.sizing.host_pools import host_pool_bytes
 from sidecar.sizing.memory import (
     Need,
     Residue,
@@ -39,7 +41,7 @@ from sidecar.sizing.memory import (
 from sidecar.sizing.model_config import ModelShape
 from sidecar.sizing.model_fields import ModelError
 from sidecar.sizing.model_files import ModelLocation, NotHere, NotKnown, read_model
-from sidecar.sizing.speculation import drafted_share
+from sidecar.sizing.speculation import draft_gpus, draft_model, drafted_share
 from sidecar.sizing.taught import (
     NOTHING_LEARNT,
     beside,
@@ -48,12 +50,13 @@ from sidecar.sizing.taught import (
     no_room_reason,
     taught,
 )
-from sidecar.sizing.weights import StoredWeights
+from sidecar.sizing.weights import StoredWeights, on_each_gpu
 from sidecar.sizing.without_files import simulated, unknown
 from sidecar.sizing.working_memory import Batch, batch
 
 READ_WITHIN = 30.0  # seconds for a model's files; a network file system that hangs must not hold up the others
 UNTOLD_CONTEXT = 2048  # tokens: vLLM's, for a model whose config does not say
+Files: TypeAlias = tuple[ModelShape, StoredWeights]
 # `gpu_memory: auto` leaves room for so many whole contexts, and tokens in all, if the GPU has it: one long context also
 # holds many short ones, so it is enough by itself.
 AT_ONCE, TOKENS = 8, 65_536
@@ -82,8 +85,8 @@ class Sizing:
         """The estimate of a profile on GPUs that need not be here. Raises Unusable, NotKnown, ModelError, KeyError."""
         profile = self._config.models[name]
         (shape, stored), rank = await self._read(profile), await self._rank(profile)
-        present = profile.tensor_parallel
-        return estimate(profile, shape, stored, total, present, cuda=cuda, lora_rank=rank, unified=unified)
+        present, draft = profile.tensor_parallel, await self._read_draft(profile)
+        return estimate(profile, shape, stored, total, present, cuda=cuda, lora_rank=rank, draft=draft, unified=unified)
 
     async def size(
         self,
@@ -107,15 +110,26 @@ class Sizing:
         gpus = profile.tensor_parallel
         if gpus > present:
             which = f"{gpus} GPUs (tensor_parallel)" if gpus > 1 else "a GPU"
-            raise Unusable(f"needs {which}, the sidecar has {present or 'none'}")
+            raise Unusable(f"needs {which}, the sidecar has {present or 'none (it uses those of NVIDIA alone)'}")
         if not total:
             raise Unusable("no GPU of this machine can be read")
         if engine.simulated is not None:
             return simulated(profile, total, lesson)
+        pools = host_pool_bytes(profile)
         try:
             shape, stored = await self._read(profile)
+            draft = await self._read_draft(profile)
             found = estimate(
-                profile, shape, stored, total, present, measured, lesson=lesson, lora_rank=rank, unified=unified
+                profile,
+                shape,
+                stored,
+                total,
+                present,
+                measured,
+                lesson=lesson,
+                lora_rank=rank,
+                draft=draft,
+                unified=unified,
             )
             size = size_of(profile, found)
         except (NotKnown, ModelError) as error:
@@ -126,9 +140,10 @@ class Sizing:
                     f"gpu_memory {{kv: ...}} comes on top of what the model needs, which is not known, since {error}: "
                     "give it a share, such as gpu_memory: 45%"
                 ) from error
-            return unknown(profile, total, str(error), lesson, comes=comes)
+            size = unknown(profile, total, str(error), lesson, comes=comes)
+            return msgspec.structs.replace(size, pools=pools)
         self._shapes[name] = shape
-        return msgspec.structs.replace(size, lora_rank=rank) if rank else size
+        return msgspec.structs.replace(size, lora_rank=rank, pools=pools)
 
     def kv_bytes(self, name: str, told: EngineFacts) -> int | None:
         """Bytes of an engine's KV cache on each GPU, rather too small than too large, since the rest is taken for
@@ -154,7 +169,18 @@ class Sizing:
         except TimeoutError:
             raise Unusable(f"its adapters were not read within {READ_WITHIN:g} s: does their disk hang?") from None
 
-    async def _read(self, profile: Profile) -> tuple[ModelShape, StoredWeights]:
+    async def _read_draft(self, profile: Profile) -> Files | None:
+        """Files of the draft model; None: there is none. Raises Unusable, NotKnown, ModelError."""
+        found = draft_model(profile.flags)
+        if found is None:
+            return None
+        model, revision = found
+        try:
+            return await self._read(Profile(model_path=model, flags={"revision": revision}))
+        except Unusable as error:
+            raise Unusable(f"its draft model (speculative-config): {error}") from error
+
+    async def _read(self, profile: Profile) -> Files:
         given = profile.flags.get
         where = ModelLocation(
             model=profile.model_path,
@@ -218,11 +244,12 @@ def estimate(
     lesson: Lesson = NOTHING_LEARNT,
     lora_rank: int = 0,
     *,
+    draft: Files | None = None,
     unified: bool = False,
 ) -> Estimate:
     """The estimate for a model whose files are known, on GPUs of `total` bytes, of which CUDA reports `cuda` (None: not
-    known). `lesson`: of starts with these settings. `lora_rank`: of its adapters. `unified`: the memory is the host's.
-    Raises ModelError."""
+    known). `lesson`: of starts with these settings. `lora_rank`: of its adapters. `draft`: files of its draft model.
+    `unified`: the memory is the host's. Raises ModelError."""
     gpus, memory = profile.tensor_parallel, profile.gpu_memory
     cuda = cuda_of(total, lesson) if cuda is None else min(cuda, total)
     if profile.flags.get("disable-hybrid-kv-cache-manager") is True:  # then every layer keeps every token
@@ -234,6 +261,9 @@ def estimate(
         int(_number(profile, "max-num-seqs", 0)) or None,
         eager=profile.flags.get("enforce-eager") is True,
     )
+    beside_weights = slot_bytes(shape, largest_rank(profile, lora_rank), lora_slots(profile)) if lora_rank else 0
+    if draft is not None:
+        beside_weights += on_each_gpu(draft[1], draft[0], draft_gpus(profile.flags, gpus))
     own = shape.context or UNTOLD_CONTEXT
     own = min(own, lesson.longest or own)
     offloaded = int(_number(profile, "cpu-offload-gb", 0) * GIB) * gpus
@@ -249,9 +279,9 @@ def estimate(
             dtype=_text(profile.flags.get("dtype")) or "auto",
             kv_dtype=_kv_dtype(profile),
             most=most,
-            drafted=drafted_share(profile.flags, shape),
+            drafted=drafted_share(profile.flags, shape, None if draft is None else draft[0]),
             quantized=_text(profile.flags.get("quantization")),
-            adapters=slot_bytes(shape, largest_rank(profile, lora_rank), lora_slots(profile)) if lora_rank else 0,
+            beside=beside_weights,
             measured=measured,
         )
 

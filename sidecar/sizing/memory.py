@@ -149,19 +149,19 @@ def need(
     most: Batch = USUAL,
     drafted: float = 0.0,
     quantized: str | None = None,
-    adapters: int = 0,
+    beside: int = 0,
     measured: Measured | None = None,
 ) -> Need:
     """Need of an engine on each of `gpus` to hold `tokens` (vLLM will not start with less than one whole context).
 
     `most`: the largest batch. `drafted`: KV cache of a drafter, as a share of the model's. `quantized`: what vLLM
-    quantises to while it loads (`--quantization`). `adapters`: bytes of slots for LoRA adapters. `measured`: of this
-    profile with these settings.
+    quantises to while it loads (`--quantization`). `beside`: bytes of slots for LoRA adapters, and of a draft model.
+    `measured`: of this profile with these settings.
     Raises ModelError.
     """
     kv = kv_bytes(shape, tokens, sequences=sequences, gpus=gpus, dtype=dtype, kv_dtype=kv_dtype, step=most.tokens)
     estimate = Need(
-        weights=on_each_gpu(stored, shape, gpus, dtype, quantized) + adapters,
+        weights=on_each_gpu(stored, shape, gpus, dtype, quantized) + beside,
         kv=int(kv * (1 + drafted)),
         activations=activations(shape, most, gpus, element_bytes(dtype)),
         overhead=overhead(shape, most),

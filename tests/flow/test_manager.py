@@ -21,7 +21,10 @@ from loadtest.engine.true_memory import TrueMemory
 from loadtest.lab.residency.residents import Model
 from loadtest.lab.residency.site import GIB, Site, counted, file, opened
 from loadtest.simulate import vtime
+from sidecar.core.inventory import Size
 from sidecar.core.lifecycle import FIRST_REST
+from sidecar.core.model_state import LEAST_TURN, MOST_TURN, TURN, ModelState
+from sidecar.core.profile import Profile
 from sidecar.residency.orders import Refused
 
 MODEL = Model(weights=6 * GIB, claim=11 * GIB)
@@ -65,6 +68,15 @@ async def used(made: Site, *names: str) -> None:
         answer = await made.gateways[0].call(name, 0.5)
         assert answer.ending == "served"
         await asyncio.sleep(1.0)
+
+
+def test_a_turn_is_five_times_a_switch_within_bounds_unless_it_is_told() -> None:
+    quick = ModelState("a", Profile(model_path="/m"), 0.0)
+    assert quick.max_starvation == MOST_TURN, "a start takes a minute"
+    quick.times.loaded(0.3, {}, Size())
+    quick.times.made_room(1, 0.2)
+    assert quick.max_starvation == LEAST_TURN
+    assert ModelState("a", Profile(model_path="/m", max_starvation=7.0), 0.0).max_starvation == 7.0
 
 
 # -- room -------------------------------------------------------------------------------------------------------------
@@ -277,6 +289,29 @@ async def test_a_model_that_cannot_be_run_harms_no_other() -> None:
 
 
 # -- gateways ---------------------------------------------------------------------------------------------------------
+
+
+@virtual
+async def test_models_that_are_always_wanted_take_turns_in_proportion_to_what_a_switch_costs() -> None:
+    """Switching takes a sixth of the time at most, and no call waits a minute where it costs two seconds."""
+    async with site("ab", 16 * GIB) as made:
+        await used(made, *"abababab")  # what a switch takes is measured by then
+        loop, waits = asyncio.get_running_loop(), []
+        end, before = loop.time() + 300.0, sum(counted(made, "woken").values())
+
+        async def call(name: str) -> None:
+            while loop.time() < end:
+                began = loop.time()
+                assert (await made.gateways[0].call(name, 0.8)).ending == "served"
+                waits.append(loop.time() - began)
+
+        await asyncio.gather(*(call("a") for _ in range(8)), call("b"))
+        switch = max(made.entry(name).wake_seconds[0] + made.entry(name).sleep_seconds for name in "ab")
+        assert max(waits) < 1.5 * TURN * switch + 0.8 < 20.0
+        switches = sum(counted(made, "woken").values()) - before
+        assert 10 < switches < 300.0 / (TURN * (SLEEP + WAKE))
+        assert made.entry("a").max_starvation == pytest.approx(TURN * switch)
+        assert made.left_over() == []
 
 
 @virtual

@@ -370,6 +370,30 @@ async def test_where_the_memory_is_the_hosts_models_sleep_at_level_2_or_are_stop
 
 
 @virtual
+async def test_pools_of_host_memory_leave_less_to_those_that_sleep() -> None:
+    pools = msgspec.structs.replace(MODEL, pools=20 * GIB)
+    models = {"a": MODEL, "b": MODEL, "c": pools}
+    async with site(models, host_memory=24 * GIB, a="flags: {enable-lora: true}") as made:
+        assert (await made.gateways[0].call("a", 1.0)).ending == "served"
+        made.manager.orders.give("a", "sleep")
+        await made.until("a", "sleeping")
+        assert (await made.gateways[0].call("c", 1.0)).ending == "served"
+        await asyncio.sleep(1.0)
+        assert made.manager.host.room == 4 * GIB
+        assert made.state().startswith("a stopped"), "its weights have no room beside the pools, and it has no level 2"
+        await made.again()
+        assert made.manager.host.room == 4 * GIB, "an engine that is taken over has its pools still"
+        assert (await made.gateways[0].call("b", 1.0)).ending == "served"
+        made.manager.orders.give("c", "stop")
+        await made.until("c", "stopped")
+        assert made.manager.host.room == 24 * GIB
+    async with site({"c": pools}, host_memory=16 * GIB) as made:
+        refused = await made.gateways[0].call("c", 1.0)
+        assert (refused.ending, made.engines.tried) == ("refused", [])
+        assert "keep 20.0 GiB of host memory (KV offloading, cpu-offload-gb)" in made.manager.model("c").message
+
+
+@virtual
 async def test_a_wake_that_hangs_is_ended_in_time_and_its_neighbour_is_served_meanwhile() -> None:
     async with site(three(), sleep="{level: 1}") as made:
         await used(made, "a", "b")

@@ -44,7 +44,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     """Memory of a profile's engine: `weights` and `claim` in bytes on each GPU. `broken`: why it cannot be run.
     `true`: what it really takes, where `claim` is but the estimate, `context` of it KV cache of a context, 0: an
     eighth. `own_context`: tokens of that, where fewer may be chosen; 0: they are given. `pinned`: host memory that it
-    takes to sleep at level 1, as a multiple of its weights; `keeps_pinned`: awake again too."""
+    takes to sleep at level 1, as a multiple of its weights; `keeps_pinned`: awake again too. `pools`: bytes of host
+    memory that it keeps from its start to its end."""
 
     weights: int
     claim: int
@@ -54,6 +55,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     own_context: int = 0
     pinned: float = 1.0
     keeps_pinned: bool = False
+    pools: int = 0
 
 
 class TriedStart(msgspec.Struct):
@@ -391,7 +393,13 @@ class ResidentEngines:
         beyond = max(0, min(lesson.beyond, total * MOST // 1000 - model.claim))
         claim = model.claim + beyond
         return Size(
-            claim=claim, start_needs=claim, residue=residue, host=model.weights, beyond=beyond, arithmetic="sim"
+            claim=claim,
+            start_needs=claim,
+            residue=residue,
+            host=model.weights,
+            pools=model.pools,
+            beyond=beyond,
+            arithmetic="sim",
         )
 
     def settings(self, profile: str, config: SidecarConfig | None = None) -> str:

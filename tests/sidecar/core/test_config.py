@@ -249,7 +249,10 @@ def test_a_level_that_a_model_cannot_sleep_at_is_warned_of() -> None:
 ADDRESS = "the sidecar gives every engine its address, from engine_addresses"
 NO = "expected no such flag:"
 KEY = "an engine's routes for sleeping ask for no key, so its address is its guard (engine_addresses)"
-GPUS = "the GPUs of a model are counted by tensor_parallel and named by gpus"
+GPUS = (
+    "tensor parallelism on one machine alone is supported (tensor_parallel counts its GPUs, gpus names them); more "
+    "engines of a model are more profiles with one served_name"
+)
 FIELDS = (
     "model_path, tokenizer_path, served_name, aliases, adapters, context_length, trust_remote_code, tensor_parallel, "
     "gpus, gpu_memory, sleep, stop_after, pin, preload, schedule, max_starvation, warmup, load_stall, load_timeout, "
@@ -460,6 +463,20 @@ TOP = (
         (
             of("flags: {pipeline_parallel_size: 2}"),
             [f"1: models.a.flags.pipeline_parallel_size: found the flag 'pipeline_parallel_size', {NO} {GPUS}"],
+        ),
+        (
+            of("environment: {HIP_VISIBLE_DEVICES: 0}"),
+            [
+                "1: models.a.environment.HIP_VISIBLE_DEVICES: found the variable HIP_VISIBLE_DEVICES, expected no such "
+                "variable: GPUs of NVIDIA alone are supported, not of AMD and Intel"
+            ],
+        ),
+        (
+            of("flags: {kv-transfer-config: {kv_connector: NixlConnector, kv_role: kv_producer}}"),
+            [
+                "1: models.a.flags.kv-transfer-config.kv_role: found kv_producer, expected kv_both: engines that only "
+                "prefill or decode for others are not supported"
+            ],
         ),
         (
             of("flags: {max-model-len: 8}"),

@@ -54,8 +54,8 @@ def test_who_says_it_once_is_believed_for_longer() -> None:
     made = entry()
     made.want(0.0, ordered=True)
     made.want(1.0)  # a call that waits does not shorten it
-    assert made.wanted(made.profile.max_starvation + LOAD)
-    assert not made.wanted(made.profile.max_starvation + LOAD + 1.0)
+    assert made.wanted(made.max_starvation + LOAD)
+    assert not made.wanted(made.max_starvation + LOAD + 1.0)
 
 
 def test_asking_whether_it_is_wanted_changes_nothing() -> None:
@@ -101,8 +101,8 @@ def test_it_starves_once_it_was_wanted_for_long_enough() -> None:
     made = entry()
     assert not made.starved(1000.0)
     made.want(10.0)
-    assert not made.starved(9.9 + made.profile.max_starvation)
-    assert made.starved(10.0 + made.profile.max_starvation)
+    assert not made.starved(9.9 + made.max_starvation)
+    assert made.starved(10.0 + made.max_starvation)
 
 
 def test_it_is_as_warm_as_its_last_use_but_two() -> None:
