@@ -272,7 +272,7 @@ KINDS = (
         re.compile(
             r"NCCL operations have failed or timed out|collective operation timeout|NCCL (?:error|timeout)\b"
             r"|nccl(?:System|Internal|Remote|UnhandledCuda|InvalidUsage)Error|DistBackendError"
-            r"|ProcessGroupNCCL.*terminat"
+            r"|ProcessGroupNCCL.*terminat|\bNCCL WARN .*\b[Ff]ail"
             r"|RPC call to \w+ timed out"
         ),
         "The GPUs of one engine do not reach each other. Try the environment variables NCCL_DEBUG=INFO, then "
