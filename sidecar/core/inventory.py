@@ -18,63 +18,55 @@ BACK = 3  # uses that are remembered: see ModelState.warmth
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU. `free` is by NVML: other processes count. A quarantined one is given nothing."""
+    """One GPU."""
 
     index: int
     total: int
-    free: int
-    quarantined: bool = False
+    free: int  # by NVML: other processes count
+    quarantined: bool = False  # nothing is planned on it
 
 
 class Resident(msgspec.Struct, frozen=True, kw_only=True):
-    """A profile whose engine holds memory, or is about to: a STOPPED one with its start pending too.
-
-    `unseen`: bytes that it holds or is taking and NVML does not show as used yet. `ref_count`: its calls in flight at
-    all gateways, which it has had for `busy_for` seconds. `warmth`: by what it is ordered before its last use counts.
-    `model`: what it serves. `copy`: another engine serves that too. `since`: when `state` last changed.
-    `sleep_levels`: those it may sleep at, level 1 while host memory allows. `wake_seconds`: from level 1, from level 2.
-    `level`: the one it sleeps at. `host_bytes`: host memory of the whole engine at level 1, of which it has `host_held`
-    already.
-    """
+    """Profile whose engine holds memory, or is about to: a STOPPED one with its start pending too."""
 
     profile: str
     state: State
     gpus: tuple[int, ...]
     claim: int
     residue: int = 0
-    unseen: int = 0
-    ref_count: int = 0
-    busy_for: float = math.inf
+    unseen: int = 0  # bytes that it holds or is taking and NVML does not show yet
+    ref_count: int = 0  # calls in flight at all gateways
+    busy_for: float = math.inf  # seconds for which it has had calls
     pinned: bool = False
     pending: Pending | None = None
     last_used: float = -math.inf
-    warmth: float = -math.inf
-    model: str = ""
-    copy: bool = False
-    since: float = -math.inf
+    warmth: float = -math.inf  # orders residents before `last_used` does
+    model: str = ""  # name that it serves
+    copy: bool = False  # another engine serves that model too
+    since: float = -math.inf  # when `state` last changed
     load_seconds: float = 60.0
-    wake_seconds: tuple[float, float] = (math.inf, math.inf)
-    sleep_levels: tuple[Level, ...] = ()
-    level: Literal[0, 1, 2] = 0
-    host_bytes: int = 0
-    host_held: int = 0
+    wake_seconds: tuple[float, float] = (math.inf, math.inf)  # from level 1, from level 2
+    sleep_levels: tuple[Level, ...] = ()  # allowed ones, level 1 while host memory has room
+    level: Literal[0, 1, 2] = 0  # at which it sleeps
+    host_bytes: int = 0  # host memory of the whole engine at level 1
+    host_held: int = 0  # of `host_bytes`, what it has already
 
     @property
     def held(self) -> int:
-        """Bytes on each of its GPUs that are not to be had by others, as it is now."""
+        """Bytes on each of its GPUs that others cannot have now."""
         if self.state is SLEEPING and self.pending is not WAKE:
             return self.residue
         return 0 if self.state is STOPPED and self.pending is not START else self.claim
 
     def after_all(self) -> Resident:
-        """As it will be once its calls and what is being done about it are over."""
+        """Return the resident as it will be once its calls and its pending step are over."""
         if self.pending is None or (self.state is SLEEPING and self.pending is not WAKE):
             return msgspec.structs.replace(self, ref_count=0, pending=None)
         return msgspec.structs.replace(self, ref_count=0, pending=None, state=RUNNING, level=0, unseen=0)
 
     @property
     def reload_seconds(self) -> float:
-        """Seconds to have it back, evicted the way it would rather be."""
+        """Seconds to have it back after the eviction that it recovers from fastest."""
         if self.state is not RUNNING:
             return max(LEAST_RELOAD, self.load_seconds)
         return max(
@@ -83,20 +75,16 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """Target of a plan: `need` bytes (its claim) on each of `tensor_parallel` GPUs; `gpus`: those it is bound to.
-
-    `since`: when the first call began to wait for it. `last_used`: before that, which is how warm it is. `model`: what
-    it serves; `copy`: beside another engine, see core.copies.
-    """
+    """Target of a plan."""
 
     profile: str
-    need: int
-    since: float
+    need: int  # its claim, on each of `tensor_parallel` GPUs
+    since: float  # when the first call began to wait for it
     tensor_parallel: int = 1
-    gpus: tuple[int, ...] | None = None
-    last_used: float = -math.inf
-    model: str = ""
-    copy: bool = False
+    gpus: tuple[int, ...] | None = None  # that it is bound to
+    last_used: float = -math.inf  # before `since`: how warm it is
+    model: str = ""  # name that it serves
+    copy: bool = False  # beside another engine, see core.copies
 
 
 class Size(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,7 +109,7 @@ class Size(msgspec.Struct, frozen=True, kw_only=True):
     arithmetic: str = ""  # how that came about, in words
 
     def with_sleep(self, slept: MeasuredSleep | None) -> Size:
-        """As its sleep was measured; itself where it was not, or does not sleep."""
+        """Return the size with its measured sleep, or itself if it was not measured or never sleeps."""
         if slept is None or not self.residue:
             return self
         residue = min(slept.residue or self.residue, self.claim)
@@ -137,11 +125,10 @@ class Size(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlanSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """`host_memory`: bytes that sleep at level 1 may fill in all. `come_back`: seconds after which to ask again when
-    nobody can know, since it waits for calls to end or for somebody to act."""
+    """Settings of a plan."""
 
-    host_memory: int = 0
+    host_memory: int = 0  # bytes that sleep at level 1 may fill in all
     hot: float = 10.0
     max_starvation: float = 60.0
     cost_aware: bool = False
-    come_back: float = 5.0
+    come_back: float = 5.0  # seconds until to ask again, where nobody can know

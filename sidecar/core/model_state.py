@@ -30,34 +30,18 @@ from sidecar.core.lifecycle import (
 )
 from sidecar.core.plan import Infeasible, Plan
 from sidecar.core.profile import Profile
-from sidecar.core.sleep import Level, MeasuredSleep, levels, worn
+from sidecar.core.sleep import Level, MeasuredSleep, levels, residue_exceeded
 from sidecar.core.step_times import LOAD, OVERDUE, StartClock, StepTimes
 
 WAITED = 5.0  # seconds after the last word of calls that wait, after which nobody does any more
-APART = 1.5  # seconds between two uses of their own: gateways tell of calls once a second
+PAUSE = 1.5  # seconds between two uses of their own: gateways tell of calls once a second
 TURN = 5.0  # times the seconds of a switch, for which a model that is in use keeps its place
 LEAST_TURN, MOST_TURN = 5.0, 60.0  # seconds
 SOON = 0.2  # seconds: the least that is promised of what is late already
 
 
 class ModelState:
-    """One profile. `gpus`: those its engine is on, or is to be on. `level`: that it sleeps at. `began`: the step.
-
-    `uses`: the times of its last BACK uses that a pause lay before, the newest last. `busy`: requests running and
-    waiting in the engine at the last look. `busy_since`: the time since which it has had calls, None while it has none.
-    `least_room`: bytes that a start had and found too few. `taught`: it claims otherwise since its last start, which
-    failed. `replaced`: the file has other settings for its engine, which has to end first; `leaving`: the file no
-    longer has it. `off`: an operator has switched it off, nothing but an operator switches it on. `stopped_by_hand`:
-    not to be started only because it is pinned. `held_back`: withdrawn by hand, after the report `drained_after`.
-    `preloads`: to be started by itself, if there is room; `not_preloaded`: why there was none, in words. `hours`: what
-    its schedule keeps until `hours_until`; None: for good.
-    `starting`: its start under way, from when its process is begun. `times`: what its steps take.
-    `asked`: a person wants it though it has failed too often. `copy`: another engine serves its model, by all gateways;
-    `ordered`: somebody wants it all the same. `unusable`: why it cannot be sized. `sized` once it was; `sizes`: by the
-    bytes of the GPUs it may run on; `size`: on those where it is, or on the smallest. `unified`: its GPUs' memory is
-    the host's. `slept`: what was measured of its sleep. `first_residue`: bytes that this engine kept at its first, 0:
-    it had none.
-    """
+    """State of one profile: what it wants, what its engine does, and what is known of its memory and times."""
 
     __slots__ = (
         "_machine",
@@ -107,48 +91,49 @@ class ModelState:
         """`machine`: see StepTimes."""
         self.name = name
         self.last_used = -math.inf
-        self.uses: tuple[float, ...] = ()
+        self.uses: tuple[float, ...] = ()  # times of its last BACK uses that a pause lay before, the newest last
         self.idle_since = now
-        self.began = now
+        self.began = now  # of the step under way
         self._machine: MutableMapping[str, StepTimes] = {} if machine is None else machine
         self.wanted_since: float | None = None
         self.wanted_until = -math.inf
-        self.off = False
-        self.stopped_by_hand = False
-        self.preloads = profile.preload
-        self.not_preloaded = ""
-        self.hours: Kept = ""
-        self.hours_until: float | None = None
+        self.off = False  # by an operator, until an operator switches it on
+        self.stopped_by_hand = False  # not to be started only because it is pinned
+        self.preloads = profile.preload  # it is to be started by itself, if there is room
+        self.not_preloaded = ""  # why there was no room, in words
+        self.hours: Kept = ""  # what its schedule keeps now
+        self.hours_until: float | None = None  # None: for good
         self.renew(profile, now)
 
     def renew(self, profile: Profile, now: float) -> None:
-        """Begin anew with these settings, without an engine; what is known of its use stays."""
+        """Take new settings, without an engine; what is known of its use stays."""
         self.profile = profile
-        self.copy = self.ordered = False
+        self.copy = False  # another engine serves its model, by all gateways
+        self.ordered = False  # somebody wants it although it is a copy
         self.lifecycle = Lifecycle(now)
-        self.size = Size()
-        self.sizes: dict[int, Size] = {}
+        self.size = Size()  # on the GPUs where it is, or on the smallest
+        self.sizes: dict[int, Size] = {}  # by the bytes of the GPUs it may run on
         self.sized = False
-        self.unified = False
-        self.unusable = ""
-        self.gpus: tuple[int, ...] = ()
-        self.level: Literal[0, 1, 2] = 0
-        self.slept: MeasuredSleep | None = None
-        self.first_residue = 0
-        self.busy = 0
-        self.busy_since: float | None = None
+        self.unified = False  # its GPUs' memory is the host's
+        self.unusable = ""  # why it cannot be sized
+        self.gpus: tuple[int, ...] = ()  # that its engine is on, or is to be on
+        self.level: Literal[0, 1, 2] = 0  # at which it sleeps
+        self.slept: MeasuredSleep | None = None  # what was measured of its sleep
+        self.first_residue = 0  # bytes that this engine kept at its first sleep, 0: it had none
+        self.busy = 0  # requests running and waiting in the engine at the last look
+        self.busy_since: float | None = None  # since when it has had calls; None: it has none
         eager = profile.flags.get("enforce-eager") is True
         alike = f"{profile.model_path} on {profile.tensor_parallel}"
         self.times = StepTimes(self.name, alike, eager=eager, machine=self._machine)
-        self.starting: StartClock | None = None
-        self.least_room = 0
-        self.taught = False
+        self.starting: StartClock | None = None  # of its start under way
+        self.least_room = 0  # bytes that a start had and found too few
+        self.taught = False  # it claims otherwise since its last start, which failed
         self.infeasible: Infeasible | None = None
-        self.asked = False
-        self.held_back = False
+        self.asked = False  # a person wants it though it has failed too often
+        self.held_back = False  # withdrawn by hand, after the report `drained_after`
         self.drained_after = 0
-        self.replaced = False
-        self.leaving = False
+        self.replaced = False  # the file has other settings for its engine, which has to end first
+        self.leaving = False  # the file no longer has it
 
     def __repr__(self) -> str:
         life = self.lifecycle
@@ -158,9 +143,11 @@ class ModelState:
     # -- demand -----------------------------------------------------------------------------------------------------
 
     def want(self, now: float, *, ordered: bool = False) -> None:
-        """Somebody wants it to run: calls that wait, or, `ordered`, a person or a gateway who says it only once. One
-        that is off stays so."""
-        if self.shut:
+        """Note that it is wanted: by calls that wait, or, `ordered`, by a person or a gateway who says it once.
+
+        A model that is off stays off.
+        """
+        if self.disabled:
             return
         self.wanted_since = now if self.wanted_since is None else self.wanted_since
         self.ordered = self.ordered or ordered
@@ -168,9 +155,9 @@ class ModelState:
         self.wanted_until = max(self.wanted_until, now + holds)
 
     def wanted(self, now: float) -> bool:
-        """Whether it is to run: somebody wants it still, or it is always to."""
+        """Whether it is to run: somebody still wants it, or it is pinned."""
         wanted = self.wanted_since is not None and now <= self.wanted_until
-        return not self.shut and (wanted or (self.pinned and not self.stopped_by_hand))
+        return not self.disabled and (wanted or (self.pinned and not self.stopped_by_hand))
 
     def advance(self, now: float) -> None:
         """Forget that it was wanted where nobody has said so again in time, unless it is on its way; and that it is to
@@ -189,7 +176,7 @@ class ModelState:
         return self.profile.served_name or self.name
 
     @property
-    def spare(self) -> bool:
+    def copy_only(self) -> bool:
         """Whether it is wanted at most as a copy, which no warmer model makes way for."""
         return self.copy and not self.ordered and not self.pinned
 
@@ -203,22 +190,22 @@ class ModelState:
         told = self.profile.max_starvation
         if told != "auto":
             return told
-        return max(LEAST_TURN, min(MOST_TURN, TURN * (self._way() + self.sleep_seconds)))
+        return max(LEAST_TURN, min(MOST_TURN, TURN * (self._back_seconds() + self.sleep_seconds)))
 
     def starved(self, now: float) -> bool:
         """Whether it was wanted for so long that others make room for it though they are never idle."""
         return self.wanted_since is not None and now >= self.wanted_since + self.max_starvation
 
     def used(self, at: float) -> None:
-        """It had calls at this time."""
+        """Record a use at this time."""
         if at > self.last_used:
-            apart = at - self.last_used > APART
-            self.uses = (*self.uses[-BACK + 1 :], at) if apart else (*self.uses[:-1], at)
+            paused = at - self.last_used > PAUSE
+            self.uses = (*self.uses[-BACK + 1 :], at) if paused else (*self.uses[:-1], at)
             self.last_used = at
         self.idle_since = max(self.idle_since, at)
 
     def has_calls(self, now: float, in_flight: int) -> None:
-        """So many are known of at its gateways."""
+        """Record how many calls its gateways have in flight."""
         if in_flight or self.busy:
             self.busy_since = now if self.busy_since is None else self.busy_since
         else:
@@ -233,7 +220,7 @@ class ModelState:
         return self.uses[0] if len(self.uses) == BACK else -math.inf
 
     @property
-    def shut(self) -> bool:
+    def disabled(self) -> bool:
         """Whether it is off, by an operator or by its schedule."""
         return self.off or self.hours == "off"
 
@@ -265,7 +252,7 @@ class ModelState:
     def starts_at(self, now: float) -> float | None:
         """From when on it may be started or woken, by itself or because it is wanted; None: it is not to be."""
         life = self.lifecycle
-        if self.shut or self.replaced or life.pending is not None or not self.sized:
+        if self.disabled or self.replaced or life.pending is not None or not self.sized:
             return None
         if life.state in (STARTING, RUNNING):
             return None
@@ -282,18 +269,18 @@ class ModelState:
         """Levels that it may sleep at, the one to be tried first in front; none: it is stopped instead."""
         return (
             ()
-            if worn(self.first_residue, self.size.residue)
+            if residue_exceeded(self.first_residue, self.size.residue)
             else levels(self.profile, self.slept, unified=self.unified)
         )
 
     def fell_asleep(self, level: Level, residue: int) -> None:
-        """It sleeps at this level and keeps so many bytes on each GPU."""
+        """Record that it sleeps at this level and keeps so many bytes on each GPU."""
         self.level = level
         self.size = msgspec.structs.replace(self.size, residue=residue)
         self.first_residue = self.first_residue or residue
 
     def gone(self) -> None:
-        """Its engine has ended."""
+        """Record that its engine has ended."""
         self.gpus, self.level, self.first_residue = (), 0, 0
 
     # -- for the plan -----------------------------------------------------------------------------------------------
@@ -368,7 +355,7 @@ class ModelState:
         return found
 
     def place(self, plan: Plan) -> None:
-        """It is to be on these GPUs."""
+        """Place it on the plan's GPUs, with its size there."""
         self.gpus, self.size = plan.gpus, self.sizes.get(plan.total, self.size)
 
     def tries_again(self, now: float) -> bool:
@@ -404,9 +391,9 @@ class ModelState:
         life = self.lifecycle
         if self.serves():
             return 0.0
-        if self.unusable or self.shut or self.held_back or self.leaving or self.rests(now):
+        if self.unusable or self.disabled or self.held_back or self.leaving or self.rests(now):
             return None
-        again = self._way()
+        again = self._back_seconds()
         if life.pending is START and self.starting is not None:
             return max(SOON, self.starting.left(now, self.times.start_stages(self.size)))
         if life.pending in (START, WAKE):
@@ -425,7 +412,7 @@ class ModelState:
         until = self.lifecycle.rests_until
         return until is not None and now < until and not self.asked
 
-    def _way(self) -> float:
+    def _back_seconds(self) -> float:
         """Seconds of the start or the waking that it takes from here."""
         life = self.lifecycle
         if self.replaced:

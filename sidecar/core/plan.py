@@ -2,24 +2,25 @@
 
 Room on a GPU is min(free by NVML - bytes that NVML does not show yet, total - bytes held). A resident holds its claim;
 asleep, its residue; starting or waking, already its whole claim. A model fits where each of its GPUs has room for its
-claim. Nothing is planned on hope: a resident that is being stopped or put to sleep holds its claim until it is.
+claim. A resident that is being stopped or put to sleep holds its claim until it is done.
 
-Idle residents (no call in flight, not pinned, nothing pending) may be evicted. They are ordered from cold to hot, least
-recently used first: by the last use but two (LRU-K, see `ModelState.warmth`), then by the last; or, cost-aware, by idle
-seconds per second to have it back. On one set of GPUs **the hottest is spared first**: start with all of them evicted,
-and from hot to cold take back each that the target can spare. That is LRU, and spares whatever LRU evicts needlessly.
-Among the sets of GPUs the best has the fewest victims, then the colder victims, then the least left over (best fit). A
-tensor parallel engine gets all its GPUs at once or none.
+Idle residents (no call in flight, not pinned, nothing pending) may be evicted, least recently used first: by the last
+use but two (LRU-K, see `ModelState.warmth`), then by the last; or, cost-aware, by idle seconds per second to reload.
+On one set of GPUs **the hottest is spared first**: evict all of them, then take back each, from hot to cold, that the
+target leaves room for. That is LRU, and spares whatever LRU evicts needlessly. The best set of GPUs has the fewest
+victims, then the colder victims, then the least room left over (best fit). A tensor parallel engine gets all its GPUs
+at once or none.
 
-A model used within `hot` x the time to have it back does not make way for a colder one, unless that has waited
-`max_starvation`. A copy of a model that is served takes the place of colder models alone, and gives it back at once
-(copies.py). Engines of one model are kept on GPUs apart, where that costs nobody more. A target that sleeps is woken
-where it sleeps. It waits for room there, for residents to cool and for their calls to end, if it is then back sooner
-than a start elsewhere. Calls that have run for t seconds are taken to run for t more, so a wait in vain is never longer
-than the start it has put off.
+- A model used within `hot` times its reload time is not evicted for a colder one, unless that has waited
+  `max_starvation`.
+- A copy of a served model takes the place of colder models alone, and gives it back at once (copies.py).
+- Engines of one model are kept on different GPUs, where that costs nobody more.
+- A target that sleeps is woken where it sleeps. It waits for room there, for residents to cool and for their calls to
+  end, if that is sooner than a start elsewhere. Calls that have run for t seconds are assumed to run for t more, so a
+  wait in vain is never longer than the start it has put off.
+- A victim sleeps if that is the quicker way back and its residue leaves room, the hottest first; else it is stopped.
 
-A victim is put to sleep rather than stopped where that is the quicker way back and its residue still leaves room; the
-hottest first. The plan is pure and deterministic. Bytes are per GPU, times are monotonic seconds.
+The plan is pure and deterministic. Bytes are per GPU, times are monotonic seconds.
 """
 
 from __future__ import annotations
@@ -40,19 +41,17 @@ MOST_SETS = 200  # of GPUs that are looked at: 20 ms at worst
 
 
 class PutToSleep(msgspec.Struct, frozen=True):
-    """A victim that sleeps, and how deep."""
+    """Victim that sleeps, and how deep."""
 
     profile: str
     level: Level
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """First `sleep` and `stop`, colder ones first, then `start` or `wake` on `gpus`. Nothing of them: it runs already.
+    """Steps of a plan: first `sleep` and `stop`, colder models first, then `start` or `wake` on `gpus`.
 
-    Of a target that sleeps where it cannot wake, or is in ERROR, `stop` has the target itself last. `after`: seconds
-    until it may begin, of one that was foreseen; `plan` itself says only what may begin now. `makes_room`: seconds that
-    `sleep` and `stop` take, and `total`: bytes of the GPUs that the target was sized for, where somebody has filled
-    that in.
+    None of these: the target runs already. If the target sleeps where it cannot wake, or is in ERROR, `stop` has the
+    target itself last.
     """
 
     sleep: tuple[PutToSleep, ...] = ()
@@ -60,38 +59,36 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     start: str | None = None
     wake: str | None = None
     gpus: tuple[int, ...] = ()
-    after: float = 0.0
-    makes_room: float = 0.0
-    total: int = 0
+    after: float = 0.0  # seconds until it may begin; 0 unless it is a forecast
+    makes_room: float = 0.0  # seconds that `sleep` and `stop` take; 0: not filled in
+    total: int = 0  # bytes of the GPUs that the target was sized for; 0: not filled in
 
 
 class Infeasible(msgspec.Struct, frozen=True):
-    """`why` in words. `retry_at`: when it may be otherwise; None: not before somebody changes something. `waits`: it
-    could be started now, and is back sooner if it is woken later."""
+    """Refusal of a plan."""
 
     why: str
-    retry_at: float | None
-    waits: bool = False
+    retry_at: float | None  # when it may be otherwise; None: not before somebody changes something
+    waits: bool = False  # the target could be started now, and is back sooner if it is woken later
 
 
-class Way(msgspec.Struct, frozen=True):
-    """One way to serve the target: `need` more bytes on each of `size` of the GPUs, whose room is `room` by index.
-    `twins`: the GPUs among them where another engine of its model is; `apart`: these are worth an eviction to avoid."""
+class PlacementOption(msgspec.Struct, frozen=True):
+    """Way to serve the target: waking it, or starting it on some GPUs."""
 
     wakes: bool
-    need: int
+    need: int  # more bytes, on each of `size` GPUs
     size: int
-    room: Mapping[int, int]
-    twins: frozenset[int] = frozenset()
-    apart: bool = False
+    room: Mapping[int, int]  # bytes by GPU
+    same_model: frozenset[int] = frozenset()  # GPUs that have another engine of the model
+    anti_affinity: bool = False  # avoiding these is worth an eviction
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """`spare` is what is left over on each of `gpus` with the victims stopped; victims colder first."""
+    """Set of GPUs with its victims, colder first."""
 
     gpus: tuple[int, ...]
     victims: tuple[Resident, ...]
-    spare: dict[int, int]
+    left: dict[int, int]  # bytes left over on each of `gpus` with the victims stopped
 
 
 def plan(
@@ -105,28 +102,28 @@ def plan(
     if own is not None and own.state is RUNNING:
         return Plan(gpus=own.gpus)
     others = [r for r in residents if r is not own]
-    ways = list(_ways(target, own, residents, devices))
+    options = list(_options(target, own, residents, devices))
     idle = [r for r in others if not r.ref_count and not r.pinned and r.pending is None and r.state is not STARTING]
     cool = [r for r in idle if now >= _cool_at(r, target, settings)]
     starved = not target.copy and now >= target.since + settings.max_starvation
-    for way in ways:
+    for option in options:
         for evictable in (cool, idle) if starved else (cool,):
             order = sorted(evictable, key=lambda r: (_heat(r, now, settings), r.profile))
-            choice = _best(way, order)
-            if choice is not None and own is not None and ways[0].wakes and not way.wakes:
-                at = _freed(ways[:1], target, others, now, settings)
+            choice = _best(option, order)
+            if choice is not None and own is not None and options[0].wakes and not option.wakes:
+                at = _freed(options[:1], target, others, now, settings)
                 if at + own.wake_seconds[own.level - 1] < now + own.load_seconds:
                     why = f"{target.profile} is back sooner where it sleeps, once others there have no calls and cool"
                     return Infeasible(why, at, waits=True)
             if choice is not None:
-                return _decided(target, own, way, choice, residents, settings)
-    return _why(target, ways, others, idle, devices, now, settings)
+                return _decided(target, own, option, choice, residents, settings)
+    return _why(target, options, others, idle, devices, now, settings)
 
 
-def _ways(
+def _options(
     target: Target, own: Resident | None, residents: Sequence[Resident], devices: Sequence[Device]
-) -> Iterator[Way]:
-    """To wake it where it sleeps, which is always quicker; to start it, where it may. One that is there is stopped."""
+) -> Iterator[PlacementOption]:
+    """Yield the options: waking where the target sleeps, which is always quicker, then starting where it may."""
     room = {}
     for device in devices:
         here = [r for r in residents if device.index in r.gpus]
@@ -135,16 +132,25 @@ def _ways(
             room[device.index] = min(device.free - unseen, device.total - held)
     if own is not None and own.state is SLEEPING and all(gpu in room for gpu in own.gpus):
         here_only = {gpu: room[gpu] for gpu in own.gpus}
-        yield Way(wakes=True, need=own.claim - own.residue, size=len(own.gpus), room=here_only)
+        yield PlacementOption(wakes=True, need=own.claim - own.residue, size=len(own.gpus), room=here_only)
     allowed = {gpu: room[gpu] for gpu in sorted(room) if target.gpus is None or gpu in target.gpus}
     if own is not None:
         allowed.update({gpu: allowed[gpu] + own.held for gpu in own.gpus if gpu in allowed})
-    twins = frozenset(gpu for r in residents if r is not own and r.model and r.model == target.model for gpu in r.gpus)
-    yield Way(wakes=False, need=target.need, size=target.tensor_parallel, room=allowed, twins=twins, apart=target.copy)
+    same_model = frozenset(
+        gpu for r in residents if r is not own and r.model and r.model == target.model for gpu in r.gpus
+    )
+    yield PlacementOption(
+        wakes=False,
+        need=target.need,
+        size=target.tensor_parallel,
+        room=allowed,
+        same_model=same_model,
+        anti_affinity=target.copy,
+    )
 
 
 def _cool_at(resident: Resident, target: Target, settings: PlanSettings) -> float:
-    """From when it makes way for `target`: at once, if that is the warmer of the two."""
+    """Return the time from which a resident may be evicted for `target`; at once if the target is the warmer."""
     if target.copy:
         return makes_way_at(resident, target)
     if resident.copy:
@@ -155,60 +161,61 @@ def _cool_at(resident: Resident, target: Target, settings: PlanSettings) -> floa
 
 
 def _heat(resident: Resident, now: float, settings: PlanSettings) -> tuple[float, float]:
-    """Sort key of candidates, the first to be evicted least."""
+    """Sort key of candidates; the coldest, which is evicted first, has the least."""
     if settings.cost_aware:
         return (resident.last_used - now) / resident.reload_seconds, 0.0
     return resident.warmth, resident.last_used
 
 
-def _open(way: Way, evictable: Iterable[Resident]) -> list[int]:
-    """GPUs with room enough, were all these evicted. Where there are `size` of them, the way can be gone."""
-    room = dict(way.room)
+def _open(option: PlacementOption, evictable: Iterable[Resident]) -> list[int]:
+    """GPUs with enough room if all of `evictable` were evicted. An option needs `size` of them."""
+    room = dict(option.room)
     for resident in evictable:
         for gpu in resident.gpus:
             if gpu in room:
                 room[gpu] += resident.held
-    return [gpu for gpu in room if room[gpu] >= way.need]
+    return [gpu for gpu in room if room[gpu] >= option.need]
 
 
-def _best(way: Way, order: Sequence[Resident]) -> Choice | None:
-    """The best set of GPUs; None: there is none. `order`: who may be evicted, from cold to hot."""
+def _best(option: PlacementOption, order: Sequence[Resident]) -> Choice | None:
+    """Return the best set of GPUs, or None. `order`: residents that may be evicted, from cold to hot."""
     rank = {resident.profile: position for position, resident in enumerate(order)}
 
     def cost(choice: Choice) -> tuple[int, int, list[int], int, int, tuple[int, ...]]:
         hottest_first = [rank[victim.profile] for victim in reversed(choice.victims)]
-        twins = sum(gpu in way.twins for gpu in choice.gpus)
-        apart = twins if way.apart else 0
-        return apart, len(hottest_first), hottest_first, twins, sum(choice.spare.values()), choice.gpus
+        same_model = sum(gpu in option.same_model for gpu in choice.gpus)
+        anti_affinity = same_model if option.anti_affinity else 0
+        return anti_affinity, len(hottest_first), hottest_first, same_model, sum(choice.left.values()), choice.gpus
 
-    return min((_sparing(way, gpus, order) for gpus in sets_of_gpus(way, order)), key=cost, default=None)
+    return min((_sparing(option, gpus, order) for gpus in sets_of_gpus(option, order)), key=cost, default=None)
 
 
-def sets_of_gpus(way: Way, order: Sequence[Resident]) -> Iterator[tuple[int, ...]]:
-    """The sets of GPUs among which the best is. Of GPUs that are alike, with the same residents and as much room,
-    one set stands for all that have as many of them: 16 that are all alike have one set of 8, and not 12,870.
+def sets_of_gpus(option: PlacementOption, order: Sequence[Resident]) -> Iterator[tuple[int, ...]]:
+    """Yield the sets of GPUs that are compared.
 
-    Where there are more than MOST_SETS nevertheless, GPUs are left out whose eviction alone would cost the most.
+    Of GPUs that are alike, with the same residents and as much room, one set stands for all that have as many of them:
+    16 that are all alike have one set of 8, and not 12,870. Beyond MOST_SETS, GPUs are left out whose eviction alone
+    would cost the most.
     """
-    grain = max(1, way.need // ALIKE)
+    grain = max(1, option.need // ALIKE)
     alike: dict[tuple[tuple[str, ...], int, bool], list[int]] = {}
-    for gpu in _open(way, order):
+    for gpu in _open(option, order):
         here = tuple(resident.profile for resident in order if gpu in resident.gpus)
-        alike.setdefault((here, way.room[gpu] // grain, gpu in way.twins), []).append(gpu)
+        alike.setdefault((here, option.room[gpu] // grain, gpu in option.same_model), []).append(gpu)
     rank = {resident.profile: position for position, resident in enumerate(order)}
     # The first to be left out comes first: most residents, then the hottest.
     kinds = sorted(alike, key=lambda kind: (len(kind[0]), [rank[name] for name in reversed(kind[0])]), reverse=True)
-    groups = [sorted(alike[kind], key=lambda gpu: -way.room[gpu]) for kind in kinds]
-    while _number(way.size, [len(group) for group in groups]) > MOST_SETS:
+    groups = [sorted(alike[kind], key=lambda gpu: -option.room[gpu]) for kind in kinds]
+    while _number(option.size, [len(group) for group in groups]) > MOST_SETS:
         groups[0].pop()
         groups = groups if groups[0] else groups[1:]
-    for counts in _shares(way.size, [len(group) for group in groups]):
+    for counts in _shares(option.size, [len(group) for group in groups]):
         taken = {gpu for group, count in zip(groups, counts, strict=True) for gpu in group[:count]}
-        yield tuple(gpu for gpu in way.room if gpu in taken)
+        yield tuple(gpu for gpu in option.room if gpu in taken)
 
 
 def _shares(size: int, groups: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Every way to take `size` out of groups of these sizes: how many of each."""
+    """Yield every way to take `size` out of groups of these sizes: how many of each."""
     if not groups:
         yield from ((),) if not size else ()
         return
@@ -218,65 +225,65 @@ def _shares(size: int, groups: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 
 def _number(size: int, groups: Sequence[int]) -> int:
-    """Number of these ways."""
+    """Return the number of ways to take `size` out of groups of these sizes."""
     ways = [1] + [0] * size
     for group in groups:
         ways = [sum(ways[max(0, taken - group) : taken + 1]) for taken in range(size + 1)]
     return ways[size]
 
 
-def _sparing(way: Way, gpus: tuple[int, ...], order: Sequence[Resident]) -> Choice:
-    """On these GPUs, which can be had: everybody evicted, then the hottest spared first."""
-    spare = {gpu: way.room[gpu] - way.need for gpu in gpus}
-    if min(spare.values()) >= 0:
-        return Choice(gpus, (), spare)
-    here = [(resident, [gpu for gpu in resident.gpus if gpu in spare]) for resident in order]
+def _sparing(option: PlacementOption, gpus: tuple[int, ...], order: Sequence[Resident]) -> Choice:
+    """Evict everybody on these GPUs, then spare the hottest first. The GPUs must have room without them."""
+    left = {gpu: option.room[gpu] - option.need for gpu in gpus}
+    if min(left.values()) >= 0:
+        return Choice(gpus, (), left)
+    here = [(resident, [gpu for gpu in resident.gpus if gpu in left]) for resident in order]
     for resident, shared in here:
         for gpu in shared:
-            spare[gpu] += resident.held
+            left[gpu] += resident.held
     victims = []
     for resident, shared in reversed(here):
-        if all(spare[gpu] >= resident.held for gpu in shared):
+        if all(left[gpu] >= resident.held for gpu in shared):
             for gpu in shared:
-                spare[gpu] -= resident.held
+                left[gpu] -= resident.held
         else:
             victims.append(resident)
-    return Choice(gpus, tuple(reversed(victims)), spare)
+    return Choice(gpus, tuple(reversed(victims)), left)
 
 
 def _decided(
     target: Target,
     own: Resident | None,
-    way: Way,
+    option: PlacementOption,
     choice: Choice,
     residents: Sequence[Resident],
     settings: PlanSettings,
 ) -> Plan:
-    """The plan of a choice. The hottest victim has the first claim on spare room and host memory, in which to sleep."""
+    """Return the plan of a choice. The hottest victim has first claim on room and host memory to sleep in."""
     host = settings.host_memory - sum(r.host_held for r in residents)
-    spare = dict(choice.spare)
+    left = dict(choice.left)
     sleep: list[PutToSleep] = []
     stop: list[str] = []
     for victim in reversed(choice.victims):
         level = _level(victim, host)
-        shared = [gpu for gpu in victim.gpus if gpu in spare]
-        if level is None or any(spare[gpu] < victim.residue for gpu in shared):
+        shared = [gpu for gpu in victim.gpus if gpu in left]
+        if level is None or any(left[gpu] < victim.residue for gpu in shared):
             stop.append(victim.profile)
             continue
         for gpu in shared:
-            spare[gpu] -= victim.residue
+            left[gpu] -= victim.residue
         host -= _host(victim) if level == 1 else 0
         sleep.append(PutToSleep(victim.profile, level))
     stop.reverse()
-    if not way.wakes and own is not None and own.state is not STOPPED:
+    if not option.wakes and own is not None and own.state is not STOPPED:
         stop.append(own.profile)
     name = target.profile
-    start, wake = (None, name) if way.wakes else (name, None)
+    start, wake = (None, name) if option.wakes else (name, None)
     return Plan(sleep=tuple(reversed(sleep)), stop=tuple(stop), start=start, wake=wake, gpus=choice.gpus)
 
 
 def _level(victim: Resident, host: int) -> Level | None:
-    """Level to sleep at, with `host` bytes of host memory left for that; None: it is better stopped."""
+    """Return the level at which a victim sleeps with `host` bytes of host memory left; None: stop it instead."""
     if victim.state is not RUNNING:
         return None
     for level in victim.sleep_levels:
@@ -286,20 +293,26 @@ def _level(victim: Resident, host: int) -> Level | None:
 
 
 def _host(victim: Resident) -> int:
-    """Bytes of host memory that it would take at level 1 besides those it has."""
+    """Bytes of host memory that a victim would take at level 1 beyond those it has."""
     return max(0, victim.host_bytes - victim.host_held)
 
 
-def _could(ways: Sequence[Way], evictable: Sequence[Resident]) -> bool:
-    """Whether one of the ways could be gone, were all these evicted."""
-    return any(len(_open(way, evictable)) >= way.size for way in ways)
+def _could(options: Sequence[PlacementOption], evictable: Sequence[Resident]) -> bool:
+    """Whether one of the options would have room if all of `evictable` were evicted."""
+    return any(len(_open(option, evictable)) >= option.size for option in options)
 
 
 def _freed(
-    ways: Sequence[Way], target: Target, residents: Sequence[Resident], now: float, settings: PlanSettings
+    options: Sequence[PlacementOption],
+    target: Target,
+    residents: Sequence[Resident],
+    now: float,
+    settings: PlanSettings,
 ) -> float:
-    """Time at which there is room without an order: residents are hot no longer, or the target has starved, and their
-    calls have ended; infinite: never, for all that is known."""
+    """Return the time at which there is room without an order; infinite: never, as far as is known.
+
+    By then residents are hot no longer, or the target has starved, and their calls have ended.
+    """
     starved_at = target.since + settings.max_starvation
     free_at = {}
     for resident in residents:
@@ -307,32 +320,32 @@ def _freed(
             calls = now + resident.busy_for if resident.ref_count else now
             free_at[resident.profile] = max(now, calls, min(_cool_at(resident, target, settings), starved_at))
     for at in sorted(set(free_at.values()) - {math.inf}):
-        if _could(ways, [r for r in residents if free_at.get(r.profile, math.inf) <= at]):
+        if _could(options, [r for r in residents if free_at.get(r.profile, math.inf) <= at]):
             return at
     return math.inf
 
 
 def _why(
     target: Target,
-    ways: Sequence[Way],
+    options: Sequence[PlacementOption],
     others: Sequence[Resident],
     idle: Sequence[Resident],
     devices: Sequence[Device],
     now: float,
     settings: PlanSettings,
 ) -> Infeasible:
-    """Obstacle to the target: the first of time, calls, pins, other processes, quarantine whose end would help."""
+    """Return the obstacle: the first of time, calls, pins, other processes and quarantine whose end would help."""
     each = "a GPU" if target.tensor_parallel == 1 else f"each of {target.tensor_parallel} GPUs"
     needs = f"{target.profile} needs {target.need / GIB:.1f} GiB of {each}"
 
     def could(evictable: Sequence[Resident]) -> bool:
-        return _could(ways, evictable)
+        return _could(options, evictable)
 
     def names(some: Iterable[Resident]) -> str:
-        there = {gpu for way in ways for gpu in way.room}
+        there = {gpu for option in options for gpu in option.room}
         return ", ".join(sorted(r.profile for r in some if r.held and not there.isdisjoint(r.gpus)))
 
-    at = _freed(ways, target, idle, now, settings)
+    at = _freed(options, target, idle, now, settings)
     if at < math.inf:
         hot = names(r for r in idle if now < _cool_at(r, target, settings))
         return Infeasible(f"{needs}, and it is too soon after the last use of {hot} to evict for a colder model", at)
@@ -349,6 +362,6 @@ def _why(
     if sum(not d.quarantined for d in large) >= target.tensor_parallel:
         return Infeasible(f"{needs}, and other processes hold too much of them", soon)
     if len(large) >= target.tensor_parallel:
-        shut = ", ".join(str(index) for index in sorted(d.index for d in large if d.quarantined))
-        return Infeasible(f"{needs}, and of those it may use, these are in quarantine: {shut}", soon)
+        quarantined = ", ".join(str(index) for index in sorted(d.index for d in large if d.quarantined))
+        return Infeasible(f"{needs}, and of those it may use, these are in quarantine: {quarantined}", soon)
     return Infeasible(f"{needs}, and may use only {len(large)} that are so large", None)

@@ -21,7 +21,9 @@ DRAFTLESS = frozenset(("ngram", "ngram_gpu", "suffix"))  # methods of speculatio
 LORA_FLAGS = ("enable-lora", "lora-modules")
 POOL = "level 1 would free nothing, as this GPU's memory is the host's"
 LEAST_RESIDUE = 256 * MIB  # half a CUDA context, which every process that is there at all holds
-WORN = 2  # times its first residue, from which on an engine is stopped instead of put to sleep (vllm#36651: it grows)
+EXCEEDED = (
+    2  # times its first residue, from which on an engine is stopped instead of put to sleep (vllm#36651: it grows)
+)
 LEAST_GROWTH = 512 * MIB  # of a residue that counts: readings of a busy GPU are not exact
 
 _Memory = Annotated[int, msgspec.Meta(ge=0, le=2**50)]
@@ -78,6 +80,6 @@ def note(profile: Profile, measured: MeasuredSleep | None, *, unified: bool = Fa
     return f"no sleep at level 2, since {why}: at level 1 while host memory has room, else it is stopped" if why else ""
 
 
-def worn(first: int, residue: int) -> bool:
+def residue_exceeded(first: int, residue: int) -> bool:
     """Whether an engine that kept `first` bytes on each GPU at its first sleep has come to keep too many."""
-    return 0 < first * WORN <= residue and residue - first >= LEAST_GROWTH
+    return 0 < first * EXCEEDED <= residue and residue - first >= LEAST_GROWTH

@@ -121,7 +121,7 @@ class GpuMonitor:
                 until = asyncio.get_running_loop().time() + QUARANTINE
                 self._quarantined[index] = (used[index] - int(SHARE * size), until)
         await self.look()
-        shut = [index for index in held if index in self._quarantined]
-        for index in shut:
+        quarantined = [index for index in held if index in self._quarantined]
+        for index in quarantined:
             self._say(f"GPU {index} is in quarantine: {NOT_BACK} ({held[index] / GIB:.1f} GiB)")
-        return not shut
+        return not quarantined

@@ -208,7 +208,7 @@ class EngineSteps:
         entry.ordered = False
         entry.idle_since = now
         self.transition(entry, event)
-        if entry.shut and entry.serves():  # switched off meanwhile: no gateway may send it anything
+        if entry.disabled and entry.serves():  # switched off meanwhile: no gateway may send it anything
             self.transition(entry, "drain")
         self.keep()
 

@@ -87,14 +87,14 @@ class Operations:
                 if not await self._steps.end(victim):
                     self._give_up([entry])
                     return False
-        if entry.shut:
+        if entry.disabled:
             self._give_up([entry])
             return False
         return True
 
     async def _begin(self, entry: ModelState, plan: Plan) -> None:
         """Start or wake it: there is room."""
-        if entry.spare:
+        if entry.copy_only:
             self._steps.count(entry, "copy")
         if entry.lifecycle.pending is STOP:  # it sleeps where it cannot wake
             if not await self._steps.end(entry):
@@ -105,7 +105,7 @@ class Operations:
             self._say(f"{entry.name} is planned anew: less is free there than its victims were to give back")
             self._give_up([entry])
             return
-        if entry.shut:  # since a moment ago: nothing has begun that would have to be ended
+        if entry.disabled:  # since a moment ago: nothing has begun that would have to be ended
             self._give_up([entry])
             return
         if entry.lifecycle.pending is WAKE:

@@ -61,7 +61,7 @@ class Orders:
         """It is wanted: start or wake it as soon as that can be. One that is off stays so, and its report says that.
         Raises KeyError."""
         entry, now = self._entries[profile], self._clock()
-        if entry.shut:
+        if entry.disabled:
             return self._report(profile)
         entry.stopped_by_hand = False
         self._readmit(entry)

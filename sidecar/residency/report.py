@@ -112,9 +112,9 @@ def explained(
     for device in devices:
         here = [r for r in residents if device.index in r.gpus]
         held = ", ".join(f"{r.profile} {r.held / GIB:.1f} ({_how(r)})" for r in here) or "no engine of this sidecar"
-        shut = "; in quarantine" if device.quarantined else ""
+        quarantine = "; in quarantine" if device.quarantined else ""
         free = f"{device.free / GIB:.1f} of {device.total / GIB:.1f} GiB free"
-        lines.append(f"GPU {device.index}: {free}{shut}; held by {held}")
+        lines.append(f"GPU {device.index}: {free}{quarantine}; held by {held}")
     return "\n".join([*lines, *_decided(entry, decision)])
 
 

@@ -122,13 +122,13 @@ class Scheduler:
             return math.inf
         if at > now:
             return at
-        decision = self._planner.decide(entry, now, copy=entry.spare)
+        decision = self._planner.decide(entry, now, copy=entry.copy_only)
         if isinstance(decision, Plan) and self._moves_unasked(entry, decision, now):
             return self._ask(now)
         # Nobody else is idle: one of them is withdrawn, and makes room once its calls have ended.
         patient = False
         for idle in ("copies", "all") if entry.starved(now) else ("copies",):
-            if isinstance(decision, Infeasible) and not decision.waits and not entry.spare:
+            if isinstance(decision, Infeasible) and not decision.waits and not entry.copy_only:
                 decision, patient = self._planner.decide(entry, now, idle=idle), True
         if entry.preloads and (isinstance(decision, Infeasible) or decision.sleep or decision.stop):
             self._preload_later(entry, decision)

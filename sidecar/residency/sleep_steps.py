@@ -17,7 +17,7 @@ from sidecar.core.engine_records import EngineFacts, EngineFailed
 from sidecar.core.gpus import GPU, SHARE
 from sidecar.core.host_memory import HostMemory
 from sidecar.core.model_state import ModelState
-from sidecar.core.sleep import LEAST_RESIDUE, Level, MeasuredSleep, worn
+from sidecar.core.sleep import LEAST_RESIDUE, Level, MeasuredSleep, residue_exceeded
 from sidecar.gpus.monitor import GpuMonitor
 from sidecar.residency.effects import Engine, Engines
 from sidecar.residency.engine_steps import EngineSteps
@@ -79,7 +79,7 @@ class SleepSteps:
         self._steps.transition(entry, "slept")
         self._steps.keep()
         self._say(f"{entry.name} sleeps at level {level} after {self._clock() - began:.2f} s")
-        if worn(entry.first_residue, residue):
+        if residue_exceeded(entry.first_residue, residue):
             grown = f"it kept {entry.first_residue / GIB:.1f} GiB at first and {residue / GIB:.1f} now"
             self._say(f"{entry.name} is stopped instead of its next sleep: {grown}")
         return True

@@ -63,7 +63,7 @@ class Withdrawals:
 
     def stays(self, entry: ModelState) -> None:
         """It need not end any more, by what asked for that."""
-        if entry.held_back or entry.shut or entry.replaced:
+        if entry.held_back or entry.disabled or entry.replaced:
             return
         if self.forget(entry) and entry.lifecycle.pending is DRAIN and entry.name not in self._tasks:
             self._steps.transition(entry, "cancel")

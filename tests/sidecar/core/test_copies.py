@@ -131,14 +131,14 @@ def test_the_one_that_is_no_copy_stays_awake() -> None:
 
 def test_what_somebody_orders_is_no_copy_until_it_runs_or_is_forgotten() -> None:
     wanted = entry(State.STOPPED)
-    assert wanted.spare
+    assert wanted.copy_only
     wanted.want(0.0)
-    assert wanted.spare
+    assert wanted.copy_only
     wanted.want(0.0, ordered=True)
-    assert not wanted.spare
+    assert not wanted.copy_only
     wanted.advance(1000.0)
-    assert wanted.spare
-    assert not entry(pin=True).spare
+    assert wanted.copy_only
+    assert not entry(pin=True).copy_only
 
 
 def test_the_plan_is_told_of_model_and_copy() -> None:

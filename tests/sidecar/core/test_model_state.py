@@ -9,7 +9,7 @@ import pytest
 from gateway.shared.files.units import GIB
 from sidecar.core.inventory import Size
 from sidecar.core.lifecycle import FIRST_REST, MOST_FAILURES, Event
-from sidecar.core.model_state import APART, WAITED, ModelState
+from sidecar.core.model_state import PAUSE, WAITED, ModelState
 from sidecar.core.plan import Infeasible, Plan, PutToSleep
 from sidecar.core.profile import Profile, Sleep
 from sidecar.core.step_times import EVICTION, LOAD, OVERDUE, WAKES, StartClock
@@ -111,12 +111,12 @@ def test_it_is_as_warm_as_its_last_use_but_two() -> None:
     for at in (10.0, 10.5, 11.0, 9.0):  # one call, told of again and again
         made.used(at)
     assert (made.last_used, made.idle_since, made.uses) == (11.0, 11.0, (11.0,))
-    made.used(11.0 + APART + 0.1)
+    made.used(11.0 + PAUSE + 0.1)
     assert made.warmth(20.0) == -math.inf
     made.used(20.0)
     assert made.warmth(20.0) == 11.0
     made.used(30.0)
-    assert made.warmth(30.0) == 11.0 + APART + 0.1
+    assert made.warmth(30.0) == 11.0 + PAUSE + 0.1
 
 
 # -- by itself --------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 
 from sidecar.core.inventory import Device, PlanSettings, Resident, Target
 from sidecar.core.lifecycle import Pending, State
-from sidecar.core.plan import Infeasible, Plan, PutToSleep, Way, plan, sets_of_gpus
+from sidecar.core.plan import Infeasible, PlacementOption, Plan, PutToSleep, plan, sets_of_gpus
 
 STOPPED, STARTING, RUNNING, SLEEPING, ERROR = State
 START, DRAIN, SLEEP, WAKE, STOP = Pending
@@ -371,7 +371,7 @@ def test_sixteen_gpus_have_few_sets_that_are_worth_a_look() -> None:
     assert decide(want(70, tensor_parallel=8), each, gpus(*[80] * 16)) == started(*range(8, 16), stop=coldest)
     for residents, most in (([], 1), (halves, 9), (each[:3], 8), (each, 200)):
         room = {gpu: (20 if any(gpu in r.gpus for r in residents) else 80) * GIB for gpu in range(16)}
-        sets = list(sets_of_gpus(Way(wakes=False, need=70 * GIB, size=8, room=room), residents))
+        sets = list(sets_of_gpus(PlacementOption(wakes=False, need=70 * GIB, size=8, room=room), residents))
         assert 0 < len(sets) <= most
         assert len(set(sets)) == len(sets)
 

@@ -9,7 +9,7 @@ import pytest
 from gateway.shared.files.units import GIB, MIB
 from sidecar.core.inventory import Size
 from sidecar.core.profile import Profile, Sleep
-from sidecar.core.sleep import MeasuredSleep, levels, note, without_level_2, worn
+from sidecar.core.sleep import MeasuredSleep, levels, note, residue_exceeded, without_level_2
 
 WRONG = MeasuredSleep(settings="a", wrong=True)
 
@@ -62,7 +62,7 @@ def test_where_level_2_was_asked_for_and_is_not_had_it_is_said() -> None:
     assert without_level_2(profile(2)) == ""
 
 
-WORN = [
+RESIDUES = [
     (0, 9 * GIB, False),  # it has not slept
     (2 * GIB, 4 * GIB - 1, False),
     (2 * GIB, 4 * GIB, True),
@@ -71,9 +71,9 @@ WORN = [
 ]
 
 
-@pytest.mark.parametrize(("first", "residue", "expected"), WORN)
+@pytest.mark.parametrize(("first", "residue", "expected"), RESIDUES)
 def test_an_engine_is_worn_once_it_keeps_twice_what_it_kept_first(first: int, residue: int, expected: bool) -> None:
-    assert worn(first, residue) is expected
+    assert residue_exceeded(first, residue) is expected
 
 
 def test_what_was_measured_of_its_sleep_replaces_the_estimate() -> None:
