@@ -17,7 +17,7 @@ from sidecar.core.config import SidecarConfig
 from sidecar.core.engine_records import Unusable
 from sidecar.core.inventory import Size
 from sidecar.core.model_state import ModelState
-from sidecar.core.sleep import POOL, levels
+from sidecar.core.sleep import POOL, chosen_level, levels
 from sidecar.core.step_times import StepTimes
 from sidecar.sizing.claim import UNIFIED_MOST
 from sidecar.sizing.context import context_words
@@ -194,8 +194,8 @@ def _turn(
     victims = [other for other in sizes if other != name and set(homes[other]) & set(homes[name])]
     away = max((_times(machine, other).sleep_seconds(_bytes(sizes[other]), 1) for other in victims), default=0.0)
     may_sleep = levels(profile, None, unified=machine.unified)
-    may_stop = bool(may_sleep) and (stops or (full and may_sleep == (1,)))
-    level = may_sleep[-1 if full else 0] if may_sleep and not may_stop else None
+    level = None if stops else chosen_level(may_sleep, host_fits=not full)
+    may_stop = bool(may_sleep) and level is None
     return Turn(
         profile=name,
         gpus=tuple(homes[name]),

@@ -34,7 +34,7 @@ from gateway.shared.files.units import GIB
 from sidecar.core.copies import STAYS, makes_way_at
 from sidecar.core.inventory import Device, PlanSettings, Resident, Target
 from sidecar.core.lifecycle import RUNNING, SLEEPING, START, STARTING, STOPPED
-from sidecar.core.sleep import Level
+from sidecar.core.sleep import Level, chosen_level
 
 ALIKE = 256  # that part of the need tells no GPU from another: other processes hold a little here and there
 MOST_SETS = 200  # of GPUs that are looked at: 20 ms at worst
@@ -286,10 +286,9 @@ def _level(victim: Resident, host: int) -> Level | None:
     """Return the level at which a victim sleeps with `host` bytes of host memory left; None: stop it instead."""
     if victim.state is not RUNNING:
         return None
-    for level in victim.sleep_levels:
-        if victim.wake_seconds[level - 1] < victim.load_seconds and (level == 2 or _host(victim) <= host):
-            return level
-    return None
+    levels: tuple[Level, ...] = (1, 2)
+    worth = [level for level in levels if victim.wake_seconds[level - 1] < victim.load_seconds]
+    return chosen_level(victim.sleep_levels, host_fits=_host(victim) <= host, worth=worth)
 
 
 def _host(victim: Resident) -> int:

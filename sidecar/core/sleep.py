@@ -7,7 +7,7 @@ of GPU memory are on each GPU.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Literal
 
 import msgspec
@@ -64,6 +64,15 @@ def levels(profile: Profile, measured: MeasuredSleep | None, *, unified: bool = 
     if without_level_2(profile) or (measured is not None and measured.wrong):
         return () if unified else (1,)
     return (1, 2) if profile.sleeps.level == 1 and not unified else (2,)
+
+
+def chosen_level(allowed: Sequence[Level], *, host_fits: bool, worth: Collection[Level] = (1, 2)) -> Level | None:
+    """Return the level at which an engine sleeps, or None if it is better stopped.
+
+    `allowed`: levels in order of preference. `host_fits`: host memory has room for level 1. `worth`: levels from which
+    it is back sooner than by a start.
+    """
+    return next((level for level in allowed if level in worth and (level == 2 or host_fits)), None)
 
 
 def note(profile: Profile, measured: MeasuredSleep | None, *, unified: bool = False) -> str:

@@ -18,7 +18,7 @@ from sidecar.core.inventory import PlanSettings, Resident, Size, Target
 from sidecar.core.lifecycle import RUNNING, SLEEPING, START, STARTING, WAKE
 from sidecar.core.model_state import ModelState
 from sidecar.core.plan import Infeasible, Plan, plan
-from sidecar.core.sleep import POOL, Level, levels
+from sidecar.core.sleep import POOL, Level, chosen_level, levels
 from sidecar.gpus.monitor import GpuMonitor
 from sidecar.residency.demand import GatewayDemand
 from sidecar.residency.engine_memory import EngineMemory
@@ -120,7 +120,7 @@ class Planner:
     def sleep_level(self, entry: ModelState) -> Level | None:
         """Level to sleep at, 1 only while host memory has room for its weights; None: it is better stopped."""
         fits = self.host.fits(entry.name, entry.size.host)
-        return next((level for level in entry.sleep_levels() if level == 2 or fits), None)
+        return chosen_level(entry.sleep_levels(), host_fits=fits)
 
     def better_stopped(self, entry: ModelState) -> str:
         """The reason why one that may sleep by its profile is stopped instead, in words; empty: it may sleep."""
