@@ -32,7 +32,7 @@ def checkpoints_of(url: str, me: str, cluster: str = "prod") -> CheckpointStore:
     return CheckpointStore(opened(url, None, None, None), cluster, me)
 
 
-def test_only_who_rules_saves_and_the_age_is_the_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_leader_saves_and_the_age_is_the_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main(url: str) -> None:
         a, b, store = checkpoints_of(url, "a:1"), checkpoints_of(url, "b:1"), of(url, "a:1")
         assert await a.load() == (b"", 0.0)

@@ -80,7 +80,7 @@ def _readyz(machine: Machine) -> str:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_another_rules_when_the_leaders_machine_dies_or_hangs(two: Site, number: signal.Signals) -> None:
+def test_another_leads_when_the_leaders_machine_dies_or_hangs(two: Site, number: signal.Signals) -> None:
     leader = two.leader()
     (other,) = two.others(leader)
     ended, epoch = {}, leader.cluster()["epoch"]
@@ -104,7 +104,7 @@ def test_another_rules_when_the_leaders_machine_dies_or_hangs(two: Site, number:
     assert until(other.gateway.idle, 10.0) is not None, other.gateway.fleet()
 
 
-def test_the_same_machine_rules_on_when_its_decider_is_killed(two: Site) -> None:
+def test_the_same_machine_leads_on_when_its_decider_is_killed(two: Site) -> None:
     leader = two.leader()
     (other,) = two.others(leader)
     ended, epoch = {}, leader.cluster()["epoch"]
@@ -133,7 +133,7 @@ def _pid(machine: Machine, role: str) -> int:
     return int(next(each["pid"] for each in found if each["role"] == role))
 
 
-def test_a_member_that_is_told_to_end_gives_the_rule_away(two: Site) -> None:
+def test_a_member_that_is_told_to_end_hands_leadership_over(two: Site) -> None:
     leader = two.leader()
     (other,) = two.others(leader)
     began = time.monotonic()
@@ -143,7 +143,7 @@ def test_a_member_that_is_told_to_end_gives_the_rule_away(two: Site) -> None:
     call(other)
 
 
-def test_what_a_member_that_drains_still_streams_is_known_to_who_rules_next(two: Site) -> None:
+def test_what_a_member_that_drains_still_streams_is_known_to_the_next_leader(two: Site) -> None:
     leader = two.leader()
     (other,) = two.others(leader)
     stream = Call(leader.gateway.url, stream=True, max_tokens=800)
@@ -160,7 +160,7 @@ def test_what_a_member_that_drains_still_streams_is_known_to_who_rules_next(two:
     assert until(other.gateway.idle, 5.0) is not None
 
 
-def test_who_rules_goes_on_while_the_store_is_down_and_is_not_doubled_when_it_is_back(two: Site) -> None:
+def test_the_leader_goes_on_while_the_store_is_down_and_is_not_doubled_when_it_is_back(two: Site) -> None:
     leader = two.leader()
     epoch = leader.cluster()["epoch"]
     two.store.child.signal(signal.SIGSTOP)

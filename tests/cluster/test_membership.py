@@ -35,7 +35,7 @@ def membership(left: Path) -> Membership:
 
 
 @pytest.mark.parametrize(("until", "kept"), [(-math.inf, 0.0), (101.5, 101.5)])
-def test_the_next_process_knows_the_epoch_and_the_word_given(tmp_path: Path, until: float, kept: float) -> None:
+def test_the_next_process_knows_the_epoch_and_the_vote_given(tmp_path: Path, until: float, kept: float) -> None:
     first = membership(tmp_path / "cluster.json")
     assert first.election.voted_until > 100.0, "what an earlier machine's life has promised is not known"
     first.election.token.epoch, first.election.voted_until = 3, until

@@ -85,7 +85,7 @@ def models(machine: Machine) -> list[str]:
 
 
 @pytest.mark.parametrize("number", [SIGKILL, SIGSTOP])
-def test_a_sidecar_that_knew_one_member_is_heard_by_whoever_rules_next(
+def test_a_sidecar_that_knew_one_member_is_heard_by_the_next_leader(
     cluster: tuple[Site, Machine, Machine, RunningSidecar], number: Signals
 ) -> None:
     _, leader, other, sidecar = cluster

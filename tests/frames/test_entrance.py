@@ -98,7 +98,7 @@ def test_others_are_told_why_and_so_is_the_log(token: Token, shown: Proof, told:
     assert [told in line for line in said] == ([] if token.cluster == "test" else [True])
 
 
-def test_a_member_that_comes_to_one_that_does_not_rule_is_told_and_the_log_is_not() -> None:
+def test_a_member_that_comes_to_one_that_does_not_lead_is_told_and_the_log_is_not() -> None:
     """It comes again twenty times a second, until somebody rules."""
 
     async def use(address: tuple[str, int], said: list[str]) -> None:

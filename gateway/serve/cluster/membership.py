@@ -37,7 +37,7 @@ class SavedMembership(msgspec.Struct, frozen=True):
 
 
 class Membership:
-    """`me` is the address that this member advertises. `changed` is called whenever the leader, or until when, may have
+    """`me` is the address that this member advertises. `changed` is called whenever the leader, or its lease, may have
     changed. `trust` and `name`: of TLS between members; None: there is none."""
 
     def __init__(
@@ -234,7 +234,7 @@ class Membership:
             )
 
     def reached(self) -> None:
-        """There is a way to the leader."""
+        """Note that the leader can be reached."""
         self._unreached = None
 
     def unreached(self, line: str) -> None:

@@ -1,4 +1,4 @@
-"""Data port of a gateway in a cluster: it decides for all machines, or leads its relays to who does."""
+"""Data port of a gateway in a cluster: it decides for all machines, or passes its relays on to the leader."""
 
 from __future__ import annotations
 
@@ -283,7 +283,7 @@ class ClusterPort:
     # -- relays -------------------------------------------------------------------------------------------------
 
     def _arrived(self, proxy: RelayProxy) -> None:
-        """Lead a relay to the leader; where nobody does it stays until somebody does."""
+        """Pass a relay on to the leader. Without a leader it waits for one."""
         leader = self.membership.election.leader
         if self._hub is not None:
             proxy.serve(self._hub)

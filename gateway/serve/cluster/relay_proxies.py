@@ -1,4 +1,4 @@
-"""Connections of this machine's relays, each of which is led to the leader: here, or on another machine.
+"""Connections of this machine's relays, each of which is passed on to the leader: here, or on another machine.
 
 A relay knows nothing of the cluster. When another decider leads its connection is closed; it comes again, tells what it
 holds, and is led there. Totals stay here.
@@ -33,7 +33,7 @@ from gateway.serve.upgrade.rendezvous import HandOffPayload
 from gateway.shared.tasks import telling
 
 COUNTED_WITHIN = 0.5  # seconds for relays to tell their totals
-# Leads a connection to the leader on another machine; its protocol is made by the argument. Raises OSError, Unwanted.
+# Opens a connection to the leader on another machine; its protocol is made by the argument. Raises OSError, Unwanted.
 Lead = Callable[[Callable[[], Channel]], Awaitable[None]]
 
 
@@ -75,7 +75,7 @@ class RelayProxy:
     def lead(self, lead: Lead) -> None:
         """Pass the relay on to the leader's decider on another machine."""
         self._task = asyncio.get_running_loop().create_task(self._lead(lead))
-        self._task.add_done_callback(telling("a relay is not led to the leader"))
+        self._task.add_done_callback(telling("a relay is not passed on to the leader"))
 
     async def _lead(self, lead: Lead) -> None:
         hello = self.hello
@@ -118,7 +118,7 @@ class RelayProxy:
 
 
 class RelayProxies:
-    """All relays of this machine. `arrived` is told of one that has said hello, and leads it to the leader."""
+    """All relays of this machine. `arrived` gets each that has said hello, and passes it on."""
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class RelayProxies:
         self._told(proxy)
 
     def reconnect(self) -> None:
-        """Another leads."""
+        """Have every relay connect again: another member leads."""
         for proxy in list(self.all):
             proxy.channel.close("another decider leads")
 

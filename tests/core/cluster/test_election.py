@@ -96,7 +96,7 @@ def test_a_process_that_is_started_again_does_not_go_on_with_the_term_of_the_las
     assert again.awaited == {"a"}
 
 
-def test_without_the_store_a_leader_goes_on_with_the_word_of_all_who_could_be_elected() -> None:
+def test_without_the_store_a_leader_goes_on_with_the_votes_of_all_who_could_be_elected() -> None:
     store, a = leading("b", "c")
     b, c = Election("b"), Election("c")
     for each in (b, c):
@@ -118,14 +118,14 @@ def test_without_the_store_a_leader_goes_on_with_the_word_of_all_who_could_be_el
     assert b.turn(0.7 + TTL).candidacy == 1
 
 
-def test_a_leader_that_knows_no_other_member_has_nobody_s_word_without_the_store() -> None:
+def test_a_leader_that_knows_no_other_member_has_nobody_s_vote_without_the_store() -> None:
     """Whoever began meanwhile on the store's side may have been elected, where the store was emptied."""
     _, a = leading()
     a.failed()
     assert a.lease_until(0.7) == TTL - MARGIN
 
 
-def test_a_member_gives_no_word_that_it_may_not_keep() -> None:
+def test_a_member_gives_no_vote_that_it_may_not_keep() -> None:
     store, a = leading("b")
     b = Election("b")
     assert not b.vote(Leader("a", 5), 0.0)  # it has the store, as far as it knows
@@ -139,7 +139,7 @@ def test_a_member_gives_no_word_that_it_may_not_keep() -> None:
     assert not a.vote(Leader("b", 6), 0.7)  # it leads
 
 
-def test_who_gives_its_word_knows_who_rules() -> None:
+def test_who_votes_knows_the_leader() -> None:
     """The store had forgotten the leader when it answered this member last."""
     store, _ = leading("b")
     b = Election("b")
@@ -154,7 +154,7 @@ def test_who_gives_its_word_knows_who_rules() -> None:
     assert b.leader == Leader("a", 5)
 
 
-def test_an_answer_takes_back_the_words_that_were_given_before_it() -> None:
+def test_an_answer_takes_back_the_votes_that_were_given_before_it() -> None:
     store, a = leading("b")
     a.failed()
     a.record_vote("b", 5, 0.5)
@@ -249,7 +249,7 @@ def test_where_a_store_was_emptied_another_leader_is_patient() -> None:
     assert b.may_grant(0.7 + NEWCOMER_WAITS + 2.5)
 
 
-def test_an_election_that_comes_after_the_word_for_another_is_not_accepted() -> None:
+def test_an_election_that_comes_after_the_vote_for_another_is_not_accepted() -> None:
     store, _ = leading("b")
     b = Election("b")
     turned(store, b, 0.7)
@@ -291,7 +291,7 @@ def test_a_newcomer_that_no_leader_knew_waits_longer(waited: float) -> None:
     assert bool(new.term) == (waited >= NEWCOMER_WAITS)
 
 
-def test_who_resigns_rules_no_longer_and_is_not_elected() -> None:
+def test_who_resigns_leads_no_longer_and_is_not_elected() -> None:
     store, a = leading()
     turn = a.turn(0.5)
     a.resign(0.6)
@@ -301,7 +301,7 @@ def test_who_resigns_rules_no_longer_and_is_not_elected() -> None:
     assert a.term == 0
 
 
-def test_the_first_of_a_new_cluster_need_not_wait_for_words_of_its_last_life() -> None:
+def test_the_first_of_a_new_cluster_need_not_wait_for_votes_of_its_last_life() -> None:
     store, a = SimulatedStore(), Election("a", voted_until=2.0)
     turned(store, a, 0.0)
     turned(store, a, 0.5)
