@@ -116,7 +116,6 @@ def test_keys_come_from_the_environment_only() -> None:
         ),
         ("--target http://h --rate 5", "a rate such as 5/s"),
         ("--target http://h --rate 5/s --clients 3", "an open loop or a closed one"),
-        ("--target http://h --scenario multi-turn --clients 3", "no conversations"),
         ("--target http://h --duration 10s", "give --warmup too"),
         ("--target http://h --duration 10x", "is not a time such as"),
         ("--target http://h --slo ttft<1s", "is not an objective"),
