@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from gateway.core.policy.policy import EngineEntry
-from gateway.decider.telemetry import MODELS_WITHIN, Questions, Unanswered
+from gateway.core.policy.policy import Budget, EngineEntry
+from gateway.decider.telemetry import MODELS_WITHIN, Questions, Unanswered, unmeasured
 from gateway.shared.files.checked import listed
+from gateway.shared.vllm.answers import AnswerError, sample_from
 from gateway.upstream.names import Names
 
 WITHIN = 2.0  # seconds for /health: more than a running gateway gives, since a new connection is made
@@ -33,6 +34,7 @@ async def _one(entry: EngineEntry, questions: Questions) -> tuple[bool, str]:
     try:
         await questions.health(WITHIN)
         has = sorted(card.id for card in await questions.models(MODELS_WITHIN))
+        assumed = await _assumed(entry, questions)
     except Unanswered as error:
         return False, f"is down: {error}"
     finally:
@@ -40,4 +42,16 @@ async def _one(entry: EngineEntry, questions: Questions) -> tuple[bool, str]:
     missing = sorted(set(entry.models) - set(has))
     if missing:
         return False, f"is up, and does not have {listed(missing)}; it has {listed(has) or 'no model'}"
-    return True, f"is up; serves {listed(sorted(entry.models) or has) or 'no model'}"
+    return True, f"is up; serves {listed(sorted(entry.models) or has) or 'no model'}{assumed}"
+
+
+async def _assumed(entry: EngineEntry, questions: Questions) -> str:
+    """What a gateway would assume of an engine that tells no metrics; empty: it tells them."""
+    try:
+        sample_from(await questions.metrics(WITHIN))
+    except (Unanswered, AnswerError) as error:
+        budget = Budget()
+        capacity, slots = entry.capacity or budget.capacity, entry.max_concurrency or budget.max_concurrency
+        why = unmeasured(error) or str(error)
+        return f"; tells no metrics, as a vLLM would ({why}): {capacity} tokens of KV cache, {slots} calls are assumed"
+    return ""

@@ -30,6 +30,8 @@ from gateway.shared.cores import cores
 from gateway.shared.files.checked import spelled
 from gateway.shared.files.modes import unwise
 from gateway.shared.lines import LineWriter
+from gateway.shared.notice import Notice
+from gateway.shared.operator_log import as_text, plain
 from gateway.shared.printable import printable
 from gateway.upstream.client import parse_origin
 
@@ -153,9 +155,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--log-format",
-        default="json",
         choices=("json", "text"),
-        help="of those lines: json (default) for programs, text for people",
+        help="of those lines, and of all others on standard error: json for programs, text for people (default: text "
+        "where standard error is a terminal, else json)",
     )
     parser.add_argument(
         "--gen-ai-metrics",
@@ -231,7 +233,7 @@ def command(given: argparse.Namespace) -> int:
             control_certificate=of_control,
             admin_token=token,
             log=given.log,
-            log_text=given.log_format == "text",
+            log_format=given.log_format,
             decide=given.decide,
             decide_token=decide_token,
             take_over=given.take_over,
@@ -278,8 +280,13 @@ def _warn_of_the_clear(given: argparse.Namespace, policy: Policy) -> None:
         )
     if given.decide and not (given.decide.startswith("unix:") or is_loopback(split_address(given.decide)[0])):
         told.append(f"--decide {given.decide}: calls, tokens and engines' keys cross the network to it in the clear")
+    _warn(given, told)
+
+
+def _warn(given: argparse.Namespace, told: list[str]) -> None:
+    say = plain(text=as_text(given.log_format))
     for line in told:
-        print(f"gateway: warning: {line}", file=sys.stderr)
+        say(Notice(line, "configuration", "warning"))
 
 
 def _warn_of_modes(
@@ -297,8 +304,7 @@ def _warn_of_modes(
     if keys is not None and not keys.exists():
         told.append(f"keys_file: {keys} does not exist: its callers get 401 until `gateway key add` makes it")
     told += [f"{flag}: {text}" for flag, file in flags if (text := unwise(file)) is not None]
-    for line in told:
-        print(f"gateway: warning: {line}", file=sys.stderr)
+    _warn(given, told)
 
 
 def _announce(running: Running) -> None:

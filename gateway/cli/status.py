@@ -19,6 +19,7 @@ from gateway.shared.formatting import columns, seconds, shown
 MISTAKES = (Mistake,)
 EVERY = 1.0  # seconds between two looks of `--watch`
 CLEAR = "\x1b[H\x1b[2J"
+HALF_A_DAY = 12 * 3600.0  # seconds after which a time has its date
 MOST = 30  # rows of one table
 
 DESCRIPTION = "Show what a running gateway does now."
@@ -83,6 +84,8 @@ def table(status: StatusView, url: str) -> str:
     lines = [f"weir {status.gateway['version']} at {url}, policy: {shown(file)}", ""]
     for line in status.headline:
         lines.append(f"{'' if line['level'] == 'good' else '! '}{shown(line['what'])}")
+        if line.get("since"):
+            lines.append(f"    since {_when(line['since'])}")
         lines += [f"    {shown(line[part])}" for part in ("why", "change") if line[part]]
     for heading, rows in (
         (CLASS, map(_class, status.classes.items())),
@@ -113,6 +116,13 @@ def _section(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[
             yield f"and {len(found) - MOST} more"
 
 
+def _when(unix: float) -> str:
+    """A time in this machine's time zone, and how long ago it was."""
+    ago = max(0.0, time.time() - unix)
+    form = "%H:%M:%S" if ago < HALF_A_DAY else "%Y-%m-%d %H:%M:%S"
+    return f"{time.strftime(form, time.localtime(unix))}, {seconds(ago)} ago"
+
+
 def _seconds(value: float | None) -> str:
     return "-" if value is None else seconds(value)
 
@@ -135,6 +145,7 @@ def _model(item: tuple[str, Entry]) -> Sequence[str]:
 def _state(it: Entry) -> str:
     breaker = f"breaker {it['breaker']}" if "breaker" in it else ""
     why = f": {shown(it['why'])}" if it.get("why") else ""
+    why += f" (since {_when(it['since'])})" if it.get("since") else ""
     return (breaker or ("draining" if it.get("draining") else it["state"])) + why
 
 
@@ -143,11 +154,11 @@ def _trouble(item: tuple[str, Entry]) -> bool:
 
 
 def _engine(item: tuple[str, Entry]) -> Sequence[str]:
-    id, it = item
+    _, it = item
     whole = max(1, it["capacity"])
     used = f"{it['used'] / whole:.0%}" if "used" in it else "-"
     calls = f"{it['calls']}/{it['slots']}"
-    return id, _state(it), calls, f"{it['held'] / whole:.0%}", used, shown(", ".join(it["models"]))
+    return shown(it["name"]), _state(it), calls, f"{it['held'] / whole:.0%}", used, shown(", ".join(it["models"]))
 
 
 def _sidecars(sidecars: Mapping[str, Entry]) -> Iterator[Sequence[str]]:

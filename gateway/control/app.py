@@ -3,6 +3,9 @@
     GET /livez /readyz /metrics        for whoever watches the process
     GET /status /fleet /calls          what is known, promised, waiting and running
     GET /calls/{serial}                the life of an ended call
+    GET /history                       the last hour: calls, queues, engines, events
+    GET /runbooks/{name}               what to do about an alert
+    GET /sidecars/{id}/models/{profile}/logs      the last lines of an engine, from its sidecar
     GET /processes                     the processes of this gateway
     GET /cluster                       who decides for the gateways of all machines
     GET /policy, POST /policy/reload   the active policy, and reading its file again now
@@ -175,7 +178,7 @@ class Control:
             return _text("drained by an operator" if by_hand else "shutting down", 503)
         up = sum(engine.up for engine in self._fleet)
         expected = len(self._fleet.expected)
-        down = [f"{engine.id} is {state_of(engine)}" for engine in self._fleet if not engine.up]
+        down = [f"{engine.label} is {state_of(engine)}" for engine in self._fleet if not engine.up]
         of_cluster = [] if self.cluster_of is None else [self.cluster_of().line]
         more = [
             *failing(),
@@ -267,20 +270,20 @@ class Control:
             "draining": dispatch.leaving,
             "running_calls": sum(dispatch.running.values()),
             "queued_calls": sum(map(len, dispatch.queues.values())),
-            "draining_engines": [engine.id for engine in self._fleet if engine.draining],
+            "draining_engines": [engine.label for engine in self._fleet if engine.draining],
         })  # fmt: skip
 
     async def drain_engine(self, request: Request) -> Response:
-        engine = self._fleet.engines.get(request.path_params["id"])
+        engine = self._fleet.named(request.path_params["id"])
         if engine is None:
-            return error(404, "engine_not_found", "There is no engine of that id. GET /fleet lists those there are.")
+            return error(404, "engine_not_found", "There is no engine of that name. GET /fleet lists those there are.")
         if request.method in {"POST", "DELETE"}:
             wanted = request.method == "POST"
             self._drain_engine(engine, wanted)
             if engine.draining is not wanted:
                 message = "The policy, or its sidecar, has no such engine any more: it only ends its calls."
                 return error(409, "engine_retired", message)
-        return _json({"engine": engine.id, "draining": engine.draining, "in_flight": engine.in_flight})
+        return _json({"engine": engine.label, "draining": engine.draining, "in_flight": engine.in_flight})
 
     def _leave(self, wanted: bool) -> None:
         self._dispatch.leaving = wanted or self._dispatch.draining
@@ -306,7 +309,8 @@ async def _not_here(_: Request, exception: Exception) -> Response:
         return error(405, "method_not_allowed", f"This path takes {methods}.", {"allow": methods})
     message = (
         "The control port answers GET /, /events, /livez, /readyz, /metrics, /status, /fleet, /calls, /processes, "
-        "/usage, /calls/{serial}, /policy, /policy/diff, /policy/explain; POST /playground, /policy/reload, "
+        "/usage, /history, /calls/{serial}, /runbooks/{name}, /sidecars/{id}/models/{profile}/logs, /policy, "
+        "/policy/diff, /policy/explain; POST /playground, /policy/reload, "
         "/sidecars/report and /sidecars/{id}/models/{profile}/{order}; "
         "POST /tenants/{tenant}/keys and DELETE /tenants/{tenant}/keys/{hash}; "
         "GET, POST and DELETE /drain and /engines/{id}/drain."

@@ -27,22 +27,25 @@ COST = 2 * PROMPT  # KV tokens, with as many of output
 
 
 class EngineView(msgspec.Struct, frozen=True, kw_only=True):
-    """One engine. `name`: what clients know of it. What only a sample tells is null until there is one; `sample_age_s`
-    says how old it is.
+    """One engine. `name`: in the console, the log and the metrics; `alias`: the one that clients see. What only a
+    sample tells is null until there is one; `sample_age_s` says how old it is.
 
-    `state`: up, or why not; `checked_s`: since its last check. `last_error`: what the last failed check, or call that
-    could not connect, met, and `last_error_s` since then. `trim`: the budget over capacity x target, learned. `tpot_s`:
+    `state`: up, or why not; `checked_s`: since its last check; `outage_s`: since the first check or call that failed,
+    null while it answers. `last_error`: what the last failed check, or call that could not connect, met, and
+    `last_error_s` since then. `trim`: the budget over capacity x target, learned. `tpot_s`:
     seconds per output token, learned.
     """
 
     id: str
     name: str
+    alias: str
     url: str
     up: bool
     draining: bool
     breaker: str
     state: str
     checked_s: float | None
+    outage_s: float | None
     last_error: str | None
     last_error_s: float | None
     models: list[str]
@@ -240,13 +243,15 @@ def _engine(engine: Engine, now: float) -> EngineView:
     trouble = engine.trouble
     view = EngineView(
         id=engine.id,
-        name=engine.name,
+        name=engine.label,
+        alias=engine.name,
         url=engine.url,
         up=engine.up,
         draining=engine.draining,
         breaker=engine.breaker.state.value,
         state=state_of(engine),
         checked_s=None if math.isinf(engine.checked_at) else round(now - engine.checked_at, 3),
+        outage_s=None if math.isinf(engine.outage_at) else round(now - engine.outage_at, 3),
         last_error=None if trouble is None else trouble.words,
         last_error_s=None if trouble is None else round(now - trouble.at, 3),
         models=sorted(engine.models),
@@ -281,7 +286,7 @@ def _model(id: str, context: int | None, fleet: Fleet, dispatch: Dispatch, wante
         id=id,
         max_model_len=context,
         mode=str(Mode.NORMAL if traffic is None else traffic.mode),
-        engines=[engine.id for engine in engines],
+        engines=[engine.label for engine in engines],
         predicted_ttft_s=min((round(predicted_ttft(engine, PROMPT, now), 3) for engine in engines), default=None),
         headroom_calls=sum(
             max(0, min(engine.slots - engine.in_flight, (engine.budget - engine.load) // COST)) for engine in engines

@@ -9,6 +9,7 @@ import time
 
 import msgspec
 
+from gateway.core.request.outcome import LEVELS
 from gateway.core.request.record import Record
 from gateway.decider.call_text import text_line
 from gateway.shared.lines import LineWriter
@@ -40,7 +41,8 @@ class CallLog:
         if record.predicted_wait:
             record.predicted_wait = (record.predicted_wait * MICRO + WHOLE - WHOLE) / MICRO
         line = self._encoder.encode(record)
-        self.lines.write(b'{"ts":%.3f,%b\n' % (self._epoch + now, line[1:]))
+        head = self._epoch + now, LEVELS[record.outcome]
+        self.lines.write(b'{"ts":%.3f,"level":"%b","event":"call",%b\n' % (*head, line[1:]))
 
     async def aclose(self) -> None:
         """Write the remaining lines, in bounded time."""

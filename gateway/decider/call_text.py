@@ -1,26 +1,26 @@
 """Line of the call log for people (`--log-format text`): what is looked for first of the facts of the JSON line.
 
-    2026-11-22 20:53:01.123Z 200 ok interactive acme llama-3-8b on 10.0.0.11:8000: 1.930 s, queue 0.402, first 0.713,
-    812+240 tokens, id 4f1c (one line)
+    2026-11-22 20:53:01.123Z info call: 200 (ok) interactive acme llama-3-8b on 10.0.0.11:8000: 1.930 s, queue 0.402,
+    first 0.713, 812+240 tokens, id 4f1c (one line)
 
 Programs read the JSON lines. Text of clients keeps to its line and moves no terminal.
 """
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
 from msgspec import UNSET
 
+from gateway.core.request.outcome import LEVELS, got
 from gateway.core.request.record import Record
+from gateway.shared.operator_log import stamp
 from gateway.shared.printable import printable
 
 
 def text_line(record: Record, ended: float) -> bytes:
     """The line of a call that ended at `ended`, seconds since 1970; with its line feed."""
-    at = datetime.fromtimestamp(ended, UTC)
     who = (record.class_name, record.tenant, record.model)
-    words = [f"{at:%Y-%m-%d %H:%M:%S}.{at.microsecond // 1000:03d}Z {record.status} {record.outcome.value}"]
+    level = LEVELS[record.outcome].decode()
+    words = [f"{stamp(ended)} {level} call: {got(record.outcome, record.status)}"]
     words += [word or "-" for word in who]
     if record.engine:
         words.append(f"on {record.engine}")

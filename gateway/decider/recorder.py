@@ -31,19 +31,30 @@ class Recorder:
         self._count = counts.observe
         self.log = log
         self.watched = False
+        self.labels: dict[str, str] = {}  # of engines whose name for operators is not their id
         self._ended = ended
         self._clock = clock
         self._rng = rng
         self._kept = kept
 
+    def name(self, id: str, label: str) -> None:
+        """Write `label` for the engine `id` from now on."""
+        if label == id:
+            self.labels.pop(id, None)
+        else:
+            self.labels[id] = label
+
     def observe(self, record: Record) -> None:
         """Take the record of a call that has just ended."""
         self._count(record)
+        label = self.labels.get(record.engine) if self.labels else None
+        if self.watched:
+            self._ended(record)  # it may forget the engine
+        if label is not None:
+            record.engine = label
         share = self._current.policy.logging.calls
         if self.log is not None and (share >= 1 or self._rng.random() < share):
             self.log.write(record, self._clock())
-        if self.watched:
-            self._ended(record)
         if self._kept is not None:
             self._kept.add(record, self._clock())
 

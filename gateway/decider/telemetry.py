@@ -31,6 +31,7 @@ from gateway.upstream.trust import Trust
 MODELS_EVERY = 30.0  # seconds
 DOUBTED_FOR = 2.0  # seconds between two lists at least, whatever calls are answered
 MODELS_WITHIN = 2.0  # seconds
+NO_METRICS_EVERY = 30.0  # seconds between two questions to an engine that has none
 LEAST = 0.25  # seconds that every answer may take, however short the intervals are
 HEALTH_LIMIT = 64 * 1024  # bytes
 BODY_LIMIT = 8 * 1024 * 1024  # bytes; vLLM's metrics are about 50 KiB, times data-parallel cores
@@ -108,6 +109,13 @@ _ADVICE = {
     403: ": it wants its key, see api_key_file",
     404: ": is this a vLLM, and its URL without a path?",
 }
+
+
+def unmeasured(error: Unanswered | AnswerError) -> str:
+    """Why an engine whose sample met `error` has none to give; empty: it may have the next time."""
+    if isinstance(error, Unanswered):
+        return str(error).partition(": is this")[0] if error.reason == "status" else ""
+    return f"GET /metrics was answered without vLLM's metrics: {error}"
 
 
 class Telemetry:
@@ -234,7 +242,8 @@ class Watcher:
         while True:
             began = self._clock()
             await self._scrape()
-            await asyncio.sleep(max(0.0, began + self._policy.poll - self._clock()))
+            every = NO_METRICS_EVERY if self.engine.unmeasured else self._policy.poll
+            await asyncio.sleep(max(0.0, began + every - self._clock()))
 
     async def _check_health(self) -> bool:
         """Whether the engine is healthy. If it is not, or if that is unknown, the next check comes soon."""
@@ -288,7 +297,11 @@ class Watcher:
             return
         try:
             sample = sample_from(await self._questions.metrics(max(LEAST, 3 * self._policy.poll)))
-        except (Unanswered, AnswerError):
+        except (Unanswered, AnswerError) as error:
+            words = unmeasured(error)
+            if words and not self.engine.unmeasured and self.engine.sample is None:
+                self.engine.unmeasured = words
+                self._on_change(self.engine)
             return  # the fleet judges by the age of the last good sample
         self._fleet.sampled(self.engine, sample, self._clock())
         self._on_change(self.engine)

@@ -147,6 +147,13 @@ class Waking:
     async def order(self, sidecar: str, profile: str, what: str) -> tuple[int, bytes]:
         """Pass an operator's order on; status and body of the answer. Raises LookupError for a sidecar or profile that
         is not known, ConnectionError for a sidecar that may not be asked or does not answer."""
+        return await self._ask_sidecar("POST", sidecar, profile, what)
+
+    async def read_log(self, sidecar: str, profile: str, lines: int) -> tuple[int, bytes]:
+        """The last `lines` lines of a model's engine, as its sidecar answers: status and body. Raises as `order`."""
+        return await self._ask_sidecar("GET", sidecar, profile, f"logs?lines={lines}")
+
+    async def _ask_sidecar(self, method: str, sidecar: str, profile: str, what: str) -> tuple[int, bytes]:
         known = self._registry.sidecars.get(sidecar)
         if known is None or profile not in known.models:
             raise LookupError(f"No sidecar {sidecar!r} has reported a profile {profile!r}.")
@@ -154,7 +161,7 @@ class Waking:
             raise ConnectionError(f"The policy does not let this gateway call {known.report.control}: {known.refused}")
         url = f"{known.report.control.rstrip('/')}/models/{quote(profile, safe='')}/{what}"
         try:
-            status, body = await self._exchanged(url)
+            status, body = await self._exchanged(url, method)
         except (httpx.HTTPError, httpx.InvalidURL, ProtocolError, TimeoutError) as error:
             raise ConnectionError(f"The sidecar {sidecar} did not answer: {_words(error)}.") from error
         if status in (401, 403, 421):
@@ -170,13 +177,13 @@ class Waking:
             raise ProtocolError(f"it answered {status}")
         return body
 
-    async def _exchanged(self, url: str) -> tuple[int, bytes]:
+    async def _exchanged(self, url: str, method: str = "POST") -> tuple[int, bytes]:
         """Status and body of an answer, bounded in time and size."""
         trust = self.trust or Trust()
         if self.transport is None:
             self.transport = httpx.AsyncHTTPTransport(limits=LIMITS, trust_env=False, verify=trust.context())
         named = {} if trust.name is None else {"sni_hostname": trust.name}
-        request = httpx.Request("POST", url, headers=request_headers("weir", self.token), extensions=named)
+        request = httpx.Request(method, url, headers=request_headers("weir", self.token), extensions=named)
         try:
             async with asyncio.timeout(WITHIN):
                 return await exchange(self.transport, request, MAX_BYTES)

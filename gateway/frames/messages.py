@@ -321,13 +321,14 @@ class PolicyNews(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc
 
 class EngineNews(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False):
     """An engine that calls may be sent to, or are under way to. `trust`: certificates to accept, as in Trust; None: the
-    system's."""
+    system's. `label`: its name for operators."""
 
     id: str
     url: str
     api_key: str | None
     trust: tuple[str | None, str | None] | None
     up: bool
+    label: str = ""
 
 
 class ModelNews(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False):

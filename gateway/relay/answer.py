@@ -154,6 +154,7 @@ class Relay:
             self.outcome = Outcome.UPSTREAM if isinstance(usage, SSEUsage) and usage.error else Outcome.OK
             return
         self.outcome = Outcome.TRUNCATED
+        self.detail = f"The engine failed in the middle of the answer: {self.error}."
         if self._call.stream:
             advice = STATUS[Outcome.TRUNCATED]
             message = f"The engine failed in the middle of the answer: {self.error}. What came so far is incomplete."

@@ -302,9 +302,10 @@ class Pipeline:
                 live.admission.ended(record.outcome)
             if request.held is not None or (live.call is not None and live.call.body):
                 _let_go(request, live.call)
-            self._finish(record, request.at)
+            record.total = self.clock() - request.at
             if self.tracing is not None and live.trace is not None:
                 self.tracing.end(live.trace, record, request.at)
+            self.observe(record)
 
     async def _serve(self, request: Request, responder: Responder, route: Route, live: ActiveCall) -> None:
         record, snapshot = live.record, self.current.snapshot

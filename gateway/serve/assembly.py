@@ -26,6 +26,7 @@ from gateway.core.admission.retries import RetryBudget
 from gateway.core.admission.witness import NOBODY_WATCHES, Witnesses
 from gateway.core.engines.fleet import Engine, Fleet, engine_id
 from gateway.core.engines.health import Announcer
+from gateway.core.history import History
 from gateway.core.policy.policy import EngineEntry, Policy
 from gateway.core.policy.snapshot import Current, Snapshot, largest_body
 from gateway.core.request.body_memory import BodyMemory
@@ -45,6 +46,7 @@ from gateway.decider.metrics.collector import Metrics
 from gateway.decider.metrics.families import lengths
 from gateway.decider.metrics.quotas import quota_families
 from gateway.decider.metrics.sidecars import SidecarMetrics
+from gateway.decider.observer import Observer
 from gateway.decider.recorder import Recorder
 from gateway.decider.report_intake import ReportIntake
 from gateway.decider.telemetry import Telemetry
@@ -80,7 +82,8 @@ class Gateway:
     `entries` are engines beside the policy's: the command line's, which stay whatever the policy says. `say` takes
     lines for the operator. `most_clients`: connections that the process can afford. `sidecar_transport`: in place of
     sockets to sidecars. `relays`: totals of those that are processes of their own. `spans`: where traces of calls go,
-    None: none is made. `gen_ai`: metrics of OpenTelemetry too. Raises ValueError for a policy that only looks right.
+    None: none is made. `gen_ai`: metrics of OpenTelemetry too. `history`: where `say` notes events. Raises
+    ValueError for a policy that only looks right.
     """
 
     def __init__(
@@ -104,6 +107,7 @@ class Gateway:
         relays: Callable[[], Sequence[RelayCounts]] = tuple,
         spans: Spans | None = None,
         gen_ai: bool = False,
+        history: History | None = None,
     ) -> None:
         self._drawn_secret = secrets.token_bytes(32)  # for cache salts, where no file has one
         self.current = current = Current(self._snapshot(policy, cache_secret))
@@ -166,6 +170,14 @@ class Gateway:
         tracing = None if spans is None else Tracing(current, spans.put, rng)
         self.ended_calls = EndedCalls()
         self.recorder = Recorder(current, self.metrics, log, self._ended, self.clock, rng, self.ended_calls)
+        self.observer = Observer(
+            History() if history is None else history,
+            self.fleet,
+            self.dispatch,
+            self.metrics.totals,
+            self.ended_calls,
+            self.clock,
+        )
         self.attempts = Attempts(current, self.clients, self.clock)
         self.pipeline = Pipeline(
             current,
@@ -256,6 +268,7 @@ class Gateway:
             engine.apply(self.policy)
             engine.go_by(entry)
             self.fleet.has_models(engine, engine.models.values())  # those it may no longer serve are gone at once
+            self.recorder.name(id, engine.label)
             self.clients[id].go_by(settings, api_keys.get(entry.url))
             self.telemetry.watch(engine, api_keys.get(entry.url))
             if self.kv_events is not None:
@@ -285,6 +298,7 @@ class Gateway:
             del self.retired[engine]
             self._announcer.forget(engine.id)
             self._by_hand.discard(engine.id)
+            self.recorder.labels.pop(engine.id, None)
             self.fleet.remove(engine.id)
             self.telemetry.forget(engine)
             if self.kv_events is not None:
@@ -300,6 +314,8 @@ class Gateway:
         self.clients[engine.id].go_by(client_settings(self.policy), *self._shown(engine))
         self.brought[member.id] = member
         self.recorder.watched = True
+        engine.label = f"{member.profile}@{member.sidecar}"
+        self.recorder.name(member.id, engine.label)
         self._open(engine, member)
         self.checkpoints.joined(engine)
         self.telemetry.watch(engine, *self._shown(engine))

@@ -24,10 +24,11 @@ from gateway.serve.hub_of import calls_of, hub_of, relays_of, tell_policy
 from gateway.serve.processes.deciding import JOINED_WITHIN, DeciderProcess
 from gateway.serve.processes.place import CLOSING, HANDED, READY, TAKE
 from gateway.serve.saving import Saving, go_on_from
-from gateway.serve.starting import Options, say
+from gateway.serve.starting import Options
 from gateway.serve.upgrade.outgoing import OutgoingCalls
 from gateway.serve.upgrade.receiver import InheritedSockets, Predecessor, receive_payload, same_member, tell_ready
 from gateway.serve.upgrade.rendezvous import HandOffPayload, Offer
+from gateway.shared.lines import say
 
 TOLD_WITHIN = 5.0  # seconds for the gateway before to tell what its calls hold
 

@@ -11,7 +11,7 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -65,9 +65,10 @@ models:
 class EmbeddedSidecar:
     """The running child. `config` is its file, in a folder of its own that goes with it; `stop` ends it and waits."""
 
-    def __init__(self, control: str, token: str, say: Callable[[str], None]) -> None:
+    def __init__(self, control: str, token: str, say: Callable[[str], None], flags: Sequence[str] = ()) -> None:
         """To report to the gateway whose control port is `control`, and that wants to be shown `token`. `say` takes a
-        line for the operator."""
+        line for the operator. `flags`: more of the sidecar's."""
+        self._flags = tuple(flags)
         self._say = say
         self._control = control
         self._token = token
@@ -94,7 +95,7 @@ class EmbeddedSidecar:
                 folder=self._folder,
             )
         )
-        flags = ("--gpus-from", str(gpus))
+        flags = ("--gpus-from", str(gpus), *self._flags)
         self._process = SidecarProcess(
             self.config, *flags, environment={SPEED_VARIABLE: speed}, stop_within=STOP_WITHIN, say=self._say
         )

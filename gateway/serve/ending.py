@@ -9,11 +9,12 @@ from typing import Any
 
 from gateway.serve.assembly import Gateway
 from gateway.serve.data_port import DataPort
-from gateway.serve.starting import ProcessSignals, say
+from gateway.serve.starting import ProcessSignals
 from gateway.serve.upgrade.next_gateway import NextGateway
 from gateway.serve.upgrade.rendezvous import Offer, UnsafeFolder
 from gateway.serve.upgrade.sender import HandOffSender, Rendezvous
 from gateway.shared.control.listener import ControlPort
+from gateway.shared.lines import say
 from gateway.shared.service_manager import ServiceManager
 
 CONTROL_STAYS = 0.5  # seconds that connections of the control port are served, after another has taken over

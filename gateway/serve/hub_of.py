@@ -9,7 +9,7 @@ from gateway.control.processes import ProcessView
 from gateway.decider.loading import Configuration
 from gateway.decider.relays.hub import RelayHub
 from gateway.serve.assembly import Gateway
-from gateway.serve.starting import say
+from gateway.shared.lines import say
 
 
 def hub_of(

@@ -14,6 +14,7 @@ import os
 import random
 import ssl
 import sys
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
@@ -27,6 +28,7 @@ import uvloop
 from gateway.control.app import control_app
 from gateway.control.console.sources import Sources
 from gateway.control.usage import UsageSource
+from gateway.core.history import History
 from gateway.core.policy.policy import EngineEntry, Policy
 from gateway.decider.api_keys import ApiKeys
 from gateway.decider.call_log import CallLog
@@ -56,7 +58,6 @@ from gateway.serve.starting import (
     certificate_of,
     freeze,
     lost_lines,
-    say,
     span_export,
 )
 from gateway.serve.stored import batches_begun, check, opened, storage_of
@@ -67,8 +68,11 @@ from gateway.shared.addresses import reachable, split_address
 from gateway.shared.control.listener import ControlPort
 from gateway.shared.files.checked import InvalidFile
 from gateway.shared.files.file_status import FileStatus
-from gateway.shared.lines import LineWriter, standard_error
+from gateway.shared.lines import LineWriter, say, standard_error
+from gateway.shared.notice import Notice
+from gateway.shared.operator_log import as_text, plain
 from gateway.shared.service_manager import ServiceManager
+from gateway.shared.tasks import lasting
 from gateway.shared.watched_file import WatchedFile
 
 SWITCH = 0.0005  # seconds that a thread which parses may keep the event loop waiting for the interpreter
@@ -97,7 +101,7 @@ def run(options: Options) -> int:
         options = msgspec.structs.replace(options, engines=(*options.engines, *own))
         if configuration is not None:
             return _several(options, configuration.policy, sockets)
-        errors = stack.enter_context(standard_error())
+        errors = stack.enter_context(standard_error(text=as_text(options.log_format)))
         uvloop.run(serve(options, raised(), errors, sockets=sockets))
     return 0
 
@@ -109,8 +113,9 @@ def _several(options: Options, policy: Policy, sockets: InheritedSockets) -> int
         data, control = sockets_of(options, sockets, stack)
         if sockets.taken is not None:
             _try_relays(options)
-        successor = NextGateway(_rendezvous(options, control.getsockname()[1]), say)
-        return Parent(options.relays, data, control, partial(_process, options, policy), say, sockets, successor).run()
+        tell = plain(text=as_text(options.log_format))
+        successor = NextGateway(_rendezvous(options, control.getsockname()[1]), tell)
+        return Parent(options.relays, data, control, partial(_process, options, policy), tell, sockets, successor).run()
 
 
 def _policy_status(options: Options, file: WatchedFile | None) -> Callable[[], FileStatus]:
@@ -135,14 +140,14 @@ def _rendezvous(options: Options, port: int) -> Path:
 
 def _process(options: Options, policy: Policy, place: Place) -> int:
     """The life of one of several processes, and its exit status."""
-    with standard_error() as errors:
+    with standard_error(text=as_text(options.log_format)) as errors:
         try:
             if place.role == "decider":
                 uvloop.run(serve(options, raised(), errors, place))
             else:
                 uvloop.run(relay(options, policy, raised(), errors, place))
         except StartError as error:
-            say("\n".join(f"gateway: {line}" for line in str(error).splitlines()))
+            say(Notice(str(error), "start_failed", "error"))
             return 2
     return 0
 
@@ -164,16 +169,19 @@ async def serve(
         # Of several processes the parent speaks to the service manager, which knows no other.
         manager = stack.enter_context(ServiceManager(os.environ if place is None else {}))
         beside = None if options.demo else options.sidecar or options.policy
-        own_token = OwnToken(beside, say, own=options.demo or options.sidecar is not None)
+        history = History()
+        tell = history.noting(say, time.time)
+        own_token = OwnToken(beside, tell, own=options.demo or options.sidecar is not None)
         file, configuration = _configuration(
             options.policy,
+            tell,
             complete=_complete(own_token, place),
             default=options.default_policy,
         )
         rng = random.Random()  # noqa: S311 # jitter and tie-breaking, no secrets
         try:
             # Of several processes the decider has calls to log only where a proxy forwards some.
-            log = call_log(options, errors) if place is None or options.decide is not None else None
+            log = call_log(options, errors, tell) if place is None or options.decide is not None else None
             gateway = Gateway(
                 configuration.policy,
                 options.engines,
@@ -182,7 +190,7 @@ async def serve(
                 api_keys=configuration.api_keys,
                 sidecar_token=configuration.sidecar_token,
                 cache_secret=configuration.cache_secret,
-                say=say,
+                say=tell,
                 most_clients=shared_out(open_files).clients,
                 parser=stack.enter_context(ThreadPoolExecutor(1, "parser")),
                 lost_lines=partial(lost_lines, errors, log),
@@ -192,6 +200,7 @@ async def serve(
                 relays=lambda: port.totals(),  # noqa: PLW0108 # it is made of the gateway
                 spans=span_export(options.traces, stack) if place is None else None,
                 gen_ai=options.gen_ai_metrics,
+                history=history,
             )
         except ApplyError as error:
             raise StartError(str(error)) from error
@@ -207,7 +216,7 @@ async def serve(
         secure, context = certificate_of("--tls-", own, stack, gateway.server.go_by)
         of_control, control_context = certificate_of("--control-tls-", options.control_certificate, stack)
         signals.on_hangup(partial(_reload, (file, secure, of_control), log))
-        app = _control_app(options, gateway, port, signals, file)
+        app = _control_app(options, gateway, port, signals, file, lambda: _log_trouble(errors, log))
         control = ControlPort(app, options.control, shared_out(open_files).control, control_context)
         stack.push_async_callback(control.aclose)
         gateway.telemetry.start()  # first: a call that comes now waits until its model's engines are known
@@ -216,6 +225,8 @@ async def serve(
         if sidecar is not None:
             stack.push_async_callback(sidecar.stop)
             await _reporting(sidecar, control.address, gateway)
+        observing = lasting("the history", partial(gateway.observer.run, port.count))
+        stack.callback(observing.cancel)
         freeze()
         running = _running(gateway, port.addresses, control.address, sidecar, options)
         if place is None or place.first:
@@ -295,7 +306,12 @@ def _data_port(
 
 
 def _control_app(
-    options: Options, gateway: Gateway, port: DataPort, signals: ProcessSignals, file: WatchedFile | None
+    options: Options,
+    gateway: Gateway,
+    port: DataPort,
+    signals: ProcessSignals,
+    file: WatchedFile | None,
+    log_trouble: Callable[[], tuple[str, float] | None],
 ) -> Any:
     """The control port's application."""
     return control_app(
@@ -322,10 +338,22 @@ def _control_app(
             buckets=gateway.limits.buckets,
             data=lambda: port.addresses,
             keys=_api_keys(options, gateway, file),
+            observer=gateway.observer,
+            log_trouble=log_trouble,
+            read_log=gateway.waking.read_log,
         ),
         cluster=port.cluster if isinstance(port, ClusterPort) else None,
         usage=UsageSource(lambda: gateway.limits.quotas, gateway.token_use.history),
     )
+
+
+def _log_trouble(errors: LineWriter, log: CallLog | None) -> tuple[str, float] | None:
+    """Why lines of the log or of standard error are lost, and since when; None: none is."""
+    for name, lines in (("standard error", errors), ("the call log", None if log is None else log.lines)):
+        if lines is not None and lines.trouble is not None:
+            why, since = lines.trouble
+            return f"{name if lines.path is None else lines.path}: {why}", since
+    return None
 
 
 def _api_keys(options: Options, gateway: Gateway, file: WatchedFile | None) -> ApiKeys | None:
@@ -354,6 +382,7 @@ def _as_it_is(configuration: Configuration) -> Configuration:
 
 def _configuration(
     path: Path | None,
+    say: Callable[[str], None] = say,
     *,
     complete: Callable[[Configuration], Configuration] = _as_it_is,
     default: Policy = DEFAULTS,
@@ -392,9 +421,17 @@ def _own_sidecar(options: Options, control: str, token: str) -> EmbeddedSidecar 
     """The sidecar that this process runs, if any."""
     if options.sidecar is not None:
         return SidecarProcess(
-            options.sidecar, "--gateway", reachable(control), stop_within=SIDECAR_ENDS_WITHIN, say=say
+            options.sidecar,
+            *("--gateway", reachable(control), *_log_format(options)),
+            stop_within=SIDECAR_ENDS_WITHIN,
+            say=say,
         )
-    return EmbeddedSidecar(control, token, say) if options.demo else None
+    return EmbeddedSidecar(control, token, say, _log_format(options)) if options.demo else None
+
+
+def _log_format(options: Options) -> Sequence[str]:
+    """The flag that gives a sidecar the format of this process' lines, which are on the same standard error."""
+    return () if options.log_format is None else ("--log-format", options.log_format)
 
 
 async def _reporting(sidecar: EmbeddedSidecar | SidecarProcess, control: str, gateway: Gateway) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from gateway.core.checkpoint import CheckpointError
 from gateway.decider.checkpoint import Checkpoints
-from gateway.serve.starting import say
+from gateway.shared.lines import say
 from gateway.shared.tasks import lasting
 
 EVERY = 1.0  # seconds between two

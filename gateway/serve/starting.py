@@ -6,7 +6,6 @@ import asyncio
 import gc
 import signal
 import ssl
-import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
@@ -20,8 +19,8 @@ from gateway.core.request.call_trace import Span
 from gateway.decider.call_log import CallLog
 from gateway.serve.embedded import EmbeddedFleet
 from gateway.shared.certificate import Certificate
-from gateway.shared.lines import LineWriter
-from gateway.shared.printable import printable
+from gateway.shared.lines import LineWriter, say
+from gateway.shared.operator_log import as_text
 from gateway.shared.watched_file import WatchedFile
 
 NO_OTEL = "--otlp-traces-endpoint: OpenTelemetry is not installed: pip install 'WEIR.whl[otel]'"
@@ -55,7 +54,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     control_certificate: Certificate | None = None  # of the control port; None: plain HTTP
     admin_token: str | None = None
     log: str = "-"
-    log_text: bool = False  # lines for people, not JSON
+    log_format: str | None = None  # json, text; None: text on a terminal, else json
     decide: str | None = None  # where proxies ask that forward calls themselves; None: nowhere
     decide_token: str | None = None
     take_over: str | None = None  # the meeting point of the gateway that runs; empty: that of `control`
@@ -80,10 +79,6 @@ class StartError(Exception):
 
 def lost_lines(errors: LineWriter, log: CallLog | None) -> int:
     return errors.lost + (log.lines.lost if log is not None and log.lines is not errors else 0)
-
-
-def say(line: str) -> None:
-    print(printable(line), file=sys.stderr, flush=True)  # some of it is what engines say
 
 
 class ProcessSignals:
@@ -122,12 +117,14 @@ class ProcessSignals:
             self._loop.remove_signal_handler(number)
 
 
-def call_log(options: Options, errors: LineWriter) -> CallLog | None:
+def call_log(options: Options, errors: LineWriter, say: Callable[[str], None] = say) -> CallLog | None:
     if options.log == "none":
         return None
     try:
-        lines = errors if options.log == "-" else LineWriter.at(Path(options.log), say)
-        return CallLog(lines, text=options.log_text)
+        if options.log == "-":
+            return CallLog(errors, text=as_text(options.log_format))
+        text = options.log_format == "text"
+        return CallLog(LineWriter.at(Path(options.log), say, text=text), text=text)
     except OSError as error:
         raise StartError(f"--log {options.log}: {error.strerror or error}") from error
 

@@ -21,6 +21,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TextIO, cast
 
+from gateway.shared.notice import Notice
+from gateway.shared.operator_log import RAW, as_text, framed, plain
+
 EVERY = 0.25  # seconds between writes of what is in no hurry
 LIMIT = 8 * 1024 * 1024  # bytes waiting to be written
 CLOSE_WITHIN = 2.0  # seconds
@@ -30,12 +33,17 @@ MODE = 0o640
 
 class LineWriter:
     """Writes to the descriptor `fd`, which was opened at `path` if it is a file that may be moved. `say` takes lines
-    for the operator about this output, and has another one. Every method may be called from any thread."""
+    for the operator about this output, and has another one. `text`: its lines are text, not JSON. Every method may be
+    called from any thread."""
 
-    def __init__(self, fd: int, path: Path | None = None, say: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(
+        self, fd: int, path: Path | None = None, say: Callable[[str], None] = lambda _: None, *, text: bool = False
+    ) -> None:
         self.lost = 0  # lines, since the start
+        self.trouble: tuple[str, float] | None = None  # why lines are lost now, and since when (Unix seconds)
+        self._text = text
         self._fd = fd
-        self._path = path
+        self.path = path
         self._say = say
         self._lock = threading.Lock()
         self._lines: list[bytes] = []
@@ -53,9 +61,9 @@ class LineWriter:
         self._torn = path is not None and _ends_torn(path)
 
     @classmethod
-    def at(cls, path: Path, say: Callable[[str], None]) -> LineWriter:
+    def at(cls, path: Path, say: Callable[[str], None], *, text: bool = False) -> LineWriter:
         """Append to a file, made if need be. Raises OSError."""
-        return cls(os.open(path, FLAGS, MODE), path, say)
+        return cls(os.open(path, FLAGS, MODE), path, say, text=text)
 
     def write(self, line: bytes, *, hurry: bool = False) -> None:
         """Take a line with its end. `hurry`: write it now, and not with others that gather meanwhile."""
@@ -63,6 +71,7 @@ class LineWriter:
             if self._size > LIMIT:
                 self.lost += 1
                 self._untold += 1
+                self.trouble = self.trouble or ("whoever reads it is too slow", time.time())
                 return
             self._lines.append(line)
             self._size += len(line)
@@ -71,7 +80,7 @@ class LineWriter:
 
     def look(self) -> None:
         """See now whether the file has been moved."""
-        if self._path is not None:
+        if self.path is not None:
             self._wake(hurry=True)
 
     def drain(self) -> None:
@@ -128,15 +137,23 @@ class LineWriter:
         untold = self._untold
         if not untold:
             return True
-        error = b',"error":"%b"' % self._error.encode() if self._error else b""
-        if self._write(b'{"ts":%.3f,"dropped_lines":%d%b}\n' % (time.time(), untold, error)):
+        if self._write(self._of_lost(untold)):
             return False
         with self._lock:
             self._untold -= untold
         if self._failed:
-            self._say(f"{self._path}: can be written again; {untold} lines were lost")
-        self._failed, self._error = False, ""
+            self._say(Notice(f"{self.path}: can be written again; {untold} lines were lost", "log_written"))
+        self._failed, self._error, self.trouble = False, "", None
         return True
+
+    def _of_lost(self, lines: int) -> bytes:
+        """The line that tells of lost ones."""
+        if self._text:
+            why = self._error or "whoever reads them is too slow"
+            return framed(Notice(f"{lines} lines were lost: {why}", "lines_lost", "warning"), text=True)
+        error = b',"error":"%b"' % self._error.encode() if self._error else b""
+        head = b'{"ts":%.3f,"level":"warning","event":"lines_lost"' % time.time()
+        return b'%b,"dropped_lines":%d%b}\n' % (head, lines, error)
 
     def _write(self, data: bytes) -> int:
         """Write all of it, however long that takes. How many bytes could not be written."""
@@ -160,40 +177,42 @@ class LineWriter:
     def _failing(self, error: str) -> None:
         self._error = error
         if not self._failed:
-            self._failed = True
-            self._say(f"{self._path}: cannot be written: {error}; lines are lost until it can")
+            self._failed, self.trouble = True, (error, time.time())
+            line = f"{self.path}: cannot be written: {error}; lines are lost until it can"
+            self._say(Notice(line, "log_failed", "error"))
 
     def _find_again(self) -> None:
         """Open the path anew where it is no longer the file that is open."""
-        if self._path is None:
+        if self.path is None:
             return
         try:
-            now, own = os.stat(self._path), os.fstat(self._fd)
+            now, own = os.stat(self.path), os.fstat(self._fd)
             if (now.st_dev, now.st_ino) == (own.st_dev, own.st_ino):
                 return
         except OSError:  # it is not there: it is made again
             pass
         try:
-            opened = os.open(self._path, FLAGS, MODE)
+            opened = os.open(self.path, FLAGS, MODE)
         except OSError as error:
             if not self._stuck:
                 self._stuck = True
-                self._say(
-                    f"{self._path}: cannot be opened again: {error.strerror}; lines go into the file that was moved"
-                )
+                line = f"{self.path}: cannot be opened again: {error.strerror}; lines go into the file that was moved"
+                self._say(Notice(line, "log_failed", "warning"))
             return
         os.close(self._fd)
-        self._fd, self._torn, self._stuck = opened, _ends_torn(self._path), False
+        self._fd, self._torn, self._stuck = opened, _ends_torn(self.path), False
 
 
 class ErrorOutput:
-    """Standard error as a text stream that blocks nobody: prints, logs and tracebacks go through a LineWriter."""
+    """Standard error as a text stream that blocks nobody: prints, logs and tracebacks go through a LineWriter, each of
+    their lines with time, level and event."""
 
     encoding = "utf-8"
     errors = "backslashreplace"
 
-    def __init__(self, lines: LineWriter) -> None:
+    def __init__(self, lines: LineWriter, *, text: bool) -> None:
         self._lines = lines
+        self._text = text
         self._part = threading.local()
 
     def write(self, text: str) -> int:
@@ -201,8 +220,14 @@ class ErrorOutput:
         gathered = getattr(self._part, "text", "") + text
         whole, end, self._part.text = gathered.rpartition("\n")
         if end:
-            self._lines.write((whole + end).encode(self.encoding, self.errors), hurry=True)
+            for line in whole.split("\n"):
+                if line:
+                    self.say(Notice(line, RAW, "error"))
         return len(text)
+
+    def say(self, line: str) -> None:
+        """Write one line for the operator."""
+        self._lines.write(framed(line, text=self._text), hurry=True)
 
     def flush(self) -> None:
         """Nothing to do: the thread writes at once."""
@@ -217,15 +242,24 @@ class ErrorOutput:
 
 
 @contextlib.contextmanager
-def standard_error() -> Iterator[LineWriter]:
+def standard_error(*, text: bool) -> Iterator[LineWriter]:
     """`sys.stderr` through a LineWriter, until the end of the block; what is left is written then, in bounded time."""
-    lines, before = LineWriter(2), sys.stderr
-    sys.stderr = cast(TextIO, ErrorOutput(lines))
+    lines, before = LineWriter(2, text=text), sys.stderr
+    sys.stderr = cast(TextIO, ErrorOutput(lines, text=text))
     try:
         yield lines
     finally:
         sys.stderr = before
         lines.drain()
+
+
+def say(line: str) -> None:
+    """Write a line for the operator on standard error, which `standard_error` may have taken over."""
+    out = sys.stderr
+    if isinstance(out, ErrorOutput):
+        out.say(line)
+    else:
+        plain(text=as_text(None))(line)
 
 
 def _wait_until_writable(fd: int) -> None:

@@ -35,6 +35,7 @@ import msgspec
 
 from gateway.shared.files.checked import InvalidFile
 from gateway.shared.files.file_status import FileStatus
+from gateway.shared.notice import Notice
 
 POLL = 0.25  # seconds between two looks
 SETTLE = 0.2  # seconds without a change before files are read, so that a write in several steps has ended
@@ -236,7 +237,8 @@ class WatchedFile:
         elif reading.digest == self._digest:
             if before.error is not None:
                 self._bad, self.status = None, before.mended()
-                self._log(f"{self._name}: {self._path} is again what is active (version {before.version})")
+                line = f"{self._name}: {self._path} is again what is active (version {before.version})"
+                self._log(Notice(line, f"{self._name}_loaded"))
         else:
             assert self._apply is not None  # noqa: S101 # start() has set it
             self.status = before.failed(UNFORESEEN, _now())  # the status if `apply` raises anything else
@@ -248,14 +250,16 @@ class WatchedFile:
             else:
                 self._bad, self._digest = None, reading.digest
                 self.status = before.applied(reading.digest[:12], _now())
-                self._log(f"{self._name}: version {self.status.version} is active ({self.status.digest}, {self._path})")
+                line = f"{self._name}: version {self.status.version} is active ({self.status.digest}, {self._path})"
+                self._log(Notice(line, f"{self._name}_loaded"))
 
     def _failed(self, digest: str, error: str) -> None:
         if self._bad == (digest, error):
             return
         self._bad = (digest, error)
         self.status = self.status.failed(error, _now())
-        self._log(f"{self._name}: version {self.status.version} stays active, as the file cannot be used:\n{error}")
+        line = f"{self._name}: version {self.status.version} stays active, as the file cannot be used:\n{error}"
+        self._log(Notice(line, f"{self._name}_refused", "error"))
 
     def _answer(self, asked: int) -> None:
         """Wake callers that asked before the reading began."""

@@ -56,13 +56,15 @@ class _Mooncake(msgspec.Struct):
 
 class _Logged(msgspec.Struct):
     """A line of a call log. `ts`: the call's end, seconds since 1970; `total`: seconds since its first byte.
-    `dropped_lines`: of a line that tells of lost ones."""
+    `dropped_lines`: of a line that tells of lost ones. `event`: call, or of a line for the operator; None: of before
+    there were events."""
 
     ts: Annotated[float, msgspec.Meta(ge=0, le=1e12)]
     total: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0
     prompt_tokens: Annotated[int, msgspec.Meta(ge=0, le=MOST)] | None = None
     completion_tokens: Annotated[int, msgspec.Meta(ge=0, le=MOST)] = 0
     dropped_lines: int | None = None
+    event: str | None = None
 
 
 _MOONCAKE = msgspec.json.Decoder(_Mooncake)
@@ -218,6 +220,8 @@ def _logged(first: str, lines: Iterator[str], path: Path) -> Iterator[tuple[int,
     """Calls by their first bytes. A request that was refused before it was read has no prompt, and is none here."""
     expected = "an object with ts (s), total (s), prompt_tokens and completion_tokens"
     for number, row in _objects(first, lines, path, _LOGGED, expected):
+        if row.event not in (None, "call") and row.dropped_lines is None:
+            continue  # for the operator
         if row.dropped_lines is not None:
             raise TraceError(f"{path}, line {number}: {row.dropped_lines} lines were lost, expected all calls")
         if row.prompt_tokens:

@@ -156,6 +156,7 @@ def missed(slos: Sequence[Slo], summary: Summary) -> list[Missed]:
     found = []
     if not summary.valid:
         why = f"the sender was late by {summary.lag_p99 * 1e3:.1f} ms at p99, more than {LAG_BOUND * 1e3:.0f} ms"
+        why += ": send less, or from a machine with nothing else to do"
         found.append(Missed(summary.name, "", f"invalid: {why}"))
     for slo in slos:
         if slo.class_name and slo.class_name not in summary.classes:

@@ -35,6 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--gateway", metavar="URL", help="the control port of a gateway to report to, beside the file's"
     )
+    parser.add_argument(
+        "--log-format",
+        choices=("json", "text"),
+        help="of the lines on standard error: json for programs, text for people (default: text at a terminal)",
+    )
     add_trial(parser)
 
 
@@ -54,6 +59,7 @@ def command(given: argparse.Namespace) -> int:
         end_engines=given.end_engines,
         die_with_parent=given.die_with_parent,
         end_with_parent=given.end_with_parent,
+        log_format=given.log_format,
     )
     try:
         run(options)

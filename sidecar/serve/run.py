@@ -25,6 +25,8 @@ import uvloop
 
 from gateway.shared.files.checked import InvalidFile
 from gateway.shared.files.file_status import FileStatus
+from gateway.shared.lines import standard_error
+from gateway.shared.operator_log import as_text
 from gateway.shared.service_manager import ServiceManager
 from gateway.shared.threads import in_thread
 from sidecar import __version__
@@ -71,11 +73,13 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     end_engines: bool = False
     die_with_parent: bool = False
     end_with_parent: bool = False
+    log_format: str | None = None  # json, text; None: text on a terminal, else json
 
 
 def run(options: Options) -> None:
     """Serve until SIGTERM, SIGINT, or an order to stop. Raises StartError."""
-    uvloop.run(serve(options))
+    with standard_error(text=as_text(options.log_format)):
+        uvloop.run(serve(options))
 
 
 async def serve(options: Options) -> None:

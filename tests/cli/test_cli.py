@@ -187,15 +187,15 @@ def test_a_token_that_would_cross_a_network_in_the_clear_is_warned_of(
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
     status, out, err = ran("serve", *ENGINE, "--control", "[::]:8001")
     assert (status, out) == (0, "")
-    assert err == (
-        "gateway: warning: --control [::]:8001: tokens cross the network to it in the clear: --control-tls-cert hides "
-        "them\n"
-    )
+    line = json.loads(err)
+    assert (line["level"], line["event"]) == ("warning", "configuration")
+    hides = "tokens cross the network to it in the clear: --control-tls-cert hides them"
+    assert line["message"] == f"--control [::]:8001: {hides}"
     assert ran.served(*ENGINE, "--control", "[::]:8001", "--control-tls-cert", "c.pem").control == "[::]:8001"
     policy = tmp_path / "p.yaml"
     policy.write_text("fleet: {sidecars: {allow: [10.0.0.0/8]}}")
     status, out, err = ran("serve", "--policy", str(policy))
-    assert [line.split(": ", 3)[2] for line in err.splitlines()] == [str(policy)] * 2
+    assert [json.loads(line)["message"].split(": ", 1)[0] for line in err.splitlines()] == [str(policy)] * 2
     assert "order token are in the clear" in err
     assert ran("serve", *ENGINE, "--control-tls-key", "k") == (
         2, "", "gateway: --control-tls-key: there is no --control-tls-cert for it\n",

@@ -91,7 +91,11 @@ def test_serve_tells_of_each(policy: Path, monkeypatch: pytest.MonkeyPatch, caps
             file.chmod(mode)
         assert cli.main(["serve", "--policy", str(policy), *flags]) == 0
         told = capsys.readouterr().err
-        assert told.count("gateway: warning: ") == told.count("everybody on this machine may read it") == lines
+        assert (
+            told.count('"level":"warning","event":"configuration"')
+            == told.count("everybody on this machine may read it")
+            == lines
+        )
     token.chmod(0o606)
     assert cli.main(["serve", "--policy", str(policy), *flags]) == 2
     assert f"--admin-token-file {token}: everybody on this machine may write" in capsys.readouterr().err

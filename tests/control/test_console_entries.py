@@ -138,7 +138,7 @@ def test_the_headline_gives_the_status_that_callers_got_not_that_of_the_outcome(
     cut = record(outcome=Outcome.TRUNCATED, status=200, reason="the engine went away", engine="e0")
     own = record(outcome=Outcome.UPSTREAM, status=500, reason="EngineCore died", engine="e0", class_name="default")
     first, second = lines([(9.0, cut), (9.0, cut), (9.0, own)], {}, [], 60.0, 0)
-    assert first.what.endswith("2 of 2 calls of the last minute failed with 200 (truncated).")
+    assert first.what.endswith("2 of 2 calls of the last minute failed after 200, broken off (truncated).")
     assert second.what.endswith("1 of 1 calls of the last minute failed with 500 (upstream).")
     both = [(9.0, record(outcome=Outcome.UPSTREAM, status=status)) for status in (500, 502, 500)]
     (line,) = lines(both, {}, [], 60.0, 0)
@@ -148,7 +148,34 @@ def test_the_headline_gives_the_status_that_callers_got_not_that_of_the_outcome(
 def test_the_advice_names_the_engines_whose_log_to_read() -> None:
     ended = [(9.0, record(outcome=Outcome.TRUNCATED, engine=engine)) for engine in ("h:1", "h:1", "gone:2")]
     (line,) = lines(ended, {}, [], 60.0, 0)
-    assert line.change == "Look at the log of engine-1 (2), gone:2 (1); drain what goes on so."
+    assert line.change.startswith("Read the log of engine-1 (2), gone:2 (1).")
+    assert line.engines == ("engine-1", "gone:2")
+    assert line.runbook == "WeirBreakerOpen"
+
+
+def test_an_engines_words_are_not_given_for_what_callers_were_told() -> None:
+    ended = [(9.0, record(outcome=Outcome.UPSTREAM, status=500, reason="EngineCore died", engine="h:1"))]
+    (line,) = lines(ended, {}, [], 60.0, 0)
+    assert line.why == "The engine said: EngineCore died"
+    (line,) = lines([(9.0, record(outcome=Outcome.TRUNCATED, status=200, reason="broke off."))], {}, [], 60.0, 0)
+    assert line.why == "The last of them: broke off."
+
+
+def test_a_line_says_since_when_calls_end_so() -> None:
+    ended = [(at, record(outcome=Outcome.RATE_LIMITED, reason="r")) for at in (9.0, 7.0, 5.0)]
+    (line,) = lines(ended, {}, [], 60.0, 0)
+    assert line.since == 5.0
+
+
+@pytest.mark.parametrize(("calls", "expected"), [(3, []), (100, ["unknown callers"])])
+def test_a_few_stray_requests_of_unknown_callers_are_no_alarm(calls: int, expected: list[str]) -> None:
+    stray = record(outcome=Outcome.NOT_FOUND, status=404, tenant="", class_name="", model="")
+    found = [line for line in lines([(9.0, stray)] * calls, {}, [], 60.0, 0) if line.level != "good"]
+    assert ["unknown callers" for line in found if "unknown callers" in line.what] == expected
+    (own,) = lines([(9.0, record(outcome=Outcome.NOT_FOUND, status=404))], {}, [], 60.0, 0)
+    assert own.level == "warn", "a tenant that asks for what is not there is told of at once"
+    (key,) = lines([(9.0, record(outcome=Outcome.UNAUTHORIZED, status=401, tenant=""))], {}, [], 60.0, 0)
+    assert key.level == "warn"
 
 
 FULL = "they run 4 of at most 4 calls, 90% of their KV-cache budget is held"
@@ -218,4 +245,4 @@ def test_the_headline_of_a_quiet_gateway_says_so() -> None:
 def test_every_outcome_has_something_to_change(outcome: Outcome) -> None:
     (line,) = lines([(1.0, record(outcome=outcome, reason="why"))], {}, [], 60.0, 0)
     assert line.change
-    assert line.why == "The last was told: why"
+    assert line.why.endswith(": why")

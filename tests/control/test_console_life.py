@@ -53,7 +53,7 @@ def test_a_call_that_did_not_wait_and_one_that_was_refused() -> None:
     late = record(outcome=Outcome.SHED, status=503, total=2.5, reason="It has become too late.")
     words = told(late, call("globex", "interactive", 90.0, 91.0, 104.0))
     assert words["waited"] == "2.5 s: nothing had room for it; the room was used 100% by interactive of globex"
-    assert (words["ended"], words["because"]) == ("after 2.5 s with 503 (shed)", "It has become too late.")
+    assert (words["ended"], words["because"]) == ("after 2.5 s; the caller got 503 (shed)", "It has become too late.")
     assert "waited" not in told(record(outcome=Outcome.RATE_LIMITED, status=429))
     limited = told(
         record(engine="e0", total=9.0, ttft=5.0, stream=True, attempts=2, shaped_tokens=7, affinity_tokens=9)

@@ -30,7 +30,9 @@ def test_it_tells_what_is_known_and_promised() -> None:
         assert 0.0 <= second.pop("checked_s") < 30
         assert second == {
             "id": "e1",
-            "name": "engine-2",
+            "name": "e1",
+            "alias": "engine-2",
+            "outage_s": None,
             "url": "http://127.0.0.1:2",
             "up": True,
             "draining": False,

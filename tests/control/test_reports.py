@@ -9,9 +9,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from gateway.control.app import control_app
+from gateway.control.console.sources import Sources
 from gateway.control.reports import is_local
 from gateway.core.policy.policy import FleetPolicy, Policy, SidecarsPolicy
 from gateway.core.request.record import Record
@@ -47,6 +49,7 @@ class Site:
         app = control_app(
             self.gateway.fleet, self.gateway.dispatch, self.gateway.metrics.exposition, admin, loop.time,
             is_user_key="sk-weir-user".__eq__, sidecars=self.gateway.sidecars, drain_engine=self.gateway.drain_engine,
+            sources=Sources(observer=self.gateway.observer),
         )  # fmt: skip
         self.port = ControlPort(app, "127.0.0.1:0")
         self.client = httpx.AsyncClient(trust_env=False)
@@ -121,11 +124,11 @@ def test_the_fleet_and_the_metrics_show_what_sidecars_say() -> None:
         assert view["copies"] == []
         assert sidecar["refused"] == {"http://8.8.8.8:1": "not in a network of fleet.sidecars.allow"}
         assert site.lines == [
-            "engine 127.0.0.1:1 is up; serves m",
+            "engine p@box is up; serves m",
             "sidecar box: 'http://8.8.8.8:1' is not used: not in a network of fleet.sidecars.allow",
         ]
         assert [engine["id"] for engine in view["engines"]] == ["127.0.0.1:1"]
-        assert [(model["id"], model["engines"]) for model in view["models"]] == [("m", ["127.0.0.1:1"]), ("n", [])]
+        assert [(model["id"], model["engines"]) for model in view["models"]] == [("m", ["p@box"]), ("n", [])]
         site.gateway.dispatch.waits.woken("default", 3.0)
         for name in ("n", "invented"):
             site.gateway.recorder.observe(Record(request_id="r", route="/v1/x", model=name))
@@ -143,7 +146,7 @@ def test_the_fleet_and_the_metrics_show_what_sidecars_say() -> None:
             'vllm_requests_total{model_id="other"} 1.0',
         ):
             assert line in text, line
-        answer = await site.client.request("DELETE", f"{site.port.address}/engines/127.0.0.1:1/drain")
+        answer = await site.client.request("DELETE", f"{site.port.address}/engines/p@box/drain")
         assert (answer.status_code, answer.json()["draining"]) == (200, False)
 
     play(scene)
@@ -281,3 +284,28 @@ def test_sockets_are_used_only_in_a_folder_that_a_sidecar_has_made() -> None:
 )
 def test_who_is_on_this_machine(client: Any, server: Any, local: bool) -> None:
     assert is_local({"type": "http", "client": client, "server": server}) is local
+
+
+def test_a_start_that_failed_and_one_that_calls_wait_for_are_told_on_the_first_page() -> None:
+    async def scene(site: Site) -> None:
+        failed = ModelReport(profile="p", model="m", state="error", why="error", message="it fails", last_error="boom")
+        starting = ModelReport(profile="q", model="n", state="starting", pending="start", ready_in=0.0)
+        assert (await site.post(report(failed, starting))).status_code == 200
+        site.gateway.observer.look()
+        began = site.gateway.observer.states["box", "p"][2]
+        (line,) = (await site.get("/status")).json()["headline"]
+        assert line["what"] == "The start of p@box failed; its model cannot be called."
+        assert (line["why"], line["engines"], line["runbook"]) == ("boom", ["p@box"], "WeirStartFailing")
+        assert line["since"] == round(began, 1)
+        again = msgspec.structs.replace(failed, state="starting", pending="start")
+        assert (await site.post(report(again, starting, sequence=2))).status_code == 200
+        (line,) = (await site.get("/status")).json()["headline"]
+        assert (line["what"], line["level"]) == ("The start of p@box failed, and is tried again.", "warn")
+        awake = msgspec.structs.replace(RUNNING, last_error="")
+        assert (await site.post(report(awake, starting, sequence=3))).status_code == 200
+        site.gateway.observer.look()
+        texts = [event.text for event in site.gateway.observer.history.events]
+        assert "the start of p@box failed: boom" in texts
+        assert texts[-1] == "p@box is awake"
+
+    play(scene)

@@ -92,13 +92,13 @@ def test_lines_for_people_say_first_how_it_ended_for_whom_and_how_long_it_took()
         settled=True,
     )
     assert text_line(served, 1763844781.1239).decode() == (
-        "2025-11-22 20:53:01.123Z 200 ok interactive acme llama on 10.0.0.1:8000: 1.930 s, queue 0.402, first 0.713, "
-        "812+240 tokens, POST /v1/completions, id r\n"
+        "2025-11-22 20:53:01.123Z info call: 200 (ok) interactive acme llama on 10.0.0.1:8000: 1.930 s, queue 0.402, "
+        "first 0.713, 812+240 tokens, POST /v1/completions, id r\n"
     )
     more = {"attempts": 2, "shaped_tokens": 9, "predicted_wait": 3.5, "prompt_tokens": 5}
     assert text_line(record(reason="too late", trace_id="ab", request="{}", **more), 0.0).decode() == (
-        "1970-01-01 00:00:00.000Z 0 ok - - -: 0.000 s, predicted wait 3.500, about 5+0 tokens, output cut by 9, "
-        "2 attempts, reason: too late, POST /v1/completions, id r, trace ab, request: {}\n"
+        "1970-01-01 00:00:00.000Z info call: 0 (ok) - - -: 0.000 s, predicted wait 3.500, about 5+0 tokens, "
+        "output cut by 9, 2 attempts, reason: too late, POST /v1/completions, id r, trace ab, request: {}\n"
     )
 
 

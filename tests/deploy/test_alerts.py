@@ -35,7 +35,13 @@ def test_an_alert_says_how_bad_it_is_what_it_is_and_where_to_read_on(group: dict
         annotations = rule["annotations"]
         assert isinstance(annotations, dict)
         assert annotations.keys() == {"summary", "description", "runbook_url"}
-        assert annotations["runbook_url"] == f"docs/runbooks.md#{str(rule['alert']).lower()}"
+        assert annotations["runbook_url"] == f"{{{{ $externalLabels.weir_runbooks }}}}#{str(rule['alert']).lower()}"
+
+
+@pytest.mark.parametrize("file", ["prometheus/prometheus.yaml", "compose/prometheus.yaml"])
+def test_a_runbooks_address_is_said_once_where_prometheus_is_set_up(file: str) -> None:
+    configuration = yaml.safe_load((RULES.parents[1] / file).read_text())
+    assert configuration["global"]["external_labels"] == {"weir_runbooks": "http://127.0.0.1:8001/"}
 
 
 def test_every_alert_is_unit_tested() -> None:

@@ -79,7 +79,7 @@ def test_an_upgrade_makes_the_new_process_the_main_one(
     with Gateway(tmp_path / "log", *argv, ready=False) as running:
         assert systemd.next().startswith("READY=1\n")
         os.kill(running.child.pid, signal.SIGUSR2)
-        started = running.child.line(r"^process (\d+) was started to take over", 20.0)
+        started = running.child.line(r"process (\d+) was started to take over", 20.0)
         said = {systemd.next().partition("\n")[0] for _ in range(2)}
         assert said == {f"MAINPID={started}", "READY=1"}
         assert running.child.process.wait(20.0) == 0

@@ -13,7 +13,7 @@ def test_what_fails_is_remembered_until_the_file_is_good() -> None:
         1,
         "a",
         "line 2",
-        "t2",
+        "t1",
         2,
     )
     assert failed.mended() == FileStatus(digest="a", loaded_at="t0", file="f", failures=2)

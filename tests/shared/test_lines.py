@@ -8,6 +8,7 @@ import errno
 import json
 import logging
 import os
+import re
 import select
 import sys
 import threading
@@ -18,8 +19,12 @@ from typing import Any
 
 import pytest
 
+from gateway.core.request.outcome import Outcome
+from gateway.core.request.record import Record
+from gateway.decider.call_log import CallLog
 from gateway.shared import lines
-from gateway.shared.lines import LineWriter, standard_error
+from gateway.shared.lines import LineWriter, say, standard_error
+from gateway.shared.notice import Notice
 
 
 @contextlib.contextmanager
@@ -137,6 +142,8 @@ def test_a_full_disk_is_told_once_and_no_line_stays_torn(tmp_path: Path, monkeyp
     first, torn, note, last = path.read_bytes().splitlines()
     assert (first, torn, last) == (b"0123456", b"abcdefghi", b"again")
     assert {key: value for key, value in json.loads(note).items() if key != "ts"} == {
+        "level": "warning",
+        "event": "lines_lost",
         "dropped_lines": 4,
         "error": "No space left on device",
     }
@@ -202,7 +209,7 @@ def test_a_file_that_cannot_be_opened_anew_is_written_on(tmp_path: Path) -> None
 
 def test_whatever_goes_to_standard_error_goes_through_the_writer(capfd: pytest.CaptureFixture[str]) -> None:
     before = sys.stderr
-    with standard_error() as writer:
+    with standard_error(text=False) as writer:
         print("printed", "in pieces", file=sys.stderr, flush=True)
         logging.lastResort.handle(logging.makeLogRecord({"msg": "logged", "levelno": logging.ERROR}))  # type: ignore[union-attr]
         threads = [threading.Thread(target=lambda: print("a" * 50, "b" * 50, file=sys.stderr)) for _ in range(8)]
@@ -212,7 +219,65 @@ def test_whatever_goes_to_standard_error_goes_through_the_writer(capfd: pytest.C
             thread.join()
         assert not sys.stderr.isatty()
     assert sys.stderr is before
-    out = capfd.readouterr().err.splitlines()
-    assert out[:2] == ["printed in pieces", "logged"]
-    assert out[2:] == [f"{'a' * 50} {'b' * 50}"] * 8
+    found = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    assert [line["message"] for line in found] == ["printed in pieces", "logged", *[f"{'a' * 50} {'b' * 50}"] * 8]
+    assert {(line["level"], line["event"]) for line in found} == {("error", "stderr")}
     assert writer.lost == 0
+
+
+@pytest.mark.parametrize("text", [False, True])
+def test_every_line_of_a_stream_has_time_level_and_event(capfd: pytest.CaptureFixture[str], *, text: bool) -> None:
+    with standard_error(text=text) as writer:
+        say("plain \x1b[2J")
+        say(Notice("the file cannot be used:\nline 3", "policy_refused", "error"))
+        print("from a library", file=sys.stderr)
+        CallLog(writer, text=text).write(
+            Record(request_id="r", route="/v1", outcome=Outcome.TRUNCATED, status=200), 1.0
+        )
+    lines = capfd.readouterr().err.splitlines()
+    if text:
+        found = [re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}Z (\w+) (\w+): (.*)", line) for line in lines]
+        told = [match.groups() for match in found if match is not None]
+        assert len(told) == len(lines)
+        assert told[1:3] == [("error", "policy_refused", text) for text in ("the file cannot be used:", "line 3")]
+    else:
+        told = [(line["level"], line["event"], line.get("message", "")) for line in map(json.loads, lines)]
+        assert told[1] == ("error", "policy_refused", "the file cannot be used:\nline 3")
+    assert told[0] == ("info", "notice", "plain ?[2J")
+    assert told[-2] == ("error", "stderr", "from a library")
+    assert told[-1][:2] == ("error", "call")
+
+
+def test_why_lines_are_lost_and_since_when_is_told_while_it_lasts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = [True]
+    write = os.write
+
+    def writing(fd: int, data: bytes) -> int:
+        if full[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(fd, data)
+
+    said: list[str] = []
+    writer = LineWriter.at(tmp_path / "log", said.append, text=True)
+    monkeypatch.setattr(os, "write", writing)
+    before = time.time()
+    for _ in range(2):
+        writer.write(b"line\n")
+        writer.drain()
+    assert writer.trouble is not None
+    why, since = writer.trouble
+    assert why == "No space left on device"
+    assert before <= since <= time.time()
+    full[0] = False
+    writer.write(b"line\n")
+    writer.drain()
+    assert writer.trouble is None
+    note, line = (tmp_path / "log").read_text().splitlines()
+    assert line == "line"
+    assert note.endswith(" warning lines_lost: 2 lines were lost: No space left on device")
+    assert [(each.event, each.level) for each in said if isinstance(each, Notice)] == [
+        ("log_failed", "error"),
+        ("log_written", "info"),
+    ]

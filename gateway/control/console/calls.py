@@ -9,6 +9,7 @@ from msgspec import UNSET
 
 from gateway.control.console.life import Beside, Step, beside_of, life
 from gateway.control.console.reading import ConsoleReading
+from gateway.core.request.outcome import got, kind_of
 from gateway.decider.dispatch import Dispatch
 from gateway.decider.ended_calls import EndedCalls
 
@@ -41,11 +42,14 @@ class EndedCall(msgspec.Struct, array_like=True, frozen=True, gc=False):
     settled: bool
     route: str
     trace_id: str
+    kind: str  # answered, refused, failed, caller
+    got: str  # what the caller got, in words
 
 
 def ended_rows(reading: ConsoleReading, after: int, most: int) -> tuple[int, list[EndedCall]]:
     """The serial of the first row, and up to `most` calls that ended after the one of serial `after`."""
     first, ended = reading.ended.after(after, most)
+    names = reading.names if ended else {}
     rows = [
         EndedCall(
             serial,
@@ -54,7 +58,7 @@ def ended_rows(reading: ConsoleReading, after: int, most: int) -> tuple[int, lis
             record.tenant,
             record.class_name,
             record.model,
-            record.engine,
+            names.get(record.engine, record.engine),
             record.outcome.value,
             record.status,
             record.reason,
@@ -73,6 +77,8 @@ def ended_rows(reading: ConsoleReading, after: int, most: int) -> tuple[int, lis
             record.settled,
             record.route,
             "" if record.trace_id is UNSET else record.trace_id,
+            kind_of(record.outcome),
+            got(record.outcome, record.status),
         )
         for serial, (at, record) in enumerate(ended, first)
     ]
@@ -85,8 +91,8 @@ def life_of(serial: int, ended: EndedCalls, dispatch: Dispatch) -> list[Step] | 
     if first != serial or not found:
         return None
     ((at, record),) = found
-    engine = dispatch.fleet.engines.get(record.engine)
-    name = record.engine if engine is None else f"{engine.name} ({engine.id})"
+    engine = dispatch.fleet.named(record.engine)
+    name = record.engine if engine is None else engine.label
     target = dispatch.policy.classes.get(record.class_name)
     return life(record, at, name, target, _beside(record.model, at - record.total, ended, dispatch))
 

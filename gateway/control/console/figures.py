@@ -9,7 +9,7 @@ import msgspec
 
 from gateway.core.policy.traffic import TrafficClass
 from gateway.core.quantile import nearest_rank
-from gateway.core.request.outcome import STATUS, Outcome
+from gateway.core.request.outcome import Outcome, kind_of
 from gateway.core.request.record import Record
 
 WINDOW = 10.0  # seconds
@@ -31,19 +31,6 @@ class ClassFigures(msgspec.Struct, kw_only=True):
     wait_p99: float | None = None
     in_time: float | None = None
     goodput: float = 0.0
-
-
-def kind_of(outcome: Outcome) -> str:
-    """answered; refused: this gateway's decision; failed: an engine's or our fault; caller: the caller's doing."""
-    if outcome is Outcome.OK:
-        return "answered"
-    match STATUS[outcome].status if outcome in STATUS else 400:
-        case 429 | 503 | 504:
-            return "refused"
-        case 500 | 502 | 507:
-            return "failed"
-        case _:
-            return "caller"
 
 
 class Open(msgspec.Struct, frozen=True, gc=False):

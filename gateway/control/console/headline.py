@@ -9,33 +9,46 @@ last seconds say so, and come later: what is shown beside them is of now.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import msgspec
 
-from gateway.control.console.figures import WINDOW, kind_of
+from gateway.control.console.figures import WINDOW
 from gateway.control.console.remedy import ROOM, Key, ModelState, remedy
 from gateway.core.policy.traffic import TrafficClass
-from gateway.core.request.outcome import STATUS, Outcome
+from gateway.core.request.outcome import STATUS, Outcome, got, kind_of
 from gateway.core.request.record import Record
 
 MINUTE = 60.0  # seconds
 LINES = 6  # of calls
 OVERLOAD = 0.05  # share of a model's calls that found no room: less is a burst, and told of its class alone
+WHOSE = {Outcome.UPSTREAM: "The engine said", Outcome.TRUNCATED: "The last of them"}  # reasons, where not told
+STRAY = (Outcome.NOT_FOUND, Outcome.METHOD_NOT_ALLOWED)
+STRAYS = 100  # requests a minute of unknown callers for paths that are not there, which are worth a line
+RUNBOOKS = {  # of calls that ended so
+    **dict.fromkeys(ROOM, "WeirCallsWithoutRoom"),
+    Outcome.NO_ENGINE: "WeirEngineDown",
+    Outcome.MODEL_UNAVAILABLE: "WeirStartFailing",
+    Outcome.UPSTREAM: "WeirBreakerOpen",
+    Outcome.TRUNCATED: "WeirBreakerOpen",
+    Outcome.BUG: "WeirCallsEndInBugs",
+}
 GROUPS = 1000  # that are told apart; clients choose models' names
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """`what` happens, in a sentence, `why`, and what to `change`. `calls`: how many it is of; `model`: the one that is
-    overloaded."""
+    """One thing that is wrong, or that all is well."""
 
     level: Literal["bad", "warn", "good"]
-    what: str
+    what: str  # what happens, in a sentence
     why: str = ""
-    change: str = ""
-    calls: int = 0
-    model: str = ""
+    change: str = ""  # what to do
+    since: float | None = None  # when it began, Unix seconds; None: nobody knows
+    calls: int = 0  # that it is of
+    model: str = ""  # the overloaded one
+    engines: tuple[str, ...] = ()  # names of those to look at
+    runbook: str = ""  # section of docs/runbooks.md
 
 
 CUT = {  # reasons of calls that ended early: a word in the record, a sentence in the answer
@@ -48,13 +61,13 @@ NONE_NOW = f", none of them in the last {WINDOW:.0f} s"
 
 class Group:
     """Calls of one class, tenant and model that one change would help: how many of each outcome and of each status that
-    was sent, what the last of each was told, and when the last of all ended."""
+    was sent, what the last of each was told, and when the first and the last of all ended."""
 
-    __slots__ = ("engines", "key", "last", "outcomes", "reasons", "ways")
+    __slots__ = ("engines", "first", "key", "last", "outcomes", "reasons", "ways")
 
     def __init__(self, key: Key, last: float) -> None:
         self.key = key
-        self.last = last
+        self.last = self.first = last
         self.engines: Counter[str] = Counter()
         self.outcomes: Counter[Outcome] = Counter()
         self.ways: Counter[tuple[int, Outcome]] = Counter()
@@ -81,11 +94,13 @@ def headline(
     lately: float,
     classes: Mapping[str, TrafficClass],
     names: Mapping[str, str],
+    since: Callable[[str, Outcome, float], float | None] = lambda _tenant, _outcome, first: first,
 ) -> list[Line]:
     """The lines, the most urgent first; one where all is well. `ended`: the calls of the last `seconds`, the newest
     first; `conditions`: what is wrong whatever calls there are; `queued`: calls that wait now; `capped`: classes that
     run as many calls as their max_concurrency; `lately`: when the last WINDOW began; `classes`: the policy's;
-    `names`: those of the engines, by their ids."""
+    `names`: those of the engines, by their ids; `since`: when a tenant's calls began to end so, Unix seconds, of the
+    first one that is among `ended`."""
     groups: dict[tuple[Key, Outcome], Group] = {}
     offered: Counter[Key] = Counter()
     by_model: Counter[str] = Counter()
@@ -99,6 +114,7 @@ def headline(
             if len(groups) >= GROUPS:
                 continue
             groups[found] = Group(key, at)
+        groups[found].first = at
         groups[found].outcomes[record.outcome] += 1
         if record.engine:
             groups[found].engines[record.engine] += 1
@@ -108,17 +124,19 @@ def headline(
     span = "minute" if seconds >= MINUTE else f"{seconds:.0f} s"
     ranked = sorted(groups.values(), key=lambda group: -group.calls)
     refused = [group for group in ranked if kind_of(group.outcome) in ("refused", "failed")]
-    callers = [group for group in ranked if _callers_mistake(group.outcome)]
+    callers = [group for group in ranked if _callers_mistake(group)]
     lines = list(_overloads(refused, models, by_model, capped, span, lately))
     short = {line.model for line in lines}
     for group in refused[:LINES] + callers[:1]:
         state = models.get(group.key[2])
-        engines = ", ".join(
-            [f"{names.get(engine, engine)} ({calls})" for engine, calls in group.engines.most_common(3)]
-        )
+        had = [(names.get(engine, engine), calls) for engine, calls in group.engines.most_common(3)]
+        engines = ", ".join([f"{name} ({calls})" for name, calls in had])
         lacks = group.key[2] in short
         change = remedy(group.key, group.outcome, state, capped, classes, short=lacks, engines=engines)
-        lines.append(_line(group, offered[group.key], state, span, change, over=group.last < lately))
+        line = _line(group, offered[group.key], state, span, change, over=group.last < lately)
+        began = since(group.key[1], group.outcome, group.first)
+        at_fault = tuple([name for name, _ in had]) if kind_of(group.outcome) == "failed" else ()
+        lines.append(msgspec.structs.replace(line, since=began, engines=at_fault))
     lines.sort(key=lambda line: (line.level != "bad", -line.calls))  # an overload has no fewer than what it explains
     lines = sorted([*conditions, *lines], key=lambda line: line.level != "bad")
     if not lines:
@@ -161,6 +179,7 @@ def _overloads(
             f"{state.engines} {'serves' if state.engines == 1 else 'serve'} it.",
             calls=calls,
             model=model,
+            runbook="WeirCallsWithoutRoom",
         )
 
 
@@ -168,8 +187,12 @@ def _engines(number: int) -> str:
     return "1 engine" if number == 1 else f"{number} engines"
 
 
-def _callers_mistake(outcome: Outcome) -> bool:
-    return kind_of(outcome) == "caller" and outcome not in (Outcome.CLIENT_GONE, Outcome.SLOW_CLIENT)
+def _callers_mistake(group: Group) -> bool:
+    """A few requests of unknown callers for paths that are not there are nobody's trouble: probes and scanners."""
+    outcome = group.outcome
+    if kind_of(outcome) != "caller" or outcome in (Outcome.CLIENT_GONE, Outcome.SLOW_CLIENT):
+        return False
+    return bool(group.key[1]) or outcome not in STRAY or group.calls >= STRAYS
 
 
 def _line(group: Group, offered: int, state: ModelState | None, span: str, change: str, *, over: bool) -> Line:
@@ -180,14 +203,18 @@ def _line(group: Group, offered: int, state: ModelState | None, span: str, chang
     who += f", model {model}" if model else ""
     kind = kind_of(outcome)
     how = "failed" if kind == "failed" else "were refused"
-    ways = [
-        (f"with {status or STATUS[each].status} ({each.value})", calls)
-        for (status, each), calls in group.ways.most_common()
-    ]
+    ways = [(_way(each, status or STATUS[each].status), calls) for (status, each), calls in group.ways.most_common()]
     told = " " + ways[0][0] if len(ways) == 1 else ": " + ", ".join([f"{calls} {way}" for way, calls in ways])
     what = f"{who}: {group.calls} of {offered} calls of the last {span} {how}{told}{NONE_NOW if over else ''}."
-    why = f"The last was told: {group.reasons[outcome]}" if group.reasons[outcome] else ""
+    said = WHOSE.get(outcome, "The last was told")
+    why = f"{said}: {group.reasons[outcome]}" if group.reasons[outcome] else ""
     if state is not None and state.mode != "normal" and outcome is Outcome.SHED:
         why = f"{why} {model} is in mode {state.mode}: {state.why}.".strip()
     level: Literal["bad", "warn"] = "warn" if kind == "caller" or over else "bad"
-    return Line(level=level, what=what, why=why, change=change, calls=group.calls)
+    runbook = RUNBOOKS.get(outcome, "")
+    return Line(level=level, what=what, why=why, change=change, calls=group.calls, runbook=runbook)
+
+
+def _way(outcome: Outcome, status: int) -> str:
+    """How calls ended, as their callers saw it."""
+    return f"{'after' if status < 400 else 'with'} {got(outcome, status)}"

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from gateway.core.policy.traffic import TrafficClass
-from gateway.core.request.outcome import Outcome
+from gateway.core.request.outcome import Outcome, got
 from gateway.core.request.record import Record
 
 LEAST = 0.0005  # seconds; a call that waited less did not wait
@@ -72,7 +72,7 @@ def _steps(
         yield Step(waited, "waited", _wait(record, waited, _before(record, arrived, waited, beside)))
     if record.engine:
         yield from _at_engine(record, engine, target)
-    yield Step(record.total, "ended", f"after {_s(record.total)} with {record.status} ({record.outcome.value})")
+    yield Step(record.total, "ended", f"after {_s(record.total)}; the caller got {got(record.outcome, record.status)}")
     if record.reason:
         yield Step(record.total, "because", record.reason)
 

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from gateway import __version__
+from gateway.control.console.conditions import Conditions
 from gateway.control.console.figures import WINDOW, ClassFigures, Open, class_figures
-from gateway.control.console.headline import MINUTE, Line, headline
+from gateway.control.console.headline import MINUTE, headline
 from gateway.control.console.remedy import ModelState
 from gateway.control.console.sidecars import sidecar_entry
 from gateway.control.console.sources import Sources
@@ -23,12 +24,12 @@ from gateway.control.view import FleetView, ModelView, fleet_view
 from gateway.core.engines.breaker import BreakerState
 from gateway.core.engines.fleet import Engine, Fleet, Hold
 from gateway.core.engines.health import state_of
+from gateway.core.request.outcome import Outcome
 from gateway.decider.dispatch import Dispatch
 from gateway.shared.files.file_status import FileStatus
 
 LATE = 3  # samples that an engine may miss before its sample is said to be old
 OLD = 5.0  # seconds, at least
-SHOWN = 3  # engines that the headline names
 
 
 class ConsoleReading:
@@ -48,10 +49,16 @@ class ConsoleReading:
         self.ended = sources.ended
         self._policy_status = policy_status
         self._clock = clock
+        self._conditions = Conditions(fleet, dispatch, sources, self.unix)
 
     def unix(self, at: float) -> float | None:
         """Seconds since 1970 of a monotonic time; None for one that never was."""
         return None if math.isinf(at) else round(time.time() - self._clock() + at, 1)
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Names of the engines, by their ids."""
+        return {engine.id: engine.label for engine in self._fleet}
 
     def entries(self) -> dict[str, object]:
         """All there is to show now."""
@@ -64,6 +71,7 @@ class ConsoleReading:
                 "draining": view.draining,
                 "engines": len(view.engines),
                 "keys": self._sources.keys is not None,
+                "links": self._dispatch.policy.console,
             },
             "policy": status,
         }
@@ -71,22 +79,42 @@ class ConsoleReading:
         entries |= models
         entries |= self._classes(view, now)
         entries |= {f"engine/{engine.id}": self._engine(engine, now) for engine in self._fleet}
-        entries |= {f"sidecar/{each.id}": sidecar_entry(each) for each in view.sidecars}
+        entries |= {f"sidecar/{each.id}": sidecar_entry(each, self._state_since) for each in view.sidecars}
         sources = self._sources
         entries |= tenant_entries(self._dispatch.policy.tenants, sources.used(), sources.buckets(), now)
         seconds = self.ended.reach(now, MINUTE)
         room = self._room()
         states = {model.id: self._state(model, room.get(model.id, {})) for model in view.models}
-        conditions = list(self._conditions(view, status))
+        conditions = list(self._conditions.lines(view, status))
         queued = sum([queue.calls for queue in view.queues])
         classes = self._dispatch.policy.classes
         capped = {name for name, each in classes.items() if view.running.get(name, 0) == each.max_concurrency}
         ended, lately = self.ended.since(now - seconds), now - WINDOW
-        names = {engine.id: engine.name for engine in self._fleet}
+        names = self.names
         entries["headline"] = headline(
-            ended, states, conditions, seconds, queued, capped, lately=lately, classes=classes, names=names
+            ended,
+            states,
+            conditions,
+            seconds,
+            queued,
+            capped,
+            lately=lately,
+            classes=classes,
+            names=names,
+            since=self._began,
         )
         return entries
+
+    def _state_since(self, sidecar: str, profile: str) -> float | None:
+        observer = self._sources.observer
+        known = None if observer is None else observer.states.get((sidecar, profile))
+        return None if known is None else round(known[2], 1)
+
+    def _began(self, tenant: str, outcome: Outcome, first: float) -> float | None:
+        """When calls of a tenant began to end so, the first of the last minute at `first`. Unix seconds."""
+        observer, shown = self._sources.observer, self.unix(first)
+        known = None if observer is None else observer.began.get((tenant, outcome))
+        return shown if known is None or shown is None else min(known, shown)
 
     def _classes(self, view: FleetView, now: float) -> Iterator[tuple[str, object]]:
         seconds = self.ended.reach(now, WINDOW)
@@ -161,7 +189,7 @@ class ConsoleReading:
         traffic, full = self._dispatch.traffic.get(model.id), ""
         if model.engines_wanted > len(model.engines):
             ids = set(model.engines)
-            engines = [engine for engine in self._fleet.serving(model.id) if engine.id in ids]
+            engines = [engine for engine in self._fleet.serving(model.id) if engine.label in ids]
             calls, slots = sum([engine.in_flight for engine in engines]), sum([engine.slots for engine in engines])
             held = sum([engine.held for engine in engines]) / (sum([engine.budget for engine in engines]) or 1)
             full = f"they run {calls} of at most {slots} calls, {held:.0%} of their KV-cache budget is held"
@@ -179,7 +207,8 @@ class ConsoleReading:
         breaker, sample, trouble = engine.breaker, engine.sample, engine.trouble
         closed = breaker.state is BreakerState.CLOSED
         told: dict[str, object] = {
-            "name": engine.name,
+            "name": engine.label,
+            "alias": engine.name,
             "url": engine.url,
             "state": "up" if engine.up else state_of(engine).partition(":")[0],
             "models": sorted(engine.models)[:20],
@@ -188,50 +217,22 @@ class ConsoleReading:
             "held": engine.held,
             "calls": engine.in_flight,
             "slots": engine.slots,
+            "fixed": engine.max_slots is not None,
         }
         if engine.draining:
             told["draining"] = True
         if not closed:
             told["breaker"] = breaker.state.value
             told["why"] = engine.failed_call
-            told["since"] = self.unix(breaker.since)
+            told["since"] = self.unix(breaker.broken_at)
         if trouble is not None and not engine.up:
-            told["why"], told["since"] = trouble.words, self.unix(trouble.at)
+            told["why"], told["since"] = trouble.words, self.unix(engine.outage_at)
         if sample is not None:
             told["used"] = round(sample.kv_usage * engine.capacity)
             told["inside"] = [sample.running, sample.waiting]
             if now - engine.sampled_at > max(OLD, LATE * self._dispatch.policy.fleet.poll):
                 told["sampled"] = self.unix(engine.sampled_at)
         return told
-
-    def _conditions(self, view: FleetView, status: FileStatus) -> Iterator[Line]:
-        if status.error is not None:
-            change = "Correct the file; it is read again as soon as it is saved. The one before is in force."
-            first = status.error.partition("\n")[0]
-            yield Line(level="bad", what="The policy file cannot be used.", why=first, change=change)
-        if view.draining:
-            what = "This gateway is drained: balancers are told to send calls elsewhere."
-            yield Line(level="warn", what=what, change="End the drain once it may get calls again.")
-        down = [engine for engine in self._fleet if not engine.up]
-        tripped = [engine for engine in self._fleet if engine.up and engine.breaker.state is not BreakerState.CLOSED]
-        if down and not view.sidecars:
-            yield _of_engines("down", down, [state_of(engine) for engine in down], len(view.engines))
-        if tripped:
-            whys = [engine.failed_call or "calls failed" for engine in tripped]
-            yield _of_engines("without calls, as their breakers are open", tripped, whys, len(view.engines))
-        for model in view.models:
-            if model.mode != "normal":
-                why = self._dispatch.traffic[model.id].state.why
-                what = f"{model.id} is in mode {model.mode}."
-                change = f"It ends once the load falls. Add an engine of {model.id}, or change modes.{model.mode}."
-                yield Line(level="warn", what=what, why=why, change=change)
-
-
-def _of_engines(how: str, engines: list[Engine], whys: list[str], of: int) -> Line:
-    named = "; ".join([f"{engine.name}: {why}" for engine, why in zip(engines, whys, strict=True)][:SHOWN])
-    more = f" and {len(engines) - SHOWN} more" if len(engines) > SHOWN else ""
-    change = "See that they run and can be reached; they get calls again by themselves."
-    return Line(level="bad", what=f"{len(engines)} of {of} engines are {how}.", why=named + more, change=change)
 
 
 def _rounded(seconds: float) -> float:

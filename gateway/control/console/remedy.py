@@ -72,7 +72,9 @@ def remedy(  # noqa: PLR0912 # a table
         case Outcome.DRAINING:
             return "End the drain below, or let the balancer send calls elsewhere."
         case Outcome.UPSTREAM | Outcome.TRUNCATED:
-            return f"Look at the log of {engines or 'its engines'}; drain what goes on so."
+            return f"Read the log of {engines or 'its engines'}. Restart an engine that goes on so, or drain it."
+        case Outcome.STORAGE_FULL:
+            return "Free space on the disk of storage.folder, or let files be deleted sooner: batches.keep."
         case Outcome.BUG:
             return "This is a bug in the gateway: report it with the request id that Calls shows."
         case Outcome.UNAUTHORIZED:

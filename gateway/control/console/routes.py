@@ -20,15 +20,19 @@ from gateway.control.console.calls import life_of
 from gateway.control.console.files import FOLDER, POLICY, File
 from gateway.control.console.playground import BODY, Playground, Trial
 from gateway.control.console.reading import ConsoleReading
+from gateway.control.console.runbooks import runbooks
 from gateway.control.console.sources import Sources
 from gateway.control.console.stream import WATCHERS, StreamAnswer, Streams
 from gateway.control.guard import JSON, error
 from gateway.control.policy_view import without_secrets
+from gateway.core.history import STEP
 from gateway.core.policy.explained import NOTHING, explain_call
 from gateway.core.policy.file import explain
 from gateway.decider.dispatch import Dispatch
+from gateway.shared.printable import printable
 
 KINDS = {kind: f"{kind}s" for kind in ("model", "engine", "sidecar", "tenant")} | {"class": "classes"}
+LOG_LINES, MOST_LOG_LINES = 200, 2000
 ORDERS = ("ensure", "sleep", "wake", "stop", "drain", "off", "on")
 
 
@@ -44,6 +48,7 @@ class ConsoleRoutes:
         self._dispatch = dispatch
         self._sources = sources
         self._playground = Playground()
+        self._runbooks = runbooks()
 
     def routes(self) -> list[Route]:
         return [
@@ -55,6 +60,9 @@ class ConsoleRoutes:
             Route("/policy/diff", self.diff),
             Route("/policy/explain", self.explain),
             Route("/playground", self.playground, methods=["POST"]),
+            Route("/history", self.history),
+            Route("/runbooks/{name}", self.runbook),
+            Route("/sidecars/{id}/models/{profile:path}/logs", self.log),
             Route("/sidecars/{id}/models/{profile:path}/{order}", self.order, methods=["POST"]),
         ]
 
@@ -86,6 +94,49 @@ class ConsoleRoutes:
             message = f"{WATCHERS} consoles are open already: close one."
             return error(503, "too_many_watchers", message, {"retry-after": "5"})
         return StreamAnswer(partial(self._streams.messages, int(after) if after else None))
+
+    async def history(self, request: Request) -> Response:
+        """The last hour: buckets after the first `after` ones, and what happened."""
+        after = request.query_params.get("after", "0")
+        if set(request.query_params) - {"after"} or not re.fullmatch(r"[0-9]{1,15}", after):
+            return error(400, "bad_query", "The one query of /history is after=NUMBER, of buckets that are known.")
+        observer = self._sources.observer
+        if observer is None:
+            return error(404, "no_history", "This gateway keeps no history.")
+        kept = observer.history
+        return Response(
+            msgspec.json.encode(
+                {"step": STEP, "closed": kept.closed, "buckets": kept.after(int(after)), "events": list(kept.events)}
+            ),
+            media_type=JSON,
+        )
+
+    async def runbook(self, request: Request) -> Response:
+        """What to do about one alert, as text."""
+        found = self._runbooks.get(request.path_params["name"].lower())
+        if found is None:
+            return error(404, "no_such_runbook", f"Runbooks are {', '.join(self._runbooks)}.")
+        return _text(found)
+
+    async def log(self, request: Request) -> Response:
+        """The last lines of a model's engine, from its sidecar. 404 for one that is not known, 502 for a sidecar that
+        does not answer."""
+        lines = request.query_params.get("lines", str(LOG_LINES))
+        if set(request.query_params) - {"lines"} or not re.fullmatch(r"[1-9][0-9]{0,3}", lines):
+            return error(400, "bad_query", "The one query of logs is lines=N, from 1 to 2000.")
+        if self._sources.read_log is None:
+            return error(404, "no_sidecars", "This gateway has no sidecars.")
+        asked = request.path_params
+        try:
+            status, body = await self._sources.read_log(asked["id"], asked["profile"], min(int(lines), MOST_LOG_LINES))
+        except LookupError as unknown:
+            return error(404, "not_known", str(unknown.args[0]))
+        except ConnectionError as silent:
+            return error(502, "sidecar_failed", str(silent))
+        if status != 200:
+            message = f"The sidecar does not give its log here: on its machine, `sidecar logs {asked['profile']}` does."
+            return error(404, "no_log", message)
+        return _text(printable(body.decode(errors="replace")))
 
     async def life(self, request: Request) -> Response:
         """The steps of an ended call's life. 404 for one that is not kept any more."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from gateway.control.view import SidecarView
 from gateway.shared.files.units import GIB
 
 
-def sidecar_entry(sidecar: SidecarView) -> Mapping[str, object]:
-    """Its entry. Sizes are GiB."""
+def sidecar_entry(sidecar: SidecarView, began: Callable[[str, str], float | None]) -> Mapping[str, object]:
+    """Its entry. Sizes are GiB. `began`: when a profile of a sidecar came into its state, Unix seconds."""
     return {
         "control": sidecar.control,
         "stale": sidecar.stale,
@@ -32,6 +32,7 @@ def sidecar_entry(sidecar: SidecarView) -> Mapping[str, object]:
                 "state": model.state,
                 "pending": model.pending,
                 "engine": model.engine,
+                "began": began(sidecar.id, model.profile) if model.state == "starting" else None,
                 "ready_in": None if model.ready_in_s is None else round(model.ready_in_s),
                 "why": model.why or model.last_error,
             }

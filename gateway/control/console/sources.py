@@ -10,7 +10,10 @@ from gateway.core.admission.bucket import Bucket
 from gateway.core.policy.policy import Policy
 from gateway.decider.api_keys import ApiKeys
 from gateway.decider.ended_calls import EndedCalls
+from gateway.decider.observer import Observer
 
+LogTrouble = tuple[str, float]  # why lines of the call log are lost, and since when (Unix seconds)
+ReadLog = Callable[[str, str, int], Awaitable[tuple[int, bytes]]]  # sidecar, profile, lines -> status, body
 GiveOrder = Callable[[str, str, str], Awaitable[tuple[int, bytes]]]  # sidecar, profile, order -> status, body
 Used = tuple[int, int, int]  # calls that ended, those of them that were answered, tokens
 
@@ -18,7 +21,8 @@ Used = tuple[int, int, int]  # calls that ended, those of them that were answere
 class Sources(msgspec.Struct, frozen=True, kw_only=True):
     """`ended`: the last calls. `order` passes an operator's order on to a sidecar; None: there are none. `previous`:
     the policy before this one, None: there was none. `used`: by tenant, since the start. `buckets`: of all limits.
-    `data`: addresses of the data port. `keys`: makes and revokes API keys, None: nobody may here.
+    `data`: addresses of the data port. `keys`: makes and revokes API keys, None: nobody may here. `observer` keeps the
+    history, None: nobody does. `log_trouble`: None: the log is written. `read_log`: of an engine, from its sidecar.
     """
 
     ended: EndedCalls = msgspec.field(default_factory=EndedCalls)
@@ -28,3 +32,6 @@ class Sources(msgspec.Struct, frozen=True, kw_only=True):
     buckets: Callable[[], Iterable[Bucket]] = tuple
     data: Callable[[], list[str]] = list
     keys: ApiKeys | None = None
+    observer: Observer | None = None
+    log_trouble: Callable[[], LogTrouble | None] = lambda: None
+    read_log: ReadLog | None = None

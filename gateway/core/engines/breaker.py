@@ -135,8 +135,9 @@ class CircuitBreaker:
 
     `rate` is its calls and failures of the last seconds.
 
-    `since` is when it last changed; `transitions` counts by the state that was entered; `reopened` is how often it has
-    relapsed since it was last closed.
+    `since` is when it last changed; `broken_at`: when the failures began that opened it; `failing_at`: when the first
+    of the last failures in a row ended; -inf: never. `transitions` counts by the state that was entered; `reopened` is
+    how often it has relapsed since it was last closed.
     """
 
     __slots__ = (
@@ -145,6 +146,8 @@ class CircuitBreaker:
         "_probe",
         "_probe_at",
         "_serial",
+        "broken_at",
+        "failing_at",
         "failures",
         "probes",
         "rate",
@@ -161,7 +164,7 @@ class CircuitBreaker:
         self._probe = 0  # the token whose first byte is awaited, 0: none is out
         self._probe_at = -math.inf
         self.state = CLOSED
-        self.since = -math.inf
+        self.since = self.broken_at = self.failing_at = -math.inf
         self.transitions = {state.value: 0 for state in BreakerState}
         self.failures = 0  # in a row, while CLOSED
         self.probes = 0  # good ones, while HALF_OPEN
@@ -231,6 +234,8 @@ class CircuitBreaker:
                 self.failures = 0
                 return
             self.rate.count(True, now)
+            if not self.failures:
+                self.failing_at = now
             self.failures += 1
             policy, rate = self._policy, self.rate
             if self.failures >= policy.failures or (
@@ -257,7 +262,7 @@ class CircuitBreaker:
     def restore(self, saved: SavedBreaker, then: float) -> None:
         """Go on from a checkpoint of `then`. Calls that were sent before mean nothing any more."""
         self.state = BreakerState(saved.state)
-        self.since = -math.inf if saved.age is None else then - saved.age
+        self.since = self.broken_at = -math.inf if saved.age is None else then - saved.age
         self.failures, self.probes, self.reopened = saved.failures, saved.probes, saved.reopened
         self._serial += 1
         self._period = self._serial
@@ -266,6 +271,8 @@ class CircuitBreaker:
     def _move(self, event: str, now: float) -> None:
         self.state = next_state(self.state, event)
         self.since = now
+        if event == "trip":
+            self.broken_at = self.failing_at if self.failures else now
         self.transitions[self.state.value] += 1
         self._serial += 1
         self._period = self._serial

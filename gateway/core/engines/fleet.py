@@ -152,6 +152,7 @@ class Engine:
         "hits",
         "id",
         "in_flight",
+        "label",
         "leaving",
         "max_slots",
         "misses",
@@ -159,6 +160,7 @@ class Engine:
         "name",
         "number",
         "only_models",
+        "outage_at",
         "pace",
         "policy",
         "prefill_queued",
@@ -173,6 +175,7 @@ class Engine:
         "trim",
         "trouble",
         "ttft_spread",
+        "unmeasured",
         "unseen",
         "up",
         "url",
@@ -189,8 +192,9 @@ class Engine:
         max_concurrency: int | None = None,
         models: Iterable[str] = (),
     ) -> None:
-        self.id = id
-        self.name = self.number = "engine"  # for clients; its fleet numbers it
+        # `label`: the name for operators: the policy's, PROFILE@SIDECAR of a sidecar's, else the id
+        self.id = self.label = id
+        self.name = self.number = "engine"  # for clients, who see no address; its fleet numbers it
         self.url = url
         self.policy = policy
         self.priorities = False  # it runs vLLM's priority scheduling: calls are sent with the rank of their class
@@ -205,12 +209,13 @@ class Engine:
         self.draining = False
         self.leaving = False  # it is forgotten once it has nothing left to do: nobody waits for it
         self.hits = self.misses = 0
-        self.back_at = -math.inf
-        self.checked_at = -math.inf
+        self.back_at = self.checked_at = -math.inf
+        self.outage_at = math.inf  # first check or call that failed since it last answered one; inf: none has
         self.trouble: Trouble | None = None  # the last; of an engine that is up too
         self.check_failures: dict[str, int] = {}  # by reason
-        # What the last call that failed met; whether it answered 404, so that its list of models may have changed.
-        self.failed_call, self.doubted = "", False
+        # What the last call that failed met; whether it answered 404, so that its list of models may have changed; why
+        # it tells no metrics.
+        self.failed_call, self.doubted, self.unmeasured = "", False, ""
         self.held = self.in_flight = self.prefill_queued = 0
         self.awaited = 0  # calls whose first byte has not come
         self._silent_since = -math.inf  # it has read and written no token for them
@@ -259,7 +264,7 @@ class Engine:
         if entry.max_concurrency is not None:
             self.slots = entry.max_concurrency
         self.only_models = frozenset(entry.models)
-        self.name = entry.name or self.number
+        self.name, self.label = entry.name or self.number, entry.name or self.id
         self.priorities = entry.scheduling_policy == "priority"
 
     def __repr__(self) -> str:
@@ -418,7 +423,7 @@ class Engine:
         trouble = None if self.draining else asleep(sample, now)
         if trouble is not None:
             self.down(trouble)
-        before, self.sample = self.sample, sample
+        before, self.sample, self.unmeasured = self.sample, sample, ""
         since = now - self.sampled_at
         self._notice_stall(sample, before if since <= STALE_POLLS * self.policy.fleet.poll else None, now)
         self.sampled_at = now
@@ -451,6 +456,7 @@ class Engine:
         if silent > most + SILENT_READING * (self.tpot + self.prefill_queued / self.prefill_rate):
             calls = "a call waits" if self.awaited == 1 else f"{self.awaited} calls wait"
             words = f"it has read and written no token for {silent:.0f} s, while {calls} for it"
+            self.outage_at = self._silent_since
             self.failed_call, self._silent_since = words, now
             self.breaker.stalled(now)
             self.down(Trouble(STALLED, words, now))
@@ -571,6 +577,10 @@ class Engine:
     def health(self, ok: bool, now: float, trouble: Trouble | None = None) -> None:
         """Take one health check, which met `trouble` if it is not `ok`: three misses take the engine out, two hits (one
         at first contact) bring it in."""
+        if not ok:
+            # A call may have met the outage before this check, but not before the last good one.
+            failing = self.breaker.failing_at
+            self.outage_at = min(self.outage_at, failing if failing > self.checked_at else now)
         self.checked_at = now
         if trouble is not None:
             self.trouble = trouble
@@ -581,6 +591,8 @@ class Engine:
             if not self.up and (first_contact or self.hits >= HITS_IN):
                 self.up = True
                 self.back_at = now - self.policy.routing.slow_start if first_contact else now
+            if self.up:
+                self.outage_at = math.inf
         else:
             self.hits, self.misses = 0, self.misses + 1
             if self.misses >= MISSES_OUT:
@@ -592,6 +604,7 @@ class Engine:
         self.up = True
         self.hits, self.misses = HITS_IN, 0
         self.back_at = now
+        self.outage_at = math.inf
         self.excess = 0
         self.forget_cache()
         if not self.in_flight:
@@ -610,6 +623,7 @@ class Engine:
         self.up = False
         if trouble is not None:
             self.trouble = trouble
+            self.outage_at = min(self.outage_at, trouble.at)
         self.hits = 0
         self.excess = 0
         self.forget_cache()
@@ -680,6 +694,10 @@ class Fleet:
         """The models that can be had from sidecars, whether an engine serves them now or not."""
         self.expected = cards
         self._index()
+
+    def named(self, name: str) -> Engine | None:
+        """The engine of this id or label."""
+        return self.engines.get(name) or next((engine for engine in self if engine.label == name), None)
 
     def serving(self, model: str) -> tuple[Engine, ...]:
         """Engines known to have `model`, up or not; empty: nobody has ever had it."""

@@ -13,6 +13,7 @@ import msgspec
 from gateway.core.engines.breaker import BreakerState
 from gateway.core.engines.fleet import Engine
 from gateway.shared.files.checked import listed
+from gateway.shared.notice import Notice
 
 BURST = 6.0  # lines of one engine without a pause
 REFILL = 20.0  # seconds until an engine that has used them up gets one more
@@ -26,6 +27,7 @@ class State(msgspec.Struct, frozen=True):
     tripped: bool = False
     drained: str = ""
     models: frozenset[str] = frozenset()
+    unmeasured: bool = False
 
 
 NEW = State()
@@ -50,7 +52,7 @@ class Announcer:
     def __init__(self) -> None:
         self._engines: dict[str, Reported] = {}
 
-    def look(self, engine: Engine, now: float, drained: str) -> list[str]:
+    def look(self, engine: Engine, now: float, drained: str) -> list[Notice]:
         """The lines that are due: none where everything is as told. `drained`: why it gets no new calls, empty where
         it gets them."""
         told = self._engines.get(engine.id)
@@ -63,11 +65,12 @@ class Announcer:
             tripped=engine.breaker.state is not BreakerState.CLOSED,
             drained=drained,
             models=frozenset(engine.models),
+            unmeasured=bool(engine.unmeasured),
         )
         if state != told.seen:
             told.changes += 1
             if told.seen.up and not state.up:
-                told.down_at = now
+                told.down_at = min(now, engine.outage_at)
             if state.tripped and not told.seen.tripped:
                 told.tripped_at = now
             told.seen = state
@@ -80,38 +83,48 @@ class Announcer:
         lines = _lines(engine, told, state, now)
         told.left -= len(lines)
         if lines and told.changes > len(lines):
-            lines[-1] += f" ({told.changes} changes since the last line: it changes too often to tell each)"
+            last = lines[-1]
+            often = f"{told.changes} changes since the last line: it changes too often to tell each"
+            lines[-1] = Notice(f"{last} ({often})", last.event, last.level)
         told.told, told.changes = state, 0
         told.was_up = told.was_up or state.up
-        return [f"engine {engine.id} {line}" for line in lines]
+        return [Notice(f"engine {engine.label} {line}", line.event, line.level) for line in lines]
 
     def forget(self, id: str) -> None:
         """The engine has left the fleet."""
         self._engines.pop(id, None)
 
 
-def _lines(engine: Engine, told: Reported, state: State, now: float) -> list[str]:
-    lines = []
+def _lines(engine: Engine, told: Reported, state: State, now: float) -> list[Notice]:
+    lines: list[Notice] = []
     before = told.told
     if state.up and not before.up:
         again = f" again after {now - told.down_at:.0f} s" if told.was_up else ""
-        lines.append(f"is up{again}; serves {listed(sorted(state.models)) or 'no model'}")
+        lines.append(Notice(f"is up{again}; serves {listed(sorted(state.models)) or 'no model'}", "engine_up"))
     elif not state.up and (before.up or state.reason != before.reason):
         how = "is down" if before.up else "is still down" if before.reason else "is not up yet"
         checks = f" ({engine.misses} check{'s' * (engine.misses != 1)})" if engine.misses else ""
-        lines.append(f"{how}{_met(engine)}{checks}")
+        lines.append(Notice(f"{how}{_met(engine)}{checks}", "engine_down", "warning"))
     elif state.up and state.models != before.models:
         new, gone = (listed(sorted(names)) for names in (state.models - before.models, before.models - state.models))
         changes = [f"now serves {new}"] * bool(new) + [f"no longer serves {gone}"] * bool(gone)
-        lines.append(" and ".join(changes))
+        lines.append(Notice(" and ".join(changes), "engine_models"))
+    if state.unmeasured and not before.unmeasured:
+        assumed = f"{engine.capacity} tokens of KV cache and {engine.slots} calls at once"
+        line = f"tells no metrics, as a vLLM would ({engine.unmeasured}): {assumed} are assumed"
+        lines.append(
+            Notice(f"{line}; capacity and max_concurrency in its entry say better", "engine_unmeasured", "warning")
+        )
     if state.tripped and not before.tripped:
         met = f": {engine.failed_call}" if engine.failed_call else ""
-        lines.append(f"gets no calls but probes, since its breaker is open{met}")
+        lines.append(Notice(f"gets no calls but probes, since its breaker is open{met}", "breaker_open", "warning"))
     elif before.tripped and not state.tripped:
-        lines.append(f"gets calls again, its breaker is closed after {now - told.tripped_at:.0f} s")
+        again = f"gets calls again, its breaker is closed after {now - told.tripped_at:.0f} s"
+        lines.append(Notice(again, "breaker_closed"))
     if state.drained != before.drained:
         running = f" ({engine.in_flight} still run)" if engine.in_flight else ""
-        lines.append(f"gets no new calls: {state.drained}{running}" if state.drained else "gets new calls again")
+        line = f"gets no new calls: {state.drained}{running}" if state.drained else "gets new calls again"
+        lines.append(Notice(line, "engine_drained" if state.drained else "engine_admitted"))
     return lines
 
 

@@ -48,6 +48,7 @@ from gateway.core.policy.types import (
     Positive,
     TenantName,
     WebOrigin,
+    WebPage,
 )
 from gateway.shared.files.units import SAMPLE, Bytes, Count, Seconds, Share
 
@@ -314,6 +315,18 @@ class Logging(msgspec.Struct, frozen=True, kw_only=True):
     prompts: bool = False
 
 
+class ConsoleLinks(msgspec.Struct, frozen=True, kw_only=True):
+    """Pages of yours that the console links to.
+
+    `runbooks`: Page with docs/runbooks.md, as HTML: the name of an alert is added as #weirenginedown; null: the console
+    shows the gateway's own copy.
+    `board`: Dashboard of this gateway, such as deploy/grafana/fleet.json in your Grafana; null: no link.
+    """
+
+    runbooks: WebPage | None = None
+    board: WebPage | None = None
+
+
 class TrustedProxies(msgspec.Struct, frozen=True, kw_only=True):
     """Front proxies that authenticate callers and name their tenant. From other peers their header is ignored.
 
@@ -375,6 +388,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     server: ServerPolicy = ServerPolicy()
     cors: Cors = Cors()
     logging: Logging = Logging()
+    console: ConsoleLinks = ConsoleLinks()
     cluster: ClusterPolicy | None = None
     storage: StoragePolicy | None = None
     batches: BatchesPolicy | None = None

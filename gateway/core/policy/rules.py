@@ -258,8 +258,20 @@ def _breaker(policy: Policy) -> Iterator[Fault]:
 
 def _engines(policy: Policy) -> Iterator[Fault]:
     first: dict[str, int] = {}
+    names: dict[str, int] = {}
     for index, engine in enumerate(policy.fleet.engines):
-        yield from readable(_url(index, engine, first), _events(index, engine))
+        yield from readable(_url(index, engine, first), _name(index, engine, names), _events(index, engine))
+
+
+def _name(index: int, engine: EngineEntry, first: dict[str, int]) -> Iterator[Fault]:
+    """Metrics and logs tell engines apart by their names."""
+    name = engine.name
+    if name is not None and first.setdefault(name, index) != index:
+        yield Fault(
+            ("fleet", "engines", index, "name"),
+            f"{name} again (as in fleet.engines[{first[name]}])",
+            "each name once",
+        )
 
 
 def _url(index: int, engine: EngineEntry, first: dict[str, int]) -> Iterator[Fault]:

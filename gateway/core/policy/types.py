@@ -56,6 +56,9 @@ WebOrigin = Annotated[
         "https://HOST, https://HOST:PORT in lower case without a path, or * for all",
     ),
 ]
+WebPage = Annotated[
+    str, Text(r"https?://(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:]+\])(?::[0-9]{1,5})?(?:/[!-~]*)?", "https://HOST/PATH")
+]
 EngineUrl = Annotated[
     str,
     Text(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import random
 from enum import Enum
+from typing import Literal
 
 import msgspec
 
@@ -80,6 +81,36 @@ STATUS: dict[Outcome, Status] = {
     Outcome.STORAGE_FULL: Status(507, "server_error", "storage_full", True),
     Outcome.BUG: Status(500, "server_error", "internal_error", True),
 }
+
+
+Kind = Literal["answered", "refused", "failed", "caller"]
+
+
+def kind_of(outcome: Outcome) -> Kind:
+    """answered; refused: this gateway's decision; failed: an engine's or our fault; caller: the caller's doing."""
+    if outcome is Outcome.OK:
+        return "answered"
+    match STATUS[outcome].status if outcome in STATUS else 400:
+        case 429 | 503 | 504:
+            return "refused"
+        case 500 | 502 | 507:
+            return "failed"
+        case _:
+            return "caller"
+
+
+_LEVELS: dict[Kind, bytes] = {"answered": b"info", "caller": b"info", "refused": b"warning", "failed": b"error"}
+LEVELS: dict[Outcome, bytes] = {each: _LEVELS[kind_of(each)] for each in Outcome}  # of the call's line in the log
+
+
+def got(outcome: Outcome, status: int) -> str:
+    """What the caller got, in a few words. `status`: the one that was sent, or 499 where the caller had left."""
+    if status == 499:
+        return f"no answer ({outcome.value})"
+    if status >= 400 or outcome is Outcome.OK:
+        return f"{status} ({outcome.value})"
+    ending = "broken off" if outcome is Outcome.TRUNCATED else "then an error"
+    return f"{status}, {ending} ({outcome.value})"
 
 
 class ErrorObject(msgspec.Struct, frozen=True):

@@ -98,17 +98,17 @@ class Metrics(Collector):
 
     def outcomes(self) -> dict[str, int]:
         """Calls ended so far, by outcome."""
-        return self._totals().outcomes()
+        return self.totals().outcomes()
 
     def used(self) -> dict[str, tuple[int, int, int]]:
         """By tenant: calls that ended, those of them that were answered, tokens."""
         found: dict[str, tuple[int, int, int]] = {}
-        for (tenant, outcome), (calls, tokens) in self._totals().tenants.items():
+        for (tenant, outcome), (calls, tokens) in self.totals().tenants.items():
             ended, answered, used = found.get(tenant, (0, 0, 0))
             found[tenant] = ended + calls, answered + calls * (outcome is Outcome.OK), used + tokens
         return found
 
-    def _totals(self) -> CallCounts:
+    def totals(self) -> CallCounts:
         """The counts of all processes."""
         relays = self._relays()
         if not relays:
@@ -119,7 +119,7 @@ class Metrics(Collector):
         return totals
 
     def collect(self) -> Iterable[Metric]:
-        totals, relays = self._totals(), self._relays()
+        totals, relays = self.totals(), self._relays()
         yield from self._calls(totals)
         yield from engines(self._fleet)
         queued = GaugeMetricFamily("weir_queued_calls", "Calls waiting for a grant.", labels=("model", "class"))

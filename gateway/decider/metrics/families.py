@@ -54,7 +54,7 @@ def models(dispatch: Dispatch, fleet: Fleet) -> Iterable[Metric]:
     changes = CounterMetricFamily("weir_breaker_changes", "States a breaker has entered.", labels=("engine", "to"))
     for engine in fleet:
         for state, count in engine.breaker.transitions.items():
-            changes.add_metric((engine.id, state), count)
+            changes.add_metric((engine.label, state), count)
     yield from (mode, steps, bookings, drain, wanted, changes)
 
 
@@ -76,14 +76,14 @@ def engines(fleet: Fleet) -> Iterable[Metric]:
     for name, text, read in gauges:
         family = GaugeMetricFamily(f"weir_engine_{name}", text, labels=("engine",))
         for engine in fleet:
-            family.add_metric((engine.id,), float(read(engine)))
+            family.add_metric((engine.label,), float(read(engine)))
         yield family
     failures = CounterMetricFamily(
         "weir_engine_check_failures", "Checks of an engine that failed, by why.", labels=("engine", "reason")
     )
     for engine in fleet:
         for reason, count in engine.check_failures.items():
-            failures.add_metric((engine.id, reason), count)
+            failures.add_metric((engine.label, reason), count)
     yield failures
 
 

@@ -265,7 +265,7 @@ class RelayHub:
             key, trust = self._shown(each)
             told = None if trust is None else (trust.ca, trust.name)
             up = each.up or each.id in fleet.unasked  # a decider that has just begun knows of none that it is down
-            engines.append(EngineNews(each.id, each.url, key, told, up))
+            engines.append(EngineNews(each.id, each.url, key, told, up, each.label))
         names = [name for name in fleet.models if len(name) <= 256]
         models = tuple([ModelNews(name, fleet.context(name), decider.window(name)) for name in names])
         return FleetNews(tuple(engines), models, decider.up)

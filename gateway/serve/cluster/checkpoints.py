@@ -8,7 +8,7 @@ from gateway.decider.checkpoint import Checkpoints
 from gateway.decider.relays.hub import RelayHub
 from gateway.serve.cluster.store import CheckpointStore, StoreError
 from gateway.serve.saving import Saving, go_on_from
-from gateway.serve.starting import say
+from gateway.shared.lines import say
 from gateway.shared.tasks import telling
 
 NOBODY = 0  # stands among the relays that a hub waits for until `begins` is done: no relay has this number

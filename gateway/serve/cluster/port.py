@@ -34,10 +34,11 @@ from gateway.serve.cluster.relay_proxies import RelayProxies, RelayProxy, lives
 from gateway.serve.cluster.store import CheckpointStore, MemberRecord, Store, opened
 from gateway.serve.hub_of import calls_of, hub_of
 from gateway.serve.processes.place import CLOSING, HANDED, READY, TAKE, Beats, Place
-from gateway.serve.starting import StartError, say
+from gateway.serve.starting import StartError
 from gateway.serve.upgrade.receiver import Predecessor, receive_payload, same_member
 from gateway.serve.upgrade.rendezvous import HandOffPayload, Offer
 from gateway.shared.addresses import split_address
+from gateway.shared.lines import say
 from gateway.shared.tasks import lasting, telling
 
 TICK = 0.05  # seconds between two looks at whether every relay has told what it holds

@@ -53,11 +53,10 @@ from gateway.serve.starting import (
     certificate_of,
     freeze,
     lost_lines,
-    say,
     span_export,
 )
 from gateway.serve.stored import batches_beside
-from gateway.shared.lines import LineWriter
+from gateway.shared.lines import LineWriter, say
 from gateway.shared.watched_file import WatchedFile
 from gateway.upstream.client import Client
 from gateway.upstream.names import Names
@@ -227,7 +226,9 @@ class RelaySide:
         named = {engine.id for engine in news.engines}
         for id in [id for id in self.clients if id not in named]:
             self.clients.pop(id).close()
+            self._recorder.labels.pop(id, None)
         for engine in news.engines:
+            self._recorder.name(engine.id, engine.label or engine.id)
             client = self.clients.get(engine.id)
             if client is None:
                 client = self.clients[engine.id] = self._client_of(engine)

@@ -23,7 +23,7 @@ from gateway.relay.remote.grant import RemoteGrant
 from gateway.relay.remote.link import Link
 from gateway.serve.assembly import Gateway
 from gateway.serve.relay_counts import relay_counts
-from gateway.serve.starting import say
+from gateway.shared.lines import say
 
 TOLD_WITHIN = 2.0  # seconds for a decider to be there for the last totals
 

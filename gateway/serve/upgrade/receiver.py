@@ -12,9 +12,10 @@ from pathlib import Path
 import msgspec
 
 from gateway.frames.messages import VERSION
-from gateway.serve.starting import StartError, say
+from gateway.serve.starting import StartError
 from gateway.serve.upgrade.rendezvous import HandOffPayload, Offer, Ready, line_of, peer_of, rendezvous_path
 from gateway.shared.addresses import split_address
+from gateway.shared.lines import say
 
 LATER = 2**20  # epochs: the one that runs may start processes of its own meanwhile
 OFFERED_WITHIN = 10.0  # seconds

@@ -12,7 +12,8 @@ import msgspec
 class FileStatus(msgspec.Struct, frozen=True, kw_only=True):
     """`version`: number of what is active since the start, from 1. `digest`: hash of the files it was read from.
 
-    `error`: all problems of a newer file that could not be used; None once the file is good. Times are ISO 8601.
+    `error`: all problems of a newer file that could not be used; None once the file is good. `error_at`: since when it
+    cannot be used. Times are ISO 8601.
     """
 
     version: int = 1
@@ -33,7 +34,7 @@ class FileStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     def failed(self, error: str, at: str) -> FileStatus:
         """The status after the file became unusable. What is active stays."""
-        return msgspec.structs.replace(self, error=error, error_at=at, failures=self.failures + 1)
+        return msgspec.structs.replace(self, error=error, error_at=self.error_at or at, failures=self.failures + 1)
 
     def mended(self) -> FileStatus:
         """The status after the file became equal to what is active again."""

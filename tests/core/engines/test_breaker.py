@@ -373,3 +373,16 @@ def test_an_engine_that_is_stalled_gets_probes_alone_and_one_that_gets_none_stay
     breaker.advance(at)
     breaker.stalled(at)
     assert (breaker.state, breaker.reopened) == (OPEN, 1)
+
+
+def test_it_has_been_broken_since_the_first_failure_of_the_row_that_tripped_it() -> None:
+    breaker = CircuitBreaker(POLICY)
+    for number in range(POLICY.failures):
+        call(breaker, FAILURE, 100.0 + number)
+    assert (breaker.state, breaker.broken_at) == (OPEN, 100.0)
+    breaker.advance(breaker.probe_at)
+    call(breaker, FAILURE, breaker.since)
+    assert (breaker.state, breaker.broken_at) == (OPEN, 100.0), "a relapse is the same outage"
+    stalled = CircuitBreaker(POLICY)
+    stalled.stalled(50.0)
+    assert stalled.broken_at == 50.0

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from gateway.core.engines.breaker import BreakerState
+from gateway.core.engines.breaker import BreakerState, Ending
 from gateway.core.engines.choice import predicted_ttft
 from gateway.core.engines.fleet import (
     FASTEST,
@@ -648,3 +650,47 @@ def test_clients_are_told_a_name_and_never_an_address() -> None:
     fleet = Fleet()
     fleet.add(engine())
     assert [each.name for each in fleet] == ["engine-1"]
+
+
+def test_an_outage_begins_with_the_first_sign_of_it_and_not_with_the_last_check() -> None:
+    engine = Engine("e", "http://e:1", Policy())
+    refused = Trouble("refused", "connection refused", 0.0)
+    engine.health(False, 5.0, refused)
+    assert engine.outage_at == 5.0, "one that has never answered"
+    engine.health(True, 10.0)
+    assert engine.outage_at == math.inf
+    for at in (12.0, 12.4, 12.8, 13.2, 40.0):
+        engine.health(False, at, refused)
+    assert (engine.up, engine.outage_at) == (False, 12.0)
+    engine.health(True, 41.0)
+    assert engine.outage_at == 12.0, "one good check does not bring it back"
+    engine.health(True, 41.4)
+    assert (engine.up, engine.outage_at) == (True, math.inf)
+    engine.down(Trouble("refused", "connection refused (a call)", 50.0))
+    engine.health(False, 52.0, refused)
+    assert engine.outage_at == 50.0, "a call that could not connect"
+    engine.ready(60.0)
+    assert engine.outage_at == math.inf
+
+
+def test_calls_that_broke_off_before_the_first_bad_check_begin_the_outage() -> None:
+    engine = Engine("e", "http://e:1", Policy())
+    engine.health(True, 10.0)
+    for at in (10.5, 10.6):
+        engine.breaker.ended(engine.breaker.sent(at), Ending.FAILURE, at)
+    engine.health(False, 12.0)
+    assert engine.outage_at == 10.5
+    engine.health(True, 13.0)
+    engine.health(False, 15.0)
+    assert engine.outage_at == 15.0, "a good check has come after those calls"
+
+
+def test_an_engine_has_one_name_for_operators() -> None:
+    fleet = Fleet()
+    engine = Engine("10.0.0.1:8000", "http://10.0.0.1:8000", Policy())
+    fleet.add(engine)
+    assert (engine.label, engine.name) == ("10.0.0.1:8000", "engine-1"), "clients see no address"
+    engine.go_by(EngineEntry(url="http://10.0.0.1:8000", name="left"))
+    assert (engine.label, engine.name) == ("left", "left")
+    assert fleet.named("left") is fleet.named("10.0.0.1:8000") is engine
+    assert fleet.named("right") is None

@@ -7,6 +7,7 @@ from gateway.core.engines.fleet import Engine, Fleet
 from gateway.core.engines.health import BURST, REFILL, Announcer, state_of
 from gateway.core.engines.trouble import REASONS, Trouble
 from gateway.core.policy.policy import Policy
+from gateway.shared.notice import Notice
 from gateway.shared.vllm.answers import ModelCard
 
 REFUSED = Trouble("refused", "connection refused")
@@ -21,7 +22,7 @@ class World:
         self.announcer = Announcer()
         self.now = 100.0
 
-    def check(self, trouble: Trouble | None = None, *models: str, after: float = 0.4) -> list[str]:
+    def check(self, trouble: Trouble | None = None, *models: str, after: float = 0.4) -> list[Notice]:
         """One check, and what is told of it."""
         self.now += after
         if models:
@@ -29,7 +30,7 @@ class World:
         self.fleet.health(self.engine, trouble is None, self.now, trouble)
         return self.look()
 
-    def look(self, drained: str = "") -> list[str]:
+    def look(self, drained: str = "") -> list[Notice]:
         return self.announcer.look(self.engine, self.now, drained)
 
 
@@ -45,7 +46,7 @@ def test_an_engine_comes_goes_and_comes_back_a_line_each() -> None:
     assert [world.check(REFUSED) for _ in range(20)] == [[]] * 20
     assert world.check(EXPIRED) == ["engine 10.0.0.11:8000 is still down: its TLS certificate has expired (24 checks)"]
     assert world.check(after=3.0) == []
-    assert world.check(None, "a", "b") == ["engine 10.0.0.11:8000 is up again after 12 s; serves a, b"]
+    assert world.check(None, "a", "b") == ["engine 10.0.0.11:8000 is up again after 13 s; serves a, b"]
     assert world.check() == []
     assert world.engine.check_failures == {"refused": 23, "tls_expired": 1}
     assert {REFUSED.reason, EXPIRED.reason} <= set(REASONS)
@@ -147,3 +148,23 @@ def test_one_that_goes_down_without_a_word() -> None:
     world.engine.down()
     assert world.look() == ["engine 10.0.0.11:8000 is down"]
     assert state_of(world.engine) == "down"
+
+
+def test_an_engine_without_metrics_is_told_of_once_with_what_is_assumed() -> None:
+    world = World()
+    world.check(None, "a")
+    world.engine.unmeasured = "GET /metrics was answered 404"
+    (line,) = world.look()
+    assert line.startswith("engine 10.0.0.11:8000 tells no metrics, as a vLLM would (GET /metrics was answered 404): ")
+    assert f"{world.engine.capacity} tokens of KV cache and {world.engine.slots} calls at once are assumed" in line
+    assert world.look() == []
+
+
+def test_lines_have_an_event_and_a_level() -> None:
+    world = World()
+    lines = world.check(None, "a") + [line for _ in range(3) for line in world.check(REFUSED)] + world.look("by hand")
+    assert [(line.event, line.level) for line in lines] == [
+        ("engine_up", "info"),
+        ("engine_down", "warning"),
+        ("engine_drained", "info"),
+    ]

@@ -31,6 +31,22 @@ export async function ask(method, path, body) {
   throw new Error(words || path + " answered " + answer.status);
 }
 
+// A text of the gateway's in a dialog: an engine's log, a runbook.
+export async function show(title, path, atEnd) {
+  try {
+    const text = await ask("GET", path);
+    $("text-title").textContent = title;
+    $("text-body").textContent = text || "(nothing)";
+    $("text").showModal();
+    if (atEnd) $("text-body").scrollTop = $("text-body").scrollHeight;
+  } catch (problem) { tell(problem.message, "bad"); }
+}
+
+export function showLog(profile, sidecar) {
+  return show("Log of " + profile + "@" + sidecar, "/sidecars/" + encodeURIComponent(sidecar) + "/models/"
+    + encodeURIComponent(profile) + "/logs?lines=500", true);
+}
+
 export async function order(title, sentences, yes, method, path, done) {
   if (!await sure(title, sentences, yes)) return false;
   try {

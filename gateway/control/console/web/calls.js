@@ -2,13 +2,14 @@
 
 import {ask, tell} from "./actions.js";
 import {button, choices, clock, el, fillChoices, labelled, LongList, say, seconds} from "./dom.js";
-import {calls, entries, wantCalls} from "./store.js";
+import {calls, wantCalls} from "./store.js";
 
 const NAMES = ["serial", "ended", "request_id", "tenant", "class", "model", "engine", "outcome", "status", "reason", "queue",
   "ttft", "total", "prompt_tokens", "completion_tokens", "cached_tokens", "held_tokens", "predicted_wait", "affinity_tokens",
-  "shaped_tokens", "attempts", "stream", "settled", "route", "trace_id"];
+  "shaped_tokens", "attempts", "stream", "settled", "route", "trace_id", "kind", "got"];
 const AT = Object.fromEntries(NAMES.map((name, at) => [name, at]));
 const KINDS = ["", "", "more", "more", "more", "", "more", "more"];  // of the cells; a narrow window leaves out "more"
+const COLOURS = {answered: "good", refused: "bad", failed: "bad", caller: "warn"};
 const FILTERS = ["tenant", "class", "model", "outcome", "engine"];
 
 export function callsView() {
@@ -19,7 +20,7 @@ export function callsView() {
   life.hidden = true;
   life.tabIndex = -1;
   life.setAttribute("aria-label", "Life of the call");
-  const head = el("div", "call head small faint", ...["ended", "tenant", "class", "model", "engine", "outcome", "TTFT", "total"].map(
+  const head = el("div", "call head small faint", ...["ended", "tenant", "class", "model", "engine", "caller got", "TTFT", "total"].map(
     (name, at) => el("span", KINDS[at], name)));
   const narrow = matchMedia("(max-width: 760px)");
   const list = new LongList("Calls that ended, the newest first", () => 2, make, fill);
@@ -63,11 +64,12 @@ export function callsView() {
     return el("div", "", row);
   }
   function fill(holder, serial, row) {
-    const cells = holder.firstChild.children, bad = row[AT.outcome] !== "ok";
+    const cells = holder.firstChild.children;
     holder.firstChild.setAttribute("aria-pressed", serial === chosen);
-    [clock(row[AT.ended]), row[AT.tenant] || "-", row[AT.class] || "-", row[AT.model] || "-", engineName(row[AT.engine]),
-      row[AT.status] + " " + row[AT.outcome], seconds(row[AT.ttft] || null), seconds(row[AT.total])].forEach((text, at) => say(cells[at], text));
-    cells[5].className = bad ? "bad" : "good";
+    [clock(row[AT.ended]), row[AT.tenant] || "-", row[AT.class] || "-", row[AT.model] || "-", row[AT.engine] || "-",
+      row[AT.got], seconds(row[AT.ttft] || null), seconds(row[AT.total])].forEach((text, at) => say(cells[at], text));
+    cells[5].className = COLOURS[row[AT.kind]];
+    cells[5].title = row[AT.reason];
   }
   async function open(serial) {
     const row = calls.rows.find((each) => each[0] === serial);
@@ -91,11 +93,6 @@ export function callsView() {
     URL.revokeObjectURL(link.href);
   }
   return {node, draw: () => draw(false), shown() { wantCalls(); list.later(); }};
-}
-
-function engineName(id) {
-  const known = id && entries.get("engine/" + id);
-  return known ? known.name : id || "-";
 }
 
 // A spreadsheet takes what begins so for a formula: the apostrophe makes it a text.

@@ -151,4 +151,8 @@ export const share = (value) => value === null || value === undefined ? "-" : Ma
 export function clock(unix) {
   return unix === null || unix === undefined ? "" : new Date(unix * 1000).toLocaleTimeString([], {hourCycle: "h23"});
 }
+export function ago(unix) {
+  const past = Math.max(0, Date.now() / 1000 - unix);
+  return past < 90 ? Math.round(past) + " s ago" : past < 5400 ? Math.round(past / 60) + " min ago" : Math.round(past / 3600) + " h ago";
+}
 export function since(unix) { return unix === null || unix === undefined ? "" : ", since " + clock(unix); }

@@ -2,6 +2,7 @@
 
 import {el, say} from "./dom.js";
 import {connect, entries, onChange, onState, setToken} from "./store.js";
+import {show as showText} from "./actions.js";
 import {nowView} from "./now.js";
 import {callsView} from "./calls.js";
 import {policyView} from "./policy.js";
@@ -13,7 +14,7 @@ const VIEWS = {now: ["Now", nowView], calls: ["Calls", callsView], policy: ["Pol
   playground: ["Playground", playgroundView]};
 const THEMES = ["system", "dark", "light"];
 const made = {};
-let shown = "", state = ["", ""];
+let shown = "", runbook = "", state = ["", ""];
 
 for (const [name, [title]] of Object.entries(VIEWS)) {
   const link = el("a", "", title);
@@ -22,7 +23,9 @@ for (const [name, [title]] of Object.entries(VIEWS)) {
 }
 
 function show() {
-  const wanted = location.hash.slice(1), name = wanted in VIEWS ? wanted : "now";
+  const wanted = location.hash.slice(1);
+  if (/^weir[a-z]+$/.test(wanted)) { runbook = wanted; openRunbook(); }  // an alert's link
+  const name = wanted in VIEWS ? wanted : "now";
   if (name === shown) return;
   if (!made[name]) {
     made[name] = VIEWS[name][1]();
@@ -36,6 +39,13 @@ function show() {
   shown = name;
   made[name].shown();
   made[name].draw();
+}
+
+// As soon as the gateway answers: it may ask for the token first.
+function openRunbook() {
+  if (!runbook || state[0] !== "live") return;
+  showText("Runbook: " + runbook, "/runbooks/" + runbook);
+  runbook = "";
 }
 
 function draw() {
@@ -66,6 +76,6 @@ $("ask").addEventListener("submit", (event) => {
 });
 addEventListener("hashchange", show);
 onChange(draw);
-onState((kind, words) => { state = [kind, words]; tellState(); });
+onState((kind, words) => { state = [kind, words]; tellState(); openRunbook(); });
 show();
 connect();

@@ -1,18 +1,19 @@
 // View "Now": who is refused and why; classes, models, engines, sidecars.
 
-import {button, clock, count, el, labelled, LongList, Rows, say, seconds, share, since, table} from "./dom.js";
+import {ago, button, clock, count, el, labelled, LongList, Rows, say, seconds, share, since, table} from "./dom.js";
 import {entries, of} from "./store.js";
-import {drainEngine, drainGateway, orderModel} from "./actions.js";
+import {drainEngine, drainGateway, orderModel, show, showLog} from "./actions.js";
+import {History} from "./history.js";
 
 const MODES = {tight: "warn", brownout: "bad", closed: "bad"};
-const SVG = "http://www.w3.org/2000/svg", POINTS = 60;
+const SVG = "http://www.w3.org/2000/svg", POINTS = 360;
 
 export function nowView() {
   const lines = el("ul", "lines");
   lines.setAttribute("aria-live", "polite");
   lines.setAttribute("aria-label", "What to do now");
   const [classesNode, classesBody] = table(["class", "offered/s", "admitted/s", "refused/s", "failed/s", "answered/s", "running", "queued",
-    "wait", "TTFT p50", "p99 of target", "in time", "goodput", "last minute"], "Classes");
+    "wait", "TTFT p50", "p99 of target", "answers in time", "goodput", "last hour"], "Classes");
   const [modelsNode, modelsBody] = table(["model", " mode", "engines", "queued", " waits", "TTFT once sent", "room for calls",
     "spare tokens"], "Models");
   const classes = new Rows(classesBody, fillClass), models = new Rows(modelsBody, fillModel);
@@ -23,18 +24,21 @@ export function nowView() {
   const find = el("input"), title = el("h2", "", "Sidecars"), sidecars = el("div"), of_ = el("span", "faint small");
   find.type = "search";
   find.addEventListener("input", () => showEngines());
+  const past = new History(() => remember());
   const node = el("section", "", el("h2", "", "What to do now"), lines,
-    el("h2", "", "Classes"), classesNode,
+    el("h2", "", "Last hour"), past.node, el("h2", "", "Classes"), classesNode,
     el("p", "small faint", "Rates are of the last 10 s: offered calls came, admitted ones were given an engine; the others count calls that ended. "
+      + "Answers in time are a share of the answers, whatever was refused. "
       + "Wait is how long one more call of the class would wait, as predicted. Goodput is tokens a second of answers in time."), el("h2", "", "Models"), modelsNode,
     el("p", "small faint", "Mode is of load shedding in steps, by what engines measure. In mode normal calls are refused one by one: when they would be "
       + "too late, their queue is full or a limit is used up. Wanted engines are those for what was offered of late. TTFT once sent leaves out the wait."),
     el("h2", "", "Engines"), el("div", "buttons", drain),
-    el("p", "small faint", "KV cache of each: filled is held for calls, the lower edge is what the engine measured, the line is the budget."),
+    el("p", "small faint", "KV cache of each: filled is held for calls, the lower edge is what the engine measured, the line is the budget. "
+      + "Calls are of those it may run at once: a bound that is learned, and rises while the engine has room, where its entry gives no max_concurrency. "
+      + "Calls wait here once either is used up, since those that wait in an engine cannot be put in order."),
     el("div", "controls", labelled("find", find), of_), engines.node, title, sidecars);
-  const history = new Map();
   const machines = new Map();
-  let shownLines = null;
+  let shownLines = null, drawn = false;
 
   function showEngines() {
     const wanted = find.value.trim().toLowerCase();
@@ -62,21 +66,15 @@ export function nowView() {
   }
   function remember() {
     const rows = [...classesBody.children];
-    of("class").sort(inOrder).forEach(([name, it], at) => {
-      const points = history.get(name) || [];
-      history.set(name, points);
-      points.push([it.now.answered, it.now.refused, it.now.failed]);
-      if (points.length > POINTS) points.shift();
-      if (rows[at]) spark(rows[at].children[13], name, points);
-    });
+    of("class").sort(inOrder).forEach(([name], at) => { if (rows[at]) spark(rows[at].children[13], name, past.ofClass(name), past.step); });
   }
-  setInterval(remember, 1000);
 
   return {node, shown() { engines.later(); }, draw() {
     const told = entries.get("headline");
-    if (told && told !== shownLines) { shownLines = told; lines.replaceChildren(...told.map(line)); }
+    if (told && told !== shownLines) { shownLines = told; fillLines(lines, told); }
     say(drain, entries.get("gateway")?.draining ? "End the drain of this gateway" : "Drain this gateway");
     classes.show(of("class").sort(inOrder));
+    if (!drawn) { drawn = true; remember(); }
     models.show(of("model"));
     showEngines();
     const now = of("sidecar");
@@ -92,17 +90,49 @@ export function nowView() {
 const inOrder = (a, b) => a[1].order - b[1].order;
 const trouble = (it) => (it.state !== "up" ? 4 : 0) + (it.breaker ? 2 : 0) + (it.draining ? 1 : 0);
 
-function line(it) {
-  return el("li", it.level, el("p", "what", it.what), it.why ? el("p", "", "Why: " + it.why) : null,
-    it.change ? el("p", "", "Change: " + it.change) : null);
+// Lines are made once and filled again, so that whoever stands on a button of one stays there.
+function fillLines(list, told) {
+  while (list.children.length > told.length) list.lastChild.remove();
+  told.forEach((it, at) => {
+    if (!list.children[at]) {
+      list.append(el("li", "", el("p", "what", el("span"), el("span", "since")), el("p", "why"), el("p", "do"), el("p", "buttons")));
+    }
+    const made = list.children[at], [what, why, change, buttons] = made.children;
+    if (made.className !== it.level) made.className = it.level;
+    say(what.firstChild, it.what);
+    say(what.lastChild, it.since ? " Since " + clock(it.since) + ", " + ago(it.since) + "." : "");
+    say(why, it.why ? "Why: " + it.why : "");
+    say(change, it.change ? "Do: " + it.change : "");
+    const links = entries.get("gateway")?.links || {}, wanted = JSON.stringify([it.engines, it.runbook, it.level, links]);
+    if (buttons.dataset.made !== wanted) { buttons.dataset.made = wanted; buttons.replaceChildren(...help(it, links)); }
+  });
 }
 
-function spark(cell, name, points) {
+// Where to read on: logs of engines that a sidecar runs, the runbook, the board.
+function help(it, links) {
+  const more = [];
+  for (const name of it.engines || []) {
+    const at = name.indexOf("@");
+    if (at > 0) more.push(button("Log of " + name, () => showLog(name.slice(0, at), name.slice(at + 1))));
+  }
+  if (it.runbook) more.push(links.runbooks ? away("Runbook", links.runbooks + "#" + it.runbook.toLowerCase())
+    : button("Runbook", () => show("Runbook: " + it.runbook, "/runbooks/" + it.runbook)));
+  if (it.level !== "good" && links.board) more.push(away("Board", links.board));
+  return more;
+}
+
+function away(text, address) {
+  const link = el("a", "", text);
+  link.href = address; link.target = "_blank"; link.rel = "noreferrer";
+  return link;
+}
+
+function spark(cell, name, points, step) {
   let drawn = cell.firstChild;
   if (!drawn) {
     drawn = document.createElementNS(SVG, "svg");
     drawn.setAttribute("class", "spark");
-    drawn.setAttribute("viewBox", "0 0 59 20");
+    drawn.setAttribute("viewBox", "0 0 359 20");
     drawn.setAttribute("preserveAspectRatio", "none");
     drawn.setAttribute("role", "img");
     for (const kind of ["answered", "refused", "failed"]) {
@@ -112,8 +142,9 @@ function spark(cell, name, points) {
     }
     cell.append(drawn);
   }
-  const most = Math.max(1, ...points.flat()), last = points[points.length - 1];
-  drawn.setAttribute("aria-label", name + ": " + last[0] + " answered, " + last[1] + " refused a second");
+  const most = Math.max(1, ...points.flat()), sum = (at) => points.reduce((total, point) => total + point[at], 0);
+  drawn.setAttribute("aria-label", name + ", last hour: " + sum(0) + " answered, " + sum(1) + " refused, " + sum(2)
+    + " failed; at most " + (most / step).toFixed(1) + " a second");
   [...drawn.children].forEach((made, kind) => made.setAttribute("points",
     points.map((point, at) => (POINTS - points.length + at) + "," + (19 - 18 * point[kind] / most).toFixed(1)).join(" ")));
 }
@@ -125,7 +156,7 @@ function fillModel(cells, id, it) {
   cells[1].className = "text";
   say(cells[2], it.wanted > it.engines ? it.engines + " of " + it.wanted + " wanted" : String(it.engines), it.wanted > it.engines ? "bad" : "");
   say(cells[3], count(it.queued), it.queued ? "warn" : "");
-  say(cells[4], it.queues.map(([name, calls, , wait]) => name + " " + calls + ": " + seconds(wait)).join("; ") || "-", "text");
+  say(cells[4], it.queues.map(([name, calls, , wait]) => name + " " + calls + ": " + (it.engines || wait ? seconds(wait) : "any moment")).join("; ") || "-", "text");
   say(cells[5], seconds(it.ttft));
   say(cells[6], count(it.headroom));
   say(cells[7], count(it.spare));
@@ -150,26 +181,36 @@ function fillEngine(row, id, it) {
   part(band.children[0], it.held); part(band.children[1], it.used || 0); part(band.children[2], it.budget);
   const words = "held " + count(it.held) + ", measured " + (it.used === undefined ? "nothing yet" : count(it.used)) + ", budget " + count(it.budget) + " tokens";
   band.setAttribute("aria-label", words);
-  const numbers = words + "; calls " + it.calls + " of " + it.slots + (it.inside ? ", waiting inside " + it.inside[1] : "");
+  const numbers = words + "; calls " + it.calls + " of at most " + it.slots + (it.fixed ? "" : " (learned)") + (it.inside ? ", waiting inside " + it.inside[1] : "");
   say(drain, it.draining ? "End drain" : "Drain");
   drain.setAttribute("aria-label", (it.draining ? "End the drain of " : "Drain ") + it.name);
   say(what, numbers + ". " + (it.why ? it.why + since(it.since) + ". " : "") + (it.sampled ? "Not sampled since " + clock(it.sampled) + ". " : "")
     + (it.models.join(", ") || "no model"));
 }
 
+// When a model can be called. A start that takes longer than expected says so, and never that it is ready in 0.
+function readiness(it) {
+  if (it.state === "running" && !it.pending) return "now";
+  if (it.ready_in === null) return "-";
+  if (it.pending && !it.began) return it.ready_in > 0 ? "in " + seconds(it.ready_in) : "any moment";
+  if (!it.began) return "in " + seconds(it.ready_in) + ", once it is wanted";
+  const took = Math.max(0, Math.round(Date.now() / 1000 - it.began));
+  return it.ready_in > 0 ? "in " + seconds(it.ready_in) + " (" + seconds(took) + " so far)" : "late: " + seconds(took) + " so far";
+}
+
 // One sidecar: made once, then filled, so that whoever stands on a button of it stays there.
 function makeSidecar(id) {
-  const [wide, body] = table(["model", " state", "ready in", " why", " orders"], "Models of sidecar " + id);
+  const [wide, body] = table(["model", " state", " ready", " why", " orders"], "Models of sidecar " + id);
   const state = el("span"), refused = el("p", "bad small"), gpus = el("div"), cards = new Map();
   const rows = new Rows(body, (cells, profile, model) => {
     say(cells[0], profile);
     say(cells[1], model.state + (model.pending ? ", " + model.pending : ""), "text " + (model.state === "error" ? "bad" : model.pending ? "warn" : ""));
-    say(cells[2], model.state === "running" && !model.pending ? "now" : seconds(model.ready_in));
+    say(cells[2], readiness(model), "text");
     say(cells[3], model.why, "text");
     if (cells[4].firstChild) return;
     cells[4].className = "text";
-    cells[4].append(el("div", "buttons", ...[["Load", "ensure"], ["Sleep", "sleep"], ["Drain", "drain"]].map(([name, order]) => {
-      const made = button(name, () => orderModel(id, profile, order));
+    cells[4].append(el("div", "buttons", ...[["Load", "ensure"], ["Sleep", "sleep"], ["Drain", "drain"], ["Log", "log"]].map(([name, order]) => {
+      const made = button(name, () => order === "log" ? showLog(profile, id) : orderModel(id, profile, order));
       made.setAttribute("aria-label", name + " " + profile + " of " + id);
       return made;
     })));

@@ -1,0 +1,231 @@
+"""Conditions of the console's headline: what is wrong now, whatever calls there are, since when, and what to do.
+
+One line for each engine or model in trouble, up to EACH of a kind; more of them share a line.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+
+from gateway.control.console.headline import Line
+from gateway.control.console.sources import Sources
+from gateway.control.view import FleetView, SidecarModelView, SidecarView
+from gateway.core.engines.breaker import BreakerState
+from gateway.core.engines.fleet import Engine, Fleet
+from gateway.core.engines.trouble import STALLED
+from gateway.decider.dispatch import Dispatch
+from gateway.shared.files.checked import listed
+from gateway.shared.files.file_status import FileStatus
+from gateway.shared.tasks import failing
+
+EACH = 3  # lines of one kind
+NAMED = 20  # engines that a shared line names
+
+# By the reason of the last check or call that failed.
+HOW = {
+    "refused": "Nothing listens at {url}. Start vLLM there: its log says why it ended.",
+    "unreachable": "No packet comes through to {url}: is that machine up, and is a firewall between?",
+    "name": "The name in {url} is not known: correct fleet.engines, or DNS.",
+    "timeout": "It does not answer at {url}: if it hangs or swaps, restart it.",
+    "asleep": "It says that it sleeps: POST {url}/wake_up wakes it. Let a sidecar decide that.",
+    "status": "Something else may answer at {url}: it must be a vLLM, and the URL without a path.",
+    "models": "Something else may answer at {url}: it must be a vLLM, and the URL without a path.",
+    "garbage": "Something that speaks no HTTP answers at {url}: correct fleet.engines.",
+    STALLED: "It hangs: it takes requests and works on none. Restart it.",
+    "descriptors": "This gateway has no file descriptor left: raise its limit (LimitNOFILE).",
+}
+OTHER = "See that it runs at {url} and can be reached."
+BACK = " It gets calls again by itself, once two checks are good."
+SIDECAR = "Its sidecar starts it again. Its log says why it ended."
+
+
+class Conditions:
+    """`unix` turns a monotonic time into seconds since 1970."""
+
+    def __init__(
+        self, fleet: Fleet, dispatch: Dispatch, sources: Sources, unix: Callable[[float], float | None]
+    ) -> None:
+        self._fleet = fleet
+        self._dispatch = dispatch
+        self._sources = sources
+        self._unix = unix
+
+    def lines(self, view: FleetView, status: FileStatus) -> Iterator[Line]:
+        """The lines, by kind."""
+        yield from self._engines(view)
+        queued = {model.id: model.queued_calls for model in view.models}
+        for sidecar in view.sidecars:
+            yield from self._sidecar(sidecar, queued)
+        yield from _policy(status)
+        yield from self._log()
+        for task in failing():
+            yield Line(level="bad", what=f"A task of this gateway fails: {task}.", change="Report this as a bug.")
+        if view.draining:
+            what = "This gateway is drained: balancers are told to send calls elsewhere."
+            yield Line(level="warn", what=what, change="End the drain once it may get calls again.")
+        for model in view.models:
+            if model.mode != "normal":
+                state = self._dispatch.traffic[model.id].state
+                what = f"{model.id} is in mode {model.mode}."
+                change = f"It ends once the load falls. Add an engine of {model.id}, or change modes.{model.mode}."
+                since = self._unix(state.since)
+                runbook = "WeirCallsWithoutRoom"
+                yield Line(level="warn", what=what, why=state.why, change=change, since=since, runbook=runbook)
+
+    # -- engines ------------------------------------------------------------------------------------------------
+
+    def _engines(self, view: FleetView) -> Iterator[Line]:
+        down = [each for each in self._fleet if not (each.up or each.draining or math.isinf(each.checked_at))]
+        tripped = [each for each in self._fleet if each.up and each.breaker.state is not BreakerState.CLOSED]
+        yield from self._of(down, "down", self._down, len(view.engines))
+        yield from self._of(
+            tripped, "without calls, as their circuit breakers are open", self._tripped, len(view.engines)
+        )
+        for engine in self._fleet:
+            if engine.up and engine.unmeasured:
+                yield _unmeasured(engine)
+
+    def _of(self, engines: Sequence[Engine], how: str, line: Callable[[Engine], Line], of: int) -> Iterator[Line]:
+        """A line for each engine, or one for all where they are many."""
+        if len(engines) <= EACH:
+            yield from map(line, engines)
+            return
+        lines = [line(engine) for engine in engines]
+        whys = "; ".join([f"{engine.label}: {each.why}" for engine, each in zip(engines, lines, strict=True)][:EACH])
+        yield Line(
+            level="bad",
+            what=f"{len(engines)} of {of} engines are {how}.",
+            why=f"{whys}, and {len(engines) - EACH} more",
+            change="See what they have in common: a machine, a network, a version. They get calls again by themselves.",
+            since=min([each.since for each in lines if each.since is not None], default=None),
+            engines=tuple([engine.label for engine in engines][:NAMED]),
+            runbook=lines[0].runbook,
+        )
+
+    def _down(self, engine: Engine) -> Line:
+        trouble = engine.trouble
+        how = SIDECAR if "@" in engine.label else HOW.get("" if trouble is None else trouble.reason, OTHER) + BACK
+        return Line(
+            level="bad",
+            what=f"Engine {engine.label} is down. {self._instead(engine)}",
+            why="" if trouble is None else trouble.words,
+            change=how.format(url=engine.url),
+            since=self._unix(engine.outage_at),
+            engines=(engine.label,),
+            runbook="WeirEngineDown",
+        )
+
+    def _tripped(self, engine: Engine) -> Line:
+        state = engine.breaker.state.value.replace("_", " ")
+        return Line(
+            level="bad",
+            what=f"Engine {engine.label} fails its calls: its circuit breaker is {state}. {self._instead(engine)}",
+            why=engine.failed_call,
+            change="Read its log, and restart it if its engine core has died or hangs. It is tried again by itself.",
+            since=self._unix(engine.breaker.broken_at),
+            engines=(engine.label,),
+            runbook="WeirBreakerOpen",
+        )
+
+    def _instead(self, engine: Engine) -> str:
+        """What becomes of its calls."""
+        alone = []
+        for model in sorted(engine.models):
+            others = [
+                each for each in self._fleet.serving(model) if each is not engine and each.up and not each.draining
+            ]
+            if not any(each.breaker.state is not BreakerState.OPEN for each in others):
+                alone.append(model)
+        if alone:
+            return f"No other engine serves {listed(alone[:3])}: calls wait, and are refused with 503 in the end."
+        return "Other engines take its calls." if engine.models else ""
+
+    # -- sidecars -----------------------------------------------------------------------------------------------
+
+    def _sidecar(self, sidecar: SidecarView, queued: Mapping[str, int]) -> Iterator[Line]:
+        if sidecar.stale:
+            found = self._dispatch.sidecars.sidecars[sidecar.id]
+            yield Line(
+                level="bad",
+                what=f"Sidecar {sidecar.id} does not report: none of its models is started, woken or put to sleep.",
+                why=f"Its last report is {sidecar.heard_s:.0f} s old." if sidecar.heard_s < 120 else "",
+                change="See on its machine whether it runs (sidecar status), and what its log says of this gateway.",
+                since=self._unix(found.reported_at),
+                runbook="WeirSidecarSilent",
+            )
+            return
+        for model in [each for each in sidecar.models if each.last_error and each.state not in ("running", "sleeping")][
+            :EACH
+        ]:
+            yield self._start(sidecar, model)
+
+        for model in sidecar.models:
+            if model.state == "starting" and not model.last_error and queued.get(model.model):
+                yield self._starting(sidecar, model, queued[model.model])
+
+    def _since(self, sidecar: SidecarView, model: SidecarModelView) -> float | None:
+        """When a model came into its state, Unix seconds."""
+        observer = self._sources.observer
+        known = None if observer is None else observer.states.get((sidecar.id, model.profile))
+        return None if known is None else round(known[2], 1)
+
+    def _starting(self, sidecar: SidecarView, model: SidecarModelView, queued: int) -> Line:
+        name = f"{model.profile}@{sidecar.id}"
+        ready = f"in about {model.ready_in_s:.0f} s" if model.ready_in_s else "later than expected"
+        calls = "1 call waits" if queued == 1 else f"{queued} calls wait"
+        what = f"{calls} for {model.model}, which is being started as {name}: it will be ready {ready}."
+        return Line(level="good", what=what, since=self._since(sidecar, model), engines=(name,))
+
+    def _start(self, sidecar: SidecarView, model: SidecarModelView) -> Line:
+        name = f"{model.profile}@{sidecar.id}"
+        again = model.state == "starting" or model.pending == "start"
+        return Line(
+            level="warn" if again else "bad",
+            what=f"The start of {name} failed{', and is tried again' if again else '; its model cannot be called'}.",
+            why=model.last_error,
+            change="Its log ends with what went wrong, and with advice.",
+            since=self._since(sidecar, model),
+            engines=(name,),
+            runbook="WeirStartFailing",
+        )
+
+    # -- the gateway itself -------------------------------------------------------------------------------------
+
+    def _log(self) -> Iterator[Line]:
+        trouble = self._sources.log_trouble()
+        if trouble is not None:
+            yield Line(
+                level="bad",
+                what="Lines of the log are lost. Calls go on.",
+                why=trouble[0],
+                change="Free space on that disk (df), or let what reads the pipe keep up. No restart is needed.",
+                since=round(trouble[1], 1),
+                runbook="WeirLogLinesLost",
+            )
+
+
+def _policy(status: FileStatus) -> Iterator[Line]:
+    if status.error is None:
+        return
+    lines = status.error.splitlines()
+    more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
+    yield Line(
+        level="bad",
+        what=f"The policy file {status.file} cannot be used. Version {status.version}, of before, stays in force.",
+        why=lines[0] + more,
+        change="Correct the file: it is read again once it is saved. A restart would fail. View Policy has all lines.",
+        since=None if status.error_at is None else datetime.fromisoformat(status.error_at).timestamp(),
+        runbook="WeirPolicyBad",
+    )
+
+
+def _unmeasured(engine: Engine) -> Line:
+    return Line(
+        level="warn",
+        what=f"Engine {engine.label} tells no metrics, so it is no vLLM, or runs with --disable-log-stats.",
+        why=f"{engine.unmeasured}. Assumed are {engine.capacity} tokens of KV cache and {engine.slots} calls at once.",
+        change="Give its entry in fleet.engines capacity and max_concurrency (docs/operating.md, Other engines).",
+        engines=(engine.label,),
+    )
