@@ -88,6 +88,7 @@ LIBRARY_BASES = {  # what a library demands is named here, with the files that m
     "asyncio.SelectorEventLoop": ("loadtest/simulate/vtime.py",),
     "asyncio.Handle": ("loadtest/simulate/vtime.py",),
     "asyncio.TimerHandle": ("loadtest/simulate/vtime.py",),
+    "str": ("gateway/shared/notice.py",),  # whatever takes a line for the operator takes one with a level too
 }
 BAD_NAMES = re.compile(r"(?:^|_)(?:utils?|helpers?|common|misc|base|manager_of_\w+)$")
 MUTABLE = re.compile(
