@@ -301,8 +301,8 @@ def _classes(made: Processes) -> set[str]:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (("--log", "/nowhere/log"), "gateway: --log /nowhere/log: No such file or directory"),
-        (("--listen", "192.0.2.1:1"), "gateway: --listen 192.0.2.1:1: Cannot assign requested address"),
+        (("--log", "/nowhere/log"), "--log /nowhere/log: No such file or directory"),
+        (("--listen", "192.0.2.1:1"), "--listen 192.0.2.1:1: Cannot assign requested address"),
         (("--policy", "absent.yaml"), "absent.yaml"),
     ],
 )
