@@ -22,7 +22,7 @@ WORDS = 300  # characters of an event
 Ended = tuple[int, int, int]  # calls answered, refused, failed
 
 
-class Bucket(msgspec.Struct, array_like=True, frozen=True):
+class Interval(msgspec.Struct, array_like=True, frozen=True):
     """STEP seconds that ended `at`, Unix seconds."""
 
     at: float
@@ -51,7 +51,7 @@ class History:
     def __init__(self) -> None:
         self.closed = 0
         self.events: deque[Event] = deque(maxlen=EVENTS)
-        self._buckets: deque[Bucket] = deque(maxlen=KEPT)
+        self._buckets: deque[Interval] = deque(maxlen=KEPT)
         self._before: dict[str, Sequence[int]] = {}
         self._queued = self._running = self._engines = 0
         self._up: int | None = None
@@ -75,13 +75,13 @@ class History:
                 classes[name] = (new[0], new[1], new[2])
         self._before = dict(totals)
         self._buckets.append(
-            Bucket(at, sums[0], sums[1], sums[2], self._queued, self._running, self._up or 0, self._engines, classes)
+            Interval(at, sums[0], sums[1], sums[2], self._queued, self._running, self._up or 0, self._engines, classes)
         )
         self.closed += 1
         self._queued = self._running = 0
         self._up = None
 
-    def after(self, number: int) -> list[Bucket]:
+    def after(self, number: int) -> list[Interval]:
         """The buckets after the first `number` ones, as far as they are kept."""
         new = max(0, self.closed - number)
         return list(self._buckets)[-new:] if new else []
