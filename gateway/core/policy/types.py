@@ -57,7 +57,10 @@ WebOrigin = Annotated[
     ),
 ]
 WebPage = Annotated[
-    str, Text(r"https?://(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:]+\])(?::[0-9]{1,5})?(?:/[!-~]*)?", "https://HOST/PATH")
+    str,
+    Text(
+        r"https?://(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:]+\])(?::[0-9]{1,5})?(?:/[!-~]*)?", "a web page, https://HOST/PATH"
+    ),
 ]
 EngineUrl = Annotated[
     str,
