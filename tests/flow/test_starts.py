@@ -80,8 +80,8 @@ def test_a_model_that_comes_with_its_start_is_started_anew_with_what_it_needs(le
             known, here = made.engines.size, [False]
             guess = 22 * GIB if less else 11 * GIB
 
-            async def size(profile: str, total: int, present: int) -> Size:
-                found = await known(profile, total, present)
+            async def size(profile: str, total: int, present: int, *, unified: bool = False) -> Size:
+                found = await known(profile, total, present, unified=unified)
                 if here[0] or profile == "b":
                     return found
                 return msgspec.structs.replace(found, claim=guess, start_needs=guess, guessed=True)
@@ -106,7 +106,7 @@ def test_files_that_cannot_be_used_in_the_middle_of_a_download_end_no_start() ->
         async with opened(file("a", 1), {"a": Model(weights=6 * GIB, claim=11 * GIB)}, *GPUS[:1]) as made:
             entry = made.entry("a")
 
-            async def size(profile: str, total: int, present: int) -> Size:
+            async def size(profile: str, total: int, present: int, *, unified: bool = False) -> Size:
                 raise Unusable("it is cut off")
 
             entry.size = msgspec.structs.replace(entry.size, guessed=True)
