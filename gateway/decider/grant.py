@@ -38,7 +38,9 @@ class LocalGrant:
         self.ticket = ticket
         self.cached = choice.cached
         self.engine: Engine = choice.engine
-        self.hold = choice.engine.hold(call.cost, choice.prefill, now, call.class_name, teaches=call.stream)
+        self.hold = choice.engine.hold(
+            call.cost, choice.prefill, now, call.class_name, output=call.output_tokens, teaches=call.stream
+        )
         self.expected = choice.ttft
         if choice.engine.adapters is not None:
             choice.engine.adapters.used(call.model)

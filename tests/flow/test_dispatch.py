@@ -35,7 +35,7 @@ POLICY = Policy(
 
 
 class World:
-    """A fleet of engines of 1,000 tokens (800 may be promised), and a dispatch over it."""
+    """A fleet of engines of 1,000 tokens (927 may be promised to prompts), and a dispatch over it."""
 
     def __init__(self, engines: int = 1, capacity: int = 1000, policy: Policy = POLICY) -> None:
         self.loop = asyncio.get_running_loop()
@@ -94,6 +94,17 @@ def test_a_call_that_fits_goes_at_once_and_one_that_does_not_waits_its_turn() ->
         assert (world.engine().held, world.engine().in_flight) == (800, 2)
         await asyncio.gather(*started)
         assert world.loop.time() == pytest.approx(3.0), "two at a time: 2 + 2 + 1"
+
+    virtual(scenario)
+
+
+def test_an_engine_knows_how_much_of_what_it_holds_is_output() -> None:
+    async def scenario(world: World) -> None:
+        call = world.call(400)
+        call.prompt_tokens, call.output_tokens = 370, 30
+        with await world.dispatch.ask(call):
+            assert (world.engine().held, world.engine().output_held) == (400, 30)
+        assert world.engine().output_held == 0
 
     virtual(scenario)
 
@@ -826,7 +837,7 @@ async def live(world: World, seed: int, steps: int, *, every: float = 40.0) -> N
             world.fleet.health(engine, True, world.loop.time())
         world.dispatch.changed(engine)
         not_idle(world)
-        assert all(0 <= engine.held <= 800 for engine in world.fleet)
+        assert all(0 <= engine.held <= 927 for engine in world.fleet)
     for engine in world.fleet:
         engine.draining = False
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,14 +1,19 @@
 """Load balancing: the choice of the engine on which a call costs least, its own wait and what others lose counted.
 
-    cost = (prefill queued on it + own) / rate  +  own / rate x (CROWD x calls + TURNOVER x flow / capacity)
+    cost = (prefill queued on it + own x (1 + CROWD x calls + TURNOVER x turnover)) / rate
     own = prompt tokens that the engine has not cached
+    turnover = mean over the engines of the tokens promised in the last FLOW seconds / capacity
 
-The first term is the call's own wait to its first token: the time to read what is queued and its own prompt. So prefix
-affinity needs no rule of its own. Alone it is LPWL, "least prefill work left" (loadtest/simulate/rivals). The second is
-what the call takes from others. Chunked prefill shares each step with the sequences that decode: each of the engine's
-`calls` waits while the prompt is read. What is read also evicts as much: `flow / capacity` is the share of the cache
-that was promised in the last FLOW seconds, and where the cache turns over, what is evicted will be asked for again.
-Both multiply the work as LMetric's batch size does (OSDI 2026). docs/decisions/routing.md has the measurements.
+The first two terms are the call's own wait to its first token: the time to read what is queued and its own prompt. So
+prefix affinity needs no rule of its own. Alone they are LPWL, "least prefill work left" (loadtest/simulate/rivals). The
+others are what the call takes from others. Chunked prefill shares each step with the sequences that decode: each of the
+engine's `calls` waits while the prompt is read. What is read also evicts as much: where caches turn over, what is
+evicted will be asked for again. Both multiply the work as LMetric's batch size does (OSDI 2026). The turnover is the
+fleet's: an engine's own would send calls that have nothing cached to longer queues. docs/decisions/routing.md has the
+measurements.
+
+Learned rates that differ by less than ALIKE count as the fastest of them, because most of the difference is chance; an
+engine that has not learned its rate counts as fast as the fastest.
 A LoRA adapter that an engine has not loaded makes its cost higher by the score of `adapters.py`. An engine that was
 just started or woken, or is back from a failure, costs more for a while (slow start): its speed is unknown.
 Synchronous and pure; ties are broken by `rng`.
@@ -29,9 +34,10 @@ from gateway.core.request.call import Call
 
 CLOSED = BreakerState.CLOSED
 LOOKED_AT = 4  # engines whose state says enough of all
-CROWD = 0.1  # of the time to read a prompt, that each call there is worth
-TURNOVER = 10.0  # the same, where prompts have used all of the cache in FLOW seconds
-NEW = 10.0  # times its cost that an engine costs more at first
+CROWD = 0.02  # of the time to read a prompt, that each call there is worth
+TURNOVER = 10.0  # the same, where prompts have used all of the caches in FLOW seconds
+ALIKE = 1.5  # times
+NEW = 10.0  # times a call's own wait that an engine costs more at first
 SCAN_AT_MOST = 32  # beyond this many engines, a random sample of this size: power of d choices
 
 
@@ -145,15 +151,17 @@ def choose(
         open_ = open_[first:] + open_[:first]
     best: Choice | None = None
     least = math.inf
+    fastest = max([e.prefill_rate for e in open_ if e.prefill_rate != PREFILL_RATE], default=PREFILL_RATE)
+    turnover = sum([e.flow(now) / e.capacity for e in open_]) / len(open_)
     for engine in open_:
         cached = cached_tokens(engine, call) if call.prefix else 0
         prefill = max(1, call.prompt_tokens - cached)
-        ttft = predicted_ttft(engine, prefill, now)
-        beyond = ttft - engine.tpot  # a step is longer by chance here, and costs more cached tokens than it is worth
-        beyond += (
-            prefill / engine.prefill_rate * (CROWD * engine.in_flight + TURNOVER * engine.flow(now) / engine.capacity)
-        )
-        beyond *= 1.0 + NEW * newness(engine, now, routing.slow_start)
+        reading, rate = engine.reading(prefill, now), engine.prefill_rate
+        ttft = engine.tpot + reading / rate
+        # The step of `ttft` is left out: one is longer by chance, and costs more cached tokens than it is worth.
+        beyond = reading * (1.0 + NEW * newness(engine, now, routing.slow_start))
+        beyond += prefill * (CROWD * engine.in_flight + TURNOVER * turnover)
+        beyond /= fastest if rate == PREFILL_RATE or ALIKE * rate >= fastest else rate
         if engine.adapters is not None:
             beyond /= engine.adapters.score(call.model)
         if beyond < least:

@@ -44,6 +44,10 @@ LEAST_READING = 0.25  # of the time to a first token, whatever a step takes
 RATE_BELIEVED = 30.0  # seconds without a first byte after which a low rate is doubted
 FLOW = 3.0  # seconds in which the flow of tokens falls by e
 OVER = 1.15  # of the budget, where the last call that starts within the budget may end
+FULLER = 1.16  # times `kv_target`, the budget where nothing of what is held is output
+FULLEST = 0.93  # of the KV cache, the largest such budget
+FULL = 0.96  # of the KV cache, where the last call may then end at most
+GROWING = 0.25  # share of held tokens that is output, from which on the budget is `kv_target`
 OVERRUN = 0.03  # of the KV cache above that, where holds were too small
 GROWTH = 0.7  # of the trim, each second in which tokens bind, times the share of the cache below the target
 MOST_KEPT = 0.98  # of the most that ran, with each sample of a queue in the engine
@@ -65,13 +69,14 @@ def ceiling(kv_target: float) -> float:
 class Hold:
     """KV tokens reserved on one engine for one call. `release` gives them back, once; more calls change nothing."""
 
-    __slots__ = ("awaited", "class_name", "engine", "live", "prefill", "reading", "taken_at", "tokens")
+    __slots__ = ("awaited", "class_name", "engine", "live", "output", "prefill", "reading", "taken_at", "tokens")
 
     def __init__(
-        self, engine: Engine, tokens: int, prefill: int, reading: float, taken_at: float, class_name: str
+        self, engine: Engine, tokens: int, output: int, prefill: int, reading: float, taken_at: float, class_name: str
     ) -> None:
         self.engine = engine
         self.tokens = tokens
+        self.output = output  # of the tokens; the others are the prompt's
         self.class_name = class_name
         self.prefill = prefill  # prompt tokens the engine has yet to read for this call; 0 after the first byte
         self.reading = reading  # `Engine.reading` of it, when it was taken
@@ -103,6 +108,7 @@ class Hold:
             self.live = False
             engine = self.engine
             engine.held -= self.tokens
+            engine.output_held -= self.output
             engine.in_flight -= 1
             used = engine.used[self.class_name]
             used[0] -= self.tokens
@@ -161,6 +167,7 @@ class Engine:
         "number",
         "only_models",
         "outage_at",
+        "output_held",
         "pace",
         "policy",
         "prefill_queued",
@@ -216,7 +223,7 @@ class Engine:
         # What the last call that failed met; whether it answered 404, so that its list of models may have changed; why
         # it tells no metrics.
         self.failed_call, self.doubted, self.unmeasured = "", False, ""
-        self.held = self.in_flight = self.prefill_queued = 0
+        self.held = self.output_held = self.in_flight = self.prefill_queued = 0
         self.awaited = 0  # calls whose first byte has not come
         self._silent_since = -math.inf  # it has read and written no token for them
         self.excess = 0
@@ -274,9 +281,25 @@ class Engine:
     # -- the ledger ---------------------------------------------------------------------------------------------
 
     @property
+    def target(self) -> float:
+        """Share of the KV cache that may be promised: the policy's `kv_target`, and more where little of what is held
+        is output. A prompt's tokens are known; only output grows, and may grow beyond its estimate."""
+        target = self.policy.budget.kv_target
+        if not self.held:
+            return target
+        known = max(0.0, 1.0 - self.output_held / self.held / GROWING)
+        return target + known * max(0.0, min(FULLEST, FULLER * target) - target)
+
+    @property
+    def fullest(self) -> float:
+        """Share of the KV cache up to which the last call may go. Above the `ceiling` of the policy's own target: up to
+        FULL, as modes begin there."""
+        return max(ceiling(self.policy.budget.kv_target), min(FULL, ceiling(self.target)))
+
+    @property
     def budget(self) -> int:
         """Tokens that may be promised: capacity x target x trim."""
-        return int(self.capacity * self.policy.budget.kv_target * self.trim)
+        return int(self.capacity * self.target * self.trim)
 
     @property
     def largest(self) -> int:
@@ -287,7 +310,7 @@ class Engine:
     def ceiling(self) -> int:
         """Tokens up to which the last call may go that starts within the budget. Were none to go beyond the budget, a
         call of a tenth of the cache would leave the last tenth empty."""
-        return round(self.capacity * self.trim * ceiling(self.policy.budget.kv_target))
+        return round(self.capacity * self.trim * self.fullest)
 
     @property
     def load(self) -> int:
@@ -349,13 +372,24 @@ class Engine:
         elif self.in_flight or cost > self.largest:
             self._pressed_tokens |= self.load >= self.budget or self.load + cost > self.ceiling
 
-    def hold(self, cost: int, prefill: int, now: float, class_name: str = "", *, teaches: bool = True) -> Hold:
-        """Promise `cost` tokens, of which `prefill` prompt tokens are still to be read. The caller asked `fits`.
-        `teaches`: its first byte will tell how fast they were read."""
+    def hold(
+        self,
+        cost: int,
+        prefill: int,
+        now: float,
+        class_name: str = "",
+        *,
+        output: int | None = None,
+        teaches: bool = True,
+    ) -> Hold:
+        """Promise `cost` tokens, of which `prefill` prompt tokens are still to be read, and `output` to be written
+        (None: all). The caller asked `fits`. `teaches`: its first byte will tell how fast they were read."""
+        output = cost if output is None else output
         if self.unseen:
             self._pass_unseen(now)
         reading = self.reading(prefill, now) if teaches else 0
         self.held += cost
+        self.output_held += output
         self.in_flight += 1
         self.awaited += 1
         self._sent.append(now)
@@ -373,7 +407,7 @@ class Engine:
         self.prefill_queued += prefill
         if self.in_flight >= self.slots:
             self._pressed_slots = True
-        return Hold(self, cost, prefill, reading, now, class_name)
+        return Hold(self, cost, output, prefill, reading, now, class_name)
 
     def expect_first_byte(self, hold: Hold, at: float) -> None:
         """A call whose first byte will not tell when its prompt was read: it counts as read at the predicted time."""
@@ -471,9 +505,9 @@ class Engine:
         What runs over stays so for as long as its calls run. So trim falls no further than what the holds of now say:
         long calls would else take it to its least each time, and half of the cache would be empty until it has risen.
         """
-        target = self.policy.budget.kv_target
+        target = self.target
         crowded = sample.waiting > self.policy.budget.engine_backlog and sample.kv_usage > target - 0.05
-        if preempted or crowded or sample.kv_usage > ceiling(target) + OVERRUN:
+        if preempted or crowded or sample.kv_usage > self.fullest + OVERRUN:
             full = 1.0 if preempted else max(sample.kv_usage, target)
             told = TRIM_BELOW * self.held / (full * self.capacity)
             self.trim = max(0.5, self.trim * 0.9, min(self.trim, told))

@@ -61,7 +61,8 @@ def default_service_tiers() -> Mapping[str, str]:
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
     """KV-cache tokens and calls that the gateway may send to one engine.
 
-    `kv_target`: Share of the engine's KV cache up to which calls start; the last of them may end 15 % above.
+    `kv_target`: Share of the engine's KV cache up to which calls start; the last of them may end 15 % above. Where
+    less than a quarter of what is held is output, up to 16 % more, but not above 93 % and 96 %: prompts do not grow.
     `alpha`: Share of its max_tokens that a call is expected to use, such as 50%; auto: learned from real answers.
     `engine_backlog`: Calls that may wait inside an engine. Keep it small: the gateway decides the order, and an
     engine's own queue is first come, first served.

@@ -16,9 +16,10 @@ from gateway.core.engines.choice import (
     choose,
     least_ttft,
     newness,
+    predicted_ttft,
     usable_of,
 )
-from gateway.core.engines.fleet import FLOW, Engine
+from gateway.core.engines.fleet import FLOW, PREFILL_RATE, Engine
 from gateway.core.policy.policy import Policy, Routing
 from gateway.core.policy.traffic import Breaker, TrafficClass
 from gateway.core.request.call import Call
@@ -80,22 +81,39 @@ def test_a_long_prompt_goes_where_fewer_calls_wait_while_it_is_read() -> None:
     crowded, other = engine("crowded"), engine("other")
     for _ in range(20):
         crowded.hold(100, 0, NOW - 100.0)
-    other.hold(1500, 1500, NOW - 100.0)
+    other.hold(300, 300, NOW - 100.0)
     for prompt, winner in ((100, "crowded"), (1000, "other")):
         assert id_of(chosen([crowded, other], call(prompt))) == winner, prompt
 
 
-def test_a_long_prompt_goes_where_the_cache_turns_over_less() -> None:
-    turning, other = engine("turning"), engine("other")
+def test_a_cached_prefix_is_worth_more_where_caches_turn_over_whichever_engine_it_is() -> None:
+    prefix = tuple(range(20))
+    for turning, winner in ((None, "cold"), ("warm", "warm"), ("cold", "warm")):
+        engines = {id: engine(id) for id in ("warm", "cold")}
+        engines["warm"].remember(prefix, 1000, NOW - 1)
+        engines["warm"].hold(1500, 1500, NOW - 100.0)
+        for _ in range(10 if turning else 0):
+            engines[turning or ""].hold(10_000, 0, NOW - 1.0).release()
+        assert id_of(chosen(list(engines.values()), call(1000, prefix))) == winner, turning
+
+
+def test_the_flow_of_tokens_falls_with_time() -> None:
+    e = engine("a")
     for _ in range(10):
-        turning.hold(10_000, 0, NOW - 1.0).release()
-    other.hold(1500, 1500, NOW - 100.0)
-    for prompt, winner in ((100, "turning"), (1000, "other")):
-        assert id_of(chosen([turning, other], call(prompt))) == winner, prompt
-    assert turning.flow(NOW) == pytest.approx(100_000 / math.exp(1.0 / FLOW))
-    turning.hold(10_000, 0, NOW - 5000.0).release()
-    assert turning.flow(NOW) == pytest.approx(100_000 / math.exp(1.0 / FLOW)), "sent by an earlier decider, long ago"
-    assert id_of(choose([turning, other], call(), NOW + 20.0, routing=Routing(), rng=random.Random(5))) == "turning"
+        e.hold(10_000, 0, NOW - 1.0).release()
+    assert e.flow(NOW) == pytest.approx(100_000 / math.exp(1.0 / FLOW))
+    e.hold(10_000, 0, NOW - 5000.0).release()
+    assert e.flow(NOW) == pytest.approx(100_000 / math.exp(1.0 / FLOW)), "sent by an earlier decider, long ago"
+
+
+def test_rates_that_differ_by_chance_count_as_equal() -> None:
+    for rate, winner in ((20_000.0, "shorter"), (15_000.0, "faster"), (PREFILL_RATE, "shorter")):
+        faster, shorter = engine("faster", 1200), engine("shorter", 1000)
+        faster.prefill_rate, shorter.prefill_rate = 25_000.0, rate
+        choice = chosen([faster, shorter])
+        assert choice is not None
+        assert choice.engine.id == winner, rate
+        assert choice.ttft == predicted_ttft(choice.engine, 1000, NOW), "a prediction is by its own rate"
 
 
 def test_cached_tokens_never_claim_the_whole_prompt() -> None:

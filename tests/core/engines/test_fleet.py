@@ -125,6 +125,32 @@ def test_promises_stay_within_the_budget() -> None:
     assert not e.fits(1)
 
 
+@pytest.mark.parametrize(
+    ("kv_target", "output", "budget", "last"),
+    [
+        (0.8, 0, 927, 960),  # prompts alone: no more than modes allow
+        (0.8, 50, 864, 960),  # an eighth of 400 is output
+        (0.8, 100, 800, 920),  # a quarter
+        (0.8, 400, 800, 920),
+        (0.5, 0, 580, 667),
+        (0.9, 0, 930, 1000),
+        (0.97, 0, 970, 1000),
+    ],
+)
+def test_the_budget_is_larger_where_less_of_what_is_held_is_output(
+    kv_target: float, output: int, budget: int, last: int
+) -> None:
+    e = engine()
+    e.apply(Policy(budget=Budget(kv_target=kv_target)))
+    hold = e.hold(400, 0, 0.0, output=output)
+    assert (e.budget, e.ceiling) == (budget, last)
+    assert e.fits(last - 400)
+    assert not e.fits(last - 399)
+    hold.release()
+    assert e.output_held == 0
+    assert e.budget == round(1000 * kv_target)
+
+
 def test_what_is_in_reserve_leaves_nothing_beyond_the_budget() -> None:
     e = engine()
     e.apply(RESERVED)
