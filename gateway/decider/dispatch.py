@@ -119,7 +119,7 @@ class Dispatch:
         self.pump()
 
     async def ask(self, call: Call) -> LocalGrant:
-        """Raises Refused: not found, no engine, too large, queue full, hopeless, shed, expired, draining."""
+        """Raises Refused: not found, no engine, too large, queue full, too late, shed, expired, draining."""
         self.arrived(call)
         grant = self.at_once(call) or await self.enter(call, NOBODY)
         self.retries.call(self.clock())

@@ -32,7 +32,7 @@ AGAIN_AT_ONCE = 8  # calls of one refused batch that are with engines at the sam
 KEPT = 2.0  # seconds a key's pace is remembered, longer than any window: a policy's is 1 s at most
 REASONS = ("alone", "window", "items", "tokens")
 # Refusals that depend on a call's size, or make a booking: each call of the batch gets its own.
-OF_THE_WHOLE = frozenset({Outcome.HOPELESS, Outcome.QUEUE_FULL, Outcome.SHED})
+OF_THE_WHOLE = frozenset({Outcome.DEADLINE_UNREACHABLE, Outcome.QUEUE_FULL, Outcome.SHED})
 
 
 class Exchanged(msgspec.Struct, kw_only=True, gc=False):

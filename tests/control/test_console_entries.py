@@ -211,7 +211,7 @@ def test_what_is_over_says_so_and_comes_after_what_goes_on() -> None:
     assert [line.level for line in rest] == ["warn", "warn"]
 
 
-@pytest.mark.parametrize("outcome", [Outcome.SHED, Outcome.HOPELESS])
+@pytest.mark.parametrize("outcome", [Outcome.SHED, Outcome.DEADLINE_UNREACHABLE])
 def test_a_weight_is_named_where_another_class_holds_room(outcome: Outcome) -> None:
     ended = [(9.0, record(outcome=outcome, reason="late"))]
     (line,) = lines(
@@ -227,7 +227,7 @@ def test_a_weight_is_named_where_another_class_holds_room(outcome: Outcome) -> N
 
 
 def test_a_class_at_its_max_concurrency_is_told_to_raise_it() -> None:
-    ended = [(9.0, record(outcome=Outcome.HOPELESS, reason="too late"))]
+    ended = [(9.0, record(outcome=Outcome.DEADLINE_UNREACHABLE, reason="too late"))]
     state = ModelState("normal", "", engines=2, wanted=5, full=FULL)
     (line,) = lines(ended, {"m": state}, [], 60.0, 0, {"batch"})
     assert line.change.startswith("Raise classes.batch.max_concurrency")

@@ -18,7 +18,7 @@ def record(**fields: object) -> Record:
 RECORDS = [
     record(queue=0.1, ttft=0.2, settled=True, prompt_tokens=5, completion_tokens=7, cached_tokens=2),
     record(predicted_wait=2.0, queue=1.5, attempts=3, affinity_tokens=4, shaped_tokens=6),
-    record(engine="", outcome=Outcome.HOPELESS, predicted_wait=8.0, model="who knows"),
+    record(engine="", outcome=Outcome.DEADLINE_UNREACHABLE, predicted_wait=8.0, model="who knows"),
     record(reason="deadline", outcome=Outcome.EXPIRED, tenant="other"),
     record(reason="deadline", outcome=Outcome.EXPIRED, tenant="other"),
 ]

@@ -223,7 +223,7 @@ def test_every_decision_is_counted() -> None:
         metrics.observe(record(tenant="acme", predicted_wait=0.5, queue=0.75, shaped_tokens=100, affinity_tokens=64))
         metrics.observe(record(tenant="acme", reason="deadline", outcome=Outcome.EXPIRED, prompt_tokens=7))
         metrics.observe(record(reason="what a client says", engine="", outcome=Outcome.UNAUTHORIZED))
-        metrics.observe(record(engine="", outcome=Outcome.HOPELESS, predicted_wait=8.0))
+        metrics.observe(record(engine="", outcome=Outcome.DEADLINE_UNREACHABLE, predicted_wait=8.0))
         assert world.total("weir_shaped_tokens_total") == 100
         assert world.total("weir_affinity_tokens_total") == 64
         assert world.total("weir_predicted_wait_seconds_sum", **{"class": "default"}) == 8.5  # the refused one's too

@@ -20,7 +20,7 @@ from tests.e2e.traffic import CHAT, QUICK, Site, Tree, body
 pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
 
 CLIENTS = 6
-DELIBERATE = {"rate_limited", "queue_full", "shed", "hopeless"}  # what a policy may refuse here
+DELIBERATE = {"rate_limited", "queue_full", "shed", "deadline_unreachable"}  # what a policy may refuse here
 COUNTERS = ("_total", "_count", "_bucket")
 
 

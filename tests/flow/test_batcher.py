@@ -369,7 +369,7 @@ def refusing(outcome: Outcome) -> Callable[[Call], Exchanged | None]:
 
 
 @pytest.mark.parametrize(
-    "outcome", [Outcome.TOO_LARGE, Outcome.HOPELESS, Outcome.BAD_REQUEST, Outcome.QUEUE_FULL, Outcome.SHED]
+    "outcome", [Outcome.TOO_LARGE, Outcome.DEADLINE_UNREACHABLE, Outcome.BAD_REQUEST, Outcome.QUEUE_FULL, Outcome.SHED]
 )
 def test_what_is_refused_for_its_size_or_told_a_time_goes_singly(outcome: Outcome) -> None:
     async def scenario(world: World) -> None:

@@ -507,7 +507,7 @@ def test_what_cannot_make_it_is_refused_at_the_door_and_told_when_to_come_back()
         await asyncio.gather(*await busy(world, 1.5, 2))
         tasks = await busy(world, 1.5, 2)
         told = await refused(world, promised(world))
-        assert told.outcome is Outcome.HOPELESS
+        assert told.outcome is Outcome.DEADLINE_UNREACHABLE
         assert told.kept
         assert told.retry_after is not None
         assert told.retry_after >= 1.0

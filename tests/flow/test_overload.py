@@ -122,7 +122,7 @@ def test_overload_refuses_some_serves_the_rest_and_loses_nobody(factor: float) -
         result = await world.run(poisson(MIX, factor * 2 * CAPACITY, seconds, 1), seconds)
         ended = outcomes(result.tries)
         assert ended["ok"] > 0.5 * 2 * CAPACITY * seconds
-        refused = {"queue_full", "hopeless", "shed", "expired"}
+        refused = {"queue_full", "deadline_unreachable", "shed", "expired"}
         assert set(ended) <= {"ok", "timed_out"} | refused
         assert sum(ended[word] for word in refused) > 0
         assert all(tried.advised > 0.0 for tried in result.tries if tried.outcome in refused), "each is told when"

@@ -78,7 +78,14 @@ def _steps(
 
 
 # They may have stood in a queue.
-WAITED = (Outcome.SHED, Outcome.EXPIRED, Outcome.QUEUE_FULL, Outcome.HOPELESS, Outcome.CLIENT_GONE, Outcome.DRAINING)
+WAITED = (
+    Outcome.SHED,
+    Outcome.EXPIRED,
+    Outcome.QUEUE_FULL,
+    Outcome.DEADLINE_UNREACHABLE,
+    Outcome.CLIENT_GONE,
+    Outcome.DRAINING,
+)
 
 
 def _targets(target: TrafficClass | None) -> str:

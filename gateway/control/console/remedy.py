@@ -9,7 +9,7 @@ import msgspec
 from gateway.core.policy.traffic import TrafficClass
 from gateway.core.request.outcome import Outcome
 
-ROOM = (Outcome.QUEUE_FULL, Outcome.SHED, Outcome.HOPELESS, Outcome.EXPIRED)  # more room would have helped
+ROOM = (Outcome.QUEUE_FULL, Outcome.SHED, Outcome.DEADLINE_UNREACHABLE, Outcome.EXPIRED)  # more room would have helped
 LITTLE = 0.1  # share of the room that other classes hold: there is no more to gain by a weight
 
 Key = tuple[str, str, str]  # class, tenant, model
@@ -58,7 +58,7 @@ def remedy(  # noqa: PLR0912 # a table
             return f"To serve them, {more}. To shed later, change modes.{state.mode} in the policy."
         case Outcome.SHED:
             return f"To serve them, {more}. {_larger_share(class_name, state, classes)}"
-        case Outcome.HOPELESS:
+        case Outcome.DEADLINE_UNREACHABLE:
             return (
                 f"To serve them, {more}. Else give the class more time (classes.{class_name}.ttft or deadline). "
                 f"{_larger_share(class_name, state, classes)}"

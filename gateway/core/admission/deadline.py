@@ -146,7 +146,7 @@ def service(call: Call, ttft: float, tpot: float) -> float:
 
 
 def breaks_a_promise(call: Call, start: float, ttft: float, reading: float, tpot: float) -> bool:
-    """Whether a call that would only start at `start` is hopeless: its wait alone, or wait and service, is too long."""
+    """Whether a call that starts at `start` misses a target: by its wait alone, or by wait and service."""
     return start > call.ttft_by or too_late(call, start, ttft, reading, tpot)
 
 

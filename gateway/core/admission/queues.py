@@ -173,7 +173,7 @@ class Queues:
         return None
 
     def heads(self, now: float) -> Iterator[Ticket]:
-        """Each class's next ticket, in order. To drop the hopeless: remove them and ask again."""
+        """Each class's next ticket, in order. To drop those that are too late: remove them and ask again."""
         return (queue.head(now) for queue in self.order(now, ()))
 
     def order(self, now: float, paused: Container[str]) -> list[ClassQueue]:

@@ -56,7 +56,7 @@ def _booked(why: Refuse, call: Call, now: float, due_in: float | None) -> Refuse
     """The reasons of KEPT."""
     match why.reason:
         case Reason.TOO_LATE:
-            return hopeless(call, now, why.foretold, due_in)
+            return deadline_unreachable(call, now, why.foretold, due_in)
         case Reason.QUEUE_FULL:
             return queue_full(call, why.words, due_in)
         case Reason.DISPLACED:
@@ -224,9 +224,9 @@ def refused_by_mode(call: Call, why: str, wait: float) -> Refused:
     return Refused(Outcome.SHED, f"The engines of {call.model!r} are under pressure: {why}.", retry_after=wait)
 
 
-def hopeless(call: Call, now: float, foretold: Foretold, due_in: float | None) -> Refused:
+def deadline_unreachable(call: Call, now: float, foretold: Foretold, due_in: float | None) -> Refused:
     message = f"This call of class {call.class_name!r} would be too late: {lateness(foretold, call, now)}."
-    return _come_back(Outcome.HOPELESS, message, due_in)
+    return _come_back(Outcome.DEADLINE_UNREACHABLE, message, due_in)
 
 
 def shed_late(call: Call, now: float, foretold: Foretold, due_in: float | None) -> Refused:

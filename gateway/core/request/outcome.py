@@ -34,7 +34,7 @@ class Outcome(Enum):
     NO_ENGINE = "no_engine"
     DRAINING = "draining"
     MODEL_UNAVAILABLE = "model_unavailable"
-    HOPELESS = "hopeless"
+    DEADLINE_UNREACHABLE = "deadline_unreachable"
     EXPIRED = "expired"
     UPSTREAM = "upstream"
     ENGINE_REFUSED = "engine_refused"  # the engine's own 4xx, passed through: it teaches no learner
@@ -72,7 +72,7 @@ STATUS: dict[Outcome, Status] = {
     Outcome.NO_ENGINE: Status(503, "server_error", "server_is_overloaded", True),
     Outcome.DRAINING: Status(503, "server_error", "server_is_overloaded", True),
     Outcome.MODEL_UNAVAILABLE: Status(503, "server_error", "server_is_overloaded", True),
-    Outcome.HOPELESS: Status(503, "server_error", "deadline_unreachable", True),
+    Outcome.DEADLINE_UNREACHABLE: Status(503, "server_error", "deadline_unreachable", True),
     Outcome.EXPIRED: Status(504, "server_error", "deadline_exceeded", True),
     Outcome.UPSTREAM: Status(502, "server_error", "upstream_error", True),
     Outcome.TRUNCATED: Status(502, "server_error", "upstream_error", True),

@@ -88,7 +88,7 @@ class Invariants:
 
     def refused(self, call: Call, refused: Refused) -> None:
         idle = self._idle_for[call.request_id]
-        if idle and refused.outcome is Outcome.HOPELESS and not self._expects(call):
+        if idle and refused.outcome is Outcome.DEADLINE_UNREACHABLE and not self._expects(call):
             self._wrong(f"call {call.request_id} is refused by prediction though {idle} is idle: {refused.message}")
         dispatch, now = self._dispatch, self._loop.time()
         outlook = dispatch.sidecars.outlook(call.model, now)

@@ -498,7 +498,7 @@ def test_a_request_is_taken_from_each_limit_once() -> None:
         (Outcome.EXPIRED, 1),
         (None, 1),
         (Outcome.QUEUE_FULL, 0),
-        (Outcome.HOPELESS, 0),
+        (Outcome.DEADLINE_UNREACHABLE, 0),
         (Outcome.UPSTREAM, 0),
         (Outcome.BUG, 0),
     ],

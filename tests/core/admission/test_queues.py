@@ -194,8 +194,8 @@ def test_heads_are_those_that_pop_would_ask() -> None:
 
     queues.pop(refuses, 0.0)
     assert asked == list(queues.heads(0.0)) == [tickets[2], tickets[0]]
-    for hopeless in queues.heads(0.0):
-        queues.remove(hopeless)
+    for late in queues.heads(0.0):
+        queues.remove(late)
     assert not queues
 
 

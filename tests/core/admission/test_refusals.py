@@ -46,8 +46,20 @@ def engines(*seen: bool) -> list[Engine]:
         (refusals.queue_full(CALL, "64 calls", None), Outcome.QUEUE_FULL, 503, "will not help", None),
         (refusals.displaced(CALL, "default", 3.0), Outcome.SHED, 503, "a call of class 'default', which is more", 3.0),
         (refusals.refused_by_mode(CALL, "mode tight", 4.0), Outcome.SHED, 503, "under pressure: mode tight.", 4.0),
-        (refusals.hopeless(CALL, 0.0, LONG, 3.0), Outcome.HOPELESS, 503, "would be too late: its", 3.0),
-        (refusals.hopeless(CALL, 0.0, LONG, None), Outcome.HOPELESS, 503, "will not help", None),
+        (
+            refusals.deadline_unreachable(CALL, 0.0, LONG, 3.0),
+            Outcome.DEADLINE_UNREACHABLE,
+            503,
+            "would be too late: its",
+            3.0,
+        ),
+        (
+            refusals.deadline_unreachable(CALL, 0.0, LONG, None),
+            Outcome.DEADLINE_UNREACHABLE,
+            503,
+            "will not help",
+            None,
+        ),
         (refusals.shed_late(CALL, 2.5, LONG, 3.0), Outcome.SHED, 503, "has become too late: its", 3.0),
         (refusals.not_ready(CALL, 0.0, LONG), Outcome.MODEL_UNAVAILABLE, 503, "is being made ready. This call", 4.0),
         (
@@ -76,7 +88,7 @@ def test_what_a_caller_is_told(
     "made",
     [
         lambda place: refusals.displaced(CALL, "batch", place),
-        lambda place: refusals.hopeless(CALL, 0.0, LONG, place),
+        lambda place: refusals.deadline_unreachable(CALL, 0.0, LONG, place),
         lambda place: refusals.shed_late(CALL, 0.0, LONG, place),
         lambda place: refusals.queue_full(CALL, "1 calls", place),
     ],

@@ -23,7 +23,7 @@ MODEL = re.compile(r"[!-~]{1,200}")  # as a scenario names it
 KINDS = 50  # (class, model) and tenants that are told apart: those with most calls
 UNKNOWN = 128  # tokens of an answer where none of any class was counted
 TAKEN = frozenset({
-    Outcome.OK, Outcome.RATE_LIMITED, Outcome.QUEUE_FULL, Outcome.SHED, Outcome.NO_ENGINE, Outcome.HOPELESS,
+    Outcome.OK, Outcome.RATE_LIMITED, Outcome.QUEUE_FULL, Outcome.SHED, Outcome.NO_ENGINE, Outcome.DEADLINE_UNREACHABLE,
     Outcome.EXPIRED, Outcome.UPSTREAM, Outcome.TRUNCATED, Outcome.MODEL_UNAVAILABLE, Outcome.DRAINING,
     Outcome.CLIENT_GONE,
 })  # fmt: skip
