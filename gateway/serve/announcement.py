@@ -40,9 +40,9 @@ def announcement(
 
 def _demo(address: str, models: Sequence[str], watch: str, keyed: bool) -> list[str]:
     return [
-        "None is awake yet. A sidecar starts each when it is asked for, in about 8 seconds, on two simulated GPUs of",
-        "24 GB. They do not all fit: ask for them in turn, and the one that has not been used for longest is put to",
-        "sleep to make room. Asked for again, it is awake in about a second. This shows it, in another terminal:",
+        "None is awake yet. A sidecar starts each when it is called, in about 10 seconds, on two simulated GPUs of",
+        "24 GB. They do not all fit: call them in turn, and the least recently used one goes to sleep to make room.",
+        "Calling that one again wakes it in a second or two. This shows it, in another terminal:",
         "",
         watch,
         "",

@@ -59,8 +59,9 @@ def parse_rate(text: str) -> float:
 class Gamma(msgspec.Struct, frozen=True):
     """Gaps of a gamma distribution, as `vllm bench serve --burstiness` draws them.
 
-    `rate`: on average; `burstiness`: the shape of the distribution: 1 is Poisson, less is burstier, more is more even;
-    the variance of counts over long windows is 1/burstiness times their mean.
+    `rate`: Mean rate.
+    `burstiness`: Shape: 1 is Poisson, less is burstier, more is more even; the variance of counts over long windows is
+    1/burstiness times their mean.
     """
 
     rate: Rate
@@ -70,7 +71,9 @@ class Gamma(msgspec.Struct, frozen=True):
 class Ramp(msgspec.Struct, frozen=True, rename={"start": "from", "end": "to"}):
     """A Poisson process whose rate goes in a straight line from one to another, and stays there.
 
-    `from`: the rate at the start; `to`: the rate at the end; `over`: how long that takes.
+    `from`: Rate at the start.
+    `to`: Rate at the end.
+    `over`: Time between both.
     """
 
     start: Rate
@@ -81,7 +84,8 @@ class Ramp(msgspec.Struct, frozen=True, rename={"start": "from", "end": "to"}):
 class RateStep(msgspec.Struct, frozen=True, rename={"lasts": "for"}):
     """A Poisson process for a while.
 
-    `rate`: of this while, 0/s for none; `for`: how long it lasts.
+    `rate`: Rate of this step; 0/s: none.
+    `for`: Time of this step.
     """
 
     rate: Rate
@@ -91,9 +95,9 @@ class RateStep(msgspec.Struct, frozen=True, rename={"lasts": "for"}):
 class Closed(msgspec.Struct, frozen=True, kw_only=True):
     """A closed loop. A bare number is its clients.
 
-    `clients`: how many there are, each of which sends its next request, or has its next conversation, when the one
-    before has ended; `within`: the time in which they begin, at equal distances; `rounds`: requests, or conversations,
-    of each client on average; null: without end.
+    `clients`: Clients, each of which sends its next request or begins its next conversation when the last one ended.
+    `within`: Time in which they begin, at equal distances.
+    `rounds`: Requests or conversations of each client on average; null: without end.
     """
 
     shorthand: ClassVar[str] = "clients"
@@ -111,11 +115,13 @@ class Closed(msgspec.Struct, frozen=True, kw_only=True):
 class Arrivals(msgspec.Struct, frozen=True, kw_only=True):
     """Arrival process of requests: one of these. A bare rate is a Poisson process.
 
-    `poisson`: at random, each independent of all others, as those of many people are; `gamma`: the same, burstier or
-    more even; `constant`: at equal distances; `ramp`: at a rate that grows or falls; `steps`: at one rate after
-    another, from the first again after the last; `closed`: so many clients, each of which sends its next request when
-    it has its answer: slow servers are asked less, so this tells what a server can do. It tells what users would feel
-    where they work like that, as coding agents do.
+    `poisson`: Independent requests, as those of many people.
+    `gamma`: Burstier or more even requests.
+    `constant`: Requests at equal distances.
+    `ramp`: A rate that grows or falls.
+    `steps`: One rate after another, again from the first after the last.
+    `closed`: Clients that send their next request after their answer. A slow server gets fewer, so this shows what a
+    server can do, and what users feel who work like that, as coding agents.
     """
 
     shorthand: ClassVar[str] = "poisson"

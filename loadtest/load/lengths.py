@@ -19,7 +19,8 @@ Tokens = Annotated[Count, msgspec.Meta(ge=1, le=10_000_000)]
 class Uniform(msgspec.Struct, frozen=True, rename={"least": "from", "most": "to"}):
     """Every whole number between two, both included, is as likely as another.
 
-    `from`: the least; `to`: the most.
+    `from`: Smallest number.
+    `to`: Largest number.
     """
 
     least: Tokens
@@ -29,7 +30,8 @@ class Uniform(msgspec.Struct, frozen=True, rename={"least": "from", "most": "to"
 class LogNormal(msgspec.Struct, frozen=True):
     """Length whose logarithm is normal: as prompts and answers of people are, a few very long.
 
-    `median`: half are shorter; `sigma`: the standard deviation of the logarithm.
+    `median`: Median.
+    `sigma`: Standard deviation of the logarithm.
     """
 
     median: Tokens
@@ -39,9 +41,13 @@ class LogNormal(msgspec.Struct, frozen=True):
 class Length(msgspec.Struct, frozen=True, kw_only=True):
     """A distribution of whole numbers: one of `constant` to `empirical`. A bare number is constant.
 
-    `constant`: always this; `uniform`: between two; `log_normal`: a median and few very long; `geometric`: the mean,
-    each as likely to be the last as any other; `empirical`: a list to draw from, each entry as likely; `least`: what is
-    drawn shorter becomes this; `most`: what is drawn longer becomes this.
+    `constant`: One number.
+    `uniform`: Between two numbers.
+    `log_normal`: A median and few very long.
+    `geometric`: Mean of a geometric distribution.
+    `empirical`: List to draw from, each entry as likely.
+    `least`: Smallest number; smaller draws become this.
+    `most`: Largest number; larger draws become this.
     """
 
     shorthand: ClassVar[str] = "constant"

@@ -32,11 +32,8 @@ SHIPPED = Path(__file__).parents[1] / "scenarios"
 LONGEST_KEY = 4096  # bytes
 DURATION = 60.0  # seconds, where none is given
 _LEAD = """\
-Every field of a scenario of `gateway bench` and `gateway simulate`, with what it may hold and its default. Written by
-`gateway check --scenario --reference`.
-
-`gateway check --scenario FILE` finds every mistake. [Load test, simulation, calibration](bench.md) says what scenarios
-are for."""
+Every field of a scenario of `gateway bench` and `gateway simulate` ([bench.md](bench.md)), its values and its default.
+`gateway check --scenario --reference` writes this page; `gateway check --scenario FILE` finds every mistake."""
 
 TargetName = Annotated[str, Text(r"[a-z0-9][a-z0-9_.-]{0,63}", "a lower-case name of letters, digits, _ . and -")]
 HeaderValue = Annotated[str, Text(r"[!-~](?:[ -~]{0,8190}[!-~])?", "a header's value, plain text")]
@@ -49,8 +46,9 @@ class Unusable(Exception):
 class TraceFile(msgspec.Struct, frozen=True, kw_only=True):
     """Recorded traffic. A bare name of a file is a trace too.
 
-    `file`: an Azure LLM trace or BurstGPT (CSV), a Mooncake trace or the gateway's call log (JSONL); `format`: which of
-    them, auto: what its first line looks like; `speed`: how many times faster than recorded it is sent.
+    `file`: Azure LLM or BurstGPT trace (CSV), Mooncake trace or the gateway's call log (JSONL).
+    `format`: Format of the file; auto: by its first line.
+    `speed`: Speed of sending, as a multiple of the recorded one.
     """
 
     shorthand: ClassVar[str] = "file"
@@ -63,9 +61,11 @@ class TraceFile(msgspec.Struct, frozen=True, kw_only=True):
 class Destination(msgspec.Struct, frozen=True, kw_only=True):
     """Destination of requests. A bare URL is a target too.
 
-    `url`: of an OpenAI-compatible server, without /v1; `model`: the model to name there, null: the workload's;
-    `headers`: sent with each request; `key_env`: the environment variable that holds the API key to send where a
-    request's tenant has none; `key_file`: the file that holds it, alone.
+    `url`: URL of an OpenAI-compatible server, without /v1.
+    `model`: Model to name there; null: the workload's.
+    `headers`: Headers of each request.
+    `key_env`: Environment variable with the API key of requests whose tenant has none.
+    `key_file`: File with that key alone in it.
     """
 
     shorthand: ClassVar[str] = "url"
@@ -80,15 +80,19 @@ class Destination(msgspec.Struct, frozen=True, kw_only=True):
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """A load, and what is expected under it.
 
-    `version`: of this format; `what`: what the scenario shows, for reports; `arrivals`: when requests are sent, or
-    trace: when they were recorded; `trace`: recorded traffic, for its times, its lengths, or both; `workload`: what is
-    sent; `duration`: how long requests are sent, warm-up and cool-down included; null: 1m, but a trace to its end,
-    which may come before the duration too; `warmup`: what is sent so early is not counted; `cooldown`: nor what is sent
-    so late; `seed`: of all that is random: the same seed is the same load; `retries`: how often a request is sent again
-    at most, as OpenAI's client does it; 0: never; `timeout`: after how long a client gives up a try; `slo`: what is
-    expected of each class: the bounds that make a request good, counted from the time it was to be sent, and the share
-    of all requests that must be; `targets`: where requests are sent, by a name for the report; a command line may name
-    others.
+    `version`: Version of this format.
+    `what`: Title for reports.
+    `arrivals`: Arrival process of requests; trace: as recorded.
+    `trace`: Recorded traffic, for its times, its lengths, or both.
+    `workload`: Requests to send.
+    `duration`: Time of sending, warm-up and cool-down included; null: 1m, or to the trace's end.
+    `warmup`: Time at the beginning that does not count.
+    `cooldown`: Time at the end that does not count.
+    `seed`: Seed of all that is random: the same seed is the same load.
+    `retries`: Most retries of a request, as OpenAI's client makes them; 0: none.
+    `timeout`: Time after which a client gives up a try.
+    `slo`: Bounds that make a request of a class good, from its intended time, and the share that must be good.
+    `targets`: Servers to test, by a name for the report. A command line may name others.
     """
 
     version: Literal[1] = 1

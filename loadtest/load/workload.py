@@ -28,7 +28,8 @@ GENERATING = ("chat", "completions")
 class Prefix(msgspec.Struct, frozen=True):
     """The beginning that requests share: a system prompt in a chat, the first words of a completion.
 
-    `tokens`: how long it is, on top of the prompt; `count`: how many different ones there are, each as often.
+    `tokens`: Length, added to the prompt.
+    `count`: Number of different ones, equally frequent.
     """
 
     tokens: Tokens = 400
@@ -38,8 +39,9 @@ class Prefix(msgspec.Struct, frozen=True):
 class SubAgents(msgspec.Struct, frozen=True, kw_only=True):
     """Sub-agents: conversations that an agent starts, beside its own. They begin as it began, and name its session.
 
-    `share`: how many conversations have any; `count`: sub-agents of one that has, each started at a turn drawn by
-    chance; `turns`: of one of them.
+    `share`: Share of conversations with sub-agents.
+    `count`: Sub-agents of such a conversation, each started at a random turn.
+    `turns`: Turns of a sub-agent.
     """
 
     share: Share = 0.5
@@ -50,11 +52,12 @@ class SubAgents(msgspec.Struct, frozen=True, kw_only=True):
 class Sessions(msgspec.Struct, frozen=True, kw_only=True):
     """Conversations: each turn sends all that was said before, some time after the answer to the one before.
 
-    `first`: tokens of the first turn's prompt, on top of the prefix; null: as of the others; `turns`: of one
-    conversation; `think`: the time between an answer and the next turn, its mean; `spread`: makes
-    `think` the median of a log-normal time with this sigma; null: exponential; `context`: tokens above which all that
-    was said is left out of the next turn, as agents do that compact it; null: never; `subagents`: conversations that
-    these start; null: none.
+    `first`: Tokens of the first turn's prompt, beside the prefix; null: as of other turns.
+    `turns`: Turns of a conversation.
+    `think`: Mean time between an answer and the next turn.
+    `spread`: Sigma of a log-normal time with the median `think`; null: exponential.
+    `context`: Tokens above which the next turn leaves out what was said, as agents that compact it; null: never.
+    `subagents`: Conversations that these start; null: none.
     """
 
     first: Length | None = None
@@ -68,13 +71,18 @@ class Sessions(msgspec.Struct, frozen=True, kw_only=True):
 class Kind(msgspec.Struct, frozen=True, kw_only=True, rename={"class_name": "class"}):
     """Kind of request in the mix.
 
-    `class`: the traffic class it asks for; `share`: how much of all requests (of conversations: of their beginnings)
-    are of this kind, relative to the others'; `kind`: what is asked; `model`: the model it names, null: the
-    workload's; `prompt`: tokens of the prompt, of each turn, or of each text of embeddings and document of a rerank,
-    or trace: what was recorded; `output`: the max_tokens it asks for, or trace; `ignore_eos`: asks vLLM for exactly
-    that many; `stream`: whether the answer is streamed; `prefix`: what prompts share; `session`: makes it the first
-    turn of a conversation; `inputs`: texts of one embeddings request, documents of one rerank; `query`: tokens of a
-    rerank's query.
+    `class`: Traffic class to ask for.
+    `share`: Share of requests (of conversations: of their beginnings), relative to other kinds.
+    `kind`: Route.
+    `model`: Model to name; null: the workload's.
+    `prompt`: Tokens of the prompt, of each turn, or of each text of an embedding or rerank; trace: as recorded.
+    `output`: max_tokens to ask for; trace: as recorded.
+    `ignore_eos`: Whether vLLM generates exactly that many.
+    `stream`: Whether the answer is streamed.
+    `prefix`: Beginning that prompts share.
+    `session`: Conversation that the request begins; null: none.
+    `inputs`: Texts of an embeddings request, documents of a rerank.
+    `query`: Tokens of a rerank's query.
     """
 
     class_name: Name = "default"
@@ -94,8 +102,9 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, rename={"class_name": "cla
 class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     """Tenant that sends some of the requests.
 
-    `weight`: its share of them, relative to the others'; `key_env`: the environment variable that holds its API key;
-    `key_file`: the file that holds it, alone; it is relative to the scenario. Neither: no key is sent.
+    `weight`: Share of requests, relative to other tenants.
+    `key_env`: Environment variable with its API key.
+    `key_file`: File with its API key alone in it, relative to the scenario. Without both no key is sent.
     """
 
     weight: Weight = 1.0
@@ -106,9 +115,10 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """Requests to send.
 
-    `model`: the model that requests name; `named`: whether they name class and conversation in the gateway's own
-    headers, as few clients do; `mix`: the kinds of requests; `tenants`: who sends them, whatever the kind; a
-    conversation is one tenant's. None: nobody in particular.
+    `model`: Model that requests name.
+    `named`: Whether requests name class and conversation in the gateway's headers, as few clients do.
+    `mix`: Kinds of requests.
+    `tenants`: Tenants that send them; a conversation belongs to one. Without any no tenant is named.
     """
 
     model: ModelName = "sim"

@@ -11,20 +11,19 @@ from gateway.shared.files.units import Bytes, Count, Seconds
 
 
 class BatchesPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """OpenAI's Files and Batch API, /v1/files and /v1/batches. It takes effect at a start, `class` with a reload too.
-    It needs `storage`.
+    """OpenAI's Files and Batch API. It needs `storage`, and takes effect at a start, `class` with a reload too.
 
-    `class`: Class of the calls that batches are worked off by. Give it less weight than those of waiting people.
-    `in_flight`: Calls of all batches that wait or run at once, in even parts for tenants that have lines. More than the
-    engines take at once leaves none idle.
+    `class`: Class of batches' calls. Give it less weight than those of waiting people.
+    `in_flight`: Calls of all batches that wait or run at once, in even parts for tenants. More than the engines take
+    leaves none idle.
     `max_file`: Largest file that may be uploaded.
     `max_requests`: Lines of one batch.
     `max_line`: Largest line of a batch.
-    `max_answer`: Largest answer to a line; a longer one is given up, and its line stands in the error file.
-    `max_unfinished`: Batches of one tenant that are not over; one more is refused with 429.
-    `per_tenant`: Size of all that one tenant keeps: files, each counted as 16 KiB at least, and batches with their
-    lines and results. A tenant that has it creates nothing more, and a batch whose results pass it fails.
-    `keep`: Time after which files are deleted, and batches that are over.
+    `max_answer`: Largest answer to a line; a line with a longer one goes to the error file.
+    `max_unfinished`: Unfinished batches of one tenant; one more gets 429.
+    `per_tenant`: Size of all that a tenant keeps: files (16 KiB at least), batches, lines, results. Beyond it nothing
+    is created, and a batch whose results exceed it fails.
+    `keep`: Time after which files and finished batches are deleted.
     """
 
     class_: Name = msgspec.field(default="batch", name="class")

@@ -61,8 +61,8 @@ def default_service_tiers() -> Mapping[str, str]:
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
     """KV-cache tokens and calls that the gateway may send to one engine.
 
-    `kv_target`: Share of the engine's KV cache up to which calls start; the last of them may end 15 % above. Where
-    less than a quarter of what is held is output, up to 16 % more, but not above 93 % and 96 %: prompts do not grow.
+    `kv_target`: Share of the engine's KV cache up to which calls start; the last one may end 15 % above. Where less
+    than a quarter of the held tokens is output: up to 93 % and 96 %, because prompts do not grow.
     `alpha`: Share of its max_tokens that a call is expected to use, such as 50%; auto: learned from real answers.
     `engine_backlog`: Calls that may wait inside an engine. Keep it small: the gateway decides the order, and an
     engine's own queue is first come, first served.
@@ -78,20 +78,18 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Routing(msgspec.Struct, frozen=True, kw_only=True):
-    """Load balancing: a call goes to the engine on which its prompt takes least, its own time to first token and what
-    others lose counted. What an engine has cached of the prompt takes nothing.
+    """Load balancing: a call goes to the engine where its prompt costs least, counting its time to first token and
+    the delay of others. The cached part of the prompt costs nothing.
 
     `block`: Bytes of prompt in one block of the prefix comparison.
-    `slow_start`: Time after which an engine that was started or woken, or is back from a failure, gets its full share
-    of calls, where others can take them; 0s: at once.
-    `hold_unserved`: Time after the loss of a model's last engine, down or drained, in which its calls wait for one to
-    come back, within their targets and the room of their queues. 0s: they are refused with 503 at once.
+    `slow_start`: Time until an engine that was started, woken or repaired gets its full share of calls; 0s: at once.
+    `hold_unserved`: Time after the loss of a model's last engine in which its calls wait, within their targets and
+    queues; 0s: they get 503 at once.
     `gateways`: Number of gateways that share these engines. With more than one, each call takes the better of two
-    engines drawn at random, so that gateways do not all pick the same one.
+    random engines.
     `cache_isolation`: Tenants' isolation in the engines' prefix caches. tenant: each tenant finds only its own prefixes
     (vLLM's cache_salt); none: all tenants share them.
-    `cache_secret_file`: File with the secret that tenants' cache salts are made of, alone in it. Its path is relative
-    to this file. null: a new secret at each start.
+    `cache_secret_file`: File with the secret of tenants' cache salts alone in it; null: a new secret at each start.
     """
 
     block: Annotated[Bytes, Bounds(ge=64, le=65_536)] = 512
@@ -125,8 +123,7 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     """Timeouts of clients' and engines' connections, and of the shutdown.
 
     `connect`: Time to connect to an engine.
-    `first_byte`: Time from sending a call to an engine to the first byte of its streamed answer. An answer that is not
-    streamed gets more time, by its length.
+    `first_byte`: Time to the first byte of an engine's streamed answer. Other answers get more time, by their length.
     `stall`: Longest pause between two reads of an engine's answer.
     `headers`: Time for a client to send all headers of a request.
     `body`: Longest pause in a client's body.
@@ -134,8 +131,7 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     `keep_alive`: Time after which an idle client connection is closed.
     `write_stall`: Time after which a client that reads nothing is dropped.
     `half_open`: Time within which a client is noticed that vanished without closing its connection.
-    `drain_grace`: Time after SIGTERM in which calls are still taken while /readyz already fails. Set it to the time
-    that load balancers take to notice.
+    `drain_grace`: Time after SIGTERM in which calls are still taken while /readyz fails, for balancers to notice.
     `drain`: Time after SIGTERM, and after drain_grace, for answers in flight to finish.
     """
 
@@ -160,11 +156,11 @@ class BodyPolicy(msgspec.Struct, frozen=True, kw_only=True):
     `max_values`: JSON values and field names in one body. An array or object counts as two, a token id as one.
     `max_messages`: Messages, prompts, inputs or documents in one body. Images, recordings and files: as many again.
     `max_n`: Choices (n) that one request may ask for.
-    `media`: Images, audio and files that a prompt may hold. data_urls_only: those in the body itself; any: URLs too,
-    which engines will fetch; none: text only.
-    `media_hosts`: Hosts from which engines may fetch media although it is data_urls_only, such as [images.example.com].
-    `strip_billing_header`: Take Claude Code's line x-anthropic-billing-header off the system prompt. It changes with
-    every call, so an engine that reads it finds nothing behind it in its prefix cache. vLLM 0.32 leaves it out itself.
+    `media`: Images, audio and files in a prompt. data_urls_only: in the body itself; any: also URLs, which engines
+    fetch; none: text only.
+    `media_hosts`: Hosts from which engines may fetch media with data_urls_only, such as [images.example.com].
+    `strip_billing_header`: Whether to remove Claude Code's line x-anthropic-billing-header, which changes with every
+    call, from the system prompt, for engines that read it (vLLM 0.32 does not).
     `memory`: Memory for the bodies of all requests while they arrive, wait and are sent. Beyond it requests get 503.
     `share`: Share of that memory for one tenant, or for one address among clients without a key.
     """
@@ -187,13 +183,12 @@ class EngineEntry(msgspec.Struct, frozen=True, kw_only=True):
     `url`: Address of the engine's HTTP server.
     `name`: Name of the engine towards clients, as in the header x-weir-engine; null: a number, such as engine-1.
     `models`: Models of the engine that are served; empty: all that it has.
-    `api_key_file`: File with the engine's --api-key, alone in it. Its path is relative to this file.
+    `api_key_file`: File with the engine's --api-key alone in it.
     `capacity`: KV-cache tokens of the engine; null: as it reports.
     `max_concurrency`: Calls on the engine at once; null: learned.
-    `scheduling_policy`: The engine's --scheduling-policy. priority: calls are sent to it with the place of their class
-    in `classes` as their priority, so that it runs and preempts in that order. An engine that runs fcfs refuses that.
-    `kv_events`: Address at which the engine publishes events of its prefix cache (vLLM's --kv-events-config); null: it
-    publishes none.
+    `scheduling_policy`: The engine's --scheduling-policy. priority: calls carry the place of their class in `classes`
+    as their priority. An engine that runs fcfs refuses them.
+    `kv_events`: Address where the engine publishes KV events (vLLM's --kv-events-config); null: it publishes none.
     """
 
     url: EngineUrl
@@ -207,9 +202,9 @@ class EngineEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CopiesPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """Copies: one engine more of a model that is awake and full, where a sidecar has another profile of it.
+    """Copies: one more engine of a model that is awake and full, if a sidecar has another profile of it.
 
-    `margin`: Time by which a class's predicted wait must exceed what the copy takes to get ready.
+    `margin`: Time by which a class's predicted wait must exceed the start of the copy.
     `after`: How long it must exceed that without a break.
     """
 
@@ -218,11 +213,10 @@ class CopiesPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SidecarTls(msgspec.Struct, frozen=True, kw_only=True):
-    """TLS to sidecars on other machines. With it none of them is used at http://.
+    """TLS to sidecars on other machines. With it none is used at http://.
 
-    `ca_file`: File with the certificates of who signs the sidecars', in PEM. Its path is relative to this file. null:
-    the system's authorities.
-    `name`: Name that the sidecars' certificates are for, where all have one; null: each one's own address.
+    `ca_file`: File with the CA certificates of the sidecars, in PEM; null: the system's authorities.
+    `name`: Name in all sidecars' certificates; null: each one's address.
     """
 
     ca_file: FileName | None = None
@@ -232,12 +226,12 @@ class SidecarTls(msgspec.Struct, frozen=True, kw_only=True):
 class SidecarsPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """Sidecars that may add their engines to the fleet.
 
-    `token_file`: File with the token that sidecars must show, alone in it. Its path is relative to this file. null:
-    sidecar.token beside this file, which is made where it is missing, but not in a cluster.
-    `order_token_file`: File with the token that this gateway shows sidecars, alone in it. Its path is relative to this
-    file. null: the token that sidecars show.
-    `tls`: TLS to sidecars on other machines; null: they are used at http:// too, in the clear.
-    `allow`: Networks of the sidecars and of their engines. An engine or sidecar elsewhere is refused.
+    `token_file`: File with the token that sidecars must show alone in it; null: sidecar.token beside this file, which
+    is made if it is missing, but not in a cluster.
+    `order_token_file`: File with the token that this gateway shows sidecars alone in it; null: the token that
+    sidecars show.
+    `tls`: TLS to sidecars on other machines; null: http:// is allowed.
+    `allow`: Networks of the sidecars and their engines. Others are refused.
     `hosts`: Host names by which sidecars call this gateway's control port, such as [gateway.internal]. Its addresses
     are always allowed.
     `copies`: When a second engine of a model is woken, and a third; null: never.
@@ -276,10 +270,10 @@ class ServerPolicy(msgspec.Struct, frozen=True, kw_only=True):
     `max_header_fields`: Number of headers of a request.
     `max_pipelined`: Pipelined requests that may wait on one connection.
     `write_high_water`: Answer bytes that a client has not read, above which the gateway stops reading from its engine.
-    `hosts`: Names in the Host header by which calls may come to a gateway that asks for no keys, such as
-    [gateway.internal]. Empty: any name from other machines, localhost alone from this one.
-    `progress`: Time between comments in a stream whose call waits, so that no idle time-out cuts it. The first comment
-    sends status 200: a refusal after it is an error event. null: only for calls that ask with x-weir-progress.
+    `hosts`: Allowed names in the Host header of a gateway without keys, such as [gateway.internal]; empty: any from
+    other machines, localhost from this one.
+    `progress`: Time between comments in a waiting stream, against idle time-outs. The first one sends status 200; a
+    later refusal is an error event. null: only for calls with x-weir-progress.
     """
 
     max_connections: Positive = 10_000
@@ -306,9 +300,9 @@ class Logging(msgspec.Struct, frozen=True, kw_only=True):
     """Call log: a JSON line per call. Traces: spans of a call's phases.
 
     `calls`: Share of calls that get a line. true: all, false: none, 10%: a sample.
-    `traces`: Share of calls without a trace of their caller's whose spans are sent, where the gateway was started with
-    --otlp-traces-endpoint. A caller's own trace decides for its calls.
-    `prompts`: Whether the line holds the request's body. It holds what users wrote.
+    `traces`: Share of calls whose spans are sent with --otlp-traces-endpoint. A caller's own trace decides for its
+    calls.
+    `prompts`: Whether the line has the request's body, which users wrote.
     """
 
     calls: Annotated[float, SAMPLE, Bounds(ge=0, le=1)] = 1.0
@@ -345,20 +339,19 @@ def default_tenants() -> Mapping[str, Tenant]:
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """All settings that may change while the gateway runs. A field that is absent has its default.
+    """Settings that may change while the gateway runs.
 
     `version`: Version of this format.
     `classes`: Traffic classes, the most important first. One must be `default`. Giving any replaces the whole list.
     `service_tiers`: Class of each value of OpenAI's field service_tier. A value that is not here is ignored.
     `tenants`: Tenants, who own keys, limits and shares. A call without a key is the tenant `anonymous`'s; without such
     a tenant it gets 401.
-    `keys_file`: File with more of the tenants' keys, a line of SHA-256 and tenant for each. Its path is relative to
-    this file. `gateway key add` writes it.
-    `shaping`: Caps on max_tokens while engines are full. Of those that apply the smallest counts.
+    `keys_file`: File with more keys, a line of SHA-256 and tenant each; `gateway key add` writes it.
+    `shaping`: Caps on max_tokens while engines are full; the smallest that applies counts.
     `sessions`: Order and choice by sessions, for agents and long conversations; null: each call is judged alone.
-    `cluster`: Gateways on several machines, of which one decides for all; null: this one is alone. See docs/scale.md.
-    `storage`: Storage of what outlasts the gateway; null: nothing is kept. See docs/operating.md.
-    `batches`: Files of calls that are worked off when there is room; null: none are. See docs/batches.md.
+    `cluster`: Gateways on several machines, of which one decides for all; null: alone. See docs/scale.md.
+    `storage`: Storage that outlasts the gateway; null: none. See docs/operating.md.
+    `batches`: Files of calls, run when there is room; null: none. See docs/batches.md.
     """
 
     version: Literal[1] = 1

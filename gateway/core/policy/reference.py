@@ -7,16 +7,16 @@ from gateway.core.policy.policy import Policy
 from gateway.shared.files.reference import reference_of
 
 _LEAD = """\
-Every field of a policy file, with what it may hold and its default. Written by `gateway check --reference`.
+Every field of a policy file, its values and its default. `gateway check --reference` writes this page.
 
-An empty file is a policy: what is absent has its default. `gateway init` writes a commented policy to begin with,
-`gateway check FILE` finds every mistake, and `gateway check FILE --explain` prints a policy with all its defaults.
-[policies/default.yaml](../policies/default.yaml) has the same fields with longer comments.
+An absent field has its default, so an empty file is a policy. File names are relative to the policy file.
+`gateway init` writes a commented policy, `gateway check FILE` finds every mistake, and `gateway check FILE --explain`
+prints all values. [policies/default.yaml](../policies/default.yaml) has the same fields with longer comments.
 
 ## What is refused by default
 
-Without a policy calls wait, in the order of their classes, until their deadline. These are refused;
-[outcomes.md](outcomes.md) has what each is answered.
+Without a policy calls wait by class until their deadline. These are refused ([outcomes.md](outcomes.md) has the
+answers):
 
 | which | when | field |
 | --- | --- | --- |
@@ -26,10 +26,10 @@ Without a policy calls wait, in the order of their classes, until their deadline
 | `batch` | its last token would come after 1 h; 4,096 wait; engines' KV caches are 96 % full | `classes`, `modes` |
 | all but `interactive` | engines' KV caches are 99 % full, or fail half of the calls | `modes` |
 | any | it needs more than 92 % of an engine's KV cache; its body is too large (2 MiB of text) | `budget`, `body` |
-| any | no engine has had its model for a minute, and no sidecar can have it | `routing.hold_unserved` |
+| any | no engine has had its model for a minute, and no sidecar can start it | `routing.hold_unserved` |
 
-A call that is refused for want of time or of a place is told when to come back, and has a place then. Nobody is refused
-for how many calls he sends: `limits` are empty."""
+A call refused for lack of time or room gets a Retry-After, and capacity is reserved for its retry. `limits` are
+empty."""
 
 
 def reference_text() -> str:

@@ -13,19 +13,15 @@ from gateway.shared.files.units import Count, Factor, Seconds
 class SessionsPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """Sessions: calls of one conversation or agent. Each is worth most on the engine that has read the ones before.
 
-    `order`: Order of the calls that wait, within a tenant and class. warm: those whose prompt an engine has cached
-    first, by `head_start`; least_served: those of sessions that were served much last, by `head_start` for each second
-    that reading what they were served takes; arrival: earliest deadline first, as without sessions.
-    `head_start`: Seconds by which a call goes before its turn, and for which it waits for the full engine that has its
-    session cached, for each second of reading that a cache saves it. It passes nobody who came earlier than that. A
-    call that begins a session leaves room to others, kept room and a quarter of an engine, for as many seconds for each
-    second that reading its own prompt takes.
-    `most_ahead`: Longest time by which a call goes before its turn, waits for its engine or leaves room to others,
-    whatever it saves. A call of a session whose cache is lost leaves room for as long, unless its tenant was served
-    less than another by all that fits the engines.
-    `keep`: Longest time for which the cache of a session whose answer has ended is kept from calls that would push it
-    out. The time is learned: that in which nine of ten calls of the tenant's sessions come back. 0s: none is kept.
-    `per_tenant`: Sessions remembered of one tenant. The one that has been idle for longest is forgotten first.
+    `order`: Order of waiting calls within a tenant and class. warm: cached prompts first, by `head_start`;
+    least_served: sessions that were served much last; arrival: earliest deadline first.
+    `head_start`: Seconds, for each second of reading that a cache saves, by which a call goes before its turn and waits
+    for its session's full engine. A new session leaves room for as long, by its own prompt.
+    `most_ahead`: Longest such time. A call of a session whose cache is lost leaves room for as long, unless its tenant
+    was served less than another by all that fits the engines.
+    `keep`: Longest time for which an ended answer's cache is kept from other calls; learned from the tenant's returns.
+    0s: none.
+    `per_tenant`: Sessions remembered of one tenant; the one idle for longest is forgotten first.
     """
 
     order: Literal["warm", "least_served", "arrival"] = "warm"

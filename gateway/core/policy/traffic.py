@@ -33,7 +33,7 @@ from gateway.shared.files.units import Count, Seconds, Share
 
 
 class When(msgspec.Struct, frozen=True, kw_only=True):
-    """Condition under which a call without a class of its own belongs to this class. All fields given must hold.
+    """Condition under which a call without a class belongs to this one. All fields must hold.
 
     `prompt_tokens`: The prompt's estimated tokens are above this, such as "> 8000".
     `routes`: The call is of one of these kinds of route, such as [embedding, rerank].
@@ -51,18 +51,15 @@ class TrafficClass(msgspec.Struct, frozen=True, kw_only=True):
     `weight`: Share of tokens while classes compete for the same engines. A class of weight 4 gets twice the tokens of
     one of weight 2.
     `strict`: Whether it goes before every later class, whatever the weights. Bound it with max_concurrency.
-    `ttft`: Target for the time to first token. Calls that cannot reach it are refused or dropped (see deadlines); null:
-    no target.
+    `ttft`: Target for the time to first token. Calls that miss it are refused or dropped (see deadlines); null: none.
     `deadline`: Time from arrival to the last token. A client may set another one with x-weir-deadline-ms.
     `max_queue`: Calls that may wait for each model. One more is refused with 503.
     `max_queued_tokens`: Tokens of calls that may wait for each model; null: no limit.
     `max_concurrency`: Calls of the class that may run at once in the whole fleet; null: no limit.
     `reserve`: Share of each engine's budget that only this class may use.
-    `headroom`: Room that calls of this class leave on an engine when they start, beyond the most that other classes
-    held there in the last minutes, as a share of that. With it they start one at a time, where all prompts are read,
-    and hold nobody up: work that fills gaps.
-    `max_wait`: Bound on waiting. A call that has waited half of it is served next, whatever the order; null: its
-    deadline.
+    `headroom`: Room that calls of this class leave when they start, as a share of the most that other classes held on
+    the engine in the last minutes. With it they start one at a time, where all prompts are read: work that fills gaps.
+    `max_wait`: Bound on waiting. A call that has waited half of it is served next; null: its deadline.
     `min_tokens`: Lowest max_tokens that shaping may leave to a call.
     `overload`: Order of a tenant's calls while the queue does not empty. edf: earliest deadline first; lifo: newest
     first.
@@ -95,10 +92,10 @@ def default_classes() -> Mapping[str, TrafficClass]:
 
 
 class Scaling(msgspec.Struct, frozen=True, kw_only=True):
-    """Scaling signal: the engines that each model wants now, as weir_engines_wanted, for an autoscaler such as KEDA.
+    """Scaling signal: the engines that each model needs, as weir_engines_wanted, for an autoscaler such as KEDA.
 
     `target_utilization`: Share of what engines can do that calls should fill.
-    `stabilization_window`: Time for which fewer engines must be enough before fewer are wanted.
+    `stabilization_window`: Time that fewer engines must suffice before fewer are wanted.
     `cooldown_period`: Time without a call after which a model wants no engine.
     """
 
@@ -222,9 +219,8 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     `models`: Models it may use, others get 403; empty: all.
     `keys`: SHA-256 of its API keys. More may be in the keys_file.
     `refusal`: Its own answer to calls over its limits; null: OpenAI's error object.
-    `agent_hints`: Whether NVIDIA Dynamo's nvext.agent_hints count in its calls: prefix_id as the session, osl as the
-    expected length, priority as seconds by which one goes before its turn among this tenant's, at most 60. With false
-    they are ignored.
+    `agent_hints`: Whether NVIDIA Dynamo's nvext.agent_hints count: prefix_id as session, osl as expected length,
+    priority as seconds of head start among this tenant's calls, at most 60.
     """
 
     class_: Name | None = msgspec.field(default=None, name="class")
@@ -255,9 +251,8 @@ class ShapingTier(msgspec.Struct, frozen=True, kw_only=True):
 class Deadlines(msgspec.Struct, frozen=True, kw_only=True):
     """Calls that cannot be answered by their deadline or their target for the first token.
 
-    `predict`: Whether to refuse a call on arrival that the queue will make too late, unless an engine of its model is
-    idle.
-    `shed_late`: Whether to drop a waiting call, before it runs, once it can no longer be in time.
+    `predict`: Whether to refuse a call on arrival that would be late, unless an engine of its model is idle.
+    `shed_late`: Whether to drop a waiting call once it can no longer be in time.
     `on_deadline`: Fate of a call that is still running at its deadline: cancel it, or let it finish.
     """
 
@@ -269,11 +264,11 @@ class Deadlines(msgspec.Struct, frozen=True, kw_only=True):
 class LengthPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """Lengths of answers: the tokens that a call is expected to generate, of the max_tokens that it may.
 
-    `learned`: Whether they are learned of each tenant's own calls: by session, route, tools, format, stop, length of
-    the prompt and max_tokens. They set the tokens that a call books (with budget.alpha: auto) and its predicted end.
-    Where the prediction's order has been wrong, and with false, lengths go by model, class and max_tokens alone.
-    `shortest_first`: With learned: whether a tenant's waiting calls of a class go by expected length, the shortest
-    first. A call is passed by those that come at most 0.1 s later for each token that it is expected to have.
+    `learned`: Whether they are learned from each tenant's calls, by session, route, tools, format, stop, prompt length
+    and max_tokens. They set a call's booked tokens (with budget.alpha: auto) and its predicted end. false: by model,
+    class and max_tokens alone.
+    `shortest_first`: With learned: whether a tenant's waiting calls of a class go shortest first. A call is passed only
+    by those that arrive within 0.1 s for each of its expected tokens.
     """
 
     learned: bool = False
