@@ -361,7 +361,7 @@ class Dispatch:
                     turn.set_result(self._grant(ticket.call, choice, now, ticket, ticket.exclude))
             elif not late:
                 if not self.control.served(model):
-                    self._refuse_unserved(self.waits.hopeless(model, queues, now), now)
+                    self._refuse_unserved(self.waits.deadline_unreachable(model, queues, now), now)
                 break
             while late:
                 ticket, why = late.pop()

@@ -73,7 +73,7 @@ class ModelWaits:
         self._ready_at[model] = ready_at
         return [ticket for ticket in queues if control.too_late_for_model(ticket, ready_at, now)]
 
-    def hopeless(self, model: str, queues: Queues, now: float) -> list[Ticket]:
+    def deadline_unreachable(self, model: str, queues: Queues, now: float) -> list[Ticket]:
         """Return the calls to refuse of a model that no engine may be given for: none while a sidecar has it made
         ready, or an engine is expected back."""
         outlook = self._control.sidecars.outlook(model, now)

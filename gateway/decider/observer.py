@@ -31,7 +31,9 @@ STATES: dict[str, tuple[str, Level]] = {
 }
 
 HOW = {
-    **dict.fromkeys((Outcome.QUEUE_FULL, Outcome.SHED, Outcome.HOPELESS, Outcome.EXPIRED), "find no room in time"),
+    **dict.fromkeys(
+        (Outcome.QUEUE_FULL, Outcome.SHED, Outcome.DEADLINE_UNREACHABLE, Outcome.EXPIRED), "find no room in time"
+    ),
     Outcome.NO_ENGINE: "find no engine",
     Outcome.TRUNCATED: "are broken off",
     Outcome.UPSTREAM: "fail at their engine",
