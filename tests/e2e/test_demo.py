@@ -105,7 +105,7 @@ def test_four_models_in_turn(demo: Demo) -> None:
         assert woken < started
         assert ask(llama) < woken
     said = demo.gateway.child.output()
-    assert re.findall(r"(\S+) failed for memory; the next start claims", said) == [phi], "once, and it fitted then"
+    assert re.findall(r"([\w.-]+) failed for memory; the next start claims", said) == [phi], "once, and it fitted then"
     assert "2.15 GiB KV cache is needed, which is larger than the available KV cache memory (1.31 GiB)" in said
     large, small, residue = 0.55 * GPUS[0], sum(TRUE.values()) + LITTLE, GIB
     full = [pytest.approx(large, abs=2), pytest.approx(large + small + residue, abs=16 << 20)]  # vLLM tells 0.01 GiB
