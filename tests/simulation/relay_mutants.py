@@ -20,7 +20,7 @@ SETTLED_TWICE = Mutant(
 
 # A question of an earlier connection opens its call anew, which nobody will end.
 OPENED_ANEW = Mutant(
-    RelaySession, "_asked", "if self.told and number <= self._last and number not in self._alive:", "if False:"
+    RelaySession, "_asked", "if self.synced and number <= self._last and number not in self._alive:", "if False:"
 )
 
 # What a dead relay's calls hold does not come back.
@@ -38,7 +38,7 @@ GIVEN_AWAY = Mutant(
 GRANTS_UNTOLD = Mutant(RelayHub, "release", "if self.complete or self._expected:", "if self.complete:")
 
 # A call whose engine has failed is granted another before all have told.
-MOVES_UNTOLD = Mutant(RelaySession, "_move", "await self.hub.whole()", "pass")
+MOVES_UNTOLD = Mutant(RelaySession, "_move", "await self.hub.until_synced()", "pass")
 
 # A call keeps a class that the next decider's policy has not.
 CLASS_GONE = Mutant(ServedCall, "go_by", "if self.call.asked_class not in snapshot.policy.classes:", "if False:")
