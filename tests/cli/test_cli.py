@@ -512,9 +512,7 @@ def test_a_reader_that_has_read_enough_ends_a_command_without_a_word(words: tupl
 def test_a_policy_whose_keys_are_not_there_yet_is_warned_of(ran: Ran, tmp_path: Path) -> None:
     policy, keys = tmp_path / "p.yaml", tmp_path / "keys"
     policy.write_text("keys_file: keys\ntenants: {acme: {}}\n")
-    warning = (
-        f"gateway: warning: keys_file: {keys} does not exist: its callers get 401 until `gateway key add` makes it"
-    )
+    warning = f"keys_file: {keys} does not exist: its callers get 401 until `gateway key add` makes it"
     assert warning in ran("serve", *ENGINE, "--policy", str(policy))[2]
     keys.touch(mode=0o600)
     assert "does not exist" not in ran("serve", *ENGINE, "--policy", str(policy))[2]

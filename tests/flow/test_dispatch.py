@@ -875,7 +875,7 @@ def test_random_lives_leave_nothing_behind() -> None:
             if rng.random() < 0.02:
                 rng.choice(list(world.fleet)).down()
             for engine in world.fleet:
-                assert 0 <= engine.held <= 920
+                assert 0 <= engine.held <= 960
                 if rng.random() < 0.05:
                     world.fleet.health(engine, True, world.loop.time())
                     world.fleet.health(engine, True, world.loop.time())

@@ -103,7 +103,6 @@ def test_paths_classes_tenants_and_times_allowed_are_kept_apart() -> None:
         (EMBEDDINGS, {"input": ["a", [1]]}),
         (EMBEDDINGS, {"input": "a", "encoding_format": "bytes"}),
         (EMBEDDINGS, {"input": "a", "encoding_format": None}),
-        (EMBEDDINGS, {"input": "a", "stream": True}),
         (RERANK, {"query": "q", "documents": "a"}),
         (RERANK, {"query": "q", "documents": ["a", {"content": "b"}]}),
         (RERANK, {"query": {"content": "q"}, "documents": ["a"]}),
