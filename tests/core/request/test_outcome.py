@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from gateway.core.request.outcome import STATUS, Outcome, Refused, refusal_headers
+from gateway.core.request.outcome import STATUS, Outcome, Refused, got, refusal_headers
 from gateway.core.request.record import Record
 
 
@@ -23,6 +23,20 @@ def test_every_ending_that_we_answer_has_a_row() -> None:
     passed_on = {Outcome.OK, Outcome.ENGINE_REFUSED}
     assert set(STATUS) == set(Outcome) - passed_on
     assert all(400 <= advice.status < 600 for advice in STATUS.values())
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status", "words"),
+    [
+        (Outcome.OK, 200, "200 (ok)"),
+        (Outcome.UPSTREAM, 500, "500 (upstream)"),
+        (Outcome.TRUNCATED, 200, "200, broken off (truncated)"),
+        (Outcome.UPSTREAM, 200, "200, then an error (upstream)"),
+        (Outcome.CLIENT_GONE, 499, "no answer (client_gone)"),
+    ],
+)
+def test_a_caller_got_a_status_and_an_ending(outcome: Outcome, status: int, words: str) -> None:
+    assert got(outcome, status) == words
 
 
 def test_a_record_begins_as_our_fault() -> None:
