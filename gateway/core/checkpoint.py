@@ -36,7 +36,7 @@ Hash = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class CheckpointError(ValueError):
-    """These bytes are no checkpoint that this version can read. The message says why."""
+    """Bytes are no checkpoint that this version can read. The message gives the reason."""
 
 
 class SavedBreaker(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
@@ -62,7 +62,7 @@ class SavedPrefixes(msgspec.Struct, array_like=True, frozen=True, forbid_unknown
 
 
 class SavedEngine(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """What an Engine has learned. `full_at`: its slots when it last had a queue; None: it had none."""
+    """State that an Engine has learned. `full_at`: its slots when it last had a queue; None: it had none."""
 
     id: str
     prefill_rate: Positive
@@ -128,7 +128,7 @@ class SavedCosts(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fi
 
 
 class SavedBucket(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """What is taken of one limit. `key`: kind, tenant, class, model."""
+    """Level of one limit. `key`: kind, tenant, class, model."""
 
     key: tuple[Kind, str, str, str]
     level: Number

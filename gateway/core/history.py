@@ -37,7 +37,7 @@ class Interval(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Event(msgspec.Struct, array_like=True, frozen=True):
-    """What happened `at`, Unix seconds."""
+    """Event of the history. `at`: Unix seconds."""
 
     at: float
     level: Level

@@ -316,8 +316,8 @@ class AdmissionControl:
         return any(engine.up and not engine.draining for engine in self.fleet.serving(model))
 
     def held_until(self, model: str, now: float) -> float:
-        """When calls are given up that wait for an engine of the model to come back. Negative infinity: some engine may
-        be given calls, or none is expected back."""
+        """Time when calls that wait for an engine of the model to come back are given up. Negative infinity if an
+        engine may receive calls, or if no engine is expected back."""
         if not self._in_outage(model):
             return -math.inf
         return self.outages.get(model, now) + self.rules.policy.routing.hold_unserved

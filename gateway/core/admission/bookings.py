@@ -119,7 +119,7 @@ class Bookings:
         return booking if booking is not None and booking.due - EARLY <= now < booking.lapses else None
 
     def claim(self, call: Call) -> None:
-        """Its call has come back; the booking is used up."""
+        """Use up the booking of a call that has come back."""
         self._drop(fingerprint(call), 1.0)
 
     def _drop(self, key: int, shown: float) -> None:
@@ -133,5 +133,5 @@ class Bookings:
 
 
 def fingerprint(call: Call) -> int:
-    """What a client's retry repeats: its own bytes."""
+    """Hash of what a client's retry repeats: tenant, model and body."""
     return hash((call.tenant, call.model, call.body))

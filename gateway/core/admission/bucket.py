@@ -26,7 +26,8 @@ LATE = 1e-6  # seconds added to a retry time, so that the rounding of two clock 
 
 
 class Bucket:
-    """What was taken and has not drained, as of `at`. Only a Charge and the LimitBook write `level`."""
+    """Token bucket of one limit. `level`: amount taken and not yet drained, as of `at`. Only a Charge and the LimitBook
+    write `level`."""
 
     __slots__ = ("at", "booked", "burst", "key", "level", "quota", "rate")
 
@@ -53,7 +54,7 @@ class Bucket:
         self.level = min(self.level, self.burst + debt)
 
     def level_at(self, now: float) -> float:
-        """What has not drained by then."""
+        """Amount that has not drained by `now`."""
         elapsed = now - self.at
         if elapsed <= 0.0:  # calls bring the time they came at, and may be a little out of order
             return self.level
@@ -99,7 +100,7 @@ class Bucket:
         self.level = max(0.0, self.level + amount)
 
     def restore(self, level: float, then: float) -> None:
-        """What an earlier decider had taken by `then` is taken; so is what was taken here, where that is more."""
+        """Restore the level that an earlier decider had at `then`, unless the amount taken here is higher."""
         self.advance(then)
         self.level = max(self.level, level - (self.at - then) * self.rate)
 

@@ -19,7 +19,7 @@ from gateway.core.sidecars.sidecar import Outlook
 
 
 class Reason(Enum):
-    """Why a call is refused, in the order in which the reasons are weighed. The last three are of calls that wait."""
+    """Reason of a refusal, in the order in which admission checks them. The last three are for calls that wait."""
 
     DRAINING = "draining"  # the gateway is shutting down
     OVERDUE = "overdue"  # its deadline passed before it was whole

@@ -32,7 +32,7 @@ LIFO_SCALE = 1 / 20  # of the time a call of the class may wait: the interval wh
 
 
 class ClassQueue:
-    """One class of one model: its queue, and its own counter `served` among the classes (tokens over weight)."""
+    """Queue of one class of one model. `served`: its counter among the classes (tokens over weight)."""
 
     __slots__ = (
         "_floor",
@@ -66,7 +66,7 @@ class ClassQueue:
         self._floor = 0.0  # no tenant that comes back has less
 
     def counter(self, tenant: str) -> float:
-        """What the tenant was served: charges over weight."""
+        """Service that the tenant has received: charges over weight."""
         queue = self._tenants.get(tenant)
         return 0.0 if queue is None else queue.counter
 

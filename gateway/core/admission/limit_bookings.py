@@ -34,7 +34,7 @@ CALLS = {"requests": 4, "tokens": 2}
 
 
 class Booked:
-    """What is promised of one limit: amounts by slots of time. `shows`: the share of bookings claimed lately."""
+    """Amounts booked on one limit, by time slot. `shows`: the share of bookings claimed lately."""
 
     __slots__ = ("_last", "_slots", "_width", "amount", "shows")
 
@@ -62,7 +62,7 @@ class Booked:
         return max(behind, self._last - now + amount * self.shows / rate)
 
     def add(self, due: float, amount: int) -> None:
-        """One more booking."""
+        """Add a booking of `amount` for the time `due`."""
         slot = int(due / self._width)
         self._last = max(self._last, due)
         self._slots[slot] = self._slots.get(slot, 0) + amount
@@ -93,7 +93,7 @@ class LimitBooking:
             booked.add(due, amount)
 
     def end(self, shown: float) -> None:
-        """It is given back."""
+        """End the booking in each limit. `shown`: 1.0 if its call has come back, else 0.0."""
         self.live = False
         for booked, amount in self.parts:
             booked.drop(self.due, amount, shown)
@@ -126,7 +126,7 @@ class LimitBookings:
         return bookings[0][2] if bookings and now >= bookings[0][0] - EARLY else None
 
     def claim(self, booking: LimitBooking) -> None:
-        """Its call has come and is let in."""
+        """End the booking of a call that has come back and is admitted."""
         self._end(booking, 1.0)
 
     def book(self, key: int, after: float, now: float, parts: Iterable[tuple[Booked, int]]) -> bool:

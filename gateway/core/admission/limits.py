@@ -34,11 +34,11 @@ Route = tuple[Buckets, Buckets]  # those that count requests, those that count t
 
 
 class Charge:
-    """One call, taken from every bucket that counts it: 1 request each, and its estimated tokens.
+    """Charge of one call to every bucket that counts it: 1 request each, and its estimated tokens.
 
-    It ends once, by `settle`, `refund`, `forgo` or `keep`, whichever is first; the others then do nothing. A context
-    manager that is left without an end gives back the tokens of a call that nobody ran, and its request too unless
-    that was its client's doing. `settled`: tokens, once they are known.
+    A charge ends once, by the first of `settle`, `refund`, `forgo` and `keep`; the others then do nothing. Used as a
+    context manager, a charge that has not ended returns its tokens at the exit. It returns its request too, unless the
+    client caused the exit. `settled`: tokens, once they are known.
     """
 
     __slots__ = ("_requests", "_tokens", "_windows", "live", "refunded", "reserved", "settled")
@@ -107,7 +107,7 @@ class Charge:
 
     @property
     def taken(self) -> Iterator[tuple[Bucket, int]]:
-        """What it holds of each bucket; nothing once it has ended."""
+        """Yield each bucket with the amount that the charge holds of it; nothing once the charge has ended."""
         if self.live:
             yield from ((bucket, 1) for bucket in self._requests)
             yield from ((bucket, self.reserved) for bucket in self._tokens)
@@ -158,7 +158,7 @@ class LimitBook:
                 self._others[model] = self._at(("", "", model))
 
     def level(self, key: Key) -> float:
-        """What is taken of one limit now; 0 where nothing was."""
+        """Level of one limit at its last change; 0 if nothing was taken."""
         bucket = self._buckets.get(key)
         return 0.0 if bucket is None else bucket.level
 
@@ -398,7 +398,7 @@ class LimitBook:
 
 
 def _booked(bucket: Bucket) -> Booked:
-    """What is promised of it, from now on kept."""
+    """Bookings of the bucket, created if it has none."""
     if bucket.booked is None:
         bucket.booked = Booked(max(SLOT_LEAST, min(SLOT, bucket.burst / bucket.rate / 2)))
     return bucket.booked

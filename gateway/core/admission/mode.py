@@ -82,7 +82,8 @@ class Signals(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class ModelMode:
-    """`why` names the signals of the last step, empty before the first; `transitions` counts by (from, to)."""
+    """Mode of one model. `why`: the signals of the last step, empty before the first. `transitions`: counts by (from,
+    to)."""
 
     __slots__ = ("_known_at", "_rules", "mode", "since", "transitions", "why")
 
@@ -120,7 +121,8 @@ class ModelMode:
         return bool(why)
 
     def _below(self, leave: Threshold, signals: Signals, now: float) -> str:
-        """That every signal `leave` names is below it, in words; empty: it is not so."""
+        """Describe the signals that `leave` names if all are below their thresholds; empty if one is not. An unknown
+        signal counts as below only after UNKNOWN_HOLDS seconds."""
         words = []
         for name in SIGNALS:
             threshold, value = getattr(leave, name), getattr(signals, name)
@@ -143,10 +145,10 @@ class ModelMode:
         self.mode, self.since, self.why = mode, now, why
 
     def refuses(self, class_name: str, prompt_tokens: int, order: Sequence[str]) -> str | None:
-        """Why a call is not taken now, in words that follow "under pressure:"; None: it is taken.
+        """Reason to refuse a call now, in words that follow "under pressure:"; None if the mode admits the call.
 
-        The rules of the milder modes hold too. `order` is the classes, most important first. The default `refuse`
-        never means the most important class, even where there is no other.
+        The rules of the milder modes apply too. `order`: the classes, most important first. The default `refuse` never
+        includes the most important class, even if it is the only class.
         """
         for level in range(self.mode._value_, 0, -1):
             rule = self._rules[level - 1]

@@ -83,7 +83,7 @@ class ModelTraffic:
         return self._mode
 
     def refuses(self, call: Call) -> str | None:
-        """Why the mode refuses the call, if it does."""
+        """Reason for which the mode refuses the call; None if the mode admits it."""
         return self._mode.refuses(call.class_name, call.prompt_tokens, self._order)
 
     def first_byte(self, call: Call, now: float) -> None:
@@ -160,10 +160,11 @@ class ModelTraffic:
         return own, self.drain.rate_of(name, fair, queues.passing(name), now) or math.inf
 
     def _crowded(self, class_name: str, rate: float, now: float) -> float:
-        """How far newcomers must make way for booked work: 1 where they alone are more than their class is served.
+        """Share of booked work, 0 to 1, that newcomers make way for: 1 if newcomers alone exceed the rate of their
+        class.
 
-        Where they are less, those who come back find room in any case; refusing newcomers for their sake would only
-        have them come back too, and go on for ever: refusals of a bad minute must not outlast it.
+        With fewer newcomers, returning calls find room in any case. Refusing newcomers for them would only create more
+        bookings, and the refusals of one bad minute would go on for ever.
         """
         offered = self._offered.get(class_name)
         if offered is None or rate == math.inf:

@@ -80,13 +80,13 @@ class QuotaWindow:
         self.reserved += tokens
 
     def settle(self, reserved: int, tokens: int, now: float) -> None:
-        """It has ended, and used so many."""
+        """Replace the reservation of an ended call by the tokens that it used."""
         self._roll(now)
         self.reserved -= reserved
         self.since += tokens
 
     def release(self, reserved: int) -> None:
-        """It has ended, and used none."""
+        """Remove the reservation of an ended call that used no tokens."""
         self.reserved -= reserved
 
     def told(self, used: Used, now: float) -> None:
@@ -146,7 +146,7 @@ class QuotaBook:
         return bool(self._of)
 
     def __iter__(self) -> Iterator[QuotaWindow]:
-        """Those that the policy has, to look at."""
+        """Iterate over the windows of the policy's quotas, for reading."""
         return (window for windows in self._of.values() for window in windows)
 
     def of(self, tenant: str) -> Windows:

@@ -101,7 +101,7 @@ def rate_limited(
 
 
 def lateness(foretold: Foretold, call: Call, now: float) -> str:
-    """Which target of the call is missed, by which of the predicted times, in a sentence."""
+    """Clause that names the target the call would miss, and the predicted times that make it late."""
     first = now - call.arrived + foretold.ready + foretold.wait + foretold.ttft
     writing = call.expected_tokens * foretold.tpot
     parts = [
@@ -180,7 +180,7 @@ def unavailable(model: str, message: str, retry_in: float | None, *, why: str) -
 
 
 def not_ready(call: Call, now: float, foretold: Foretold) -> Refused:
-    """It is being made ready, too late for this call."""
+    """Refusal of a call whose model is being made ready, too late for the call."""
     return Refused(
         Outcome.MODEL_UNAVAILABLE,
         f"The model {call.model!r} is being made ready. This call of class {call.class_name!r} cannot wait for it: "
@@ -203,7 +203,7 @@ def draining() -> Refused:
 
 
 def no_decider() -> Refused:
-    """This relay has reached no decider for as long as the call could wait."""
+    """Refusal of a call whose relay reached no decider for as long as the call could wait."""
     return Refused(Outcome.NO_ENGINE, "Nobody could decide about this call in time; retry.", retry_after=SOON)
 
 
@@ -242,7 +242,8 @@ def _come_back(outcome: Outcome, message: str, due_in: float | None) -> Refused:
 
 
 def too_slow(call: Call, seconds: float) -> Refused:
-    """Its deadline, which counts from its head's first byte, passed before it could enter the queue."""
+    """Refusal of a call whose deadline passed before it could enter the queue. The deadline counts from the first byte
+    of its head."""
     return Refused(
         Outcome.EXPIRED,
         f"The deadline passed before this call of class {call.class_name!r} was whole: it began {seconds:.1f} s ago.",

@@ -100,7 +100,7 @@ class Shaping:
 
 
 def shaped(asked: int, cap: int, min_tokens: int) -> int:
-    """What a call that asked for `asked` tokens gets under `cap`, in a class that gets `min_tokens` at least."""
+    """Output tokens of a call that asked for `asked`, under `cap`, in a class with a minimum of `min_tokens`."""
     return min(asked, max(cap, min_tokens))
 
 
@@ -132,7 +132,8 @@ def _number(fields: dict[str, Raw], name: str) -> int | None:
 
 
 def _less_thinking(raw: Raw, max_tokens: int) -> Raw | None:
-    """What `thinking` becomes when an answer may have `max_tokens`, thoughts and all; None: it can stay."""
+    """Replacement of `thinking` for an answer of at most `max_tokens`, thoughts included; None if `thinking` can
+    stay."""
     try:
         thinking = _decode_thinking(raw)
     except msgspec.ValidationError:

@@ -24,13 +24,14 @@ def turn_by(call: Call) -> float:
 
 
 class Ticket:
-    """One call in a queue. `waiting` turns false exactly once: granted, refused, expired or withdrawn.
+    """Call in a queue. `waiting` turns false exactly once: the call is granted, refused, expired or withdrawn.
 
-    Absolute seconds: `expires`, when its owner gives it up; `since`, its age and its order among equal deadlines,
-    which is `pushed_at` unless it returns for a booking; `deadline`, its order within its tenant, which is the call's
-    `turn_by` unless it was booked with another. `large`: it needs so much that others may pass it while it does not
-    fit. `ahead`: seconds by which it goes before its turn among those of its tenant. `aside`: it waits for an engine
-    that knows its session, or is kept for others', and others may pass it meanwhile.
+    Absolute seconds: `expires`, when its owner gives the call up; `since`, its age and its order among equal deadlines,
+    which is `pushed_at` unless the call returns for a booking; `deadline`, its order within its tenant, which is the
+    call's `turn_by` unless the call was booked with another deadline. `large`: the call needs so much that others may
+    pass it until it fits. `ahead`: seconds by which the call goes before its turn within its tenant. `aside`: others
+    may pass the call, because it waits for an engine that knows its session, or because the room is kept for other
+    sessions.
     """
 
     __slots__ = (
@@ -68,12 +69,12 @@ class Ticket:
 
     @property
     def key(self) -> tuple[float, float, int]:
-        """Its order within its tenant. One that was granted before has paid, and goes first."""
+        """Order within its tenant. A ticket that was granted before has paid, and goes first."""
         return -inf if self.paid else self.deadline - self.ahead, self.since, self.sequence
 
 
 class TenantQueue:
-    """One tenant in one class: its counter of service (charges over weight), and its waiting tickets."""
+    """Queue of one tenant in one class: its waiting tickets, and its counter of service (charges over weight)."""
 
     __slots__ = ("charge", "counter", "latest", "order", "stamp", "tickets", "tokens", "weight")
 
@@ -113,7 +114,7 @@ class TenantQueue:
             heapify(order)
 
     def first(self, most: int) -> list[Ticket]:
-        """Its first tickets, in order. O(its tickets)."""
+        """First tickets of the tenant in order, `most` at most. O(its tickets)."""
         return [entry[3] for entry in nsmallest(most, [entry for entry in self.order if entry[3].waiting])]
 
     def before(self, deadline: float, ticket: Ticket | None) -> tuple[float, float]:

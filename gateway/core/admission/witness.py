@@ -29,7 +29,7 @@ class DispatchWitness(Protocol):
         """The call was not granted at once: it will wait, or be refused."""
 
     def refused(self, call: Call, refused: Refused) -> None:
-        """It may not wait."""
+        """The call may not wait."""
 
     def pushing(self, queues: Queues, ticket: Ticket, *, front: bool) -> None:
         """The call begins to wait."""
@@ -38,7 +38,7 @@ class DispatchWitness(Protocol):
         """The next call is about to be looked for."""
 
     def popped(self, model: str, ticket: Ticket | None) -> None:
-        """This call goes next; None: nobody may."""
+        """The ticket's call goes next; None: no call may go."""
 
     def granting(self, call: Call, choice: Choice, now: float, ticket: Ticket | None) -> None:
         """The call gets this engine. `ticket`: its ticket, if it waited."""
@@ -56,7 +56,7 @@ class DispatchWitness(Protocol):
         """Real usage is about to replace the charge of the call's tenant in its queue."""
 
     def corrected(self, ticket: Ticket) -> None:
-        """It has."""
+        """Real usage has replaced the charge of the call's tenant in its queue."""
 
 
 class LimitWitness(Protocol):
@@ -84,13 +84,13 @@ class BatchWitness(Protocol):
         """The call may be merged with others."""
 
     def sending(self, calls: Sequence[Call]) -> None:
-        """These have waited for each other; whoever has left is not among them."""
+        """Calls that have waited for each other are about to be sent. Calls that have left are not among them."""
 
     def merging(self, calls: Sequence[Call], items: int) -> None:
-        """They become one request, of so many items."""
+        """Calls are about to become one request of so many items."""
 
     def merged(self, calls: Sequence[Call], status: int, prompt_tokens: Sequence[int | None]) -> None:
-        """They are all told this answer: its status, and each its share of the prompt's tokens."""
+        """Calls receive one answer: all its status, and each its share of the prompt's tokens."""
 
 
 class Witnesses(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,7 +27,7 @@ _BLANK_LINES = re.compile(rb"(?:[ \t\r]*\n)+")
 
 
 class BatchLine(msgspec.Struct, frozen=True):
-    """One line that can be sent. `number`: from 1. `offset`, `length`: where in the file it is, in bytes."""
+    """Line that can be sent. `number`: from 1. `offset`, `length`: its place in the file, in bytes."""
 
     number: int
     custom_id: str

@@ -11,7 +11,7 @@ WINDOW_SECONDS = 24 * 3600
 
 
 class FileObject(msgspec.Struct, frozen=True, kw_only=True):
-    """One stored file. `bytes`: its size. `purpose`: `batch` of one that a client sent, else `batch_output`."""
+    """Stored file. `bytes`: its size. `purpose`: `batch` for a file that a client sent, else `batch_output`."""
 
     id: str
     object: str = "file"
@@ -48,7 +48,7 @@ class RequestCounts(msgspec.Struct, frozen=True):
 
 
 class BatchObject(msgspec.Struct, frozen=True, kw_only=True):
-    """One batch. `status` is one of `states.py`; a time is null until it comes."""
+    """Batch, as clients see it. `status`: one of those in `states.py`. A time is null until its event."""
 
     id: str
     object: str = "batch"
@@ -73,7 +73,7 @@ class BatchObject(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def page_of(objects: Sequence[FileObject] | Sequence[BatchObject], more: bool) -> bytes:
-    """One page of a list, as JSON. `more`: others follow."""
+    """Page of a list, as JSON. `more`: other objects follow."""
     return msgspec.json.encode(
         {
             "object": "list",

@@ -31,7 +31,7 @@ class LineResponse(msgspec.Struct, frozen=True):
 
 
 class ResultLine(msgspec.Struct, frozen=True):
-    """One line of an output or error file."""
+    """Line of an output or error file."""
 
     id: str
     custom_id: str
@@ -58,7 +58,7 @@ def again_in(status: int, retry_after: float | None, helps: bool, tries: int) ->
 
 
 def around(id: str, custom_id: str, status: int, request_id: str) -> tuple[bytes, bytes]:
-    """What stands before and behind the body of an answer in its line, with its line feed."""
+    """Bytes before and after the body of an answer in its result line, line feed included."""
     whole = _encode(ResultLine(id, custom_id, LineResponse(status, request_id, _NULL), None))
     return whole[: -len(_END)], _END[len(_NULL) :] + b"\n"
 

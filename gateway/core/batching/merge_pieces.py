@@ -31,10 +31,10 @@ _TEXT, _LIST = b'"['  # the first byte of a JSON value
 
 
 class Piece(msgspec.Struct, kw_only=True, gc=False):
-    """One call's part of a merged call.
+    """Part of a merged call that comes from one call.
 
     Calls with equal `key` may be merged. `lists`: the lists to concatenate. `fields`: the rest of the body, equal in
-    all. `items`: the number of its rows in the answer. `top_n`: the rows that a ranking's client wants (0: all).
+    all pieces. `items`: the number of its rows in the answer. `top_n`: the rows that a ranking's client wants (0: all).
     """
 
     call: Call

@@ -27,9 +27,9 @@ _SUMMED = ("ascii_bytes", "cjk_bytes", "other_bytes", "messages", "token_ids", "
 
 
 def merge(pieces: Sequence[Piece]) -> Call:
-    """One call with the items of all pieces, in order, and the earliest of their deadlines. All have the same key.
+    """Merge pieces of equal key into one call, with all items in order and the earliest of the deadlines.
 
-    Its request id is the first piece's, with the number of the others.
+    The request id is that of the first piece, with the number of the others.
     """
     first = pieces[0]
     calls = [piece.call for piece in pieces]

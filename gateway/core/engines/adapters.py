@@ -28,7 +28,7 @@ class Adapters:
 
     @property
     def loaded(self) -> tuple[str, ...]:
-        """Those used last, as many as it keeps, the least recently used first."""
+        """Names of the adapters used last, as many as the engine keeps, the least recently used first."""
         return tuple(self._used)
 
     def used(self, name: str) -> None:
@@ -39,7 +39,7 @@ class Adapters:
             self._keep()
 
     def told(self, load: LoraLoad) -> None:
-        """What the engine's metrics say now."""
+        """Take in what the engine's metrics say of its adapters."""
         self.most = load.most
         for name in load.names:
             self.used(name)
@@ -50,7 +50,7 @@ class Adapters:
         self._used.clear()
 
     def score(self, name: str) -> float:
-        """How good a place it is for calls of this model: 1.0 for one it has loaded, and for one that is no adapter."""
+        """Score of the engine for calls of this model: 1.0 if the adapter is loaded, or if the model is no adapter."""
         if name not in self.names or name in self._used:
             return LOADED
         return ROOM if len(self._used) < self.most else REPLACES

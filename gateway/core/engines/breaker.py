@@ -45,7 +45,7 @@ class IllegalTransition(Exception):
 
 
 def next_state(state: BreakerState, event: str) -> BreakerState:
-    """Where `event` leads from `state`. Raises IllegalTransition."""
+    """State that follows `state` after `event`. Raises IllegalTransition."""
     found = TRANSITIONS[state].get(event)
     if found is None:
         raise IllegalTransition(f"{event!r} in state {state.value}: it has {', '.join(TRANSITIONS[state])}")
@@ -58,7 +58,8 @@ def diagram() -> str:
 
 
 class Ending(Enum):
-    """What a call's end says of its engine. NEUTRAL says nothing: it was cancelled, or refused for want of room."""
+    """Verdict of a call's end on its engine. NEUTRAL: none, because the call was cancelled, or refused for lack of
+    room."""
 
     SUCCESS = "success"
     FAILURE = "failure"
@@ -83,7 +84,7 @@ MOST_DOUBLINGS = 30  # from the shortest `open_for` past the longest `open_for_a
 
 
 def ending_of(status: int | None) -> Ending:
-    """What an answer with `status` says of its engine; None: a transport error or no first byte in time."""
+    """Verdict of an answer with `status` on its engine; None: a transport error, or no first byte in time."""
     return ENDINGS.get(status, FAILURE)
 
 
@@ -118,7 +119,7 @@ class FailureRate:
         self._ends = (slot + 1) * self._slot_length
 
     def count(self, failed: bool, now: float) -> None:
-        """One call has ended."""
+        """Count one ended call."""
         if now >= self._ends:
             self.advance(now)
         self._calls[self._index] += 1
@@ -183,7 +184,8 @@ class CircuitBreaker:
 
     @property
     def probe_at(self) -> float:
-        """When an OPEN breaker will let a probe through: `open_for` x 2^n after it opened, bounded."""
+        """Time when an OPEN breaker lets a probe through: `open_for` x 2^n after it opened, at most
+        `open_for_at_most`."""
         seconds = self._policy.open_for * (1 << min(self.reopened, MOST_DOUBLINGS))
         return self.since + min(seconds, self._policy.open_for_at_most)
 
@@ -221,7 +223,7 @@ class CircuitBreaker:
             self._probe = 0
 
     def ended(self, token: int, ending: Ending, now: float) -> None:
-        """How a call ended; to be said once of each. Of one from before the last change of state it means nothing."""
+        """Record how a call ended, once for each call. A call from before the last change of state has no effect."""
         if token < self._period:
             return
         if token == self._probe:
@@ -255,7 +257,7 @@ class CircuitBreaker:
             self._move("trip" if self.state is CLOSED else "relapse", now)
 
     def checkpoint(self, now: float) -> SavedBreaker:
-        """Its state for the next decider. Calls within the window are not part of it."""
+        """State of the breaker for the next decider, without the calls within the window."""
         age = None if self.since == -math.inf else max(0.0, now - self.since)
         return SavedBreaker(self.state.value, age, self.failures, self.probes, self.reopened)
 

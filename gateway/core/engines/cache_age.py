@@ -34,9 +34,9 @@ GPU = frozenset({None, "GPU", "gpu"})  # a block that left it for another medium
 
 
 class CacheAge:
-    """One engine's prefix cache, by its events. `cut`: blocks that were used last before then are evicted.
+    """Prefix cache of one engine, by its events. `cut`: blocks that were last used before this time are evicted.
 
-    Feed it from one connection: `link` when that comes and goes, `take` with every message, in order.
+    Feed it from one connection: `link` when the connection comes and goes, `take` with every message, in order.
     """
 
     __slots__ = ("_block_size", "_linked", "_mask", "_young", "cut", "expected", "live", "problem", "stored")
@@ -71,7 +71,7 @@ class CacheAge:
         self.live = False
 
     def take(self, frames: Sequence[bytes], now: float) -> None:
-        """One message as it came: topic, sequence number, batch. One that cannot be read is as good as lost."""
+        """Take one message as received: topic, sequence number, batch. An unreadable message counts as lost."""
         self.live = self._linked
         try:
             _, number, payload = frames

@@ -76,9 +76,9 @@ def newness(engine: Engine, now: float, slow_start: float) -> float:
 
 
 def usable_of(engines: Sequence[Engine], now: float) -> Sequence[Engine]:
-    """Those that may be given calls: up, not leaving, their breaker closed or due for a probe.
+    """Engines that may receive calls: up, not draining, their breaker closed or due for a probe.
 
-    With more of them open than the policy's panic threshold, breakers are ignored.
+    If the share of open breakers is above the policy's panic threshold, breakers are ignored.
     """
     for engine in engines:
         if not engine.up or engine.draining or engine.breaker.state is not CLOSED:

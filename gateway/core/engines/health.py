@@ -20,7 +20,8 @@ REFILL = 20.0  # seconds until an engine that has used them up gets one more
 
 
 class State(msgspec.Struct, frozen=True):
-    """What a line may tell of. `reason`: why it is not up; `drained`: why it gets no new calls."""
+    """State of an engine that a line may report. `reason`: why the engine is down. `drained`: why it gets no new
+    calls."""
 
     up: bool = False
     reason: str = ""
@@ -34,7 +35,7 @@ NEW = State()
 
 
 class Reported(msgspec.Struct):
-    """What was last told of one engine, and what was last seen."""
+    """State that was last reported of one engine, and state that was last seen."""
 
     told: State = NEW
     seen: State = NEW
@@ -129,7 +130,7 @@ def _lines(engine: Engine, told: Reported, state: State, now: float) -> list[Not
 
 
 def state_of(engine: Engine) -> str:
-    """One engine's state in words; with what was last seen, where it is not up."""
+    """State of an engine in words; for an engine that is down, with its last trouble."""
     if engine.up:
         return "up"
     return "not asked yet" if math.isinf(engine.checked_at) else f"down{_met(engine)}"

@@ -35,7 +35,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def meant_url(text: str) -> str | None:
-    """What was probably meant by a URL that is none of an engine's: without /v1, with a scheme."""
+    """URL that was probably meant by text that is no engine's URL: without /v1, with a scheme; None without a guess."""
     meant = text.strip()
     if _NO_SCHEME.fullmatch(meant):
         meant = f"http://{meant}"
@@ -48,12 +48,12 @@ def meant_url(text: str) -> str | None:
 
 
 def engine_id(url: str) -> str:
-    """How metrics, logs and headers call an engine: its URL without the scheme."""
+    """Id of an engine in metrics, logs and headers: its URL without the scheme."""
     return url.partition("://")[2].rstrip("/")
 
 
 def url_fault(url: str) -> str | None:
-    """What an engine's URL should be, where it is none."""
+    """Fault of an engine's URL, or the form expected instead; None if the URL is valid."""
     try:
         parse_origin(url)
     except ValueError as error:

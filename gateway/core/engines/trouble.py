@@ -33,7 +33,7 @@ OWN = "descriptors"  # the gateway has none left: no fault of the engine's
 
 
 class Trouble(msgspec.Struct, frozen=True):
-    """What a check or a call met, `at` monotonic seconds. `reason` is one of REASONS."""
+    """Trouble that a check or a call met. `at`: monotonic seconds. `reason`: one of REASONS."""
 
     reason: str
     words: str

@@ -1,4 +1,4 @@
-"""One client request, parsed (`Call`), and the limits that the policy sets on requests (`CallSettings`).
+"""Parsed client request (`Call`), and the limits that the policy sets on requests (`CallSettings`).
 
 `parser.py` makes a `Call` from a route, headers and a body. `cost.py` fills in its token estimates, `classes.py` its
 class and deadlines.
@@ -18,9 +18,9 @@ TOOLS, FORMAT, STOP = 1, 2, 4  # bits of `Call.shape`: it has tools, asks for a 
 
 
 class Call(msgspec.Struct, kw_only=True, gc=False):
-    """One client request, parsed. Times are monotonic seconds, sizes are tokens unless they say bytes.
+    """Parsed client request. Times are monotonic seconds; sizes are tokens unless they say bytes.
 
-    `max_tokens`: the client's limit; None: it gave none, and the engine generates up to the end of its context.
+    `max_tokens`: the client's limit; None: the client gave none, and the engine generates up to the end of its context.
     `n`: sequences to generate, over all prompts. `prefix`: chained hashes of the prompt's fixed-size blocks, seeded by
     model and tenant salt. `ascii_bytes`, `cjk_bytes`, `other_bytes`: the prompt's UTF-8 bytes by script. `media`: the
     number of its images and audio parts. `token_ids`: the number of prompt tokens that the client sent as numbers.

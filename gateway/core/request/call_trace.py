@@ -29,7 +29,7 @@ Value = str | int | float | bool
 
 
 class Span(msgspec.Struct, frozen=True, gc=False):
-    """One span, of the times `start` to `end`. `parent_id`: empty for the root of a trace. `error`: the kind of failure
+    """Span from the time `start` to `end`. `parent_id`: empty for the root of a trace. `error`: the kind of failure
     (`error.type`), empty: none."""
 
     name: str
@@ -43,7 +43,8 @@ class Span(msgspec.Struct, frozen=True, gc=False):
 
 
 class Attempt(msgspec.Struct, gc=False):
-    """One send to `engine`. `error`: the kind of its failure, at `ended`; empty: it answered, or was given up."""
+    """Attempt: one send to `engine`. `error`: the kind of its failure, at `ended`; empty: the engine answered, or the
+    attempt was given up."""
 
     engine: str
     span_id: str

@@ -18,7 +18,7 @@ _Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class Message(msgspec.Struct, gc=False):
-    """One chat message. Templates may render every field here."""
+    """Chat message. Templates may render every field here."""
 
     role: str
     content: str | list[Any] | None = None

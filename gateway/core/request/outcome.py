@@ -49,7 +49,7 @@ class Outcome(Enum):
 
 
 class Status(msgspec.Struct, frozen=True):
-    """One row of the status table: HTTP status, OpenAI's `type` and `code`, and whether a retry can help."""
+    """Row of the status table: HTTP status, OpenAI's `type` and `code`, and whether a retry can help."""
 
     status: int
     type: str
@@ -104,7 +104,7 @@ LEVELS: dict[Outcome, bytes] = {each: _LEVELS[kind_of(each)] for each in Outcome
 
 
 def got(outcome: Outcome, status: int) -> str:
-    """What the caller got, in a few words. `status`: the one that was sent, or 499 where the caller had left."""
+    """Describe what the caller got. `status`: the HTTP status that was sent, or 499 if the caller had left."""
     if status == 499:
         return f"no answer ({outcome.value})"
     if status >= 400 or outcome is Outcome.OK:

@@ -6,7 +6,7 @@ import msgspec
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of the fixed route table. Its columns are all that sets one route apart from another.
+    """Row of the fixed route table. Routes differ in these columns only.
 
     `kind` names the routes whose bodies are read alike, in the policy too: `chat`, `completion`, `response`, `message`,
     `embedding`, `rerank`, `score`, `pooling`, `classify`, `tokenize`, `audio`; `models`, `health`, `help`, `stored`.

@@ -29,8 +29,8 @@ COMES_BACK = 0.9  # of calls, in the time that is kept
 
 
 class Branch:
-    """One conversation. `served`: tokens it was served; `kept`: tokens that are kept for it on `engine`, until `until`
-    (infinite: its next call has come, and waits)."""
+    """Conversation of a session. `served`: tokens served to the conversation. `kept`: tokens kept for it on `engine`,
+    until `until` (infinite: its next call has come, and waits)."""
 
     __slots__ = ("calls", "ended_at", "engine", "kept", "served", "session", "tenant", "tip", "tokens", "until")
 

@@ -52,8 +52,8 @@ class LongWait(msgspec.Struct, frozen=True):
 
 
 class CopyWish(msgspec.Struct):
-    """One model's wish for a copy. `since`: when the waits became too long, None: they are not. `place`: the copy that
-    is wanted, or on its way; `own`: by this gateway's wish. `rests_until`: until then nothing is wanted."""
+    """Wish of one model for a copy. `since`: when its waits became too long; None: they are not. `place`: the copy that
+    is wanted, or on its way. `own`: this gateway wanted that copy. `rests_until`: no copy is wanted before then."""
 
     since: float | None = None
     place: Place | None = None

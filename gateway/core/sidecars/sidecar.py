@@ -1,7 +1,7 @@
-"""One sidecar's state: its last report, the engines it adds to the fleet, and predictions of when its models are ready.
+"""State of one sidecar: its last report, the engines it adds to the fleet, and when its models will be ready.
 
-A model gets calls only while its report says that it is running and that no operation on it is pending. A call sent to
-a sleeping engine would hang.
+A model gets calls only while its sidecar reports that it runs and that no operation on it is pending. A call sent to a
+sleeping engine would hang.
 
 Synchronous, no I/O; `now` is monotonic seconds.
 """
@@ -59,7 +59,7 @@ class Outlook(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sidecar:
-    """One sidecar: its last report with its arrival, and the state of requests to it."""
+    """Sidecar: its last report with the time of arrival, and the state of requests to the sidecar."""
 
     __slots__ = (
         "_pause_until", "answers", "boots", "cards", "control_allowed", "failures", "key", "local", "members", "models",
