@@ -1,7 +1,7 @@
-"""One batch from the state that it is in to its end: judge its file, work its lines off, write its files.
+"""Run of one batch from its current state to its end: check its file, send its lines, write its result files.
 
-Whenever the process ends, another run goes on from what the storage has: a line without a result is sent again, one
-with a result never.
+If the process ends, another run resumes from the storage. It sends every line without a result again, and no line that
+has a result.
 """
 
 from __future__ import annotations
@@ -81,13 +81,13 @@ class BatchRun:
         await self._write(status)
 
     def stop(self) -> None:
-        """It was cancelled: calls under way are given up."""
+        """Stop the run, and cancel its calls under way."""
         if self._lines is not None and not self._stopped:
             self._lines.cancel()
         self._stopped = True
 
     async def _fail(self, fault: LineFault) -> None:
-        """It cannot be worked on: calls under way are given up."""
+        """Fail the batch: record `fault` in the storage, then cancel its calls under way."""
         await self._site.storage.run(partial(tables.stop, row=self._row, fault=fault, now=self._site.now()))
         self.stop()
 
@@ -200,7 +200,7 @@ class BatchRun:
             await self._fail(self._full())
 
     async def _sent(self, call: contextlib.ExitStack, line: BatchLine, request_id: str) -> LineAnswer:
-        """Its answer, whose body is there until `call` is closed."""
+        """Send a line as a call and return its answer. The answer's body exists until `call` is closed."""
         site = self._site
         account = site.pipeline.current.snapshot.tenants.accounts.get(self._tenant)
         if account is None:

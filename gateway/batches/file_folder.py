@@ -54,7 +54,8 @@ class FileFolder:
                     return file
 
     def keep(self, id: str, file: BinaryIO) -> int:
-        """It is whole and on the disk from now on. Its size in bytes. Close it once its row is there."""
+        """Make a written file durable under its id, and return its size in bytes. Close `file` once its row is
+        stored."""
         file.flush()
         os.fsync(file.fileno())
         size = os.fstat(file.fileno()).st_size
@@ -66,7 +67,7 @@ class FileFolder:
         return tempfile.TemporaryFile(dir=self.path)
 
     def drop(self, id: str, file: BinaryIO) -> None:
-        """It is given up."""
+        """Discard an unfinished file."""
         with contextlib.suppress(OSError):  # what is still to be written has no place on a full disk
             file.close()
         with contextlib.suppress(FileNotFoundError):

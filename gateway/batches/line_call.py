@@ -44,8 +44,8 @@ STORAGE_FULL = LineAnswer(200, b"", helps=False)  # its body is more than its te
 
 
 class LineCall:
-    """One call, begun when it is made. `answer` comes in any case, or the OSError of the disk; `close` gives up what is
-    left of the call and of its answer."""
+    """Call of one batch line, started by the constructor. `answer` always resolves: to the answer, or to the OSError of
+    the disk. `close` cancels what is left of the call and discards its answer."""
 
     def __init__(
         self, site: BatchSite, route: Route, account: Account, fields: dict[bytes, bytes], body: bytes

@@ -105,7 +105,7 @@ class ResultsFiles:
         return await to_its_end(lambda: (folder.keep(ids[0], output), folder.keep(ids[1], errors)))
 
     async def aclose(self) -> None:
-        """What is being written is kept first; then another process may write."""
+        """Wait for the write under way, then close the files, so that another process may write them."""
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
         for file in self._files or ():

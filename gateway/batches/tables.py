@@ -37,7 +37,7 @@ _OWN = f"{ROW} + coalesce(length(metadata), 0) + coalesce(length(errors), 0)"
 
 
 class StoredBatch(msgspec.Struct, frozen=True):
-    """One batch and its owner. `row`: its key in the tables."""
+    """Batch with its owner. `row`: its key in the tables."""
 
     row: int
     tenant: str

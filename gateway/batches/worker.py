@@ -51,7 +51,7 @@ class BatchWorker:
         self._wanted.set()
 
     def cancelled(self, row: int) -> None:
-        """This batch is `cancelling`."""
+        """Stop the run of a batch that has become `cancelling`."""
         if row in self._runs:
             self._runs[row][1].stop()
         self.look()

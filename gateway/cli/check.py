@@ -156,7 +156,7 @@ class Report:
         self._found += found
 
     def good(self, text: str) -> None:
-        """What there is to say of a file without mistakes."""
+        """Print the text for a file without mistakes, in text form only."""
         if self._form == "text":
             print(text)
 
@@ -198,7 +198,7 @@ def _probed(name: str, found: Configuration, report: Report) -> int:
 
 
 def _unwise(name: str, found: Configuration, *, files: bool) -> list[Shown]:
-    """What to reconsider of a policy, and of the modes of its files."""
+    """List advice on a policy and, with `files`, on the modes of its files."""
     modes = unwise_of(found.policy, Path(name).parent) if files else []
     advice = [warning(name, each.path, each.text, each.mark) for each in advise(found.policy, found.tree)]
     tree = found.tree

@@ -46,7 +46,8 @@ async def _one(entry: EngineEntry, questions: Questions) -> tuple[bool, str]:
 
 
 async def _assumed(entry: EngineEntry, questions: Questions) -> str:
-    """What a gateway would assume of an engine that tells no metrics; empty: it tells them."""
+    """Text on the budget that a gateway would assume of an engine without vLLM's metrics; empty if the engine has
+    them."""
     try:
         sample_from(await questions.metrics(WITHIN))
     except (Unanswered, AnswerError) as error:

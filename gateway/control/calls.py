@@ -16,9 +16,9 @@ STATES = ("queued", "running", "streaming")
 
 
 class CallView(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One call. `state`: in a queue, on an engine without a first byte, or past it. `deadline_s`: what is left of its
-    time, negative when it is over. `engine` is null while it is queued; `held_tokens` is then what it will take.
-    """
+    """Call that has not ended. `state`: in a queue, on an engine without a first byte, or past it. `deadline_s`:
+    seconds left until its deadline, negative once it has passed. While the call is queued, `engine` is null and
+    `held_tokens` are the tokens that it will hold."""
 
     request_id: str
     tenant: str
@@ -59,7 +59,7 @@ def active_calls(live: Iterable[ActiveCall], now: float) -> Iterator[CallView]:
 
 
 def problem(query: Mapping[str, str]) -> str | None:
-    """What is wrong with the filters of a request, if anything is."""
+    """Describe the first fault in the filters of a request; None if they are valid."""
     unknown = [name for name in query if name not in FILTERS]
     if unknown:
         return f"There is no filter {unknown[0][:80]!r}; there are {', '.join(FILTERS)}."
@@ -69,7 +69,7 @@ def problem(query: Mapping[str, str]) -> str | None:
 
 
 def calls_view(calls: Iterable[CallView], query: Mapping[str, str]) -> CallsView:
-    """Those of `calls` that match every filter."""
+    """View of the calls that match every filter: their number, and the SHOWN youngest of them."""
     class_name, model, state = (query.get(name) for name in FILTERS)
     found = [
         call

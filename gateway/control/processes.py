@@ -10,8 +10,8 @@ from gateway.native import STATE
 
 
 class ProcessView(msgspec.Struct, frozen=True):
-    """One process. `started`: seconds since 1970; `calls`: those that it has seen the end of; `connections`: of
-    clients. A gateway of one process is a decider alone."""
+    """Process of a gateway. `started`: Unix seconds. `calls`: calls that ended in this process. `connections`:
+    connections of clients. A gateway with one process has a decider only."""
 
     role: Literal["parent", "decider", "relay"]
     pid: int

@@ -27,7 +27,7 @@ HOST = re.compile(r"(?:\[([^\]]+)\]|([^:\[\]]+))(?::[0-9]{1,5})?")  # an IPv6 ad
 
 
 class ReportTaker(Protocol):
-    """Who takes reports. `local`: the sender is on this machine."""
+    """Receiver of reports. `local`: the sender is on this machine."""
 
     @property
     def hosts(self) -> Collection[str]:

@@ -27,13 +27,13 @@ COST = 2 * PROMPT  # KV tokens, with as many of output
 
 
 class EngineView(msgspec.Struct, frozen=True, kw_only=True):
-    """One engine. `name`: in the console, the log and the metrics; `alias`: the one that clients see. What only a
-    sample tells is null until there is one; `sample_age_s` says how old it is.
+    """Engine. `name`: in the console, the log and the metrics; `alias`: the name that clients see. Values from a sample
+    are null before the first sample; `sample_age_s` is the age of the last sample.
 
-    `state`: up, or why not; `checked_s`: since its last check; `outage_s`: since the first check or call that failed,
-    null while it answers. `last_error`: what the last failed check, or call that could not connect, met, and
-    `last_error_s` since then. `trim`: the budget over capacity x target, learned. `tpot_s`:
-    seconds per output token, learned.
+    `state`: up, or why the engine is down. `checked_s`: since its last check. `outage_s`: since the first check or call
+    that failed, null while the engine answers. `last_error`: error of the last failed check, or of the last call that
+    could not connect; `last_error_s`: since then. `trim`: learned ratio of the budget to capacity x target. `tpot_s`:
+    learned seconds per output token.
     """
 
     id: str
@@ -64,12 +64,13 @@ class EngineView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelView(msgspec.Struct, frozen=True, kw_only=True):
-    """One model over `engines`: those that serve it and may be given calls.
+    """Model. `engines`: the engines that serve the model and may receive calls.
 
-    For a call of 500 prompt tokens and as many of output: `predicted_ttft_s` once it is sent, null where there is no
-    engine; `headroom_calls`, how many could be sent now. `engines_wanted`: the scaling signal. `wait_s`: until all that
-    waits now has been served; `wait_s_by_class`: until a newcomer of that class is sent, of the tenant whose call came
-    last of those that wait. Both count the time until a sidecar has the model ready.
+    For a call of 500 prompt tokens and 500 output tokens: `predicted_ttft_s` is the time to its first token once it is
+    sent, null without an engine; `headroom_calls` is how many such calls could be sent now. `engines_wanted`: the
+    scaling signal. `wait_s`: until every call that waits now has been served. `wait_s_by_class`: until a new call of
+    that class is sent, from the tenant whose waiting call came last. Both include the time until a sidecar has the
+    model ready.
     """
 
     id: str
@@ -94,9 +95,10 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SidecarModelView(msgspec.Struct, frozen=True, kw_only=True):
-    """One profile, as its sidecar says. `engine`: its id in the fleet, null while it is not one. `ready_in_s`: until it
-    could serve, null where it cannot be had, and then `why` says so. `copy`: another engine serves its model;
-    `copy_in_s`: until it could serve beside that one, null where it does or has no place."""
+    """Profile, as its sidecar reports it. `engine`: id of its engine in the fleet, null while it has none there.
+    `ready_in_s`: until the profile could serve, null if it cannot be made ready; `why` then gives the reason. `copy`:
+    another engine serves its model. `copy_in_s`: until the profile could serve beside that engine, null if it serves
+    already or has no place."""
 
     profile: str
     model: str
@@ -125,8 +127,8 @@ class CopyView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GPUView(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU of a sidecar, in bytes. `used`: by everybody, as measured; `held`: by profile, what its engine is counted
-    with; `refused`: why nothing is started on it."""
+    """GPU of a sidecar, sizes in bytes. `used`: measured use by all processes. `held`: by profile, the bytes accounted
+    to its engine. `refused`: why no engine is started on the GPU."""
 
     index: int
     total: int
@@ -137,8 +139,8 @@ class GPUView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SidecarView(msgspec.Struct, frozen=True, kw_only=True):
-    """One sidecar. `heard_s`: since its last report; a stale one is asked for nothing. `refused`: addresses in its
-    report that may not be used, and why. Memory in bytes."""
+    """Sidecar. `heard_s`: since its last report; a stale sidecar gets no requests. `refused`: addresses in its report
+    that may not be used, and why. Memory in bytes."""
 
     id: str
     control: str

@@ -112,7 +112,7 @@ _ADVICE = {
 
 
 def unmeasured(error: Unanswered | AnswerError) -> str:
-    """Why an engine whose sample met `error` has none to give; empty: it may have the next time."""
+    """Reason why an engine whose sample met `error` has no metrics; empty if the next sample may succeed."""
     if isinstance(error, Unanswered):
         return str(error).partition(": is this")[0] if error.reason == "status" else ""
     return f"GET /metrics was answered without vLLM's metrics: {error}"

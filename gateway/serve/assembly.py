@@ -413,7 +413,7 @@ class Gateway:
             self.say(line)
 
     def _drained(self, engine: Engine) -> str:
-        """Why it gets no new calls; empty: it gets them."""
+        """Reason why an engine gets no new calls; empty if it gets them."""
         if not engine.draining:
             return ""
         by_hand = "drained by an operator" if engine.id in self._by_hand else ""

@@ -348,7 +348,7 @@ def _control_app(
 
 
 def _log_trouble(errors: LineWriter, log: CallLog | None) -> tuple[str, float] | None:
-    """Why lines of the log or of standard error are lost, and since when; None: none is."""
+    """Reason why lines of the log or of standard error are lost, and since when; None if no line is lost."""
     for name, lines in (("standard error", errors), ("the call log", None if log is None else log.lines)):
         if lines is not None and lines.trouble is not None:
             why, since = lines.trouble

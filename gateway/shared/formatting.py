@@ -27,5 +27,6 @@ def gibs(size: int) -> str:
 
 
 def shown(text: str) -> str:
-    """One line of text from elsewhere, without what a terminal would obey."""
+    """Text from elsewhere as one line, with a space for each character that is not printable and a terminal might
+    obey."""
     return "".join(character if character.isprintable() else " " for character in text)

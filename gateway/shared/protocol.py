@@ -50,7 +50,8 @@ Pending = Literal["start", "stop", "sleep", "wake", "drain"]
 
 
 class GPUReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU. Sizes in bytes, `utilization` 0..1 (None: not known); `refused` says why it is not used, if so."""
+    """GPU of a machine. Sizes in bytes, `utilization` 0..1 (None: not known). `refused`: why the GPU is not used;
+    empty: it is used."""
 
     index: Count
     total: Size
@@ -61,16 +62,17 @@ class GPUReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One profile. `model` is the name that callers use. `aliases`: other names that they may use for it. `adapters`:
-    names of LoRA adapters, which the engine serves as models beside it. `priorities`: its engine runs vLLM's priority
-    scheduling.
+    """Profile of a sidecar. `model`: the name that callers use. `aliases`: other names that callers may use.
+    `adapters`: names of LoRA adapters, which the engine serves as models of their own. `priorities`: its engine runs
+    vLLM's priority scheduling.
 
-    `url` is of its engine, empty while there is none. `ready_in`: seconds until it could serve, were it wanted now: 0
-    for one that runs, None for one that cannot be had, and then `why` says so in a word (`no_memory`, `error`, `off`)
-    and `message` in a sentence. `retry_in`: seconds after which that may have changed, where it is known.
-    `copy`: gateways have another engine of the model, too; `copy_in`: seconds until it could serve beside that one,
-    None where a warmer model would lose its place, or it serves. `gpus`: indices of those its engine is on, `held`:
-    bytes on each of them that others cannot have.
+    `url`: of its engine, empty while there is none. `ready_in`: seconds until the profile could serve if it were wanted
+    now; 0: it runs; None: it cannot be made ready, and `why` gives the reason in a word (`no_memory`, `error`, `off`),
+    `message` in a sentence. `retry_in`: seconds after which that may have changed, if known.
+
+    `copy`: gateways have another engine of the model, too. `copy_in`: seconds until the profile could serve beside that
+    engine; None: a warmer model would lose its place, or the profile serves already. `gpus`: indices of the GPUs of its
+    engine. `held`: bytes on each of these GPUs that no other engine can use.
     """
 
     profile: Name
@@ -131,7 +133,7 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClusterMember(msgspec.Struct, frozen=True, kw_only=True):
-    """One gateway of a cluster: its name there, and the URL of its control port."""
+    """Member of a cluster: its name there, and the URL of its control port."""
 
     name: Name
     control: ControlUrl

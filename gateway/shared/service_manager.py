@@ -14,8 +14,8 @@ from collections.abc import Mapping
 
 
 class ServiceManager:
-    """What this process tells the service manager that `environ` names. `with` closes the socket and ends the heart
-    beat. A datagram that cannot be sent is dropped: a manager that is gone can do nothing with it."""
+    """Messages of this process to the service manager that `environ` names. `with` closes the socket and ends the heart
+    beat. A datagram that cannot be sent is dropped, because a manager that is gone cannot use it."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         path = environ.get("NOTIFY_SOCKET", "")
@@ -41,7 +41,7 @@ class ServiceManager:
             self._beat(asyncio.get_running_loop())
 
     def beat(self) -> None:
-        """One heart beat, of a process that has no event loop."""
+        """Send one heart beat, for a process that has no event loop."""
         if self._beat_every:
             self._send("WATCHDOG=1")
 

@@ -144,8 +144,8 @@ class Storage:
         await self._ask(self._open_beside)
 
     async def run(self, work: Work[T]) -> T:
-        """What the work returns, done in one transaction. A caller that is cancelled leaves the work to its end. Raises
-        StorageError, and what the work raises; then nothing has changed."""
+        """Run the work in one transaction and return its result. If the caller is cancelled, the work still runs to its
+        end. Raises StorageError, and what the work raises; then nothing has changed."""
         asked = time.monotonic()
 
         def waited() -> T:

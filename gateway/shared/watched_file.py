@@ -94,10 +94,10 @@ class FileReading(msgspec.Struct, frozen=True):
 
 
 class WatchedFile:
-    """One file, from its first reading to the end of the process.
+    """Watcher of one file, from its first reading to the end of the process.
 
-    `load` makes what is applied, a policy say, from files that it reads with the function passed to it. So it is
-    known which files to watch. `load` runs in a thread. `log` takes lines for people, which begin with `name`.
+    `load` makes what is applied, for example a policy. It reads its files with the function passed to it, so that the
+    watcher knows which files to watch. `load` runs in a thread. `log` takes lines for people, which begin with `name`.
     `failures`: exceptions that `load` and `apply` may raise for unusable files. `poll` and `settle` are seconds.
     """
 
@@ -135,7 +135,7 @@ class WatchedFile:
         self._files = _Files(path)
 
     def first(self) -> Loaded:
-        """What to start with. Raises what `load` raises, since there is nothing to keep."""
+        """Load the first value. Raises what `load` raises, because there is no earlier value to keep."""
         loaded = self._load(self._files.read)
         self._digest = self._files.digest
         self.status = FileStatus(file=str(self._path), digest=self._digest[:12], loaded_at=_now())

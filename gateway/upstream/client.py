@@ -50,8 +50,8 @@ class Client:
         self.go_by(settings, api_key, trust)
 
     def go_by(self, settings: ClientSettings, api_key: str | None, trust: Trust | None = None) -> None:
-        """What connections and requests go by from now on; `trust` None: the system's authorities, and the host's own
-        name. Raises ValueError for a key that is not printable ASCII."""
+        """Apply settings, key and trust to all further connections and requests. `trust` None: the system's
+        authorities, and the host's own name. Raises ValueError for a key that is not printable ASCII."""
         if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
             raise ValueError("an engine's API key is printable ASCII")
         self.settings = settings
@@ -162,7 +162,7 @@ class Client:
 
     @property
     def _server_name(self) -> str | None:
-        """Whom the certificate must be for; None without TLS."""
+        """Name that the server's certificate must have; None without TLS."""
         return None if self._trust is None else self._trust.name or self.origin.host
 
     def _returned(self, connection: EngineConnection) -> None:
@@ -211,7 +211,7 @@ class Reply:
 
     @property
     def heard_at(self) -> float:
-        """When its last bytes came, in seconds of the loop's clock; -inf once closed."""
+        """Time of the last bytes received, in seconds of the loop's clock; -inf once closed."""
         return -math.inf if self._connection is None else self._connection.heard_at
 
     @property

@@ -1,11 +1,12 @@
-"""One connection to an engine: writes a request, reads its answer, strictly. No pool, no retry.
+"""Connection to an engine: writes a request, reads its answer, strictly. No pool, no retry.
 
-llhttp (httptools) reads the answer and refuses what is malformed. What it lets through is refused here: versions other
-than HTTP/1.0 and 1.1, codings other than exactly `chunked`, heads over their limit, anything after
-the end of an answer. The end of an answer is acted upon only once its read is parsed: what follows it is then known.
+llhttp (httptools) reads the answer and refuses malformed ones. This module refuses what llhttp lets through: versions
+other than HTTP/1.0 and 1.1, codings other than exactly `chunked`, heads over their limit, and anything after the end of
+an answer. The end of an answer takes effect only once the whole read is parsed, because only then is it known what
+follows.
 
-No coroutine and no timer per chunk: the bytes go to the reader of the answer from the socket's own callback, and there
-is one timer per connection, compared lazily, so that progress only stores a time.
+No coroutine and no timer per chunk: the socket's own callback passes the bytes to the reader of the answer. Each
+connection has one timer, compared lazily, so that progress only stores a time.
 """
 
 from __future__ import annotations
@@ -380,7 +381,7 @@ class EngineConnection(asyncio.Protocol):
 
     @property
     def heard_at(self) -> float:
-        """When bytes came last, or reading was taken up again."""
+        """Loop time when bytes were last received, or reading was resumed."""
         return self._progress_at if self._loan is None else max(self._progress_at, self._loan.heard_at)
 
     @property

@@ -49,6 +49,6 @@ def reason_of(error: OSError) -> tuple[str, str]:
 
 
 def unknown_name(host: str, error: socket.gaierror | UnicodeError) -> UnknownName:
-    """What the name servers said of a host."""
+    """Error for a host that does not resolve, with the words of the name servers."""
     said = error.strerror if isinstance(error, socket.gaierror) else str(error)
     return UnknownName(f"the name {host} does not resolve: {said}")

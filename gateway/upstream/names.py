@@ -27,7 +27,7 @@ DENIED = frozenset({socket.EAI_NONAME, socket.EAI_NODATA})  # there is no such n
 
 
 class _Host:
-    """What is known of one host. Times are the loop's."""
+    """Look-up state of one host. Times are the loop's."""
 
     __slots__ = ("addresses", "asked_at", "error", "good_until", "under_way", "wait_until")
 

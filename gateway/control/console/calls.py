@@ -15,7 +15,7 @@ from gateway.decider.ended_calls import EndedCalls
 
 
 class EndedCall(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """One ended call. `ended`: seconds since 1970; times are seconds from the first byte of its request."""
+    """Ended call, as a row. `ended`: Unix seconds. Other times are seconds from the first byte of its request."""
 
     serial: int
     ended: float

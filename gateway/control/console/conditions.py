@@ -130,7 +130,7 @@ class Conditions:
         )
 
     def _instead(self, engine: Engine) -> str:
-        """What becomes of its calls."""
+        """Say which engines take an engine's calls while it fails; empty if the engine serves no model."""
         alone = []
         for model in sorted(engine.models):
             others = [
@@ -166,7 +166,7 @@ class Conditions:
                 yield self._starting(sidecar, model, queued[model.model])
 
     def _since(self, sidecar: SidecarView, model: SidecarModelView) -> float | None:
-        """When a model came into its state, Unix seconds."""
+        """Unix seconds when a model entered its state; None if unknown."""
         observer = self._sources.observer
         known = None if observer is None else observer.states.get((sidecar.id, model.profile))
         return None if known is None else round(known[2], 1)

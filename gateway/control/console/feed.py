@@ -40,7 +40,7 @@ class Entries:
             self._whole_before = self.tick
 
     def since(self, seen: int) -> bytes | None:
-        """What has changed after the tick `seen` (0: everything), as JSON; None: nothing has."""
+        """Entries that changed after the tick `seen` (0: all entries), as JSON; None if nothing changed."""
         whole = seen == 0 or seen < self._whole_before
         changed = {key: msgspec.Raw(encoded) for key, (tick, encoded) in self._entries.items() if whole or tick > seen}
         gone = [] if whole else [key for key, tick in self._gone.items() if tick > seen]

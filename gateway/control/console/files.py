@@ -15,7 +15,7 @@ TYPES = {"html": "text/html; charset=utf-8", "css": "text/css; charset=utf-8", "
 
 
 class File(msgspec.Struct, frozen=True):
-    """One file, with its content type."""
+    """File of the console, with its content type."""
 
     body: bytes
     type: str

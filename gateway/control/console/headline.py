@@ -38,7 +38,7 @@ GROUPS = 1000  # that are told apart; clients choose models' names
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that is wrong, or that all is well."""
+    """Headline: one problem, or the statement that all is well."""
 
     level: Literal["bad", "warn", "good"]
     what: str  # what happens, in a sentence
@@ -216,5 +216,5 @@ def _line(group: Group, offered: int, state: ModelState | None, span: str, chang
 
 
 def _way(outcome: Outcome, status: int) -> str:
-    """How calls ended, as their callers saw it."""
+    """Phrase for how calls ended, as seen by their callers."""
     return f"{'after' if status < 400 else 'with'} {got(outcome, status)}"

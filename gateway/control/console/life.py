@@ -34,7 +34,7 @@ class Beside(msgspec.Struct, frozen=True, gc=False):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One step of a call's life. `at`: seconds from its first byte."""
+    """Step of a call's life. `at`: seconds from the first byte of its request."""
 
     at: float
     name: str

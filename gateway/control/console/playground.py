@@ -28,7 +28,7 @@ LONGEST = 256 * 1024  # bytes of one answer
 
 
 class Trial(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a person asks for. `key`: of the data port, empty: none."""
+    """Request of a person to the playground. `key`: an API key of the data port; empty: none."""
 
     model: Annotated[str, Meta(min_length=1, max_length=256)]
     prompt: Annotated[str, Meta(max_length=32_000)]
@@ -63,7 +63,7 @@ class Playground:
 
 
 async def _call(number: int, trial: Trial, address: str, told: asyncio.Queue[tuple[str, dict[str, Any]]]) -> None:
-    """One call; whatever happens, it ends with `end`."""
+    """Send one call and put its events into `told`. The last event is `end`, also when the call fails."""
     began, words = time.monotonic(), ""
     try:
         async with asyncio.timeout(WITHIN):

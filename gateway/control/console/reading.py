@@ -33,7 +33,7 @@ OLD = 5.0  # seconds, at least
 
 
 class ConsoleReading:
-    """What the console reads. It changes nothing."""
+    """Reader of everything that the console shows. Changes nothing."""
 
     def __init__(
         self,
@@ -111,7 +111,8 @@ class ConsoleReading:
         return None if known is None else round(known[2], 1)
 
     def _began(self, tenant: str, outcome: Outcome, first: float) -> float | None:
-        """When calls of a tenant began to end so, the first of the last minute at `first`. Unix seconds."""
+        """Unix seconds when a tenant's calls began to end with `outcome`; None if unknown. `first`: monotonic time of
+        the first such end of the last minute."""
         observer, shown = self._sources.observer, self.unix(first)
         known = None if observer is None else observer.began.get((tenant, outcome))
         return shown if known is None or shown is None else min(known, shown)

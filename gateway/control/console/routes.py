@@ -112,7 +112,7 @@ class ConsoleRoutes:
         )
 
     async def runbook(self, request: Request) -> Response:
-        """What to do about one alert, as text."""
+        """Send the runbook of one alert, as text; 404 if there is none."""
         found = self._runbooks.get(request.path_params["name"].lower())
         if found is None:
             return error(404, "no_such_runbook", f"Runbooks are {', '.join(self._runbooks)}.")
@@ -162,7 +162,8 @@ class ConsoleRoutes:
         return Response(body, status, media_type=JSON)
 
     async def diff(self, _: Request) -> Response:
-        """What has changed from the policy before to this one, as `diff -u` writes it; empty: nothing has."""
+        """Send the changes from the previous policy to this one, in the format of `diff -u`; empty if nothing
+        changed."""
         previous = self._sources.previous()
         if previous is None:
             return _text("")
@@ -170,7 +171,8 @@ class ConsoleRoutes:
         return _text("\n".join(difflib.unified_diff(before, now, "before", "now", lineterm="")))
 
     async def explain(self, request: Request) -> Response:
-        """What becomes of a tenant's calls of a class for a model, as `gateway check --explain` tells."""
+        """Explain how the policy treats a tenant's calls of a class for a model, in the words of `gateway check
+        --explain`. Answers 400 to a bad query and to a name that the policy does not have."""
         asked = request.query_params
         if set(asked) - {"tenant", "class", "model"} or not asked.get("tenant") or not asked.get("model"):
             return error(400, "bad_query", "Give tenant=NAME, model=NAME, and class=NAME where one is asked for.")

@@ -9,7 +9,7 @@ from gateway.shared.files.units import GIB
 
 
 def sidecar_entry(sidecar: SidecarView, began: Callable[[str, str], float | None]) -> Mapping[str, object]:
-    """Its entry. Sizes are GiB. `began`: when a profile of a sidecar came into its state, Unix seconds."""
+    """Console entry of a sidecar, sizes in GiB. `began`: Unix seconds when a sidecar's profile entered its state."""
     return {
         "control": sidecar.control,
         "stale": sidecar.stale,

@@ -42,7 +42,8 @@ class Streams:
         return self._watchers >= WATCHERS
 
     async def messages(self, calls_after: int | None) -> AsyncGenerator[bytes, None]:
-        """What one watcher is told, without end. `calls_after`: ended calls are told too, from that serial on."""
+        """Yield the events for one watcher, without end. `calls_after`: also send calls that ended after this serial;
+        None: send no calls."""
         self._watchers += 1
         try:
             if self._task is None:

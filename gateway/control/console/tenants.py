@@ -17,7 +17,7 @@ LIMITS = 50  # shown of each
 def tenant_entries(
     tenants: Mapping[str, Tenant], used: Mapping[str, Used], buckets: Iterable[Bucket], now: float
 ) -> Iterator[tuple[str, object]]:
-    """One entry each: what it may do, what it has used, what its limits have left."""
+    """Yield the entry of each tenant, of TENANTS at most: its rights, its usage, and what its limits have left."""
     limits: dict[str, list[object]] = {}
     for bucket in buckets:
         kind, tenant, class_name, model = bucket.key

@@ -41,7 +41,7 @@ class CountedBody:
 
 
 class ChunkedBody:
-    """One chunked body. `data` is what was decoded so far."""
+    """Decoder of one chunked body. `data`: the bytes decoded so far."""
 
     __slots__ = (
         "_chunks",

@@ -1,12 +1,12 @@
-"""One client connection: bytes in, requests to the handler, answers out in order. `states.py` has its states.
+"""Client connection: bytes in, requests to the handler, answers out in order. `states.py` has its states.
 
-Requests of a connection are served one at a time: while an answer is pending the socket is still read, so that a
-client that left is seen at once even behind trailing bytes, and what it sends is kept unparsed up to a bound. A FIN
-is the client leaving; half-close is not supported. Every wire error ends the connection, after the client has had
-`linger` seconds to finish sending and read the answer.
+A connection serves its requests one at a time. The socket is read while an answer is pending, so that a client that
+leaves is seen at once, even behind trailing bytes. Those bytes are kept unparsed, up to a bound. A FIN means that the
+client leaves; half-close is not supported. Every wire error ends the connection, after the client has had `linger`
+seconds to finish sending and read the answer.
 
-One timer per connection, armed lazily: progress only stores a time, the timer compares when it fires. It is moved
-only towards an earlier deadline, which happens when a request arrives in pieces, not for one that arrives whole.
+Each connection has one timer, armed lazily: progress only stores a time, and the timer compares when it fires. The
+timer moves only towards an earlier deadline. That happens for a request that arrives in pieces, not for a whole one.
 """
 
 from __future__ import annotations
@@ -466,7 +466,7 @@ class ClientConnection(asyncio.Protocol):
         self._timer = self._loop.call_at(at, self._wake)
 
     def _deadline(self) -> float:
-        """When the state's own wait is over."""
+        """Loop time when the wait of the current state ends; infinity if the state has no limit."""
         settings = self._shared.settings
         if self._state == HEAD:
             idle = self._buffer in _BLANK and not self._shared.is_stranger(self)
@@ -508,7 +508,7 @@ class ClientConnection(asyncio.Protocol):
         self._arm(self._stall_at)
 
     def _late(self, settings: ServerSettings) -> WireError:
-        """Why a body is waited for no longer."""
+        """Error that ends the wait for a body."""
         now = self._loop.time() + _TIMER_SLACK
         if self._since + settings.body_timeout <= now:
             return WireError(408, f"no byte of the body came for {settings.body_timeout:g} s")

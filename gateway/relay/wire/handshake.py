@@ -44,7 +44,7 @@ class TlsListener:
 
 
 class _Handshake:
-    """One accepted socket, up to the end of its handshake. It is a member of the server's until then."""
+    """Handshake of one accepted socket. The server counts it as a connection until it ends."""
 
     def __init__(self, shared: Shared, sock: socket.socket, peer: str, context: Callable[[], tls.SSLContext]) -> None:
         self._shared = shared
@@ -63,7 +63,7 @@ class _Handshake:
 
     @property
     def idle_since(self) -> float:
-        """It is not idle: it has a limit of its own, which is short."""
+        """Infinity: a handshake is never idle, because it has its own short limit."""
         return math.inf
 
     def close_if_idle(self) -> None:
@@ -129,7 +129,7 @@ class _Handshake:
         self._leave()
 
     def _leave(self) -> None:
-        """Its place is free; more than once is once."""
+        """Give back the seat of the handshake. Further calls do nothing."""
         if self._seated:
             self._seated = False
             self._timer.cancel()

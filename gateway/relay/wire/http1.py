@@ -30,7 +30,7 @@ _VERSION = re.compile(rb"HTTP/[0-9]\.[0-9]")
 
 
 class _Fields:
-    """What the parser calls back. Apart from its owner, so that parser and connection form no reference cycle."""
+    """Callbacks of the parser. Apart from their owner, so that parser and connection form no reference cycle."""
 
     __slots__ = ("items",)
 

@@ -145,16 +145,15 @@ class Sink(Protocol):
 
 
 class Request:
-    """One HTTP request. `method`, `path` (no query), `query` are raw bytes as sent.
+    """HTTP request. `method`, `path` (no query), `query` are raw bytes as sent.
 
     `headers` are in wire order, names lower-cased, values stripped; a repeated name appears repeatedly. `fields` maps
-    each name to its value, of a repeated name to its values joined by commas. `body` is
-    empty until the request is complete. `peer` is the client's address, or `unix`. `at` is the loop's time in seconds
-    at the first byte (of a pipelined request: when its turn came). `length` is the body's announced size, or CHUNKED.
-    `limit`: bytes that its body may have; the handler may lower it when it sees the head. `known`: it has shown the
-    port's token, as the handler says. `owner`: in whose name its
-    body is held, as the handler has it; else the peer's. `held`: what is counted of its body. `sink`: who takes
-    the body in its place, set when the handler sees the head.
+    each name to its value, and a repeated name to its values joined by commas. `body` is empty until the request is
+    complete. `peer` is the client's address, or `unix`. `at` is the loop's time in seconds at the first byte (of a
+    pipelined request: when its turn came). `length` is the body's announced size, or CHUNKED. `limit`: bytes that the
+    body may have; the handler may lower it when it sees the head. `known`: the client has shown the port's token, which
+    the handler checks. `owner`: the name on which the body's memory counts, set by the handler; else the peer. `held`:
+    the lease on that memory. `sink`: receives the body instead, set when the handler sees the head.
     """
 
     __slots__ = ("at", "body", "expects", "fields", "headers", "held", "keep_alive", "known", "length", "limit",

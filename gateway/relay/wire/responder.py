@@ -20,7 +20,7 @@ _JOINED: Final = 16 * 1024  # up to here copying a body behind its head costs le
 
 
 class Owner(Protocol):
-    """What a responder needs of its connection."""
+    """Connection, as its responder sees it."""
 
     write_paused: bool
 
@@ -109,7 +109,7 @@ class Responder:
             self._transport.write(data)
 
     def write_chunk(self, chunk: bytes) -> None:
-        """One whole chunk, framed already (size line, data, CRLF), as an engine sent it."""
+        """Write one whole chunk as an engine sent it, framed already (size line, data, CRLF)."""
         if self._framing == _CHUNKS and not self.closed:
             self._transport.write(chunk)
         else:

@@ -32,7 +32,7 @@ FOUND_AT_ONCE: Final = 64  # idle connections that one search yields
 
 
 class Handler(Protocol):
-    """What the server hands requests to."""
+    """Handler of a server's requests."""
 
     def head(self, request: Request) -> bytes | None:
         """Headers complete, body unread. None to go on, or a finished `answer(...)` that ends the request unread."""
@@ -65,8 +65,8 @@ class OpenConnection(Protocol):
 
 
 class Shared:
-    """What all connections of one server share. `clock` gives the loop's time. `board`: others accept from the same
-    sockets."""
+    """State that all connections of one server share. `clock` returns the loop's time. `board`: seats of the relays
+    that accept from the same sockets; None: no other relay does."""
 
     def __init__(
         self,

@@ -31,7 +31,8 @@ TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = MappingProxyType({
 
 
 def after(event: Event) -> Mapping[State, State]:
-    """One column of the table: where the event leads, by state. A look-up costs less than a method that makes it."""
+    """Column of the table for one event: the next state by state. Use the mapping itself, because a look-up costs less
+    than a method call."""
     return MappingProxyType({state: events[event] for state, events in TRANSITIONS.items() if event in events})
 
 

@@ -48,7 +48,7 @@ UNREAD: Any = _Unread()
 
 
 def readable(*parts: Iterable[T]) -> Iterator[T]:
-    """What each part yields, up to where it needs a value that could not be read."""
+    """Yield the items of each part, up to the first that needs a value that could not be read."""
     for part in parts:
         try:
             yield from part
@@ -63,7 +63,7 @@ def needed(*values: object) -> None:
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """Where something stands in a file. `line` and `column` count from 1, 0: not known; `width` in columns."""
+    """Position in a file. `line` and `column` count from 1, 0: not known; `width` in columns."""
 
     line: int
     column: int = 0
@@ -74,8 +74,8 @@ NOWHERE = Mark(0)
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """One mistake in a file. `path` is dotted (`classes.batch.weight`), empty for the whole file. `line` and `column`
-    count from 1; 0: not known. `secret`: what stands there may be something that nobody should see."""
+    """Mistake in a file. `path` is dotted (`classes.batch.weight`), empty for the whole file. `line` and `column` count
+    from 1; 0: not known. `secret`: the text at that position may be a secret, and must not be shown."""
 
     file: str
     line: int
@@ -107,7 +107,7 @@ class InvalidFile(Exception):
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """One thing wrong with a tree of Structs that no single field can tell: where, and what would be right."""
+    """Fault of a tree of Structs that no single field shows: its path, and what would be right."""
 
     path: Path
     found: str
@@ -139,7 +139,8 @@ class Value(msgspec.Struct, frozen=True, kw_only=True):
         return "nothing" if self.text is None else shortened(self.text)
 
     def mark_of(self, path: Path) -> Mark | None:
-        """Where `path` begins, or as much of it as is written; None: nothing of it, so it is a default."""
+        """Position where `path` begins, or as much of it as is written; None if nothing of it is written (a
+        default)."""
         mark, value = None, self
         for step in path:
             if isinstance(step, str) and step in (value.fields or {}):
@@ -268,7 +269,7 @@ def json_of(value: Value) -> Any:
 
 
 class Reading(Generic[T]):
-    """What was made of a file: the `value` that it says, which may hold UNREAD parts, its tree, and its problems."""
+    """Result of reading a file: its `value`, which may hold UNREAD parts, its tree, and its problems."""
 
     def __init__(self, value: T, root: Value, reader: Reader) -> None:
         self.value = value
@@ -319,7 +320,7 @@ def _plain(value: Any, kind: Any, json: Callable[[Any], Any], structs: Structs) 
 
 
 def shown(struct: msgspec.Struct, name: str) -> str:
-    """One scalar field's value as a file has it."""
+    """Text of one scalar field's value, as a file has it."""
     kind = next(field.type for field in msgspec.structs.fields(struct) if field.encode_name == name)
     return str(plain(getattr(struct, name), kind))
 

@@ -21,7 +21,7 @@ Source = Callable[[str], Sequence[str]]  # a file's lines, none where it cannot 
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One mistake, or (`severity` warning) one thing to reconsider. `line` and `column` count from 1; 0: not known."""
+    """Mistake, or advice (`severity` warning). `line` and `column` count from 1; 0: not known."""
 
     file: str
     line: int = 0
@@ -57,12 +57,12 @@ def _of(problem: Problem, hidden: bool) -> Shown:
 
 
 def mistake(file: str, message: str, field: str = "", at: Mark | None = None) -> Shown:
-    """One mistake, of a whole file or at a field."""
+    """Finding of a mistake, in a whole file or at a field."""
     return _at(at, Finding(file=file, field=field, message=message))
 
 
 def warning(file: str, field: str, message: str, at: Mark | None) -> Shown:
-    """One thing to reconsider; `at` None: it is a default."""
+    """Finding of advice on a field; `at` None: the field has its default."""
     return _at(at, Finding(file=file, field=field, message=message, severity="warning"))
 
 

@@ -89,7 +89,7 @@ def form_of(kind: Any) -> Any:
 
 
 def bounds_of(kind: Any) -> tuple[float | None, float | None]:
-    """What a number must be at least and at most; None: no such bound."""
+    """Bounds of a number, the least and the greatest value; None: no such bound."""
     bounds = next(
         (meta for meta in getattr(kind, "__metadata__", ()) if isinstance(meta, msgspec.Meta)), msgspec.Meta()
     )
@@ -107,7 +107,7 @@ def scalar(text: str, kind: Any) -> Any:
 
 
 def meant(text: str, kind: Any) -> str | None:
-    """What a person probably meant by text that is not of this kind, and is if so written."""
+    """Text of this kind that a person probably meant by `text`, which is not of this kind; None without a guess."""
     for option in options_of(kind):
         if is_struct(option) and hasattr(option, "shorthand"):
             short = next(field.type for field in msgspec.structs.fields(option) if field.name == option.shorthand)
@@ -122,7 +122,7 @@ def meant(text: str, kind: Any) -> str | None:
 
 
 def expected(kind: Any) -> str:
-    """What a kind accepts, in words."""
+    """Describe what a kind accepts."""
     options = [option for option in options_of(kind) if option is not types.NoneType]
     return " or ".join(_expected(option) for option in sorted(options, key=is_struct))
 

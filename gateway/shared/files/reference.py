@@ -62,7 +62,7 @@ def _places(kind: Any, path: str, value: Any, structs: Structs) -> Iterator[tupl
 
 
 def _default(kind: type[msgspec.Struct]) -> Any:
-    """What an empty file says; NODEFAULT where there must be something in it."""
+    """Value of an empty file; NODEFAULT if the file needs a field."""
     needed = any(field.required for field in msgspec.structs.fields(kind))
     return msgspec.NODEFAULT if needed else kind()
 
@@ -101,18 +101,18 @@ def _heading(path: str) -> str:
 
 
 def _anchor(path: str) -> str:
-    """What GitHub and the site make of the heading."""
+    """Anchor that GitHub and the site make of the heading."""
     return re.sub(r"[^\w-]", "", path.lower()) if path else "top-level"
 
 
 def _form(kind: Any, anchors: Mapping[type[msgspec.Struct], str]) -> str:
-    """What a field accepts, with links to what is described elsewhere."""
+    """Describe what a field accepts, with links to the other sections."""
     options = [option for option in options_of(kind) if option is not types.NoneType]
     return " or ".join(_option(option, anchors) for option in sorted(options, key=is_struct))
 
 
 def _short(text: str) -> str:
-    """What a value may be, without the examples that the page gives once."""
+    """Shorten the description of a value: leave out the examples that the page gives once."""
     text = re.sub(r"(?:(?<= or )|^)an? (?!or )", "", _EXAMPLES.sub("", text))
     return re.sub(r", at least (\S+), at most (\S+)", r" from \1 to \2", text)
 

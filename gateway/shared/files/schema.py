@@ -37,7 +37,7 @@ def schema_of(kind: type[msgspec.Struct], title: str) -> Schema:
 
 
 def described(struct: type[msgspec.Struct]) -> tuple[str, dict[str, str]]:
-    """What a Struct's docstring says of all of it, and of each field it names."""
+    """Split a Struct's docstring into its general part and the words on each field that it names."""
     general, *rest = _FIELDS.split(" ".join((struct.__doc__ or "").split()))
     fields: dict[str, str] = {}
     for names, text in zip(rest[::2], rest[1::2], strict=True):
@@ -73,7 +73,7 @@ class _Structs:
         return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
 
     def _option(self, kind: Any) -> list[Schema]:
-        """One option, which YAML may read as several of JSON's types."""
+        """Schemas of one option, which YAML may read as several of JSON's types."""
         form = form_of(kind)
         if form is not None:
             return _scalar(form, *bounds_of(kind))
@@ -92,7 +92,7 @@ class _Structs:
         return [*self._shorthand(kind), {"$ref": f"#/$defs/{kind.__name__}"}]
 
     def _shorthand(self, kind: Any) -> list[Schema]:
-        """What a Struct may be written as in place of its fields, if anything."""
+        """Schemas of the shorthand for a Struct's fields; empty if it has none."""
         if not hasattr(kind, "shorthand"):
             return []
         fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
@@ -115,7 +115,7 @@ def _scalar(form: Any, least: float | None, most: float | None) -> list[Schema]:
 
 
 def _annotations(field: msgspec.structs.FieldInfo, words: str | None) -> Schema:
-    """What people see of one field, and what an editor fills in for it."""
+    """Annotations of one field: a description for people, and the default that an editor fills in."""
     sentences = [words or ""]
     default: Schema = {}
     if any(form_of(option) is not None or hasattr(option, "shorthand") for option in options_of(field.type)):
@@ -129,7 +129,7 @@ def _annotations(field: msgspec.structs.FieldInfo, words: str | None) -> Schema:
 
 
 def _unquoted(value: Any) -> Any:
-    """What YAML reads where a value's text stands without quotes."""
+    """Value that YAML reads if the text of a value stands without quotes."""
     try:
         return msgspec.json.decode(value)
     except (msgspec.DecodeError, TypeError):  # a word, or no text

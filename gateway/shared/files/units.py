@@ -36,11 +36,11 @@ _LOOSE = re.compile(r"[>\s]*([0-9][0-9_,]{0,20}(?:\.[0-9]{1,9})?)\s*([A-Za-z%]*)
 
 
 class Unit(msgspec.Struct, frozen=True, kw_only=True):
-    """How one kind of number is written.
+    """Notation of one kind of number.
 
-    `scales` maps a suffix to what one of it is worth, in the unit the code uses, the one to prefer in print last;
-    the empty suffix is a bare number. `before` is what stands before the number. `words` are names for values. `whole`
-    numbers come out as int, others as float.
+    `scales` maps a suffix to its worth in the unit that the code uses; the suffix to prefer in print is last, and the
+    empty suffix is a bare number. `before` is the text before the number. `words` are names for values. `whole` numbers
+    are returned as int, others as float.
     """
 
     what: str
@@ -64,7 +64,7 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
         return int(value) if value == int(value) else None
 
     def meant(self, text: str) -> Iterator[str]:
-        """What a person may have meant by text that is none of this kind: another spelling, no suffix."""
+        """Yield texts that a person may have meant by text that is not of this kind: another spelling, no suffix."""
         loose = _LOOSE.fullmatch(text.strip())
         if loose is not None:
             number, word = re.sub("[_,]", "", loose[1]), loose[2].lower()

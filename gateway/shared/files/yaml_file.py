@@ -36,8 +36,8 @@ _REMEDIES = (
 
 
 def read_file(data: bytes, name: str, kind: type[T]) -> Reading[T]:
-    """What a file says as a Struct of a kind, as far as it can be read. `name` is how messages call the file. Raises
-    InvalidFile where it is no YAML."""
+    """Read a file as a Struct of a kind, as far as possible. `name`: the name of the file in messages. Raises
+    InvalidFile if the file is no YAML."""
     reader = Reader(name)
     root = _read_tree(data, reader)
     return Reading(reader.read(root, kind, ""), root, reader)
@@ -200,7 +200,7 @@ def _block(tree: Mapping[str, Any], pad: str) -> Iterator[str]:
 
 
 def _item(item: Any, pad: str) -> Iterator[str]:
-    """One of a list: a mapping that is too long for a line has one for each field."""
+    """Yield the lines of one list item; a mapping that is too long for a line has one for each field."""
     line = f"{pad}  - {_flow(item)}"
     if len(line) > WIDTH and isinstance(item, dict):
         first, *rest = _block(item, pad + "    ")

@@ -34,10 +34,10 @@ class LoraLoad(msgspec.Struct, frozen=True):
 
 
 class EngineSample(msgspec.Struct, frozen=True, kw_only=True):
-    """One scrape, over all engine cores behind one server (data parallelism): sums, and the worst `kv_usage`.
+    """Sample of one server: sums over all its engine cores (data parallelism), and the worst `kv_usage`.
 
-    `kv_usage` is a share 0..1, capacity is KV tokens (None: not told), totals count since the engine's start.
-    `sleep_state` is None before 0.12; `paused` is a sleep that frees nothing. `lora` is None where none is enabled.
+    `kv_usage` is a share 0..1, capacity is KV tokens (None: not reported), totals count since the engine's start.
+    `sleep_state` is None before 0.12; `paused` is a sleep that frees nothing. `lora` is None if LoRA is not enabled.
     """
 
     running: int
@@ -215,7 +215,7 @@ _Length = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry of GET /v1/models. An adapter has a `parent`; `max_model_len` is in tokens, None where not told."""
+    """Entry of GET /v1/models. An adapter has a `parent`. `max_model_len`: in tokens, None if not reported."""
 
     id: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
     object: str = "model"

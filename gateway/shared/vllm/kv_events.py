@@ -20,7 +20,8 @@ class EventsError(ValueError):
 
 
 def address_fault(url: str) -> str | None:
-    """What is expected where a policy's address cannot be one, in words: ZeroMQ finds that out in silence, or late."""
+    """Describe what is expected instead of a policy's address that cannot work; None if it can. ZeroMQ reports such an
+    address late or never."""
     scheme, _, place = url.partition("://")
     if scheme == "tcp" and not 1 <= int(place.rpartition(":")[2]) <= 65_535:
         return "a port from 1 to 65535"
@@ -82,7 +83,8 @@ class ClearedArray(msgspec.Struct, tag="AllBlocksCleared", array_like=True, froz
 
 
 class Batch(msgspec.Struct, frozen=True, gc=False):
-    """What one step of the engine did to its cache, as a map. `ts` is the engine's clock, which is not ours."""
+    """Changes that one step of the engine made to its cache, as a map. `ts`: by the engine's clock, not the
+    gateway's."""
 
     ts: float
     events: list[msgspec.Raw]
