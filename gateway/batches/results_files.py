@@ -99,7 +99,7 @@ class ResultsFiles:
         self._site.kept[self._tenant] = self._site.kept.get(self._tenant, 0) + len(text)
 
     async def whole(self) -> tuple[int, int]:
-        """Both are whole, and have their names. Their sizes."""
+        """Finish both files under their names, and return their sizes in bytes."""
         output, errors = self._both
         folder, ids = self._site.folder, self.ids
         return await to_its_end(lambda: (folder.keep(ids[0], output), folder.keep(ids[1], errors)))

@@ -262,7 +262,7 @@ def _forget_lines(database: sqlite3.Connection, row: int) -> None:
 
 
 def begin_lines(database: sqlite3.Connection, row: int) -> None:
-    """Nothing of its file has been judged."""
+    """Forget the lines of the batch, so that its file is checked from the beginning."""
     _forget_lines(database, row)
 
 

@@ -47,7 +47,7 @@ class BatchWorker:
         self._task = asyncio.get_running_loop().create_task(self._work())
 
     def look(self) -> None:
-        """There is a new batch, or one has ended."""
+        """Wake the worker: a batch is new, or has ended."""
         self._wanted.set()
 
     def cancelled(self, row: int) -> None:

@@ -23,7 +23,7 @@ GONE = ("Server disconnected", "peer closed")  # in h11's words: it ended meanwh
 
 
 class NoAnswer(Exception):
-    """There is no answer now; the message says why."""
+    """Error of a request without an answer now; the message says why."""
 
 
 class Unfit(Exception):

@@ -19,7 +19,7 @@ MOST = max(MAX_BYTES, MAX_KEYS_BYTES) + 1
 
 
 class Mistake(Exception):
-    """Something a person can correct; each line says what and where."""
+    """Error that a person can correct; each line says what and where."""
 
 
 def checked(path: Path) -> Policy:

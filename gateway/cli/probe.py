@@ -16,7 +16,7 @@ AT_ONCE = 32  # engines
 
 
 def probe(engines: Sequence[EngineEntry], api_keys: Mapping[str, str]) -> list[tuple[bool, str]]:
-    """Of each engine, in order: whether it is well, and what it serves or why it is not."""
+    """Probe each engine, in order: whether it is well, and the models that it serves or the reason of its trouble."""
     return asyncio.run(_all(engines, api_keys))
 
 

@@ -78,7 +78,7 @@ def _same_origin(given: Headers, page: bool) -> bool:
 
 
 def _keys(given: Headers) -> list[str]:
-    """Whatever of a request the data port would take for a key."""
+    """List what the data port would take for API keys in a request."""
     bearers = [value.partition(b" ") for value in given.get(b"authorization", ())]
     keys = [token or scheme for scheme, _, token in bearers]
     return [key.strip().decode("latin-1") for key in (*keys, *given.get(b"x-api-key", ()))]

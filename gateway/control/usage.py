@@ -30,7 +30,7 @@ class TenantUsage(msgspec.Struct, frozen=True):
 
 
 class UsageView(msgspec.Struct, frozen=True):
-    """By tenant. Empty where the policy has no storage."""
+    """Token usage by tenant. Empty if the policy has no storage."""
 
     tenants: dict[str, TenantUsage]
 

@@ -164,7 +164,7 @@ class FleetView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fleet_view(fleet: Fleet, dispatch: Dispatch, now: float) -> FleetView:
-    """Everything /fleet says; `now` in monotonic seconds."""
+    """View for /fleet; `now` in monotonic seconds."""
     wanted = dispatch.estimates.engines_wanted()
     return FleetView(
         draining=dispatch.leaving,

@@ -43,7 +43,7 @@ NOBODY = NO_ENGINES
 
 
 def _ignored(_: str, __: float) -> None:
-    """Nobody is to be told."""
+    """Do nothing: the default if nothing listens."""
 
 
 class QueuePlace:
@@ -263,7 +263,7 @@ class Dispatch:
         self._pump_unserved()
 
     def changed(self, engine: Engine) -> None:
-        """There is news of an engine: grant whatever of its models may go now."""
+        """Grant the calls of the engine's models that may go now, after a change of the engine."""
         now = self.clock()
         engine.advance(now)
         if self.control.sessions is not None:
@@ -395,7 +395,8 @@ class Dispatch:
         return grant
 
     def _pauses(self, call: Call) -> None:
-        """If its class has now all it may have, its heads hold up nobody any more, for other models either."""
+        """Look at other models' queues again if the call's class now has all it may run: its heads no longer hold up
+        others."""
         name = call.class_name
         if not self.control.may_run(name):
             for model, queues in self.queues.items():

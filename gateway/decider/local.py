@@ -33,11 +33,11 @@ Asked = Callable[[Callable[[], object], float], Awaitable[None]]
 
 
 async def _at_once(_: Callable[[], object], __: float) -> None:
-    """Nobody reports."""
+    """Return at once, without sidecars to wait for."""
 
 
 class LocalDecider:
-    """`asked` waits for engines that nobody has asked for their models yet."""
+    """Decider in this process. `asked` waits until every engine was asked for its models."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class LocalDecider:
         return self.fleet.context(model)
 
     def window(self, model: str) -> float:
-        """In a brownout nobody waits for company."""
+        """Factor for the micro-batching window: 0.0 from brownout on, else 1.0."""
         traffic = self.dispatch.traffic.get(model)
         return 1.0 if traffic is None or traffic.level < Mode.BROWNOUT.value else 0.0
 

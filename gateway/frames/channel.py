@@ -97,4 +97,4 @@ class Channel(asyncio.Protocol):
 
 
 def _nothing(_: object) -> None:
-    """Of a message that comes too late."""
+    """Drop a message that comes too late."""

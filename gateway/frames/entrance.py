@@ -99,12 +99,12 @@ class Token:
         return self._mac(b"fingerprint", b"").hex()[:16]
 
     def proof(self, challenge: Challenge, proof: Proof) -> bytes:
-        """Of a visitor."""
+        """Proof of a visitor that it has the token."""
         said = msgspec.structs.replace(proof, proof=b"")
         return self._mac(b"visitor", challenge.nonce + msgspec.msgpack.encode(said))
 
     def acceptance(self, challenge: Challenge, proof: Proof, *, vote: bool) -> bytes:
-        """Of a member."""
+        """Proof of a member that it has the token, with its vote."""
         return self._mac(b"member", challenge.nonce + proof.nonce + bytes([vote]))
 
     def _mac(self, who: bytes, what: bytes) -> bytes:

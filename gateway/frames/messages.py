@@ -393,7 +393,7 @@ class RetryAnswer(msgspec.Struct, array_like=True, forbid_unknown_fields=True, g
 
 
 class SecondNone(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=39):
-    """There is no room for a second attempt."""
+    """Answer that there is no room for a second attempt."""
 
     number: Number
     turn: Count

@@ -120,7 +120,7 @@ def patience(call: Call, engine: GrantedEngine, policy: Policy) -> float:
 
 
 async def _again(grant: Grant, kind: str, attempts: int, failed: set[str], reply: Reply | None) -> float | None:
-    """As Grant.again; a call that is cancelled while the decider thinks leaves no reply open."""
+    """Ask for a further attempt as Grant.again does. If the call is cancelled meanwhile, close its reply."""
     try:
         return await grant.again(kind, attempts, failed)
     except BaseException:

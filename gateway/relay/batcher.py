@@ -226,7 +226,7 @@ class Batcher:
 
     @staticmethod
     def _close(batch: _Batch) -> None:
-        """Nobody joins it any more."""
+        """Close the batch, so that no further call joins it."""
         batch.state.batch = None
         batch.timer.cancel()
 

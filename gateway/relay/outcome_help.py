@@ -21,7 +21,7 @@ def outcome_help() -> Mapping[bytes, bytes]:
 
 
 def _file() -> Path:
-    """In an installed package, or at the top of the source tree."""
+    """Path of the page, in an installed package or at the top of the source tree."""
     here = Path(__file__).parents[1]
     installed = here / "docs" / "outcomes.md"
     return installed if installed.is_file() else here.parent / "docs" / "outcomes.md"

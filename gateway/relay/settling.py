@@ -57,8 +57,8 @@ def note_grant(record: Record, call: Call, grant: Grant, now: float) -> None:
 
 
 def settle_unanswered(call: Call, admission: Admission, record: Record, wrote: int, now: float) -> None:
-    """Nothing came of the call. What an engine was made to do is charged all the same, however it was ended; if
-    that was by the engine's failure, or none had it, the charge is left to be refunded."""
+    """Charge a call without an answer for the engine's work, however the call ended. Without an engine, or after the
+    engine's failure, the charge stays open for a refund."""
     if call.sent_at is not None:
         record.completion_tokens = wrote
         admission.settle(call.prompt_tokens + wrote, now)

@@ -401,7 +401,7 @@ class Gateway:
     # -- news from the other parts ------------------------------------------------------------------------------
 
     def changed(self, engine: Engine) -> None:
-        """There is news of an engine: let what waits move, and what waits for a dead one go elsewhere."""
+        """React to a change of an engine: grant waiting calls, and move calls away from a dead engine."""
         if not engine.up and engine.in_flight:
             self.clients[engine.id].abandon()
         self.dispatch.changed(engine)
@@ -449,7 +449,7 @@ class Gateway:
             await self.batches.start()
 
     async def give_storage(self) -> None:
-        """Another gateway uses from now on what outlasts this one, which only ends what is under way."""
+        """Hand the storage over to another gateway. This one only ends what is under way."""
         if self.batches is not None:
             await self.batches.give()
         await self.token_use.aclose()

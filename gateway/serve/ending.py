@@ -73,7 +73,7 @@ async def hand_over(
     gateway: Gateway, port: DataPort, control: ControlPort, signals: ProcessSignals, sender: HandOffSender,
     manager: ServiceManager,
 ) -> None:  # fmt: skip
-    """Another gateway serves from now on. What is under way here ends within `timeouts.drain`, or at a signal."""
+    """Hand over to another gateway. Calls under way here end within `timeouts.drain`, or at a signal."""
     pid, ready = sender.ready.result()
     within = gateway.policy.timeouts.drain
     manager.succeeded_by(pid)
@@ -99,7 +99,7 @@ def drained_by_hand(gateway: Gateway, signals: ProcessSignals, wanted: bool) -> 
 
 
 async def drain(gateway: Gateway, port: DataPort, signals: ProcessSignals) -> None:
-    """From the first signal on: let in-flight answers finish, for as long as the policy or a second signal allows."""
+    """Drain after the first signal: let in-flight answers finish, until the policy's limit or a second signal."""
     dispatch, timeouts = gateway.dispatch, gateway.policy.timeouts
     dispatch.leaving = True
     await signals.hurried(timeouts.drain_grace)

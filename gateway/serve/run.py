@@ -107,8 +107,8 @@ def run(options: Options) -> int:
 
 
 def _several(options: Options, policy: Policy, sockets: InheritedSockets) -> int:
-    """As a parent of several processes. It only holds sockets, which are opened before there is a process to leave.
-    `policy`: of the start, by which relays that are started later offer batches too."""
+    """Run as the parent of several processes. The parent opens sockets before it forks, and only holds them. `policy`:
+    the policy at the start, by which relays that are started later offer batches too."""
     with contextlib.ExitStack() as stack:
         data, control = sockets_of(options, sockets, stack)
         if sockets.taken is not None:

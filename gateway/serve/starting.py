@@ -102,7 +102,7 @@ class ProcessSignals:
         (self.second if self.first.is_set() else self.first).set()
 
     async def hurried(self, within: float) -> None:
-        """Until the second signal, or for `within` seconds."""
+        """Wait for the second signal, for `within` seconds at most."""
         try:
             await asyncio.wait_for(self.second.wait(), within)
         except TimeoutError:

@@ -38,7 +38,7 @@ class TokenUse:
         self._task: asyncio.Task[None] | None = None
 
     def set_calendar(self) -> None:
-        """By the system's clock, which may be set while the gateway runs."""
+        """Set the calendar by the system's clock, which may be changed while the gateway runs."""
         self._calendar.offset = time.time() - self._clock()
 
     async def start(self) -> None:

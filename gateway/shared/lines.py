@@ -230,14 +230,14 @@ class ErrorOutput:
         self._lines.write(framed(line, text=self._text), hurry=True)
 
     def flush(self) -> None:
-        """Nothing to do: the thread writes at once."""
+        """Do nothing: the thread writes at once."""
 
     def isatty(self) -> bool:
         """Whether standard error is a terminal."""
         return os.isatty(self.fileno())
 
     def fileno(self) -> int:
-        """Of standard error."""
+        """File descriptor of standard error."""
         return 2
 
 

@@ -34,8 +34,8 @@ class ServiceManager:
             self._socket.close()
 
     def ready(self, status: str, *, loops: bool = True) -> None:
-        """Everything listens; `status` is a line for `systemctl status`. From now on the heart beats, by the event loop
-        where there is one."""
+        """Report that everything listens; `status` is a line for `systemctl status`. From now on the heart beats, by
+        the event loop if there is one."""
         self._send(f"READY=1\nSTATUS={status}")
         if loops and self._beat_every and self._socket is not None:
             self._beat(asyncio.get_running_loop())
@@ -46,7 +46,7 @@ class ServiceManager:
             self._send("WATCHDOG=1")
 
     def succeeded_by(self, pid: int) -> None:
-        """Another process of the service is the main one from now on."""
+        """Report another process as the main process of the service."""
         self._send(f"MAINPID={pid}")
 
     def stopping(self) -> None:

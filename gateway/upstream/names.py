@@ -79,7 +79,7 @@ class Names:
         return known.addresses
 
     def doubt(self, host: str) -> None:
-        """None of its addresses took a connection: ask again when it is wanted next."""
+        """Expire a host whose addresses all failed to connect, so that the next use looks it up again."""
         if host in self._hosts:
             self._hosts[host].good_until = -math.inf
 
@@ -92,7 +92,7 @@ class Names:
         threading.Thread(target=self._look_up, args=(loop, host), name="weir-name", daemon=True).start()
 
     def _look_up(self, loop: asyncio.AbstractEventLoop, host: str) -> None:
-        """In a thread."""
+        """Look up a host. Runs in a thread."""
         found: tuple[str, ...] = ()
         error: socket.gaierror | UnicodeError | None = None
         try:

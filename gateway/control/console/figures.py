@@ -16,9 +16,9 @@ WINDOW = 10.0  # seconds
 
 
 class ClassFigures(msgspec.Struct, kw_only=True):
-    """Of the last WINDOW. Rates are calls per second, times seconds, goodput tokens per second: those of the answers
-    that kept the class's targets. `in_time`: their share of the calls that were answered; None: there were none.
-    `offered`: calls that came; `admitted`: calls that were given an engine; the others count calls that ended."""
+    """Figures of one class over the last WINDOW. Rates are calls per second, times seconds. Goodput is tokens per
+    second of the answers that kept the class's targets. `in_time`: their share of the calls that were answered; None:
+    no call was. `offered`: calls that came; `admitted`: calls that got an engine; the others count calls that ended."""
 
     offered: float = 0.0
     admitted: float = 0.0
@@ -48,7 +48,7 @@ def class_figures(
     seconds: float,
     now: float,
 ) -> dict[str, ClassFigures]:
-    """By class. `ended`: the calls that ended in the last `seconds`; `open`: those under way."""
+    """Figures by class. `ended`: the calls that ended in the last `seconds`; `open`: the calls under way."""
     since = now - seconds
     offered: Counter[str] = Counter()
     admitted: Counter[str] = Counter()

@@ -22,8 +22,8 @@ NAMED = 3  # tenants and classes that a sentence names
 
 
 class Beside(msgspec.Struct, frozen=True, gc=False):
-    """Another call of the model, ended or under way. Times are monotonic seconds; `admitted` None: it was given no
-    engine; `ended` None: it has not. `held`: tokens of KV cache."""
+    """Another call of the model, ended or under way. Times are monotonic seconds. `admitted` None: the call got no
+    engine; `ended` None: it has not ended. `held`: tokens of KV cache."""
 
     tenant: str
     class_name: str

@@ -16,7 +16,7 @@ def runbooks() -> Mapping[str, str]:
 
 
 def _file() -> Path:
-    """In an installed package, or at the top of the source tree."""
+    """Path of the page, in an installed package or at the top of the source tree."""
     here = Path(__file__).parents[2]
     installed = here / "docs" / "runbooks.md"
     return installed if installed.is_file() else here.parent / "docs" / "runbooks.md"

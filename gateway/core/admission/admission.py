@@ -211,7 +211,7 @@ class AdmissionControl:
         return Wait(ticket=ticket, predicted=wait, victim=victim, outlook=outlook, held=held)
 
     def unknown(self, model: str, now: float) -> Refuse:
-        """Of a model that neither an engine nor a sidecar has, as far as is known."""
+        """Refuse a call of a model that no known engine or sidecar has."""
         awaited = self.sidecars.awaited(now)
         away = self.sidecars.away(model)
         return Refuse(reason=Reason.UNKNOWN_MODEL, engines=tuple(self.fleet), reports_awaited=awaited, away=away)

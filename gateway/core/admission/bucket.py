@@ -157,7 +157,8 @@ def _lines_of(template: bytes, buckets: Buckets, now: float) -> bytes:
 
 
 def duration(seconds: float) -> bytes:
-    """As OpenAI (and Go) write it, in milliseconds rounded up: `0s`, `250ms`, `1s`, `8.64s`, `6m0s`, `24h0m0s`."""
+    """Write seconds as OpenAI (and Go) do, in milliseconds rounded up: `0s`, `250ms`, `1s`, `8.64s`, `6m0s`,
+    `24h0m0s`."""
     milliseconds = math.ceil(seconds * 1000.0 - 1e-3)  # no millisecond more for a rounding
     if 0 < milliseconds < 1000:
         return b"%dms" % milliseconds

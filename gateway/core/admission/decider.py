@@ -153,7 +153,8 @@ class Decider(Protocol):
         `snapshot` until it ends. Raises Refused."""
 
     def ask(self, call: Call) -> Awaitable[Grant]:
-        """As Admission.ask, for a call that stands for several: each of them was judged and charged by itself."""
+        """Ask as Admission.ask does, for a call that stands for several. Each of these was judged and charged by
+        itself."""
 
     def learn(self, call: Call, prompt_tokens: int, completion_tokens: int) -> None:
         """Take the engine's own counts, to estimate the next calls by."""

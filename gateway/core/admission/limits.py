@@ -132,8 +132,8 @@ class LimitBook:
         self.apply(policy, 0.0)
 
     def apply(self, policy: Policy, now: float) -> None:
-        """Another policy. Limits that still exist keep what was taken (see Bucket.change), and calls in flight settle
-        on them as if nothing had happened."""
+        """Apply another policy. Limits that still exist keep their level (see Bucket.change), and calls in flight
+        settle on them as before."""
         self._policy = policy
         self.quotas.apply(policy)
         limits, tenants = policy.limits, {name: _own(tenant.limits) for name, tenant in policy.tenants.items()}

@@ -32,7 +32,7 @@ SIGNALS = ("kv", "waiting", "ttft", "errors")
 
 
 class Mode(Enum):
-    """In order: what is greater gives up more. `str` is the metric label and the policy's word."""
+    """Mode of load shedding, in order: a greater mode refuses more. `str` is the metric label and the policy's word."""
 
     NORMAL = 0
     TIGHT = 1
@@ -72,8 +72,9 @@ def diagram() -> str:
 
 
 class Signals(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Of one model's engines; None: not known. `kv`: mean share of KV cache in use. `waiting`: mean calls waiting
-    inside an engine. `ttft`: p90 of time to first token over the class's target. `errors`: share of failed calls."""
+    """Signals of one model's engines; None: not known. `kv`: mean share of KV cache in use. `waiting`: mean calls
+    waiting inside an engine. `ttft`: p90 of time to first token over the class's target. `errors`: share of failed
+    calls."""
 
     kv: float | None = None
     waiting: float | None = None

@@ -153,8 +153,8 @@ class ModelTraffic:
         rate.tokens += call.cost
 
     def _own(self, queues: Queues, call: Call, now: float, ticket: Ticket | None = None) -> tuple[float, float]:
-        """Of the call's class alone: tokens that go before it, and tokens per second (without end where none is known:
-        then shedding late is the judge)."""
+        """Tokens of the call's class that go before the call, and tokens per second for that class. Without a known
+        rate the second is infinity, and only shedding later refuses the call."""
         own, fair = queues.own_ahead(call, now, ticket)
         name = call.class_name
         return own, self.drain.rate_of(name, fair, queues.passing(name), now) or math.inf

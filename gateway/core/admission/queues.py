@@ -173,7 +173,7 @@ class Queues:
         return None
 
     def heads(self, now: float) -> Iterator[Ticket]:
-        """Each class's next ticket, in order. To drop those that are too late: remove them and ask again."""
+        """Iterate over each class's next ticket, in order. To drop late tickets, remove them and ask again."""
         return (queue.head(now) for queue in self.order(now, ()))
 
     def order(self, now: float, paused: Container[str]) -> list[ClassQueue]:
@@ -256,8 +256,8 @@ class Queues:
     # -- estimates ----------------------------------------------------------------------------------------------
 
     def own_ahead(self, call: Call, now: float, ticket: Ticket | None = None) -> tuple[float, float]:
-        """Of the call's class alone: the tokens that go before it, and the class's share by weight among the classes
-        that wait (0 behind a strict class that does)."""
+        """Tokens of the call's class that go before the call, and the class's share by weight among the classes that
+        wait. The share is 0 behind a waiting strict class."""
         own = self._by_class[call.class_name]
         weights = own.weight
         for queue in self._by_class.values():

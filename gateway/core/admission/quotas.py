@@ -127,7 +127,7 @@ class QuotaBook:
         self.apply(policy)
 
     def apply(self, policy: Policy) -> None:
-        """Another policy. What was used stays used."""
+        """Apply another policy. Windows keep the tokens used."""
         self._of = {}
         if policy.storage is None:
             return

@@ -94,7 +94,7 @@ class BatchWitness(Protocol):
 
 
 class Witnesses(msgspec.Struct, frozen=True, kw_only=True):
-    """Whoever watches one gateway."""
+    """Witnesses of one gateway."""
 
     dispatch: DispatchWitness | None = None
     limits: LimitWitness | None = None

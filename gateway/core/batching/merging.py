@@ -104,7 +104,8 @@ def _own_id(answer_id: str, merged: str, own: str, number: int) -> str:
 
 
 def _usage(fields: dict[str, Any], estimates: Sequence[int]) -> tuple[Sequence[int | None], list[dict[str, Any]]]:
-    """Each piece's prompt tokens, and its usage object. Members that are no counts (details) are null in each."""
+    """Split usage into each piece's prompt tokens and usage object. Members that are no counts (details) are null in
+    each."""
     usage = msgspec.json.decode(fields.get("usage", b"null"), type=dict[str, Any] | None) or {}
     parts: list[dict[str, Any]] = [{} for _ in estimates] if usage else []
     prompt_tokens: Sequence[int | None] = [None] * len(estimates)

@@ -131,7 +131,7 @@ class CacheAge:
         self._young.clear()
 
     def _lose(self) -> None:
-        """Something was missed: what is cached now is unknown. What is gone stays gone."""
+        """Forget the cached blocks, because an event was missed. Blocks known to be evicted stay evicted."""
         self.stored.clear()
         self._block_size = 0
 

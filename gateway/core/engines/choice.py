@@ -98,8 +98,8 @@ def any_idle(engines: Sequence[Engine], call: Call) -> bool:
 
 
 def least_ttft(engines: Sequence[Engine], call: Call, now: float) -> tuple[float, float, float]:
-    """Of the engine that would answer first, were there room: predicted TTFT, the part of it that is reading the
-    call's own prompt, and its time per output token; in seconds. Looks at a few, for calls that have to wait."""
+    """Predicted TTFT of the engine that would answer first if it had room, the part of it for reading the call's own
+    prompt, and that engine's time per output token; in seconds. Looks at a few engines, for calls that have to wait."""
     best = (math.inf, 0.0, 0.0)
     for engine in engines[:LOOKED_AT]:
         ttft = predicted_ttft(engine, call.prompt_tokens, now)

@@ -60,7 +60,7 @@ class NameConflict(Exception):
 
 
 class RegistryFull(Exception):
-    """There are too many sidecars or models. The message says which."""
+    """Error for too many sidecars or models. The message says which."""
 
 
 class Registry:

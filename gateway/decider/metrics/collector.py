@@ -101,7 +101,7 @@ class Metrics(Collector):
         return self.totals().outcomes()
 
     def used(self) -> dict[str, tuple[int, int, int]]:
-        """By tenant: calls that ended, those of them that were answered, tokens."""
+        """Usage by tenant: calls that ended, calls that were answered, tokens."""
         found: dict[str, tuple[int, int, int]] = {}
         for (tenant, outcome), (calls, tokens) in self.totals().tenants.items():
             ended, answered, used = found.get(tenant, (0, 0, 0))

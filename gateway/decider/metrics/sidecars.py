@@ -21,7 +21,8 @@ STATES = ("awake", "being made ready", "can be had", "cannot be had")
 
 
 class SidecarMetrics:
-    """`asked`: requests to sidecars so far, by result. `collect` yields nothing until the first report."""
+    """Metrics of sidecars. `asked`: requests to sidecars so far, by result. `collect` yields nothing until the first
+    report."""
 
     def __init__(self, dispatch: Dispatch, asked: Mapping[str, int]) -> None:
         self._dispatch = dispatch

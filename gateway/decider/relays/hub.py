@@ -136,7 +136,7 @@ class RelayHub:
         self.release()
 
     async def until_synced(self) -> None:
-        """Until every relay that lived before has told what it holds, or is gone."""
+        """Wait until every relay that lived before has reported its holds, or is gone."""
         while not self.complete:  # noqa: ASYNC110 # at the start; `_watch` looks no more often
             await asyncio.sleep(TICK / 10)
 
@@ -167,7 +167,7 @@ class RelayHub:
         return True
 
     async def joined(self, relays: int, within: float) -> None:
-        """Until so many relays are there; for `within` seconds at most."""
+        """Wait until `relays` relays are connected, for `within` seconds at most."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within):
                 while len(self.sessions) < relays:  # noqa: ASYNC110 # once, at the start
@@ -211,7 +211,7 @@ class RelayHub:
             served.forgotten()
 
     def release(self) -> None:
-        """If every relay has told what it holds, answer the calls that wait for that, in the order of their arrival."""
+        """Answer the waiting calls in the order of their arrival, once every relay has reported its holds."""
         for session in self.sessions:
             if session.synced and session.hello is not None:
                 self._expected.pop(session.hello.relay, None)
@@ -230,7 +230,7 @@ class RelayHub:
     # -- what relays go by --------------------------------------------------------------------------------------
 
     def apply(self, snapshot: Snapshot, cache_secret: bytes) -> None:
-        """Another policy, which relays go by as soon as they hear of it."""
+        """Apply another policy, and send it to the relays."""
         self.version += 1
         self._snapshots[self.version] = snapshot
         self._snapshots.pop(self.version - VERSIONS, None)

@@ -144,7 +144,8 @@ class Lending:
         return failure(grant.engine, message, message)
 
     def _unanswered(self, call: Call, admission: Admission, grant: Grant, record: Record) -> None:
-        """As far as is known, nothing was written of a stream, and of a whole answer what the time allowed."""
+        """Settle a call without a known answer: no tokens written for a stream, else the tokens that the time
+        allowed."""
         now = self._clock()
         wrote = 0 if call.stream else possible_output(call, 0, now - grant.hold.taken_at, grant.engine.pace)
         settle_unanswered(call, admission, record, wrote, now)
@@ -152,7 +153,7 @@ class Lending:
     def _settle(
         self, report: EndReport | None, call: Call, admission: Admission, grant: Grant, held: HeldCall, record: Record
     ) -> None:
-        """By the report; None: there is none, since the time was over or this gateway ends."""
+        """Settle a lent call by its report; None: no report came in time, or before this gateway ended."""
         status = None if report is None else report.status
         if status is not None:
             grant.answered(status)

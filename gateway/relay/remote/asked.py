@@ -68,7 +68,7 @@ class AskedCall:
 
     @property
     def next_turn(self) -> int:
-        """Of the next question."""
+        """Number of the next question."""
         self.turn += 1
         return self.turn
 
@@ -89,7 +89,7 @@ class AskedCall:
             self._wake.set_result(None)
 
     async def news(self) -> None:
-        """Until the next answer."""
+        """Wait for the next answer."""
         self._wake = asyncio.get_running_loop().create_future()
         try:
             await self._wake

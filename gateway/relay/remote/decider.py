@@ -95,7 +95,7 @@ class RemoteDecider:
 
     @property
     def version(self) -> int:
-        """Of the policy that calls go by now."""
+        """Version of the policy that applies to calls now; 0 before the first."""
         return 0 if self.link.policy is None else self.link.policy.version
 
     def begin(self, call: Call) -> AskedCall:

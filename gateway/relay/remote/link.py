@@ -157,7 +157,8 @@ class Link:
             await asyncio.sleep(RETRY)
 
     async def _until_gone(self) -> None:
-        """Until the connection ends. What waits for a welcome, or for a decider that hangs, has its deadlines."""
+        """Wait until the connection ends. Meanwhile, refuse calls whose wait for a welcome or a hanging decider is
+        over."""
         while not self._gone.is_set():
             within = LOOK if self._channel is None else LATE
             try:

@@ -501,7 +501,7 @@ class ClientConnection(asyncio.Protocol):
             self._expect_reading()
 
     def _expect_reading(self) -> None:
-        """From now on the client has to take what was written, or is cut off as too slow."""
+        """Start the limit on reading: a client that does not take what was written is cut off as too slow."""
         self._owed_since = now = self._loop.time()
         self._owed_taken = self._stall_taken = taken(self._transport)
         self._stall_at = now + self._shared.settings.write_stall
@@ -533,7 +533,7 @@ class ClientConnection(asyncio.Protocol):
 
 
 def _joined(held: bytes | bytearray, data: bytes) -> bytearray:
-    """Both in one, in work that does not grow with what is held, however small the pieces are."""
+    """Join both into one buffer. The work does not grow with the size of `held`, however small the pieces are."""
     joined = held if isinstance(held, bytearray) else bytearray(held)
     joined += data
     return joined

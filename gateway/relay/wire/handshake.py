@@ -71,7 +71,7 @@ class _Handshake:
         self.expel()
 
     def warn(self) -> None:
-        """Nobody here knows HTTP yet."""
+        """Do nothing: no HTTP is spoken before the handshake ends."""
 
     def expel(self) -> None:
         """Out of time, or the drain is over."""
@@ -123,7 +123,7 @@ class _Handshake:
             sock.close()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """By a callback: a task that is cancelled before it begins runs no `finally`."""
+        """Clean up after the task. A callback, because a task that is cancelled before it begins runs no `finally`."""
         if task.cancelled():
             self._sock.close()
         self._leave()

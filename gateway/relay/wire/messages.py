@@ -135,7 +135,7 @@ class Sink(Protocol):
     """Taker of a body that is not kept in memory. `feed` may raise WireError."""
 
     def flow(self, pause: Callable[[], None], resume: Callable[[], None]) -> None:
-        """Asked once, where the body comes in pieces: how to have the client wait, and go on."""
+        """Take the functions that pause and resume the client. Called once, if the body comes in pieces."""
 
     def feed(self, data: bytes) -> None:
         """The next bytes of the body."""
@@ -190,7 +190,7 @@ class Request:
         self.sink: Sink | None = None
 
     def release(self) -> None:
-        """Nobody needs the body any more. A second time changes nothing."""
+        """Free the body's memory. A second time changes nothing."""
         self.body = b""
         if self.held is not None:
             self.held.release()

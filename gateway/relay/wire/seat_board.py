@@ -11,7 +11,7 @@ import mmap
 
 
 class SeatBoard:
-    """Of `relays` relays, of which none has a seat yet. Processes that are forked from here on share it."""
+    """Board of `relays` relays, all without a free seat at first. Processes that are forked later share it."""
 
     def __init__(self, relays: int) -> None:
         self._free = mmap.mmap(-1, relays)  # a byte for each; writing one is one step

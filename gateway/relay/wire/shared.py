@@ -38,7 +38,7 @@ class Handler(Protocol):
         """Headers complete, body unread. None to go on, or a finished `answer(...)` that ends the request unread."""
 
     def body_by(self, request: Request) -> float:
-        """Asked where the body did not come with its head: the loop's time when it is of no use any more."""
+        """Loop time after which the body is of no use. Called if the body does not come with its head."""
 
     def call(self, request: Request, responder: Responder) -> None:
         """The request is complete. Synchronous; answers through the responder, now or later, and releases the request
@@ -134,7 +134,7 @@ class Shared:
         return self.seats + self.coming < self.settings.max_connections
 
     def tell_board(self) -> None:
-        """Other relays, whether a seat is left here."""
+        """Show other relays whether a seat is left here."""
         if self.board is not None:
             self.board.tell(self._free and not self.draining)
 

@@ -61,7 +61,8 @@ class TermCheckpoints:
         return self._checkpoints.take(() if self._hub is None else self._hub.ungranted)
 
     def _changes(self) -> int:
-        """None before it grants: until then the last checkpoint of the leader before is the better one."""
+        """Number of changes; 0 before this member grants, because the earlier leader's last checkpoint is better until
+        then."""
         return self._hub.changes if self._hub is not None and self._hub.complete else 0
 
     async def _save(self, state: bytes) -> None:

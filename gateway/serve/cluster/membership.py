@@ -238,7 +238,7 @@ class Membership:
         self._unreached = None
 
     def unreached(self, line: str) -> None:
-        """There is none; `line` says why, to whoever reads the log."""
+        """Note that no leader can be reached, and log `line` the first time."""
         if self._unreached is None:
             self._unreached = self._clock()
             self._say(line)

@@ -324,7 +324,8 @@ class ClusterPort:
         return self._relays.living(self._place.living)
 
     def _tell_numbers(self) -> None:
-        """Other members, of the relays that are there: those of a gateway that was taken over too, none that ended."""
+        """Record the numbers of this machine's relays for other members. Relays of an earlier gateway count until they
+        end."""
         first, place = self._place.inherited.relays + 1, self._place
         own = () if self._draining else range(first, first + place.relays)
         if first > 1 or self._draining:

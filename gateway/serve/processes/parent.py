@@ -101,7 +101,7 @@ class Parent:
         self._wake, self._woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def run(self) -> int:
-        """Until it is told to end, and nobody is left; the exit status."""
+        """Run until a signal ends the gateway and every child has ended. Returns the exit status."""
         before = {number: signal.signal(number, self._signalled) for number in SIGNALS}
         signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
         try:
@@ -207,7 +207,7 @@ class Parent:
             os._exit(status)
 
     def _wait(self) -> None:
-        """Until a signal, a sign of life, or the next look."""
+        """Wait for a signal, a sign of life, or the next look."""
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
         by_descriptor = {child.beats.fileno(): child for child in self._children.values()}
@@ -361,6 +361,6 @@ def _order_end(child: Process) -> None:
 
 
 def _tell_seats(place: Place, free: bool) -> None:
-    """Other relays, of one that starts or has ended."""
+    """Show other relays whether a relay that starts or has ended has a free seat."""
     if place.role == "relay" and place.own_seats is not None:
         place.own_seats.tell(free)

@@ -176,7 +176,7 @@ class RelaySide:
         return batches_beside(file, policy, self.pipeline, self.bodies, self._say)
 
     async def until_drained(self, signals: ProcessSignals) -> None:
-        """Until the decider or a signal says to end, and all that was under way has."""
+        """Wait until the decider or a signal orders the end, then until the calls under way have ended."""
         order = asyncio.ensure_future(self._drain_order.wait())
         first = asyncio.ensure_future(signals.first.wait())
         await asyncio.wait((order, first), return_when=asyncio.FIRST_COMPLETED)

@@ -34,7 +34,7 @@ class NextGateway:
 
     @property
     def pid(self) -> int:
-        """Of the process that was started last; 0: none was."""
+        """Process id of the last process started; 0: none was."""
         return 0 if self._process is None else self._process.pid
 
     def ended(self, pid: int, status: int) -> None:

@@ -141,8 +141,7 @@ def _listens(each: socket.socket) -> bool:
 
 
 def same_member(taken: Predecessor, member: str = "") -> None:
-    """Nobody takes over from a member of a cluster but that member; empty: this gateway is in none. Raises
-    StartError."""
+    """Check that a gateway takes over from the same cluster member only; empty: in no cluster. Raises StartError."""
     offer, why = taken.offer, ""
     if offer.member != member:
         is_now, would_be = (f"the member {each}" if each else "in no cluster" for each in (offer.member, member))

@@ -62,7 +62,7 @@ class HandOffPayload(msgspec.Struct):
 
 
 class UnsafeFolder(Exception):
-    """Others could take this user's gateways over. The message says what is wrong."""
+    """Error for a folder through which others could take over this user's gateways. The message says what is wrong."""
 
 
 def rendezvous_path(host: str, port: int) -> Path:

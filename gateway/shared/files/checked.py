@@ -31,7 +31,7 @@ class Unread(Exception):
 
 
 class _Unread:
-    """In place of a value that could not be read: whoever uses it raises Unread."""
+    """Placeholder for a value that could not be read. Any use of it raises Unread."""
 
     __slots__ = ()
 
