@@ -1,4 +1,4 @@
-"""Files that a command is given: a policy, a token. One that cannot be used raises Mistake, a line for each reason."""
+"""Files named on a command line: a policy, a token. An unusable file raises Mistake, with a line for each reason."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def command(given: argparse.Namespace) -> int:
-    """Run the gateway until it is told to end. Raises Mistake, StartError."""
+    """Run the gateway until a signal ends it. Raises Mistake, StartError."""
     engines = tuple(engine for engine in given.engine if isinstance(engine, EngineEntry))
     embedded = tuple(engine for engine in given.engine if isinstance(engine, EmbeddedFleet))
     demo = DEMO in given.engine

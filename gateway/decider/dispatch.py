@@ -439,7 +439,7 @@ class Dispatch:
         self._arm()
 
     def _refuse(self, ticket: Ticket, why: Refuse, now: float) -> None:
-        """A call that waits is told so."""
+        """Refuse a waiting call and remove it from its queue."""
         refused = self._refused(ticket.call, why, now)
         turn = self._turns[ticket]
         self._withdraw(ticket)

@@ -62,7 +62,7 @@ class LocalGrant:
 
     @property
     def priority(self) -> int:
-        """Rank of the call's class, the most important being 0, if its engine goes by priorities; else 0."""
+        """Rank of the call's class, 0 for the most important, if its engine schedules by priorities; else 0."""
         return self._dispatch.control.rules.rank.get(self.call.class_name, 0) if self.engine.priorities else 0
 
     # -- an answer ----------------------------------------------------------------------------------------------

@@ -19,10 +19,10 @@ MOVED = 0.25  # seconds that a prediction must move for calls that wait for the 
 
 
 class ModelWaits:
-    """Waits of one Dispatch, whose `pump` looks at a model's queue.
+    """Waits of one Dispatch for models. `pump` looks at a model's queue.
 
-    `wake` has a model made ready, for so many seconds though nobody waits. `woken` is told of each call that waited for
-    a model: its class, and how long.
+    `wake` orders a model to be ready for so many seconds, even if no call waits. `woken` receives the class and the
+    wait in seconds of each call that waited for a model.
     """
 
     __slots__ = ("_clock", "_control", "_giving_up", "_looking_again", "_pump", "_ready_at", "since", "wake", "woken")

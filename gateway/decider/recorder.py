@@ -14,8 +14,8 @@ from gateway.decider.metrics.collector import Metrics
 
 
 class Recorder:
-    """`watched`: the end of a call may be news to whoever looks after engines, and `ended` is told of it. `kept` has
-    the last records for the console."""
+    """Recorder of ended calls. While `watched`, it reports each end to `ended`, for tasks that look after engines.
+    `kept` holds the last records for the console."""
 
     def __init__(
         self,

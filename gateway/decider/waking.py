@@ -65,9 +65,7 @@ class Waking:
         return tuple(self._tasks)
 
     def wanted(self, model: str, seconds: float) -> None:
-        """Ask for a model while calls wait for it, and for at least `seconds`: refused calls were told to come back
-        then.
-        """
+        """Ask for a model while calls wait for it, and for at least `seconds`, when refused calls will come back."""
         until = self._dispatch.clock() + seconds
         self._until[model] = max(until, self._until.get(model, until))
         if model not in self._tasks:
@@ -110,9 +108,8 @@ class Waking:
             registry.waking.pop(model, None)
 
     def _is_wanted(self, model: str, now: float) -> bool:
-        """Whether calls wait for the model, or were told to come back for it. The latter find it ready only if it is
-        asked for. One engine is enough for them: a second is a copy, see core/sidecars/copies.py.
-        """
+        """Whether calls wait for the model, or will come back for it. The model is ready for the latter only if the
+        gateway asks for it. One engine is enough for them: a second is a copy, see core/sidecars/copies.py."""
         told = now < self._until[model] and not self._dispatch.control.served(model)
         return told or self._dispatch.estimates.unserved(model)
 

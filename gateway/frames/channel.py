@@ -17,10 +17,10 @@ MOST_UNSENT = 128 * 1024**2  # bytes; a policy and 10,000 calls
 
 
 class Channel(asyncio.Protocol):
-    """Connection of frames. `take` is given each message, `lost` the end with its reason; empty: the other side closed
-    it. `outward` may change a message before it is sent.
+    """Connection of frames. `take` receives each message, `lost` the reason of the end; empty: the other side closed
+    the connection. `outward` may change a message before it is sent.
 
-    Whatever `take` sends goes out with what the same turn of the loop sends otherwise.
+    Messages sent by `take` leave together with the others of the same turn of the loop.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Channel(asyncio.Protocol):
         self._take = _nothing
 
     def close(self, why: str = "") -> None:
-        """Cut it off; `lost` is told `why`."""
+        """Cut the connection off; `lost` receives `why`."""
         if not self.closed:
             self.closed = True
             self._why = why

@@ -196,7 +196,7 @@ class SecondAsk(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=
 
 
 class SecondEnd(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=10):
-    """The second attempt is over: it was `taken` in place of the first, whose end was `ending`, or is given up."""
+    """End of the second attempt. It was `taken` in place of the first, whose end was `ending`, or is given up."""
 
     number: Number
     turn: Count

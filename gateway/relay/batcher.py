@@ -69,7 +69,7 @@ class _KeyState:
 
 
 class _Member:
-    """Call in a micro-batch. `part` None: the merged call was refused, and this one goes by itself."""
+    """Call in a micro-batch. `part` None: the merged call was refused, and this call is sent alone."""
 
     __slots__ = ("batch", "part", "piece")
 

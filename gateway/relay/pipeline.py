@@ -68,8 +68,8 @@ Exchange: TypeAlias = Callable[[Request, Responder, ActiveCall, Call, Admission,
 
 
 class Pipeline:
-    """The handler of the data port. `observe` is given the Record of every call once it has ended. `exchange` has what
-    follows a grant; None: the gateway forwards the call itself."""
+    """Handler of the data port. `observe` receives the Record of every call once it has ended. `exchange` runs a call
+    from its grant to its end; None: the gateway forwards the call itself."""
 
     def __init__(
         self,
@@ -398,7 +398,8 @@ class Pipeline:
     # -- endings ------------------------------------------------------------------------------------------------
 
     def _refuse(self, refused: Refused, responder: Responder, record: Record, route: Route | None = None) -> None:
-        """`route`: of a call; after its progress comments it is told by an error event."""
+        """Send the refusal. `route`: of a call; if a stream has begun with progress comments, the refusal is an error
+        event."""
         headers = self._refusal(refused, record)
         if responder.started and record.stream and route is not None:
             responder.write(error_event(route, refusal_body(record.route, refused)))

@@ -53,8 +53,8 @@ class DataPort(Protocol):
         """Return the offer to a successor, and the descriptors of the listening sockets."""
 
     def hand_over(self, within: float, decider: str) -> HandOffPayload:
-        """Stop accepting, for a successor whose decider is at this socket; empty: it cannot be asked. What calls hold
-        is told there. They are to end within so many seconds."""
+        """Stop accepting, for a successor whose decider is at this socket; empty: it cannot be asked. That decider
+        receives the holds of calls. The calls end within so many seconds."""
 
     async def drain(self, within: float, *, gently: bool = False) -> None:
         """Finish what is under way within so many seconds; back when no connection is left. `gently`: as after

@@ -70,7 +70,7 @@ class DecideListener:
         self.server.settings = self._settings()
 
     async def drain(self, within: float) -> None:
-        """Take reports until no call is left; then the rest is given up."""
+        """Take reports until no call is left, for `within` seconds at most, then give up the remaining calls."""
         tasks = self.pipeline.tasks
         if tasks and within > 0:
             await asyncio.wait(tasks, timeout=within)

@@ -16,8 +16,8 @@ SHARE = 0.02  # of this process's time that they may take: a large one is taken 
 
 
 class Saving:
-    """`take` makes a checkpoint, `changes` counts what may have changed it (0: nothing has). `save` keeps it where the
-    next decider finds it, and raises OSError where it cannot, which is told once."""
+    """Saving of checkpoints. `take` makes one; `changes` counts what may have changed it (0: no change). `save` stores
+    it for the next decider, and raises OSError if it cannot; the first failure is reported."""
 
     def __init__(
         self, take: Callable[[], bytes], changes: Callable[[], int], save: Callable[[bytes], Awaitable[None]]

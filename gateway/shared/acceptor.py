@@ -15,9 +15,9 @@ _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 
 
 class Acceptor:
-    """Accepts on one bound socket, which is closed with it. `taken` is given each connection's socket, which does not
-    block, and its peer: the address, or `unix`. `may` is asked before each: while it says no, other processes may take
-    what comes."""
+    """Acceptor on one bound socket, which is closed with it. `taken` receives each connection's socket, which does not
+    block, and its peer: the address, or `unix`. `may` is called before each; while it returns False, connections are
+    left to other processes."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Acceptor:
 
 
 def reset(sock: socket.socket) -> None:
-    """Close a connection at once; over TCP its peer is told by a reset."""
+    """Close a connection at once, over TCP by a reset."""
     if sock.family != socket.AF_UNIX:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
     sock.close()

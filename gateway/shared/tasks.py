@@ -17,8 +17,9 @@ FAILING = "failing: "
 
 
 def lasting(name: str, life: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
-    """Run `life` until it returns or the task is cancelled; by any error it begins anew. The first error, and each
-    other one after it, is told to the loop's exception handler. `name` is a noun phrase, for operators."""
+    """Run `life` until it returns or the task is cancelled, and restart it after any error. The loop's exception
+    handler receives the first error, and each that differs from the last one reported. `name` is a noun phrase, for
+    operators."""
     return asyncio.get_running_loop().create_task(_kept(name, life), name=name)
 
 

@@ -1,7 +1,7 @@
-"""Entries that the console shows, by key, and when each has changed: a watcher is told what has changed since it was
-told last.
+"""Entries that the console shows, by key, with the tick of each one's last change. A watcher receives what has changed
+since its last message.
 
-Nothing is kept for a watcher but one number. One that reads slowly is told less often, and then the newest.
+The only state of a watcher is one number. A slow reader receives fewer messages, each with the newest state.
 """
 
 from __future__ import annotations

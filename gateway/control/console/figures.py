@@ -34,7 +34,7 @@ class ClassFigures(msgspec.Struct, kw_only=True):
 
 
 class Open(msgspec.Struct, frozen=True, gc=False):
-    """A call under way: when it arrived, and when it was given its engine; None: it waits. Monotonic seconds."""
+    """Call under way. `arrived` and `admitted` (got its engine; None: it waits) in monotonic seconds."""
 
     class_name: str
     arrived: float

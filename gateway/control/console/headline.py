@@ -60,8 +60,8 @@ NONE_NOW = f", none of them in the last {WINDOW:.0f} s"
 
 
 class Group:
-    """Calls of one class, tenant and model that one change would help: how many of each outcome and of each status that
-    was sent, what the last of each was told, and when the first and the last of all ended."""
+    """Calls of one class, tenant and model that one change would help: the number of each outcome and of each status
+    sent, the last reason for each outcome, and when the first and the last of all ended."""
 
     __slots__ = ("engines", "first", "key", "last", "outcomes", "reasons", "ways")
 

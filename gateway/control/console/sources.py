@@ -1,4 +1,4 @@
-"""Sources of the console: what it is told beside the fleet, the dispatch and the policy's status."""
+"""Sources of the console beside the fleet, the dispatch and the policy's status."""
 
 from __future__ import annotations
 

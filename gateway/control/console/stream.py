@@ -1,8 +1,8 @@
 """Event stream of the console (server-sent events): first all entries, then what has changed, once a second.
 
-One task reads for all watchers, and only while there are any. A watcher has no queue: what it is told is made when it
-has taken the last message, so a slow one skips readings. One that takes nothing for TAKEN_WITHIN (http1.py) is reset.
-At most WATCHERS are served at once.
+One task reads for all watchers, and only while there are any. A watcher has no queue: each message is made once the
+watcher has taken the last one, so a slow watcher skips readings. A watcher that takes nothing for TAKEN_WITHIN
+(http1.py) is reset. At most WATCHERS are served at once.
 """
 
 from __future__ import annotations

@@ -327,9 +327,9 @@ class AdmissionControl:
         return not self.served(model) and any(not engine.leaving for engine in self.fleet.serving(model))
 
     def longest_wait(self, model: str, now: float) -> LongWait | None:
-        """The class of a model whose calls wait longest: by the predicted wait of its last call, by how long its first
-        has waited already, or by what those were told that it has refused. None: none waits, no engine serves the
-        model, or only classes wait that run as many calls as they may, to which another engine is of no use."""
+        """Class of a model whose calls wait longest. Compared are the predicted wait of a class's last call, the wait
+        so far of its first call, and the waits announced to refused calls. None if no call waits, no engine serves the
+        model, or all waiting classes run as many calls as they may, so that another engine would not help."""
         queues = self.queues.get(model)
         if queues is None or not usable_of(self.fleet.serving(model), now):
             return None

@@ -112,7 +112,7 @@ class Bookings:
         self._due[second] = self._due.get(second, 0) + booking.tokens
 
     def due(self, call: Call, now: float) -> Booking | None:
-        """The booking of a call that has come back when it was told to, if it has one."""
+        """Booking of a call that has come back in its time; None if the call has none."""
         if not self._bookings:
             return None
         booking = self._bookings.get(fingerprint(call))

@@ -81,7 +81,7 @@ class Bucket:
         return short / self.rate + max(0.0, self.at - now) + LATE if short > 0.0 else 0.0
 
     def admits(self, amount: int, now: float) -> bool:
-        """Whether a newcomer is allowed, and leaves room for those who were told to come back."""
+        """Whether a newcomer is allowed, and leaves room for the booked calls."""
         if not self.allows(amount, now):
             return False
         if self.booked is None:

@@ -110,8 +110,8 @@ class Grant(Protocol):
 
 
 class Admission(Protocol):
-    """Admission of one call, from its arrival to its end. Leaving it settles what it was charged: with an
-    exception, what was not used is given back."""
+    """Admission of one call, from its arrival to its end. Leaving it settles the charge. After an exception, the unused
+    part is refunded."""
 
     def __enter__(self) -> Self: ...
     def __exit__(
@@ -149,8 +149,8 @@ class Decider(Protocol):
         """Whether balancers should send calls here."""
 
     def arrive(self, snapshot: Snapshot, account: Account, record: Record, now: float, body: bytes) -> Admission:
-        """Count a request, before it is parsed, which is most of the work that it can make here. The call goes by
-        `snapshot` until it ends. Raises Refused."""
+        """Count a request before it is parsed, because parsing is most of the work that a request can make here.
+        `snapshot` applies to the call until its end. Raises Refused."""
 
     def ask(self, call: Call) -> Awaitable[Grant]:
         """Ask as Admission.ask does, for a call that stands for several. Each of these was judged and charged by

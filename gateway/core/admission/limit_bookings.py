@@ -56,8 +56,8 @@ class Booked:
         return True
 
     def after(self, wait: float, amount: int, rate: float, now: float) -> float:
-        """Seconds after which one more is due, which would have to `wait` so long were there no bookings: behind those
-        there are, at the pace at which they are given, and no two at once."""
+        """Seconds after which a further booking is due. Without other bookings it would `wait` so long; it queues
+        behind the present ones at the pace of bookings, and no two are due at once."""
         behind = wait + self.amount * self.shows / (SHARE * rate)
         return max(behind, self._last - now + amount * self.shows / rate)
 
@@ -121,7 +121,7 @@ class LimitBookings:
                 self._end(booking, 0.0)
 
     def due(self, key: int, now: float) -> LimitBooking | None:
-        """The booking of a call that has come when it was told to."""
+        """Booking of a call that has come back in its time; None if the call has none."""
         bookings = self._by_key.get(key)
         return bookings[0][2] if bookings and now >= bookings[0][0] - EARLY else None
 
@@ -130,7 +130,7 @@ class LimitBookings:
         self._end(booking, 1.0)
 
     def book(self, key: int, after: float, now: float, parts: Iterable[tuple[Booked, int]]) -> bool:
-        """A booking for a call that is told to come back `after` so many seconds. False: none can be kept."""
+        """Book a call that will be asked to come back `after` so many seconds. False: the booking cannot be kept."""
         if after > HORIZON or len(self._lapses) >= MOST:
             return False
         booking, number = LimitBooking(key, now + after, list(parts)), next(self._number)

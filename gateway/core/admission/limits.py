@@ -65,7 +65,8 @@ class Charge:
                 self.forgo()
 
     def settle(self, tokens: int, now: float) -> None:
-        """Real usage in place of the estimate: the rest is given back, what was used beyond it becomes debt."""
+        """Replace the estimate by real usage: unused tokens are refunded, and usage beyond the estimate becomes
+        debt."""
         if self.live:
             self.live = False
             self.settled = tokens
@@ -75,7 +76,7 @@ class Charge:
                 window.settle(self.reserved, tokens, now)
 
     def refund(self) -> None:
-        """The call did not run: its request and its tokens are given back."""
+        """Refund the request and the tokens of a call that did not run."""
         if self.live:
             self.refunded = True
             for bucket in self._requests:
@@ -83,7 +84,7 @@ class Charge:
             self.forgo()
 
     def forgo(self) -> None:
-        """No engine ran the call, by its client's doing: its tokens are given back, and not its request."""
+        """Refund the tokens, but not the request, of a call that no engine ran by its client's doing."""
         if self.live:
             self.live = False
             # No `now`: whether a level first drains and is then lowered, or the reverse, it ends the same.

@@ -90,7 +90,7 @@ def _tokenize(fields: Body, prompt: Prompt) -> None:
 
 
 def _one_of(fields: Body, names: tuple[str, ...]) -> str:
-    """The name of the one field that is given. With two, the engine would choose which to read."""
+    """Name of the only field present. Raises Refused for none or several: the engine would choose which to read."""
     given = [name for name in names if getattr(fields, name) is not None]
     if len(given) != 1:
         raise bad_request(f"exactly one of {', '.join(names)} is required", names[0])

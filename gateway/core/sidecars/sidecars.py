@@ -66,11 +66,10 @@ class RegistryFull(Exception):
 class Registry:
     """All sidecars by name.
 
-    `waking`: by model, the sidecar and profile that are being asked to have it ready. `aliases`: other names of models,
-    with the model. A name that is a model's own is no alias; of two models that one name is given to, the one that was
-    reported first has it. `remembered`: names of models that sidecars had before the gateway's last restart.
-    `socket_refusal`: returns the
-    reason why a unix socket, given by its path, may not be used; empty: it may.
+    `waking`: by model, the sidecar and profile that are asked to make it ready. `aliases`: other names of models, with
+    the model. A model's own name is no alias; if two models share an alias, the model reported first has it.
+    `remembered`: names of models that sidecars had before the gateway's last restart. `socket_refusal`: returns the
+    reason why a unix socket, named by its path, may not be used; empty: it may.
     """
 
     def __init__(self) -> None:

@@ -53,14 +53,13 @@ class OrphanedCalls(msgspec.Struct, frozen=True):
 
 
 class RelayHub:
-    """The relays of `decider`, which leads in `epoch`. `expected`: the process of each relay that lives already, by its
+    """Relays of `decider`, which leads in `epoch`. `expected`: the process of each relay that lives already, by its
     number.
 
-    `shown` gives the key and the trust for an engine.
-    `engine_of` gives the engine of an id and address, made if there is none. `call_ended` is told the engine of each
-    call that ends, `deposed` the epoch of a decider that leads in place of this one. `lives`: whether there is a
-    process of this id, in place of the kernel's word. `ended` is given the record of each ended call, and when.
-    `left` is called when a relay has left.
+    `shown` returns the key and the trust for an engine. `engine_of` returns the engine of an id and address, and
+    creates it if there is none. `call_ended` receives the engine of each call that ends, `deposed` the epoch of a
+    decider that leads in place of this one. `lives` says whether there is a process of this id, in place of the
+    kernel's word. `ended` receives the record of each ended call, and when. `left` is called when a relay has left.
     """
 
     def __init__(

@@ -55,7 +55,7 @@ class ServedCall:
             self.call.asked_class, self.call.class_name = "", "default"
 
     def terms(self, grant: LocalGrant, turn: int, epoch: int, hedge_after: float | None, now: float) -> GrantTerms:
-        """The grant, as its relay is told of it."""
+        """Terms of the grant, as sent to its relay."""
         terms = terms_of(self.ask.number, turn, epoch, self.call, grant.hold)
         terms.cached, terms.expected, terms.hedge_after = grant.cached, grant.expected, hedge_after
         terms.lines = b"" if self.admission is None else self.admission.headers(now)

@@ -192,7 +192,7 @@ def _answer(
     within: float,
     now: float,
 ) -> None:
-    """The grant, as the proxy is told it: 200 with the body for the engine, or 204 where that is the client's own."""
+    """Answer the proxy with the grant: 200 with the body for the engine, or 204 if that is the client's own body."""
     own = live.unchanged and not call.shaped and not grant.priority
     body = b"" if own else shape_body(call.body, call.route.kind, call.shaped) if call.shaped else call.body
     content_type = request.fields.get(b"content-type", b"application/json")

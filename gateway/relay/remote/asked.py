@@ -1,6 +1,6 @@
-"""Call that a decider in another process was asked about: its question, the answer, and what it holds.
+"""Call that a decider in another process was asked about: its question, the answer, and its holds.
 
-It outlives its decider. `held` and `asked_again` are what a new decider is told of it.
+The call outlives its decider. A new decider receives `held` and `asked_again`.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ Question = Ask | WaitAsk | RetryAsk | MoveAsk | SecondAsk | ModelsAsk | ArrivalA
 
 
 class AskedCall:
-    """`end` gathers what its decider is told at its end. `terms`: the grant that it has, `second` that of a second
-    attempt; `first_byte`: when the engine had read the prompt, 0: not yet."""
+    """Call under question. `end` collects the report for the decider at the call's end. `terms`: its grant; `second`:
+    the grant of a second attempt. `first_byte`: when the engine had read the prompt, 0: not yet."""
 
     __slots__ = (
         "_wake", "answer", "ask", "call", "end", "first_byte", "judgement", "number", "question", "second",

@@ -112,7 +112,7 @@ class RemoteDecider:
         self.link.send(asked.asks(question))
 
     def finish(self, asked: AskedCall, left: Left = "", outcome: Outcome = Outcome.BUG) -> None:
-        """The call is over: its decider is told all that it does not know yet."""
+        """End the call, and send its decider the report of the end."""
         del self.link.calls[asked.number]
         if self._granted.get(id(asked.call)) is asked:
             del self._granted[id(asked.call)]

@@ -50,8 +50,9 @@ Connect: TypeAlias = Callable[[Callable[[], Channel]], Awaitable[object]]
 
 
 class Link:
-    """`relay`, `epoch` and `pid` say who this is. `on_policy`, `on_fleet` and `on_drain` are given the decider's news,
-    `counts` makes the relay's totals; `say` takes lines for the operator. `clock` gives the loop's time."""
+    """Link of one relay to its decider. `relay`, `epoch` and `pid` identify this relay. `on_policy`, `on_fleet` and
+    `on_drain` receive the decider's news. `counts` returns the relay's totals; `say` takes lines for the operator.
+    `clock` returns the loop's time."""
 
     def __init__(
         self,
@@ -106,7 +107,7 @@ class Link:
         return self._number
 
     def send(self, message: Message) -> None:
-        """Send it, if there is a decider. What a new one must know is told it when it comes."""
+        """Send a message, if there is a decider. A new decider receives what it must know when it comes."""
         if self._channel is not None:
             self._channel.send(message)
 
@@ -124,13 +125,14 @@ class Link:
             self._channel.flush()
 
     def leave(self) -> None:
-        """Leave this decider for another, which `connect` reaches from now on: it is told what this relay holds."""
+        """Leave this decider for another, which `connect` reaches from now on. The other one receives this relay's
+        holds."""
         self._channel = None
         if self._opened is not None:
             self._opened.close()
 
     async def aclose(self) -> None:
-        """End it; nothing is told of that."""
+        """End the link, without a message to the decider."""
         self._channel = None
         if self._task is not None:
             self._task.cancel()

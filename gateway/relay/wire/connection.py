@@ -361,7 +361,8 @@ class ClientConnection(asyncio.Protocol):
         return request.keep_alive and not self._last and not self._shared.draining
 
     def answered(self, close: bool) -> None:
-        """The pending answer is complete. `close`: the client was told, or has to see, that the connection ends."""
+        """End the pending answer, which is complete. `close`: the connection ends, and the client knows or must see
+        it."""
         self._responder = None
         if close or self._last or (self._shared.draining and not self._shared.gently):
             self._close(unread=self._last or bool(self._buffer))

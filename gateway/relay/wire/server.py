@@ -31,8 +31,8 @@ TURNS = 4  # of the event loop, from a connection that was accepted to its proto
 
 
 class Server:
-    """Serves one handler on any number of listeners. `bodies`: the budget that its requests' bodies are held in.
-    `board`: other relays accept from the sockets that it is given."""
+    """Server of one handler on any number of listeners. `bodies`: the budget for its requests' bodies. `board`: seats
+    of other relays that accept from the same sockets."""
 
     def __init__(
         self,

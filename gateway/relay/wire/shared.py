@@ -143,7 +143,8 @@ class Shared:
         return self.board is None or self._free or not self.board.elsewhere
 
     def full_for(self, peer: str) -> WireError | None:
-        """The refusal of one more connection of this peer; None: a seat is there, or an idle one was given up."""
+        """Refusal of one more connection of this peer; None: a seat is free, or an idle connection has been given
+        up."""
         settings = self.settings
         bounded = not settings.strangers and peer != UNIX and not settings.exempt(peer)
         if bounded and self._peers.get(peer, 0) >= settings.max_per_peer and not self._freed(peer):

@@ -165,7 +165,7 @@ class Parent:
         self._children[pid] = Process(place, pid, ours)
 
     def _release_predecessor(self) -> None:
-        """The first decider alone is told what the calls of the gateway before hold."""
+        """Close the connection to the gateway before: only the first decider receives the holds of its calls."""
         if self._inherited.taken is not None:
             self._inherited.taken.connection.close()
 

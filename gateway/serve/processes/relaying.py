@@ -264,7 +264,7 @@ class RelaySide:
         self._timer = asyncio.get_running_loop().call_later(COUNT_EVERY, self._tell_counts)
 
     def _tell_ended(self) -> None:
-        """The decider, of the calls that have ended since the last time. While there is none, nobody is told."""
+        """Send the decider the calls that have ended since the last time. Without a decider they are dropped."""
         _, calls = self._ended.after(self._ended_told, MOST_RECORDS)
         self._ended_told = self._ended.last
         if calls:

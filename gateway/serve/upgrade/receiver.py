@@ -1,4 +1,4 @@
-"""Taking over: a gateway that starts is given the listening sockets of the one that runs, or by the service manager."""
+"""Take-over: a gateway that starts receives the listening sockets of the running one, or of the service manager."""
 
 from __future__ import annotations
 
