@@ -87,7 +87,7 @@ def check(names: Sequence[str], *, full: bool, form: str = "text", files: bool =
 
 
 def _checked(path: Path, *, files: bool, here: bool) -> tuple[list[Shown], SidecarConfig | None]:
-    """What was found, and the config where that is no mistake."""
+    """Return the findings in the file, and its config if there is no mistake among them, else None."""
     try:
         with path.open("rb") as file:
             reading = read_config(file.read(MAX_BYTES + 1), str(path))

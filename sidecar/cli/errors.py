@@ -8,4 +8,4 @@ class Mistake(Exception):
 
 
 class Impossible(Exception):
-    """What was asked for cannot be had; the message says why and what to do."""
+    """Order or question that cannot be carried out; the message says why and what to do."""

@@ -27,8 +27,8 @@ TOKEN_BYTES = 4096
 
 
 def checked(path: Path, *, to_ask: bool = False) -> SidecarConfig:
-    """What the file says. `to_ask`: only where its sidecar listens counts, mistakes elsewhere in it keep nobody from
-    asking one that runs by what the file was before. Raises Mistake."""
+    """Read and judge a sidecar's file. `to_ask`: require only `listen` and `token_file`, because mistakes elsewhere
+    must not keep an operator from asking a sidecar that runs with an earlier version of the file. Raises Mistake."""
     try:
         reading = read_config(_read(path, MAX_BYTES + 1), str(path))
         config = reading.value
@@ -42,7 +42,7 @@ def checked(path: Path, *, to_ask: bool = False) -> SidecarConfig:
 
 
 def pool_of(path: Path) -> pool.PoolConfig:
-    """What the file of a pool says. Raises Mistake."""
+    """Read the file of a pool. Raises Mistake."""
     try:
         found = pool.decode(_read(path, MAX_BYTES + 1), str(path))
     except InvalidFile as error:

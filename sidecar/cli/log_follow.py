@@ -69,7 +69,8 @@ class LogFile:
         return os.fstat(self._fd).st_size < self._at or before != self._mark
 
     def _missed(self) -> bytes:
-        """What had come between the last look and the cut."""
+        """Return the bytes that were written between the last look and the cut; if they are gone, set `lost` and end
+        the line."""
         with contextlib.suppress(OSError):
             fd = _opened(Path(f"{self.path}.1"))
             with open(fd, "rb") as file:

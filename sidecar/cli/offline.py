@@ -33,7 +33,7 @@ class OnlySizes:
         self._engines = engines
 
     async def size(self, profile: str, total: int, present: int, *, unified: bool = False) -> Size:
-        """What its engine will take. Raises Unusable."""
+        """Return the memory that the profile's engine will take. Raises Unusable."""
         return await self._engines.size(profile, total, present, unified=unified)
 
     def settings(self, profile: str, config: SidecarConfig | None = None) -> str:
@@ -66,8 +66,8 @@ class OnlySizes:
 
 
 async def explained(config: SidecarConfig, folder: Path, profile: str, gpus_from: Path | None) -> tuple[str, bool]:
-    """What a sidecar that started now would do to have a profile run, with the GPUs as they are, and whether it can be
-    run at all. Raises KeyError."""
+    """Explain what a sidecar that started now would do to run a profile, with the GPUs as they are. The second value
+    says whether the profile can be run at all. Raises KeyError."""
     state = StateFile(folder / config.state_file, say)
     known = own_state(state.load(), state.path, say)
     sampler = Sampler(gpus_of(config, gpus_from))

@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def command(given: argparse.Namespace) -> int:
-    """What it takes to have a model run. Raises Mistake, Impossible."""
+    """Print what it takes to run a model. Raises Mistake, Impossible."""
     if given.all and (given.model or not given.gpu):
         raise Mistake("--all is for all models of the file: it takes --gpu for each GPU, and no MODEL")
     if not given.all and not given.model:

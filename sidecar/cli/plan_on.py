@@ -90,8 +90,8 @@ def _size(text: str) -> int | None:
 
 
 def planned(config: SidecarConfig, folder: Path, profile: str, gpus: Sequence[Gpu]) -> list[Planned]:
-    """One plan for each size of GPU, in the order given, each size once. There are as many of it as the profile wants.
-    Raises Unusable where the model's files cannot be read."""
+    """Return one plan for each distinct size of GPU, in the order given. Each plan assumes as many GPUs of that size as
+    the profile wants. Raises Unusable if the model's files cannot be read."""
     sizing = Sizing(config, folder, os.environ, sizes_only=True)
     return [_planned(sizing, config, profile, each) for each in dict.fromkeys(gpus)]
 

@@ -129,7 +129,7 @@ def _good(found: Nodes) -> bool:
 
 
 def status(config: str, *, as_json: bool) -> int:
-    """How every node's sidecar is. Raises Mistake, Impossible."""
+    """Print the status of every node's sidecar. Raises Mistake, Impossible."""
     found = _on(pool_of(Path(config)), lambda cluster: cluster.status())
     rows = [
         Row(name=node.name, address=node.address, gpus=node.gpus, ray_id=node.ray_id, sidecar=said)

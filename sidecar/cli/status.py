@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def command(given: argparse.Namespace) -> int:
-    """How everything is. Raises Mistake, Impossible."""
+    """Print the sidecar's status, once or repeatedly. Raises Mistake, Impossible."""
     file = File(given.config, to_ask=True)
     while True:
         answer = file.ask("/status")

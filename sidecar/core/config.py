@@ -287,7 +287,8 @@ def warnings(config: SidecarConfig) -> Iterator[str]:
 
 
 def _in_the_clear(config: SidecarConfig) -> Iterator[str]:
-    """Where a token would cross a network readable, or be known to more than need it."""
+    """Yield a warning for each token or prompt that crosses a network unencrypted, and for a token that more sidecars
+    know than need it."""
     listen, relay = config.listen, config.relay
     for url in far_gateways(config):
         if url.startswith("http:"):

@@ -174,8 +174,8 @@ def diagnosis(lines: Sequence[str]) -> Diagnosis:
 
 
 def _said(lines: Sequence[str]) -> Iterator[Line]:
-    """What was said, line by line. Frames and source lines are told with their exception; an exception without words
-    gets the source line that raised it."""
+    """Yield the lines of an engine's output. Frames and source lines are attached to their exception. An exception
+    without words gets the source line that raised it."""
     frames: list[str] = []
     source, in_frame = "", False
     for text in lines:

@@ -31,10 +31,10 @@ class Unselectable(Exception):
 
 
 class GPU(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU at one moment.
+    """Reading of a GPU at one moment.
 
-    One that is `refused` is listed and not to be used: nothing is started on it. Where it is not even `readable`, none
-    of its memory counts as free, and what never was known of it is empty or 0.
+    The sidecar lists a `refused` GPU and starts nothing on it. If the GPU is not `readable`, none of its memory counts
+    as free, and every field that was never read is empty or 0.
     """
 
     index: int
@@ -52,7 +52,7 @@ class GPU(msgspec.Struct, frozen=True, kw_only=True):
     readable: bool = True
 
     def unreadable(self, why: str) -> GPU:
-        """This GPU from the moment it can no longer be read: all its memory counts as used."""
+        """Return this GPU as it counts once it can no longer be read: all its memory is used. `why`: the reason."""
         return GPU(
             index=self.index,
             uuid=self.uuid,

@@ -59,7 +59,8 @@ class HostMemory:
         return True
 
     def cancel(self, profile: str) -> None:
-        """Its sleep is over or did not come about: nothing is booked beyond what the engine has taken."""
+        """Cancel the booking of a sleep that is over or failed. Only the bytes that the engine has taken still
+        count."""
         self._booked.pop(profile, None)
 
     def adopt(self, profile: str, size: int) -> None:
@@ -72,7 +73,7 @@ class HostMemory:
         return self._taken.get(profile, 0)
 
     def release(self, profile: str) -> None:
-        """Its engine has ended."""
+        """Release all host memory of an engine that has ended."""
         self._booked.pop(profile, None)
         self._taken.pop(profile, None)
         self._pools.pop(profile, None)

@@ -18,7 +18,7 @@ BACK = 3  # uses that are remembered: see ModelState.warmth
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU."""
+    """GPU as the planner counts it. Sizes are bytes."""
 
     index: int
     total: int

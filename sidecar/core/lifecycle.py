@@ -1,17 +1,18 @@
-"""One engine's life: TRANSITIONS and PENDING are all there is; anything else raises and changes nothing.
+"""Lifecycle of one engine. TRANSITIONS and PENDING list every step; anything else raises and changes nothing.
 
     STOPPED -> STARTING -> RUNNING <-> SLEEPING, any of the last three -> ERROR -> STARTING
 
-`state` is what the engine's process is, `pending` is what is being done about it. Orders (start, drain, sleep, wake,
-stop, and cancel for one that nothing was done about yet) change only `pending`; facts (launched, ready, slept, woken,
-stopped, failed, out_of_memory, taught) change `state`, and end what they answer. A stop that was ordered outlasts
-every fact but its own: an engine that gets ready, falls asleep or fails meanwhile is stopped all the same.
+`state` is the state of the engine's process, `pending` the operation under way. Orders (start, drain, sleep, wake,
+stop, and cancel for an order that nothing was done about yet) change only `pending`. Facts (launched, ready, slept,
+woken, stopped, failed, out_of_memory, taught) change `state`, and end the operation that they answer. An ordered stop
+outlasts every fact but `stopped`: an engine that becomes ready, falls asleep or fails meanwhile is stopped all the
+same.
 
-An engine that fails is started again after `backoff` seconds. After MOST_FAILURES in a row it rests: for a pause
-nobody but a person starts it, and after the pause the next call does. Running out of memory is the machine's fault, not
-the model's: it is not counted, and after one more try (for which the plan evicts one more) it too rests. A start that
-failed and taught why, so that the next is another, is not counted either: the next follows at once. What follows
-within HEALTHY seconds of having got ready is in a row with what was before.
+A failed engine is restarted after `backoff` seconds. After MOST_FAILURES failures in a row the engine rests: during the
+pause only an operator can start it, and after the pause the next call does. Running out of memory is the machine's
+fault, not the model's, so it does not count as a failure. The plan evicts one more victim for one more try; after that
+the engine rests too. A failed start that taught its reason does not count either: a different start follows at once. A
+failure within HEALTHY seconds after the engine became ready is in a row with those before.
 """
 
 from __future__ import annotations

@@ -15,8 +15,9 @@ _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """One engine, in bytes per GPU, of the GPU that took most: at its `peak` while starting, `settled` once ready, `kv`
-    of them KV cache. `settings`: any text that changes when the profile's settings do.
+    """Measured memory of one engine, in bytes on the GPU that took most: its `peak` while starting, `settled` once
+    ready, and `kv`, the part of them that is KV cache. `settings`: any text that changes when the profile's settings
+    do.
 
     Raises ValueError unless peak >= settled >= kv.
     """

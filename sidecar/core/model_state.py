@@ -212,10 +212,10 @@ class ModelState:
             self.busy_since = None
 
     def warmth(self, _: float) -> float:
-        """Its last use but two; minus infinity: it was not used so often.
+        """Time of the last use but two; minus infinity if the model was used less often.
 
-        LRU-K with K = 3 (O'Neil, O'Neil and Weikum, "The LRU-K page replacement algorithm", SIGMOD 1993): a single
-        call for a model that nobody uses else does not make it warmer than one that is used again and again.
+        LRU-K with K = 3 (O'Neil, O'Neil and Weikum, "The LRU-K page replacement algorithm", SIGMOD 1993): a single call
+        for an otherwise unused model does not make that model warmer than a regularly used model.
         """
         return self.uses[0] if len(self.uses) == BACK else -math.inf
 

@@ -117,8 +117,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sleeps(self) -> Sleep | None:
-        """How it sleeps; None: it never does, as it is pinned or has no `sleep`. Only an engine that may sleep has
-        vLLM's development routes."""
+        """Settings of sleep; None if the profile is pinned or has no `sleep`. Only an engine that may sleep has vLLM's
+        development routes."""
         return None if self.pin else self.sleep
 
 

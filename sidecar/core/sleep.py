@@ -76,7 +76,7 @@ def chosen_level(allowed: Sequence[Level], *, host_fits: bool, worth: Collection
 
 
 def note(profile: Profile, measured: MeasuredSleep | None, *, unified: bool = False) -> str:
-    """What an operator should know of a profile that may not sleep as its settings say; empty: it may."""
+    """Return a note for the operator of a profile that may not sleep as its settings say; empty if it may."""
     if profile.sleeps is None or (profile.sleeps.level != 2 and not unified):
         return ""
     why = without_level_2(profile)

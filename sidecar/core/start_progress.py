@@ -29,7 +29,7 @@ SHOWN = 120  # characters of a line
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
-    """One look at a start from outside. `cpu`: seconds that its processes have run; `read`: bytes that they have read;
+    """Reading of a start from outside. `cpu`: seconds of CPU time of its processes; `read`: bytes that they have read;
     `sizes`: bytes in each folder that they write to, and of GPU memory, by name."""
 
     cpu: float = 0.0
@@ -56,11 +56,12 @@ class StartProgress:
         self._worked_at = -math.inf
 
     def reached(self, what: str, now: float) -> None:
-        """It has come so far, in words."""
+        """Record a sign of progress; `what`: the sign in words."""
         self.at, self.what = now, what
 
     def wrote(self, line: str, now: float, *, whole: bool = True) -> None:
-        """It has written this line; not `whole`: its beginning."""
+        """Record a line that the engine wrote; not `whole`: only the beginning of the line. A new kind of line and a
+        progress bar that advances are signs of progress."""
         kind, share = kind_of(line), share_of(line)
         known = self._shares.get(kind)
         if known is None:
@@ -74,7 +75,7 @@ class StartProgress:
             self._shares[kind] = share
 
     def looked(self, look: Look, now: float) -> None:
-        """What a look from outside has found."""
+        """Record a reading from outside. Growing folders or GPU memory, and bytes read, are signs of progress."""
         for name, size in look.sizes.items():
             known = self._bytes.get(name)
             if known is not None and size > known:
@@ -93,7 +94,7 @@ class StartProgress:
         return max(self.at, min(self._worked_at, self.at + self.stall)) + self.stall
 
     def words(self, now: float) -> str:
-        """How long ago the last sign was, and what it was."""
+        """Describe the last sign of progress and how long ago it was."""
         busy = ", though it burnt CPU" if self._worked_at > self.at else ""
         last = f"the last, {self.at - self._began:.1f} s after its start: {self.what}"
         return f"{now - self.at:.1f} s of them without progress{busy} ({last})"

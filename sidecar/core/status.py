@@ -13,7 +13,7 @@ from sidecar.core.startup_lines import Stage
 
 
 class GatewayStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One gateway. `taken`: whether it takes reports, None: it was not tried yet; `error`: why it does not; `for_s`:
+    """Status of one gateway. `taken`: whether it takes reports, None: not tried yet; `error`: why it does not; `for_s`:
     seconds since that changed."""
 
     url: str

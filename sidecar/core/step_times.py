@@ -96,7 +96,8 @@ class StepTimes:
         return self.stop or EVICTION
 
     def _known(self) -> StepTimes:
-        """Its own, or, where it was never started, those of a profile that starts alike and was."""
+        """Return these times, or, for a profile that was never started, those of a started profile that starts
+        alike."""
         if self.load:
             return self
         return next((each for each in self._machine.values() if each.load and each._alike == self._alike), self)
@@ -124,7 +125,7 @@ class StepTimes:
         self.wakes[level - 1] = _learnt(self.wakes[level - 1], seconds)
 
     def made_room(self, level: Literal[0, 1, 2], seconds: float) -> None:
-        """It took so long to put it to sleep at `level`, or, at 0, to end it."""
+        """Record the seconds in which the engine fell asleep at `level`, or ended if `level` is 0."""
         if level:
             self.sleep = _learnt(self.sleep, seconds)
         else:
@@ -136,8 +137,8 @@ def _learnt(was: float | None, seconds: float) -> float:
 
 
 class StartClock:
-    """One start under way: the stage that its lines have reached, and since when. `seconds`: of each stage that is
-    over. Times are monotonic seconds."""
+    """Clock of one start: the stage that its lines have reached, and since when. `seconds`: duration of each finished
+    stage. Times are monotonic seconds."""
 
     __slots__ = ("_began", "_share", "_share_at", "_since", "seconds", "stage")
 
@@ -148,7 +149,7 @@ class StartClock:
         self._share = 0.0
 
     def heard(self, lines: Iterable[str], now: float) -> None:
-        """It has written these lines, known ones among them."""
+        """Advance the stage and its progress bar by lines that the engine wrote. Unknown lines change nothing."""
         for line in lines:
             stage = stage_of(line)
             if stage is None or STAGES.index(stage) < STAGES.index(self.stage):

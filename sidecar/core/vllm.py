@@ -52,10 +52,10 @@ _NAMES = frozenset((RUNNING, WAITING, *KV_USAGE, CACHE, SLEEP, *_STEPS))
 
 
 class Gauges(msgspec.Struct, frozen=True, kw_only=True):
-    """One scrape over all engine cores behind one server: sums, and the worst `kv_usage` (a share 0..1).
+    """Scrape of one server, over all its engine cores: sums, and the worst `kv_usage` (a share 0..1).
 
-    `kv_tokens` is the size of the KV cache, None where it is not told; `sleep_state` is None before 0.12, `paused` a
-    sleep that frees nothing. `steps` changes with every step an engine core makes, and means nothing else.
+    `kv_tokens` is the size of the KV cache, None if vLLM does not report it. `sleep_state` is None before 0.12;
+    `paused` is a sleep that frees nothing. `steps` changes with every step of an engine core, and means nothing else.
     """
 
     running: int
@@ -101,7 +101,8 @@ def _sum(rows: Rows) -> float:
 
 
 class Completion(msgspec.Struct, frozen=True):
-    """One completion. Two are equal if the tokens are; before 0.10.2 only the text is told."""
+    """Completion of a prompt. Two completions are equal if their text and tokens are. vLLM before 0.10.2 returns only
+    the text."""
 
     text: str
     token_ids: tuple[int, ...] | None = None

@@ -62,10 +62,11 @@ _UNTOLD = frozenset(
 
 
 class NVML:
-    """This machine's GPUs (`core.gpus.GPUs`). Which they are is settled at the first snapshot, as is what `all` means.
+    """GPUs of this machine (`core.gpus.GPUs`). The first snapshot settles which GPUs are selected, and what `all`
+    means.
 
-    A GPU is known by number and UUID. Numbers move when the driver is loaded anew without one that was there; a GPU
-    found under another's number is refused, since its engines and claims are those of the other.
+    Each GPU is known by number and UUID. Numbers move when the driver is reloaded while a GPU is missing. A GPU found
+    under another GPU's number is refused, because the engines and claims of that number belong to the other GPU.
     """
 
     def __init__(

@@ -220,7 +220,8 @@ def _seconds(folder: Path, name: str) -> float:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """One claim at a time: two that fit alone may not fit together. The folder's own lock ends with its holder."""
+    """Lock the folder for one claim at a time, because two claims that fit alone may not fit together. The kernel
+    releases the lock when its holder ends."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

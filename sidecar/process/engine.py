@@ -95,7 +95,8 @@ class VllmEngines:
         return None if kv is None else measurement(self.settings(profile), peak, settled, kv)
 
     def lesson(self, profile: str, failed: FailedStart) -> Lesson | None:
-        """What starts with the profile's settings have taught, with this one's; None: nothing new."""
+        """Return the lesson of all starts with the profile's settings, this failed start included; None if it taught
+        nothing new."""
         return learn(self._lessons.get(profile), failed, self.settings(profile))
 
     def settings(self, profile: str, config: SidecarConfig | None = None) -> str:
@@ -230,7 +231,7 @@ class VllmEngines:
     # -- where ------------------------------------------------------------------------------------------------------
 
     def _free_address(self, profile: str) -> EngineAddress:
-        """One that nobody has. Raises AddressTaken."""
+        """Return an address that no engine has. Raises AddressTaken."""
         pool = self._pool
         if pool.sockets is None:
             taken = {address.port for address in self._taken if address.uds is None}

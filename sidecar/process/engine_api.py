@@ -116,7 +116,7 @@ class EngineApi:
         return _read(version_from, "/version", await self._ask("GET", "/version", within))
 
     async def gauges(self, within: float = QUICK) -> Gauges:
-        """One reading of /metrics."""
+        """Read /metrics once."""
         return _read(gauges_from, "/metrics", await self._ask("GET", "/metrics", within, limit=METRICS_LIMIT))
 
     async def is_sleeping(self, within: float = LIVENESS) -> bool:

@@ -41,10 +41,10 @@ UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS)  # by this file system: it goes w
 
 
 class Output:
-    """One engine's output. `fd` is what it gets as stdout and stderr.
+    """Output of one engine. `fd`: its stdout and stderr.
 
-    `heard` is called with what is new, if it is set. `errors` counts what went wrong with the file, `error` is the last
-    of it. `path` is None where memory is in its place.
+    `heard`: called with new bytes, if set. `errors`: number of failures with the file; `error`: the last of them.
+    `path`: None if memory stands in for the file.
     """
 
     __slots__ = ("_at", "_most", "error", "errors", "fd", "heard", "lost_bytes", "path", "ring")
@@ -89,7 +89,7 @@ class Output:
             self._failed(f"no room for {self._most} bytes of output in {self.path}", error)
 
     def read(self) -> bool:
-        """One bounded look at what is new; whether there was anything."""
+        """Read new output, at most as much as the ring holds. Return whether there was any."""
         try:
             size = os.fstat(self.fd).st_size
             if size < self._at:  # somebody else has cut it

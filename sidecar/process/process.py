@@ -40,10 +40,11 @@ class Unkillable(Exception):
 
 
 class Process:
-    """One running engine: `Process.spawn` or `Process.adopt`, then `terminate` or `leave`.
+    """Running engine: create by `Process.spawn` or `Process.adopt`, then `terminate` or `leave`.
 
-    `output` has its last lines. `returncode` is the leader's exit status, minus a signal's number;
-    None while it runs and where that is not known, as of an adopted one. `left`: pids that SIGKILL has not ended.
+    `output` has its last lines. `returncode`: exit status of the leader, minus the signal's number if a signal ended
+    it; None while the leader runs, and where the status is unknown, as of an adopted process. `left`: pids that SIGKILL
+    has not ended.
     """
 
     __slots__ = (

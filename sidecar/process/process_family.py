@@ -24,8 +24,8 @@ ENVIRONMENT_MOST = 2 * 1024 * 1024  # bytes; Linux allows an environment more on
 
 
 class ProcessSnapshot(msgspec.Struct, frozen=True):
-    """One process at one moment, by /proc/PID/stat. `started`: clock ticks since boot. `ran`: those that it and its
-    children that have ended have run for."""
+    """State of a process at one moment, by /proc/PID/stat. `started`: clock ticks since boot. `ran`: clock ticks of CPU
+    time of the process and of its children that have ended."""
 
     pid: int
     parent: int

@@ -70,7 +70,7 @@ async def _looks(look: Callable[[], Awaitable[None]] | None, every: float) -> No
 
 
 class _Stage:
-    """What a start waits for."""
+    """Stage of a start. `why`: the reason why it is not reached yet."""
 
     __slots__ = ("_clock", "_progress", "why")
 

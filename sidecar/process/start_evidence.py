@@ -64,7 +64,8 @@ class StartEvidence:
         self._progress.wrote(self._rest.decode(errors="replace"), now, whole=False)  # a progress bar ends no line
 
     async def look(self) -> None:
-        """One look from outside; nothing is found where it takes too long."""
+        """Look once from outside, and record the reading. A look that takes longer than LOOK_WITHIN seconds finds
+        nothing."""
         if self._looking is None:
             self._looking = begin_in_thread(partial(_look, self._process, self._folders), (OSError,))
         asked = asyncio.wrap_future(self._looking)

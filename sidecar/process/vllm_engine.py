@@ -43,8 +43,8 @@ SLEEPS: dict[str, Literal[0, 1, 2]] = {"awake": 0, "weights_offloaded": 1, "disc
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose engine it is, and as what it was started. `profile` None: of a profile that is not there any more, whose
-    engine can be ended and nothing else."""
+    """Identity of an engine: its profile, and the settings with which it was started. `profile`: None if the profile is
+    gone; such an engine can only be ended."""
 
     name: str
     profile: Profile | None
@@ -56,8 +56,8 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VllmEngine:
-    """One engine (effects.Engine), simulated ones too. `folders`: those that its start fills, by name. `released` is
-    called once, when its address is free again."""
+    """Engine of vLLM, or a simulated engine (effects.Engine). `folders`: folders that its start fills, by name.
+    `released`: called once, when its address is free again."""
 
     __slots__ = ("_api", "_clock", "_folders", "_identity", "_process", "_released", "_say")
 
@@ -94,7 +94,7 @@ class VllmEngine:
 
     @property
     def gpus(self) -> tuple[int, ...]:
-        """Their numbers; none on CPU."""
+        """Numbers of its GPUs; empty on CPU."""
         return self._identity.gpus
 
     def record(self, *, level: Literal[0, 1, 2], told: EngineFacts) -> EngineRecord:
@@ -149,7 +149,7 @@ class VllmEngine:
         )
 
     async def _warmed_up(self, profile: Profile, gpu_bytes: Callable[[], int]) -> Completion | None:
-        """Its canary; None where it cannot have one, or need not."""
+        """Wait until the engine is ready and warmed up. Return its canary; None if it can have none, or needs none."""
         pools = pooling(profile)
         requests = 0 if pools else profile.warmup.requests
         progress = StartProgress(self._clock(), profile.load_stall)
@@ -239,7 +239,7 @@ class VllmEngine:
         return gauges.running + gauges.waiting
 
     async def alive(self) -> None:
-        """One look: the process, and EngineCore itself, which says more than /health does. Raises EngineFailed."""
+        """Probe the process, and EngineCore itself, which says more than /health does. Raises EngineFailed."""
         if not self._process.alive:
             raise EngineFailed(await self.ended())
         async with self._failing("it hangs or is dead"):

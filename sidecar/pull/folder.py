@@ -38,7 +38,8 @@ class FolderSource:
         self._everything = everything
 
     def listing(self) -> Listing:
-        """Its files with sizes, and the checksums of a SHA256SUMS in it. Raises BadListing, SourceError."""
+        """List the folder's files with sizes, and with checksums if the folder has a SHA256SUMS. Raises BadListing,
+        SourceError."""
         try:
             names = sorted(self._names())
             known = self._sums() if SUMS in names else {}

@@ -153,7 +153,7 @@ class HubSource:
         self._web.close()
 
     def listing(self) -> Listing:
-        """Its files at one commit, with checksums. Raises BadListing, SourceError."""
+        """List the model's files at one commit, with checksums. Raises BadListing, SourceError."""
         url = f"{self._endpoint}/api/models/{self._model}/revision/{quote(self._revision, safe='')}?blobs=true"
         body = self._web.get(url)
         if body is None:
@@ -190,7 +190,7 @@ class WebFolderSource:
         self._web.close()
 
     def listing(self) -> Listing:
-        """Its files, with checksums where it has a SHA256SUMS. Raises BadListing, SourceError."""
+        """List the folder's files, with checksums if it has a SHA256SUMS. Raises BadListing, SourceError."""
         told = self._web.get(self._url + SUMS)
         known = sums(told.decode(errors="replace")) if told is not None else {}
         names = list(known) or sorted(self._names("", [0]))

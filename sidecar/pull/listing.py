@@ -45,7 +45,7 @@ class Digest(msgspec.Struct, frozen=True):
 
 
 class SourceFile(msgspec.Struct, frozen=True, kw_only=True):
-    """One file. `size` in bytes. `version`: whatever changes with its content, empty where nothing is known."""
+    """File of a source. `size` in bytes. `version`: any text that changes with its content, empty if unknown."""
 
     name: str
     size: Annotated[int, msgspec.Meta(ge=0, le=MAX_SIZE)]

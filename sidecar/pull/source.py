@@ -19,7 +19,7 @@ class SourceError(Exception):
 
 
 class Source(Protocol):
-    """Where a model's files come from. Everything raises SourceError, and `listing` BadListing."""
+    """Source of a model's files. Every method raises SourceError; `listing` also raises BadListing."""
 
     def listing(self) -> Listing:
         """The files that are wanted of it."""

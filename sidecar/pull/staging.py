@@ -28,7 +28,7 @@ MAX_MANIFEST = 64 * 1024 * 1024
 
 
 class StagingError(Exception):
-    """What keeps files from being stored; the message says why and what to do."""
+    """Failure to store files; the message says why and what to do."""
 
 
 class Staging:

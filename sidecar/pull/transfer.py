@@ -19,19 +19,19 @@ WRONG = 2  # times that a file may have the wrong content: its source may have c
 
 
 class Watcher(Protocol):
-    """Who is told how far it is."""
+    """Observer of a pull's progress."""
 
     def begin(self, listing: Listing, here: int) -> None:
         """`here`: bytes that an earlier pull has left."""
 
     def file(self, name: str) -> None:
-        """This one comes next."""
+        """Note the file that comes next."""
 
     def came(self, size: int) -> None:
-        """So many bytes more; fewer than none: they have to come again."""
+        """Count `size` more bytes; a negative size: bytes that have to be sent again."""
 
     def trouble(self, words: str) -> None:
-        """It is tried again."""
+        """Note that a file is tried again; `words`: the reason."""
 
 
 class Pulled(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,7 +96,7 @@ def _one(
     told: Callable[[int], None],
     trouble: Callable[[str], None],
 ) -> None:
-    """One file, tried again after what may be over in a moment."""
+    """Fetch one file, and retry after errors that may be over in a moment. Raises SourceError, BadContent."""
     failures = wrong = 0
     while True:
         came = 0

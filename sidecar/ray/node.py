@@ -102,7 +102,7 @@ class Node:
             self._last.wait(pause)
 
     def _run(self) -> str:
-        """One sidecar, from start to end; its last words."""
+        """Run a sidecar until it ends. Return the last line of its log."""
         own = self._file.parent / self._node
         own.mkdir(parents=True, exist_ok=True)
         for name, token in (

@@ -1,9 +1,9 @@
-"""One request through the relay: sent to the engine, its answer streamed back.
+"""Exchange of one request through the relay: send the request to the engine and stream the answer back.
 
-Bytes go on from the engine connection's own read callback, whole chunks with their framing, and backpressure runs the
+Bytes go on from the engine connection's own read callback, in whole chunks with their framing. Backpressure runs the
 other way: a gateway that does not read pauses the engine. A caller that leaves cancels the task, which closes the
-engine's connection, and vLLM aborts. An engine that fails in the middle breaks the caller's connection: an answer that
-was cut off never looks whole. There is no retry here, since the gateway chooses among engines.
+engine's connection, so vLLM aborts the request. An engine that fails in the middle breaks the caller's connection, so
+that a truncated answer never looks whole. The relay does not retry, because the gateway chooses among engines.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ LOOKS: Final = frozenset({b"/health", b"/v1/models", b"/metrics"})
 
 
 class RelayTarget(msgspec.Struct, frozen=True):
-    """What is asked of a profile. `call`: inference; `look`: a question that a sleeping engine answers too; `ensure`:
-    the order, of the sidecar itself. `path`: of the engine; empty for the order."""
+    """Target of a request for a profile. `call`: inference; `look`: a query that a sleeping engine answers too;
+    `ensure`: the order, for the sidecar itself. `path`: path at the engine; empty for the order."""
 
     kind: Kind
     profile: str

@@ -18,7 +18,7 @@ from sidecar.core.sleep import Level
 
 
 class Engine(Protocol):
-    """One engine, from its start to its end. What is asked of it raises EngineFailed, and nothing else."""
+    """Engine from its start to its end. Every method raises EngineFailed, and nothing else."""
 
     @property
     def url(self) -> str:
@@ -26,7 +26,7 @@ class Engine(Protocol):
 
     @property
     def gpus(self) -> tuple[int, ...]:
-        """Their numbers; none on CPU."""
+        """Numbers of its GPUs; empty on CPU."""
 
     def record(self, *, level: Literal[0, 1, 2], told: EngineFacts) -> EngineRecord:
         """For the state file."""
@@ -51,7 +51,7 @@ class Engine(Protocol):
         """Requests running and waiting in it, by its own gauges."""
 
     async def alive(self) -> None:
-        """One look: the process, and EngineCore itself."""
+        """Probe the process, and EngineCore itself."""
 
     async def sleep(self, level: Level) -> None:
         """Back once it does."""

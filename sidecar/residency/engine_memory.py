@@ -37,15 +37,16 @@ class EngineMemory:
         }
 
     def ready(self, entry: ModelState, engine: Engine, gpus: Sequence[GPU]) -> None:
-        """It is there, so it holds memory, and NVML tells of that or does not."""
+        """Note whether NVML lists the processes of an engine that is ready, and so holds memory."""
         if entry.gpus:
             self.blind = not any(self.seen(entry, engine, gpus).values())
 
     def claim(self, entry: ModelState, settled: int, before: Mapping[int, int]) -> int:
-        """Its claim once it serves and has `settled`, what it holds beyond included: that is what it gives back when it
-        goes. By totals a neighbour's growth looks like its own, so no more than a fourth part is believed. All of that
-        where the GPUs cannot be read now, as far as it was free: with less booked, nobody would end it for one who
-        needs the whole GPU. `before`: bytes used by GPU when it began to start."""
+        """Return the claim in bytes of an engine that serves and holds `settled`. The claim includes bytes beyond the
+        booked ones, because the engine gives them back when it ends. By the GPU's totals a neighbour's growth looks
+        like the engine's own, so at most a fourth beyond the booked bytes is believed. If the GPUs cannot be read now,
+        the claim is all of that, as far as it was free before the start: with less booked, the engine would not be
+        evicted for a model that needs the whole GPU. `before`: bytes used by GPU when the engine began to start."""
         booked = entry.size.claim
         most = booked + booked // MOST_BEYOND
         if self._monitor.error:
@@ -55,13 +56,15 @@ class EngineMemory:
         return max(booked, settled, min(grown, most))
 
     def adopted(self, entry: ModelState, engine: Engine, gpus: Sequence[GPU]) -> None:
-        """It was there before us: nobody knows by how much the use of its GPUs grew, but what it was to take."""
+        """Note an engine that ran before this sidecar. The growth of its GPUs' use is unknown, so its claim (asleep:
+        its residue) stands in, at most the bytes used."""
         most = entry.size.residue if entry.level else entry.size.claim
         self._grown[entry.name] = {gpu.index: min(most, gpu.used) for gpu in gpus if gpu.index in entry.gpus}
         self.ready(entry, engine, gpus)
 
     def woken(self, entry: ModelState, before: Iterable[GPU], gpus: Iterable[GPU]) -> None:
-        """It was asleep at the reading `before`. One that was so when it was taken over has never been seen to grow."""
+        """Note the growth of an engine that woke: it was asleep at the reading `before`. An engine adopted asleep has
+        no noted growth above its residue."""
         used, grown = {gpu.index: gpu.used for gpu in before}, self._grown.get(entry.name, {})
         for gpu in gpus:
             if gpu.index in grown:
@@ -70,7 +73,7 @@ class EngineMemory:
                 grown[gpu.index] = max(grown[gpu.index], awake)
 
     def forget(self, entry: ModelState) -> None:
-        """Its engine has ended."""
+        """Forget the growth of an engine that has ended."""
         self._grown.pop(entry.name, None)
 
     def held(self, entry: ModelState, engine: Engine, gpus: Sequence[GPU], *, alive: bool = False) -> dict[int, int]:

@@ -124,12 +124,13 @@ class EngineSizes:
         return f"its gpu_memory of {share:.0%} leaves too little beside it: try gpu_memory: {lower:.0%}"
 
     def forget_lesson(self, entry: ModelState) -> None:
-        """What its failed starts have told may be otherwise, with another vLLM or other GPUs."""
+        """Forget what failed starts have taught, because another vLLM or other GPUs may have changed it."""
         self._lessons.pop(entry.name, None)
         self._refused.pop(entry.name, None)
 
     def measure(self, entry: ModelState, facts: EngineFacts, claim: int, *, peak: int, settled: int) -> None:
-        """It serves: it claims so much, held `peak` bytes at most while it started, and `settled` since."""
+        """Record the measured bytes of an engine that serves: its `claim`, its `peak` while it started, and `settled`
+        since."""
         entry.size = msgspec.structs.replace(entry.size, claim=claim)
         measured = self._engines.measurement(entry.name, facts, peak=peak, settled=settled)
         if measured is not None:

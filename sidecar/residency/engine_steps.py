@@ -91,7 +91,7 @@ class EngineSteps:
         return msgspec.structs.replace(record, size=entry.size, host=taken, first_residue=entry.first_residue)
 
     def adopted(self, entry: ModelState) -> None:
-        """Its engine was there before us."""
+        """Note the memory of an engine that ran before this sidecar."""
         self.memory.adopted(entry, self.running[entry.name], self._monitor.gpus)
 
     # -- from start to end ------------------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ class EngineSteps:
         return stopping is not None
 
     def serves(self, entry: ModelState, event: Literal["ready", "woken"]) -> None:
-        """It serves from now on."""
+        """Mark an engine as serving, after it became ready or woke."""
         now = self._clock()
         if entry.wanted_since is not None:
             entry.used(now)  # by the calls that wait for it, though none of them is there yet
@@ -240,8 +240,9 @@ class EngineSteps:
     async def fail(
         self, entry: ModelState, error: EngineFailed, more: str = "", *, taught: bool = False, how: str = "failed"
     ) -> bool:
-        """It has failed: gateways are told at once, then what is left of it is ended. As `end`. `more`: what
-        to do, and who else holds memory there. `taught`: the next start is another. `how`: it ended, in a word."""
+        """Report a failed engine to gateways at once, then end its processes. Return False if its memory has not come
+        back. `more`: what to do, and who else holds memory there. `taught`: the next start differs. `how`: the kind of
+        end, in a word."""
         event: Event = "out_of_memory" if error.out_of_memory and entry.lifecycle.pending else "failed"
         why = f"{error}; {more}" if more else str(error)
         self.transition(entry, "taught" if taught else event, why)
@@ -294,7 +295,7 @@ class EngineSteps:
         return max((size - used.get(index, size) for index, size in now.items()), default=0)
 
     def settle(self, entry: ModelState) -> None:
-        """One that has failed, and of which nothing is left, is not tried again by itself."""
+        """Stop a failed engine whose processes are gone, so that the sidecar does not restart it by itself."""
         if entry.lifecycle.state is ERROR:
             self.transition(entry, "stop")
             self.transition(entry, "stopped")
@@ -309,7 +310,7 @@ class EngineSteps:
     # -- output, counts ---------------------------------------------------------------------------------------------
 
     def forget(self, entry: ModelState) -> None:
-        """It has no engine, and never will have one again: nothing is told of it any more."""
+        """Drop the lines and counts of a profile that has no engine and will have none again."""
         self._last_lines.pop(entry.name, None)
         del self.starts[entry.name]
         for counts in (self.counts, self.evictions, self.start_failures):

@@ -101,7 +101,8 @@ class FileChanges:
                 self._ended(entry)
 
     def _ended(self, entry: ModelState) -> None:
-        """It has no engine: its new settings count, or it goes."""
+        """Apply the new settings of a model whose engine has ended, or remove the model if the file no longer has
+        it."""
         was_awake = self._withdrawals.forget(entry)
         self._steps.facts.pop(entry.name, None)
         if entry.leaving:

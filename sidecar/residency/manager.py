@@ -279,7 +279,7 @@ class Manager:
         return entry.held_back and self.demand.drained(profile, entry.drained_after) is True and not entry.busy
 
     def troubles(self) -> tuple[str, ...]:
-        """What an operator should know of GPUs and of sleep, in words."""
+        """Warnings for the operator about GPUs, sleep and preloading, in words."""
         notes = {name: note(entry.profile, entry.slept, unified=entry.unified) for name, entry in self.entries.items()}
         sleep = [f"{name}: {words}" for name, words in notes.items() if words]
         blind = BLIND if self.steps.memory.blind else ""

@@ -136,8 +136,9 @@ class Operations:
         return made_room
 
     async def retire(self, entry: ModelState, level: Level | None, after: int, *, ordered: bool, why: str = "") -> None:
-        """One that is idle, or that somebody wants to sleep or end: an order to end one is obeyed in any case. `after`:
-        as in `carry_out`. `why`: it ends though it was to sleep."""
+        """Put an engine to sleep at `level`, or stop it if `level` is None, because it is idle or because that was
+        `ordered`. An ordered stop is obeyed in any case. `after`: as in `carry_out`. `why`: the reason for a stop in
+        place of sleep."""
         if why:
             self._say(f"{entry.name} is stopped instead of put to sleep: {why}")
         try:

@@ -58,8 +58,8 @@ class Orders:
         self._clock = clock
 
     def ensure(self, profile: str) -> ModelReport:
-        """It is wanted: start or wake it as soon as that can be. One that is off stays so, and its report says that.
-        Raises KeyError."""
+        """Start or wake a model as soon as possible, and return its report. A model that is off stays off, and its
+        report says so. Raises KeyError."""
         entry, now = self._entries[profile], self._clock()
         if entry.disabled:
             return self._report(profile)
@@ -149,7 +149,7 @@ class Orders:
         self._touch()
 
     def _readmit(self, entry: ModelState) -> None:
-        """It may have calls again, and is sized where it could not be run."""
+        """Let a model have calls again, and size it again if it could not be run."""
         entry.held_back = False
         self.size_again(entry)
         if entry.lifecycle.pending is DRAIN and entry.name not in self._tasks and not entry.replaced:

@@ -179,7 +179,7 @@ class Planner:
         return entry.ready_in(now, self.foreseen(entry, now))
 
     def explain(self, profile: str) -> str:
-        """Its memory and the plan to have it run now, for a person. Raises KeyError."""
+        """Explain a model's memory and the plan to run it now, for a person. Raises KeyError."""
         entry, now = self._entries[profile], self._clock()
         return explained(
             entry, self.residents(), self._monitor.devices(), self.decide(entry, now) if entry.sized else None

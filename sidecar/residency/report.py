@@ -21,7 +21,7 @@ _FOLDERS = re.compile(r"(?<![\w.:/])/(?:[^\s/:,;'\"]+/)+")
 
 
 def gpu_report(gpu: GPU, refused: str) -> GPUReport:
-    """One GPU; `refused`: why nothing is started on it, empty where it is used."""
+    """Report of one GPU; `refused`: why nothing is started on it, empty if it is used."""
     return GPUReport(
         index=gpu.index,
         total=gpu.total,

@@ -105,8 +105,8 @@ class Scheduler:
                 self.begin_idle(entry, "stop")
 
     def _end_off(self, entry: ModelState) -> None:
-        """Its calls have as long to end as where somebody orders a stop. The end of what is under way on its GPUs leads
-        to another turn."""
+        """Stop the engine of a model that is off. Its calls have as long to end as after an ordered stop. If an
+        operation is under way on its GPUs, the end of that operation leads to another turn."""
         has_engine = entry.lifecycle.state in (RUNNING, SLEEPING)
         if has_engine and entry.name not in self._tasks and self._tasks.free(entry.gpus):
             self.begin_idle(entry, "stop", ordered=True)

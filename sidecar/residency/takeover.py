@@ -24,9 +24,9 @@ async def take_over(
     now: float,
     say: Callable[[str], None],
 ) -> None:
-    """One engine by its record; it is ended if `entry` is None (the file no longer has it), if its profile has
-    changed, if it was in the middle of waking (its weights may then not be there), or if it has fallen asleep since
-    its record and holds its memory all the same."""
+    """Take over an engine by its record. The engine is ended instead if `entry` is None (the file no longer has it), if
+    its profile has changed, if it was in the middle of waking (its weights may then be missing), or if it has fallen
+    asleep since its record and still holds its memory."""
     try:
         engine = await engines.adopt(name, record)
     except EngineFailed as error:

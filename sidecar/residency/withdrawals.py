@@ -62,12 +62,13 @@ class Withdrawals:
         return now >= until or (self._demand.drained(entry.name, after) is True and not entry.busy)
 
     def stays(self, entry: ModelState) -> None:
-        """It need not end any more, by what asked for that."""
+        """Cancel the withdrawal of an engine, unless a reason for its end remains."""
         if entry.held_back or entry.disabled or entry.replaced:
             return
         if self.forget(entry) and entry.lifecycle.pending is DRAIN and entry.name not in self._tasks:
             self._steps.transition(entry, "cancel")
 
     def forget(self, entry: ModelState) -> bool:
-        """Its engine has ended, or stays; whether it was awake when that began."""
+        """Forget the withdrawal of an engine that has ended or stays. Return whether the engine was awake when the
+        withdrawal began."""
         return self._withdrawn.pop(entry.name, None) is not None

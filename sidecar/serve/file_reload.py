@@ -42,7 +42,7 @@ class FileReload:
 
     @property
     def status(self) -> FileStatus:
-        """Its version, and why a newer one cannot be used."""
+        """Version of the file in use, and why a newer version cannot be used."""
         return self._watched.status
 
     @property

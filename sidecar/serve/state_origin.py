@@ -20,10 +20,10 @@ MACHINE_ID = Path("/etc/machine-id")  # machine-id(5): kept over starts of the m
 
 
 def own_state(known: SavedState, path: Path, say: Callable[[str], None]) -> SavedState:
-    """What is known of this sidecar, by the state file at `path`; `say` is told, in a line, of what is left out.
+    """Return what the state file at `path` knows of this sidecar. `say` gets a line on everything that is left out.
 
-    Of another's only measurements and lessons stay, which are the model's and not the machine's. The key, too, is
-    dropped: by it gateways would take two sidecars of one name for one.
+    Of another sidecar's state only measurements and lessons stay, because they belong to the model and not to the
+    machine. The key is dropped too, because gateways would take two sidecars with one key for one sidecar.
     """
     here = Origin(machine=machine(), path=os.path.realpath(path))
     why = _another(known.origin, here)

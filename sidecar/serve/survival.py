@@ -27,7 +27,7 @@ Ask = Callable[[Sequence[str]], str]
 
 
 class Surroundings(msgspec.Struct, frozen=True):
-    """This process's control groups (/proc/self/cgroup), its namespace of process numbers, its number and its
+    """Surroundings of this process: its control groups (/proc/self/cgroup), its pid namespace, its pid and its
     parent's."""
 
     cgroups: str

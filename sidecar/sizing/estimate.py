@@ -360,7 +360,8 @@ def _fewer(sequences: int | None, learnt: int | None) -> int | None:
 
 
 def _too_many(profile: Profile, lesson: Lesson) -> str | None:
-    """Why a hybrid model cannot start with the operator's number of sequences; None: it can, for all that is known."""
+    """Return the reason why a hybrid model cannot start with the operator's number of sequences; None if none is
+    known."""
     given = _number(profile, "max-num-seqs", 0)
     if lesson.sequences is None or given <= lesson.sequences:
         return None

@@ -43,10 +43,11 @@ def largest_share(lesson: Lesson, cuda: int, least: int, most: int = MOST) -> in
 
 
 def beside(share: int, lesson: Lesson, cuda: int, total: int) -> int:
-    """What an engine takes beside a share of so many bytes: its CUDA context, or more where a start told so.
+    """Return the bytes that an engine takes beside a share of `share` bytes: its CUDA context, or more if a start said
+    so.
 
-    Above MOST of the GPU nobody can know whether there is room for the context: such shares are tried. Nor is it ever
-    the whole of a GPU, which no GPU has free.
+    Above MOST thousandths of the GPU the room for the context is unknown, so such shares are tried. Share and context
+    together never count as the whole GPU, because no GPU has all its memory free.
     """
     own = max(0, min(OWN_CONTEXT, cuda * MOST // 1000 - share))
     return max(0, min(max(lesson.beyond, own), total * MOST // 1000 - share))

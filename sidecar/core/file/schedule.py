@@ -58,7 +58,7 @@ def hours_faults(schedule: Sequence[Hours], at: Path) -> Iterator[Fault]:
 
 
 def kept(schedule: Sequence[Hours], at: float, offset: Offset) -> Kept:
-    """What is kept at this time. Of entries that overlap, off wins, then pinned."""
+    """Return what the schedule says for this time. If entries overlap, off wins, then pinned."""
     now = {hours.keep for hours in schedule if _holds(hours, at, offset)}
     if "off" in now or (not now and any(hours.keep == "on" for hours in schedule)):
         return "off"
