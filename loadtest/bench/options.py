@@ -38,8 +38,9 @@ class BenchError(Exception):
 
 
 class Contender(msgspec.Struct, frozen=True, kw_only=True):
-    """One side of a bench: `fixed`, a target that is there already, or our own engines behind a `gateway` with `policy`
-    or what else `fleet.fronted` knows. `compared`: a baseline, which SLOs are not held against."""
+    """Side of a bench: `fixed`, a target that runs already, or the bench's own engines behind a `gateway` with
+    `policy`, or behind another kind that `fleet.fronted` knows. `compared`: a baseline, which SLOs are not held
+    against."""
 
     name: str
     fixed: Target | None = None
@@ -67,7 +68,8 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
     force: bool
 
     def load(self, scenario: Scenario, repeat: int, model: str | None = None) -> Load:
-        """What a run of a scenario (ours, or ours at another rate) sends, naming `model` if there is one."""
+        """Return the load of one run of a scenario (the bench's own, or the same at another rate), with all requests
+        for `model` if given."""
         if model is not None:
             mix = tuple(msgspec.structs.replace(kind, model=None) for kind in scenario.workload.mix)
             workload = msgspec.structs.replace(scenario.workload, model=model, mix=mix)
@@ -108,7 +110,7 @@ def bench_of(given: argparse.Namespace, environment: Mapping[str, str] = os.envi
 
 
 def _drain(scenario: Scenario) -> float:
-    """How long the last answers are waited for: what is in time by an SLO is never cut off."""
+    """Return the seconds to wait for the last answers, so that no answer within an SLO is cut off."""
     return max(DRAIN, *(slo.e2e or 0.0 for slo in scenario.slos), 0.0)
 
 

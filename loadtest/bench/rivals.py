@@ -44,7 +44,7 @@ def program(environment: Mapping[str, str] = os.environ) -> str | None:
 
 
 def absent(environment: Mapping[str, str] = os.environ) -> str | None:
-    """Why the router cannot be started here, and what to do; None where it can."""
+    """Return the reason why the router cannot be started here, and what to do; None if it can."""
     if program(environment) is not None:
         return None
     named = environment.get(VARIABLE)

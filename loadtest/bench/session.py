@@ -75,8 +75,8 @@ class BenchSession:
                 self._measure([contender], bench.scenario, repeat)
 
     def runs(self) -> list[Run]:
-        """What reports are made of, in the order of the targets, then of rates. A repeat that was broken off is left
-        out where there is a whole one."""
+        """Return the runs to report, in the order of targets, then of rates. A repeat that was broken off is left out
+        if there is a whole repeat."""
         found: list[Run] = []
         for contender in self.bench.contenders:
             own = [taken for taken in self.taken if taken.contender == contender]
@@ -88,7 +88,7 @@ class BenchSession:
         return found
 
     def missed(self, runs: Sequence[Run]) -> list[str]:
-        """What runs did not keep, baselines left out; of a search for a capacity nothing is asked."""
+        """List the SLOs that runs missed, without baselines; empty for a capacity search."""
         compared = {contender.name for contender in self.bench.contenders if contender.compared}
         asked = [run for run in runs if run.name not in compared and not self.bench.find_capacity]
         return [
@@ -120,7 +120,7 @@ class BenchSession:
     def _measure(
         self, contenders: Sequence[Contender], scenario: Scenario, repeat: int, rate: float | None = None
     ) -> None:
-        """One repeat of these, at the same time. `rate`: of a search."""
+        """Run one repeat against these contenders at the same time. `rate`: the rate of a search."""
         if self.over:
             return
         bench = self.bench
@@ -201,15 +201,16 @@ def run_of(bench: Bench, taken: Sequence[Taken]) -> Run:
 
 
 def cut(window: Window, seconds: float) -> Window:
-    """What is left of a window where the run was broken off after so many seconds. Where that was within its warm-up,
-    the warm-up counts: there is nothing else."""
+    """Cut a window at the `seconds` after which the run was broken off. If that was within the warm-up, the warm-up
+    counts, because nothing else was measured."""
     if seconds >= window.ends:
         return window
     return Window(duration=seconds, warmup=window.warmup if window.warmup < seconds else 0.0)
 
 
 def _meta(bench: Bench, contender: Contender, scenario: Scenario, taken: Sequence[Taken]) -> dict[str, object]:
-    """What a reader needs in order to do it again, and nothing secret: keys are never on command lines."""
+    """Return what a reader needs to repeat the run. Nothing in it is secret, because keys are never on command
+    lines."""
     fixed = contender.fixed
     try:
         weir = version("weir-gateway")

@@ -164,8 +164,8 @@ def _inverse(matrix: Sequence[Sequence[float]]) -> list[list[float]]:
 
 
 def played(profile: Profile, burst: Burst) -> tuple[list[float], float]:
-    """When the simulated engine has the first token of each request, in seconds from when it came, and when the last
-    of all, from when the first came. Without jitter."""
+    """Play a burst on the simulated engine, without jitter. Return the seconds to the first token of each request, from
+    its arrival, and the seconds to the last token of all, from the first arrival."""
     exact = msgspec.structs.replace(profile, jitter=0.0)
     engine, front = Engine(engine_config(exact)), Front(exact)
     sequences = [Tokens(prompt, output) for prompt, output in burst.sizes]

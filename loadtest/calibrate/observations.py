@@ -11,8 +11,9 @@ Tell = Callable[[float, str], None]  # how much of it is done, and what is being
 
 
 class ObservedRequest(msgspec.Struct, frozen=True):
-    """One request: tokens of its prompt that were not cached, and all; when it was sent, and when each of its tokens
-    came, on `time.monotonic`. `together`: tokens for each of these times, 1 but where some came in one event."""
+    """Request that was timed. `computed`: tokens of its prompt that were not cached; `prompt`: all tokens of it. `sent`
+    and `tokens` are times on `time.monotonic`: of sending, and of each arrival of tokens. `together`: tokens per
+    arrival, 1 unless several came in one event."""
 
     computed: int
     prompt: int

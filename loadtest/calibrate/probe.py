@@ -85,7 +85,8 @@ class Probe:
         )  # fmt: skip
 
     def _until(self, part: str) -> float:
-        """When a part that begins now has to be over: what came before it may have taken longer."""
+        """Return the time at which a part that begins now has to end. Earlier parts may have overrun their own
+        budget."""
         return self._clock() + self._budget * PARTS[part]
 
     def _say(self, what: str) -> None:
@@ -206,7 +207,7 @@ class Probe:
     async def _beside(
         self, output: int, wait: float, sizes: Sequence[tuple[int, int]]
     ) -> tuple[ObservedRequest, list[ObservedRequest]]:
-        """One that decodes, and requests that come `wait` seconds later."""
+        """Observe a request that decodes, and requests that arrive `wait` seconds later."""
         decoding = asyncio.ensure_future(self._live.ask(SHORT, output))
         try:
             await asyncio.sleep(wait)
@@ -235,8 +236,8 @@ class Probe:
     async def _beside_traffic(
         self, output: int, rate: float, places: int, most: int
     ) -> tuple[ObservedRequest, list[ObservedRequest]]:
-        """One that decodes, and requests that come at a rate as long as it does, except where all `places` are
-        taken."""
+        """Observe a request that decodes, and requests that arrive at `rate` until it ends. An arrival is skipped while
+        all `places` are taken."""
         beside = asyncio.ensure_future(self._live.ask(SHORT, output))
         sent: list[asyncio.Future[ObservedRequest]] = []
         try:

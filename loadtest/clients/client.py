@@ -30,9 +30,9 @@ class ResponseListener(Protocol):
 
 
 class Exchange(asyncio.Protocol):
-    """One request and its answer. `over` is set once, when nothing more will come. With `keep` the connection is left
-    open where it can take another request, which `reusable` says then: `transport.set_protocol(another)`, and
-    `another.connection_made(transport)`."""
+    """Request and its answer on one connection. `over` is set once, when nothing more will come. With `keep` the
+    connection stays open if it can take another request, and `reusable` then says so: call
+    `transport.set_protocol(another)` and `another.connection_made(transport)`."""
 
     def __init__(
         self,

@@ -49,7 +49,8 @@ class LoadProgress(msgspec.Struct, frozen=True):
 
 
 class Driver:
-    """One run. `failed`: what ended it before its time (a row of a trace that is none); `stopped`: somebody did."""
+    """Driver of one run. `failed`: the error that ended the run early, such as a malformed row of a trace. `stopped`:
+    somebody ended the run."""
 
     def __init__(
         self, servers: Servers, load: Load, *, target: str, repeat: int, headers: bytes = b"", begin: float,

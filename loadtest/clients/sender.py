@@ -45,7 +45,7 @@ class Body:
 
     @property
     def words(self) -> bytes:
-        """What it says, of a chat: the text as it stands in JSON, with its escapes, for the next turn."""
+        """Text of a chat's answer, as it stands in JSON with its escapes, for the next turn."""
         return b"".join(_CONTENT.findall(self.all))
 
 

@@ -29,8 +29,8 @@ _SAMPLE = re.compile(
 
 
 def samples_of(text: bytes, at: float, repeat: int, engine: str) -> list[EngineSample]:
-    """What a page of metrics tells of one vLLM, `engine` (of several data-parallel ranks: the mean and the sums), or of
-    a gateway and the engines it names."""
+    """Read the samples in a page of metrics: of one vLLM, `engine` (of several data-parallel ranks: the mean of KV
+    usage, the sums of requests), or of a gateway and the engines that it names."""
     found: dict[bytes, dict[bytes, float]] = defaultdict(dict)
     for name, label, value in _SAMPLE.findall(text):
         try:

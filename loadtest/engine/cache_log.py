@@ -52,7 +52,7 @@ class CacheLog:
         self._events.append([kind, *fields.values()] if self._arrays else {"type": kind, **fields})
 
     def batch(self, now: float) -> bytes | None:
-        """What has happened since it was asked last; None: nothing. `now`: seconds, for the batch's time."""
+        """Encode the events since the last call; None if there were none. `now`: seconds, for the batch's time."""
         if not self._events:
             return None
         events, self._events = self._events, []

@@ -139,8 +139,8 @@ class Engine:
         return self._factors[at : at + steps]
 
     def look_ahead(self, now: float, most: int) -> list[float] | None:
-        """When the next steps from `now` on will end, as long as they only decode; None: that is not worth it. They are
-        not made before `go_on`, and it must be called before anything else is."""
+        """Return the ends of the next steps from `now` on, at most `most`, while they only decode; None if looking
+        ahead is not worthwhile. The steps are not made before `go_on`, which must be called before anything else."""
         scheduler, profile = self.scheduler, self.config.profile
         steps = scheduler.quiet(most) if self.asleep is None else 0
         if steps < LEAST_AHEAD:

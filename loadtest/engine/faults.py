@@ -79,8 +79,8 @@ def plan(faults: Faults, rng: random.Random) -> Plan | None:
 
 
 def faults_of(folder: Path, model: str) -> Faults:
-    """What `FOLDER/MODEL.faults` says, in the JSON of `POST /_faults`; no file: no faults. MODEL is the first served
-    name, percent-encoded where a file's name cannot have it. Raises ValueError for anything else."""
+    """Read `FOLDER/MODEL.faults`, in the JSON of `POST /_faults`; without a file there are no faults. MODEL is the
+    first served name, percent-encoded where a file's name cannot have it. Raises ValueError for anything else."""
     file = folder / f"{quote(model, safe='')}.faults"
     try:
         return msgspec.json.decode(file.read_bytes(), type=Faults)

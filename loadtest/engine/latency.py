@@ -76,6 +76,7 @@ class Front:
         self._free = 0.0
 
     def reaches(self, now: float) -> float:
-        """When the scheduler has a request that came at `now`; requests are told in the order in which they came."""
+        """Return the time at which the scheduler has a request that came at `now`. Call this in the order in which
+        requests came."""
         self._free = max(self._free, now) + self._front
         return self._free + self._delay

@@ -116,10 +116,10 @@ def natural_length(data: bytes, index: int) -> int:
 
 
 def output_length(data: bytes, index: int, most: int, *, least: int = 0, ignore_end: bool = False) -> tuple[int, str]:
-    """How many tokens a choice gets, and why it ends there: "length" (`most` were allowed) or "stop".
+    """Return the number of tokens of a choice, and why it ends there: "length" (`most` were allowed) or "stop".
 
-    It stops at its natural length, which depends on the prompt alone; not before `least` tokens (`min_tokens`), and
-    never by itself with `ignore_eos`.
+    A choice stops at its natural length, which depends on the prompt alone; not before `least` tokens (`min_tokens`),
+    and never by itself with `ignore_eos`.
     """
     natural = max(natural_length(data, index), least + 1)
     if ignore_end or natural > most:

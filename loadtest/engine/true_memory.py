@@ -99,9 +99,9 @@ class TrueMemory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def true_memory_of(folder: Path, model: str) -> TrueMemory | None:
-    """What `FOLDER/MODEL.memory` says, in JSON, of an engine on the simulated GPUs of that folder; no file: it takes
-    what was claimed. MODEL is the first served name, percent-encoded where a file's name cannot have it. Raises
-    ValueError for anything else."""
+    """Read `FOLDER/MODEL.memory`, in JSON: the memory that an engine takes on the simulated GPUs of that folder.
+    Without a file, return None: the engine takes what was claimed. MODEL is the first served name, percent-encoded
+    where a file's name cannot have it. Raises ValueError for anything else."""
     file = folder / f"{quote(model, safe='')}.memory"
     try:
         return msgspec.json.decode(file.read_bytes(), type=TrueMemory)

@@ -91,8 +91,8 @@ class Writer:
     def turn(
         self, messages: bytes, read: int, rng: random.Random, row: Arrival | None = None, prompt: Length | None = None
     ) -> tuple[bytes, RequestBody]:
-        """What the user says after `messages` of `read` tokens: all the messages then, and the request. `prompt`:
-        another length than the kind's."""
+        """Write the user's turn after `messages` of `read` tokens. Return all messages then, and the request. `prompt`:
+        a length other than the kind's."""
         kind = self.kind
         words = self._words(rng, row, FRAME, prompt)
         messages += message(b"user", words)
@@ -156,8 +156,8 @@ class RequestOrigin(msgspec.Struct, frozen=True):
 
 
 class Conversation:
-    """One session's agent, or a sub-agent of it. Its requests have the numbers from `index` on, as many as it has
-    `turns`; after them come those of its sub-agents, up to `end`."""
+    """Conversation of one session's agent, or of its sub-agent. Its requests have the numbers from `index` on, as many
+    as it has `turns`; after them come those of its sub-agents, up to `end`."""
 
     def __init__(
         self, sender: RequestOrigin, sessions: Sessions, rng: random.Random, index: int, parent: Conversation | None

@@ -22,9 +22,9 @@ _GOODPUT = re.compile(rf"(?:({_NAME})\.)?goodput\s*>=?\s*(\S+)")
 
 
 class Objective(msgspec.Struct, frozen=True):
-    """One condition. `class_name` "": of every class that has none of its own. `metric`: a latency from the intended
-    time that must be at most `bound` seconds for `share` of the offered requests, or "goodput": no bound, only the
-    share of the offered requests that must be answered within those of their class."""
+    """Condition on a class's requests; `class_name` "": on every class that has none of its own. `metric`: a latency
+    from the intended time that must be at most `bound` seconds for `share` of the offered requests; or "goodput", which
+    has no `bound`: the share of the offered requests that must keep the other bounds of their class."""
 
     pattern: ClassVar[str] = (
         rf"(?:{_NAME}[.])?(?:(?:ttft|tpot|e2e)[.]p[0-9]{{1,2}}(?:[.][0-9]{{1,3}})?\s*<=?\s*[0-9.]+(?:ms|s|m|h|d)"
@@ -71,8 +71,8 @@ def parse_slo(text: str) -> tuple[Objective, ...]:
 
 
 def conflicts(objectives: Sequence[Objective]) -> Iterator[tuple[int, str]]:
-    """Which of them ask for another share than the first of the same class did, and what they should ask for: a
-    request is good by all the bounds of its class at once, so there is one share of them."""
+    """Yield each objective (its index) whose share differs from the first of its class, with the share that it should
+    have. A class has one share, because a request is good only if it meets all the bounds of its class at once."""
     first: dict[str, Objective] = {}
     for index, objective in enumerate(objectives):
         earlier = first.setdefault(objective.class_name, objective)
@@ -81,8 +81,8 @@ def conflicts(objectives: Sequence[Objective]) -> Iterator[tuple[int, str]]:
 
 
 def slos_of(objectives: Iterable[Objective]) -> tuple[Slo, ...]:
-    """What makes a request good, by class: within all the bounds that are named for its class or for all, of each
-    latency the strictest; and the share of the offered requests that must be."""
+    """Combine objectives into SLOs by class. A request is good if it meets all bounds of its class or of all classes,
+    the strictest of each latency. The SLO's share is the part of the offered requests that must be good."""
     given = tuple(objectives)
     return tuple(_slo(name, given) for name in dict.fromkeys(objective.class_name for objective in given))
 

@@ -31,9 +31,9 @@ BURSTGPT = ("Timestamp", "Request tokens", "Response tokens")
 
 
 class Arrival(msgspec.Struct, frozen=True, gc=False):
-    """One recorded request: `at` in seconds after the first, sizes in tokens; 0 tokens were recorded of some that
-    failed. `blocks` are the hashes of each BLOCK tokens of its prompt, empty where none were recorded: two prompts that
-    begin with the same hashes begin with the same text."""
+    """Request of a recorded trace: `at` in seconds after the first, sizes in tokens; some failed requests were recorded
+    with 0 tokens. `blocks` are the hashes of each BLOCK tokens of its prompt, empty if none were recorded: two prompts
+    whose hashes begin alike begin with the same text."""
 
     at: float
     prompt_tokens: int

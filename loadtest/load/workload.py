@@ -142,9 +142,9 @@ UNPLANNED = Asked(
 
 
 class Planned(msgspec.Struct, gc=False):
-    """One request to be made at `at` (seconds from the start of the run). `session` is told the answer, and may have a
-    request that follows. `path`, `body` and `fields` (the headers, names in lower case) are what is sent; `asked` is
-    what was planned, for the records."""
+    """Request to send at `at` (seconds from the start of the run). `session` gets the answer, and may have a request
+    that follows. `path`, `body` and `fields` (the headers, names in lower case) are sent; `asked` is the planned
+    request, for the records."""
 
     at: float  # of a closed loop 0.0, until it is known
     class_name: str
@@ -159,9 +159,9 @@ class Session(Protocol):
     """A conversation: the next request goes out some time after the answer to the one before."""
 
     def follow(self, answer: bytes, now: float) -> list[Planned]:
-        """What follows `answer`, the text as it stands in JSON, with its escapes: its next turn, where it has one, and
-        the first turns of sub-agents. `now` counts as `Planned.at` does. To be called once for each request, and only
-        where it was answered."""
+        """Return the requests that follow `answer`, the text as it stands in JSON, with its escapes: the next turn, if
+        there is one, and the first turns of sub-agents. `now` counts as `Planned.at` does. Call once for each request,
+        and only after it was answered."""
 
 
 class OpenConversations:

@@ -30,8 +30,8 @@ RULE = (
 
 
 class Tried(msgspec.Struct, frozen=True):
-    """One rate. `missed`: what of the SLO was, a line each; none: it was kept. Where nothing can be said of it, `late`:
-    the sender was; `few`: why there were too few requests."""
+    """Result at one rate. `missed`: a line for each missed part of the SLO; empty: kept. Two fields say why nothing is
+    known of the rate: `late`, the sender was late, and `few`, the reason for too few requests."""
 
     rate: float
     missed: tuple[str, ...]
@@ -101,5 +101,5 @@ def verdict(rate: float, made: Run) -> Tried:
 
 
 def needed(shares: Iterable[float]) -> int:
-    """How many requests have to be measured so that these shares of them can be told from all."""
+    """Return the least number of requests that must be measured to tell these shares from all requests."""
     return max((math.ceil(round(1.0 / (1.0 - share), 6)) for share in shares if share < 1.0), default=1)

@@ -17,7 +17,8 @@ def title_of(run: Run | Summary, runs: Sequence[Run] | Sequence[Summary]) -> str
 
 
 def first_name(runs: Sequence[Run] | Sequence[Summary]) -> str:
-    """Whom the others are compared with; a simulation's name goes on after a comma, with its number of engines."""
+    """Name of the run that others are compared with; a simulation's name goes on after a comma, with its number of
+    engines."""
     return runs[0].name.partition(", ")[0]
 
 
@@ -36,7 +37,7 @@ def by_name(summaries: Sequence[Summary], *, engines: bool) -> dict[str, list[Su
 
 
 def base_of(summary: Summary, summaries: Sequence[Summary]) -> Summary | None:
-    """What a run is compared with: the first name's run at the same rate, with as many engines; None for that one
+    """Return the run to compare with: the first name's run at the same rate, with as many engines; None for that run
     itself."""
     name = ", ".join(filter(None, (first_name(summaries), summary.name.partition(", ")[2])))
     same = (one for one in summaries if one.name == name and one.rate == summary.rate)

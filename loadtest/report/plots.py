@@ -89,8 +89,8 @@ def axis_over(label: str, values: Iterable[float], *, log: bool = False, word: C
 def chart(
     title: str, words: str, x: Axis, y: Axis, lines: Sequence[Line], shaded: Sequence[tuple[float, float]] = ()
 ) -> str:
-    """One chart with its caption and legend. `shaded`: stretches of x that do not count. `words`: for who cannot see
-    it, or would rather read."""
+    """Draw a chart with its caption and legend. `shaded`: stretches of x that do not count. `words`: text for readers
+    who cannot see the chart, or prefer reading."""
     parts = [
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img"><title>{escape(title)}</title><desc>{escape(words)}</desc>',
         *(_shade(x, begin, end) for begin, end in shaded),

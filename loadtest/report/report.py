@@ -44,8 +44,8 @@ class WriteResult(msgspec.Struct, frozen=True):
 
 
 def refusal(folder: Path, *, force: bool) -> str:
-    """Why nothing may be written into `folder`, in one line; "" where it may. To be asked before a run, too: it makes
-    the folder, so that one that cannot be made is known before an hour was spent."""
+    """Return the reason why nothing may be written into `folder`, in one line; "" if it may. Call before a run too,
+    because the folder is made here: a folder that cannot be made is then known before an hour was spent."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not force and any(folder.iterdir()):
@@ -83,8 +83,8 @@ def write(runs: Sequence[Run], folder: Path, *, force: bool = False, partial: bo
 
 
 def check(slos: Sequence[Slo], run: Run) -> list[Missed]:
-    """What of the SLOs the run missed, an invalid run included; empty: all is well. SLOs other than the run's own are
-    counted anew. Raises ValueError where that cannot be, since the requests were not kept."""
+    """List the SLOs that the run missed, an invalid run included; empty if all is well. SLOs other than the run's own
+    are counted anew. Raises ValueError if that is impossible because the requests were not kept."""
     if list(slos) != list(run.slos):
         if run.tallies and next(iter(run.results), None) is None:
             raise ValueError(f"{run.name} was counted against other SLOs, and its requests were not kept")
@@ -114,7 +114,8 @@ def _write_page(file: IO[bytes], runs: Sequence[Run], summaries: Sequence[Summar
 
 
 def _write_json(file: IO[bytes], runs: Sequence[Run], summaries: Sequence[Summary], *, partial: bool) -> None:
-    """One object; its requests are one a line. `kept`: how many, none of a run that was only tallied."""
+    """Write one JSON object, with one request a line. `kept` in it: number of requests; 0 for a run that was only
+    tallied."""
     encode = msgspec.json.Encoder(enc_hook=str).encode
     file.write(b'{"schema":%d,"partial":%b,"lag_bound":%b,"runs":[' % (SCHEMA, encode(partial), encode(LAG_BOUND)))
     for number, (run, summary) in enumerate(zip(runs, summaries, strict=True)):

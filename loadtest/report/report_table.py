@@ -24,9 +24,9 @@ COMPARED = {"goodput": True, "ttft_p50": False, "ttft_p99": False, "tpot_p50": F
 
 
 def table(runs: Sequence[Run], *, partial: bool = False) -> Group:
-    """What to print, in tables that fit 80 columns: what was offered and kept, latencies, what vLLM's own benchmark
-    would have printed, how requests ended, how runs differ; a row for each run, below it one for each of its classes
-    where there are several. Then remarks, one a line."""
+    """Return the tables to print, each within 80 columns, and the remarks, one a line. The tables show what was offered
+    and kept, latencies, the figures of vLLM's own benchmark, how requests ended, and how runs differ. Each run has a
+    row, and one row for each of its classes below it if there are several."""
     summaries = [summarise(run) for run in runs]
     marked = [Text("partial: the run was broken off", style="bold yellow")] if partial else []
     remarks = [Text(line, style=style) for line, style in _remarks(summaries)]

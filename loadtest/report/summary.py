@@ -151,8 +151,8 @@ def summarise(run: Run) -> Summary:
 
 
 def missed(slos: Sequence[Slo], summary: Summary) -> list[Missed]:
-    """What of the SLOs a run did not keep: attainment below an SLO's, a class of one that nobody offered, and a sender
-    so late that the figures mean nothing. Results must have been counted against the same SLOs (`Run.slos`)."""
+    """List the SLOs that a run missed: attainment below an SLO's, a class without offered requests, and a sender so
+    late that the figures mean nothing. Results must have been counted against the same SLOs (`Run.slos`)."""
     found = []
     if not summary.valid:
         why = f"the sender was late by {summary.lag_p99 * 1e3:.1f} ms at p99, more than {LAG_BOUND * 1e3:.0f} ms"

@@ -131,8 +131,8 @@ def _described(simulation: Simulation, one: Done, simulated: Simulated) -> Run:
 
 @contextmanager
 def _following(simulation: Simulation, console: Console, say: Say) -> Iterator[Callable[[Progress], None]]:
-    """Who is to hear how far the runs are: a bar each on a terminal, a line every few seconds elsewhere. On standard
-    error, so that standard output has the report."""
+    """Yield the observer of the runs' progress: a bar each on a terminal, a line every few seconds elsewhere. Progress
+    goes to standard error, so that standard output has the report."""
     begun: dict[str, float] = {}
     if not console.is_terminal or console.is_dumb_terminal:
         due = time.monotonic() + PLAIN_EVERY

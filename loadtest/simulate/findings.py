@@ -18,8 +18,8 @@ def kept(done: Done) -> bool:
 
 
 def answers(done: Sequence[Done], *, traced: bool) -> Iterator[str]:
-    """How many engines are needed, or what they can take: a line or two for each policy, baselines too. `traced`: rates
-    of a search are times the speed that the trace was given."""
+    """Yield lines on the number of engines needed, or on their capacity, for each policy and baseline. `traced`: rates
+    of a search multiply the speed given for the trace."""
     groups: dict[str, list[Done]] = {}
     for one in done:
         groups.setdefault(one.cell.name.partition(", ")[0], []).append(one)

@@ -187,8 +187,8 @@ class GatewayTarget:
             Watch(self.gateway, engine, memory, client).start(number / len(engines))
 
     def send(self, call: Planned, client_call: ClientCall, tried: Try, upload: float = 0.0) -> Callable[[], None]:
-        """One request through the gateway's pipeline, as its data port would hand it over; `upload`: the seconds that
-        its body takes to come, after its head."""
+        """Send a request through the gateway's pipeline, as its data port would hand it over. `upload`: seconds from
+        the head to the end of the body. Return the function by which the client leaves."""
         self._sent += 1
         request_id = f"{self._sent:x}"
         fields = call.fields | {b"x-request-id": request_id.encode()}

@@ -56,8 +56,8 @@ def processors() -> int:
 
 
 def run_all(jobs: Sequence[Job], at_once: int, tell: Callable[[Progress], None]) -> tuple[list[Done], bool]:
-    """What came of each job, in order, and whether it was all broken off; of jobs that had not begun by then there is
-    nothing. Raises JobError, and `simulation.Broken`."""
+    """Run all jobs. Return the result of each job, in order, and whether they were broken off; a job that had not begun
+    by then has no result. Raises JobError, and `simulation.Broken`."""
     with _stoppable() as stop:
         if min(len(jobs), at_once) > 1:
             return _in_processes(jobs, at_once, tell, stop)

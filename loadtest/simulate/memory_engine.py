@@ -28,12 +28,12 @@ HANGS = ("stopped", "stalled")  # connections are open, and nothing comes
 
 
 class MemoryEngine:
-    """One simulated engine, which serves `model` and, as if they were the same, `more`. `posts` counts the requests
-    that reached it, `posted_at` is when the last one was sent.
+    """Simulated engine, which serves `model` and, as if they were the same, `more`. `posts` counts the requests that
+    reached the engine; `posted_at`: when the last was sent.
 
-    Faults: `die`, `stop` (SIGSTOP: connections open, nothing comes), `stall` (so do calls alone: health checks and
-    samples are answered), `slow` (every step takes this many times as
-    long), `errors` (this share of requests is answered with `status` at once), `recover`.
+    Faults: `die`; `stop` (SIGSTOP: connections stay open, nothing comes); `stall` (calls alone hang: health checks and
+    samples are answered); `slow` (every step takes this many times as long); `errors` (this share of requests is
+    answered with `status` at once); `recover`.
     """
 
     def __init__(

@@ -16,8 +16,8 @@ Delay = Callable[[], float]  # seconds of the next bytes on their way
 
 
 class FrameLink:
-    """One connection. `delay` is asked for each piece of bytes, in either direction; `sent` is given each with its
-    sender, the relay's channel or the decider's."""
+    """Connection between a relay and the decider. `delay` gives the delay of each piece of bytes, in either direction;
+    `sent` gets each piece with its sender, the relay's channel or the decider's."""
 
     def __init__(
         self, relay: Channel, decider: Channel, delay: Delay, sent: Callable[[Channel, bytes], None] = lambda *_: None

@@ -159,8 +159,8 @@ class Taker(Protocol):
 
 
 class Work:
-    """One request under way, and where its tokens fall: `tokens` are for each reading of its prompt (more than one
-    after preemptions) the token it wrote at its end, counted from 1, and the engine's step that wrote it."""
+    """Request under way, and the places of its tokens. `tokens`: for each reading of its prompt (more than one after
+    preemptions), the token written at the end of it, counted from 1, and the engine's step that wrote it."""
 
     __slots__ = ("asked", "begun", "coming", "left", "taker", "tokens")
 

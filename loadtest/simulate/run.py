@@ -38,9 +38,9 @@ TELL_EVERY = 0.2  # seconds of wall time
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """One simulation. `before`: what stands before the engines, "gateway" or a name of RULES; `policy`: YAML, b"" for
-    the defaults; `folder`: where the scenario's files are; `requests`: keep what became of each request too, which
-    takes memory."""
+    """Setting of one simulation. `before`: what stands before the engines, "gateway" or a name of RULES. `policy`:
+    YAML, b"" for the defaults. `folder`: folder of the scenario's files. `requests`: keep the result of each request
+    too, which takes memory."""
 
     name: str
     before: str

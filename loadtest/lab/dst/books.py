@@ -105,8 +105,8 @@ class Charges:
 
 
 class Ledger:
-    """What engines were made to write, and who paid for it. A tenant's bucket is charged at least that much of each
-    call, whoever left it, but for what an engine failed."""
+    """Ledger of the tokens that engines wrote, and of the tenants that paid for them. A tenant's bucket is charged at
+    least the tokens written for each call, whoever left the call, unless an engine failed it."""
 
     def __init__(self, charges: Charges, wrong: Callable[[str], None]) -> None:
         self._charges = charges

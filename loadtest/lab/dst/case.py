@@ -21,11 +21,11 @@ KEYS = {"": "anonymous", "key-of-acme": "acme", "key-of-zeta": "zeta"}  # and wh
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """One client's call. Tokens, seconds; `within`: the deadline it asks for, 0 for its class's; `leaves`: so long
-    after it was sent, negative for never; `leaves_granted`: in the very moment it gets its turn; `retries`: how often
-    at most it comes back; `usage`: it wants to be told; `items`: texts of `prompt` tokens to embed or to rank, of a
-    ranking it wants the `top`, 0 for all; `session`: its conversation, 0 for none; `upload`: for so long its body comes
-    after its head; `proxied`: a proxy takes it, and asks the decide port."""
+    """Call of one client; times are in seconds. `within`: the deadline asked for, 0 for the class's. `leaves`: time
+    from sending until the client leaves, negative for never; `leaves_granted`: it leaves in the very moment it gets its
+    turn. `retries`: retries at most. `usage`: the answer must tell usage. `items`: texts of `prompt` tokens to embed or
+    to rank; `top`: how many of a ranking to return, 0 for all. `session`: its conversation, 0 for none. `upload`: time
+    from the head to the end of the body. `proxied`: the call goes through a proxy, which asks the decide port."""
 
     at: float
     class_name: str

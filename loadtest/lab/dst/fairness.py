@@ -33,7 +33,8 @@ Who = tuple[str, str]  # class, tenant
 
 
 class _Popping(msgspec.Struct, frozen=True):
-    """Who waited just before a call was served: each class's head, in order, and which of those are what."""
+    """Tickets that waited just before a call was served: the head of each class, in order, and the tickets in each
+    role."""
 
     heads: list[Ticket]
     starving: list[Ticket]

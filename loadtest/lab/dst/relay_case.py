@@ -17,10 +17,10 @@ ALIKE = 20  # seeds that share their policies: reading one takes as long as a si
 
 
 class RelayFault(msgspec.Struct, frozen=True, kw_only=True):
-    """What befalls relay number `relay`. `kill`: SIGKILL, and another is started after `seconds`. `break`: its
-    connection breaks, what is under way is lost, and the decider cannot be reached for so long. `hold`: nothing
-    arrives on it, either way. `echo`: messages of calls that an earlier connection carried come once more, on the one
-    of now and in any order."""
+    """Fault of relay number `relay`. `kill`: SIGKILL; another relay starts after `seconds`. `break`: its connection
+    breaks, messages under way are lost, and the decider cannot be reached for `seconds`. `hold`: nothing arrives on its
+    connection, either way. `echo`: messages of calls that an earlier connection carried come once more, on the present
+    connection and in any order."""
 
     at: float
     what: Literal["kill", "break", "hold", "echo"]
@@ -29,8 +29,8 @@ class RelayFault(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeciderFault(msgspec.Struct, frozen=True, kw_only=True):
-    """What befalls the decider. `kill`: SIGKILL, and another is started after `seconds`; `hang`: nothing comes from it
-    for so long, and then it is killed and replaced."""
+    """Fault of the decider. `kill`: SIGKILL; another decider starts after `seconds`. `hang`: the decider sends nothing
+    for `seconds`, then is killed and replaced."""
 
     at: float
     what: Literal["kill", "hang"]
@@ -38,11 +38,11 @@ class DeciderFault(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemberFault(msgspec.Struct, frozen=True, kw_only=True):
-    """What befalls a cluster's member for so many seconds; of number -1: the leader. `kill`: its decider ends, and
-    another begins; `reboot`: its relays too; `stop`: its decider does nothing, and then goes on. `cut`: it does not
-    reach the store; `parted`: it and the others do not reach each other; `lost`: nobody reaches the store; `emptied`:
-    the store forgets all; `began_anew`: nobody reaches the store, which has forgotten all when it is back; `refused`:
-    what stands before the store accepts connections and closes them."""
+    """Fault of a cluster's member for `seconds`; member -1: the leader. `kill`: its decider ends, and another begins;
+    `reboot`: its relays too; `stop`: its decider pauses, then goes on. `cut`: the member does not reach the store;
+    `parted`: it and the others do not reach each other; `lost`: no member reaches the store; `emptied`: the store
+    forgets all; `began_anew`: no member reaches the store, which has forgotten all when it is back; `refused`: a
+    process before the store accepts connections and closes them."""
 
     at: float
     what: Literal["kill", "reboot", "stop", "cut", "parted", "lost", "emptied", "began_anew", "refused"]
@@ -56,8 +56,8 @@ RelayEvent = Call | Fault | Reload | RelayFault | DeciderFault | MemberFault
 
 
 class RelayCase(msgspec.Struct, frozen=True, kw_only=True):
-    """One simulation. `members`: of a cluster; 0: there is none, and one decider. `delay`: seconds from a relay to the
-    decider at least, `spread`: by how much more at most."""
+    """Case of one simulation. `members`: machines of a cluster; 0: no cluster, and one decider. `delay`: least seconds
+    from a relay to the decider; `spread`: how much more it may be."""
 
     seed: int
     policy: str

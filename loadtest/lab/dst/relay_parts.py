@@ -119,8 +119,8 @@ class Log:
 
 
 class Relay:
-    """One life of a relay: `number` says which, `pid` in which life, `machine` of which member. `unreachable`: until
-    then it finds no decider."""
+    """Relay in one of its lives. `number`: the relay's; `pid`: the life's; `machine`: the member's. `unreachable`: time
+    until which the relay finds no decider."""
 
     def __init__(self, side: RelaySide, log: Log, number: int, pid: int, machine: str) -> None:
         self.side = side

@@ -67,12 +67,12 @@ FOLDER = Path(__file__).parent
 
 
 def capacity_of(seed: int, engines: int, blocks: int = BLOCKS) -> Saturation:
-    """What the engines can do of this traffic at most."""
+    """Return the most that the engines can do of this traffic."""
     return Setting(engines=engines, seed=seed, mix=TRAFFIC, blocks=blocks, known={}).saturated()
 
 
 def measure(side: Side, factor: float, seed: int, engines: int, capacity: Saturation, blocks: int = BLOCKS) -> Point:
-    """One run at `factor` times the capacity."""
+    """Measure a run at `factor` times the capacity."""
     place = InMemory(Direct if side == "direct" else RoundRobin)
     setting = Setting(engines=engines, seed=seed, mix=TRAFFIC, place=place, capacity=capacity, blocks=blocks, known={})
     outcome = setting.overload(factor, gateway=side == "weir")
@@ -88,7 +88,7 @@ def measure(side: Side, factor: float, seed: int, engines: int, capacity: Satura
 
 
 def share_of(setting: Setting, outcome: Measured, class_name: str) -> ClassShare:
-    """What a class asked for and got."""
+    """Count a class's calls offered in the measured part, its tries in time, and the first tries among these."""
     own = [tried for tried in outcome.result.tries if tried.class_name == class_name]
     offered = sum(tried.number == 1 and setting.warm <= tried.intended < setting.ends for tried in own)
     good = [tried for tried in measured(setting, outcome)

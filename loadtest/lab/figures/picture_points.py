@@ -31,8 +31,8 @@ class ClassShare(msgspec.Struct, frozen=True):
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """One run. `goodput`: tokens of tries in time, over the capacity; `first`: of first tries alone; `late`: of the
-    tries that an engine was given, the share that was not in time."""
+    """Figures of one run. `goodput`: tokens of tries in time, over the capacity; `first`: the same of first tries
+    alone; `late`: share of the tries given to an engine that was not in time."""
 
     side: Side
     factor: float

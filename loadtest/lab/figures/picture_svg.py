@@ -145,7 +145,7 @@ def _bar(frame: Frame, x: Axis, point: AgentPoint, middle: float) -> Iterable[st
 
 
 def _strip(frame: Frame, x: Axis, y: Axis, *, last: bool) -> Iterable[str]:
-    """Its axes: few ticks, and those of x only below the last."""
+    """Yield the axes of a strip: few ticks, and those of x only below the last strip."""
     for tick in x.ticks():
         at = frame.x(x, tick)
         yield f'<path class="grid" d="M{at} {frame.top}V{frame.bottom}"/>'
@@ -162,7 +162,8 @@ def _strip(frame: Frame, x: Axis, y: Axis, *, last: bool) -> Iterable[str]:
 
 
 def _spread(places: Sequence[float]) -> list[float]:
-    """Where labels go so that none is on another: the lowest beside its line, the others there or just above."""
+    """Return places of labels that do not overlap: the lowest beside its line, the others beside theirs or just above
+    the label below."""
     found = list(places)
     order = sorted(range(len(places)), key=lambda number: places[number], reverse=True)
     for below, above in pairwise(order):

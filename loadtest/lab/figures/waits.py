@@ -29,8 +29,8 @@ P95 = (0.5, 1.0)
 
 
 class Regime(msgspec.Struct, frozen=True):
-    """One regime: a `profile` for each engine, with so many KV blocks (0: its own), asked `rate` times a second, which
-    is about twice what they can do."""
+    """Engines and load of one measurement: a `profile` for each engine with its number of KV blocks (0: the profile's),
+    and `rate` requests a second, about twice what they can do."""
 
     name: str
     each: tuple[tuple[str, int], ...]
@@ -103,6 +103,6 @@ def row_of(what: str, known: list[Try]) -> Row:
 
 
 def share_of(known: list[Try], share: float, seconds: float, q: float) -> float:
-    """That quantile of the errors over their real waits, of which each counts as so long at least that `share` of it is
-    `seconds`."""
+    """Return the `q` quantile of the errors over their real waits. Each wait counts as at least `seconds / share`
+    seconds."""
     return quantile([abs(tried.predicted - tried.queue) / max(tried.queue, seconds / share) for tried in known], q)

@@ -106,7 +106,7 @@ def limits() -> list[str]:
 
 
 def tried(images: Images) -> list[tuple[str, str, bool]]:
-    """What a container of the gateway's image was seen to do: the question, the answer, whether it is the right one."""
+    """Try a container of the gateway's image. Return each question, its answer, and whether the answer is right."""
     check = json.loads(images.run("image", "inspect", GATEWAY).stdout)[0]["Healthcheck"]["Test"][1:]
     images.run("rm", "--force", "--ignore", CONTAINER)
 

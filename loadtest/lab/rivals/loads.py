@@ -47,9 +47,9 @@ class Goal(msgspec.Struct, frozen=True):
 
 
 class RivalLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """One load on ENGINES engines of `profile`. `share`: of the capacity, None: arrivals are the scenario's own;
-    `trace`: which file of recorded traffic takes the place of its first kind's lengths; `cache`, `longest`: tokens of
-    an engine's cache and of a prompt with its answer, None: the profile's; `rivals`: those beside the named ones."""
+    """Load on ENGINES engines of `profile`. `share`: part of the capacity, None: the scenario's own arrivals. `trace`:
+    file of recorded traffic that replaces the lengths of the first kind. `cache`: tokens of an engine's cache,
+    `longest`: tokens of a prompt with its answer, None: the profile's. `rivals`: rivals beside the named ones."""
 
     scenario: Scenario
     goals: tuple[Goal, ...] = ()
@@ -88,7 +88,9 @@ class RivalLoad(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def at(self, capacity: float, seconds: float) -> Scenario:
-        """What is sent, where the engines can do so many beginnings a second."""
+        """Return the scenario to send to engines that can do `capacity` beginnings a second, measured for `seconds`.
+        Above the capacity, a warm-up of as many seconds comes first. A load without `share` sends its scenario
+        unchanged."""
         if self.share is None:
             return self.scenario
         arrivals = Arrivals(poisson=Rate(round(self.share * capacity, 6)))

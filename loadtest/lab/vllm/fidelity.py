@@ -75,8 +75,8 @@ Needs: `make vllm` once, and a machine that is otherwise idle: the engine, its s
 
 
 class FidelityFigure(msgspec.Struct, frozen=True):
-    """One figure of all laps, measured and simulated, latencies in seconds; `ratios`: simulated over measured in each
-    lap; `bound`: what it may be off by, as a share."""
+    """Figure of all laps, measured and simulated, latencies in seconds. `ratios`: simulated over measured, in each lap.
+    `bound`: largest error allowed, as a share."""
 
     what: str
     measured: float

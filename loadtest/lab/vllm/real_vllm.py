@@ -55,8 +55,8 @@ def absent() -> str | None:
 
 
 class Vllm:
-    """One vLLM server, ready to serve. `flags` are appended to its command line. `with` stops it. `apart`: the last
-    core is its worker's, and its API server and EngineCore are kept off it."""
+    """Server of vLLM, ready to serve. `flags` are appended to its command line. `with` stops the server. `apart`: the
+    last core is for its worker, and its API server and EngineCore are kept off that core."""
 
     def __init__(self, log: Path, port: int, *flags: str, timeout: float = READY, apart: bool = False) -> None:
         argv = [str(venv() / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server"]

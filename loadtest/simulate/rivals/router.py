@@ -33,9 +33,9 @@ class Prompt(msgspec.Struct, frozen=True, gc=False):
 
 
 class Worker:
-    """One engine, as a router keeps books of it. `requests` are sent there and unanswered; `pending`: tokens of their
-    prompts that were not cached, of those without a first token; `size`: blocks of KV cache; `kv` (0..1) and `waiting`
-    are its metrics at the last poll."""
+    """Record of one engine, as a router keeps it. `requests`: sent there and unanswered; `pending`: uncached prompt
+    tokens of those without a first token; `size`: blocks of KV cache; `kv` (0..1) and `waiting`: the engine's metrics
+    at the last poll."""
 
     def __init__(self, number: int, size: int) -> None:
         self.number = number

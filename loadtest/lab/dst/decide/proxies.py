@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 class Proxies:
-    """Those that ask one gateway, over these engines by their ids. `wrong` takes what must not happen, `over` is called
-    when none of them has anything left to do: `open` counts it. `sending` and `failed` are a Watcher's."""
+    """Proxies that ask one gateway, over engines by their ids. `wrong` takes what must not happen. `over` is called
+    when no proxy has a call left; `open` counts these calls. `sending` and `failed` are a Watcher's."""
 
     def __init__(
         self,
