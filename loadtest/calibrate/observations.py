@@ -28,7 +28,7 @@ class ObservedRequest(msgspec.Struct, frozen=True):
 
     @property
     def pairs(self) -> float:
-        """Of a token of its prompt that was computed, and one before it."""
+        """Pairs of a computed token of its prompt and a token before it."""
         return self.computed * (self.prompt - self.computed / 2)
 
 

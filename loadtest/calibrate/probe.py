@@ -159,8 +159,8 @@ class Probe:
             )
 
     async def _cell(self, at_once: int, length: int, steps: int = STEPS) -> int:
-        """So many requests of a length at once, for so many steps: how many of them ran at once; 0: they do not fit
-        into the cache together, and nothing was sent."""
+        """Send `at_once` requests of one length at once, for `steps` steps. Return how many of them ran at once; 0:
+        they do not fit into the cache together, and nothing was sent."""
         limits = self._limits
         # Who is first writes on while the prompts of others are read, a token in each step.
         reading = at_once * (length * self._prompt + max(0.0, self._way - self._alone)) / self._alone

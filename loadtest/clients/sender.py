@@ -75,7 +75,7 @@ class Sender:
         call.send()
 
     def stop(self, why: Why, reason: str) -> None:
-        """Nobody waits for what is still open."""
+        """Leave every open call."""
         for call in list(self.open):
             call.leave(why, reason)
 

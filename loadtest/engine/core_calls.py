@@ -38,7 +38,7 @@ class CoreCalls:
             self._waiting.popleft()()
 
     def close(self) -> None:
-        """Whatever is under way never ends, and what waits is never done."""
+        """Drop all waiting calls and stop the timer; calls under way never end."""
         self._waiting.clear()
         if self._timer is not None:
             self._timer.cancel()

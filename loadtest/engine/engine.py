@@ -130,7 +130,7 @@ class Engine:
         return StepResult(duration, ends, step.prefilled, step.finished, step.decoded, step.prefill_tokens)
 
     def _jitter(self, steps: int) -> list[float]:
-        """Of the next steps; `_next` goes on as they are made."""
+        """Return the jitter factors of the next `steps` steps; `_next` advances as steps are made."""
         at = self._next
         if at + steps > len(self._factors):
             profile, rng = self.config.profile, self._rng

@@ -50,11 +50,11 @@ class Resident:
         self._sleeps = 0
 
     def wanted(self, total: int) -> int:
-        """Of a GPU of `total` bytes what must be free before it starts, capped cache or not."""
+        """Bytes of a GPU of `total` bytes that must be free before the engine starts, capped cache or not."""
         return int(total * self._share.utilization)
 
     def claim(self, total: int) -> int:
-        """Of a GPU of `total` bytes what it holds while it is awake."""
+        """Bytes of a GPU of `total` bytes that the engine holds while it is awake."""
         cache = self._share.cache
         taken = self.wanted(total) if cache is None else min(self.wanted(total), RESIDUE + self.weights + cache)
         return taken if self._true is None else self._true.takes(taken)

@@ -90,7 +90,8 @@ class Scheduler:
                 heapq.heapify(self._queue)
 
     def preempt_all(self) -> None:
-        """Everybody out of the batch, oldest first in the queue: the cache is about to be dropped."""
+        """Preempt every running sequence, because the cache is about to be dropped; the oldest comes first in the
+        queue."""
         while self.running:
             self._preempt(next(reversed(self.running)))
 

@@ -161,7 +161,7 @@ class SimServer:
         self.work()
 
     def adapters(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Of LoRA adapters, those with running requests, and those with waiting ones."""
+        """Return the LoRA adapters with running requests, and the adapters with waiting requests."""
         running: dict[str, None] = {}
         waiting: dict[str, None] = {}
         for sequence in self.engine.unfinished():

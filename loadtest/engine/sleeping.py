@@ -40,7 +40,7 @@ class Sleeping:
             self._server.engine.add(sequence, now)
 
     def forget(self, answer: Generation | Gathered) -> None:
-        """Of a client that has left."""
+        """Forget the late work of a client that has left."""
         if self._late:
             self._late = [entry for entry in self._late if entry[0].owner.answer is not answer]
 

@@ -147,7 +147,7 @@ def spine() -> list[str]:
 
 
 def loaded(*argv: str, program: str = "gateway") -> set[str]:
-    """Our modules that a command has imported at its end; a gateway that serves is ended."""
+    """Return the project's modules that a command has imported at its end. A gateway that serves is ended."""
     process = subprocess.Popen(
         [sys.executable, "-c", LISTING.format(program=program), *argv],
         stdout=subprocess.PIPE,

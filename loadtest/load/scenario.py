@@ -128,7 +128,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def clients(self) -> int:
-        """Of a closed loop: how many send, each its next request when it has its answer; 0: an open loop."""
+        """Number of clients of a closed loop, each of which sends its next request once it has its answer; 0: an open
+        loop."""
         return 0 if isinstance(self.arrivals, str) or self.arrivals.closed is None else self.arrivals.closed.clients
 
     @property

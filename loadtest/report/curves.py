@@ -76,7 +76,7 @@ def over_engines(summaries: Sequence[Summary]) -> list[str]:
 def _attainment(
     summaries: Sequence[Summary], class_name: str, x: Axis, of: Callable[[Summary], float], unit: str
 ) -> str:
-    """`of`: what it is drawn against, `unit` its unit in words."""
+    """Draw the attainment of a class by run. `of`: the x value of a summary; `unit`: its unit in words."""
     lines = []
     for style, (name, group) in enumerate(by_name(summaries, engines=of is engines_of).items()):
         own = [one for one in group if class_name in one.classes]
@@ -121,7 +121,7 @@ def _inner(lines: Iterable[Line]) -> list[float]:
 
 
 def classes_over_time(run: Run, title: str) -> list[str]:
-    """Of every class, what was offered and what of it met its SLO, by the intended time; all repeats averaged."""
+    """Draw for every class what was offered and what of it met its SLO, by the intended time; all repeats averaged."""
     tallies = tallies_of(run)
     timeline = Timeline(CLASS_BINS)
     for tally in tallies:

@@ -108,7 +108,8 @@ def _chosen(runs: Sequence[Run], close: Sequence[Run], titles: Sequence[str]) ->
 
 
 def _over_time(runs: Sequence[Run], titles: Sequence[str]) -> Iterable[str]:
-    """Of many runs each in a fold of its own, the first of them open."""
+    """Yield the charts over time. With more than MANY runs, the first run's charts are open and each other run's are in
+    a fold."""
     shaded = "Shaded: warm-up and cool-down, which count nowhere else."
     drawn = [[*curves.classes_over_time(run, title), *curves.engines_over_time(run, title)]
              for run, title in zip(runs, titles, strict=True)]  # fmt: skip

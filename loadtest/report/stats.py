@@ -136,7 +136,7 @@ def _within(t: float, freedom: int) -> float:
 
 
 def quantile(values: Iterable[float], q: float) -> float:
-    """Of a possibly empty sample (then 0), without interpolation."""
+    """Return the quantile of a sample, without interpolation; 0 if the sample is empty."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(q * len(ordered)))] if ordered else 0.0
 

@@ -20,7 +20,7 @@ QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999}
 
 
 class Distribution(msgspec.Struct, frozen=True, kw_only=True):
-    """Of `count` values: exact, or where there were more than `sketch.EXACT` of them quantiles within 0.4 %."""
+    """Distribution of `count` values: exact, or, above `sketch.EXACT` values, quantiles within 0.4 %."""
 
     count: int
     mean: float

@@ -135,7 +135,7 @@ class Watcher(Protocol):
 
 
 class Door(Protocol):
-    """Whatever takes calls: a gateway that decides itself, or one of its relays."""
+    """Taker of calls: a gateway that decides itself, or one of its relays."""
 
     bodies: BodyMemory
 

@@ -178,7 +178,7 @@ class MemoryEngine:
         self._step()
 
     def _settle(self) -> None:
-        """Somebody looks, or wants something else: of the steps ahead only those are made that have begun."""
+        """Make only the steps looked ahead that have begun, because the state is read or a new request has come."""
         ahead = self._ahead
         if ahead is None:
             return

@@ -32,7 +32,7 @@ class Pace:
         self._marks: dict[Sketch, Counter[int]] = {}  # by step: stretches that begin there less those that end
 
     def ended(self, now: float) -> int:
-        """Another step ended; its number."""
+        """Record the end of a step; return its number."""
         ends = self._ends
         if len(ends) >= 2 * KEPT:
             self.settle()

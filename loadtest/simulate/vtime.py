@@ -185,7 +185,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._turns = 0
 
     def _stay(self) -> None:
-        """So many turns at one moment."""
+        """Advance virtual time by TICK, because too many turns happened at one moment. Raises Deadlock after MOST_TURNS
+        turns."""
         self._now += TICK
         if self._turns >= MOST_TURNS:
             self._turns = 0

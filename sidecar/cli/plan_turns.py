@@ -214,7 +214,7 @@ def _turn(
 
 
 def _times(machine: Machine, name: str) -> StepTimes:
-    """Of a profile that was never started."""
+    """Return the times of a profile that was never started."""
     return ModelState(name, machine.config.models[name], 0.0).times
 
 

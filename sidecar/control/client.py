@@ -16,7 +16,7 @@ MOST = 16 * 1024 * 1024  # bytes of an answer
 
 
 class NoSidecar(Exception):
-    """Nobody answers at the address; the message says which."""
+    """No sidecar answers at the address; the message names the address."""
 
 
 class Rejected(Exception):

@@ -23,7 +23,7 @@ class GPUError(Exception):
 
 
 class NoNVML(GPUError):
-    """There is no NVIDIA driver here, or none loaded: no engine can run on a GPU of this machine."""
+    """No NVIDIA driver is installed or loaded, so no engine can run on a GPU of this machine."""
 
 
 class Unselectable(Exception):

@@ -26,14 +26,15 @@ _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 
 
 class Lesson(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one profile. `settings`: any text that changes when the profile's settings do.
+    """Facts that failed starts of one profile have taught. `settings`: any text that changes when the profile's
+    settings do.
 
-    `rest`: all beside the KV cache that the share has to hold, at least; `exact`: it was told, not only exceeded.
-    `context`: KV cache of a context of so many `tokens`, 0: of the model's own or the profile's. `beyond`: what has to
-    be free beside the share. `over`: so much was free there, no more could be, and it was too little. `most`: the
-    largest share that was free. `sequences`: for so many a hybrid model's states have room. `longest`: tokens of
-    the longest context that vLLM derives for the model. `cuda`: what CUDA reports of a GPU of which NVML says `total`.
-    0, None: nothing was learnt of that.
+    `rest`: bytes that the share has to hold beside the KV cache, at least; `exact`: vLLM reported `rest`, instead of
+    only exceeding it. `context`: KV cache of a context of `tokens`, 0: of the model's own or the profile's. `beyond`:
+    bytes that have to be free beside the share. `over`: bytes that were free there, no more could be, and they were too
+    few. `most`: the largest share that was free. `sequences`: number of sequences for whose states a hybrid model has
+    room. `longest`: tokens of the longest context that vLLM derives for the model. `cuda`: bytes that CUDA reports of a
+    GPU of which NVML says `total`. 0, None: not learned.
     """
 
     settings: _Name

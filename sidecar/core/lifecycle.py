@@ -128,11 +128,13 @@ def rest(rests: int) -> float:
 
 
 class Lifecycle:
-    """Of one profile. `since` is when `state` last changed; `transitions` counts by the state that was entered.
+    """Lifecycle of one profile's engine. `since`: time of the last change of `state`. `transitions`: counts by the
+    state that was entered.
 
-    `failures`, `starved` (out of memory) and `taught` are in a row, and so are the `rests` that they led to: until one
-    that got ready at `ready_at` has been in order for HEALTHY seconds. `last_error` is of the last of them, and stays
-    until it is ready. An engine found alive when the sidecar starts begins in the `state` it is in.
+    `failures`, `starved` (out of memory), `taught` and the `rests` that they led to are counted in a row. The row ends
+    once an engine that got ready at `ready_at` has been in order for HEALTHY seconds. `last_error`: error of the last
+    failure, kept until the engine is ready. An engine found alive when the sidecar starts begins in its present
+    `state`.
     """
 
     __slots__ = (

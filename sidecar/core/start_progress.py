@@ -38,8 +38,8 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StartProgress:
-    """Of one start, which is ended `stall` seconds after its last sign. Times are monotonic seconds; `at`: of the last
-    sign, `what`: that sign, in words."""
+    """Progress of one start. The start is ended `stall` seconds after its last sign of progress. `at`: time of the last
+    sign; `what`: the sign in words. Times are monotonic seconds."""
 
     __slots__ = ("_began", "_bytes", "_looked", "_looked_at", "_read", "_shares", "_worked_at", "at", "stall", "what")
 

@@ -35,10 +35,10 @@ OVERDUE = 0.25  # what is later than foretold takes that part of what it has tak
 
 
 class StepTimes:
-    """Of the profile `name`. `alike`: profiles that have it equal start alike, so that one which was never started is
-    foretold as another was. `eager`: it compiles nothing. `machine`: those of all profiles of this machine, to which
-    it is added; in place of earlier ones of its name, whose disk is the same. `disk`: bytes a second that its starts
-    have read. Measured times are None, or absent, until they were seen."""
+    """Times of the profile `name`. `alike`: profiles with equal `alike` start alike, so a profile that was never
+    started is predicted from another that was. `eager`: the profile compiles nothing. `machine`: times of all profiles
+    of this machine; these are added there, in place of earlier ones of the name, whose disk rate is kept. `disk`: bytes
+    a second that its starts have read. Measured times are None, or absent, until they were seen."""
 
     __slots__ = ("_alike", "_eager", "_machine", "disk", "load", "sleep", "stages", "stop", "wakes")
 

@@ -14,7 +14,7 @@ LOOK_EVERY = 0.02  # seconds between two looks at what has got SIGKILL
 
 
 class NotOurs(Exception):
-    """There is no such process any more, or its number is another's by now."""
+    """No such process exists any more, or its number belongs to another process."""
 
 
 def handle_for(record: ProcessRecord) -> int | None:

@@ -158,7 +158,7 @@ class EngineApi:
     # -- completions --------------------------------------------------------------------------------------------------
 
     async def warm_up(self, prompt: str, requests: int, within: float = GENERATE) -> None:
-        """So many short completions, one after the other, each of `within` seconds at most."""
+        """Request `requests` short completions, one after the other, each within `within` seconds."""
         for _ in range(requests):
             await self._complete(prompt, CANARY_TOKENS, within)
 

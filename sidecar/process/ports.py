@@ -19,7 +19,7 @@ BOUND = Path("/proc/net/unix")  # every bound unix socket of this network namesp
 
 
 class AddressTaken(Exception):
-    """There is no free port, or something else is at a socket's path; the message says what, and what to do."""
+    """No port is free, or something else is at a socket's path; the message says what, and what to do."""
 
 
 def free_port(ports: Iterable[int], *, host: str = LOOPBACK, taken: Collection[int] = ()) -> int:

@@ -30,8 +30,8 @@ LINE_MOST = 4000  # bytes of a line that is being written
 
 
 class StartEvidence:
-    """Of the start of one engine, for `progress`: it hears the output from here to `close`. `folders`: by name.
-    `gpu_bytes`: the most that it has held of a GPU so far."""
+    """Evidence of one engine's start, for `progress`. The engine's output is heard from here to `close`. `folders`: by
+    name. `gpu_bytes`: returns the most bytes that the engine has held of a GPU so far."""
 
     def __init__(
         self,

@@ -110,7 +110,7 @@ class VllmEngine:
         )
 
     def held(self, processes: dict[int, int]) -> int:
-        """Of the bytes by pid on one GPU those that are this engine's, all its processes together."""
+        """Sum the bytes of this engine's processes, by the bytes of each pid on one GPU."""
         total = 0
         for pid, size in processes.items():
             with contextlib.suppress(OSError):  # /proc does not answer: as if it were another's
@@ -291,7 +291,7 @@ class VllmEngine:
 
     @asynccontextmanager
     async def _failing(self, doing: str, *, memory: bool = False) -> AsyncIterator[None]:
-        """Whatever fails inside is EngineFailed. `memory`: it may have been for want of GPU memory."""
+        """Turn failures inside into EngineFailed. `memory`: the failure may have been for want of GPU memory."""
         try:
             yield
         except FAILURES as error:
@@ -311,7 +311,8 @@ class VllmEngine:
 
 
 def _kv_bytes(lines: Sequence[str]) -> int | None:
-    """Of the KV cache on each GPU, as the workers have said; the least of them, for they all keep to that."""
+    """Return the bytes of the KV cache on each GPU, as the workers have reported; the least of them, because all
+    workers keep to that. None if no worker has reported."""
     sizes = [float(found[1]) for line in lines if (found := _CACHE.search(line))]
     return int(min(sizes) * GIB) if sizes and min(sizes) > 0 else None
 

@@ -32,7 +32,7 @@ class StagingError(Exception):
 
 
 class Staging:
-    """Of the model's folder `target`, whose parent is made where it is not there. Raises StagingError."""
+    """Staging folder of the model's folder `target`, whose parent is made if missing. Raises StagingError."""
 
     def __init__(self, target: Path) -> None:
         self.target = target

@@ -34,7 +34,7 @@ TWICE = "another node of the cluster has its name: give each its own (ray start 
 
 
 class Unreachable(Exception):
-    """There is no such cluster, or no pool in it; the message says which."""
+    """No such cluster answers, or it has no pool; the message says which."""
 
 
 class PoolNode(msgspec.Struct, frozen=True, kw_only=True):

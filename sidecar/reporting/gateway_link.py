@@ -187,8 +187,8 @@ class GatewayLink:
         self.answered = report.sequence
 
     async def _reached_at(self) -> str:
-        """Our URL for this gateway: by the address of ours that packets to it come from, if we listen on
-        all. Nothing is sent to find that out. Raises OSError."""
+        """Return the URL at which this gateway reaches the sidecar. If the sidecar listens on all addresses, the URL
+        has the address from which packets to the gateway come; no packet is sent to find that out. Raises OSError."""
         host = self._listen.host
         if host in EVERY_INTERFACE:
             to = urlsplit(self.url)

@@ -20,8 +20,8 @@ MOST_TOLD = 3  # processes of others
 
 
 class EngineMemory:
-    """Of all engines of a sidecar. `running`: those that there are, by profile. `blind`: an engine that was ready was
-    not among the processes that NVML told."""
+    """Memory of all engines of a sidecar. `running`: engines by profile. `blind`: NVML did not list a ready engine
+    among its processes."""
 
     def __init__(self, monitor: GpuMonitor, running: Mapping[str, Engine]) -> None:
         self._monitor = monitor

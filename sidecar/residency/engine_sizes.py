@@ -21,8 +21,8 @@ LESS = 0.95  # of what a guessed claim was, at most, or it is not worth another 
 
 
 class EngineSizes:
-    """Of all models of a sidecar. `measured`, `lessons`, `sleeps`: what is known, by profile. `touch` is called after
-    every change of a model's size."""
+    """Sizes of all models of a sidecar. `measured`, `lessons`, `sleeps`: what is known, by profile. `touch` is called
+    after every change of a model's size."""
 
     def __init__(
         self,

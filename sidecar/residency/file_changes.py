@@ -25,8 +25,8 @@ CALLS_WITHIN = (
 
 
 class FileChanges:
-    """Of the models in `entries`, which it adds to and takes from. `config`: in force now, with the profiles of engines
-    that have to end first as they were. `times`: of the machine's models, see StepTimes."""
+    """Changes of the file to the models in `entries`, which are added and removed here. `config`: the config in force,
+    with the old profiles of engines that have to end first. `times`: times of the machine's models, see StepTimes."""
 
     def __init__(
         self,

@@ -21,7 +21,8 @@ WORDS = {
 
 
 class OpeningHours:
-    """Of the models in `entries`. `wall` gives Unix seconds, `offset` how far the local clock is ahead of UTC."""
+    """Schedules of the models in `entries`. `wall` gives Unix seconds, `offset` how far the local clock is ahead of
+    UTC."""
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ EVERY = 5.0  # seconds
 
 
 class LivenessProbes:
-    """Of all engines: `look_after` each new one. `clock` gives monotonic seconds."""
+    """Probes of all engines: call `look_after` for each new engine. `clock` gives monotonic seconds."""
 
     def __init__(self, steps: EngineSteps, tasks: GpuTasks, clock: Callable[[], float]) -> None:
         self._steps = steps

@@ -27,9 +27,9 @@ FRESH = 1.0  # seconds that the gateways have to tell of their calls before a mo
 
 
 class Scheduler:
-    """Of the models in `entries`. `tasks`: the operations under way. `host`: where sleeps at level 1 are booked.
-    `changed` is set at every change worth a report, `touch` is called after every order. `say` takes a line
-    for the operator."""
+    """Scheduler of the models in `entries`. `tasks`: the operations under way. `host`: where sleeps at level 1 are
+    booked. `changed` is set at every change worth a report, `touch` is called after every order. `say` takes a line for
+    the operator."""
 
     def __init__(
         self,
@@ -145,7 +145,8 @@ class Scheduler:
         return now + RETRY
 
     def _preload_later(self, entry: ModelState, decision: Plan | Infeasible) -> None:
-        """There is no room for it now: while others are on their way, they may yet leave some."""
+        """Preload a model later that has no room now, as long as other models have operations under way, which may free
+        some. Otherwise give its preload up and say why."""
         entry.preloads = any(each.lifecycle.pending for each in self._entries.values())
         if not entry.preloads:
             why = decision.why if isinstance(decision, Infeasible) else "others would have to make room"

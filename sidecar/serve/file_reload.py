@@ -25,8 +25,8 @@ FAILURES = (InvalidFile, OSError, ValueError)
 
 
 class FileReload:
-    """Of the file at `path`. `started`: the config that the sidecar was started with, with `gateway` beside the file's
-    gateways. Raises what reading raises: the file may have changed since."""
+    """Reloads of the file at `path`. `started`: the config with which the sidecar was started, with `gateway` beside
+    the file's gateways. Raises what reading raises, because the file may have changed since."""
 
     def __init__(self, path: Path, started: SidecarConfig, gateway: str | None, manager: Manager) -> None:
         self.last = Reload()

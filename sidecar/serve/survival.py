@@ -44,7 +44,8 @@ class Unit(msgspec.Struct, frozen=True):
 
 
 def surroundings() -> Surroundings:
-    """Of this process; empty where /proc does not tell."""
+    """Return the surroundings of this process; its control groups and namespace are empty if /proc does not tell
+    them."""
     try:
         cgroups, namespace = Path("/proc/self/cgroup").read_text(), os.readlink("/proc/self/ns/pid")
     except OSError:

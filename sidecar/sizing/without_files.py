@@ -16,9 +16,9 @@ SIMULATED_RESIDUE = GIB  # what a simulated engine keeps asleep
 
 
 def unknown(profile: Profile, total: int, why: str, lesson: Lesson = NOTHING_LEARNT, *, comes: bool = False) -> Size:
-    """Of a model whose files are not here, or not understood: as much as vLLM takes by itself, or as is told; more or
-    less by what starts that failed have taught. `comes`: its files come with its start, which is ended then and
-    repeated with what it needs, unless that is told."""
+    """Return the size of a model whose files are missing or not understood: as much as vLLM takes by itself, or as
+    `gpu_memory` says, corrected by what failed starts have taught. `comes`: the files come with the first start; that
+    start is then ended and repeated with the real size, unless `gpu_memory` gives a share."""
     memory = profile.gpu_memory
     share = memory if isinstance(memory, float) else taught_share(BY_ITSELF, total, lesson)
     taken = _share(total, share)
@@ -58,8 +58,8 @@ def _context(room: int, lesson: Lesson) -> int | None:
 
 
 def simulated(profile: Profile, total: int, lesson: Lesson = NOTHING_LEARNT) -> Size:
-    """Of a simulated engine, which has no files: half of what it takes are weights. More by what a start that failed
-    has told, unless the operator gave it a share."""
+    """Return the size of a simulated engine, which has no files: half of its memory counts as weights. A failed start
+    may have taught a larger size, unless the operator gave a share. Raises Unusable if no GPU is large enough."""
     memory = profile.gpu_memory
     share = BY_ITSELF if isinstance(memory, KvMemory) or memory == "auto" else memory
     taken = memory.kv if isinstance(memory, KvMemory) else _share(total, share)

@@ -39,7 +39,7 @@ class Batches:
         self._tokens[call.request_id] = prompt_tokens(call.body)  # which is gone when its client is
 
     def sending(self, calls: Sequence[Call]) -> None:
-        """Nobody has waited for longer than a window."""
+        """Check that no call has waited for company longer than a window."""
         now = self._loop.time()
         for call in calls:
             waited = now - self._joined[call.request_id]

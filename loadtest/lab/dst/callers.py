@@ -32,8 +32,8 @@ DIES = ("lost", "dies")
 
 
 class Callers:
-    """Everybody who calls a gateway, and the gateway's Watcher. `tell` takes what happens, `wrong` what must not
-    happen, each a line; `over` is called when nobody has a call open any more. `watch` comes before the first call."""
+    """Clients of a gateway, and the gateway's Watcher. `tell` takes what happens, `wrong` what must not happen, each a
+    line. `over` is called when no client has a call open any more. `watch` comes before the first call."""
 
     def __init__(
         self,

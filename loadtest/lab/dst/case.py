@@ -49,7 +49,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reload(msgspec.Struct, frozen=True, kw_only=True):
-    """Another policy, as YAML; `bad`: it names an engine twice, so it must be refused and change nothing."""
+    """Reload of another policy, as YAML. `bad`: the policy names an engine twice, so it must be refused and change
+    nothing."""
 
     at: float
     policy: str

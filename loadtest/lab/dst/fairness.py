@@ -45,7 +45,7 @@ class _Popping(msgspec.Struct, frozen=True):
 
 
 class Fairness:
-    """Of one model's queues. `wrong` is told, in words, who was served out of turn."""
+    """Check of the fairness of one model's queues. `wrong` gets, in words, the calls served out of turn."""
 
     def __init__(self, queues: Queues, policy: Policy, wrong: Callable[[str], None]) -> None:
         self._queues = queues
@@ -85,7 +85,7 @@ class Fairness:
         self._length = len(queues) + 1
 
     def popping(self, now: float, paused: Container[str]) -> None:
-        """Somebody may be served: who waits, and whose turn it is."""
+        """Note which calls wait just before a call may be served, and whose turn it is."""
         queues = self._queues
         paid = {ticket for ticket in queues if ticket.paid}
         order = [(line.head(now), line) for line in queues.order(now, paused)]

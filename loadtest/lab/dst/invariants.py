@@ -108,7 +108,7 @@ class Invariants:
         self._owed = [head for head in heads if queues.owed(head) > fit]
 
     def popped(self, model: str, ticket: Ticket | None) -> None:
-        """Nobody's call waits for the sake of sessions while others are served so much more."""
+        """Check that no call is set aside for sessions while its tenant is owed more service."""
         self._fairness[model].popped(ticket)
         for head in self._owed:
             if head.aside and head is not ticket:

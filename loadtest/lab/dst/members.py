@@ -187,7 +187,7 @@ class Member:
             link.let_go()
 
     def _links(self) -> list[FrameLink]:
-        """Of its own relays, which go through it, and of all that it decides for."""
+        """Connections of its own relays, which go through it, and of all relays for which it decides."""
         own = [relay.link for relay in self._cluster.relays_of(self.name)]
         there = [] if self.term is None else list(self.term.links.values())
         return [link for link in dict.fromkeys([*own, *there]) if link is not None and link.up]
@@ -259,7 +259,7 @@ class Members:
         return all(now > self._troubled.get(name, FOUND_AGAIN) for name in (one, other))
 
     def delay(self) -> float:
-        """Of a word between members or with the store."""
+        """Draw the seconds that a message takes between members or to the store."""
         return self._rng.choice((0.001, 0.001, 0.05, self._rng.uniform(0.0, 0.6)))
 
     # -- as OneDecider ------------------------------------------------------------------------------------------
@@ -344,7 +344,7 @@ class Members:
         self.world.loop.call_later(event.seconds, self._heal, pairs, links)
 
     def _links_between(self, pair: frozenset[str]) -> list[FrameLink]:
-        """Of relays of one, for whom the other decides."""
+        """Connections of relays of either member of a pair for which the other member decides."""
         return [
             relay.link
             for relay in self.world.relays

@@ -25,7 +25,7 @@ class OneDecider:
         self._state: tuple[float, bytes] | None = None  # the last checkpoint, and when it was taken
 
     def begin(self) -> GatewayTarget:
-        """Another decider begins."""
+        """Start the next decider."""
         world = self.world
         epoch = world.epoch()
         target = world.target()
@@ -58,7 +58,7 @@ class OneDecider:
         return self._ruling
 
     def untroubled(self, one: str, other: str) -> bool:
-        """There is one machine."""
+        """Return whether both are the one machine."""
         return one == other
 
     def look(self) -> None:
@@ -91,7 +91,7 @@ class OneDecider:
             self._kill(decider, event.seconds)
 
     def befalls_member(self, event: MemberFault) -> None:
-        """There is no cluster."""
+        """Do nothing, because without a cluster no member can fail."""
 
     def _kill(self, decider: Decider, seconds: float) -> None:
         if decider.dead:

@@ -133,7 +133,8 @@ class RelayLaws:
         return self._promises(decider, [relay for relay in self._relays() if relay.dead_at < 0.0])[engine]
 
     def _promises(self, decider: Decider, living: Iterable[Relay]) -> Counter[str]:
-        """Of each engine. A cluster's relay may be cut off, and is not waited for once its machine's time is over."""
+        """Count the tokens promised on each engine. A cluster's relay that the decider does not know is skipped unless
+        the two machines reach each other."""
         known = decider.known() if decider.machine else None
         promised: Counter[str] = Counter()
         for relay in living:
@@ -169,7 +170,8 @@ class RelayLaws:
                 self._lost.add((call.request_id, decider.hub.epoch))
 
     def _given_back(self, decider: Decider, now: float) -> None:
-        """Of another machine's relay it comes back when the next one of its number is there."""
+        """Check that the calls of relays dead for WITHIN seconds are given back. Calls of another machine's relay come
+        back only with the next relay of its number, so they are not checked here."""
         gone = [each for each in self._relays() if 0.0 <= each.dead_at < now - WITHIN]
         dead = {relay.pid for relay in gone if relay.machine == decider.machine}
         left = [list(calls) for pid, calls in orphans(decider) if pid in dead and calls] if dead else []
@@ -295,6 +297,6 @@ class DispatchLaws:
         self._corrected.add(ticket)
 
     def _ignored(self, *_: object, **__: object) -> None:
-        """Whatever else happens."""
+        """Ignore every other event."""
 
     applying = refused = pushing = popping = popped = granted = moved_free = retried = corrected = _ignored

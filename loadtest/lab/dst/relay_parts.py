@@ -140,7 +140,7 @@ class Relay:
         return self.dead_at < 0.0 and self.side.link.ready.is_set()
 
     def connected(self) -> None:
-        """Another connection: what the last one carried is of the past."""
+        """Note another connection: the messages of the last one belong to the past."""
         for past, messages in zip(self._past, self._now, strict=True):
             past.extend(messages)
             messages.clear()

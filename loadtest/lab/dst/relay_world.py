@@ -178,7 +178,7 @@ class RelayWorld:
         return self._epoch
 
     def target(self) -> GatewayTarget:
-        """Another gateway, over the same engines."""
+        """Return another gateway, over the same engines."""
         target = GatewayTarget(self._policy, self._memories, seed=self.case.seed + self._epoch)
         target.gateway.apply(Configuration(self._policy, {}))
         return target

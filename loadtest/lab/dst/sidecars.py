@@ -95,7 +95,7 @@ class PlayedSidecar:
         return answer is not None
 
     def _forged(self) -> None:
-        """Somebody says that all its models are gone."""
+        """Send a forged report that all its models are gone, and check that it is refused."""
         forged = CapacityReport(
             sidecar=self._name, boot="another", key="guessed", sequence=2**53, control="http://[::1]:1"
         )

@@ -32,7 +32,7 @@ def throughput(setting: Setting, outcome: Measured) -> float:
 
 
 def late(setting: Setting, outcome: Measured) -> float:
-    """Of the tries an engine was given, the share that was not in time."""
+    """Return the share of the tries given to an engine that was not in time."""
     admitted = [t for t in measured(setting, outcome) if t.upstream > 0 and t.outcome != "left"]
     return sum(not in_time(t, setting.targets) for t in admitted) / max(1, len(admitted))
 
@@ -60,7 +60,7 @@ def row6(setting: Setting) -> list[Row]:
 
 
 def interactive_in_time(setting: Setting, outcome: Measured) -> float:
-    """Of the interactive class's first tries, the share that was in time."""
+    """Return the share of the interactive class's first tries that was in time."""
     firsts = [t for t in measured(setting, outcome) if t.class_name == "interactive" and t.number == 1]
     return sum(in_time(t, setting.targets) for t in firsts) / max(1, len(firsts))
 

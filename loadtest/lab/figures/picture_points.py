@@ -22,8 +22,8 @@ TABLED = (0.5, 1.0, 2.0, 5.0, 10.0)  # loads of the table
 
 
 class ClassShare(msgspec.Struct, frozen=True):
-    """Of one class, in the measured part: calls that were to be sent for the first time, tries that were in time, and
-    those of them that were first tries."""
+    """Counts of one class in the measured part: calls due for the first time, tries in time, and first tries among
+    these."""
 
     offered: int
     in_time: int
@@ -67,7 +67,7 @@ Curve = list[tuple[float, float]]  # offered load and its figure
 
 
 def mean_goodput(picture: Picture, side: str) -> Curve:
-    """Of each load, over the seeds."""
+    """Return the mean goodput at each load, over the seeds."""
     return _means(picture, side, lambda point: point.goodput)
 
 
@@ -77,7 +77,8 @@ def mean_first(picture: Picture, side: str) -> Curve:
 
 
 def mean_share(picture: Picture, side: str, class_name: str) -> Curve:
-    """Of a class's calls, those in time. At most all of them: some that end in the measured part began before it."""
+    """Return the share of a class's calls that were in time, at each load, at most 1: some calls that end in the
+    measured part began before it."""
 
     def share(point: Point) -> float:
         return point.classes[class_name].in_time / max(1, point.classes[class_name].offered)

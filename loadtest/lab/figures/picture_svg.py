@@ -115,7 +115,8 @@ def _classes(picture: Picture, x: Axis) -> Iterable[str]:
 
 
 def _agents(picture: Picture) -> Iterable[str]:
-    """Of each cache size a bar a rival: the mean time to the first token, and a line from there to the p99."""
+    """Yield a bar of each rival for each cache size: the mean time to the first token, and a line from there to the
+    p99."""
     if not picture.agents:
         return
     title = "Coding agents at ordinary load, beside the routing rules of others: time to the first token"

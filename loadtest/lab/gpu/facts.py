@@ -21,8 +21,8 @@ UNTOLD = "not told"
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one GPU, as NVML has it `before` a context of ours and `during` it. `cuda`: as CUDA has it, `free` beside the
-    context; None: not told, `why` says why."""
+    """Facts about one GPU, as NVML reports it `before` a context of this process and `during` the context. `cuda`: as
+    CUDA reports it, with `free` beside the context; None: not reported, `why` says why."""
 
     before: GPU
     during: GPU

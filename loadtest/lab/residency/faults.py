@@ -65,7 +65,7 @@ class Storm(msgspec.Struct):
 
 
 def models() -> dict[str, Model]:
-    """Of TEXT."""
+    """Return the models of TEXT."""
     return {name: Model(weights=claim * GIB // 2, claim=claim * GIB) for name, claim in CLAIMS.items()}
 
 
@@ -80,8 +80,8 @@ async def storm(
     orders: bool = False,
     of: Sequence[str] = KINDS,
 ) -> Storm:
-    """So many faults of these kinds at random moments, and `rate` calls a second; `orders`: people give some as well.
-    Afterwards the faults are over, every call has ended, and it is quiet for a while."""
+    """Cause `events` faults of the kinds `of` at random moments, with `rate` calls a second. `orders`: operators give
+    orders as well. Afterwards the faults are over, every call has ended, and the site is quiet for a while."""
     rng = random.Random(seed)  # noqa: S311 # repeatable, not secret
     found = Storm()
     kinds = [kind for kind in of if orders or kind not in ORDERS]

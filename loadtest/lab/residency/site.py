@@ -71,7 +71,7 @@ class Site:
         return self.manager.entries[name]
 
     def state(self) -> str:
-        """Of all models, in one line: `a running, b sleeping/wake`."""
+        """Return the states of all models in one line: `a running, b sleeping/wake`."""
         lives = {name: entry.lifecycle for name, entry in self.manager.entries.items()}
         return ", ".join(
             f"{name} {life.state.value}{f'/{life.pending.value}' if life.pending else ''}"
@@ -123,8 +123,8 @@ class Site:
         await self.manager.close(end_engines=end_engines)
 
     async def again(self, text: str | None = None, *, killed: bool = False) -> None:
-        """Another sidecar in place of this one, on the same engines; `text`: with another file. `killed`: it had no
-        time to let go of anything."""
+        """Replace this sidecar by another, on the same engines; `text`: with another file. `killed`: the old sidecar
+        had no time to let go of anything."""
         manager, self.text = self.manager, self.text if text is None else text
         await self._stop()
         records = {name: manager.steps.record(entry) for name, entry in manager.entries.items()}

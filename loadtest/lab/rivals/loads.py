@@ -62,17 +62,17 @@ class RivalLoad(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def blocks(self) -> int | None:
-        """Of an engine's cache."""
+        """Blocks of an engine's cache; None: the profile's."""
         return None if self.cache is None else self.cache // BLOCK
 
     @property
     def config(self) -> EngineConfig:
-        """Of an engine in virtual time."""
+        """Config of an engine in virtual time."""
         return engine_config(profile_of(self.profile), num_gpu_blocks=self.blocks, max_model_len=self.longest)
 
     @property
     def fleet(self) -> Fleet:
-        """Of processes."""
+        """Fleet of engine processes."""
         limits = {"--num-gpu-blocks": self.blocks, "--max-model-len": self.longest}
         flags = [word for flag, value in limits.items() if value is not None for word in (flag, str(value))]
         return Fleet(count=ENGINES, profile=self.profile, flags=flags)

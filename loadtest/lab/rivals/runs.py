@@ -138,7 +138,7 @@ def row(run: Run, hits: float, class_name: str = "") -> RivalRow:
 
 
 def medians(rows: Sequence[RivalRow]) -> RivalRow:
-    """Of each figure over the rounds; of what is counted, the sum of those not answered."""
+    """Return the median of each figure over the rounds, and the sum of the refused calls."""
     fields = RivalRow.__struct_fields__
     found = {name: statistics.median(getattr(one, name) for one in rows) for name in fields}
     return RivalRow(**{**found, "refused": sum(one.refused for one in rows)})

@@ -79,7 +79,7 @@ class Side(msgspec.Struct, kw_only=True):
 
     @property
     def tokens_per_second(self) -> float:
-        """Of calls in time, over the time in which they were offered."""
+        """Tokens of calls in time, over the seconds in which the calls were offered."""
         return sum(counted.tokens for counted in self.kinds.values()) / self.seconds
 
 

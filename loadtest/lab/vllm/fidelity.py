@@ -86,7 +86,7 @@ class FidelityFigure(msgspec.Struct, frozen=True):
 
     @property
     def error(self) -> float:
-        """Of the simulated, as a share of the measured."""
+        """Error of the simulated figure, as a share of the measured figure."""
         return self.simulated / self.measured - 1.0
 
     @property

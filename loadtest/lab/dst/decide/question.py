@@ -30,4 +30,4 @@ class Question:
         self._hear(int(lines[0][9:12]), fields, body)
 
     def abandoned(self) -> None:
-        """Nobody hears anything."""
+        """Do nothing: no client hears of it."""
