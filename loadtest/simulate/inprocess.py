@@ -127,7 +127,7 @@ class Watcher(Protocol):
     def sending(self, request_id: bytes) -> None:
         """An engine is sent a request."""
 
-    def failed(self, request_id: bytes) -> None:
+    def failed(self, request_id: bytes, dead: bool) -> None:
         """Note a call that was given up as its engine's failure, or for the time it took."""
 
     def heard(self, record: Record, tried: Try | None) -> None:

@@ -28,10 +28,10 @@ class FailureFactory(Protocol):
 class Sends:
     """Requests that one gateway sent, over all its engines. `again` counts calls sent again though an answer had begun;
     only the last REMEMBERED of those are known. `sending` is told of each request, `failed` of each that was given up
-    as its engine's failure, or for the time it took."""
+    as its engine's failure, or for the time it took, and whether the engine is taken for dead."""
 
     def __init__(
-        self, sending: Callable[[bytes], None] | None = None, failed: Callable[[bytes], None] | None = None
+        self, sending: Callable[[bytes], None] | None = None, failed: Callable[[bytes, bool], None] | None = None
     ) -> None:
         self.again = 0
         self.failed = _ignored if failed is None else failed
@@ -50,7 +50,7 @@ class Sends:
                 del self._relayed[oldest]
 
 
-def _ignored(request_id: bytes) -> None:
+def _ignored(request_id: bytes, dead: bool = False) -> None:
     return None
 
 
@@ -211,7 +211,7 @@ class MemoryClient:
 
     def _late(self, reply: MemoryReply) -> None:
         reply.close()
-        self._sends.failed(reply.request_id)
+        self._sends.failed(reply.request_id, False)
         reply.failed("timeout", "the engine did not begin its answer in time")
 
     def check(self, now: float) -> None:
@@ -226,7 +226,7 @@ class MemoryClient:
         """As `Client.abandon`: what has not begun to be answered fails now."""
         for reply in list(self._unanswered):
             reply.close()
-            self._sends.failed(reply.request_id)
+            self._sends.failed(reply.request_id, True)
             reply.failed("reset", "the engine is taken for dead")
 
     def go_by(self, settings: object, api_key: str | None, trust: object = None) -> None:

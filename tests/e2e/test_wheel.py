@@ -47,9 +47,10 @@ def test_everything_is_in_it(installed: Path) -> None:
     assert not (installed / LAB).exists()
     for file in (*(ROOT / "policies").glob("*.yaml"), ROOT / "policies" / "schema.json"):
         assert (installed / "gateway" / "policies" / file.name).read_bytes() == file.read_bytes()
-    assert [file.name for file in (installed / "gateway" / "docs").iterdir()] == ["outcomes.md"]
-    page = Path("docs", "outcomes.md")
-    assert (installed / "gateway" / page).read_bytes() == (ROOT / page).read_bytes()
+    pages = {"outcomes.md", "runbooks.md"}
+    assert {file.name for file in (installed / "gateway" / "docs").iterdir()} == pages
+    for page in pages:
+        assert (installed / "gateway" / "docs" / page).read_bytes() == (ROOT / "docs" / page).read_bytes()
 
 
 @pytest.mark.slow

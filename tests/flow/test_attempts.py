@@ -43,7 +43,7 @@ def scenario(behaviours: list[str], body: Body, policy: Policy = POLICY) -> None
             problems: list[str] = []
             asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(str(context)))
             for number, each in enumerate(gateway.fleet):
-                each.prefill_rate = 10_000.0 / (number + 1)  # else they are equals
+                each.prefill_rate = 9_000.0 / 3**number  # else they are equals
             await body(gateway, engines)
             await settled(gateway)
             assert not any(traffic.drain.held for traffic in gateway.dispatch.traffic.values())

@@ -120,10 +120,12 @@ class Ledger:
         """An engine's request was closed by the gateway before its end."""
         self._written[taker.request_id.decode()] = tokens
 
-    def failed(self, request_id: bytes) -> None:
-        """Note a call that was given up for the time its engine took; that may be the call's own."""
+    def failed(self, request_id: bytes, dead: bool) -> None:
+        """Note a call that was given up for the time its engine took; that may be the call's own. What a dead engine
+        wrote is charged to nobody."""
         id = request_id.decode()
-        self._late[id] = self._loop.time(), self._written.pop(id, 0)
+        written = self._written.pop(id, 0)
+        self._late[id] = self._loop.time(), 0 if dead else written
 
     def count(self, record: Record) -> None:
         """A call has ended."""

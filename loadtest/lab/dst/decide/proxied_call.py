@@ -36,7 +36,7 @@ class ProxySite(Protocol):
         """Whether the gateway knows such a hold."""
 
     def sending(self, request_id: bytes) -> None: ...
-    def failed(self, request_id: bytes) -> None: ...
+    def failed(self, request_id: bytes, dead: bool) -> None: ...
     def wrong(self, what: str) -> None: ...
     def later(self, seconds: float, what: Callable[[], None]) -> None:
         """The simulation is not over before this was done."""
@@ -156,7 +156,7 @@ class ProxiedCall:
     def _late(self) -> None:
         """The engine has not begun in time."""
         self._close()
-        self._site.failed(self.request_id)
+        self._site.failed(self.request_id, False)
         self._fail("timeout")
 
     def _overdue(self) -> None:

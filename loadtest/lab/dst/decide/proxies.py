@@ -32,7 +32,7 @@ class Proxies:
         target: GatewayTarget,
         memories: Mapping[str, MemoryEngine],
         sending: Callable[[bytes], None],
-        failed: Callable[[bytes], None],
+        failed: Callable[[bytes, bool], None],
         wrong: Callable[[str], None],
         over: Callable[[], None],
     ) -> None:
