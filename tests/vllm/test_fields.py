@@ -169,7 +169,8 @@ def disagreement(call: Call, read: dict[str, Any]) -> str | None:
     kind = call.route.kind
     if read["model"] != call.model:
         return "model"
-    if bool(read["stream"]) != call.stream:
+    streams = call.route.generates or call.route.form  # the others answer whole, whatever the field says
+    if (bool(read["stream"]) and streams) != call.stream:
         return "stream"
     if read["priority"] or any(read[name] is not None for name in ("kv_transfer_params", "ec_transfer_params")):
         return "what only the gateway may set"
