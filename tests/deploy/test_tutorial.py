@@ -95,7 +95,7 @@ def test_the_page_line_by_line(wheel: Path, tmp_path: Path) -> None:
         )
     assert ran.returncode == 0, ran.stdout[-6000:]
     assert ran.stdout.count('"chat.completion"') == 3, ran.stdout[-6000:]
-    assert f" 200 ok default acme {MODEL} on 127.0.0.1" in ran.stdout
+    assert f" info call: 200 (ok) default acme {MODEL} on 127.0.0.1" in ran.stdout
 
 
 def test_twine_finds_nothing_wrong(wheel: Path) -> None:
