@@ -42,9 +42,12 @@ class GpuMemory:
             for index, bytes_ in wanted.items():
                 free = self.free(index)
                 if bytes_ > free:
+                    holds = _held(self.folder / self._own(index))
+                    tried, left, total = ((size - holds) / GIB for size in (bytes_, free, self.totals[index] + holds))
                     raise OutOfMemory(
-                        f"CUDA out of memory. Tried to allocate {bytes_ / GIB:.2f} GiB. GPU {index} has a total "
-                        f"capacity of {self.totals[index] / GIB:.2f} GiB of which {free / GIB:.2f} GiB is free."
+                        f"CUDA out of memory. Tried to allocate {tried:.2f} GiB. GPU {index} has a total capacity of "
+                        f"{total:.2f} GiB of which {left:.2f} GiB is free. Including non-PyTorch memory, this process "
+                        f"has {holds / GIB:.2f} GiB memory in use."
                     )
             for index, bytes_ in wanted.items():
                 own = self.folder / self._own(index)
@@ -74,10 +77,15 @@ def _others(folder: Path, index: int, *, own: str, late: bool) -> Iterator[int]:
         if match is None or int(match["index"]) != index or name == own:
             continue
         if late or _started(int(match["pid"])) == int(match["start"]):
-            try:
-                yield int((folder / name).read_text())
-            except FileNotFoundError:
-                continue  # released since it was listed
+            yield _held(folder / name)
+
+
+def _held(file: Path) -> int:
+    """Bytes that a process holds of one GPU, by its file; 0 without: it holds none, or has just released them."""
+    try:
+        return int(file.read_text())
+    except FileNotFoundError:
+        return 0
 
 
 def _started(pid: int) -> int | None:

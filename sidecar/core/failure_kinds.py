@@ -48,7 +48,8 @@ _OUT_OF_MEMORY = (
     r"(?:OutOfMemoryError|(?:CUDA|HIP|XPU|NPU)(?: [Ee]rror:)? out of memory|[Oo]ut of memory\. Tried to allocate"
     r"|(?:CUDA_|hip|cuda)\w*(?:OUT_OF_MEMORY|OutOfMemory|MemoryAllocation)|CUBLAS_STATUS_ALLOC_FAILED)"
     rf"(?:.*?Tried to allocate (?P<tried>[\d.]+ [KMGT]iB))?(?:.*?total capacity of (?P<total_gib>{_GIB})?"
-    rf"(?:.*? of which (?P<free>[\d.]+ [KMGT]iB) is free)?(?:.*?\bwith (?P<seqs>\d+) dummy requests)?"
+    rf"(?:.*? of which (?P<free>[\d.]+ [KMGT]iB) is free)?"
+    rf"(?:.*?this process has (?P<own>[\d.]+ [KMGT]iB))?(?:.*?\bwith (?P<seqs>\d+) dummy requests)?"
 )
 # The words of the line of an exception: `ValueError: ...`, `triton.runtime.errors.OutOfResources: ...`, pydantic's
 # `Value error, ...`.

@@ -119,6 +119,18 @@ def learn(known: Lesson | None, failed: FailedStart, settings: str) -> Lesson | 
     return msgspec.structs.replace(lesson, **changes) if changes else None
 
 
+def taken_by_others(found: Diagnosis, free: int) -> int:
+    """Bytes that others have taken of a GPU of which `free` were free before a start, by what the engine said as it
+    failed; 0: it told nothing of others.
+
+    torch tells what the process itself holds. At vLLM's first look that is a CUDA context, so at most MOST_CONTEXT.
+    NVML and CUDA count up to as much differently.
+    """
+    own = MOST_CONTEXT if found.kind == "free_memory_too_low" else found.numbers.get("own_gib", math.inf) * GIB
+    taken = free - found.numbers.get("free_gib", math.inf) * GIB - own
+    return int(taken) if taken > MOST_CONTEXT else 0
+
+
 def lower_share(share: float, lesson: Lesson, total: int) -> float:
     """Share (0..1, in hundredths) to try of a GPU of `total` bytes, after a start with `share` ran out of memory: lower
     by what such starts have taken beside theirs."""

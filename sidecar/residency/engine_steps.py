@@ -17,7 +17,7 @@ import msgspec
 from sidecar.core.engine_records import EngineFacts, EngineFailed, EngineRecord
 from sidecar.core.gpus import GPU
 from sidecar.core.host_memory import HostMemory
-from sidecar.core.lesson import Lesson
+from sidecar.core.lesson import Lesson, taken_by_others
 from sidecar.core.lifecycle import ERROR, STARTING, STOP, Event
 from sidecar.core.measured import Measured
 from sidecar.core.model_state import ModelState
@@ -126,7 +126,8 @@ class EngineSteps:
         except EngineFailed as error:
             self.start_failures[entry.name, error.found.kind if error.found else "other"] += 1
             full = error.out_of_memory and (error.found is None or error.found.kind != "no_kv")
-            if full and room - await self._taken_since(entry, gpus) < entry.size.start_needs:
+            told = 0 if error.found is None else taken_by_others(error.found, room)
+            if full and room - max(told, await self._taken_since(entry, gpus)) < entry.size.start_needs:
                 entry.taught, room = True, 0  # others were faster: of this model it tells nothing
             else:
                 entry.taught = await self.sizes.learns(entry, error, room)

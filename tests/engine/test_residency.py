@@ -234,8 +234,8 @@ def test_one_that_cannot_have_its_memory_back_dies(sim: Start, gpus: Path) -> No
     status, body = ask(server, "POST", "/wake_up")
     assert (status, body["error"]["message"]) == (
         500,
-        "CUDA out of memory. Tried to allocate 12.00 GiB. GPU 0 has a total capacity of 24.00 GiB of which 12.00 GiB "
-        "is free.",
+        "CUDA out of memory. Tried to allocate 11.00 GiB. GPU 0 has a total capacity of 24.00 GiB of which 11.00 GiB "
+        "is free. Including non-PyTorch memory, this process has 1.00 GiB memory in use.",
     )
     assert ask(server, "GET", "/health")[0] == 503
     assert ask(server, "GET", "/is_sleeping")[0] == 500

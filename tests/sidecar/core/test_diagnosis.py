@@ -102,6 +102,12 @@ def test_published_lines_are_understood(told: dict[str, object]) -> None:
     [
         ("ValueError: something nobody has seen", UNKNOWN, {}),
         (OUT, "oom", {"tried_gib": 2.0, "total_gib": 79.18}),
+        (
+            f"{OUT} of which 112.50 MiB is free. Process 7 has 3.00 GiB memory in use. Including non-PyTorch memory, "
+            "this process has 21.92 GiB memory in use.",
+            "oom",
+            {"tried_gib": 2.0, "total_gib": 79.18, "free_gib": 0.109863, "own_gib": 21.92},
+        ),
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 512.00 MiB.", "oom", {"tried_gib": 0.5}),
         (
             "RuntimeError: CUDA out of memory occurred when warming up sampler with 8 dummy requests.",

@@ -8,7 +8,7 @@ import pytest
 from gateway.shared.files.units import GIB
 from sidecar.core.diagnosis import Diagnosis
 from sidecar.core.inventory import Size
-from sidecar.core.lesson import MOST_CONTEXT, STEP, FailedStart, Lesson, learn, lower_share
+from sidecar.core.lesson import MOST_CONTEXT, STEP, FailedStart, Lesson, learn, lower_share, taken_by_others
 from sidecar.core.measured import Measured
 
 SIZE = Size(claim=20 * GIB, start_needs=20 * GIB, context=2 * GIB)
@@ -142,3 +142,20 @@ def test_a_measurement_replaces_what_was_told_of_needs_unless_it_is_of_less() ->
     assert known.after(Measured(settings="a", peak=10, settled=10, kv=2), 80) == kept
     for measured in (None, Measured(settings="a", peak=9, settled=9, kv=2)):
         assert known.after(measured, 80) == msgspec.structs.replace(known, most=None, over=0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "numbers", "taken"),
+    [
+        ("free_memory_too_low", {"free_gib": 24.0}, 55.0),
+        ("free_memory_too_low", {"free_gib": 78.5}, 0.0),  # its own CUDA context, and what CUDA does not count
+        ("free_memory_too_low", {}, 0.0),
+        ("oom", {"tried_gib": 56.0, "free_gib": 24.0, "own_gib": 0.5}, 55.5),
+        ("oom", {"tried_gib": 2.0, "free_gib": 0.5, "own_gib": 78.5}, 0.0),  # it alone has filled the GPU
+        ("oom", {"tried_gib": 2.0, "free_gib": 0.5}, 0.0),
+    ],
+)
+def test_what_others_have_taken_is_told_by_what_an_engine_said_as_it_failed(
+    kind: str, numbers: dict[str, float], taken: float
+) -> None:
+    assert taken_by_others(Diagnosis(kind, "x", numbers=numbers), 80 * GIB) == int(taken * GIB)
