@@ -19,7 +19,7 @@ def a_call(**fields: Any) -> Call:
     } | fields)  # fmt: skip
 
 
-def ahead(queues: Queues, call: Call, now: float = 0.0, ticket: Ticket | None = None) -> float:
+def ahead(queues: Queues, call: Call, ticket: Ticket | None = None) -> float:
     """The tokens that go before a call, of all classes."""
-    own, _ = queues.own_ahead(call, now, ticket)
+    own, _ = queues.own_ahead(call, ticket)
     return queues.ahead(call.class_name, own)

@@ -178,8 +178,8 @@ class LocalGrant:
     # -- a second attempt ---------------------------------------------------------------------------------------
 
     def hedge_after(self) -> float | None:
-        traffic, after = self._dispatch.traffic[self.call.model], self._dispatch.policy.hedging.after
-        if not self.call.stream or traffic.level:
+        traffic, after = self._dispatch.traffic[self.call.model], self._dispatch.policy.hedging
+        if after is None or not self.call.stream or traffic.level:
             return None
         return after if isinstance(after, float) else traffic.usual_ttft(self.call.class_name, QUANTILES[after])
 

@@ -26,6 +26,7 @@ from gateway.core.request.record import Record
 from gateway.upstream.client import Client, EngineError, Reply
 
 # Failures of an engine before its first byte, by the policy's names for them: nothing of the answer has been used.
+RETRIED = frozenset((429, 502, 503, 504))  # statuses of an engine; each failure of the connection is retried too
 CAUSES = {"connect": "connect", "timeout": "timeout"} | dict.fromkeys(
     ("reset", "garbage", "truncated", "stall", "closed"), "reset"
 )
@@ -43,10 +44,9 @@ class Attempts:
     async def send(self, path: bytes, headers: bytes, call: Call, grant: Grant, record: Record) -> Reply:
         """Send the call; on a failure try another engine within the budget. `grant` is then of the engine that
         answered. `headers` are lines for the engine. Raises Refused."""
-        policy = self.current.policy
         failed: set[str] | None = None
         while True:
-            after = grant.hedge_after() if policy.hedging.enabled else None
+            after = grant.hedge_after()
             reply: Reply | None = None
             try:
                 if after is None:
@@ -64,14 +64,13 @@ class Attempts:
             else:
                 kind = str(reply.status)
                 grant.answered(reply.status)
-                if kind not in policy.retries.on:
+                if reply.status not in RETRIED:
                     return reply
                 call.sent_at = None
                 message = f"it answered {kind}"
             self._trace(call, grant, kind)
             failed = set() if failed is None else failed
-            tried = kind in policy.retries.on and not self._over(call)
-            pause = await _again(grant, kind, record.attempts, failed, reply) if tried else None
+            pause = None if self._over(call) else await _again(grant, kind, record.attempts, failed, reply)
             if reply is not None:
                 if kind == "429" and pause is None:
                     return reply  # nobody else can be asked: let the client hear it

@@ -117,7 +117,7 @@ class Pipeline:
     def head(self, request: Request) -> bytes | None:
         """Refuse by the head alone, before the body is read: unknown path, method or key. None: read on."""
         snapshot = self.current.snapshot
-        origins = snapshot.policy.cors.origins
+        origins = snapshot.policy.cors
         route = route_of(request.path)
         if route is None:
             request.path = canonical(request.path)
@@ -155,7 +155,7 @@ class Pipeline:
         record = Record(request_id=self._request_id(request), route=route.path if route else "other", tenant=tenant)
         note_trace(request, record)
         record.method = request.method.decode()
-        headers = self._refusal(refused, record) + shared_lines(request.fields, self.current.policy.cors.origins)
+        headers = self._refusal(refused, record) + shared_lines(request.fields, self.current.policy.cors)
         self._finish(record, request.at)
         return answer(refused.status, headers, refusal_body(request.path.decode("latin-1"), refused))
 
@@ -176,7 +176,7 @@ class Pipeline:
         if route is None:
             self._answer_stored(request, responder)
             return
-        origins = self.current.policy.cors.origins
+        origins = self.current.policy.cors
         if origins:
             responder.lines = shared_lines(request.fields, origins)
         if route.here:
@@ -211,7 +211,7 @@ class Pipeline:
         assert route is not None  # noqa: S101 # head() has asked
         record = Record(request_id=self._request_id(request), route=route.path, method=request.method.decode())
         note_trace(request, record)
-        cors = shared_lines(request.fields, self.current.policy.cors.origins)
+        cors = shared_lines(request.fields, self.current.policy.cors)
         responder.lines = b"x-request-id: %b\r\n" % record.request_id.encode() + cors
         try:
             await self._serve_stored(request, responder, stored, record)

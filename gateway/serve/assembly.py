@@ -140,7 +140,7 @@ class Gateway:
             self.clock,
             rng,
         )
-        cost.set_lengths(policy.lengths)
+        cost.learn_lengths(policy.lengths == "learned")
         self.checkpoints = Checkpoints(self.fleet, self.dispatch, self.limits, cost, self.clock)
         self.waking = Waking(self.dispatch, say, sidecar_transport)
         self.sidecars = ReportIntake(self.dispatch, self, self.waking.heard, say)
@@ -216,7 +216,7 @@ class Gateway:
         self.previous = self.policy
         self.current.apply(snapshot)
         self.decider.cost.set_alpha(policy.budget.alpha)
-        self.decider.cost.set_lengths(policy.lengths)
+        self.decider.cost.learn_lengths(policy.lengths == "learned")
         self.limits.apply(policy, self.clock())
         self._order_token = configuration.order_token or configuration.sidecar_token
         self._sidecar_trust = configuration.sidecar_trust
@@ -474,7 +474,7 @@ class Gateway:
 
 def client_settings(policy: Policy) -> ClientSettings:
     """Return what a pool of connections to an engine needs of the policy."""
-    return ClientSettings(connect_timeout=policy.timeouts.connect, stall_timeout=policy.timeouts.stall)
+    return ClientSettings(stall_timeout=policy.timeouts.stall)
 
 
 def server_settings(snapshot: Snapshot, most_clients: int) -> ServerSettings:
@@ -487,16 +487,7 @@ def server_settings(snapshot: Snapshot, most_clients: int) -> ServerSettings:
         max_per_peer=max(1, int(connections * policy.server.max_per_peer)),
         refused_at_once=max(4, min(256, connections // 16)),  # they need descriptors too
         exempt=snapshot.tenants.trusts,
-        max_request_line=policy.server.max_request_line,
-        max_headers=policy.server.max_headers,
-        max_header_fields=policy.server.max_header_fields,
-        max_pipelined=policy.server.max_pipelined,
-        write_high_water=policy.server.write_high_water,
-        headers_timeout=policy.timeouts.headers,
-        body_timeout=policy.timeouts.body,
         body_total=policy.timeouts.body_total,
         keep_alive=policy.timeouts.keep_alive,
         max_body=max(largest_body(policy), upload),
-        write_stall=policy.timeouts.write_stall,
-        half_open_timeout=policy.timeouts.half_open,
     )

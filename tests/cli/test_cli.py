@@ -561,7 +561,7 @@ def test_a_real_process_ends_with_status_2_where_its_address_is_taken(flag: str,
 def test_check_finds_every_mistake_in_one_pass_in_the_files_that_are_named_too(ran: Ran, tmp_path: Path) -> None:
     policy = tmp_path / "p.yaml"
     policy.write_text(
-        "timeouts: {connect: 60}\n"
+        "timeouts: {stall: 60}\n"
         "service_tiers: {flex: nope}\n"
         "keys_file: keys\n"
         "fleet:\n"
@@ -577,7 +577,7 @@ def test_check_finds_every_mistake_in_one_pass_in_the_files_that_are_named_too(r
     assert told == [
         f"{tmp_path}/keys:1: found 10 characters instead of the hash, expected the SHA-256 of a key (64 hexadecimal "
         "digits in lower case), then a tenant's name",
-        f"{policy}:1:21: timeouts.connect: found '60', expected a time such as 250ms, 10s, 5m, at least 1ms, at most "
+        f"{policy}:1:19: timeouts.stall: found '60', expected a time such as 250ms, 10s, 5m, at least 1ms, at most "
         "1d (did you mean 60s?)",
         f"{policy}:2:17: service_tiers.flex: found nope, expected one of the classes interactive, default, "
         "long_context, batch",

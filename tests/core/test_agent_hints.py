@@ -10,7 +10,6 @@ import pytest
 from gateway.core.admission.queues import Ticket
 from gateway.core.agent_hints import MOST_SECONDS, NO_HINTS, hints_of
 from gateway.core.policy.file import decode
-from gateway.core.policy.traffic import LengthPolicy
 from gateway.core.request.call import Call, CallSettings
 from gateway.core.request.cost import CostModel
 from gateway.core.request.outcome import Outcome, Refused
@@ -98,22 +97,21 @@ def test_a_priority_orders_the_calls_of_one_tenant() -> None:
     assert min(tickets, key=lambda ticket: ticket.key).call is later
 
 
-def estimated(policy: LengthPolicy, alpha: float | None = None, **fields: Any) -> Call:
+def estimated(learned: bool = False, alpha: float | None = None, **fields: Any) -> Call:
     made = call({"osl": 300}, **fields)
     cost = CostModel("auto" if alpha is None else alpha)
-    cost.set_lengths(policy)
+    cost.learn_lengths(learned)
     cost.estimate(made, 4096)
     return made
 
 
 def test_an_expected_length_orders_where_lengths_do_and_never_books_less() -> None:
-    plain = estimated(LengthPolicy(), max_tokens=1000)
+    plain = estimated(max_tokens=1000)
     assert (plain.expected_tokens, plain.likely_tokens) == (300, 0)
     assert plain.output_tokens == 501, "what is booked is more anyway"
-    assert estimated(LengthPolicy(learned=True), max_tokens=1000).likely_tokens == 300
-    assert estimated(LengthPolicy(learned=True, shortest_first=False), max_tokens=1000).likely_tokens == 0
-    assert estimated(LengthPolicy(), max_tokens=200, n=2).output_tokens == 400, "no more than it may generate"
-    assert estimated(LengthPolicy(), alpha=0.1, max_tokens=1000).output_tokens == 101, "as the policy has it"
+    assert estimated(True, max_tokens=1000).likely_tokens == 300
+    assert estimated(max_tokens=200, n=2).output_tokens == 400, "no more than it may generate"
+    assert estimated(alpha=0.1, max_tokens=1000).output_tokens == 101, "as the policy has it"
 
 
 def test_a_recording_has_no_hints() -> None:

@@ -11,16 +11,13 @@ import pytest
 
 from gateway.core import lengths
 from gateway.core.admission.queues import Queues, Ticket
-from gateway.core.admission.ticket import PATIENCE, turn_by
+from gateway.core.admission.ticket import PATIENCE
 from gateway.core.checkpoint import MOST_LENGTH_WEIGHTS, SavedCosts
 from gateway.core.lengths import LEARN_ALL, LEAST_ANSWERS, SESSION_ALL, LengthModel
 from gateway.core.policy.policy import Policy
-from gateway.core.policy.traffic import LengthPolicy
 from gateway.core.request.call import FORMAT, STOP, TOOLS, Call
 from gateway.core.request.cost import LEAST_BOOKED, CostModel
 from tests.calls import a_call
-
-LEARNED = LengthPolicy(learned=True)
 
 
 def call(**fields: Any) -> Call:
@@ -159,10 +156,10 @@ def test_the_same_answers_give_the_same_estimates() -> None:
 # -- what they change -------------------------------------------------------------------------------------------------
 
 
-def costs(policy: LengthPolicy = LEARNED, **fields: Any) -> CostModel:
+def costs(learned: bool = True, **fields: Any) -> CostModel:
     """Of a tenant whose calls with tools are short, and of another whose are not."""
     model, rng = CostModel(**fields), random.Random(2)
-    model.set_lengths(policy)
+    model.learn_lengths(learned)
     for _ in range(600):
         tools = rng.random() < 0.5
         one = call(shape=TOOLS if tools else 0)
@@ -180,11 +177,8 @@ def test_a_call_books_and_is_expected_to_last_as_those_like_it() -> None:
     assert 300 < long.likely_tokens < 550
     assert short.likely_tokens < short.expected_tokens < 150
     assert 400 < long.expected_tokens < long.output_tokens < 1000
-    plain = call(shape=TOOLS, n=2)
-    model.expect_by(plain, LengthPolicy())
-    model.estimate(plain, None)
-    asked_by_alpha = call(shape=TOOLS, n=2, asked=4096)
-    model.expect_by(asked_by_alpha, LengthPolicy())
+    asked_by_alpha = call(shape=TOOLS, n=2)
+    costs(learned=False).estimate(asked_by_alpha, None)
     assert asked_by_alpha.likely_tokens == 0
     assert short.output_tokens == int(LEAST_BOOKED * asked_by_alpha.output_tokens), (
         "never less than an eighth of alpha's"
@@ -204,29 +198,21 @@ def test_a_fixed_share_books_as_it_says() -> None:
     assert one.likely_tokens
 
 
-def test_order_by_length_can_be_left_out() -> None:
-    model, one = costs(LengthPolicy(learned=True, shortest_first=False)), call()
-    model.estimate(one, None)
-    assert one.likely_tokens == 0
-    assert one.output_tokens < 1000
-    assert turn_by(one) == one.deadline
-
-
 def test_lengths_that_no_policy_wants_are_forgotten() -> None:
     model = CostModel()
-    model.set_lengths(LEARNED)
+    model.learn_lengths(True)
     learns = model.lengths
-    model.set_lengths(LEARNED)
+    model.learn_lengths(True)
     assert model.lengths is learns is not None
-    model.set_lengths(LengthPolicy())
+    model.learn_lengths(False)
     assert model.lengths is None
-    model.set_lengths(LEARNED)
+    model.learn_lengths(True)
     assert model.lengths is not learns
 
 
 def test_an_answer_that_shaping_has_cut_teaches_nothing() -> None:
     model = CostModel()
-    model.set_lengths(LEARNED)
+    model.learn_lengths(True)
     assert model.lengths is not None
     model.learn(call(shaped=16, n=2), 100, 32)
     assert model.lengths.answers == 0
@@ -244,7 +230,7 @@ def test_the_shortest_goes_first_but_nobody_passes_who_came_much_later() -> None
     for ticket in (unknown, long, early, late, hurried):
         queues.push(ticket)
     newcomer = call(arrived=21.0, deadline=400.0, likely_tokens=1)
-    assert queues.own_ahead(newcomer, 21.0)[0] == sum(each.cost for each in (long, early, late, hurried))
+    assert queues.own_ahead(newcomer)[0] == sum(each.cost for each in (long, early, late, hurried))
     order = [queues.pop(lambda _: True, 22.0) for _ in range(5)]
     assert order == [hurried, early, long, late, unknown]
 
@@ -260,7 +246,7 @@ def test_a_checkpoint_has_all_but_sessions(rng: random.Random) -> None:
     saved = msgspec.msgpack.decode(msgspec.msgpack.encode(before.checkpoint()), type=SavedCosts)
     after.restore(saved)
     assert after.lengths is None, "nobody wants them"
-    after.set_lengths(LEARNED)
+    after.learn_lengths(True)
     after.restore(saved)
     assert after.lengths is not None
     for one in (call(), call(shape=TOOLS), call(max_tokens=None)):

@@ -13,12 +13,12 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.core.admission.retries import RetryBudget
+from gateway.core.admission.retries import AT_LEAST, RetryBudget
 from gateway.core.engines.breaker import Ending
 from gateway.core.engines.fleet import Engine, Fleet
 from gateway.core.histogram import BOUNDS
 from gateway.core.lengths import LengthModel
-from gateway.core.policy.policy import Policy, Retries
+from gateway.core.policy.policy import Policy
 from gateway.core.policy.snapshot import Current, Snapshot
 from gateway.core.request.body_memory import BodyLease, BodyMemory
 from gateway.core.request.outcome import Outcome
@@ -235,7 +235,7 @@ def test_every_decision_is_counted() -> None:
         assert world.total("weir_tenant_tokens_total", tenant="acme", outcome="expired") == 7
         world.retries.call(0.0)
         world.retries.take(0.0)
-        assert world.total("weir_retry_budget_left") == Retries().at_least - 1
+        assert world.total("weir_retry_budget_left") == AT_LEAST - 1
         assert world.total("weir_batches_total", reason="window") == 2
         assert (world.total("weir_batched_calls_total"), world.total("weir_batch_resends_total")) == (5, 1)
         policy = [world.total(f"weir_policy_{name}") for name in ("version", "reloads_total", "failures_total", "bad")]

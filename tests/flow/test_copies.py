@@ -20,7 +20,7 @@ from sidecar.core.copies import SLEEPS_AFTER
 from tests.flow.test_manager import virtual
 
 POLICY = """
-fleet: {sidecars: {copies: {margin: 2s, after: 3s}}}
+fleet: {sidecars: {copies: 2s}}
 budget: {max_concurrency: 2}
 classes: {default: {ttft: 40s, deadline: 200s}}
 """
@@ -113,7 +113,7 @@ async def _until_wanted(callers: GatewayCallers) -> None:
 
 @virtual
 async def test_without_copies_the_model_goes_on_with_one() -> None:
-    async with machine(policy=POLICY.replace("{margin: 2s, after: 3s}", "null")) as (site, (callers,)):
+    async with machine(policy=POLICY.replace("copies: 2s", "copies: null")) as (site, (callers,)):
         answers = await load(callers, 200.0)
         assert ends(answers)["served"] <= 50
         assert counted(site, "copy") == {}

@@ -12,8 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.admission.mode import SIGNALS, UNKNOWN_HOLDS, Mode, ModelMode, Signals
-from gateway.core.admission.shaping import FIELDS, cap, shape_body, shaped
-from gateway.core.engines.breaker import SLOTS, UNCOUNTED, BreakerState, CircuitBreaker, Ending, FailureRate
+from gateway.core.admission.shaping import FIELDS, cap, shape_body
+from gateway.core.engines.breaker import (
+    LONGEST,
+    PROBES,
+    RATED,
+    SLOTS,
+    UNCOUNTED,
+    BreakerState,
+    CircuitBreaker,
+    Ending,
+    FailureRate,
+)
 from gateway.core.policy.traffic import Breaker, ModeRule, Modes, ShapingTier, Threshold
 from gateway.core.request.call import CallSettings
 from gateway.core.request.outcome import Refused
@@ -21,7 +31,8 @@ from gateway.core.request.parser import parse
 from gateway.core.request.routes import ROUTES
 
 CLOSED, OPEN, HALF_OPEN = BreakerState
-BREAKER = Breaker(failures=3, error_rate=0.5, at_least=6, window=10.0, open_for=2.0, open_for_at_most=8.0, probes=2)
+BREAKER = Breaker(open_for=2.0)
+LONGEST_OPEN = LONGEST * BREAKER.open_for
 QUARTERS = st.integers(0, 24).map(lambda quarters: quarters / 4)  # seconds, exact in binary
 endings = st.sampled_from(Ending)
 OPERATIONS = st.one_of(
@@ -68,7 +79,7 @@ def test_the_breaker_keeps_its_laws(operations: list[tuple[Any, ...]]) -> None:
         if operation == "wait":
             now += arguments[0]
         elif operation == "send":
-            due = breaker.since + min(BREAKER.open_for * 2**relapses, BREAKER.open_for_at_most)
+            due = breaker.since + min(BREAKER.open_for * 2**relapses, LONGEST_OPEN)
             if arguments[0]:
                 calls.append(Sent(breaker, now))
             elif breaker.allows(now):
@@ -88,37 +99,35 @@ def test_the_breaker_keeps_its_laws(operations: list[tuple[Any, ...]]) -> None:
                 row = row + 1 if failed else 0
                 ended = [(slot, bad) for slot, bad in ended if slot > int(now) - SLOTS] + [(int(now), failed)]
                 share = sum(bad for _, bad in ended) / len(ended)
-                trips = failed and (row >= BREAKER.failures or (len(ended) >= BREAKER.at_least and share > 0.5))
+                trips = failed and (row >= BREAKER.failures or (len(ended) >= RATED and share > 0.5))
                 assert (breaker.state is OPEN) == trips
             elif not counts or ending is Ending.NEUTRAL:
                 assert sum(breaker.transitions.values()) == change, "it had nothing to say"
         if breaker.state is not CLOSED:
             row, ended = 0, []
         assert row < BREAKER.failures
-        probes = [
-            call for call in calls if call.awaited and call.counts(breaker) and now - call.at < BREAKER.open_for_at_most
-        ]
+        probes = [call for call in calls if call.awaited and call.counts(breaker) and now - call.at < LONGEST_OPEN]
         assert len(probes) <= 1
         if breaker.state is HALF_OPEN:
             assert breaker.allows(now) is (not probes)
         relapses = 0 if breaker.state is CLOSED else relapses + (state is HALF_OPEN and breaker.state is OPEN)
     # Whatever was never said of the calls under way, it lets a probe go in the end, and comes back.
-    now += 2 * BREAKER.open_for_at_most
-    for _ in range(BREAKER.probes):
+    now += 2 * LONGEST_OPEN
+    for _ in range(PROBES):
         assert breaker.allows(now)
         breaker.ended(breaker.sent(now), Ending.SUCCESS, now)
     assert breaker.state is CLOSED
     assert breaker.allows(now)
 
 
-@given(st.sampled_from([0.5, 10.0, 16.0]), st.lists(st.tuples(QUARTERS, st.booleans()), max_size=60))
-def test_a_window_counts_what_its_slots_hold(window: float, events: list[tuple[float, bool]]) -> None:
-    rate, now = FailureRate(window), 1000.0
+@given(st.lists(st.tuples(QUARTERS, st.booleans()), max_size=60))
+def test_a_window_counts_what_its_slots_hold(events: list[tuple[float, bool]]) -> None:
+    rate, now = FailureRate(), 1000.0
     seen: list[tuple[int, bool]] = []
     for passed, failed in events:
-        now += passed * window / 16
+        now += passed
         rate.count(failed, now)
-        slot = int(now / (window / SLOTS))
+        slot = int(now)
         seen.append((slot, failed))
         inside = [bad for at, bad in seen if at > slot - SLOTS]
         assert (rate.calls, rate.failures) == (len(inside), sum(inside))
@@ -214,20 +223,15 @@ tiers = st.builds(
     st.floats(0, 1),
     st.sampled_from(Mode),
     st.sampled_from(ORDER),
-    st.integers(1, 9000),
-    st.integers(1, 9000),
 )
-def test_a_cap_only_tightens_with_pressure_and_never_raises(
-    every: list[ShapingTier], one: float, two: float, mode: Mode, class_name: str, asked: int, least: int
+def test_a_cap_only_tightens_with_pressure(
+    every: list[ShapingTier], one: float, two: float, mode: Mode, class_name: str
 ) -> None:
     low, high = sorted((one, two))
     mild = cap(every, low, Mode.NORMAL, class_name, ORDER)
     hard = cap(every, high, mode, class_name, ORDER)
     assert hard is None or hard in [tier.max_tokens for tier in every]
     assert mild is None or (hard is not None and hard <= mild)
-    if hard is not None:
-        assert min(asked, least) <= shaped(asked, hard, least) <= asked
-        assert shaped(asked, hard, least) <= max(hard, least)
 
 
 LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens")

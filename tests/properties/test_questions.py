@@ -40,7 +40,7 @@ POLICY = Policy(
     classes={
         "interactive": TrafficClass(weight=8, ttft=1.0, max_queue=20, reserve=0.2),
         "default": TrafficClass(weight=4, max_queue=10, ttft=3.0),
-        "batch": TrafficClass(weight=1, max_queue=30, max_concurrency=6, overload="lifo"),
+        "batch": TrafficClass(weight=1, max_queue=30, max_concurrency=6),
     },
     limits=Limits(
         per_tenant=TenantLimit(
@@ -49,7 +49,7 @@ POLICY = Policy(
     ),
     modes=Modes(tight=ModeRule(enter=Threshold(errors=0.5), leave=Threshold(errors=0.3), dwell=1.0)),
 )
-BREAKER = Breaker(failures=3, open_for=0.5, open_for_at_most=2.0, window=5.0, at_least=5)
+BREAKER = Breaker(failures=3, open_for=0.5)
 
 
 class Run:

@@ -172,7 +172,6 @@ class Model:
                 strict=self.rng.random() < 0.2,
                 reserve=self.rng.choice([0.0, 0.0, 0.1]),
                 max_wait=self.rng.choice([None, None, 5.0]),
-                overload=self.rng.choice(["edf", "edf", "lifo"]),
             )
             for name in NAMES
             if name == "default" or self.rng.random() < 0.8
@@ -218,9 +217,7 @@ class Model:
         assert {each.call.class_name for each in heads} == {each.call.class_name for each in self.inside} - paused
         for head in heads:
             rivals = [each for each in self.inside if self.line(each) == self.line(head)]
-            first, newest = min(rivals, key=lambda each: each.key), max(rivals, key=lambda each: each.sequence)
-            turns = self.queues.classes[head.call.class_name].overload == "lifo" and not first.paid
-            assert head is first or (turns and head is newest)
+            assert head is min(rivals, key=lambda each: each.key)
         ticket = self.queues.pop(lambda each: each.cost <= size, self.now, paused)
         if ticket is None:
             fits = any(each.cost <= size for each in heads)
@@ -365,11 +362,11 @@ def test_ahead_is_what_goes_first(smallest: int, calls: int) -> None:
         classes = queues.classes
         name, tenant = rng.choice(list(classes)), rng.choice(TENANTS)
         call = a_call(class_name=name, tenant=tenant, prompt_tokens=100, deadline=FAR + rng.randrange(50))
-        guess, (guess_in_class, _) = ahead(queues, call), queues.own_ahead(call, 0.0)
+        guess, (guess_in_class, _) = ahead(queues, call), queues.own_ahead(call)
         rivals = {each.call.tenant for each in queues if each.call.class_name == name} - {tenant}
         ticket = Ticket(call, 0.0)
         queues.push(ticket)
-        assert ahead(queues, ticket.call, 0.0, ticket) == pytest.approx(guess)
+        assert ahead(queues, ticket.call, ticket) == pytest.approx(guess)
         truth: Counter[str] = Counter()
         for each in went_first(queues, ticket):
             truth[each.call.class_name] += each.cost

@@ -38,7 +38,7 @@ POLICY = """
 fleet:
   poll: 100ms
   health: 200ms
-  sidecars: {token_file: token, allow: [127.0.0.0/8], copies: {margin: 100ms, after: 500ms}}
+  sidecars: {token_file: token, allow: [127.0.0.0/8], copies: 100ms}
 budget: {max_concurrency: 2}
 classes: {default: {ttft: 60s}}  # longer than a wake may take that was never seen
 """

@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 POLICY = """
 classes:
   default: {deadline: 5m}
-fleet: {sidecars: {copies: {margin: 1s, after: 1s}}}  # with the token that the gateway makes
+fleet: {sidecars: {copies: 1s}}  # with the token that the gateway makes
 """
 FILE = """
 id: test-%(pid)s

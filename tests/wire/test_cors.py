@@ -9,12 +9,12 @@ from hashlib import sha256
 import pytest
 import uvloop
 
-from gateway.core.policy.policy import Cors, Policy, TrustedProxies
+from gateway.core.policy.policy import Policy, TrustedProxies
 from gateway.core.policy.traffic import Tenant
 from tests.faults.scripted import Answer, ScriptedEngine, ask, gateway_over, port_of, request
 
 PAGE = "https://chat.example.com"
-SHARED = Policy(cors=Cors(origins=(PAGE,)))
+SHARED = Policy(cors=(PAGE,))
 Ask = Callable[[bytes], Awaitable[Answer]]
 
 

@@ -27,8 +27,6 @@ from gateway.core.request.call import Call
 CREDIBLE = 2**24  # tokens: no engine's report of one call counts for more
 LOOKED_PAST = 16  # tenants, and calls of each, that are looked at behind those that wait for one engine
 REMEMBERED = 10_000  # tenants that do not wait, per class
-LIFO_INTERVAL = 0.1  # seconds at least that a queue has not emptied before it turns round
-LIFO_SCALE = 1 / 20  # of the time a call of the class may wait: the interval where that is longer
 
 
 class ClassQueue:
@@ -42,12 +40,10 @@ class ClassQueue:
         "_weights",
         "active",
         "band",
-        "lifo_after",
         "max_wait",
         "served",
         "served_at",
         "settings",
-        "since",
         "tickets",
         "tokens",
         "weight",
@@ -56,7 +52,6 @@ class ClassQueue:
     def __init__(self) -> None:
         self.served = 0.0
         self.served_at = -inf
-        self.since = 0.0  # when it was last pushed to while empty
         self.tickets: dict[Ticket, None] = {}  # in order of arrival
         self.tokens = 0
         self.active = 0  # tenants that wait
@@ -81,8 +76,6 @@ class ClassQueue:
         self.weight = settings.weight
         self.max_wait = settings.max_wait
         self.band = band
-        patience = min(each for each in (settings.ttft, settings.max_wait, settings.deadline) if each is not None)
-        self.lifo_after = max(LIFO_INTERVAL, patience * LIFO_SCALE) if settings.overload == "lifo" else inf
         self._weights = weights
         level = self.level()
         for tenant, queue in self._tenants.items():
@@ -93,13 +86,9 @@ class ClassQueue:
 
     # -- the next call ------------------------------------------------------------------------------------------
 
-    def head(self, now: float) -> Ticket:
+    def head(self) -> Ticket:
         """The ticket whose turn it is; the queue is not empty."""
-        queue = self._turns[0][2]
-        first = queue.order[0][3]
-        if now - self.since > self.lifo_after and not first.paid:
-            return next(reversed(queue.tickets))
-        return first
+        return self._turns[0][2].order[0][3]
 
     def candidates(self, head: Ticket) -> Iterator[Ticket]:
         """The head, and while those that were looked at are `aside`, the next of its class: the tenants in turn, the
@@ -124,7 +113,7 @@ class ClassQueue:
     def rank(self, now: float) -> tuple[bool, int, float]:
         """Sort key among the class queues. It is before all others, whatever their bands and counters, if its head
         starves and the class was not served for as long either."""
-        ticket = self.head(now)
+        ticket = self.head()
         half = self._half(ticket)
         return now - ticket.since <= half or now - self.served_at <= half, self.band, self.served
 
@@ -141,8 +130,6 @@ class ClassQueue:
         if queue is None:
             queue = self._open(tenant)
         if not queue.tickets:
-            if not self.tickets:
-                self.since = ticket.pushed_at
             self._floor = self.level()
             queue.counter = max(queue.counter, self._floor)
             self.active += 1
@@ -242,7 +229,7 @@ class ClassQueue:
 
     # -- estimates ----------------------------------------------------------------------------------------------
 
-    def ahead(self, call: Call, now: float, ticket: Ticket | None = None) -> float:
+    def ahead(self, call: Call, ticket: Ticket | None = None) -> float:
         """Tokens of this class that go before `ticket`, or before `call` if it came now.
 
         O(waiting tenants). Its tenant's counter will be `start` when its turn comes; another tenant has its turns
@@ -254,7 +241,7 @@ class ClassQueue:
         if queue is not None:
             start = max(start, queue.counter)
             if queue.tickets:
-                tokens, charge = self._before(queue, call, now, ticket)
+                tokens, charge = queue.before(turn_by(call), ticket)
                 start = queue.counter + charge / queue.weight
                 mine = queue.stamp
         for _, stamp, other in self._turns:
@@ -263,17 +250,6 @@ class ClassQueue:
                 ties = stamp < mine or (behind == 0.0 and charge > 0.0)
                 tokens += turns_before(behind, other.charge, len(other.tickets), ties=ties) * other.tokens
         return tokens
-
-    def _before(self, queue: TenantQueue, call: Call, now: float, ticket: Ticket | None) -> tuple[float, float]:
-        if now - self.since <= self.lifo_after:
-            return queue.before(turn_by(call), ticket)
-        tokens = charge = 0
-        for newer in reversed(queue.tickets) if ticket is not None else ():
-            if newer is ticket:
-                break
-            tokens += newer.cost
-            charge += newer.charge
-        return tokens, charge
 
 
 def by_arrival(tickets: Iterable[Ticket]) -> dict[Ticket, None]:

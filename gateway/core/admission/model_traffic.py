@@ -155,7 +155,7 @@ class ModelTraffic:
     def _own(self, queues: Queues, call: Call, now: float, ticket: Ticket | None = None) -> tuple[float, float]:
         """Tokens of the call's class that go before the call, and tokens per second for that class. Without a known
         rate the second is infinity, and only shedding later refuses the call."""
-        own, fair = queues.own_ahead(call, now, ticket)
+        own, fair = queues.own_ahead(call, ticket)
         name = call.class_name
         return own, self.drain.rate_of(name, fair, queues.passing(name), now) or math.inf
 

@@ -158,7 +158,7 @@ class Queues:
         """
         held_up = False
         for queue in self.order(now, paused):
-            ticket = queue.head(now)
+            ticket = queue.head()
             if not held_up or queue.settings.reserve:
                 for candidate in queue.candidates(ticket):
                     if fits(candidate):
@@ -174,7 +174,7 @@ class Queues:
 
     def heads(self, now: float) -> Iterator[Ticket]:
         """Iterate over each class's next ticket, in order. To drop late tickets, remove them and ask again."""
-        return (queue.head(now) for queue in self.order(now, ()))
+        return (queue.head() for queue in self.order(now, ()))
 
     def order(self, now: float, paused: Container[str]) -> list[ClassQueue]:
         """Classes that have a call to go, in the order of their turns."""
@@ -255,7 +255,7 @@ class Queues:
 
     # -- estimates ----------------------------------------------------------------------------------------------
 
-    def own_ahead(self, call: Call, now: float, ticket: Ticket | None = None) -> tuple[float, float]:
+    def own_ahead(self, call: Call, ticket: Ticket | None = None) -> tuple[float, float]:
         """Tokens of the call's class that go before the call, and the class's share by weight among the classes that
         wait. The share is 0 behind a waiting strict class."""
         own = self._by_class[call.class_name]
@@ -263,9 +263,9 @@ class Queues:
         for queue in self._by_class.values():
             if queue.tickets and queue is not own:
                 if queue.band < own.band:
-                    return own.ahead(call, now, ticket), 0.0
+                    return own.ahead(call, ticket), 0.0
                 weights += queue.weight if queue.band == own.band else 0.0
-        return own.ahead(call, now, ticket), own.weight / weights
+        return own.ahead(call, ticket), own.weight / weights
 
     def passing(self, class_name: str) -> list[str]:
         """The other classes without a waiting call: their calls are served as they come."""

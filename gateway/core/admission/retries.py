@@ -11,6 +11,7 @@ import random
 from gateway.core.policy.snapshot import Current
 
 WINDOW = 10  # seconds
+AT_LEAST = 3  # retries in the window however few calls there are, so that a single failure is retried
 BACKOFF = 0.025  # seconds, doubled per attempt
 
 
@@ -49,8 +50,8 @@ class RetryBudget:
     @property
     def left(self) -> float:
         """Retries that may still be made in this window."""
-        policy = self._current.policy.retries
-        return max(policy.at_least, policy.budget * self.calls) - self.retries
+        share = self._current.policy.retries.budget
+        return (max(AT_LEAST, share * self.calls) if share else 0) - self.retries
 
     def take(self, now: float) -> bool:
         """Spend one retry if the budget has one left."""

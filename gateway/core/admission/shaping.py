@@ -1,8 +1,8 @@
 """Shaping: shorter answers under pressure, before anybody is refused one.
 
 The tiers of the policy cap `max_tokens` by the chosen engine's watermark and the model's mode. Shaping never asks for
-more than the client did, and never for less than the class's `min_tokens` (unless the client did). It never raises: a
-body that was parsed can be shaped. The client is told by a header of the answer.
+more than the client did. It never raises: a body that was parsed can be shaped. The client is told by a header of the
+answer.
 """
 
 from __future__ import annotations
@@ -85,23 +85,17 @@ class Shaping:
     """The tiers of one policy. `above`, `level`: the watermark above which, and the mode's value from which, any tier
     can apply; below both, none does."""
 
-    __slots__ = ("_least", "_order", "_tiers", "above", "level")
+    __slots__ = ("_order", "_tiers", "above", "level")
 
     def __init__(self, policy: Policy) -> None:
         self._tiers = policy.shaping
         self._order = tuple(policy.classes)
-        self._least = {name: each.min_tokens for name, each in policy.classes.items()}
         self.above, self.level = least(policy.shaping)
 
     def given(self, asked: int, class_name: str, watermark: float, mode: Mode) -> int:
         """The `max_tokens` of a call that asked for so many, on an engine with this watermark."""
         most = cap(self._tiers, watermark, mode, class_name, self._order)
-        return asked if most is None else shaped(asked, most, self._least[class_name])
-
-
-def shaped(asked: int, cap: int, min_tokens: int) -> int:
-    """Output tokens of a call that asked for `asked`, under `cap`, in a class with a minimum of `min_tokens`."""
-    return min(asked, max(cap, min_tokens))
+        return asked if most is None else min(asked, most)
 
 
 def shape_body(body: bytes, kind: str, max_tokens: int) -> bytes:

@@ -1,14 +1,14 @@
 """Circuit breaker of one engine: no call waits for the failures of an engine that is known to fail.
 
-CLOSED takes every call. `failures` in a row, or more than `error_rate` of at least `at_least` calls within `window`,
-trip it. OPEN takes none for `open_for` seconds, twice as long each time it relapses, `open_for_at_most` at most. Then
-it is HALF_OPEN, where one probe at a time finds out: `probes` good ones close it, a bad one opens it again (Nygard,
+CLOSED takes every call. `failures` in a row, or more than `error_rate` of at least RATED calls within WINDOW, trip it.
+OPEN takes none for `open_for` seconds, twice as long each time it relapses, LONGEST times that at most. Then it is
+HALF_OPEN, where one probe at a time finds out: PROBES good ones close it, a bad one opens it again (Nygard,
 "Release It!"). TRANSITIONS is all there is; anything else raises and changes nothing.
 
 A call is known by the token that `sent` gave it. The token is worth something only in the state it was given in: calls
 of before a trip, which fail late and all together, neither open an engine that is well again nor give up its probe.
 No probe blocks the next for good. The next may go at the engine's first byte, at the call's ending of whatever kind,
-at every change of state, and at the latest when a probe has said nothing for `open_for_at_most`.
+at every change of state, and at the latest when a probe has said nothing for LONGEST times `open_for`.
 """
 
 from __future__ import annotations
@@ -77,10 +77,16 @@ ENDINGS: dict[int | None, Ending] = {
     None: FAILURE,
 }
 
-SLOTS = 10  # of a window: one second each in one of ten
+WINDOW = 10.0  # seconds over which the share of failures is measured
+SLOTS = 10  # of a window
+SLOT = WINDOW / SLOTS  # seconds
+RATED = 20  # calls in the window below which the share of failures does not count
+PROBES = 3  # good ones in a row that close it
+LONGEST = 12  # times `open_for` that it stays open at most: a minute, of 5 s
+PANIC = 0.5  # share of the fleet above which open breakers are ignored; Envoy's default
 CALLS_NEEDED = 10  # a share of fewer says more of one call than of the engines
 UNCOUNTED = 0  # the token of a call that went to an engine its breaker would not have sent it to
-MOST_DOUBLINGS = 30  # from the shortest `open_for` past the longest `open_for_at_most`
+MOST_DOUBLINGS = 4  # past LONGEST
 
 
 def ending_of(status: int | None) -> Ending:
@@ -88,19 +94,18 @@ def ending_of(status: int | None) -> Ending:
     return ENDINGS.get(status, FAILURE)
 
 
-def panicked(open_: int, total: int, share: float) -> bool:
-    """Whether more than `share` of the fleet is open: then its breakers are ignored, since sending all calls to what
+def panicked(open_: int, total: int) -> bool:
+    """Whether more than PANIC of the fleet is open: then its breakers are ignored, since sending all calls to what
     is left would break that too, and a fault so common is rarely the engines' own (Envoy's panic threshold)."""
-    return open_ > share * total
+    return open_ > PANIC * total
 
 
 class FailureRate:
-    """Calls and failures of the last `window` seconds, in SLOTS slots. O(1) per event; `now` never goes back."""
+    """Calls and failures of the last WINDOW seconds, in SLOTS slots. O(1) per event; `now` never goes back."""
 
-    __slots__ = ("_calls", "_ends", "_failures", "_index", "_slot", "_slot_length", "calls", "failures")
+    __slots__ = ("_calls", "_ends", "_failures", "_index", "_slot", "calls", "failures")
 
-    def __init__(self, window: float) -> None:
-        self._slot_length = window / SLOTS
+    def __init__(self) -> None:
         self._calls = [0] * SLOTS
         self._failures = [0] * SLOTS
         self._slot = self._index = 0
@@ -109,14 +114,14 @@ class FailureRate:
 
     def advance(self, now: float) -> None:
         """Forget the calls that have left the window."""
-        slot = int(now / self._slot_length)
+        slot = int(now / SLOT)
         for passed in range(max(self._slot, slot - SLOTS) + 1, slot + 1):
             index = passed % SLOTS
             self.calls -= self._calls[index]
             self.failures -= self._failures[index]
             self._calls[index] = self._failures[index] = 0
         self._slot, self._index = slot, slot % SLOTS
-        self._ends = (slot + 1) * self._slot_length
+        self._ends = (slot + 1) * SLOT
 
     def count(self, failed: bool, now: float) -> None:
         """Count one ended call."""
@@ -143,13 +148,13 @@ class CircuitBreaker:
 
     __slots__ = (
         "_period",
-        "_policy",
         "_probe",
         "_probe_at",
         "_serial",
         "broken_at",
         "failing_at",
         "failures",
+        "policy",
         "probes",
         "rate",
         "reopened",
@@ -159,8 +164,8 @@ class CircuitBreaker:
     )
 
     def __init__(self, policy: Breaker) -> None:
-        self._policy = policy
-        self.rate = FailureRate(policy.window)
+        self.policy = policy
+        self.rate = FailureRate()
         self._period = self._serial = 1  # the first token of this state, the last one given in any
         self._probe = 0  # the token whose first byte is awaited, 0: none is out
         self._probe_at = -math.inf
@@ -172,22 +177,9 @@ class CircuitBreaker:
         self.reopened = 0
 
     @property
-    def policy(self) -> Breaker:
-        return self._policy
-
-    @policy.setter
-    def policy(self, policy: Breaker) -> None:
-        """Go by `policy` from now on; the state stays. A window of another length starts empty."""
-        if policy.window != self._policy.window:
-            self.rate = FailureRate(policy.window)
-        self._policy = policy
-
-    @property
     def probe_at(self) -> float:
-        """Time when an OPEN breaker lets a probe through: `open_for` x 2^n after it opened, at most
-        `open_for_at_most`."""
-        seconds = self._policy.open_for * (1 << min(self.reopened, MOST_DOUBLINGS))
-        return self.since + min(seconds, self._policy.open_for_at_most)
+        """Time when an OPEN breaker lets a probe through: `open_for` x 2^n after it opened, at most x LONGEST."""
+        return self.since + self.policy.open_for * min(1 << min(self.reopened, MOST_DOUBLINGS), LONGEST)
 
     def allows(self, now: float) -> bool:
         """Whether a call may go to this engine."""
@@ -195,7 +187,7 @@ class CircuitBreaker:
             return True
         if self.state is OPEN:
             return now >= self.probe_at
-        return not self._probe or now - self._probe_at >= self._policy.open_for_at_most
+        return not self._probe or now - self._probe_at >= self.policy.open_for * LONGEST
 
     def advance(self, now: float) -> None:
         """Time has passed: OPEN for long enough becomes HALF_OPEN; calls older than the window are forgotten."""
@@ -239,16 +231,16 @@ class CircuitBreaker:
             if not self.failures:
                 self.failing_at = now
             self.failures += 1
-            policy, rate = self._policy, self.rate
+            policy, rate = self.policy, self.rate
             if self.failures >= policy.failures or (
-                rate.calls >= policy.at_least and rate.failures > policy.error_rate * rate.calls
+                rate.calls >= RATED and rate.failures > policy.error_rate * rate.calls
             ):
                 self._move("trip", now)
         elif ending is FAILURE:
             self._move("relapse", now)
         else:
             self.probes += 1
-            if self.probes >= self._policy.probes:
+            if self.probes >= PROBES:
                 self._move("recover", now)
 
     def stalled(self, now: float) -> None:
@@ -283,7 +275,7 @@ class CircuitBreaker:
             self.reopened += 1
         elif event == "recover":
             self.reopened = 0
-            self.rate = FailureRate(self._policy.window)
+            self.rate = FailureRate()
 
 
 def errors_of(breakers: Sequence[CircuitBreaker]) -> float | None:

@@ -78,7 +78,7 @@ def newness(engine: Engine, now: float, slow_start: float) -> float:
 def usable_of(engines: Sequence[Engine], now: float) -> Sequence[Engine]:
     """Engines that may receive calls: up, not draining, their breaker closed or due for a probe.
 
-    If the share of open breakers is above the policy's panic threshold, breakers are ignored.
+    If more than half of the breakers are open, breakers are ignored.
     """
     for engine in engines:
         if not engine.up or engine.draining or engine.breaker.state is not CLOSED:
@@ -88,7 +88,7 @@ def usable_of(engines: Sequence[Engine], now: float) -> Sequence[Engine]:
     usable = [e for e in engines if e.up and not e.draining]
     allowed = [e for e in usable if e.breaker.allows(now)]
     shut = len(usable) - len(allowed)
-    return usable if shut and panicked(shut, len(usable), usable[0].policy.breaker.panic) else allowed
+    return usable if shut and panicked(shut, len(usable)) else allowed
 
 
 def any_idle(engines: Sequence[Engine], call: Call) -> bool:

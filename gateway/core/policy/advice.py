@@ -257,11 +257,10 @@ def _steps(policy: Policy) -> Found:
 
 def _attempts(policy: Policy) -> Found:
     retries = policy.retries
-    none = {"per_call": not retries.per_call, "on": not retries.on, "budget": not retries.budget + retries.at_least}
-    for field in [field for field, zero in none.items() if zero][:1]:
+    for field in [field for field in ("per_call", "budget") if not getattr(retries, field)][:1]:
         yield ("retries", field), "no call is ever tried again: clients see every restart of an engine"
-    if policy.hedging.enabled and none["budget"]:
-        yield ("hedging", "enabled"), "second attempts come out of the budget of retries, which is nothing"
+    if policy.hedging is not None and not retries.budget:
+        yield ("hedging",), "second attempts come out of the budget of retries, which is nothing"
 
 
 def _sidecars(policy: Policy) -> Found:

@@ -20,6 +20,7 @@ from gateway.core.policy.policy import Policy
 from gateway.core.policy.rules import bands_of, modes_of, signals_of
 from gateway.core.policy.traffic import ModeRule, Tenant, When
 from gateway.core.request.classes import ClassRules
+from gateway.core.sessions.locality import HEAD_START, MOST_AHEAD
 from gateway.shared.files.checked import listed, nearest, shown, spelled
 from gateway.shared.files.units import COUNT, SECONDS, SHARE
 
@@ -156,10 +157,9 @@ def _agent_hints(tenant: Tenant) -> Iterator[str]:
 
 
 def _lengths(policy: Policy) -> Iterator[str]:
-    if policy.lengths.learned:
+    if policy.lengths == "learned":
         yield "learned of the tenant's own calls, by session, route, tools, format, stop, prompt and max_tokens"
-        if policy.lengths.shortest_first:
-            yield "its waiting calls of a class go by expected length, the shortest first, aged"
+        yield "its waiting calls of a class go by expected length, the shortest first, aged"
     else:
         yield "by model, class and max_tokens"
 
@@ -169,15 +169,10 @@ def _sessions(policy: Policy, name: str) -> Iterator[str]:
     if sessions is None:
         yield "each call is judged alone"
         return
-    most = SECONDS.show(sessions.most_ahead)
-    if sessions.order == "warm":
-        each = f"{shown(sessions, 'head_start')} s for each second of reading that a cache saves it"
-        yield f"a call goes before others of its tenant in {name} by {each}, at most {most}"
-    elif sessions.order == "least_served":
-        each = f"{shown(sessions, 'head_start')} s for each second of reading that its session was served"
-        yield f"a call goes after others of its tenant in {name} by {each}, at most {most}"
-    wait = f"{shown(sessions, 'head_start')} s for each second of reading that it saves, at most {most}"
-    yield f"for the full engine that knows its session it waits {wait}, and never past its targets"
+    most = SECONDS.show(MOST_AHEAD)
+    each = f"{HEAD_START:.0f} s for each second of reading that a cache saves it, at most {most}"
+    yield f"a call goes before others of its tenant in {name} by {each}"
+    yield "for the full engine that knows its session it waits as long, and never past its targets"
     yield f"one whose cache is lost waits {most} at most until sessions leave a quarter of an engine free"
     if sessions.keep:
         yield f"a session's cache is kept for its next call, for {SECONDS.show(sessions.keep)} at most"
@@ -236,12 +231,11 @@ def _refusal(tenant: Tenant) -> Iterator[str]:
 
 
 def _shaping(policy: Policy, name: str) -> Iterator[str]:
-    least = policy.classes[name].min_tokens
     tiers = [tier for tier in policy.shaping if name not in spared(tier, tuple(policy.classes))]
     for tier in tiers:
         when = [f"the engine's KV cache is above {SHARE.show(tier.kv_above)}"] if tier.kv_above is not None else []
         when += [f"the mode is {tier.mode} or worse"] if tier.mode is not None else []
-        yield f"max_tokens at most {COUNT.show(max(least, tier.max_tokens))} where {' or '.join(when)}"
+        yield f"max_tokens at most {COUNT.show(tier.max_tokens)} where {' or '.join(when)}"
     if not tiers:
         yield "max_tokens as asked for, always"
 

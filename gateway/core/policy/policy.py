@@ -21,8 +21,6 @@ from gateway.core.policy.traffic import (
     Batching,
     Breaker,
     Deadlines,
-    Hedging,
-    LengthPolicy,
     Limits,
     Modes,
     Scaling,
@@ -100,50 +98,32 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True):
     cache_secret_file: FileName | None = None
 
 
-RetryCause = Literal["connect", "reset", "timeout", "429", "502", "503", "504"]
-
-
 class Retries(msgspec.Struct, frozen=True, kw_only=True):
     """Second attempts of a call on another engine, made only before the first byte has gone to the client.
 
-    `budget`: Retries of the last 10 s, as a share of the calls of the last 10 s.
-    `at_least`: Retries that are allowed in 10 s however few calls there are.
+    `budget`: Retries of the last 10 s, as a share of the calls of the last 10 s. Three are always allowed; 0%: none is.
     `per_call`: Retries of one call, each on another engine where there is one.
-    `on`: Failures that are retried: failures of the connection (connect, reset, timeout), and HTTP statuses of the
-    engine.
     """
 
     budget: Part = 0.20
-    at_least: Annotated[Count, Bounds(ge=0, le=10_000)] = 3
     per_call: Annotated[Count, Bounds(ge=0, le=10)] = 2
-    on: tuple[RetryCause, ...] = ("connect", "reset", "timeout", "429", "502", "503", "504")
 
 
 class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     """Timeouts of clients' and engines' connections, and of the shutdown.
 
-    `connect`: Time to connect to an engine.
     `first_byte`: Time to the first byte of an engine's streamed answer. Other answers get more time, by their length.
     `stall`: Longest pause between two reads of an engine's answer.
-    `headers`: Time for a client to send all headers of a request.
-    `body`: Longest pause in a client's body.
     `body_total`: Time for all of a client's body.
     `keep_alive`: Time after which an idle client connection is closed.
-    `write_stall`: Time after which a client that reads nothing is dropped.
-    `half_open`: Time within which a client is noticed that vanished without closing its connection.
     `drain_grace`: Time after SIGTERM in which calls are still taken while /readyz fails, for balancers to notice.
     `drain`: Time after SIGTERM, and after drain_grace, for answers in flight to finish.
     """
 
-    connect: Moment = 2.0
     first_byte: Moment = 60.0
     stall: Moment = 60.0
-    headers: Moment = 10.0
-    body: Moment = 30.0
     body_total: Moment = 300.0
     keep_alive: Moment = 75.0
-    write_stall: Moment = 15.0
-    half_open: Annotated[Seconds, Bounds(ge=3, le=3600)] = 15.0
     drain_grace: Annotated[Seconds, Bounds(ge=0, le=3600)] = 0.0
     drain: Moment = 60.0
 
@@ -201,17 +181,6 @@ class EngineEntry(msgspec.Struct, frozen=True, kw_only=True):
     kv_events: EventsUrl | None = None
 
 
-class CopiesPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """Copies: one more engine of a model that is awake and full, if a sidecar has another profile of it.
-
-    `margin`: Time by which a class's predicted wait must exceed the start of the copy.
-    `after`: How long it must exceed that without a break.
-    """
-
-    margin: Annotated[Seconds, Bounds(ge=0, le=3600)] = 2.0
-    after: Annotated[Seconds, Bounds(ge=0, le=3600)] = 3.0
-
-
 class SidecarTls(msgspec.Struct, frozen=True, kw_only=True):
     """TLS to sidecars on other machines. With it none is used at http://.
 
@@ -234,7 +203,8 @@ class SidecarsPolicy(msgspec.Struct, frozen=True, kw_only=True):
     `allow`: Networks of the sidecars and their engines. Others are refused.
     `hosts`: Host names by which sidecars call this gateway's control port, such as [gateway.internal]. Its addresses
     are always allowed.
-    `copies`: When a second engine of a model is woken, and a third; null: never.
+    `copies`: Time by which a class's predicted wait for a full model must exceed the start of a copy of it, until a
+    sidecar's other profile of the model is woken; null: never. The wait must be too long for 1.5 times as long.
     """
 
     token_file: FileName | None = None
@@ -242,7 +212,7 @@ class SidecarsPolicy(msgspec.Struct, frozen=True, kw_only=True):
     tls: SidecarTls | None = None
     allow: tuple[Block, ...] = ("127.0.0.0/8", "::1")
     hosts: tuple[HostName, ...] = ()
-    copies: CopiesPolicy | None = CopiesPolicy()
+    copies: Annotated[Seconds, Bounds(ge=0, le=3600)] | None = 2.0
 
 
 class FleetPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -265,11 +235,6 @@ class ServerPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     `max_connections`: Client connections at once.
     `max_per_peer`: Share of these connections for one address. Trusted proxies are exempt.
-    `max_request_line`: Size of the request line: method, path and query.
-    `max_headers`: Size of all headers of a request.
-    `max_header_fields`: Number of headers of a request.
-    `max_pipelined`: Pipelined requests that may wait on one connection.
-    `write_high_water`: Answer bytes that a client has not read, above which the gateway stops reading from its engine.
     `hosts`: Allowed names in the Host header of a gateway without keys, such as [gateway.internal]; empty: any from
     other machines, localhost from this one.
     `progress`: Time between comments in a waiting stream, against idle time-outs. The first one sends status 200; a
@@ -278,22 +243,8 @@ class ServerPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     max_connections: Positive = 10_000
     max_per_peer: Annotated[Share, Bounds(ge=0.01, le=1)] = 0.50
-    max_request_line: Buffer = 8 * 1024
-    max_headers: Buffer = 16 * 1024
-    max_header_fields: Positive = 100
-    max_pipelined: Positive = 16
-    write_high_water: Buffer = 256 * 1024
     hosts: tuple[HostName, ...] = ()
     progress: Annotated[Seconds, Bounds(ge=1, le=300)] | None = None
-
-
-class Cors(msgspec.Struct, frozen=True, kw_only=True):
-    """CORS: web pages that may call the data port. It binds browsers only.
-
-    `origins`: Origins of the pages, such as https://chat.example.com; empty: none, *: all.
-    """
-
-    origins: tuple[WebOrigin, ...] = ()
 
 
 class Logging(msgspec.Struct, frozen=True, kw_only=True):
@@ -348,7 +299,16 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     a tenant it gets 401.
     `keys_file`: File with more keys, a line of SHA-256 and tenant each; `gateway key add` writes it.
     `shaping`: Caps on max_tokens while engines are full; the smallest that applies counts.
+    `lengths`: Estimate of an answer's length, which sets its booked tokens (with budget.alpha: auto) and its
+    predicted end. by_model: learned by model, class and max_tokens; learned: from each tenant's calls too, by session,
+    route, tools, format, stop and prompt. With learned, a tenant's waiting calls of a class go shortest first: a call
+    is passed only by those that arrive within 0.1 s for each of its expected tokens.
+    `hedging`: Time to wait for a call's first byte before a second attempt on another engine, whose loser is cancelled:
+    a percentile of the class's times to first token, or a fixed time; null: no second attempts. They count in the
+    budget of retries.
     `sessions`: Order and choice by sessions, for agents and long conversations; null: each call is judged alone.
+    `cors`: Origins of web pages that may call the data port, such as https://chat.example.com; *: all. CORS binds
+    browsers only.
     `cluster`: Gateways on several machines, of which one decides for all; null: alone. See docs/scale.md.
     `storage`: Storage that outlasts the gateway; null: none. See docs/operating.md.
     `batches`: Files of calls, run when there is room; null: none. See docs/batches.md.
@@ -366,12 +326,12 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         ShapingTier(kv_above=0.85, max_tokens=1024),
         ShapingTier(kv_above=0.92, max_tokens=256),
     )
-    lengths: LengthPolicy = LengthPolicy()
+    lengths: Literal["by_model", "learned"] = "by_model"
     deadlines: Deadlines = Deadlines()
     routing: Routing = Routing()
     sessions: SessionsPolicy | None = None
     retries: Retries = Retries()
-    hedging: Hedging = Hedging()
+    hedging: Literal["p90", "p95", "p99"] | Moment | None = None
     breaker: Breaker = Breaker()
     modes: Modes = Modes()
     batching: Batching = Batching()
@@ -380,7 +340,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     body: BodyPolicy = BodyPolicy()
     fleet: FleetPolicy = FleetPolicy()
     server: ServerPolicy = ServerPolicy()
-    cors: Cors = Cors()
+    cors: tuple[WebOrigin, ...] = ()
     logging: Logging = Logging()
     console: ConsoleLinks = ConsoleLinks()
     cluster: ClusterPolicy | None = None

@@ -36,7 +36,6 @@ def faults(policy: Policy) -> Iterator[Fault]:
         _allowed(policy),
         _shaping(policy),
         _modes(policy),
-        _breaker(policy),
         _engines(policy),
         _memory(policy),
         _quotas(policy),
@@ -247,13 +246,6 @@ def _signal(path: Path, rule: ModeRule, signal: str) -> Iterator[Fault]:
     elif leave >= enter:
         expected = f"less than enter has, {shown(rule.enter, signal)}"
         yield Fault((*path, "leave", signal), shown(rule.leave, signal), expected)
-
-
-def _breaker(policy: Policy) -> Iterator[Fault]:
-    first, longest = policy.breaker.open_for, policy.breaker.open_for_at_most
-    if first > longest:
-        expected = f"at most open_for_at_most, {SECONDS.show(longest)}"
-        yield Fault(("breaker", "open_for"), SECONDS.show(first), expected)
 
 
 def _engines(policy: Policy) -> Iterator[Fault]:

@@ -28,7 +28,7 @@ class Snapshot:
         self.order = self.classes.order
         self.tenants = Tenants(policy, cache_secret=cache_secret)
         self.small = min(SMALL, policy.body.max)  # bytes of a body that every route takes, and that is not counted
-        self.browser_guard = BrowserGuard(policy.server.hosts, policy.cors.origins) if self.tenants.open else None
+        self.browser_guard = BrowserGuard(policy.server.hosts, policy.cors) if self.tenants.open else None
         self.within_deadline = policy.deadlines.on_deadline == "cancel"
 
 

@@ -60,9 +60,6 @@ class TrafficClass(msgspec.Struct, frozen=True, kw_only=True):
     `headroom`: Room that calls of this class leave when they start, as a share of the most that other classes held on
     the engine in the last minutes. With it they start one at a time, where all prompts are read: work that fills gaps.
     `max_wait`: Bound on waiting. A call that has waited half of it is served next; null: its deadline.
-    `min_tokens`: Lowest max_tokens that shaping may leave to a call.
-    `overload`: Order of a tenant's calls while the queue does not empty. edf: earliest deadline first; lifo: newest
-    first.
     `when`: Condition under which calls that name no class belong to this one.
     """
 
@@ -76,8 +73,6 @@ class TrafficClass(msgspec.Struct, frozen=True, kw_only=True):
     reserve: Annotated[Share, Bounds(ge=0, le=0.9)] = 0.0
     headroom: Annotated[Share, Bounds(ge=0, le=0.9)] = 0.0
     max_wait: Moment | None = None
-    min_tokens: Positive = 16
-    overload: Literal["edf", "lifo"] = "edf"
     when: When | None = None
 
 
@@ -261,52 +256,18 @@ class Deadlines(msgspec.Struct, frozen=True, kw_only=True):
     on_deadline: Literal["cancel", "finish"] = "cancel"
 
 
-class LengthPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """Lengths of answers: the tokens that a call is expected to generate, of the max_tokens that it may.
-
-    `learned`: Whether they are learned from each tenant's calls, by session, route, tools, format, stop, prompt length
-    and max_tokens. They set a call's booked tokens (with budget.alpha: auto) and its predicted end. false: by model,
-    class and max_tokens alone.
-    `shortest_first`: With learned: whether a tenant's waiting calls of a class go shortest first. A call is passed only
-    by those that arrive within 0.1 s for each of its expected tokens.
-    """
-
-    learned: bool = False
-    shortest_first: bool = True
-
-
-class Hedging(msgspec.Struct, frozen=True, kw_only=True):
-    """Hedged requests: a second attempt on another engine while the first byte is late. The loser is cancelled.
-
-    `enabled`: Whether calls are hedged. Hedges count in the budget of retries.
-    `after`: Time to wait for the first byte: a percentile of the class's times to first token, or a fixed time.
-    """
-
-    enabled: bool = False
-    after: Literal["p90", "p95", "p99"] | Moment = "p95"
-
-
 class Breaker(msgspec.Struct, frozen=True, kw_only=True):
     """Circuit breaker of each engine. While it is open, the engine gets no calls.
 
     `failures`: Failed calls in a row that open it.
-    `error_rate`: Share of failed calls above which it opens too.
-    `at_least`: Calls in the window below which error_rate does not apply.
-    `window`: Time over which error_rate is measured.
-    `open_for`: Time it stays open at first. Each time that it opens again doubles it.
-    `open_for_at_most`: Longest time it stays open.
-    `probes`: Calls that must succeed, one after another, to close it.
-    `panic`: Share of the fleet above which open breakers are ignored.
+    `error_rate`: Share of failed calls above which it opens too, of 20 calls or more in 10 s.
+    `open_for`: Time it stays open at first. Each time that it opens again doubles it, up to twelve times as long. Three
+    good calls, one after another, close it.
     """
 
     failures: Positive = 5
     error_rate: Part = 0.5
-    at_least: Positive = 20
-    window: Moment = 10.0
     open_for: Moment = 5.0
-    open_for_at_most: Moment = 60.0
-    probes: Positive = 3
-    panic: Part = 0.5
 
 
 class Threshold(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ Without keys, any web page in a browser could send calls. It can point its own h
 rebinding); the Host header shows that. Or it can call across origins; the Origin header shows that.
 
 Calls from this machine must therefore name the gateway by an IP address, `localhost`, or one of `server.hosts`. Where
-`server.hosts` has names, every call must. Pages of `cors.origins` are let in. Programs that are no browser send any
+`server.hosts` has names, every call must. Pages of `cors` are let in. Programs that are no browser send any
 Host they like, and no Origin.
 """
 
@@ -20,7 +20,7 @@ _LOOPBACK = ("127.", "::1", "::ffff:127.")
 
 
 class BrowserGuard:
-    """The check for one policy. `hosts`: names without a port; `origins`: as in `cors.origins`."""
+    """The check for one policy. `hosts`: names without a port; `origins`: as in `cors`."""
 
     __slots__ = ("_everybody", "_good", "_hosts", "_origins")
 
@@ -67,6 +67,6 @@ class BrowserGuard:
         raise Refused(
             Outcome.FORBIDDEN,
             f"This gateway asks for no keys, so it takes no calls from the web page {origin[:80]}. Name its origin in "
-            "cors.origins to let it in.",
+            "cors to let it in.",
             code="cross_origin",
         )

@@ -22,7 +22,6 @@ from typing import Literal, TypeVar
 
 from gateway.core.checkpoint import MOST_ESTIMATES, SavedCosts, SavedOutput, SavedPrompt
 from gateway.core.lengths import LengthModel
-from gateway.core.policy.traffic import LengthPolicy
 from gateway.core.request.call import Call
 
 _K = TypeVar("_K")
@@ -143,7 +142,6 @@ class CostModel:
         self.set_alpha(alpha)
         self.media_tokens = media_tokens
         self.lengths: LengthModel | None = None
-        self._length_policy = LengthPolicy()
         self._weights: dict[tuple[str, str], Weights] = {}
         self._alphas: dict[tuple[str, str, int], Quantile] = {}
 
@@ -151,10 +149,9 @@ class CostModel:
         """Use this share from now on, or the learned one (`auto`). Learning goes on in either case."""
         self.alpha = None if alpha == "auto" else alpha
 
-    def set_lengths(self, policy: LengthPolicy) -> None:
-        """Predict lengths by this policy from now on. What was learned is forgotten once none wants it."""
-        self._length_policy = policy
-        if not policy.learned:
+    def learn_lengths(self, wanted: bool) -> None:
+        """Predict lengths by tenants' own calls from now on, or no longer: then what was learned is forgotten."""
+        if not wanted:
             self.lengths = None
         elif self.lengths is None:
             self.lengths = LengthModel()
@@ -188,11 +185,7 @@ class CostModel:
     def expect(self, call: Call, asked: int) -> None:
         """Fill in `output_tokens` and `expected_tokens` for `asked` tokens of each sequence."""
         call.asked = asked
-        self.expect_by(call, self._length_policy)
-
-    def expect_by(self, call: Call, policy: LengthPolicy) -> None:
-        """Fill in `output_tokens`, `expected_tokens` and `likely_tokens`, by this policy of lengths."""
-        asked, alpha = call.asked, self.alpha
+        alpha = self.alpha
         known = self._alphas.get(_bucket(call))
         if alpha is None:
             alpha = COLD_ALPHA if known is None else known.value
@@ -204,9 +197,9 @@ class CostModel:
             call.expected_tokens = hinted if hinted < asked else asked
             if self.alpha is None:
                 call.output_tokens = max(booked, call.expected_tokens * call.n)
-            if policy.learned and policy.shortest_first:
+            if self.lengths is not None:
                 call.likely_tokens = call.expected_tokens
-        elif policy.learned and self.lengths is not None:
+        elif self.lengths is not None:
             forecast = self.lengths.predict(call)
             if forecast is not None:
                 median, most, largest = forecast
@@ -215,8 +208,7 @@ class CostModel:
                 if self.alpha is None:
                     books = (int(most) + 1 if most < asked else asked) * call.n
                     call.output_tokens = books if books > LEAST_BOOKED * booked else int(LEAST_BOOKED * booked)
-                if policy.shortest_first:
-                    call.likely_tokens = int(median) + 1 if median < asked else asked
+                call.likely_tokens = int(median) + 1 if median < asked else asked
 
     def checkpoint(self) -> SavedCosts:
         """The estimates that were used last, for the next decider."""

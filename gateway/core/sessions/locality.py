@@ -3,16 +3,16 @@
 An engine *knows* a call's session if it has most of its prompt cached. A prompt that is shared by many, such as a
 system prompt, makes no engine know one. Two calls are set aside, so that others pass them, though an engine has room:
 
-- One whose session is known by a full engine, for `head_start` seconds for each second of reading that it would be
+- One whose session is known by a full engine, for HEAD_START seconds for each second of reading that it would be
   spared. Its own reading is not all that leaving costs: it pushes as much of others' out of the other engine, and they
   then read and leave too.
 - One that no engine knows, where it would not leave sessions their room: what is kept for those that are expected back,
   and a quarter of the engine's memory, into which those under way grow. Were it let in, they would push each other out,
   and each would read everything anew, which makes it stay longer: engines with more sessions than fit do little else. A
-  session that has lost its cache waits until another has ended; a call that begins one, for `head_start` seconds for
+  session that has lost its cache waits until another has ended; a call that begins one, for HEAD_START seconds for
   each second of reading.
 
-Neither waits for longer than `most_ahead`, nor past the time by which it has to go to any engine that has room.
+Neither waits for longer than MOST_AHEAD, nor past the time by which it has to go to any engine that has room.
 
 Synchronous and pure.
 """
@@ -30,6 +30,8 @@ from gateway.core.policy.policy import Routing
 from gateway.core.request.call import Call
 from gateway.core.sessions.memory import SessionMemory
 
+HEAD_START = 10.0  # seconds before its turn, and of waiting for its engine, for each second of reading saved
+MOST_AHEAD = 60.0  # seconds at most
 FULL = 0.75  # of an engine's memory: what is under way grows into the rest
 WORTH_WAITING = 1.0  # seconds of reading; a queue is looked at twice in that time
 
@@ -54,11 +56,10 @@ def choose_for_session(
 ) -> Choice | Aside | None:
     """The best engine for the call, by `choose`; ASIDE: it had better wait; None: no engine has room. `waited`:
     seconds so far."""
-    policy = sessions.policy
-    patience = policy.most_ahead
+    patience = MOST_AHEAD
     if not sessions.returns(call):
         rate = max([engine.prefill_rate for engine in engines], default=1.0)
-        patience = min(patience, policy.head_start * call.cost / rate)
+        patience = min(patience, HEAD_START * call.cost / rate)
     patient = waited < patience and _in_time(engines, call, now)
 
     def leaves(engine: Engine) -> bool:
@@ -72,7 +73,7 @@ def choose_for_session(
         fits = patient and any(engine.fits(call.cost, call.class_name) for engine in usable_of(engines, now))
         return ASIDE if fits else None
     saved = saved_by_waiting(engines, call, choice, now) if patient else 0.0
-    return ASIDE if saved > WORTH_WAITING and waited < policy.head_start * saved else choice
+    return ASIDE if saved > WORTH_WAITING and waited < HEAD_START * saved else choice
 
 
 def _in_time(engines: Sequence[Engine], call: Call, now: float) -> bool:
@@ -102,14 +103,6 @@ def saved_by_cache(engines: Sequence[Engine], call: Call, now: float) -> float:
 def seconds_ahead(sessions: SessionMemory | None, engines: Sequence[Engine], call: Call, now: float) -> float:
     """Seconds by which the call goes before its turn among its tenant's, by its agent's hint and its session; below 0:
     after it."""
-    return call.hinted_ahead + (0.0 if sessions is None else _by_session(sessions, engines, call, now))
-
-
-def _by_session(sessions: SessionMemory, engines: Sequence[Engine], call: Call, now: float) -> float:
-    policy = sessions.policy
-    if policy.order == "arrival":
-        return 0.0
-    if policy.order == "least_served":
-        rate = max([engine.prefill_rate for engine in engines], default=1.0)
-        return max(-policy.most_ahead, -policy.head_start * sessions.served(call) / rate)
-    return min(policy.most_ahead, policy.head_start * saved_by_cache(engines, call, now))
+    if sessions is None:
+        return call.hinted_ahead
+    return call.hinted_ahead + min(MOST_AHEAD, HEAD_START * saved_by_cache(engines, call, now))

@@ -25,14 +25,15 @@ from gateway.core.quantile import TTFTQuantile
 from gateway.core.request.call import Call
 
 BRANCHES = 100_000  # of all tenants together
+OF_TENANT = 2000  # of one tenant, which loses its own oldest
 COMES_BACK = 0.9  # of calls, in the time that is kept
 
 
 class Branch:
-    """Conversation of a session. `served`: tokens served to the conversation. `kept`: tokens kept for it on `engine`,
-    until `until` (infinite: its next call has come, and waits)."""
+    """Conversation of a session. `kept`: tokens kept for it on `engine`, until `until` (infinite: its
+    next call has come, and waits)."""
 
-    __slots__ = ("calls", "ended_at", "engine", "kept", "served", "session", "tenant", "tip", "tokens", "until")
+    __slots__ = ("calls", "ended_at", "engine", "kept", "session", "tenant", "tip", "tokens", "until")
 
     def __init__(self, tenant: str, session: int, tip: int) -> None:
         self.tenant = tenant
@@ -42,7 +43,6 @@ class Branch:
         self.tokens = 0  # of its last call: prompt and answer
         self.calls = 0
         self.ended_at = -inf
-        self.served = 0
         self.kept = 0
         self.until = -inf
 
@@ -50,12 +50,11 @@ class Branch:
 class TenantSessions:
     """The branches of one tenant by their tips, least recent first, and how soon their calls come back."""
 
-    __slots__ = ("branches", "returns", "served")
+    __slots__ = ("branches", "returns")
 
     def __init__(self) -> None:
         self.branches: dict[int, Branch] = {}
         self.returns = TTFTQuantile()
-        self.served: dict[int, int] = {}  # tokens, by session, least recent first
 
 
 class SessionMemory:
@@ -131,9 +130,6 @@ class SessionMemory:
             return
         self._release(branch)  # of the engine that another of its calls was on
         branch.engine, branch.tokens, branch.ended_at = engine, tokens, now
-        tenant.served[branch.session] = tenant.served.pop(branch.session, 0) + tokens
-        if len(tenant.served) > len(tenant.branches):  # that of a branch that was forgotten
-            del tenant.served[next(iter(tenant.served))]
         usual = tenant.returns.value(COMES_BACK)
         seconds = self.policy.keep if usual is None else min(usual, self.policy.keep)
         if branch.calls > 1 and seconds > 0.0:  # one that never came back is not waited for
@@ -163,12 +159,6 @@ class SessionMemory:
         branch = self._of(call)
         return branch is not None and branch.calls > 1
 
-    def served(self, call: Call) -> int:
-        """Tokens that the call's session was served so far."""
-        tenant, branch = self._tenants.get(call.tenant), self._of(call)
-        session = call.session if branch is None else branch.session
-        return 0 if tenant is None else tenant.served.get(session, 0)
-
     def __len__(self) -> int:
         return self._branches
 
@@ -188,7 +178,7 @@ class SessionMemory:
         return tenant.branches.get(call.prefix[-1]) if tenant is not None and call.prefix else None
 
     def _bound(self, tenant: TenantSessions) -> None:
-        if len(tenant.branches) > self.policy.per_tenant:
+        if len(tenant.branches) > OF_TENANT:
             self._forget(tenant.branches.pop(next(iter(tenant.branches))))
         elif self._branches > BRANCHES:
             name, most = max(self._tenants.items(), key=lambda each: len(each[1].branches))

@@ -26,7 +26,6 @@ from typing import Literal
 
 import msgspec
 
-from gateway.core.policy.policy import CopiesPolicy
 from gateway.core.sidecars.sidecar import Sidecar, awake, beginning
 
 SAME = 0.5  # seconds: profiles that are ready within this time of each other count as equal
@@ -34,6 +33,7 @@ SETTLES = 10.0  # seconds: the drain rate is averaged over half of that
 APART = 30.0  # seconds
 BEGINS = 10.0  # seconds: the sidecar hears of a wish with its next report, and waits for operations on its GPUs
 PATIENCE = 30.0  # seconds that a copy may take beyond what was foretold, or as long again where that is more
+LASTING = 1.5  # times the margin: how long a wait must be too long, or short enough again, without a break
 FIRST_REST, LAST_REST = 30.0, 600.0  # seconds after failures
 
 Place = tuple[str, str]  # sidecar and profile
@@ -67,11 +67,11 @@ class CopyWish(msgspec.Struct):
 
 
 class Copies:
-    """The wishes of one gateway. `settings` None: copies are never wanted. `wishes`: by model. `counts`: by result and
-    reason, of the copies that were wanted."""
+    """The wishes of one gateway. `margin`: seconds by which a wait must exceed a copy's start; None: copies are never
+    wanted. `wishes`: by model. `counts`: by result and reason, of the copies that were wanted."""
 
     def __init__(self) -> None:
-        self.settings: CopiesPolicy | None = CopiesPolicy()
+        self.margin: float | None = None
         self.wishes: dict[str, CopyWish] = {}
         self.counts: Counter[tuple[Result, str]] = Counter()
         self._failures: dict[Place, int] = {}  # in a row
@@ -87,7 +87,7 @@ class Copies:
         it. Returns a line for the operator; empty: nothing has changed."""
         wish = self.wishes.get(model)
         if wish is None:
-            if wait is None or self.settings is None:
+            if wait is None or self.margin is None:
                 return ""
             wish = self.wishes[model] = CopyWish()
         if wish.place is not None:
@@ -107,12 +107,12 @@ class Copies:
     # -- no copy is on its way ----------------------------------------------------------------------------------
 
     def _consider(self, wish: CopyWish, model: str, holders: Holders, wait: LongWait | None, now: float) -> str:
-        settings, best = self.settings, self._best(holders, "" if wait is None else wait.adapter, now)
-        if settings is None or wait is None or best is None or wait.seconds <= best[0] + settings.margin:
+        margin, best = self.margin, self._best(holders, "" if wait is None else wait.adapter, now)
+        if margin is None or wait is None or best is None or wait.seconds <= best[0] + margin:
             wish.since = None
             return ""
         wish.since = now if wish.since is None else wish.since
-        if now < max(wish.since + settings.after, wish.rests_until):
+        if now < max(wish.since + LASTING * margin, wish.rests_until):
             return ""
         ready_in, place = best
         coming = next(
@@ -175,14 +175,14 @@ class Copies:
             return ""
         if wish.begun:
             return self._failed(wish, model, place, report.last_error or "it did not get ready", now)
-        settings = self.settings
-        if settings is None:
+        margin = self.margin
+        if margin is None:
             return self._over(wish, "withdrawn", now, f"{model}: no copies are wanted any more")
-        if wait is not None and wait.seconds > wish.ready_in + settings.margin:
+        if wait is not None and wait.seconds > wish.ready_in + margin:
             wish.short_since = None
         else:
             wish.short_since = now if wish.short_since is None else wish.short_since
-            if now >= wish.short_since + settings.after:
+            if now >= wish.short_since + LASTING * margin:
                 return self._over(wish, "withdrawn", now, f"{model}: no copy is wanted, calls wait no longer")
         if now >= wish.asked_at + BEGINS:
             return self._failed(wish, model, place, "it was not begun", now)

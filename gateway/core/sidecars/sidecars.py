@@ -22,7 +22,6 @@ from collections.abc import Callable, Container, Mapping, Sequence
 import msgspec
 
 from gateway.core.engines.fleet import engine_id
-from gateway.core.policy.policy import CopiesPolicy
 from gateway.core.sidecars.addresses import Network, networks_of, refusal
 from gateway.core.sidecars.copies import Copies, LongWait
 from gateway.core.sidecars.sidecar import STALE, Member, Outlook, Sidecar, cards_of, members_of
@@ -96,14 +95,14 @@ class Registry:
         allow: Sequence[str],
         taken: Container[str],
         now: float,
-        copies: CopiesPolicy | None = None,
+        copies: float | None = None,
         *,
         secure: bool = False,
     ) -> list[Changes]:
-        """Set the allowed networks. `taken`: ids of engines that the policy itself names. `copies`: when copies are
-        wanted. `secure`: other machines must have TLS."""
+        """Set the allowed networks. `taken`: ids of engines that the policy itself names. `copies`: the margin of
+        copies; None: they are never wanted. `secure`: other machines must have TLS."""
         self._networks, self._taken, self._secure = networks_of(allow), taken, secure
-        self.copies.settings = copies
+        self.copies.margin = copies
         self._since = now if self._since is None else self._since
         return [self._settle(sidecar, now) for sidecar in list(self.sidecars.values())]
 

@@ -346,8 +346,7 @@ class RelaySession:
         hub = self.hub
         if grant.engine.id not in self.engines:
             hub.tell_fleet(self)
-        hedge_after = grant.hedge_after() if hub.decider.dispatch.policy.hedging.enabled else None
-        self.send(served.terms(grant, turn, hub.epoch, hedge_after, hub.clock()))
+        self.send(served.terms(grant, turn, hub.epoch, grant.hedge_after(), hub.clock()))
 
     async def _retry(self, served: ServedCall, grant: LocalGrant, message: RetryAsk) -> None:
         served.attempts = message.attempts

@@ -10,7 +10,7 @@ from typing import Any
 from gateway.core.admission.levels import Kind
 from gateway.core.admission.limits import LimitBook
 from gateway.core.admission.quotas import SPANS
-from gateway.core.admission.retries import WINDOW
+from gateway.core.admission.retries import AT_LEAST, WINDOW
 from gateway.core.admission.witness import LimitCharge
 from gateway.core.engines.fleet import TPOT_TOKENS
 from gateway.core.policy.policy import Retries as RetryPolicy
@@ -52,7 +52,7 @@ class Retries:
         self._retries[now] += 1
         window = range(now - WINDOW + 1, now + 1)
         calls, retries = sum(self._calls[at] for at in window), sum(self._retries[at] for at in window)
-        most = max(policy.at_least, policy.budget * calls)
+        most = max(AT_LEAST, policy.budget * calls) if policy.budget else 0
         if retries > most:
             self._wrong(f"retry {retries} in {WINDOW} s of {calls} calls, {most:g} are allowed")
 

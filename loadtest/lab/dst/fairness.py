@@ -88,7 +88,7 @@ class Fairness:
         """Note which calls wait just before a call may be served, and whose turn it is."""
         queues = self._queues
         paid = {ticket for ticket in queues if ticket.paid}
-        order = [(line.head(now), line) for line in queues.order(now, paused)]
+        order = [(line.head(), line) for line in queues.order(now, paused)]
         holding_up = [(head, line) for head, line in order if not line.settings.headroom]  # others fill gaps only
         self._popping = _Popping(
             heads=[head for head, _ in order],

@@ -71,7 +71,7 @@ class Grants:
         """Within a class a tenant's calls go by deadline, or by likely length with ageing, but first those that lost
         their engine. No length lets a call pass one that came longer before it than that one's patience."""
         call = ticket.call
-        if self._dispatch.policy.classes[call.class_name].overload != "edf" or call.request_id in self.first:
+        if call.request_id in self.first:
             return
         key = (ticket.deadline - ticket.ahead, ticket.since, ticket.sequence)
         came = min(call.arrived, ticket.since) - ticket.ahead

@@ -103,7 +103,7 @@ class Invariants:
     def popping(self, model: str, queues: Queues, now: float, paused: Container[str]) -> None:
         self._pumped[model] = self._loop.time()
         self._fairness_of(model, queues).popping(now, paused)
-        heads = [queue.head(now) for queue in queues.order(now, paused)[:1]]
+        heads = [queue.head() for queue in queues.order(now, paused)[:1]]
         fit = sum([engine.largest for engine in self._dispatch.fleet.serving(model)])
         self._owed = [head for head in heads if queues.owed(head) > fit]
 
@@ -216,7 +216,7 @@ class Invariants:
             return
         held_up = False
         for line in queues.order(at, dispatch.control.paused()):  # as the pump looks at them
-            ticket = line.head(at)
+            ticket = line.head()
             if ticket.aside:
                 continue
             choice = None if held_up and not line.settings.reserve else self._choice(ticket, engines, at)

@@ -53,9 +53,9 @@ class Traits:
                 "on_deadline": "cancel" if self._cancels else rng.choice(("cancel", "finish")),
             },
             "routing": {"block": 64, "slow_start": rng.choice(("0s", "5s")), "gateways": rng.choice((1, 1, 2))},
-            "retries": {"per_call": self.per_call, "at_least": rng.choice((0, 3, 20)), "budget": "20%"},
-            "hedging": {"enabled": rng.random() < 0.3, "after": rng.choice(("250ms", "p90"))},
-            "breaker": {"failures": rng.choice((2, 5)), "open_for": rng.choice(("1s", "5s")), "at_least": 10},
+            "retries": {"per_call": self.per_call, "budget": rng.choice(("0%", "20%", "100%"))},
+            "hedging": rng.choice((None, None, None, None, "250ms", "p90")),
+            "breaker": {"failures": rng.choice((2, 5)), "open_for": rng.choice(("1s", "5s"))},
             "timeouts": {"first_byte": rng.choice(("1s", "60s")), "stall": "3s"},
             "shaping": rng.choice(([], [{"kv_above": "60%", "max_tokens": 16}])),
             "fleet": self._fleet(engines),
@@ -68,24 +68,15 @@ class Traits:
             tree["modes"] = self._modes()
         tree["batching"] = {kind: rng.choice((None, self._merge())) for kind in ("embeddings", "rerank")}
         tree["routing"]["hold_unserved"] = rng.choice(("0s", "1s", "60s"))
-        tree["lengths"] = {"learned": rng.random() < 0.5, "shortest_first": rng.random() < 0.7}
+        tree["lengths"] = rng.choice(("by_model", "learned"))
         if rng.random() < 0.5:
-            tree["sessions"] = self._sessions()
+            tree["sessions"] = {"keep": rng.choice(("0s", "2s", "60s"))}
         return msgspec.json.encode(tree).decode()
 
     def _fleet(self, engines: list[dict[str, Any]]) -> dict[str, Any]:
         """Engines that are rarely asked: these give no second chance to a wake-up that was lost."""
         poll, health = self._rng.choice(("500ms", "5s", "20s")), self._rng.choice(("500ms", "2s"))
         return {"poll": poll, "health": health, "engines": engines}
-
-    def _sessions(self) -> dict[str, Any]:
-        rng = self._rng
-        return {
-            "order": rng.choice(("warm", "least_served", "arrival")),
-            "keep": rng.choice(("0s", "2s", "60s")),
-            "most_ahead": rng.choice(("1s", "10s")),
-            "per_tenant": rng.choice((1, 3, 2000)),
-        }
 
     def _limits(self) -> dict[str, Any]:
         """The one that binds nobody, and others."""
@@ -137,7 +128,6 @@ class Traits:
                 del classes[name]  # a reload may do away with a class, and bring it back
         for each in classes.values():
             each["max_queue"] = rng.choice((2, 8, 200))
-            each["overload"] = rng.choice(("edf", "edf", "edf", "lifo"))
             each["strict"] = rng.random() < 0.1
         if "batch" in classes:
             classes["batch"]["headroom"] = self._beside("headroom").choice(("0%", "0%", "40%"))

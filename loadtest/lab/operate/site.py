@@ -35,7 +35,7 @@ classes:
   batch: {weight: 1, deadline: 10m, max_queue: 64}
 fleet: {poll: 100ms, health: 250ms, sidecars: {}}
 routing: {slow_start: 1s}
-breaker: {open_for: 2s, open_for_at_most: 2s}
+breaker: {open_for: 200ms}
 logging: {traces: 100%}
 """
 SIDECAR = """\

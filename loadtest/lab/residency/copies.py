@@ -84,7 +84,7 @@ def run(calls: Sequence[PlannedCall], label: str, progress: OnProgress, *, copie
     """The same calls through the gateway, with copies or without."""
 
     async def whole() -> CopiesRun:
-        policy = POLICY.replace("COPIES", "{}" if copies else "null")
+        policy = POLICY.replace("COPIES", "2s" if copies else "null")
         async with opened(FILE, dict.fromkeys(PROFILES, MODEL), ROOM, ROOM, gateways=0, look_every=5.0) as site:
             callers = GatewayCallers(site, policy)
             reports = asyncio.ensure_future(callers.run())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections import Counter
 from typing import Any
@@ -371,34 +370,6 @@ def test_what_is_removed_is_not_kept() -> None:
     assert len(line._turns) < 25
 
 
-def test_a_queue_that_does_not_empty_may_turn_round() -> None:
-    queues = Queues({"default": TrafficClass(ttft=4.0, overload="lifo")})
-    tickets = pushed(queues, *(ticket(at=at / 10) for at in range(6)), ticket(tenant="b", at=0.6))
-    assert popped(queues, 2, now=0.2) == [tickets[0], tickets[6]], "0.2 s are a 20th of its ttft"
-    assert popped(queues, 1, now=0.21) == [tickets[5]]
-    (moved,) = pushed(queues, ticket(at=0.7), front=True)
-    assert popped(queues, 2, now=0.7) == [moved, tickets[4]]
-    assert popped(queues, now=0.9) == tickets[3:0:-1]
-    again = pushed(queues, *(ticket(at=1.0) for _ in range(3)))
-    assert popped(queues, now=1.1) == again, "it has emptied"
-
-
-@pytest.mark.parametrize(
-    ("settings", "after"),
-    [
-        (TrafficClass(overload="lifo", ttft=1.0), 0.1),
-        (TrafficClass(overload="lifo", deadline=60.0), 3.0),
-        (TrafficClass(overload="lifo", max_wait=10.0), 0.5),
-        (TrafficClass(ttft=1.0), math.inf),
-    ],
-)
-def test_how_long_it_takes_to_turn_round(settings: TrafficClass, after: float) -> None:
-    queues = Queues({"default": settings})
-    first, second = pushed(queues, ticket(deadline=NEVER), ticket(deadline=NEVER))
-    assert list(queues.heads(min(after, 1e6))) == [first]
-    assert list(queues.heads(min(after, 1e6) + 0.01)) == [first if after == math.inf else second]
-
-
 # -- room -------------------------------------------------------------------------------------------------------------
 
 BOUNDED = {
@@ -503,22 +474,13 @@ def test_ahead_of_a_newcomer_whose_class_was_away() -> None:
 def test_ahead_of_a_ticket_that_waits() -> None:
     queues = Queues(CLASSES)
     tickets = pushed(queues, *(ticket(deadline=100.0 - number) for number in range(10)))
-    assert [ahead(queues, each.call, 0.0, each) for each in tickets] == [900.0 - 100 * number for number in range(10)]
+    assert [ahead(queues, each.call, each) for each in tickets] == [900.0 - 100 * number for number in range(10)]
     (moved,) = pushed(queues, ticket(), front=True)
-    assert ahead(queues, moved.call, 0.0, moved) == 0
-    assert ahead(queues, tickets[9].call, 0.0, tickets[9]) == 100
+    assert ahead(queues, moved.call, moved) == 0
+    assert ahead(queues, tickets[9].call, tickets[9]) == 100
     queues.remove(tickets[9])
     queues.remove(tickets[5])
-    assert ahead(queues, tickets[0].call, 0.0, tickets[0]) == 800
-
-
-def test_ahead_in_a_queue_that_has_turned_round() -> None:
-    queues = Queues({"default": TrafficClass(overload="lifo", ttft=1.0)})
-    tickets = pushed(queues, *(ticket() for _ in range(10)), ticket(tenant="b"))
-    call = ticket().call
-    assert (ahead(queues, call, 0.1), ahead(queues, call, 0.2)) == (1100, 0)
-    assert ahead(queues, ticket(tenant="c").call, 0.2) == 200
-    assert ahead(queues, tickets[7].call, 0.2, tickets[7]) == 300
+    assert ahead(queues, tickets[0].call, tickets[0]) == 800
 
 
 def test_ahead_looks_at_a_sample_of_a_long_queue() -> None:
@@ -599,18 +561,18 @@ def test_what_is_ahead_of_a_call_in_its_own_class_and_the_share_its_class_has() 
         "default": TrafficClass(weight=1),
     })  # fmt: skip
     one = a_call(class_name="default", prompt_tokens=100)
-    assert queues.own_ahead(one, 0.0) == (0.0, 1.0), "nobody competes"
+    assert queues.own_ahead(one) == (0.0, 1.0), "nobody competes"
     assert queues.passing("default") == ["first", "interactive"]
     ticket = Ticket(a_call(class_name="default", prompt_tokens=70), 0.0)
     queues.push(ticket)
     queues.push(Ticket(a_call(class_name="interactive", prompt_tokens=500), 0.0))
-    assert queues.own_ahead(one, 0.0) == (70.0, 0.25)
+    assert queues.own_ahead(one) == (70.0, 0.25)
     assert queues.passing("default") == ["first"], "of whom nobody waits"
-    assert queues.own_ahead(ticket.call, 0.0, ticket) == (0.0, 0.25)
+    assert queues.own_ahead(ticket.call, ticket) == (0.0, 0.25)
     first = Ticket(a_call(class_name="first", prompt_tokens=5), 0.0)
     queues.push(first)
-    assert queues.own_ahead(one, 0.0) == (70.0, 0.0), "a strict class goes first"
-    assert queues.own_ahead(first.call, 0.0) == (5.0, 1.0), "and shares with nobody"
+    assert queues.own_ahead(one) == (70.0, 0.0), "a strict class goes first"
+    assert queues.own_ahead(first.call) == (5.0, 1.0), "and shares with nobody"
 
 
 def test_what_a_tenant_was_served_can_be_read_and_is_nothing_where_nobody_knows_him() -> None:

@@ -1,10 +1,10 @@
-"""Retry budget: in any window, retries stay within max(at_least, share of calls)."""
+"""Retry budget: in any window, retries stay within max(AT_LEAST, share of calls)."""
 
 from __future__ import annotations
 
 import random
 
-from gateway.core.admission.retries import WINDOW, RetryBudget
+from gateway.core.admission.retries import AT_LEAST, WINDOW, RetryBudget
 from gateway.core.policy.policy import Policy, Retries
 from gateway.core.policy.snapshot import Current, Snapshot
 
@@ -14,20 +14,26 @@ def budget_of(policy: Retries) -> RetryBudget:
 
 
 def test_a_quiet_gateway_may_retry_at_least() -> None:
-    budget = budget_of(Retries(at_least=3))
+    budget = budget_of(Retries())
     assert [budget.take(100.0) for _ in range(5)] == [True, True, True, False, False]
     assert budget.take(100.0 + WINDOW), "the window has passed"
 
 
+def test_without_a_share_there_is_none() -> None:
+    budget = budget_of(Retries(budget=0.0))
+    budget.call(100.0)
+    assert not budget.take(100.0)
+
+
 def test_a_busy_gateway_may_retry_its_share() -> None:
-    budget = budget_of(Retries(budget=0.2, at_least=3))
+    budget = budget_of(Retries(budget=0.2))
     for _ in range(100):
         budget.call(50.0)
     assert sum(budget.take(50.5) for _ in range(100)) == 20
 
 
 def test_slots_leave_the_window_one_second_at_a_time() -> None:
-    budget = budget_of(Retries(budget=0.5, at_least=0))
+    budget = budget_of(Retries(budget=0.5))
     for second in range(WINDOW):
         budget.call(second + 0.5)
         budget.call(second + 0.5)
@@ -40,7 +46,7 @@ def test_slots_leave_the_window_one_second_at_a_time() -> None:
 
 def test_random_traffic_never_exceeds_the_budget() -> None:
     rng = random.Random(3)
-    policy = Retries(budget=0.2, at_least=3)
+    policy = Retries(budget=0.2)
     budget = budget_of(policy)
     now, calls, retries = 1000.0, [], []
     for _ in range(2000):
@@ -52,7 +58,7 @@ def test_random_traffic_never_exceeds_the_budget() -> None:
             oldest = int(now) - WINDOW
             recent = sum(int(at) > oldest for at in retries)
             allowed = policy.budget * sum(int(at) > oldest for at in calls)
-            assert recent <= max(policy.at_least, allowed + 1e-9)
+            assert recent <= max(AT_LEAST, allowed + 1e-9)
 
 
 def test_backoff_is_full_jitter_over_a_doubling_range() -> None:

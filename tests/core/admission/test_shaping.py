@@ -8,7 +8,7 @@ import math
 import pytest
 
 from gateway.core.admission.mode import Mode
-from gateway.core.admission.shaping import cap, least, shape_body, shaped, shaped_header
+from gateway.core.admission.shaping import cap, least, shape_body, shaped_header
 from gateway.core.policy.traffic import ShapingTier
 
 ORDER = ("interactive", "default", "batch")
@@ -45,16 +45,6 @@ def test_the_smallest_cap_of_the_tiers_that_apply(
     tiers: tuple[ShapingTier, ...], watermark: float, mode: Mode, class_name: str, expected: int | None
 ) -> None:
     assert cap(tiers, watermark, mode, class_name, ORDER) == expected
-
-
-@pytest.mark.parametrize(
-    ("asked", "most", "least", "expected"),
-    [(4096, 256, 16, 256), (100, 256, 16, 100), (4096, 8, 16, 16), (4, 8, 16, 4), (4, 2, 16, 4), (1, 1, 1, 1)],
-)
-def test_never_above_what_was_asked_nor_below_the_least_of_the_class(
-    asked: int, most: int, least: int, expected: int
-) -> None:
-    assert shaped(asked, most, least) == expected
 
 
 @pytest.mark.parametrize(

@@ -90,11 +90,11 @@ def test_what_a_status_says_of_its_engine(status: int | None, expected: Ending) 
 
 
 @pytest.mark.parametrize(
-    ("open_", "total", "share", "expected"),
-    [(0, 0, 0.5, False), (1, 1, 0.5, True), (1, 2, 0.5, False), (2, 3, 0.5, True), (3, 3, 1.0, False), (1, 9, 0, True)],
+    ("open_", "total", "expected"),
+    [(0, 0, False), (1, 1, True), (1, 2, False), (2, 3, True), (2, 4, False), (1, 9, False)],
 )
-def test_panic_is_more_than_a_share_of_the_fleet(open_: int, total: int, share: float, expected: bool) -> None:
-    assert panicked(open_, total, share) is expected
+def test_panic_is_more_than_half_of_the_fleet(open_: int, total: int, expected: bool) -> None:
+    assert panicked(open_, total) is expected
 
 
 # -- what trips it ----------------------------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ def test_what_has_left_the_window_is_forgotten() -> None:
 
 
 def test_the_window_slides_by_a_tenth() -> None:
-    rate = FailureRate(10.0)
+    rate = FailureRate()
     for second in range(50, 60):
         rate.count(second % 2 == 0, second + 0.5)
     assert (rate.calls, rate.failures) == (10, 5)
@@ -167,12 +167,6 @@ def test_the_window_slides_by_a_tenth() -> None:
         rate.count(True, second + 0.5)
     rate.advance(1000.0)
     assert (rate.calls, rate.failures) == (0, 0), "after any silence"
-    short = FailureRate(0.5)
-    short.count(True, 7.0)
-    short.advance(7.4)
-    assert short.calls == 1
-    short.advance(7.6)
-    assert short.calls == 0
 
 
 # -- how it comes back ------------------------------------------------------------------------------------------------
@@ -202,9 +196,9 @@ def test_open_for_twice_as_long_each_time_up_to_a_bound_and_from_the_start_after
 
 
 def test_an_engine_that_is_dead_for_days_overflows_nothing() -> None:
-    breaker = tripped(Breaker(open_for=0.001, open_for_at_most=86_400.0))
+    breaker = tripped(Breaker(open_for=86_400.0))
     breaker.reopened = 10_000
-    assert breaker.probe_at == 100.0 + 86_400
+    assert breaker.probe_at == 100.0 + 12 * 86_400
 
 
 def test_one_probe_at_a_time_and_three_good_ones_close_it() -> None:
@@ -333,25 +327,18 @@ def test_in_a_panic_calls_ride_along_uncounted() -> None:
 def test_a_new_policy_keeps_the_state_and_rules_at_once() -> None:
     breaker = tripped(now=100.0)
     assert not breaker.allows(102.0)
-    breaker.policy = Breaker(open_for=2.0, probes=1)
-    assert breaker.policy.probes == 1
+    breaker.policy = Breaker(open_for=2.0)
     assert breaker.allows(102.0)
-    call(breaker, SUCCESS, 102.0)
+    for _ in range(3):
+        call(breaker, SUCCESS, 102.0)
     assert breaker.state is CLOSED
-
-
-@pytest.mark.parametrize(("window", "expected"), [(10.0, OPEN), (20.0, CLOSED)])
-def test_a_window_of_another_length_starts_empty(window: float, expected: BreakerState) -> None:
-    breaker = CircuitBreaker(Breaker(failures=100))
-    for _ in range(19):
-        call(breaker, FAILURE, 100.0)
-    breaker.policy = Breaker(failures=100, window=window)
-    call(breaker, FAILURE, 100.0)
-    assert breaker.state is expected
+    breaker.policy = Breaker(failures=1)
+    call(breaker, FAILURE, 102.0)
+    assert breaker.state is OPEN
 
 
 def test_the_share_of_failures_of_several_engines() -> None:
-    breakers = [CircuitBreaker(Breaker(window=10.0, failures=100)) for _ in range(2)]
+    breakers = [CircuitBreaker(Breaker(failures=100)) for _ in range(2)]
     assert errors_of(breakers) is None
     for index in range(10):
         assert errors_of(breakers) is None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.core.engines.breaker import Ending
+from gateway.core.engines.breaker import PROBES, Ending
 from gateway.core.engines.fleet import Engine, Fleet
 from gateway.core.engines.health import BURST, REFILL, Announcer, state_of
 from gateway.core.engines.trouble import REASONS, Trouble
@@ -85,7 +85,7 @@ def test_its_breaker() -> None:
     assert world.look() == [f"{told}: it answered 500"]
     assert world.look() == []
     world.now = breaker.probe_at
-    for _ in range(breaker.policy.probes):
+    for _ in range(PROBES):
         breaker.ended(breaker.sent(world.now), Ending.SUCCESS, world.now)
     lasted = breaker.policy.open_for
     assert world.look() == [f"engine 10.0.0.11:8000 gets calls again, its breaker is closed after {lasted:.0f} s"]

@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.policy.file import decode, explain, read_policy
-from gateway.core.policy.policy import EngineEntry, Policy
+from gateway.core.policy.policy import EngineEntry, Policy, Retries
+from gateway.core.policy.removed import REMOVED
 from gateway.core.policy.traffic import (
     Batching,
-    Hedging,
     Limit,
     Limits,
     Merge,
@@ -77,11 +77,18 @@ def test_the_commented_default_file_shows_every_field() -> None:
         "reserve",
         "headroom",
         "max_wait",
-        "min_tokens",
-        "overload",
     }  # of its table of classes
     assert {name for name in expected - columns if f"{name}:" not in text} == set()
     assert {name for name in columns if f"#   {name} " not in text} == set()
+
+
+@pytest.mark.parametrize("path", sorted(REMOVED))
+def test_a_field_that_is_gone_is_said_to_be_gone_with_what_to_use_instead(path: str) -> None:
+    text = "x"
+    for name in reversed(path.replace("*", "default").split(".")):
+        text = f"{{{name}: {text}}}" if name != "[]" else f"[{text}]"
+    (problem,) = [each for each in read_policy(text.encode()).problems if each.found == "a field that is gone"]
+    assert (problem.path, problem.expected) == (path.replace("*", "default"), REMOVED[path])
 
 
 def test_every_shipped_policy_is_good() -> None:
@@ -103,7 +110,7 @@ budget: {kv_target: 0.7, alpha: 50%}
 classes:
   default: {weight: 1.5, max_concurrency: 2k}
   night: {}
-retries: {on: [connect], budget: 0%}
+retries: {per_call: 1, budget: 0%}
 fleet:
   engines:
     - {url: "unix:///run/vllm/a.sock", models: [meta/llama-3, b], capacity: 400k, api_key_file: keys/engine.key}
@@ -113,7 +120,7 @@ logging: {calls: false}
     )
     assert policy.budget == msgspec.structs.replace(Policy().budget, kv_target=0.7, alpha=0.5)
     assert policy.classes == {"default": TrafficClass(weight=1.5, max_concurrency=2000), "night": TrafficClass()}
-    assert (policy.retries.on, policy.retries.budget, policy.retries.per_call) == (("connect",), 0.0, 2)
+    assert policy.retries == Retries(per_call=1, budget=0.0)
     first, second = policy.fleet.engines
     assert (first.models, first.capacity, first.api_key_file) == (("meta/llama-3", "b"), 400_000, "keys/engine.key")
     assert second == EngineEntry(url="https://[::1]:8443/base")
@@ -126,7 +133,7 @@ def test_the_part_about_traffic() -> None:
         """
 classes:
   interactive: {strict: true, reserve: 20%, max_concurrency: 64}
-  default: {ttft: 10s, overload: lifo, max_queued_tokens: 1M, max_wait: null}
+  default: {ttft: 10s, max_queued_tokens: 1M, max_wait: null}
   long: {when: {prompt_tokens: "> 8k", routes: [chat], models: [a/b]}}
 tenants:
   acme:
@@ -139,13 +146,13 @@ shaping: [{kv_above: 90%, max_tokens: 64, except: []}, {mode: closed, max_tokens
 modes:
   tight: {enter: {ttft: 1.5x}, leave: {ttft: 1x}, refuse: [long], only: null}
 batching: {embeddings: {}, rerank: {window: 10ms}}
-hedging: {enabled: true, after: 750ms}
+hedging: 750ms
 trusted_proxies: {addresses: [unix, 10.0.0.1, 10.0.0.0/8, "fd00::/8", "::1"]}
 """.encode()
     )
     assert policy.classes == {
         "interactive": TrafficClass(strict=True, reserve=0.2, max_concurrency=64),
-        "default": TrafficClass(ttft=10.0, overload="lifo", max_queued_tokens=1_000_000),
+        "default": TrafficClass(ttft=10.0, max_queued_tokens=1_000_000),
         "long": TrafficClass(when=When(prompt_tokens=8000, routes=("chat",), models=("a/b",))),
     }
     assert policy.tenants == {
@@ -177,7 +184,7 @@ trusted_proxies: {addresses: [unix, 10.0.0.1, 10.0.0.0/8, "fd00::/8", "::1"]}
     tight = ModeRule(enter=Threshold(ttft=1.5), leave=Threshold(ttft=1.0), refuse=("long",), only=None)
     assert policy.modes == Modes(tight=tight)
     assert policy.batching == Batching(embeddings=Merge(), rerank=Merge(window=0.01))
-    assert policy.hedging == Hedging(enabled=True, after=0.75)
+    assert policy.hedging == 0.75
     assert decode(explain(policy).encode()) == policy
 
 
@@ -190,7 +197,6 @@ trusted_proxies: {addresses: [unix, 10.0.0.1, 10.0.0.0/8, "fd00::/8", "::1"]}
         "tenants: {acme: {class: default, best_class: default}}",
         "tenants: {acme: {class: batch, best_class: interactive}}",
         f"tenants: {{acme: {{keys: [{1:064d}, {2:064d}]}}}}",
-        "breaker: {open_for: 60s, open_for_at_most: 60s}",
         "modes: {tight: {enter: {kv: 80%, waiting: 1}, leave: {kv: 79%, waiting: 0}}}",
         "modes: {tight: {enter: {kv: 80%, waiting: 1}, leave: {}}}",
         "modes: {tight: {enter: {}, leave: {}}}",
@@ -322,7 +328,7 @@ def test_default_tiers_of_classes_that_do_not_exist_are_dropped() -> None:
 
 
 def test_words_that_yaml_1_1_takes_for_booleans_are_words() -> None:
-    policy = decode(b"classes: {default: {}, no: {}, on: {}}\nretries: {on: [reset]}\nservice_tiers: {off: no}\n")
+    policy = decode(b"classes: {default: {}, no: {}, on: {}}\nservice_tiers: {off: no}\n")
     assert policy.service_tiers == {"off": "no"}
 
 
@@ -348,7 +354,6 @@ fleet: {{engines: [{{url: "http://h:1"}}]}}
     assert "\n  a:\n    class: null\n" in text
     assert "\n    models:\n      - model-0\n      - model-1\n" in text
     assert "\nshaping:\n  - {kv_above: 90%, mode: null, max_tokens: 9, except: null}\n" in text
-    assert "\n  on: [connect, reset, timeout, 429, 502, 503, 504]\n" in text
     assert max(map(len, text.splitlines())) <= 120
 
 
@@ -480,7 +485,6 @@ traffic_classes = st.builds(
     max_queue=st.integers(0, 1_000_000),
     max_concurrency=st.none() | counts,
     reserve=st.integers(0, 10).map(lambda percent: percent / 100),
-    overload=st.sampled_from(["edf", "lifo"]),
     when=st.none() | st.builds(When, prompt_tokens=st.integers(0, 10**9), models=st.lists(model_names).map(tuple)),
 )
 tenants = st.builds(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.policy.policy import Cors, Policy, ServerPolicy, TrustedProxies
+from gateway.core.policy.policy import Policy, ServerPolicy, TrustedProxies
 from gateway.core.policy.snapshot import Snapshot
 from gateway.core.policy.traffic import Tenant
 from gateway.core.request.browser_guard import BrowserGuard
@@ -82,7 +82,7 @@ def test_one_good_host_lets_no_other_in() -> None:
 
 
 def test_only_a_gateway_that_asks_for_nothing_is_guarded() -> None:
-    guarded = Policy(server=ServerPolicy(hosts=("weir.local",)), cors=Cors(origins=(PAGE,)))
+    guarded = Policy(server=ServerPolicy(hosts=("weir.local",)), cors=(PAGE,))
     pages = Snapshot(guarded).browser_guard
     assert pages is not None
     assert verdict(pages, "weir.local", origin=PAGE) is None

@@ -13,12 +13,12 @@ from gateway.core.engines.fleet import Engine
 from gateway.core.policy.policy import Policy, Routing
 from gateway.core.policy.sessions import SessionsPolicy
 from gateway.core.request.call import Call
-from gateway.core.sessions.locality import Aside, choose_for_session, seconds_ahead
+from gateway.core.sessions.locality import MOST_AHEAD, Aside, choose_for_session, seconds_ahead
 from gateway.core.sessions.memory import SessionMemory
 from tests.calls import a_call
 
 NOW = 100.0
-SESSIONS = SessionsPolicy(head_start=4.0)
+SESSIONS = SessionsPolicy()
 PREFIX = tuple(range(100))
 
 
@@ -46,12 +46,12 @@ def decided(engines: list[Engine], call: Call | None = None, sessions: SessionMe
 
 def test_a_call_waits_for_the_engine_that_knows_it_by_what_reading_anew_would_take() -> None:
     engines = [an_engine("home", held=60_000, knows=True), an_engine("other")]
-    assert decided(engines) == "aside"  # 40,000 tokens at 10,000 a second, four times
-    assert decided(engines, waited=15.8) == "aside"
-    assert decided(engines, waited=16.0) == "other"
-    short = SessionMemory(SessionsPolicy(head_start=4.0, most_ahead=5.0))
-    assert decided(engines, sessions=short, waited=4.9) == "aside"
-    assert decided(engines, sessions=short, waited=5.0) == "other"
+    assert decided(engines) == "aside"  # 40,000 tokens at 10,000 a second, ten times
+    assert decided(engines, waited=39.5) == "aside"
+    assert decided(engines, waited=40.0) == "other"
+    long = a_turn(70_000)
+    assert decided(engines, long, waited=59.9) == "aside"
+    assert decided(engines, long, waited=60.0) == "other", "never longer than a minute"
     assert decided(engines, a_turn(800)) == "home"
     assert decided([an_engine("home", held=1, slots=1, knows=True), an_engine("other")], a_turn(8000)) == "other"
 
@@ -93,7 +93,7 @@ def test_a_stranger_leaves_room_for_sessions_that_are_expected_and_for_what_they
     assert decided([engine], call, sessions) == "a"
     assert decided([engine], more, sessions) == "aside"
     assert decided([engine, an_engine("b")], more, sessions) == "b"
-    assert decided([engine], more, sessions, waited=4.0 * more.cost / 10_000) == "a"
+    assert decided([engine], more, sessions, waited=10.0 * more.cost / 10_000) == "a"
     assert decided([engine], a_turn(90_000), sessions) == "no room"
     assert decided([engine], a_turn(90_000), sessions, waited=1000.0) == "no room"
 
@@ -112,29 +112,15 @@ def test_a_session_that_has_lost_its_cache_waits_longer_than_a_stranger() -> Non
     again.prefix = (1, 2)
     for call in (first, again):
         sessions.arrive(call, NOW)
-    assert decided([engine], a_turn(10_000), sessions, waited=5.0) == "a"
-    assert decided([engine], again, sessions, waited=5.0) == "aside"
-    assert decided([engine], again, sessions, waited=SESSIONS.most_ahead) == "a"
+    assert decided([engine], a_turn(10_000), sessions, waited=11.0) == "a"
+    assert decided([engine], again, sessions, waited=11.0) == "aside"
+    assert decided([engine], again, sessions, waited=MOST_AHEAD) == "a"
 
 
 def test_calls_go_before_their_turn_by_what_a_cache_saves() -> None:
     engines, sessions = [an_engine("home", knows=True)], SessionMemory(SESSIONS)
     saved = 40_000 * 100 / 101 / 10_000
-    assert seconds_ahead(sessions, engines, a_turn(), NOW) == pytest.approx(4.0 * saved, rel=0.01)
+    assert seconds_ahead(sessions, engines, a_turn(), NOW) == pytest.approx(10.0 * saved, rel=0.01)
     assert seconds_ahead(sessions, [an_engine("other")], a_turn(), NOW) == 0.0
-    sessions.policy = SessionsPolicy(most_ahead=3.0)
-    assert seconds_ahead(sessions, engines, a_turn(), NOW) == 3.0
-    sessions.policy = SessionsPolicy(order="arrival")
-    assert seconds_ahead(sessions, engines, a_turn(), NOW) == 0.0
-
-
-def test_sessions_that_were_served_more_go_later() -> None:
-    sessions = SessionMemory(SessionsPolicy(order="least_served", head_start=4.0, most_ahead=10.0))
-    engines = [an_engine("a")]
-    call = a_turn(session=5)
-    assert seconds_ahead(sessions, engines, call, NOW) == 0.0
-    sessions.arrive(call, NOW)
-    sessions.ended(call, "a", 20_000, NOW)
-    assert seconds_ahead(sessions, engines, call, NOW) == -8.0
-    sessions.ended(call, "a", 20_000, NOW)
-    assert seconds_ahead(sessions, engines, call, NOW) == -10.0
+    engines[0].remember(PREFIX, 80_000, NOW - 1.0)
+    assert seconds_ahead(sessions, engines, a_turn(80_000), NOW) == MOST_AHEAD

@@ -10,7 +10,7 @@ from gateway.core.sessions import memory
 from gateway.core.sessions.memory import SessionMemory
 from tests.calls import a_call
 
-POLICY = SessionsPolicy(keep=10.0, per_tenant=4)
+POLICY = SessionsPolicy(keep=10.0)
 
 
 def a_turn(*prefix: int, tenant: str = "t", session: int = 0, tokens: int = 100) -> Call:
@@ -35,7 +35,6 @@ def test_a_growing_prefix_is_one_session() -> None:
     second = served(made, a_turn(1, 2, 3, 4), 5.0)
     other = served(made, a_turn(1, 5), 5.0)
     assert first.session == second.session != other.session
-    assert made.served(second) == 240
     assert len(made) == 2
 
 
@@ -44,8 +43,6 @@ def test_sub_agents_share_the_session_that_they_name() -> None:
     agent, sub = served(made, a_turn(1, 2, session=7), 0.0), served(made, a_turn(1, 3, session=7), 1.0)
     more = served(made, a_turn(1, 3, 4), 2.0)
     assert agent.session == sub.session == more.session == 7
-    assert made.served(agent) == 360
-    assert made.served(a_turn(9, tenant="u", session=7)) == 0
     assert len(made) == 2
 
 
@@ -119,7 +116,8 @@ def test_of_another_tenant_no_more_than_an_even_share_is_kept() -> None:
     assert kept(made, a_turn(9, tenant="modest")) == 120, "the greedy one's are over"
 
 
-def test_a_tenant_loses_its_own_oldest() -> None:
+def test_a_tenant_loses_its_own_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "OF_TENANT", 4)
     made = SessionMemory(POLICY)
     mine = served(made, a_turn(1, tenant="modest"), 0.0)
     for number in range(1000):
@@ -127,7 +125,6 @@ def test_a_tenant_loses_its_own_oldest() -> None:
     assert len(made) == 5
     again = served(made, a_turn(1, 2, tenant="modest"), 1.0)
     assert again.session == mine.session
-    assert made.served(a_turn(9, tenant="greedy", session=1)) == 0
 
 
 def test_all_tenants_together_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,8 +137,9 @@ def test_all_tenants_together_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(made._tenants) <= 6
 
 
-def test_equal_prompts_and_forgotten_calls_do_no_harm() -> None:
-    made = SessionMemory(SessionsPolicy(per_tenant=1))
+def test_equal_prompts_and_forgotten_calls_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "OF_TENANT", 1)
+    made = SessionMemory(SessionsPolicy())
     short = a_turn()
     made.arrive(short, 0.0)
     made.granted(short)
@@ -157,8 +155,9 @@ def test_equal_prompts_and_forgotten_calls_do_no_harm() -> None:
     assert (len(made), kept(made)) == (1, 0)
 
 
-def test_kept_tokens_of_a_forgotten_branch_are_given_back() -> None:
-    made = SessionMemory(SessionsPolicy(per_tenant=1))
+def test_kept_tokens_of_a_forgotten_branch_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "OF_TENANT", 1)
+    made = SessionMemory(SessionsPolicy())
     served(made, a_turn(1), 0.0)
     served(made, a_turn(1, 2), 1.0)
     assert kept(made) == 120

@@ -17,9 +17,7 @@ from loadtest.simulate import vtime
 from tests.calls import a_call
 from tests.flow.test_dispatch import World
 
-POLICY = Policy(
-    classes={"default": TrafficClass(ttft=None, deadline=600.0)}, sessions=SessionsPolicy(head_start=4.0, keep=10.0)
-)
+POLICY = Policy(classes={"default": TrafficClass(ttft=None, deadline=600.0)}, sessions=SessionsPolicy(keep=10.0))
 ROOT = (1, 2, 3, 4, 5, 6, 7, 8)
 
 
@@ -79,7 +77,7 @@ def test_it_goes_elsewhere_after_its_head_start_for_what_it_would_have_saved() -
         hold = full.hold(60_000, 0, made.loop.time() - 60.0, "default")
         began = made.loop.time()
         assert await made.read(made.turn(*ROOT, 9), 0.0) != home
-        assert 12.0 < made.loop.time() - began < 16.0, "not quite 4 s of reading, four times"
+        assert 30.0 < made.loop.time() - began < 40.0, "not quite 4 s of reading, ten times"
         hold.release()
 
     virtual(scenario)
@@ -133,10 +131,10 @@ def test_what_is_kept_for_a_session_is_given_to_others_after_a_while() -> None:
 def test_a_reload_begins_and_ends_sessions() -> None:
     async def scenario(made: Sessions) -> None:
         await made.read(made.turn(*ROOT))
-        made.dispatch.apply(structs.replace(POLICY, sessions=SessionsPolicy(order="arrival")))
+        made.dispatch.apply(structs.replace(POLICY, sessions=SessionsPolicy(keep=5.0)))
         sessions = made.dispatch.control.sessions
         assert sessions is not None
-        assert (len(sessions), sessions.policy.order) == (1, "arrival")
+        assert (len(sessions), sessions.policy.keep) == (1, 5.0)
         made.dispatch.apply(structs.replace(POLICY, sessions=None))
         assert made.dispatch.control.sessions is None
         await made.read(made.turn(*ROOT, 9))

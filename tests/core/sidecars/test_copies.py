@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from gateway.core.policy.policy import CopiesPolicy
 from gateway.core.sidecars.copies import APART, BEGINS, FIRST_REST, LAST_REST, PATIENCE, SETTLES, LongWait
 from gateway.core.sidecars.sidecar import STALE
 from gateway.core.sidecars.sidecars import Registry
@@ -22,9 +21,9 @@ SHORT = LongWait("chat", 1.0)
 class Machines:
     """A registry over two sidecars; every second each reports, and the model `m` is considered."""
 
-    def __init__(self, settings: CopiesPolicy | None = CopiesPolicy()) -> None:  # noqa: B008 # frozen
+    def __init__(self, margin: float | None = 2.0) -> None:
         self.registry = Registry()
-        self.registry.apply(("10.0.0.0/8",), (), 0.0, settings)
+        self.registry.apply(("10.0.0.0/8",), (), 0.0, margin)
         self.now = 100.0
         self.sequence = 0
         self.a: dict[str, dict[str, Any]] = {"first": dict(AWAKE)}

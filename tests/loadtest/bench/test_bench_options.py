@@ -125,7 +125,7 @@ def test_keys_come_from_the_environment_only() -> None:
         ("--target http://h --trace /dev/null", "no file, which each run reads"),
         (f"--target http://h --trace {__file__}", "test_bench_options.py, line 1: "),
         (f"--engines sim --policy {ROOT}/policies/one-engine.yaml", "its http://127.0.0.1:8100 would get the load too"),
-        (f"--engines sim --policy {ROOT}/tests/policies_bad/breaker.yaml", "breaker.yaml:"),
+        (f"--engines sim --policy {ROOT}/tests/policies_bad/reserves.yaml", "reserves.yaml:"),
         ("--target http://h --speed 2", "--speed is of a --trace"),
         ("--target http://h --key-env NOT_THERE", "NOT_THERE"),
         ("--target http://h --ca nope.pem", "--ca nope.pem: No such file"),

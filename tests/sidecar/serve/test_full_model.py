@@ -19,7 +19,7 @@ from tests.e2e.children import post
 
 GIB = 1 << 30
 POLICY = """
-fleet: {poll: 100ms, health: 200ms, sidecars: {copies: {margin: 500ms, after: 1s}}}
+fleet: {poll: 100ms, health: 200ms, sidecars: {copies: 500ms}}
 budget: {max_concurrency: 2}
 classes: {default: {ttft: 3m, deadline: 5m}}
 """

@@ -1,0 +1,47 @@
+"""Fields that the policy file had once, with what to write instead: a file that still has one is refused with this."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+_FIXED = "nothing: it is fixed"
+_BOUND = "nothing: the bound is fixed"
+
+# `*`: any class, tenant or entry. The text stands behind "found a field that is gone, expected".
+REMOVED = MappingProxyType(
+    {
+        "breaker.at_least": f"{_FIXED} at 20 calls",
+        "breaker.open_for_at_most": "nothing: it is twelve times open_for",
+        "breaker.panic": f"{_FIXED} at 50%",
+        "breaker.probes": f"{_FIXED} at 3",
+        "breaker.window": f"{_FIXED} at 10s",
+        "classes.*.min_tokens": "nothing: the smallest max_tokens in shaping is the least",
+        "classes.*.overload": "nothing: calls go by their deadlines",
+        "cors.origins": "the list itself, cors: [https://chat.example.com]",
+        "fleet.sidecars.copies.after": "nothing: it is 1.5 times copies",
+        "fleet.sidecars.copies.margin": "the time itself, copies: 2s",
+        "hedging.after": "the time itself, hedging: p95",
+        "hedging.enabled": "the time itself, hedging: p95, or null for none",
+        "lengths.learned": "lengths: learned, or by_model",
+        "lengths.shortest_first": "nothing: learned lengths order calls",
+        "retries.at_least": f"{_FIXED} at 3 in 10s, and none with budget: 0%",
+        "retries.on": f"{_FIXED}: failures of the connection, 429, 502, 503 and 504",
+        "routing.affinity": "nothing: calls go where their prompt costs least",
+        "routing.affinity_ttl": "nothing: an engine's cache is known by its size and reports",
+        "routing.imbalance": "nothing: calls go where their prompt costs least",
+        "server.max_header_fields": f"{_BOUND} at 100 headers",
+        "server.max_headers": f"{_BOUND} at 16KiB",
+        "server.max_pipelined": f"{_BOUND} at 16 requests",
+        "server.max_request_line": f"{_BOUND} at 8KiB",
+        "server.write_high_water": f"{_FIXED} at 256KiB",
+        "sessions.head_start": f"{_FIXED} at 10 seconds for each second of reading",
+        "sessions.most_ahead": f"{_FIXED} at 60s",
+        "sessions.order": "nothing: cached prompts go first",
+        "sessions.per_tenant": f"{_BOUND} at 2000",
+        "timeouts.body": f"{_BOUND} at 30s without a byte; timeouts.body_total bounds all of a body",
+        "timeouts.connect": f"{_BOUND} at 2s",
+        "timeouts.half_open": f"{_FIXED} at 15s",
+        "timeouts.headers": f"{_BOUND} at 10s",
+        "timeouts.write_stall": f"{_BOUND} at 15s",
+    }
+)
