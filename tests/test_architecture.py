@@ -43,7 +43,6 @@ DOORS: dict[str, tuple[str, ...] | None] = {
         "loadtest/clients/stub.py",
     ),
     "httpx": (
-        "sidecar/pull/http_source.py",
         "gateway/shared/control/http_client.py",
         "gateway/cli/control_client.py",
         "gateway/decider/waking.py",
@@ -65,7 +64,8 @@ DOORS: dict[str, tuple[str, ...] | None] = {
     "redis": ("gateway/serve/cluster/store.py",),
     "uvloop": ("gateway/serve/run.py", "sidecar/serve/run.py", "loadtest/"),
     "zmq": ("gateway/decider/cache_events.py", "loadtest/engine/publisher.py"),
-    "rich": ("sidecar/cli/pull_progress.py", "loadtest/"),
+    "rich": ("loadtest/",),
+    "huggingface_hub": ("sidecar/pull/hub_child.py",),
     "shtab": ("gateway/shared/completion.py",),
 }
 # core decides and does nothing else: what would give it a clock, a socket, a thread or a log line.
