@@ -28,12 +28,11 @@ from gateway.core.admission.model_traffic import ModelTraffic
 from gateway.core.admission.queues import Queues, Ticket
 from gateway.core.admission.retries import RetryBudget
 from gateway.core.admission.witness import DispatchWitness
-from gateway.core.engines.choice import Choice
+from gateway.core.engines.choice import Aside, Choice
 from gateway.core.engines.fleet import Engine, Fleet, Hold
 from gateway.core.policy.policy import Policy
 from gateway.core.request.call import Call
 from gateway.core.request.outcome import Refused
-from gateway.core.sessions.locality import Aside
 from gateway.decider.estimates import Estimates
 from gateway.decider.grant import LocalGrant
 from gateway.decider.model_waits import ModelWaits
@@ -120,15 +119,9 @@ class Dispatch:
 
     async def ask(self, call: Call) -> LocalGrant:
         """Raises Refused: not found, no engine, too large, queue full, too late, shed, expired, draining."""
-        self.arrived(call)
         grant = self.at_once(call) or await self.enter(call, NOBODY)
         self.retries.call(self.clock())
         return grant
-
-    def arrived(self, call: Call) -> None:
-        """The call asks for an engine for the first time: it goes on with its session."""
-        if self.control.sessions is not None:
-            self.control.sessions.arrive(call, self.clock())
 
     # -- entering -----------------------------------------------------------------------------------------------
 
@@ -266,8 +259,6 @@ class Dispatch:
         """Grant the calls of the engine's models that may go now, after a change of the engine."""
         now = self.clock()
         engine.advance(now)
-        if self.control.sessions is not None:
-            self.control.sessions.advance(now, (engine,))
         for model in engine.models:
             self.control.looked_at(model, now)
             traffic = self.traffic.get(model)
@@ -386,8 +377,6 @@ class Dispatch:
                 call.output_tokens = min(call.output_tokens, call.shaped * call.n)
                 call.expected_tokens = min(call.expected_tokens, call.shaped)
         grant = LocalGrant(self, call, choice, now, ticket)
-        if self.control.sessions is not None:
-            self.control.sessions.granted(call)
         if witness is not None:
             witness.granted(call, grant.hold)
         if self._turns and call.class_name in self.control.rules.limited:
@@ -429,8 +418,6 @@ class Dispatch:
 
     def _withdraw(self, ticket: Ticket) -> None:
         self.queues[ticket.call.model].remove(ticket)
-        if self.control.sessions is not None:
-            self.control.sessions.left(ticket.call)
         del self._turns[ticket]
         if self.waits.since:
             self.waits.end(ticket, self.clock())

@@ -28,7 +28,7 @@ class LocalGrant:
     """A Grant, as in gateway/core/admission/decider.py. `ticket`: the call's ticket, if it waited."""
 
     __slots__ = (
-        "_dispatch", "_first_at", "_tokens", "cached", "call", "ending", "engine", "expected", "hold", "probe",
+        "_dispatch", "_first_at", "cached", "call", "ending", "engine", "expected", "hold", "probe",
         "ticket",
     )  # fmt: skip
 
@@ -48,7 +48,6 @@ class LocalGrant:
         self.probe = choice.engine.breaker.sent(now)
         self.ending = Ending.NEUTRAL  # until it is known how it ended
         self._first_at = 0.0
-        self._tokens = call.prompt_tokens  # of the call, until all are known
         if not call.stream:
             choice.engine.expect_first_byte(self.hold, now + choice.ttft)
         dispatch.running[call.class_name] += 1
@@ -96,7 +95,6 @@ class LocalGrant:
             self.engine.prefixes.told(self.cached, cached_tokens)
         if self.ticket is not None:
             self._correct(self.ticket, prompt_tokens, completion_tokens)
-        self._tokens = prompt_tokens + completion_tokens
         tokens = completion_tokens / self.call.n
         began = self._first_at if self.call.stream else self.hold.taken_at + self.expected
         self.engine.learn_tpot(tokens, now - began)
@@ -207,8 +205,5 @@ class LocalGrant:
             now = self._dispatch.clock()
             if self._first_at and self.engine.up:
                 self._remember(now)  # only from now on may the engine evict it
-            sessions = self._dispatch.control.sessions
-            if sessions is not None and self._first_at:
-                sessions.ended(self.call, self.engine.id, self._tokens, now)
             self.engine.breaker.ended(self.probe, self.ending, now)
             self._dispatch.released(self.call, hold, now)

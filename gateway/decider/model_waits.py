@@ -1,7 +1,7 @@
 """Calls that wait for a model which no engine serves now: a sidecar has it made ready, or an engine is expected back.
 
 Also the timers by which Dispatch looks at a model's queue again: when an outage has lasted for
-`routing.hold_unserved`, and while calls are set aside for their sessions.
+`routing.hold_unserved`, and while calls are set aside for a full engine that has their prompts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gateway.core.admission.admission import AdmissionControl
 from gateway.core.admission.queues import Queues, Ticket
 from gateway.core.sidecars.sidecar import Outlook
 
-LOOK_AGAIN = 0.5  # seconds; calls that were set aside for their sessions are looked at at least as often
+LOOK_AGAIN = 0.5  # seconds; calls that were set aside are looked at at least as often
 MOVED = 0.25  # seconds that a prediction must move for calls that wait for the model to be looked at again
 
 
@@ -93,15 +93,13 @@ class ModelWaits:
         self._pump(model)
 
     def look_again(self, model: str) -> None:
-        """Look at the model's queue again in LOOK_AGAIN seconds: calls were set aside for their sessions' sake."""
+        """Look at the model's queue again in LOOK_AGAIN seconds: calls were set aside."""
         if model not in self._looking_again:
             self._looking_again[model] = asyncio.get_running_loop().call_later(LOOK_AGAIN, self._look, model)
 
     def _look(self, model: str) -> None:
         """Calls that were set aside may have waited for long enough."""
         del self._looking_again[model]
-        if self._control.sessions is not None:
-            self._control.sessions.advance(self._clock())
         self._pump(model)
 
     @property

@@ -16,7 +16,6 @@ from gateway.core.request.outcome import Outcome, Refused
 from gateway.core.request.parser import parse
 from gateway.core.request.routes import ROUTES
 from gateway.core.request.tenants import Tenants
-from gateway.core.sessions.locality import seconds_ahead
 from tests.calls import a_call
 
 
@@ -88,12 +87,11 @@ def test_only_tenants_of_the_policy_that_may_have_hints() -> None:
 def test_a_priority_is_worth_no_more_than_a_minute(priority: int, seconds: float) -> None:
     made = call({"priority": priority})
     assert made.hinted_ahead == seconds
-    assert seconds_ahead(None, (), made, 0.0) == seconds, "without sessions too"
 
 
 def test_a_priority_orders_the_calls_of_one_tenant() -> None:
     first, later = a_call(deadline=100.0), a_call(arrived=3.0, deadline=103.0, hinted_ahead=5.0)
-    tickets = [Ticket(each, each.arrived, ahead=seconds_ahead(None, (), each, 3.0)) for each in (first, later)]
+    tickets = [Ticket(each, each.arrived, ahead=each.hinted_ahead) for each in (first, later)]
     assert min(tickets, key=lambda ticket: ticket.key).call is later
 
 

@@ -12,12 +12,10 @@ from typing import Any
 import msgspec
 import pytest
 import uvloop
-from msgspec import structs
 
 from gateway.core.admission.decider import Admission, Grant
 from gateway.core.engines.breaker import Ending
 from gateway.core.policy.policy import Policy
-from gateway.core.policy.sessions import SessionsPolicy
 from gateway.core.policy.traffic import Limits, RateLimit, TenantLimit
 from gateway.core.policy.types import Rate
 from gateway.core.request.call import Call
@@ -489,24 +487,6 @@ def test_an_old_question_gives_way_to_the_one_after_it() -> None:
         await relay.send(AllHeld(1, [1]))
         await until(lambda: session.calls)
         assert session.calls[1].turn == 2
-
-    run(body)
-
-
-def test_a_relays_call_goes_on_with_its_session() -> None:
-    async def body(made: Setting) -> None:
-        made.gateway.dispatch.apply(structs.replace(made.gateway.policy, sessions=SessionsPolicy()))
-        sessions = made.gateway.dispatch.control.sessions
-        assert sessions is not None
-        decider = await made.relay()
-        asking = Asking(made, decider)
-        asking.call.prefix = (1, 2, 3)
-        await asking.granted.wait()
-        assert len(sessions) == 1
-        assert asking.grant is not None
-        asking.grant.first_byte(asking.call.arrived + 0.1)
-        await asking.end()
-        await until(lambda: sessions.served(asking.call))
 
     run(body)
 

@@ -22,12 +22,19 @@ from gateway.core.admission.decision import Decision, Foretold, Reason, Refuse, 
 from gateway.core.admission.model_traffic import ModelTraffic
 from gateway.core.admission.queues import Queues, Ticket
 from gateway.core.admission.rules import AdmissionRules
-from gateway.core.engines.choice import LOOKED_AT, Choice, any_idle, choose, foreseen_ttft, least_ttft, usable_of
+from gateway.core.engines.choice import (
+    LOOKED_AT,
+    Aside,
+    Choice,
+    any_idle,
+    choose_or_wait,
+    foreseen_ttft,
+    least_ttft,
+    usable_of,
+)
 from gateway.core.engines.fleet import Engine, Fleet, ceiling
 from gateway.core.policy.policy import Policy
 from gateway.core.request.call import Call
-from gateway.core.sessions.locality import Aside, choose_for_session, seconds_ahead
-from gateway.core.sessions.memory import SessionMemory
 from gateway.core.sidecars.copies import LongWait
 from gateway.core.sidecars.sidecar import Outlook
 from gateway.core.sidecars.sidecars import Registry
@@ -41,7 +48,7 @@ class AdmissionControl:
     """The decisions, and the state that they read. `running`: calls that hold a grant, by class. `outages`: since when
     none of a model's engines may be given calls."""
 
-    __slots__ = ("draining", "fleet", "outages", "queues", "rules", "running", "sessions", "sidecars", "traffic")
+    __slots__ = ("draining", "fleet", "outages", "queues", "rules", "running", "sidecars", "traffic")
 
     def __init__(self, fleet: Fleet, policy: Policy) -> None:
         self.fleet = fleet
@@ -52,19 +59,12 @@ class AdmissionControl:
         self.running = dict.fromkeys(policy.classes, 0)
         self.outages: dict[str, float] = {}
         self.draining = False
-        self.sessions = None if policy.sessions is None else SessionMemory(policy.sessions)
 
     # -- steps that move the state ------------------------------------------------------------------------------
 
     def apply(self, policy: Policy) -> None:
         """Go by `policy` from now on. Waiting calls keep their place, under the new weights; running calls go on."""
         self.rules = AdmissionRules(policy)
-        if policy.sessions is None:
-            self.sessions = None
-        elif self.sessions is None:
-            self.sessions = SessionMemory(policy.sessions)
-        else:
-            self.sessions.policy = policy.sessions
         for queues in self.queues.values():
             queues.apply(policy.classes, self.rules.weights)
         for traffic in self.traffic.values():
@@ -120,13 +120,9 @@ class AdmissionControl:
     def _choose(
         self, call: Call, now: float, rng: random.Random, exclude: frozenset[str], waited: float
     ) -> Choice | Aside | None:
-        """The engine that the call may go to now, by its session where the policy has them; it has `waited` seconds."""
+        """The engine that the call may go to now; the call has waited for `waited` seconds."""
         engines, routing = self.fleet.serving(call.model), self.rules.policy.routing
-        if self.sessions is None:
-            return choose(engines, call, now, routing=routing, rng=rng, exclude=exclude)
-        return choose_for_session(
-            self.sessions, engines, call, now, routing=routing, rng=rng, exclude=exclude, waited=waited
-        )
+        return choose_or_wait(engines, call, now, routing=routing, rng=rng, exclude=exclude, waited=waited)
 
     def to_wait(
         self, call: Call, now: float, exclude: frozenset[str] = NO_ENGINES, *, front: bool = False
@@ -169,8 +165,7 @@ class AdmissionControl:
                 newcomer = booking is None
                 return Refuse(reason=Reason.QUEUE_FULL, words=full, predicted=wait, booking=booking, newcomer=newcomer)
         if booking is None:
-            ahead = seconds_ahead(self.sessions, usable, call, now)
-            ticket = Ticket(call, now, exclude, self._expires(call), large=large, ahead=ahead)
+            ticket = Ticket(call, now, exclude, self._expires(call), large=large, ahead=call.hinted_ahead)
             return Wait(ticket=ticket, predicted=wait, victim=victim, newcomer=True)
         # Who was promised a place and is ordered by length goes before all that came after its first attempt.
         turn = booking.since if call.likely_tokens else booking.deadline
@@ -233,7 +228,7 @@ class AdmissionControl:
         self, ticket: Ticket, queues: Queues, now: float, rng: random.Random
     ) -> Choice | Refuse | Aside | None:
         """The engine that the call whose turn it is may go to, or why it is refused now; None: it goes on waiting;
-        Aside: so it does by its session, and others may pass it."""
+        Aside: so it does for the full engine that has its prompt, and others may pass it."""
         call, rules = ticket.call, self.rules
         if not self.may_run(call.class_name):
             return None

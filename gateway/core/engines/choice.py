@@ -14,6 +14,9 @@ measurements.
 
 Learned rates that differ by less than ALIKE count as the fastest of them, because most of the difference is chance; an
 engine that has not learned its rate counts as fast as the fastest.
+A call whose prompt is mostly cached on an engine that is full now had better wait for it: elsewhere its prompt would be
+read anew and evict as much of others'. `choose_or_wait` waits for as long as the reading would take that is spared
+(PATIENCE; ski rental: never more than twice the cost of either), while the call's own targets hold. Others may pass.
 A LoRA adapter that an engine has not loaded makes its cost higher by the score of `adapters.py`. An engine that was
 just started or woken, or is back from a failure, costs more for a while (slow start): its speed is unknown.
 Synchronous and pure; ties are broken by `rng`.
@@ -23,7 +26,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -38,13 +41,16 @@ CROWD = 0.02  # of the time to read a prompt, that each call there is worth
 TURNOVER = 10.0  # the same, where prompts have used all of the caches in FLOW seconds
 ALIKE = 1.5  # times
 NEW = 10.0  # times a call's own wait that an engine costs more at first
+PATIENCE = 1.0  # seconds of waiting for each second of reading that is spared
+WORTH_WAITING = 0.05  # seconds of reading spared
+LOOKED_AGAIN = 1.0  # seconds: a call that waits is looked at more often
 SCAN_AT_MOST = 32  # beyond this many engines, a random sample of this size: power of d choices
 
 
 class Choice(msgspec.Struct, frozen=True, gc=False):
     """An engine that can take the call now. `prefill` is the prompt tokens it must still read; `ttft` is seconds.
     `others_full`: some other engine would have been asked, and has no room. `owed`: its tenant was owed it, so that it
-    waits for no session's sake."""
+    waits for no cached prompt's sake."""
 
     engine: Engine
     prefill: int
@@ -54,6 +60,13 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
     owed: bool = False
 
 
+class Aside(msgspec.Struct, frozen=True):
+    """The call waits for the full engine that has its prompt, although another has room. Others may pass the call."""
+
+
+ASIDE = Aside()
+
+
 def cached_tokens(engine: Engine, call: Call) -> int:
     """Prompt tokens of `call` this engine has probably cached."""
     blocks = engine.cached_blocks(call.prefix)
@@ -61,7 +74,7 @@ def cached_tokens(engine: Engine, call: Call) -> int:
 
 
 def knows(engine: Engine, call: Call) -> bool:
-    """Whether the engine has most of the call's prompt cached: its session was there."""
+    """Whether the engine has most of the call's prompt cached: its conversation was there."""
     return 2 * cached_tokens(engine, call) > call.prompt_tokens
 
 
@@ -122,12 +135,10 @@ def choose(
     routing: Routing,
     rng: random.Random,
     exclude: frozenset[str] = frozenset(),
-    leaves: Callable[[Engine], bool] | None = None,
 ) -> Choice | None:
     """The best engine that can hold `call` now, or None: then it waits.
 
-    Engines in `exclude` (already failed this call) are taken only if no other is up. `leaves`: whether the call, were
-    it sent to an engine, leaves the sessions there their room; an engine that knows the call's own is not asked.
+    Engines in `exclude` (already failed this call) are taken only if no other is up.
     """
     if len(engines) > SCAN_AT_MOST:
         engines = rng.sample(engines, SCAN_AT_MOST)
@@ -139,8 +150,6 @@ def choose(
     open_ = [e for e in usable if e.fits(cost, class_name)]
     if open_ and open_[0].headrooms:
         open_ = [e for e in open_ if e.leaves_headroom(cost, class_name, now)]
-    if leaves is not None:
-        open_ = [e for e in open_ if knows(e, call) or leaves(e)]
     if not open_:
         return None
     others_full = len(open_) < len(usable)
@@ -167,3 +176,41 @@ def choose(
         if beyond < least:
             best, least = Choice(engine, prefill, cached, ttft, others_full), beyond
     return best
+
+
+def choose_or_wait(
+    engines: Sequence[Engine],
+    call: Call,
+    now: float,
+    *,
+    routing: Routing,
+    rng: random.Random,
+    exclude: frozenset[str] = frozenset(),
+    waited: float = 0.0,
+) -> Choice | Aside | None:
+    """The best engine for the call, by `choose`; ASIDE: a full engine is worth waiting for; None: no engine has room.
+    `waited`: seconds so far."""
+    choice = choose(engines, call, now, routing=routing, rng=rng, exclude=exclude)
+    if choice is None or not choice.others_full or not call.prefix:
+        return choice
+    spared = reading_spared(engines, call, choice, now)
+    patient = spared > WORTH_WAITING and waited < PATIENCE * spared
+    return ASIDE if patient and _in_time(engines, call, now) else choice
+
+
+def reading_spared(engines: Sequence[Engine], call: Call, choice: Choice, now: float) -> float:
+    """Seconds of reading that the call is spared if it waits for a full engine that has most of its prompt cached, in
+    place of going to `choice` now; 0: there is none."""
+    most = 0.0
+    for engine in usable_of(engines, now):
+        if engine is not choice.engine and knows(engine, call) and not engine.fits(call.cost, call.class_name):
+            fewer = choice.prefill - (call.prompt_tokens - cached_tokens(engine, call))
+            most = max(most, fewer / engine.prefill_rate)
+    return most
+
+
+def _in_time(engines: Sequence[Engine], call: Call, now: float) -> bool:
+    """Whether the call can wait on and have its first token in time all the same, were that twice as late as is
+    predicted: nobody is to be refused for having waited where an engine had room."""
+    ttft, _, _ = least_ttft(usable_of(engines, now), call, now)
+    return now + LOOKED_AGAIN + 2.0 * ttft <= min(call.ttft_by, call.deadline)

@@ -670,12 +670,6 @@ class Engine:
 
     # -- prefix cache -------------------------------------------------------------------------------------------
 
-    @property
-    def evicted_until(self) -> float:
-        """Last use by which blocks are evicted, by the engine's own events or as estimated."""
-        cut = self.prefixes.cut
-        return cut if self.cache_age is None else max(cut, self.cache_age.cut)
-
     def cached_blocks(self, prefix: tuple[int, ...]) -> int:
         """Number of leading blocks of `prefix` that this engine has probably cached."""
         return self.prefixes.leading(prefix, -math.inf if self.cache_age is None else self.cache_age.cut)

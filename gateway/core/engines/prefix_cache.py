@@ -9,7 +9,6 @@ events say since when everything used is cached (`cache_age.py`).
 
 from __future__ import annotations
 
-import math
 from itertools import islice
 
 from gateway.core.checkpoint import SavedPrefixes
@@ -25,16 +24,15 @@ LEAST_SHARE = 1 / 64
 class PrefixCache:
     """Blocks of prompts in one engine's cache, by their hashes. Every change keeps them within the engine's capacity.
 
-    `blocks`: last use of each block, the least recent first. `cut`: last use of the block that was evicted last.
+    `blocks`: last use of each block, the least recent first.
     `share`: part of the engine's capacity that holds our prompts.
     """
 
-    __slots__ = ("block_tokens", "blocks", "cut", "share")
+    __slots__ = ("block_tokens", "blocks", "share")
 
     def __init__(self) -> None:
         self.blocks: dict[int, float] = {}
         self.block_tokens = BLOCK_TOKENS
-        self.cut = -math.inf
         self.share = 1.0
 
     def leading(self, prefix: tuple[int, ...], since: float) -> int:
@@ -60,7 +58,6 @@ class PrefixCache:
         if len(blocks) > most:
             # A dict finds its first entry by passing over all that went before it: one by one, each would cost 30 us.
             evicted = list(islice(blocks, len(blocks) - most + most // 256))
-            self.cut = blocks[evicted[-1]]
             for block in evicted:
                 del blocks[block]
 

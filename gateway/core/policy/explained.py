@@ -20,11 +20,11 @@ from gateway.core.policy.policy import Policy
 from gateway.core.policy.rules import bands_of, modes_of, signals_of
 from gateway.core.policy.traffic import ModeRule, Tenant, When
 from gateway.core.request.classes import ClassRules
-from gateway.core.sessions.locality import HEAD_START, MOST_AHEAD
 from gateway.shared.files.checked import listed, nearest, shown, spelled
 from gateway.shared.files.units import COUNT, SECONDS, SHARE
 
 NOTHING = "-"
+CACHED_PROMPTS = "waited for at a full engine as long as reading them anew would take, never past targets"
 WIDTH = 16  # columns of labels
 
 
@@ -44,7 +44,7 @@ def explain_call(policy: Policy, tenant: str, asked: str, model: str) -> str:
         ("order", _order(policy, policy.tenants[tenant], name)),
         ("agent hints", _agent_hints(policy.tenants[tenant])),
         ("lengths", _lengths(policy)),
-        ("sessions", _sessions(policy, name)),
+        ("cached prompts", (CACHED_PROMPTS,)),
         ("room", _room(policy, name)),
         ("limits", _limits(policy, tenant, name, model)),
         ("", ("requests of tenant and global are counted before a body is read; a 4xx gives none back",)),
@@ -162,20 +162,6 @@ def _lengths(policy: Policy) -> Iterator[str]:
         yield "its waiting calls of a class go by expected length, the shortest first, aged"
     else:
         yield "by model, class and max_tokens"
-
-
-def _sessions(policy: Policy, name: str) -> Iterator[str]:
-    sessions = policy.sessions
-    if sessions is None:
-        yield "each call is judged alone"
-        return
-    most = SECONDS.show(MOST_AHEAD)
-    each = f"{HEAD_START:.0f} s for each second of reading that a cache saves it, at most {most}"
-    yield f"a call goes before others of its tenant in {name} by {each}"
-    yield "for the full engine that knows its session it waits as long, and never past its targets"
-    yield f"one whose cache is lost waits {most} at most until sessions leave a quarter of an engine free"
-    if sessions.keep:
-        yield f"a session's cache is kept for its next call, for {SECONDS.show(sessions.keep)} at most"
 
 
 def _room(policy: Policy, name: str) -> Iterator[str]:

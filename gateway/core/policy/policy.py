@@ -15,7 +15,6 @@ import msgspec
 
 from gateway.core.policy.batches import BatchesPolicy
 from gateway.core.policy.cluster import ClusterPolicy
-from gateway.core.policy.sessions import SessionsPolicy
 from gateway.core.policy.storage import StoragePolicy
 from gateway.core.policy.traffic import (
     Batching,
@@ -306,7 +305,6 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     `hedging`: Time to wait for a call's first byte before a second attempt on another engine, whose loser is cancelled:
     a percentile of the class's times to first token, or a fixed time; null: no second attempts. They count in the
     budget of retries.
-    `sessions`: Order and choice by sessions, for agents and long conversations; null: each call is judged alone.
     `cors`: Origins of web pages that may call the data port, such as https://chat.example.com; *: all. CORS binds
     browsers only.
     `cluster`: Gateways on several machines, of which one decides for all; null: alone. See docs/scale.md.
@@ -329,7 +327,6 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     lengths: Literal["by_model", "learned"] = "by_model"
     deadlines: Deadlines = Deadlines()
     routing: Routing = Routing()
-    sessions: SessionsPolicy | None = None
     retries: Retries = Retries()
     hedging: Literal["p90", "p95", "p99"] | Moment | None = None
     breaker: Breaker = Breaker()

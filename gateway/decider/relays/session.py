@@ -310,7 +310,6 @@ class RelaySession:
     def _wait(self, served: ServedCall) -> None:
         """A grant at once, or a place in the queue. Raises Refused."""
         dispatch = self.hub.decider.dispatch
-        dispatch.arrived(served.call)
         grant = dispatch.at_once(served.call)
         if grant is not None:
             self._granted(served, grant)

@@ -108,7 +108,7 @@ class Invariants:
         self._owed = [head for head in heads if queues.owed(head) > fit]
 
     def popped(self, model: str, ticket: Ticket | None) -> None:
-        """Check that no call is set aside for sessions while its tenant is owed more service."""
+        """Check that no call is set aside for a full engine while its tenant is owed more service."""
         self._fairness[model].popped(ticket)
         for head in self._owed:
             if head.aside and head is not ticket:
@@ -148,12 +148,8 @@ class Invariants:
         return self._fairness[model]
 
     def _expects(self, call: Call) -> bool:
-        """Whether an engine knows the call's session, or is kept for another's: then the call may have to wait."""
-        sessions = self._dispatch.control.sessions
-        engines = self._dispatch.fleet.serving(call.model)
-        return sessions is not None and any(
-            knows(engine, call) or sessions.spoken_for(engine.id, engine.budget, call) for engine in engines
-        )
+        """Whether an engine has most of the call's prompt cached: then the call may wait for that engine."""
+        return any(knows(engine, call) for engine in self._dispatch.fleet.serving(call.model))
 
     def _idle(self, call: Call) -> str:
         """An engine that has nothing to do and can take the call; empty: there is none."""

@@ -69,8 +69,6 @@ class Traits:
         tree["batching"] = {kind: rng.choice((None, self._merge())) for kind in ("embeddings", "rerank")}
         tree["routing"]["hold_unserved"] = rng.choice(("0s", "1s", "60s"))
         tree["lengths"] = rng.choice(("by_model", "learned"))
-        if rng.random() < 0.5:
-            tree["sessions"] = {"keep": rng.choice(("0s", "2s", "60s"))}
         return msgspec.json.encode(tree).decode()
 
     def _fleet(self, engines: list[dict[str, Any]]) -> dict[str, Any]:

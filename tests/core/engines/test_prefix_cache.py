@@ -32,14 +32,11 @@ def test_the_least_recent_prompt_goes_first_and_of_one_prompt_its_end() -> None:
     cache, room = PrefixCache(), 6 * BLOCK
     used(cache, (1, 2, 3), 1.0, room)
     used(cache, (4, 5, 6), 2.0, room)
-    assert cache.cut == -math.inf
     used(cache, (7,), 3.0, room)
     assert [cache.leading(prefix, -math.inf) for prefix in ((1, 2, 3), (4, 5, 6), (7,))] == [2, 3, 1]
-    assert cache.cut == 1.0
     used(cache, (1,), 4.0, room)
     used(cache, (8, 9), 5.0, room)
     assert [cache.leading(prefix, -math.inf) for prefix in ((1, 2), (4, 5, 6), (8, 9))] == [1, 2, 2], "1 was used again"
-    assert cache.cut == 2.0
 
 
 def test_blocks_are_as_large_as_prompts_show() -> None:
@@ -88,4 +85,3 @@ def test_of_a_cache_that_nobody_else_uses_it_believes_in_what_is_there(calls: li
         for block in list(model)[: max(0, len(model) - room)]:
             del model[block]
         assert list(cache.blocks) == list(model)
-        assert all(at >= cache.cut for at in cache.blocks.values())

@@ -66,7 +66,7 @@ order           after all calls of interactive
                 weight 3, 60% of the tokens while long, batch have work too; among tenants weight 2
 agent hints     nvext.agent_hints of its calls are ignored
 lengths         by model, class and max_tokens
-sessions        each call is judged alone
+cached prompts  waited for at a full engine as long as reading them anew would take, never past targets
 room            512 calls may wait for a model
 limits                            requests                     tokens
                 tenant and model  -                            -
@@ -99,7 +99,7 @@ order           after all calls of interactive
                 weight 1, 20% of the tokens while default, long have work too; among tenants weight 1
 agent hints     nvext.agent_hints of its calls are ignored
 lengths         by model, class and max_tokens
-sessions        each call is judged alone
+cached prompts  waited for at a full engine as long as reading them anew would take, never past targets
 room            4096 calls and 2M tokens may wait for a model
 limits                            requests                     tokens
                 tenant and model  -                            -
@@ -322,18 +322,3 @@ def test_lengths_that_are_learned_and_what_they_order() -> None:
     shown = explain_call(decode(b"lengths: learned"), "anonymous", "default", "m")
     assert "lengths         learned of the tenant's own calls" in shown
     assert "                its waiting calls of a class go by expected length, the shortest first" in shown
-
-
-@pytest.mark.parametrize(
-    ("sessions", "lines"),
-    [
-        ("{}", ["goes before others of its tenant in default by 10 s for each second of reading that a cache"]),
-        ("{keep: 0s}", ["one whose cache is lost waits 1m at most until sessions leave a quarter of an engine free"]),
-        ("{keep: 5s}", ["a session's cache is kept for its next call, for 5s at most"]),
-    ],
-)
-def test_sessions_are_explained(sessions: str, lines: list[str]) -> None:
-    text = explain_call(decode(f"sessions: {sessions}".encode()), "anonymous", NOTHING, "m")
-    for line in lines:
-        assert line in text
-    assert ("is kept for its next call" in text) == ("0s" not in sessions)

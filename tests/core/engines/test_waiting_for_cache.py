@@ -1,0 +1,66 @@
+"""Calls that wait for the full engine that has their prompt, although another has room."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from gateway.core.engines.choice import Aside, Choice, choose_or_wait
+from gateway.core.engines.fleet import Engine
+from gateway.core.policy.policy import Policy, Routing
+from gateway.core.request.call import Call
+from tests.calls import a_call
+
+NOW = 100.0
+PREFIX = tuple(range(100))
+
+
+def an_engine(id: str, *, held: int = 0, slots: int = 256, cached: bool = False) -> Engine:
+    """An engine of 100,000 tokens, of which 80,000 may be promised, that reads 10,000 a second."""
+    made = Engine(id, f"http://{id}", Policy(), capacity=100_000, max_concurrency=slots)
+    made.health(True, 0.0)
+    if held:
+        made.hold(held, 0, NOW)
+    if cached:
+        made.remember(PREFIX, 40_000, NOW - 1.0)
+    return made
+
+
+def a_turn(tokens: int = 40_000, **fields: Any) -> Call:
+    return a_call(prefix=PREFIX, prompt_tokens=tokens, arrived=NOW, deadline=NOW + 600.0, **fields)
+
+
+def decided(engines: list[Engine], call: Call | None = None, waited: float = 0.0) -> str:
+    found = choose_or_wait(engines, call or a_turn(), NOW, routing=Routing(), rng=random.Random(1), waited=waited)
+    return found.engine.id if isinstance(found, Choice) else "aside" if isinstance(found, Aside) else "no room"
+
+
+def test_a_call_waits_for_the_engine_that_has_its_prompt_by_what_reading_anew_would_take() -> None:
+    engines = [an_engine("home", held=60_000, cached=True), an_engine("other")]
+    assert decided(engines) == "aside"  # nearly 40,000 tokens at 10,000 a second
+    assert decided(engines, waited=3.8) == "aside"
+    assert decided(engines, waited=4.0) == "other"
+    assert decided(engines, a_turn(800)) == "home", "it has room for that"
+    full = [an_engine("home", held=1, slots=1, cached=True), an_engine("other")]
+    assert decided(full, a_turn(8000)) == "aside"
+    assert decided(full, a_turn(400)) == "other", "what it would be spared is not worth a wait"
+
+
+def test_no_call_waits_where_no_engine_has_its_prompt_or_none_has_room() -> None:
+    assert decided([an_engine("full", held=60_000), an_engine("other")]) == "other"
+    assert decided([an_engine("home", held=60_000, cached=True), an_engine("full", held=60_000)]) == "no room"
+    assert decided([an_engine("home", held=60_000, cached=True), an_engine("other", cached=True)]) == "other"
+    engines = [an_engine("home", held=60_000, cached=True), an_engine("other")]
+    assert decided(engines, structs.replace(a_turn(), prefix=())) == "other", "its prompt has no block"
+
+
+@pytest.mark.parametrize("limit", ["ttft_by", "deadline"])
+def test_no_call_waits_until_its_first_token_would_be_too_late_anywhere(limit: str) -> None:
+    engines = [an_engine("home", held=60_000, cached=True), an_engine("other")]
+    reading = 40_000 / 10_000
+    in_time = structs.replace(a_turn(), **{limit: NOW + 2.0 * reading + 2.0})
+    late = structs.replace(a_turn(), **{limit: NOW + 2.0 * reading + 0.5})
+    assert (decided(engines, in_time), decided(engines, late)) == ("aside", "other")
