@@ -70,13 +70,12 @@ coverage: $(STAMP)
 rest: $(STAMP)
 	$(ON_EVERY_CORE) $(CORES:%=--ignore=%) -m 'not slow and not vllm'
 
-generate: $(STAMP) ## write the schemas, reference pages and boards that are made of the code
+generate: $(STAMP) ## write the schemas and reference pages that are made from the code
 	$(BIN)/gateway check --schema > policies/schema.json
 	$(BIN)/gateway check --scenario --schema > loadtest/scenarios/schema.json
 	$(BIN)/gateway check --reference > docs/policy.md
 	$(BIN)/gateway check --scenario --reference > docs/scenario.md
 	$(BIN)/sidecar check --reference > docs/sidecar-file.md
-	$(BIN)/python -m loadtest.lab.operate.boards --write
 
 format: $(STAMP) ## let ruff put everything in its format
 	$(BIN)/ruff check --fix-only .
