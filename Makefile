@@ -18,7 +18,7 @@ STAMP := $(VENV)/.weir-installed
 # Some machines set it; then every process of every test, and every worker, would compile all it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test check fast slow coverage rest lint generate format vllm test-vllm ray test-ray test-deploy test-console clients clients-table console-pictures bench-overhead bench-scale failover instructions compare-vllm agreement fidelity figures picture rivals batch-kills residency fuzz evasions corpus diagnoses gpu-facts dst prometheus valkey haproxy alerts boards image docs house clean
+.PHONY: help run test check fast slow coverage rest lint generate format vllm test-vllm ray test-ray test-deploy test-console clients clients-table console-pictures bench-overhead bench-scale failover instructions fidelity figures picture rivals batch-kills residency fuzz evasions corpus diagnoses gpu-facts dst prometheus valkey haproxy alerts boards image docs house clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -139,12 +139,6 @@ gpu-facts: $(STAMP) ## what can be known of this machine's GPUs, as a table for 
 
 instructions: $(STAMP) ## user-space instructions per request and per SSE event, by callgrind; INSTRUCTIONS=--help tells how
 	$(BIN)/python -m loadtest.lab.cost.instructions $(INSTRUCTIONS)
-
-compare-vllm: vllm ## one overloaded vLLM on CPU: direct, vllm-router, and the gateway; six minutes; COMPARE=--help tells
-	$(BIN)/python -m loadtest.lab.vllm.comparison $(COMPARE)
-
-agreement: vllm ## the bench's latencies beside those of vLLM's own, for the same requests; AGREEMENT=--help tells how
-	$(BIN)/python -m loadtest.lab.vllm.agreement $(AGREEMENT)
 
 fidelity: vllm ## how far a simulated engine is from the vLLM on CPU it was calibrated on; six minutes; FIDELITY=--help tells
 	$(BIN)/python -m loadtest.lab.vllm.fidelity $(FIDELITY)

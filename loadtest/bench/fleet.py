@@ -66,13 +66,14 @@ def started(fleet: Fleet, name: str, *, before: str, policy: Path | None, seed: 
 
 @contextmanager
 def fronted(urls: Sequence[str], name: str, *, before: str, policy: Path | None, folder: Path) -> Iterator[Target]:
-    """A target `name`: these engines behind a "gateway" with `policy`, behind a rival (`rivals.py`), or behind nothing
-    ("direct", "round_robin"). Raises ChildError where one does not come up."""
+    """A target `name`: these engines behind a "gateway" with `policy`, which may name them, behind a rival
+    (`rivals.py`), or behind nothing ("direct", "round_robin"). Raises ChildError where one does not come up."""
     engines = [parse_url(url) for url in urls]
     sources = [(f"engine {number}", address) for number, address in enumerate(engines)]
     with ExitStack() as stack:
         if before == "gateway":
-            words = [word for url in urls for word in ("--engine", url)]
+            named = policy.read_text() if policy is not None else ""
+            words = [word for url in urls if url not in named for word in ("--engine", url)]
             words += ["--policy", str(policy)] if policy is not None else []
             with _undivided():
                 log = folder / "gateway.log"

@@ -1,16 +1,13 @@
-"""Comparison with direct access, briefly: properties that hold on any machine, however busy."""
+"""Overload of a real vLLM beside direct access, briefly: properties that hold on any machine, however busy."""
 
 from __future__ import annotations
 
-import json
-from collections import Counter
 from pathlib import Path
 
 import pytest
-from rich.console import Console
-from rich.progress import Progress
 
-from loadtest.lab.vllm.comparison import Comparison, arguments
+from loadtest.lab.rivals.real import OVERLOAD
+from loadtest.lab.rivals.runs import WEIR, row
 from tests.vllm.conftest import Place
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
@@ -19,20 +16,16 @@ UNEXPLAINED = {"cut", "unanswered", "upstream", "bug"}
 
 def test_overload_keeps_people_waiting_without_weir_and_not_with_it(place: Place, tmp_path: Path) -> None:
     place.close()  # one vLLM at a time: there may be two cores
-    given = arguments(["--seconds", "20", "--sides", "direct,weir"])
-    console = Console()
-    direct, weir = Comparison(given, tmp_path, console, Progress(console=console, disable=True)).run()
     shares = {}
-    for side in (direct, weir):
-        for name, counted in side.kinds.items():
-            print(side.name, name, f"{counted.share:.1%}", dict(counted.ends), f"lag {side.lag:.3f} s")
-            assert counted.ends.total() == counted.offered > 0
-            assert not UNEXPLAINED & counted.ends.keys()
-        shares[side.name] = side.kinds["interactive"].share
-    assert shares["weir"] >= 0.8
+    with OVERLOAD.running(tmp_path) as engines:
+        scenario = OVERLOAD.scenario(engines, 15.0, tmp_path)
+        assert scenario.rate > 0.0
+        for rival in ("direct", WEIR):
+            run, hits = OVERLOAD.measure(engines, rival, scenario, tmp_path)
+            outcomes = {result.outcome for result in run.results}
+            print(rival, row(run, hits), row(run, hits, "interactive"), outcomes)
+            assert not UNEXPLAINED & outcomes
+            shares[rival] = row(run, hits, "interactive").share
+    assert shares[WEIR] >= 0.8
     # The rate is twice what the engine could do a minute before; where that was little, it may not be overloaded now.
-    assert shares["weir"] >= min(0.9, 3 * shares["direct"])
-    log = [json.loads(line) for line in (tmp_path / "calls.jsonl").read_text().splitlines()]
-    ended = Counter(line["request_id"] for line in log if "request_id" in line)
-    assert set(ended.values()) == {1}
-    assert len(ended) == sum(counted.offered for counted in weir.kinds.values())
+    assert shares[WEIR] >= min(0.9, 3 * shares["direct"])

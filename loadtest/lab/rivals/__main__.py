@@ -1,4 +1,4 @@
-"""Weir with no policy beside its rivals, under each load of loads.py: processes, two real vLLM, or virtual time."""
+"""Weir with no policy beside its rivals: processes, real vLLM, or virtual time."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import argparse
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -17,18 +17,8 @@ from rich.table import Table
 
 from loadtest.bench.rivals import ROUTER, absent, is_rival, parse_compared
 from loadtest.lab.rivals.loads import LOADS, RivalLoad
-from loadtest.lab.rivals.runs import (
-    REAL,
-    WEIR,
-    RivalRow,
-    in_virtual_time,
-    medians,
-    over_processes,
-    over_real,
-    real_engines,
-    row,
-    verdict,
-)
+from loadtest.lab.rivals.real import REAL
+from loadtest.lab.rivals.runs import WEIR, RivalRow, in_virtual_time, medians, over_processes, row, verdict
 from loadtest.lab.vllm import real_vllm
 from loadtest.load.scenario import Scenario
 from loadtest.load.scenario_flags import seconds, told, whole
@@ -47,6 +37,12 @@ rounds, a row a rival, and whether Weir (`gateway serve` with no policy) reaches
 
   {", ".join(LOADS)}
 
+With --real, on real vLLM on this machine's CPU (`make vllm`), all of them on the same cores as the sender:
+
+  real-agents     coding agents on two engines
+  real-overload   one engine with eight places at twice its capacity, half of the calls interactive (first token within
+                  1 s), half batch (done within 30 s); Weir has policies/one-engine.yaml
+
 A number is the share of the capacity. Rivals are {WEIR}, {ROUTER} with its default or another policy
 ({ROUTER}:round_robin), direct and round_robin (nothing before the engines). {ROUTER} is found on the PATH or named by
 $VLLM_ROUTER, else it is left out.
@@ -54,7 +50,7 @@ $VLLM_ROUTER, else it is left out.
   python -m loadtest.lab.rivals --only agents-tight,agents-ample --rounds 3
   python -m loadtest.lab.rivals --chats azure.csv --prompts mooncake.jsonl --out report
   python -m loadtest.lab.rivals --virtual --only agents-tight --rounds 5     rivals' rules, in virtual time
-  python -m loadtest.lab.rivals --real                                       two real vLLM on CPU (`make vllm`)
+  python -m loadtest.lab.rivals --real --only real-overload --seconds 60
 """
 
 
@@ -63,7 +59,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m loadtest.lab.rivals", description=HELP, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", default=",".join(LOADS), metavar="LOADS", help="loads (default: all)")
+    parser.add_argument("--only", metavar="LOADS", help="loads (default: all)")
     parser.add_argument(
         "--rivals", metavar="NAMES", help=f"in this order (default: {','.join(PROCESSES)}; of --virtual all rules)"
     )
@@ -74,10 +70,11 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--prompts", type=Path, metavar="FILE", help="one for the long prompts: Mooncake's, or Azure's code"
     )
     parser.add_argument("--virtual", action="store_true", help="in virtual time, beside rivals' rules")
-    parser.add_argument("--real", action="store_true", help="coding agents on two real vLLM on CPU")
+    parser.add_argument("--real", action="store_true", help="on real vLLM on CPU")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="write a report with plots there, of each load")
     given = parser.parse_args(argv)
-    given.only = given.only.split(",")
+    loads = REAL if given.real else LOADS
+    given.only = given.only.split(",") if given.only else list(loads)
     known = (WEIR, *RULES) if given.virtual else None
     try:
         names = (given.rivals or ",".join(known or PROCESSES)).split(",")
@@ -88,8 +85,8 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
             parse_compared(",".join(others))
     except ValueError as error:
         parser.error(f"--rivals: {error}")
-    if unknown := [name for name in given.only if name not in LOADS]:
-        parser.error(f"--only: {unknown[0]!r} is not one of {', '.join(LOADS)}")
+    if unknown := [name for name in given.only if name not in loads]:
+        parser.error(f"--only: {unknown[0]!r} is not one of {', '.join(loads)}")
     if given.virtual and given.real:
         parser.error("--real and --virtual: one of them")
     if given.real and (why := real_vllm.absent()):
@@ -106,16 +103,18 @@ Measurement = tuple[str, RivalLoad, Scenario, Measure]
 Runs = Mapping[str, Sequence[tuple[Run, float]]]  # of each rival, with the hits
 
 
-@contextmanager
-def measurements(given: argparse.Namespace, folder: Path) -> Iterator[Iterator[Measurement]]:
-    """Each load with its name, what is sent, and who measures it. Raises ChildError."""
+def measurements(given: argparse.Namespace, folder: Path) -> Generator[Measurement, None, None]:
+    """Yield each load with its name, what is sent, and who measures it. Raises ChildError."""
     if given.real:
-        with real_engines(folder) as urls:
-            yield iter([("agents on two real vLLM", RivalLoad(scenario=REAL), REAL, partial(over_real, urls))])
+        for name in given.only:
+            real = REAL[name]
+            with real.running(folder) as engines:
+                scenario = real.scenario(engines, given.seconds, folder)
+                yield name, real.load, scenario, partial(real.measure, engines)
         return
     run = in_virtual_time if given.virtual else over_processes
-    yield ((name, load, load.at(load.capacity() if load.share else 0.0, given.seconds), partial(run, load))
-           for name, load in chosen(given).items())  # fmt: skip
+    for name, load in chosen(given).items():
+        yield name, load, load.at(load.capacity() if load.share else 0.0, given.seconds), partial(run, load)
 
 
 def chosen(given: argparse.Namespace) -> dict[str, RivalLoad]:
@@ -181,7 +180,10 @@ def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # else processes would be left behind
     console = Console(width=max(150, Console().width))
     try:
-        with tempfile.TemporaryDirectory(prefix="rivals-") as scratch, measurements(given, Path(scratch)) as found:
+        with (
+            tempfile.TemporaryDirectory(prefix="rivals-") as scratch,
+            closing(measurements(given, Path(scratch))) as found,
+        ):
             for name, load, scenario, measure in found:
                 rivals = list(dict.fromkeys([*given.rivals, *load.rivals]))
                 runs = compare(scenario, measure, rivals, given.rounds, Path(scratch))

@@ -1,27 +1,22 @@
-"""Runs of one load behind one rival, over processes, on two real vLLM or in virtual time, and their figures."""
+"""Runs of one load behind one rival, over processes or in virtual time, and their figures."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from loadtest.bench.fleet import fronted, started
+from loadtest.bench.fleet import started
 from loadtest.bench.run import TargetRun, run
 from loadtest.bench.session import cut
 from loadtest.clients.driver import Load
 from loadtest.clients.retries import Clients
 from loadtest.clients.targets import Target
 from loadtest.lab.rivals.loads import ENGINES, HIGHER, Goal, RivalLoad
-from loadtest.lab.vllm.real_vllm import MODEL, Vllm
-from loadtest.load.arrivals import Arrivals, Closed
-from loadtest.load.lengths import Length
 from loadtest.load.scenario import Scenario, planned
-from loadtest.load.workload import Kind, Sessions, Workload
-from loadtest.processes import free_port, get, total
+from loadtest.processes import total
 from loadtest.report.records import Run
 from loadtest.report.stats import latency_of, met, slo_of
 from loadtest.report.summary import summarise
@@ -30,24 +25,14 @@ from loadtest.simulate.run import Cell, simulate
 WEIR = "weir"
 NEAR = 1.05  # times a bound: within what Weir may be worse by
 DRAIN = 330.0  # seconds: longer than any client's patience
-STARTS = 600.0  # seconds for a real engine to start on a busy machine
 SCRAPED = ("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total")
-# Two real engines of MODEL, whose context is 4,096 tokens: the agents' load at a fifth of its length.
-REAL_BLOCKS = 250  # of 32 tokens, the least on CPU
-REAL = Scenario(
-    arrivals=Arrivals(closed=Closed(clients=10, within=2.0, rounds=1)), duration=600.0, retries=0, timeout=300.0,
-    workload=Workload(model=MODEL, named=False, mix=(
-        Kind(prompt=Length(constant=240), output=Length(constant=40), ignore_eos=True,
-             session=Sessions(first=Length(constant=600), turns=Length(constant=8), think=0.7, spread=0.0)),
-    )),
-)  # fmt: skip
 
 
 class RivalRow(msgspec.Struct, frozen=True, kw_only=True):
     """Figures of one run, or of one class of it. `hits`: share of prompt tokens that engines had cached; `mean` to
     `p99`: seconds to the first token, of calls that were answered; `e2e`: to the last, on average; `in_time`: calls
-    within their targets; `goodput`: tokens of those, prompt and answer, a second; `refused`: calls not answered;
-    `lag`: seconds the sender was late at p99."""
+    within their targets, and `share` the part of the offered calls that they are; `goodput`: tokens of those, prompt
+    and answer, a second; `refused`: calls not answered; `lag`: seconds the sender was late at p99."""
 
     hits: float
     mean: float
@@ -56,6 +41,7 @@ class RivalRow(msgspec.Struct, frozen=True, kw_only=True):
     p99: float
     e2e: float
     in_time: int
+    share: float
     goodput: float
     refused: int
     lag: float
@@ -75,27 +61,6 @@ def in_virtual_time(load: RivalLoad, rival: str, scenario: Scenario, folder: Pat
                 folder=folder, requests=True)  # fmt: skip
     found = simulate(cell).run
     return found, summarise(found).total.cached
-
-
-@contextmanager
-def real_engines(folder: Path) -> Iterator[list[str]]:
-    """Two real vLLM on CPU with prefix caches that are too small for all sessions; their URLs. Raises ChildError."""
-    flags = ("--num-gpu-blocks-override", str(REAL_BLOCKS), "--block-size", "32", "--enable-prefix-caching",
-             "--enable-prompt-tokens-details", "--uvicorn-log-level", "warning")  # fmt: skip
-    with ExitStack() as stack:
-        yield [
-            stack.enter_context(Vllm(folder / f"vllm-{number}.log", free_port(), *flags, timeout=STARTS)).url
-            for number in range(2)
-        ]
-
-
-def over_real(urls: Sequence[str], rival: str, scenario: Scenario, folder: Path) -> tuple[Run, float]:
-    """The same on those engines, whose caches are emptied before. Raises ChildError."""
-    for url in urls:
-        get(f"{url}/reset_prefix_cache", method="POST", timeout=30.0)
-    before = "gateway" if rival == WEIR else rival
-    with fronted(urls, rival, before=before, policy=None, folder=folder) as target:
-        return sent(target, scenario, urls)
 
 
 def sent(target: Target, scenario: Scenario, engines: Sequence[str]) -> tuple[Run, float]:
@@ -133,7 +98,8 @@ def row(run: Run, hits: float, class_name: str = "") -> RivalRow:
     )  # fmt: skip
     return RivalRow(
         hits=hits, mean=part.ttft.mean, p50=part.ttft.p50, p90=part.ttft.p90, p99=part.ttft.p99, e2e=part.e2e.mean,
-        in_time=part.met, goodput=tokens / max(seconds, 1e-9), refused=part.offered - part.ok, lag=summary.lag_p99,
+        in_time=part.met, share=part.met / max(part.offered, 1),
+        goodput=tokens / max(seconds, 1e-9), refused=part.offered - part.ok, lag=summary.lag_p99,
     )  # fmt: skip
 
 
