@@ -18,7 +18,7 @@ STAMP := $(VENV)/.weir-installed
 # Some machines set it; then every process of every test, and every worker, would compile all it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test check fast slow coverage rest lint generate format vllm test-vllm ray test-ray test-deploy test-console clients clients-table console-pictures bench-overhead bench-scale failover instructions fidelity figures picture rivals batch-kills residency fuzz evasions corpus diagnoses gpu-facts dst prometheus valkey haproxy alerts boards image docs house clean
+.PHONY: help run test check fast slow coverage rest lint generate format vllm test-vllm ray test-ray test-deploy test-console clients clients-table console-pictures bench-overhead bench-scale failover instructions fidelity figures picture rivals batch-kills residency fuzz corpus diagnoses gpu-facts dst prometheus valkey haproxy alerts boards image docs house clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -163,9 +163,6 @@ residency: $(STAMP) ## which models have GPU memory and what that costs, of the 
 
 fuzz: $(STAMP) ## ten minutes of odd inputs for every parser that bytes from outside reach; FUZZ=--help tells how
 	$(BIN)/python -m tests.fuzz $(FUZZ)
-
-evasions: $(STAMP) ## tokens that each way around a limit gets for nothing, of the whole gateway in virtual time
-	$(BIN)/python -m loadtest.lab.evasions
 
 dst: $(STAMP) ## a thousand random simulations of the whole gateway, faults and reloads and all; DST=--help tells how
 	$(BIN)/python -m loadtest.lab.dst $(DST)

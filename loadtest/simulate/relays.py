@@ -1,7 +1,5 @@
 """Relays of a gateway in virtual time: several of the real ones and a decider, with frames between them.
 
-    target.serve_by(Relays(target, count=4, delay=0.002))
-
 Each relay and the decider's side of it are the code that runs as processes; the sockets between them, and those of
 clients and engines, are in memory.
 """
@@ -11,11 +9,10 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from gateway.decider.relays.hub import RelayHub
-from gateway.frames.channel import Channel
 from gateway.frames.messages import EngineNews
 from gateway.serve.assembly import Gateway
 from gateway.serve.processes.place import Place
@@ -23,14 +20,11 @@ from gateway.serve.processes.relaying import RelaySide
 from gateway.serve.upgrade.receiver import InheritedSockets
 from gateway.upstream.client import Client, EngineError
 from loadtest.simulate.memory_engine import MemoryEngine
-from loadtest.simulate.memory_frames import FrameLink
 from loadtest.simulate.memory_wire import MemoryClient, Sends
 
 if TYPE_CHECKING:
     from gateway.decider.call_log import CallLog
     from gateway.relay.remote.link import Connect
-
-CHECK = 0.25  # seconds between two looks for engines that have stopped
 
 
 def hub_of(gateway: Gateway, epoch: int, expected: dict[int, int], **changed: Any) -> RelayHub:
@@ -103,58 +97,6 @@ def relay_of(
 def pid_of(number: int, epoch: int) -> int:
     """Id of a simulated relay's process."""
     return 1000 * epoch + number
-
-
-class Relays:
-    """`count` relays of `gateway`, each `delay` seconds away from it. `sides` are the relays."""
-
-    def __init__(
-        self,
-        gateway: Gateway,
-        memories: Mapping[str, MemoryEngine],
-        log: Any,
-        sends: Sends,
-        *,
-        count: int,
-        delay: float,
-        seed: int,
-    ) -> None:
-        self.hub = hub_of(gateway, 1, {}, lives=lambda _: True)
-        self._delay = delay
-        self._loop = asyncio.get_running_loop()
-        self.sides: Sequence[RelaySide] = [
-            relay_of(number, 1, count, log, self._connect, memories, sends, seed) for number in range(1, count + 1)
-        ]
-        for side in self.sides:
-            side.link.start()
-        self._look()
-
-    async def ready(self) -> None:
-        """Until every relay knows a policy and the engines."""
-        for side in self.sides:
-            await side.link.ready.wait()
-
-    async def aclose(self) -> None:
-        """End the relays and the decider's side of them."""
-        for side in self.sides:
-            await side.aclose()
-        await self.hub.aclose()
-
-    async def _connect(self, made: Callable[[], Channel]) -> None:
-        await asyncio.sleep(2 * self._delay)
-        FrameLink(made(), self.hub.channel(), lambda: self._delay)
-
-    def _look(self) -> None:
-        for side in self.sides:
-            look_for_stalls(side)
-        self._loop.call_later(CHECK, self._look)
-
-    def left_over(self) -> list[str]:
-        """Find what idle relays must not have, in words."""
-        wrong = [f"relay {number} still asks: {side.link.calls}" for number, side in enumerate(self.sides, 1)
-                 if side.link.calls]  # fmt: skip
-        wrong += [f"the decider keeps calls: {list(session.calls)}" for session in self.hub.sessions if session.calls]
-        return wrong
 
 
 def look_for_stalls(side: RelaySide) -> None:

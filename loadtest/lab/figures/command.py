@@ -8,16 +8,15 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
 
-from loadtest.lab.figures import fleet, load, relayed, waits
+from loadtest.lab.figures import fleet, load
 from loadtest.lab.figures.details import details_of
 from loadtest.lab.figures.runs import POLICY, Setting
-from loadtest.lab.rows import Row, bars, chosen, collect_seldom, report, terminal
-from loadtest.lab.rows import add_arguments as add_rows
+from loadtest.lab.rows import Row, add_arguments, bars, chosen, collect_seldom, report, terminal
 
 ROWS: dict[str, Callable[[Setting], list[Row]]] = {
     "6": load.row6,
@@ -38,9 +37,6 @@ they can carry take seconds, and the same seed gives the same numbers.
   python -m loadtest.lab.figures --rows 6,7,8         some rows only
   python -m loadtest.lab.figures --policy mine.yaml   what another policy does to them
   python -m loadtest.lab.figures --details            who was refused, who waited how long
-  python -m loadtest.lab.figures --rows "" --waits    how far predicted waits are from real ones, in four fleets
-  python -m loadtest.lab.figures --relays 1,2,4,8 --seeds 10
-                                                      the gateway as several processes, beside one process
 
 rows:
   6   goodput under 2, 5 and 10 times the load the engines can carry, over that capacity
@@ -69,59 +65,24 @@ def arguments(argv: list[str]) -> argparse.Namespace:
         prog="python -m loadtest.lab.figures", description=HELP, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add_arguments(parser, ROWS, seeded="traffic, engines and the gateway")
-    parser.add_argument("--quick", action="store_true", help="30 s warm-up and 40 s measured, in place of 60 and 120")
-    parser.add_argument("--retry-after", action="store_true", help="also: who obeys Retry-After, is he admitted?")
-    parser.add_argument("--wait", action="store_true", help="also: how far predicted waits are from real ones")
-    parser.add_argument("--waits", action="store_true", help="also: the same in four fleets, for longer")
-    parser.add_argument("--relays", type=_counts, default=(), help="instead: rows of a gateway of so many relays")
-    parser.add_argument("--delays", type=_times, default=(0.0002, 0.002),
-                        help="milliseconds from each of them to the decider (default: 0.2,2)")  # fmt: skip
-    parser.add_argument("--seeds", type=int, default=1, help="relays' rows: means over so many seeds, from --seed on")
-    options = checked(parser, argv, ROWS)
-    if options.engines < 2:
-        parser.error("--engines: at least 2, since one of them is made to fail")
-    if options.seeds < 1:
-        parser.error("--seeds: at least 1")
-    return options
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    """1,2,4 as numbers. Raises ValueError."""
-    found = tuple([int(each) for each in text.split(",")])
-    if min(found) < 1:
-        raise ValueError(text)
-    return found
-
-
-def _times(text: str) -> tuple[float, ...]:
-    """Milliseconds as seconds. Raises ValueError."""
-    found = tuple([float(each) / 1000.0 for each in text.split(",")])
-    if min(found) < 0.0:
-        raise ValueError(text)
-    return found
-
-
-def add_arguments(parser: argparse.ArgumentParser, rows: Iterable[str], seeded: str) -> None:
-    """Add the flags of all that measures rows in some `Setting`. `seeded`: what follows the seed."""
-    add_rows(parser, rows, seeded)
     parser.add_argument("--engines", type=int, default=4, help="simulated engines (default: 4)")
     parser.add_argument(
         "--policy", type=Path, help="a policy file; left out: the defaults, with a ttft of 10s for `default`"
     )
     parser.add_argument("--details", action="store_true", help="also: what became of every class in every run")
     parser.add_argument("--gate", action="store_true", help="exit with status 1 where a milestone is missed")
-
-
-def checked(parser: argparse.ArgumentParser, argv: list[str], rows: Iterable[str]) -> argparse.Namespace:
-    """The command line, whose `rows` is a list of those there are and `policy` the file's bytes, of a good policy.
-    Exits with status 2 where that cannot be."""
+    parser.add_argument("--quick", action="store_true", help="30 s warm-up and 40 s measured, in place of 60 and 120")
+    parser.add_argument("--retry-after", action="store_true", help="also: who obeys Retry-After, is he admitted?")
+    parser.add_argument("--wait", action="store_true", help="also: how far predicted waits are from real ones")
     options = parser.parse_args(argv)
-    options.rows = chosen(parser, options.rows, rows)
+    options.rows = chosen(parser, options.rows, ROWS)
     try:
         options.policy = options.policy.read_bytes() if options.policy else POLICY
         Setting(policy=options.policy)
     except (OSError, ValueError) as error:
         parser.error(f"--policy: {error}")
+    if options.engines < 2:
+        parser.error("--engines: at least 2, since one of them is made to fail")
     return options
 
 
@@ -133,8 +94,6 @@ def main(argv: list[str] | None = None) -> int:
         wanted += [load.retry_after, load.limits]
     if options.wait:
         wanted.append(load.wait)
-    if options.waits:
-        wanted.append(waits.waits)
     warm, length = (30.0, 40.0) if options.quick else (60.0, 120.0)
     collect_seldom()
     began = time.perf_counter()
@@ -148,10 +107,7 @@ def main(argv: list[str] | None = None) -> int:
             measured=length,
             progress=progress,
         )
-        if options.relays:
-            rows = relayed.rows(setting, options.relays, options.delays, options.seeds)
-        else:
-            rows = [row for measure in wanted for row in measure(setting)]
+        rows = [row for measure in wanted for row in measure(setting)]
     seconds = time.perf_counter() - began
     speed = setting.tries / seconds * 60.0
     summary = f"{setting.tries} simulated calls in {seconds:.0f} s: {speed:.0f} a minute of wall time"

@@ -41,7 +41,7 @@ from loadtest.lab.figures.picture_points import (
     table,
 )
 from loadtest.lab.figures.picture_svg import draw
-from loadtest.lab.figures.runs import BLOCKS, MIX, InMemory, Measured, Saturation, Setting, in_time
+from loadtest.lab.figures.runs import BLOCKS, MIX, Measured, Saturation, Setting, in_time
 from loadtest.lab.rivals.loads import ENGINES, LOADS
 from loadtest.lab.rivals.runs import in_virtual_time, row
 from loadtest.simulate.rivals.load import Direct, RoundRobin
@@ -73,8 +73,8 @@ def capacity_of(seed: int, engines: int, blocks: int = BLOCKS) -> Saturation:
 
 def measure(side: Side, factor: float, seed: int, engines: int, capacity: Saturation, blocks: int = BLOCKS) -> Point:
     """Measure a run at `factor` times the capacity."""
-    place = InMemory(Direct if side == "direct" else RoundRobin)
-    setting = Setting(engines=engines, seed=seed, mix=TRAFFIC, place=place, capacity=capacity, blocks=blocks, known={})
+    rule = Direct if side == "direct" else RoundRobin
+    setting = Setting(engines=engines, seed=seed, mix=TRAFFIC, without=rule, capacity=capacity, blocks=blocks, known={})
     outcome = setting.overload(factor, gateway=side == "weir")
     return Point(
         side=side,

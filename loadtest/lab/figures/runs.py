@@ -8,11 +8,9 @@ binds. Traffic is three classes; clients behave as openai-python does and give u
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import msgspec
 
@@ -23,13 +21,12 @@ from loadtest.load.lengths import Length
 from loadtest.load.plan import poisson
 from loadtest.load.workload import Kind, Planned
 from loadtest.simulate import vtime
-from loadtest.simulate.inprocess import ClassTarget, GatewayTarget, Watcher, targets_of
+from loadtest.simulate.inprocess import ClassTarget, GatewayTarget, targets_of
 from loadtest.simulate.memory_engine import MemoryEngine
-from loadtest.simulate.relays import Relays
 from loadtest.simulate.rivals.load import RoundRobin
 from loadtest.simulate.rivals.router import Router, Rule
-from loadtest.simulate.run_records import Fault, RunResult, Watched
-from loadtest.simulate.simulated_client import Transport, Try
+from loadtest.simulate.run_records import Fault, RunResult
+from loadtest.simulate.simulated_client import Try
 from loadtest.simulate.simulation import SimulationRun
 
 PROFILE = "a100-8b"
@@ -72,73 +69,6 @@ class Measured(msgspec.Struct):
     sent: int = 0
 
 
-class Shape(msgspec.Struct, frozen=True):
-    """`engines` of them, each of `size` times the usual memory, batch and speed, with `blocks` KV blocks at size 1; a
-    gateway before them, or clients that go to each in turn."""
-
-    engines: int
-    size: int
-    blocks: int
-    gateway: bool
-
-
-async def _nothing() -> list[str]:
-    return []
-
-
-class Testbed(msgspec.Struct, frozen=True):
-    """Engines and transport of one run. `left_over` tells what the gateway has left behind, in words; `again` counts
-    calls that were sent again after their first byte."""
-
-    engines: Sequence[Watched]
-    target: Transport
-    left_over: Callable[[], Coroutine[Any, Any, list[str]]] = _nothing
-    again: Callable[[], int] = lambda: 0
-
-
-class InMemory(msgspec.Struct, frozen=True):
-    """Place of runs: this process, in virtual time."""
-
-    without: Callable[[], Rule] = RoundRobin  # chooses engines where there is no gateway
-    # An engine, of its number, a shape and a seed.
-    made: Callable[[int, Shape, int], MemoryEngine] = lambda number, shape, seed: an_engine(
-        seed, shape.size, shape.blocks
-    )
-    relays: int = 0  # of the gateway; 0: it is one process
-    delay: float = 0.0  # seconds from each relay to the decider
-    tenants: tuple[str, ...] = ()  # whose calls have keys
-    watcher: Callable[[], Watcher | None] = lambda: None  # looks at the gateway
-
-    def run(self, main: Coroutine[Any, Any, Measured]) -> Measured:
-        return vtime.run(main)
-
-    @asynccontextmanager
-    async def stage(self, shape: Shape, policy: bytes, seed: int) -> AsyncIterator[Testbed]:
-        engines = [self.made(number, shape, seed * 100 + number) for number in range(shape.engines)]
-        if not shape.gateway:
-            yield Testbed(engines, Router(engines, self.without()))
-            return
-        target = GatewayTarget(policy, engines, seed=seed, tenants=self.tenants, watcher=self.watcher())
-        relays = None
-        if self.relays:
-            records, sends = target.records, target.sends
-            relays = Relays(
-                target.gateway, target.memories, records, sends, count=self.relays, delay=self.delay, seed=seed
-            )
-            await relays.ready()
-            target.doors = relays.sides
-
-        async def left_over() -> list[str]:
-            if relays is None:
-                return target.left_over()
-            await asyncio.sleep(4 * self.delay)  # what is under way arrives
-            return target.left_over() + relays.left_over()
-
-        yield Testbed(engines, target, left_over, lambda: target.sends.again)
-        if relays is not None:
-            await relays.aclose()
-
-
 class Setting(msgspec.Struct, kw_only=True):
     """Setting that all figures share. Times in seconds; `progress(what, share)` is told how far a run is.
 
@@ -150,7 +80,7 @@ class Setting(msgspec.Struct, kw_only=True):
     policy: bytes = POLICY
     warm: float = 60.0
     measured: float = 120.0
-    place: InMemory = InMemory()
+    without: Callable[[], Rule] = RoundRobin  # chooses engines where there is no gateway
     blocks: int = BLOCKS  # KV blocks of an engine
     sweep: tuple[int, ...] = SWEEP
     mix: tuple[Kind, ...] = MIX
@@ -221,8 +151,11 @@ class Setting(msgspec.Struct, kw_only=True):
         if known is None:
             began = time.process_time()
             count, size = (1, self.engines) if big else (self.engines, 1)
-            shape = Shape(count, size, self.blocks if blocks is None else blocks, gateway)
-            known = self.place.run(self._run(what, calls, shape, clients, faults, closed, ends or self.ends, grace))
+            blocks = self.blocks if blocks is None else blocks
+            made = partial(_engines, self.seed, count, size, blocks)
+            known = vtime.run(
+                self._run(what, calls, made, clients, faults, closed, ends or self.ends, gateway=gateway, grace=grace)
+            )
             known.cpu = time.process_time() - began
             known.sent = len(known.result.tries)
             # A run at ten times the load is hundreds of thousands of tries: those of the warm-up are not kept.
@@ -235,27 +168,36 @@ class Setting(msgspec.Struct, kw_only=True):
         self,
         what: str,
         calls: Iterable[Planned],
-        shape: Shape,
+        made: Callable[[], list[MemoryEngine]],
         clients: Clients | None,
         faults: Sequence[Fault],
         closed: int,
         ends: float,
+        *,
+        gateway: bool,
         grace: float,
     ) -> Measured:
         waits = Clients(patience={name: target.deadline for name, target in self.targets.items()})
-        async with self.place.stage(shape, self.policy, self.seed) as stage:
-            run = SimulationRun(
-                stage.engines,
-                stage.target,
-                calls,
-                clients=(Clients() if closed else waits) if clients is None else clients,
-                seed=self.seed,
-                faults=faults,
-                closed=closed * len(stage.engines),
-                progress=lambda now: self.progress(what, now / ends),
-            )
-            result = await run.until(ends, grace=grace)
-            return Measured(result, await stage.left_over(), stage.again())
+        engines = made()  # in the loop of the run
+        target = GatewayTarget(self.policy, engines, seed=self.seed) if gateway else Router(engines, self.without())
+        run = SimulationRun(
+            engines,
+            target,
+            calls,
+            clients=(Clients() if closed else waits) if clients is None else clients,
+            seed=self.seed,
+            faults=faults,
+            closed=closed * len(engines),
+            progress=lambda now: self.progress(what, now / ends),
+        )
+        result = await run.until(ends, grace=grace)
+        if isinstance(target, Router):
+            return Measured(result, [], 0)
+        return Measured(result, target.left_over(), target.sends.again)
+
+
+def _engines(seed: int, count: int, size: int, blocks: int) -> list[MemoryEngine]:
+    return [an_engine(seed * 100 + number, size, blocks) for number in range(count)]
 
 
 def an_engine(seed: int, size: int = 1, blocks: int = BLOCKS) -> MemoryEngine:

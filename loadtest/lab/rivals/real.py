@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -69,8 +70,21 @@ class RealLoad(msgspec.Struct, frozen=True):
             policy = folder / "policy.yaml"
             policy.write_text(POLICY.read_text().replace(ENGINE, urls[0]))
         before = "gateway" if rival == WEIR else rival
-        with fronted(urls, rival, before=before, policy=policy, folder=folder) as target:
+        with fronted(urls, rival, before=before, policy=policy, folder=folder) as target, _ahead():
             return sent(target, scenario, urls)
+
+
+@contextmanager
+def _ahead() -> Iterator[None]:
+    """Run the sender before the servers where that is allowed: it shares their cores, and must keep its times."""
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    with suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, -10)
+    try:
+        yield
+    finally:
+        with suppress(PermissionError):
+            os.setpriority(os.PRIO_PROCESS, 0, before)
 
 
 # Two engines of MODEL, whose context is 4,096 tokens: the agents' load at a fifth of its length. Their prefix caches
@@ -96,7 +110,10 @@ OVERLOAD = RealLoad(
             )),
         ),
         share=2.0, rivals=("direct",),
-        goals=(Goal("share", 0.0, 0.97, class_name="interactive"), Goal("goodput", 1.0, against="direct")),
+        goals=(
+            Goal("share", 0.0, 0.97, class_name="interactive", against="direct"),
+            Goal("goodput", 1.0, against="direct"),
+        ),
     ),
     1, ("--max-num-seqs", str(PLACES), "--no-enable-prefix-caching"), POLICY, 2 * PLACES,
 )  # fmt: skip

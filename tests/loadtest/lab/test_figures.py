@@ -8,12 +8,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from loadtest.lab.figures import relayed
 from loadtest.lab.figures.command import ROWS, main, told
 from loadtest.lab.figures.details import details_of
 from loadtest.lab.figures.load import goodput, late, retry_after, throughput, wait
 from loadtest.lab.figures.runs import Measured, Saturation, Setting, in_time
-from loadtest.lab.figures.waits import foretold, row_of, waits
 from loadtest.lab.rows import Row, percent, table_of
 from loadtest.report.stats import quantile
 from loadtest.simulate.inprocess import ClassTarget
@@ -100,18 +98,6 @@ def test_a_figure_below_its_milestone_is_told_and_only_a_gate_fails_for_it(
     assert all(wrong in printed for wrong in left_over)
 
 
-def test_the_error_of_a_wait_is_a_share_of_the_real_one_or_of_seconds() -> None:
-    def met(*waits: tuple[float, float]) -> bool | None:
-        return row_of("w", [a_try(predicted=predicted, queue=real) for predicted, real in waits]).met
-
-    assert met((0.1, 0.3), (9.0, 11.0), (0.0, 0.2))
-    assert not met((0.1, 0.31), (9.0, 11.5), (0.0, 0.21)), "at the median"
-    assert met(*[(1.0, 1.0)] * 96, *[(1.0, 99.0)] * 4)
-    assert not met(*[(1.0, 1.0)] * 94, *[(0.9, 2.0)] * 6)
-    tries = (a_try(predicted=0.0, queue=0.0), a_try(predicted=0.2, queue=0.0), a_try(predicted=0.2, upstream=0))
-    assert foretold(outcome_of(*tries), "chat", 60.0, 240.0) == [tries[1]], "those that met a queue and were served"
-
-
 def test_numbers_as_they_are_written() -> None:
     assert [percent(share) for share in (0.0, 0.05, 0.5, 0.999, 1.0)] == [
         "0.00 %",
@@ -130,9 +116,6 @@ def test_numbers_as_they_are_written() -> None:
         (["--rows", "6,99"], None),
         (["--engines", "many"], None),
         (["--engines", "1"], None),
-        (["--relays", "2,0"], None),
-        (["--relays", "2", "--seeds", "0"], None),
-        (["--relays", "2", "--delays", "-1"], None),
         (["--policy", "no/such/file"], None),
         ([], "version: 1\nclasses: {default: {deadline: 1m}}\n"),
         ([], "version: 1\ntenants: {acme: {}}\n"),
@@ -155,19 +138,8 @@ def test_bad_arguments_are_status_2(
 @pytest.mark.timeout(300)
 def test_every_row_can_be_measured() -> None:
     setting = Setting(engines=2, warm=3.0, measured=3.0)
-    rows: list[Row] = [row for measure in (*ROWS.values(), retry_after, wait, waits) for row in measure(setting)]
+    rows: list[Row] = [row for measure in (*ROWS.values(), retry_after, wait) for row in measure(setting)]
     assert {row.name for row in rows} >= set(ROWS)
     assert table_of(rows).row_count == len(rows)
     assert details_of(setting).row_count > 0
-    assert [wrong for outcome in setting.known.values() for wrong in outcome.left_over] == []
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_relays_are_measured_beside_one_process() -> None:
-    setting = Setting(engines=2, warm=3.0, measured=3.0, sweep=(16,))
-    rows = relayed.rows(setting, (2,), (0.002,), 2)
-    assert [row.name for row in rows] == ["2"] * 6
-    assert all("one process" in row.baseline for row in rows)
-    assert {name.split(":")[0] for name in setting.known} == {"seed 1", "seed 2"}
     assert [wrong for outcome in setting.known.values() for wrong in outcome.left_over] == []

@@ -1,59 +1,15 @@
-"""Relays in virtual time: the calls of several go by one decider, and connections of frames behave as TCP's."""
+"""Connections of frames in virtual time, which behave as TCP's."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
 
-import pytest
-
 from gateway.frames.channel import Channel
 from gateway.frames.codec import from_decider, from_relay
 from gateway.frames.messages import CountsAsk, WaitAsk
-from loadtest.clients.retries import Clients
-from loadtest.engine.config import sim_config
-from loadtest.load.lengths import Length
-from loadtest.load.plan import poisson
-from loadtest.load.workload import Kind
 from loadtest.simulate import vtime
-from loadtest.simulate.inprocess import GatewayTarget
-from loadtest.simulate.memory_engine import MemoryEngine
 from loadtest.simulate.memory_frames import FrameLink
-from loadtest.simulate.relays import Relays
-from loadtest.simulate.simulated_client import Try
-from loadtest.simulate.simulation import SimulationRun
-
-KIND = Kind(class_name="default", share=1.0, prompt=Length(constant=64), output=Length(constant=8))
-
-
-def through_relays(count: int, delay: float) -> list[Try]:
-    async def scenario() -> list[Try]:
-        config = sim_config("a100-8b", num_gpu_blocks=1024, max_model_len=4096).engine
-        engines = [MemoryEngine(config, seed=number) for number in range(2)]
-        target = GatewayTarget(b"", engines, seed=1)
-        records, sends = target.records, target.sends
-        relays = Relays(target.gateway, target.memories, records, sends, count=count, delay=delay, seed=1)
-        await relays.ready()
-        target.doors = relays.sides
-        run = SimulationRun(engines, target, poisson((KIND,), 10.0, 3.0, 1), clients=Clients(), seed=1)
-        result = await run.until(3.0, grace=60.0)
-        await asyncio.sleep(1.0)
-        assert target.left_over() + relays.left_over() == []
-        counted = [counts.ended for counts in relays.hub.totals.all()]
-        assert (sum(counted), len(counted)) == (len(result.tries), count)
-        assert min(counted) > 0
-        await relays.aclose()
-        return result.tries
-
-    return vtime.run(scenario())
-
-
-def test_calls_of_two_relays_go_by_one_decider_and_are_late_by_its_distance() -> None:
-    near, far = through_relays(2, 0.0), through_relays(2, 0.01)
-    assert {tried.outcome for tried in near + far} == {"ok"}
-    near_mean, far_mean = (sum(tried.first_byte - tried.sent for tried in each) / len(each) for each in (near, far))
-    assert far_mean - near_mean == pytest.approx(0.02, abs=0.01), "a question and its answer"
-    assert through_relays(2, 0.01) == far
 
 
 class Side:
