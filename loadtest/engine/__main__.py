@@ -20,7 +20,6 @@ import uvloop
 
 from loadtest.engine.config import SimConfig, sim_config
 from loadtest.engine.engine_memory import GpuShare, StartFailed
-from loadtest.engine.metrics import Version
 from loadtest.engine.profile_file import profiles
 from loadtest.engine.scheduler import Policy
 from loadtest.engine.server import SimServer
@@ -82,7 +81,6 @@ def _add_of_vllm(parser: argparse.ArgumentParser) -> None:
     vllm.add_argument("--no-enable-prefix-caching", action="store_true", help="find no prefix again")
     vllm.add_argument("--enable-prompt-tokens-details", action="store_true", help="tell cached tokens in usage")
     vllm.add_argument("--api-key", metavar="KEY", help="guards /v1 only, as vLLM's does")
-    vllm.add_argument("--metrics-version", default="0.32", choices=get_args(Version), help="names in /metrics (0.32)")
     vllm.add_argument(
         "--kv-events",
         metavar="ENDPOINT",
@@ -151,7 +149,6 @@ def main(argv: list[str] | None = None) -> int:
             uds=given.uds,
             speed=given.speed,
             api_key=given.api_key,
-            metrics_version=given.metrics_version,
             prompt_details=given.enable_prompt_tokens_details,
             kv_events=given.kv_events,
             share=share,

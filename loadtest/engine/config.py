@@ -6,7 +6,6 @@ import msgspec
 
 from loadtest.engine.engine_config import EngineConfig, engine_config
 from loadtest.engine.engine_memory import GpuShare
-from loadtest.engine.metrics import Version
 from loadtest.engine.profile_file import profile_of
 from loadtest.engine.scheduler import Policy
 
@@ -24,7 +23,6 @@ class SimConfig(msgspec.Struct, frozen=True, kw_only=True):
     uds: str | None = None
     speed: float = 1.0
     api_key: str | None = None
-    metrics_version: Version = "0.32"
     prompt_details: bool = False
     kv_events: str | None = None
     share: GpuShare | None = None
@@ -48,7 +46,6 @@ def sim_config(
     uds: str | None = None,
     speed: float = 1.0,
     api_key: str | None = None,
-    metrics_version: Version = "0.32",
     prompt_details: bool = False,
     kv_events: str | None = None,
     share: GpuShare | None = None,
@@ -83,7 +80,6 @@ def sim_config(
         uds=uds,
         speed=speed,
         api_key=api_key,
-        metrics_version=metrics_version,
         prompt_details=prompt_details,
         kv_events=kv_events,
         share=share,

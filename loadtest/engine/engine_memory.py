@@ -81,8 +81,6 @@ class Resident:
         faults = faults_of(self._share.folder, models[0])
         self._true = true_memory_of(self._share.folder, models[0])
         first = self.claim(next(iter(self._gpus.totals.values())))
-        if faults.hang_start:
-            await asyncio.Event().wait()
         if faults.download:
             await _downloaded(Path(faults.download), faults.download_seconds)
         before: float | None = None
@@ -96,8 +94,6 @@ class Resident:
                     self.hold(loaded=stage.loaded, cache=stage.cache)
                 if stage.loaded and faults.hang_loading:
                     await _hangs(say, busy=faults.hang_loading == "busy")
-                if stage.loaded and faults.out_of_memory_start:
-                    raise OutOfMemory("CUDA out of memory. Tried to allocate 2.00 GiB. (injected fault)")
             except OutOfMemory as error:
                 raise _failed(f"torch.OutOfMemoryError: {error}") from None
             before = stage.loaded

@@ -1,4 +1,4 @@
-"""Text of /metrics, under the names of vLLM 0.32 or of 0.9. Written by hand: it is a fixed list of series.
+"""Text of /metrics, under the names of vLLM 0.32. Written by hand: it is a fixed list of series.
 
 Counters and histograms carry what the engine has counted; gauges are read from the scheduler at the scrape.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from typing import Literal
 
 import msgspec
 
@@ -15,7 +14,6 @@ from loadtest.engine.engine import Engine
 from loadtest.engine.sequence import BLOCK
 from loadtest.engine.stats import Histogram
 
-Version = Literal["0.32", "0.9"]
 CONTENT_TYPE = b"content-type: text/plain; version=1.0.0; charset=utf-8\r\n"
 SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
 
@@ -28,29 +26,27 @@ class LoraInfo(msgspec.Struct, frozen=True):
     waiting: tuple[str, ...]
 
 
-def text(engine: Engine, model: str, version: Version, lora: LoraInfo | None = None) -> bytes:
+def text(engine: Engine, model: str, lora: LoraInfo | None = None) -> bytes:
     """Every series once, each family with its HELP and TYPE. `lora`: None: it is not enabled."""
     labels = f'engine="0",model_name="{model}"'
-    old = version == "0.9"
     return "\n".join(
-        [*_gauges(engine, labels, old), *_lora(lora), *_counters(engine, labels, old), *_times(engine, labels, old), ""]
+        [*_gauges(engine, labels), *_lora(lora), *_counters(engine, labels), *_times(engine, labels), ""]
     ).encode()
 
 
-def _gauges(engine: Engine, labels: str, old: bool) -> Iterable[str]:
+def _gauges(engine: Engine, labels: str) -> Iterable[str]:
     scheduler, config = engine.scheduler, engine.config
     usage = scheduler.blocks.usage
     yield from _family("num_requests_running", "gauge", [(labels, len(scheduler.running))])
     yield from _family("num_requests_waiting", "gauge", [(labels, scheduler.waiting)])
-    yield from _family("gpu_cache_usage_perc" if old else "kv_cache_usage_perc", "gauge", [(labels, usage)])
+    yield from _family("kv_cache_usage_perc", "gauge", [(labels, usage)])
     info = f'block_size="{BLOCK}",cache_dtype="auto",enable_prefix_caching="{config.caching}",engine="0"'
     info += f',gpu_memory_utilization="0.9",num_gpu_blocks="{config.num_gpu_blocks}"'
-    if not old:
-        info += f',kv_cache_size_tokens="{config.num_gpu_blocks * BLOCK}"'
-        level = 0 if engine.asleep is None else engine.asleep
-        flags = (engine.asleep is None, level == 1, level == 2)
-        states = [(f'{labels},sleep_state="{state}"', flag) for state, flag in zip(SLEEP_STATES, flags, strict=True)]
-        yield from _family("engine_sleep_state", "gauge", states)
+    info += f',kv_cache_size_tokens="{config.num_gpu_blocks * BLOCK}"'
+    level = 0 if engine.asleep is None else engine.asleep
+    flags = (engine.asleep is None, level == 1, level == 2)
+    states = [(f'{labels},sleep_state="{state}"', flag) for state, flag in zip(SLEEP_STATES, flags, strict=True)]
+    yield from _family("engine_sleep_state", "gauge", states)
     yield from _family("cache_config_info", "gauge", [(info, 1)])
 
 
@@ -62,11 +58,10 @@ def _lora(lora: LoraInfo | None) -> Iterable[str]:
         yield from _family("lora_requests_info", "gauge", [(labels, time.time())])
 
 
-def _counters(engine: Engine, labels: str, old: bool) -> Iterable[str]:
+def _counters(engine: Engine, labels: str) -> Iterable[str]:
     stats, scheduler = engine.stats, engine.scheduler
-    prefix = "gpu_prefix_cache" if old else "prefix_cache"
-    yield from _family(f"{prefix}_queries_total", "counter", [(labels, scheduler.queries)])
-    yield from _family(f"{prefix}_hits_total", "counter", [(labels, scheduler.hits)])
+    yield from _family("prefix_cache_queries_total", "counter", [(labels, scheduler.queries)])
+    yield from _family("prefix_cache_hits_total", "counter", [(labels, scheduler.hits)])
     yield from _family("num_preemptions_total", "counter", [(labels, stats.preemptions)])
     yield from _family("prompt_tokens_total", "counter", [(labels, stats.prompt_tokens)])
     yield from _family("generation_tokens_total", "counter", [(labels, stats.generation_tokens)])
@@ -74,12 +69,11 @@ def _counters(engine: Engine, labels: str, old: bool) -> Iterable[str]:
     yield from _family("request_success_total", "counter", success)
 
 
-def _times(engine: Engine, labels: str, old: bool) -> Iterable[str]:
+def _times(engine: Engine, labels: str) -> Iterable[str]:
     stats = engine.stats
-    between = "time_per_output_token_seconds" if old else "inter_token_latency_seconds"
     histograms = {
         "time_to_first_token_seconds": stats.first_token,
-        between: stats.between_tokens,
+        "inter_token_latency_seconds": stats.between_tokens,
         "e2e_request_latency_seconds": stats.end_to_end,
         "request_queue_time_seconds": stats.queue,
         "request_inference_time_seconds": stats.inference,

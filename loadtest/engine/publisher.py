@@ -40,10 +40,5 @@ class Publisher:
             self._socket.send_multipart((b"", self._sequence.to_bytes(8, "big"), batch), zmq.NOBLOCK)
             self._sequence += 1
 
-    def restart(self) -> None:
-        """Begin anew, as a new process does."""
-        self.log = CacheLog()
-        self._sequence = 0
-
     def close(self) -> None:
         self._context.destroy(linger=0)

@@ -61,7 +61,6 @@ class SimServer:
         self._routes = Routes(self)
         self._server: asyncio.Server | None = None
         self._timer: asyncio.Handle | None = None
-        self._reopens: asyncio.TimerHandle | None = None
         self._due = 0.0
         self._address: tuple[str, int] = (config.host, config.port)
         self.sleeping = Sleeping(self)
@@ -98,8 +97,6 @@ class SimServer:
     async def stop(self) -> None:
         """Stop listening, drop every connection and every sequence, give the memory back."""
         self.core.close()
-        if self._reopens is not None:
-            self._reopens.cancel()
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -115,23 +112,9 @@ class SimServer:
             self.resident.release()
         await asyncio.sleep(0)
 
-    def close_listener(self, seconds: float) -> None:
-        """Refuse new connections for a while, as a process that is gone does; then listen at the same address."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-            self._reopens = self._loop.call_later(seconds, self.open_listener)
-
-    def open_listener(self) -> None:
-        """Listen again, before the time is over."""
-        if self._reopens is not None:
-            self._reopens.cancel()
-            self._reopens = None
-            self._opening = self._loop.create_task(self._listen())
-
     async def _listen(self) -> None:
         def connection() -> Connection:
-            return Connection(self._routes.handle, self.connections, self._refuses)
+            return Connection(self._routes.handle, self.connections)
 
         if self.config.uds:
             self._server = await self._loop.create_unix_server(connection, self.config.uds, backlog=BACKLOG)
@@ -140,23 +123,10 @@ class SimServer:
             self._server = await self._loop.create_server(connection, host, port, backlog=BACKLOG)
             self._address = self._server.sockets[0].getsockname()[:2]
 
-    def _refuses(self) -> bool:
-        return self.faults.refuse
-
     def set_faults(self, faults: Faults) -> None:
         """Replace all faults; what has healed works again at once."""
-        before, self.faults = self.faults, faults
+        self.faults = faults
         self._routes.frozen_metrics = self._routes.metrics_text() if faults.stale_metrics else None
-        if faults.out_of_memory and not self.dead:
-            self.die()
-        elif self.dead and not faults.out_of_memory:
-            self.dead = False
-            self.engine = Engine(self.config.engine)
-            if self._publisher is not None:
-                self._publisher.restart()
-                self.engine.scheduler.blocks.log = self._publisher.log
-        if faults.close_listener and faults.close_listener != before.close_listener:
-            self.close_listener(faults.close_listener)
         self.core.go_on()
         self.work()
 

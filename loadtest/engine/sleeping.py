@@ -71,8 +71,7 @@ class Sleeping:
             return
 
         def freed() -> None:
-            if not server.faults.keep_memory:
-                resident.sleep()
+            resident.sleep()
             done()
 
         self._occupy(sleep_seconds(resident.weights, 1 if level == 1 else 2), freed)
@@ -85,9 +84,6 @@ class Sleeping:
     def _wake(self, tags: list[str] | None, done: Callable[[bool | ApiError], None]) -> None:
         server = self._server
         engine, resident = server.engine, server.resident
-        if server.faults.fail_wake:
-            done(ApiError(500, "CUDA error: unspecified launch failure (injected fault)", type=BROKEN))
-            return
         seconds = 0.0
         if resident is not None and engine.asleep:
             chosen = TAGS if tags is None else tags

@@ -206,36 +206,6 @@ def test_hang_while_it_works(sim: Start) -> None:
         assert head(sock).startswith(b"HTTP/1.1 200 OK")
 
 
-def test_refuse(sim: Start) -> None:
-    server = sim()
-    faults(server, refuse=True)
-    with pytest.raises(ConnectionResetError):
-        ask(server, "GET", "/health")
-    with pytest.raises(ConnectionResetError), send(server) as sock:
-        everything(sock)
-    faults(server)
-    assert works(server)
-
-
-def test_close_listener(sim: Start) -> None:
-    server = sim()
-    assert ask(server, "POST", "/_faults", {"close_listener": 3600})[0] == 200
-    server.until(lambda it: it._server is None)
-    with pytest.raises(ConnectionRefusedError):
-        server.raw()
-    server.do(lambda it: it.open_listener())
-    server.until(lambda it: it._server is not None)
-    assert works(server)
-
-
-def test_the_listener_comes_back_by_itself(sim: Start) -> None:
-    server = sim()
-    server.do(lambda it: it.close_listener(0.01))
-    assert server.do(lambda it: it._server) is None
-    server.until(lambda it: it._server is not None)
-    assert works(server)
-
-
 @pytest.mark.parametrize("status", [500, 503, 429, 599])
 def test_errors(sim: Start, status: int) -> None:
     server = sim()
@@ -256,76 +226,6 @@ def test_errors_at_a_rate_come_from_the_seed(sim: Start) -> None:
     assert set(first) == {200, 500}
 
 
-def test_die_before_headers(sim: Start) -> None:
-    server = sim()
-    faults(server, die_before_headers=1.0)
-    with pytest.raises(ConnectionResetError), send(server) as sock:
-        everything(sock)
-    assert server.idle()
-
-
-@pytest.mark.parametrize("after", [0, 4])
-def test_die_mid_stream(sim: Start, after: int) -> None:
-    server = sim(speed=1.0)
-    ask(server, "POST", "/_faults", {"die_mid_stream": 1.0, "after": after})
-    data = bytearray()
-    with send(server, stream=True) as sock, pytest.raises(ConnectionResetError):
-        everything(sock, data)
-    assert data.count(b'"content":" ') == after
-    assert b"[DONE]" not in data
-    server.until(lambda it: not it.engine.unfinished())
-    assert server.idle()
-
-
-def test_truncate(sim: Start) -> None:
-    server = sim()
-    faults(server, truncate=1.0)
-    with send(server, stream=True) as sock:
-        data = everything(sock)
-    assert data.count(b'"content":" ') == 3
-    assert not data.endswith(b"0\r\n\r\n")
-    server.until(lambda it: not it.engine.unfinished())
-    assert server.idle()
-
-
-def test_error_mid_stream(sim: Start) -> None:
-    server = sim()
-    faults(server, error_mid_stream=1.0)
-    with send(server, stream=True) as sock:
-        data = everything(sock)
-    assert data.count(b'"content":" ') == 3
-    assert b'data: {"error":{"message":"EngineCore encountered an issue.' in data
-    assert data.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
-    server.until(lambda it: not it.engine.unfinished())
-    assert server.idle()
-
-
-def test_garbage(sim: Start) -> None:
-    server = sim()
-    faults(server, garbage=1.0)
-    with send(server) as sock:
-        assert not everything(sock).startswith(b"HTTP/")
-
-
-def test_no_newline(sim: Start) -> None:
-    server = sim()
-    faults(server, no_newline=1.0)
-    with send(server, stream=True) as sock:
-        data = b""
-        while not data.endswith(b"0\r\n\r\n"):
-            data += sock.recv(1 << 20)
-    assert b"x" * 1024 * 1024 in data
-
-
-def test_garbage_metrics(sim: Start) -> None:
-    server = sim()
-    faults(server, garbage_metrics=True)
-    status, data = ask(server, "GET", "/metrics")
-    assert (status, b"\xff\xfe{{{" in data) == (200, True)
-    faults(server)
-    assert b"vllm:num_requests_running{" in ask(server, "GET", "/metrics")[1]
-
-
 def test_stale_metrics(sim: Start) -> None:
     server = sim()
     before = ask(server, "GET", "/metrics")
@@ -334,24 +234,6 @@ def test_stale_metrics(sim: Start) -> None:
     assert ask(server, "GET", "/metrics") == before
     faults(server)
     assert ask(server, "GET", "/metrics") != before
-
-
-def test_out_of_memory(sim: Start) -> None:
-    server = sim(speed=1.0)
-    with send(server, stream=True, max_tokens=5000) as stream, send(server, max_tokens=5000) as whole:
-        server.until(lambda it: len(it.engine.scheduler.decoding()) == 2)
-        faults(server, out_of_memory=True)
-        assert head(whole).startswith(b"HTTP/1.1 500 Internal Server Error")
-        data = b""
-        while not data.endswith(b"0\r\n\r\n"):
-            data += stream.recv(65536)
-        assert data.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
-        assert b'data: {"error"' in data
-    assert ask(server, "GET", "/health")[0] == 503
-    assert not works(server)
-    faults(server)
-    assert ask(server, "GET", "/health")[0] == 200
-    assert works(server)
 
 
 def test_random_leaving_leaves_nothing(sim: Start) -> None:

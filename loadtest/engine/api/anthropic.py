@@ -16,7 +16,6 @@ from loadtest.engine.api.checks import ApiError, Limits, check_model, decode, en
 from loadtest.engine.api.generate import Choice, Generation, spawn
 from loadtest.engine.api.http import Connection, chunk
 from loadtest.engine.api.openai import structured
-from loadtest.engine.faults import Plan
 
 PLACE = b" @@@"  # where a word goes: as long as one
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "abort": "end_turn"}
@@ -151,7 +150,7 @@ class MessageForm:
         }
 
 
-def message(connection: Connection, body: bytes, request_id: str, limits: Limits, plan: Plan | None) -> Generation:
+def message(connection: Connection, body: bytes, request_id: str, limits: Limits) -> Generation:
     """A message under way. Raises ApiError."""
     asked = decode(DECODER, body)
     model = check_model(limits, asked.model)
@@ -168,7 +167,7 @@ def message(connection: Connection, body: bytes, request_id: str, limits: Limits
     prompt = tokens.count(data)
     most = output_room(limits, prompt, asked.max_tokens, "max_tokens")
     form = MessageForm(f"chatcmpl-{request_id}", model, call)
-    generation = Generation(connection, form, stream=asked.stream is True, prompt=prompt, limits=limits, plan=plan)
+    generation = Generation(connection, form, stream=asked.stream is True, prompt=prompt, limits=limits)
     spawn(
         generation,
         data,

@@ -9,9 +9,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from loadtest.engine import tokens
-from loadtest.engine.api.checks import BROKEN, DEAD, ApiError, Limits
+from loadtest.engine.api.checks import BROKEN, ApiError, Limits
 from loadtest.engine.api.http import Connection
-from loadtest.engine.faults import Plan
 from loadtest.engine.sequence import Sequence
 
 
@@ -46,15 +45,12 @@ class Form(Protocol):
 class Generation:
     """Generating request under way. `prompt` and `completion` are its tokens; `details`: None where not told."""
 
-    def __init__(
-        self, connection: Connection, form: Form, *, stream: bool, prompt: int, limits: Limits, plan: Plan | None
-    ) -> None:
+    def __init__(self, connection: Connection, form: Form, *, stream: bool, prompt: int, limits: Limits) -> None:
         self.connection = connection
         self.form = form
         self.stream = stream
         self.prompt = prompt
         self.limits = limits
-        self.plan = plan
         self.choices: list[Choice] = []
         self.left = 0
         self.events = 0
@@ -124,20 +120,8 @@ class Generation:
             self.connection.write(self.form.opening(self))
 
     def _write(self, event: bytes) -> None:
-        if self.plan is not None and self.events >= self.plan.after:
-            self._strike(self.plan.kind)
         self.events += 1
         self.connection.write(event)
-
-    def _strike(self, kind: str) -> None:
-        if kind == "die_mid_stream":
-            self.connection.reset()
-        elif kind == "truncate":
-            self.connection.cut()
-        elif kind == "error_mid_stream" and not self.connection.closed:
-            # Not `end`: the sequences still run, and are aborted when the connection is lost.
-            self.connection.write(self.form.failure(ApiError(500, DEAD, type=BROKEN)) + b"0\r\n\r\n")
-            self.connection.cut()
 
 
 class Whole(Protocol):

@@ -8,8 +8,6 @@ called once per request, in order, and answers now or later. A client that leave
 from __future__ import annotations
 
 import asyncio
-import socket
-import struct
 from collections import deque
 from collections.abc import Callable
 from http import HTTPStatus
@@ -19,7 +17,6 @@ from httptools import HttpParserCallbackError, HttpParserError, HttpRequestParse
 
 KEEP_ALIVE = 5.0  # seconds, uvicorn's default
 MAX_PIPELINED = 64
-_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close with RST
 _BAD_REQUEST = b"Invalid HTTP request received."
 JSON = b"content-type: application/json\r\n"
 
@@ -41,19 +38,15 @@ class Request:
 class Connection(asyncio.Protocol):
     """`gone` is to be set by whoever answers later; it is cleared when the answer is complete."""
 
-    def __init__(
-        self, handle: Callable[[Request, Connection], None], connections: set[Connection], refused: Callable[[], bool]
-    ) -> None:
+    def __init__(self, handle: Callable[[Request, Connection], None], connections: set[Connection]) -> None:
         self._handle = handle
         self._connections = connections
-        self._refused = refused
         self._queue: deque[Request] = deque()
         self._pieces: list[bytes] = []
         self._url = b""
         self._timer: asyncio.TimerHandle | None = None
         self._idle_since = 0.0
         self._extra = b""
-        self._admin = False  # let through to /_faults while everybody else is refused
         self.current: Request | None = None
         self.gone: Callable[[], None] | None = None
         self.closed = False
@@ -75,11 +68,6 @@ class Connection(asyncio.Protocol):
             gone()
 
     def data_received(self, data: bytes) -> None:
-        if not self._admin and self._refused():
-            if b" /_faults " not in data[:32]:
-                self.reset()
-                return
-            self._admin = True
         try:
             self._parser.feed_data(data)
         except HttpParserCallbackError:  # our own bug, not the client's
@@ -159,19 +147,6 @@ class Connection(asyncio.Protocol):
         if not self.closed:
             self.transport.write(b"0\r\n\r\n")
             self._complete()
-
-    def cut(self) -> None:
-        """Close where we are, with an orderly FIN: a truncated answer."""
-        self.closed = True
-        self.transport.close()
-
-    def reset(self) -> None:
-        """Close with RST."""
-        self.closed = True
-        sock: socket.socket | None = self.transport.get_extra_info("socket")
-        if sock is not None:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-        self.transport.abort()
 
     def _complete(self) -> None:
         self.gone = None

@@ -12,7 +12,6 @@ from loadtest.engine.api.checks import ApiError, Limits, check_model, decode, ou
 from loadtest.engine.api.generate import Generation, spawn
 from loadtest.engine.api.http import Connection
 from loadtest.engine.api.openai_form import OpenAIForm, StreamOptions
-from loadtest.engine.faults import Plan
 
 COMPLETION_DEFAULT = 16  # tokens, where max_tokens is absent
 MAX_N = 128
@@ -69,7 +68,7 @@ CHAT = msgspec.json.Decoder(ChatBody)
 COMPLETION = msgspec.json.Decoder(CompletionBody)
 
 
-def chat(connection: Connection, body: bytes, request_id: str, limits: Limits, plan: Plan | None) -> Generation:
+def chat(connection: Connection, body: bytes, request_id: str, limits: Limits) -> Generation:
     """A chat completion under way. Raises ApiError."""
     asked = decode(CHAT, body)
     model = check_model(limits, asked.model)
@@ -93,7 +92,7 @@ def chat(connection: Connection, body: bytes, request_id: str, limits: Limits, p
         named=named,
         logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
     )
-    generation = Generation(connection, form, stream=asked.stream is True, prompt=prompt, limits=limits, plan=plan)
+    generation = Generation(connection, form, stream=asked.stream is True, prompt=prompt, limits=limits)
     spawn(
         generation,
         data,
@@ -108,7 +107,7 @@ def chat(connection: Connection, body: bytes, request_id: str, limits: Limits, p
     return generation
 
 
-def completion(connection: Connection, body: bytes, request_id: str, limits: Limits, plan: Plan | None) -> Generation:
+def completion(connection: Connection, body: bytes, request_id: str, limits: Limits) -> Generation:
     """A text completion under way. Raises ApiError."""
     asked = decode(COMPLETION, body)
     model = check_model(limits, asked.model)
@@ -126,7 +125,7 @@ def completion(connection: Connection, body: bytes, request_id: str, limits: Lim
         logprobs=asked.logprobs,
     )
     prompt = sum(map(tokens.count, prompts))
-    generation = Generation(connection, form, stream=asked.stream is True, prompt=prompt, limits=limits, plan=plan)
+    generation = Generation(connection, form, stream=asked.stream is True, prompt=prompt, limits=limits)
     for data in prompts:
         # Null means 16 here too: vLLM's default for completions, unlike chat's.
         most = output_room(

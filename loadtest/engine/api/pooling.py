@@ -21,7 +21,6 @@ from loadtest.engine.api.checks import ApiError, Limits, check_model, decode, en
 from loadtest.engine.api.generate import Choice, Gathered, Whole
 from loadtest.engine.api.http import Connection
 from loadtest.engine.api.openai import prompts_of
-from loadtest.engine.faults import Plan
 from loadtest.engine.sequence import Sequence
 
 DIMENSIONS = 64
@@ -122,17 +121,17 @@ def _vectors(connection: Connection, body: bytes, request_id: str, limits: Limit
     return _gather(connection, limits, model, _inputs(asked), asked, whole)
 
 
-def embeddings(connection: Connection, body: bytes, request_id: str, limits: Limits, plan: Plan | None) -> Gathered:
+def embeddings(connection: Connection, body: bytes, request_id: str, limits: Limits) -> Gathered:
     """`/v1/embeddings` under way. Raises ApiError."""
     return _vectors(connection, body, request_id, limits, "embedding", "embedding")
 
 
-def pooling(connection: Connection, body: bytes, request_id: str, limits: Limits, plan: Plan | None) -> Gathered:
+def pooling(connection: Connection, body: bytes, request_id: str, limits: Limits) -> Gathered:
     """`/pooling` under way. Raises ApiError."""
     return _vectors(connection, body, request_id, limits, "data", "pooling")
 
 
-def classify(connection: Connection, body: bytes, request_id: str, limits: Limits, plan: Plan | None) -> Gathered:
+def classify(connection: Connection, body: bytes, request_id: str, limits: Limits) -> Gathered:
     """`/classify` under way. Raises ApiError."""
     asked = decode(DECODER, body)
     model = check_model(limits, asked.model)
@@ -151,7 +150,7 @@ def classify(connection: Connection, body: bytes, request_id: str, limits: Limit
     return _gather(connection, limits, model, _inputs(asked), asked, whole)
 
 
-def score(connection: Connection, body: bytes, request_id: str, limits: Limits, plan: Plan | None) -> Gathered:
+def score(connection: Connection, body: bytes, request_id: str, limits: Limits) -> Gathered:
     """`/score` under way: one text against each of several, or pairwise. Raises ApiError."""
     asked = decode(DECODER, body)
     model = check_model(limits, asked.model)
@@ -170,7 +169,7 @@ def score(connection: Connection, body: bytes, request_id: str, limits: Limits, 
     return _gather(connection, limits, model, pairs, asked, whole)
 
 
-def rerank(connection: Connection, body: bytes, request_id: str, limits: Limits, plan: Plan | None) -> Gathered:
+def rerank(connection: Connection, body: bytes, request_id: str, limits: Limits) -> Gathered:
     """`/rerank` under way: documents by falling score. Raises ApiError."""
     asked = decode(DECODER, body)
     model = check_model(limits, asked.model)

@@ -19,7 +19,6 @@ from loadtest.engine.api.checks import ApiError, Limits, check_model, decode, en
 from loadtest.engine.api.generate import Choice, Generation, spawn
 from loadtest.engine.api.http import Connection
 from loadtest.engine.api.openai import structured
-from loadtest.engine.faults import Plan
 
 
 class ResponseBody(msgspec.Struct):
@@ -156,7 +155,7 @@ def _usage(generation: Generation) -> dict[str, Any]:
     }
 
 
-def response(connection: Connection, body: bytes, request_id: str, limits: Limits, plan: Plan | None) -> Generation:
+def response(connection: Connection, body: bytes, request_id: str, limits: Limits) -> Generation:
     """A response under way. Raises ApiError."""
     asked = decode(DECODER, body)
     model = check_model(limits, asked.model)
@@ -173,7 +172,7 @@ def response(connection: Connection, body: bytes, request_id: str, limits: Limit
     prompt = tokens.count(data)
     most = output_room(limits, prompt, asked.max_output_tokens, "max_output_tokens")
     form = ResponseForm(request_id, model, asked, most, call)
-    generation = Generation(connection, form, stream=asked.stream is True, prompt=prompt, limits=limits, plan=plan)
+    generation = Generation(connection, form, stream=asked.stream is True, prompt=prompt, limits=limits)
     spawn(
         generation,
         data,

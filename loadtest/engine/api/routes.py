@@ -18,16 +18,15 @@ from loadtest.engine.api.checks import BROKEN, DEAD, ApiError, Limits, encode
 from loadtest.engine.api.generate import Gathered, Generation
 from loadtest.engine.api.http import Connection, Request
 from loadtest.engine.engine import SleepMode
-from loadtest.engine.faults import Faults, Plan, plan
+from loadtest.engine.faults import Faults
 
 if TYPE_CHECKING:
     from loadtest.engine.server import SimServer
 
 Handler = Callable[[Request, Connection], None]
-Api = Callable[[Connection, bytes, str, Limits, Plan | None], Generation | Gathered]
-VERSIONS = {"0.32": "0.32.0", "0.9": "0.9.2"}
+Api = Callable[[Connection, bytes, str, Limits], Generation | Gathered]
+VERSION = "0.32.0"
 CREATED = 1_700_000_000  # of the models: when they "were loaded"
-NO_NEWLINE = 1024 * 1024  # bytes
 GUARDED = (b"/v1", b"/v2")
 
 
@@ -103,7 +102,7 @@ class Routes:
     def metrics_text(self) -> bytes:
         config = self._server.config
         lora = None if not config.adapters else metrics.LoraInfo(config.max_loras, *self._server.adapters())
-        return metrics.text(self._server.engine, config.models[0], config.metrics_version, lora)
+        return metrics.text(self._server.engine, config.models[0], lora)
 
     def _through(self, api: Api) -> Handler:
         """A request to the engine: its fault is drawn first, then it is parsed, then it runs."""
@@ -111,13 +110,12 @@ class Routes:
         def handler(request: Request, connection: Connection) -> None:
             server = self._server
             self._alive()
-            doom = plan(server.faults, server.rng)
-            if doom is not None and doom.kind in _AT_ONCE:
-                _AT_ONCE[doom.kind](connection, doom)
-                return
+            faults = server.faults
+            if faults.errors and server.rng.random() < faults.errors:
+                raise ApiError(faults.status, "Injected fault.", type=BROKEN)
             given = request.headers.get(b"x-request-id")
             request_id = f"{server.rng.getrandbits(128):032x}" if given is None else given.decode("latin-1")
-            server.submit(api(connection, request.body, request_id, self.limits, doom))
+            server.submit(api(connection, request.body, request_id, self.limits))
 
         return handler
 
@@ -125,17 +123,12 @@ class Routes:
         connection.send(503 if self._server.dead else 200, b"", b"")
 
     def _version(self, request: Request, connection: Connection) -> None:
-        connection.send(200, encode({"version": VERSIONS[self._server.config.metrics_version]}))
+        connection.send(200, encode({"version": VERSION}))
 
     def _load(self, request: Request, connection: Connection) -> None:
         connection.send(200, b'{"server_load":0}')
 
     def _metrics(self, request: Request, connection: Connection) -> None:
-        if self._server.faults.garbage_metrics:
-            connection.send(
-                200, b'vllm:num_requests_running{engine="0" 1 2 3\n\xff\xfe{{{ nan\n' * 20, metrics.CONTENT_TYPE
-            )
-            return
         connection.send(200, self.frozen_metrics or self.metrics_text(), metrics.CONTENT_TYPE)
 
     def _models(self, request: Request, connection: Connection) -> None:
@@ -235,33 +228,6 @@ class Routes:
             raise ApiError(400, str(error)) from None
         connection.send(200, encode(faults))
         self._server.set_faults(faults)
-
-
-def _errors(connection: Connection, doom: Plan) -> None:
-    connection.send(doom.status, ApiError(doom.status, "Injected fault.", type=BROKEN).body())
-
-
-def _die(connection: Connection, doom: Plan) -> None:
-    connection.reset()
-
-
-def _garbage(connection: Connection, doom: Plan) -> None:
-    connection.write(b"\x16\x03\x01 this is not HTTP \xff\xfe\r\n\r\n" * 8)
-    connection.cut()
-
-
-def _no_newline(connection: Connection, doom: Plan) -> None:
-    connection.start()
-    connection.write(b"%x\r\ndata: " % (NO_NEWLINE + 6) + b"x" * NO_NEWLINE + b"\r\n")
-    connection.end()
-
-
-_AT_ONCE: dict[str, Callable[[Connection, Plan], None]] = {
-    "errors": _errors,
-    "die_before_headers": _die,
-    "garbage": _garbage,
-    "no_newline": _no_newline,
-}
 
 
 def _json_object(body: bytes) -> dict[str, Any]:
