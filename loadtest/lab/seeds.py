@@ -17,10 +17,10 @@ T = TypeVar("T")
 
 
 def explore(
-    seeds: range, workers: int, run: Callable[[range], T], goes_on: Callable[[], bool] = lambda: True
+    seeds: range, workers: int, run: Callable[[range], T], proceeds: Callable[[], bool] = lambda: True
 ) -> Iterator[tuple[int, T]]:
     """`run` (a module's function) of all these seeds, in so many processes; yields the number of seeds that are done
-    more, and its result for them. Once `goes_on` says no, none are begun: those that were are the first of `seeds`."""
+    more, and its result for them. Once `proceeds` says no, none are begun: those that were are the first of `seeds`."""
     chunks = iter([seeds[at : at + CHUNK] for at in range(0, len(seeds), CHUNK)])
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, context, initializer=tie, initargs=(os.getpid(),)) as pool:
@@ -29,5 +29,5 @@ def explore(
             ended, _ = wait(running, return_when=FIRST_COMPLETED)
             for done in ended:
                 yield len(running.pop(done)), done.result()
-            if goes_on():
+            if proceeds():
                 running |= {pool.submit(run, chunk): chunk for chunk in islice(chunks, len(ended))}

@@ -33,7 +33,7 @@ class FrameLink:
             side.channel.connection_made(cast("asyncio.Transport", side))  # it has all of the surface that is used
 
     def hold(self) -> None:
-        """From now on nothing arrives, until `let_go` or the end: a process hangs, or the network does."""
+        """From now on nothing arrives, until `release` or the end: a process hangs, or the network does."""
         for side in (self.relay, self.decider):
             side.held = side.held or []
 
@@ -42,7 +42,7 @@ class FrameLink:
         """Whether nothing arrives now."""
         return self.decider.held is not None
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Let what was held arrive, in its order."""
         for side in (self.relay, self.decider):
             held, side.held = side.held, None

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from loadtest.lab.dst.case import Call, Case, EngineSpec, Event, Helper, Reload
+from loadtest.lab.dst.case import Call, Case, EngineSpec, Event, Reload, SidecarSpec
 from loadtest.lab.dst.command import Outcome, attempt, case, command, failures, kind, main, shrink
 from loadtest.lab.dst.policy import DAYS
 from loadtest.lab.seeds import explore
@@ -108,7 +108,7 @@ def test_a_mutant_whose_place_is_gone_is_an_error() -> None:
 
 
 def test_one_seed_is_one_run() -> None:
-    first, again = (attempt(case(4)).told for _ in range(2))
+    first, again = (attempt(case(4)).log for _ in range(2))
     assert first == again
     assert any("grant" in line for line in first)
 
@@ -199,7 +199,7 @@ def told(case: Case, word: str) -> list[str]:
     """What a case in which nothing is wrong has to tell of grants, or of records: times and lines."""
     outcome = attempt(case)
     assert outcome.wrong == ""
-    return [" ".join(line.split()) for line in outcome.told if f"  {word} " in line]
+    return [" ".join(line.split()) for line in outcome.log if f"  {word} " in line]
 
 
 def test_a_call_whose_client_leaves_before_its_first_turn_has_a_record() -> None:
@@ -250,6 +250,6 @@ def test_who_waits_for_a_sidecars_model_is_told_when_a_reload_hears_no_sidecar_a
     fleet = {"poll": "20s"}
     without = msgspec.json.encode(POLICY | {"fleet": fleet}).decode()
     what = of_events(a_call(), Reload(at=2.0, policy=without), engines=0, fleet=fleet | {"sidecars": {}})
-    helper = Helper(engines=(MACHINE,), running=(False,), takes=6.0)
+    helper = SidecarSpec(engines=(MACHINE,), running=(False,), takes=6.0)
     records = told(msgspec.structs.replace(what, sidecars=(helper,)), "record")
     assert [line.split(":")[0] for line in records] == ["2.0000 record 1 no_engine after 1.0000 s"]

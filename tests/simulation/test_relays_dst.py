@@ -48,7 +48,7 @@ def test_everything_holds_for_a_few_seeds() -> None:
 
 
 def test_one_seed_is_one_run() -> None:
-    first, again = (attempt(relay_case(3)).told for _ in range(2))
+    first, again = (attempt(relay_case(3)).log for _ in range(2))
     assert first == again
     assert any("grant" in line for line in first)
 
@@ -57,7 +57,7 @@ def test_a_run_does_not_depend_on_addresses_in_memory(monkeypatch: pytest.Monkey
     """With a bug by which the order of relays matters, where a set of them would have another in each run."""
     plant(planted.OUT_OF_ORDER, monkeypatch)
     for seed in (9, 18, 31, 43):
-        first, again = (attempt(relay_case(seed)).told for _ in range(2))
+        first, again = (attempt(relay_case(seed)).log for _ in range(2))
         assert first == again
 
 
@@ -76,7 +76,7 @@ def test_members_of_clusters_die_stop_and_are_cut_off_in_those_seeds() -> None:
 def test_another_member_is_elected_when_the_leader_dies() -> None:
     case = next(each for each in map(relay_case, DOZENS) if each.members == 3)
     kill = MemberFault(at=3.0, what="reboot", member=-1, seconds=4.0)
-    told = attempt(replace(case, events=(kill,), numbers=(0,))).told
+    told = attempt(replace(case, events=(kill,), numbers=(0,))).log
     led = [line.split()[1:] for line in told if " leads in epoch " in line]
     assert len(led) == 2
     assert led[0][0] != led[1][0]

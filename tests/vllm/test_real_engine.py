@@ -104,12 +104,12 @@ def test_an_engine_whose_core_hangs_is_taken_out_with_the_reason_and_used_again(
             received += first.recv(65536)
         assert until(lambda: vllm.running() == 1, 5.0) is not None, "its gauge says so from now on"
         vllm.hang()
-        stack.callback(vllm.go_on)
+        stack.callback(vllm.resume)
         second = stack.enter_context(connected(gateway, chat("localhost", MODEL, "and then", max_tokens=3)))
         assert until(lambda: gateway.fleet()["engines"][0]["breaker"] == "open", 60.0) is not None
         why = gateway.fleet()["engines"][0]["last_error"]
         assert re.fullmatch("it has read and written no token for 3. s, while a call waits for it", why)
-        vllm.go_on()
+        vllm.resume()
         answer = second.recv(65536)
         while not answer.endswith(END) and (more := second.recv(65536)):
             answer += more

@@ -15,7 +15,7 @@ from loadtest.engine.cache_log import WORD, CacheLog
 from loadtest.simulate.memory_engine import MemoryEngine
 
 
-class Telling:
+class KvEventFeed:
     """Events of one engine on their way to the gateway. `lost`: the share of messages that do not come."""
 
     def __init__(

@@ -1,12 +1,11 @@
 """Case of a simulation: the list of its events and their times, all of which follow from the seed.
 
-Nothing here runs. A part of the list is a simulation too (`Case.only`), which is how a failure is made smaller: what
-one thing does depends on its own fields and on the seed, never on a stream of random numbers shared with others.
+Nothing here runs. A part of the list is a simulation too (`only` of command.py), which is how a failure is made
+smaller: what one thing does depends on its own fields and on the seed, never on random numbers shared with others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container
 from typing import Literal
 
 import msgspec
@@ -57,7 +56,7 @@ class Reload(msgspec.Struct, frozen=True, kw_only=True):
     bad: bool = False
 
 
-class Hand(msgspec.Struct, frozen=True, kw_only=True):
+class OperatorDrain(msgspec.Struct, frozen=True, kw_only=True):
     """An operator drains an engine of the command line's, or gives it back; None: all of the gateway is drained."""
 
     at: float
@@ -65,20 +64,22 @@ class Hand(msgspec.Struct, frozen=True, kw_only=True):
     drain: bool = True
 
 
-Saying = Literal["sleep", "stop", "drain", "wake", "error", "vanish", "silence", "reboot", "late", "deaf", "lost"]
+SidecarActKind = Literal[
+    "sleep", "stop", "drain", "wake", "error", "vanish", "silence", "reboot", "late", "deaf", "lost"
+]
 
 
-class Word(msgspec.Struct, frozen=True, kw_only=True):
+class SidecarAct(msgspec.Struct, frozen=True, kw_only=True):
     """Act of a sidecar on a profile, or on itself for `seconds`."""
 
     at: float
     sidecar: int
-    what: Saying
+    what: SidecarActKind
     profile: int = 0
     seconds: float = 0.0
 
 
-Event = Call | Fault | Reload | Hand | Word
+Event = Call | Fault | Reload | OperatorDrain | SidecarAct
 
 
 class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,7 +93,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     jitter: float
 
 
-class Helper(msgspec.Struct, frozen=True, kw_only=True):
+class SidecarSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Sidecar of a case: its profiles' engines, which of them run at first, and the seconds until one is ready."""
 
     engines: tuple[EngineSpec, ...]
@@ -111,15 +112,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     policy: str
     fixed: tuple[EngineSpec, ...]
     extra: tuple[EngineSpec, ...]
-    sidecars: tuple[Helper, ...]
+    sidecars: tuple[SidecarSpec, ...]
     events: tuple[Event, ...]  # in order of time
     numbers: tuple[int, ...]  # of the events, in the whole case
     cancels: bool
     lost: float = -1.0
-
-    def only(self, numbers: Container[int]) -> Case:
-        """The same with these events alone."""
-        kept = [(number, event) for number, event in zip(self.numbers, self.events, strict=True) if number in numbers]
-        return msgspec.structs.replace(
-            self, events=tuple([event for _, event in kept]), numbers=tuple([number for number, _ in kept])
-        )

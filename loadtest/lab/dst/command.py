@@ -11,8 +11,8 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from collections.abc import Callable, Container, Iterable, Sequence
+from functools import cache, partial
 from typing import TypeVar
 
 import msgspec
@@ -44,7 +44,7 @@ one run. With --relays the gateway is several relays and a decider: they die, ha
 A seed that fails is made smaller: events are left out while it still fails in the same way. What is printed of it is
 the command that runs what is left.
 """
-C = TypeVar("C", Case, RelayCase)
+C = TypeVar("C", bound=Case | RelayCase)
 SHOWN = 5  # failed seeds that are made smaller
 TRIES = 300  # runs that making one smaller may take
 
@@ -58,36 +58,40 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """End of a simulation: what was `wrong` first, empty for nothing, and `told`, all that happened, a line each."""
+    """End of a simulation: what was `wrong` first, empty for nothing, and `log`, all that happened, a line each."""
 
     wrong: str
-    told: list[str]
+    log: list[str]
 
 
 def attempt(what: Case | RelayCase, read: Callable[[bytes], Policy] = policy_of) -> Outcome:
     """Run a case to its end. That it never ends, or waits for nothing, is one of the things that are wrong; so is
     whatever it raises, which else would end all the others and not tell its seed."""
-    told: list[str] = []
+    log: list[str] = []
     try:
-        world = simulate(what, told) if isinstance(what, Case) else simulate_relays(what, told, read)
-        return Outcome(vtime.run(world), told)
+        world = simulate(what, log) if isinstance(what, Case) else simulate_relays(what, log, read)
+        return Outcome(vtime.run(world), log)
     except vtime.Deadlock as error:
-        return Outcome(str(error), told)
+        return Outcome(str(error), log)
     except Exception as error:  # whatever a seed raises is what was looked for, and is reported with the seed
-        return Outcome(f"the simulation failed: {error!r}", told)
+        return Outcome(f"the simulation failed: {error!r}", log)
 
 
-def failures(seeds: Iterable[int]) -> list[Failure]:
-    """Seeds of these that fail."""
-    outcomes = ((seed, attempt(case(seed)).wrong) for seed in seeds)
-    return [Failure(seed, wrong) for seed, wrong in outcomes if wrong]
+def failures(seeds: Iterable[int], draw: Callable[[int], Case | RelayCase] = case) -> list[Failure]:
+    """Return the seeds of these that fail; `draw` makes the case of a seed."""
+    read = cache(policy_of)  # neighbours with relays share their policies
+    outcomes = ((seed, attempt(draw(seed), read).wrong) for seed in seeds)
+    return [Failure(seed, wrong, relays=draw is relay_case) for seed, wrong in outcomes if wrong]
 
 
-def relay_failures(seeds: Iterable[int]) -> list[Failure]:
-    """Seeds of these that fail with relays."""
-    read = cache(policy_of)  # neighbours share their policies
-    outcomes = ((seed, attempt(relay_case(seed), read).wrong) for seed in seeds)
-    return [Failure(seed, wrong, relays=True) for seed, wrong in outcomes if wrong]
+relay_failures = partial(failures, draw=relay_case)
+
+
+def only(whole: C, numbers: Container[int]) -> C:
+    """Return the same case with these of its events alone."""
+    kept = [pair for pair in zip(whole.numbers, whole.events, strict=True) if pair[0] in numbers]
+    found, events = tuple([number for number, _ in kept]), tuple([event for _, event in kept])
+    return msgspec.structs.replace(whole, numbers=found, events=events)
 
 
 def kind(wrong: str) -> str:
@@ -106,20 +110,20 @@ def shrink(whole: C, wrong: str, run: Callable[[C], Outcome] = attempt) -> C:
         while at < len(kept) and tries < TRIES:
             fewer = kept[:at] + kept[at + size :]
             tries += 1
-            if kind(run(whole.only(set(fewer))).wrong) == wanted:
+            if kind(run(only(whole, set(fewer))).wrong) == wanted:
                 kept, smaller = fewer, True
             else:
                 at += size
         size = size if smaller and size == 1 else size // 2
-    return whole.only(set(kept))
+    return only(whole, set(kept))
 
 
 def command(what: Case | RelayCase) -> str:
     """Command that runs a case again."""
     relays = " --relays" if isinstance(what, RelayCase) else ""
-    whole: Case | RelayCase = relay_case(what.seed) if relays else case(what.seed)
-    only = "" if what.numbers == whole.numbers else f" --only {_ranges(what.numbers)}"
-    return f"python -m loadtest.lab.dst{relays} --seed {what.seed}{only}"
+    whole = _drawn(what.seed, relays=bool(relays))
+    part = "" if what.numbers == whole.numbers else f" --only {_ranges(what.numbers)}"
+    return f"python -m loadtest.lab.dst{relays} --seed {what.seed}{part}"
 
 
 def _ranges(numbers: Sequence[int]) -> str:
@@ -142,18 +146,14 @@ def _numbers(text: str) -> set[int]:
     return found
 
 
-def reduced(failure: Failure) -> tuple[Case | RelayCase, Case | RelayCase]:
-    """A failure's case, whole and made smaller."""
-    if failure.relays:
-        with_relays = relay_case(failure.seed)
-        return with_relays, shrink(with_relays, failure.wrong)
-    whole = case(failure.seed)
-    return whole, shrink(whole, failure.wrong)
+def _drawn(seed: int, *, relays: bool) -> Case | RelayCase:
+    return relay_case(seed) if relays else case(seed)
 
 
 def report(failure: Failure) -> str:
     """A failed seed in words: what was wrong, and how to see it."""
-    whole, small = reduced(failure)
+    whole = _drawn(failure.seed, relays=failure.relays)
+    small = shrink(whole, failure.wrong)
     lines = [f"seed {failure.seed}: {failure.wrong}", f"  all {len(whole.events)} events:  {command(whole)}"]
     if len(small.events) < len(whole.events):
         lines.append(f"  these {len(small.events)} alone:  {command(small)}")
@@ -180,11 +180,11 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return given
 
 
-def replay(seed: int, only: set[int] | None, *, relays: bool) -> int:
+def replay(seed: int, numbers: set[int] | None, *, relays: bool) -> int:
     """Run one seed and print its schedule. The exit status."""
-    what: Case | RelayCase = relay_case(seed) if relays else case(seed)
-    outcome = attempt(what if only is None else what.only(only))
-    print("\n".join(outcome.told))
+    what = _drawn(seed, relays=relays)
+    outcome = attempt(what if numbers is None else only(what, numbers))
+    print("\n".join(outcome.log))
     print(f"seed {seed}: {outcome.wrong or 'everything held'}")
     return 1 if outcome.wrong else 0
 
@@ -211,11 +211,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     took = time.monotonic() - began
     print(f"{done} seeds from {given.first} on in {took:.0f} s ({done / took:.1f} a second): {len(failed)} failed")
     if done < given.seeds:
-        print(f"go on: {_going_on(given, done)}")
+        print(f"go on: {_resuming(given, done)}")
     return 1 if failed else 0
 
 
-def _going_on(given: argparse.Namespace, done: int) -> str:
+def _resuming(given: argparse.Namespace, done: int) -> str:
     """Command that runs the seeds that are left."""
     relays = "--relays " if given.relays else ""
     left = f"--first {given.first + done} --seeds {given.seeds - done}"

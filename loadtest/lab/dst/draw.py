@@ -7,7 +7,18 @@ from typing import Any
 
 import msgspec
 
-from loadtest.lab.dst.case import KEYS, Call, Case, EngineSpec, Event, Hand, Helper, Proxied, Reload, Word
+from loadtest.lab.dst.case import (
+    KEYS,
+    Call,
+    Case,
+    EngineSpec,
+    Event,
+    OperatorDrain,
+    Proxied,
+    Reload,
+    SidecarAct,
+    SidecarSpec,
+)
 from loadtest.lab.dst.policy import Traits
 from loadtest.simulate.run_records import Fault
 
@@ -46,9 +57,9 @@ def case(seed: int) -> Case:
         bad = bool(fixed) and rng.random() < 0.1
         others.append(Reload(at=when(), policy=traits.policy(twice=bad), bad=bad))
     for _ in range(rng.choice((0, 0, 1, 2)) if fixed else 0):
-        others.append(Hand(at=when(), engine=rng.randrange(len(fixed)), drain=rng.random() < 0.6))
+        others.append(OperatorDrain(at=when(), engine=rng.randrange(len(fixed)), drain=rng.random() < 0.6))
     if rng.random() < 0.1:
-        others.append(Hand(at=when(), engine=None))
+        others.append(OperatorDrain(at=when(), engine=None))
     for number, helper in enumerate(sidecars):
         others += [_word(rng, when(), number, len(helper.engines)) for _ in range(rng.choice((1, 2, 4, 6)))]
     events = tuple(sorted([*calls, *others], key=lambda event: event.at))
@@ -76,9 +87,9 @@ def a_machine(rng: random.Random, model: str) -> EngineSpec:
     )
 
 
-def _helper(rng: random.Random) -> Helper:
+def _helper(rng: random.Random) -> SidecarSpec:
     count = rng.choice((1, 2))
-    return Helper(
+    return SidecarSpec(
         engines=tuple(a_machine(rng, rng.choice(MODELS)) for _ in range(count)),
         running=tuple(rng.random() < 0.5 for _ in range(count)),
         takes=rng.choice((0.5, 2.0, 6.0)),
@@ -153,7 +164,7 @@ def a_fault(rng: random.Random, at: float, engines: int) -> Fault:
     return Fault(at=at, what=what, engines=(rng.randrange(engines),), value=value, status=rng.choice((429, 500, 503)))
 
 
-def _word(rng: random.Random, at: float, sidecar: int, profiles: int) -> Word:
+def _word(rng: random.Random, at: float, sidecar: int, profiles: int) -> SidecarAct:
     what: Any = rng.choice(
         (
             "sleep",
@@ -172,4 +183,4 @@ def _word(rng: random.Random, at: float, sidecar: int, profiles: int) -> Word:
         )
     )
     profile, seconds = rng.randrange(profiles), rng.choice((1.0, 4.0, 12.0))
-    return Word(at=at, sidecar=sidecar, what=what, profile=profile, seconds=seconds)
+    return SidecarAct(at=at, sidecar=sidecar, what=what, profile=profile, seconds=seconds)

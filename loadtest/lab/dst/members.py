@@ -45,7 +45,7 @@ class Member:
         self._cluster = cluster
         self._world = cluster.world
         self._later: list[Callable[[], None]] = []  # what came while it was stopped
-        self._led = ""  # whom its relays were led to
+        self._followed = ""  # whom its relays were led to
         self.election = Election(name)
         if before is not None:
             self.election = Election(name, before.known, before.voted_until, before.roster)
@@ -63,7 +63,7 @@ class Member:
     def after(self, seconds: float, what: Callable[[], None]) -> None:
         self._world.loop.call_later(seconds, self._do, what)
 
-    # -- the store, and words -----------------------------------------------------------------------------------
+    # -- the store, and votes -----------------------------------------------------------------------------------
 
     def _turn(self) -> None:
         cluster, election, sent = self._cluster, self.election, self._world.loop.time()
@@ -83,7 +83,7 @@ class Member:
             if view is None:
                 election.failed()
                 cluster.unanswered(self.name)
-                self._ask_for_words(sent)
+                self._ask_for_votes(sent)
             else:
                 election.answered(sent, now, turn, view)
             self._changed()
@@ -93,19 +93,19 @@ class Member:
             self._world.loop.call_later(cluster.delay(), carried_out)
         self.after(cluster.delay() / 10 if cluster.refusing else GIVEN_UP, partial(answer, None))
 
-    def _ask_for_words(self, sent: float) -> None:
+    def _ask_for_votes(self, sent: float) -> None:
         leader = self.election.leader
         for name in sorted(self.election.voters):
             other = self._cluster.members.get(name)
             if leader is not None and other is not None and self._cluster.reach(self.name, name):
-                other.after(self._cluster.delay(), partial(other.asked, leader, self, sent))
+                other.after(self._cluster.delay(), partial(other.vote_for, leader, self, sent))
 
-    def asked(self, leader: Leader, by: Member, sent: float) -> None:
-        given = self.election.vote(leader, self._world.loop.time())
-        if given and self._cluster.reach(self.name, by.name):
-            by.after(self._cluster.delay(), partial(by.answered, self.name, leader.epoch, sent))
+    def vote_for(self, leader: Leader, by: Member, sent: float) -> None:
+        voted = self.election.vote(leader, self._world.loop.time())
+        if voted and self._cluster.reach(self.name, by.name):
+            by.after(self._cluster.delay(), partial(by.count_vote, self.name, leader.epoch, sent))
 
-    def answered(self, name: str, epoch: int, sent: float) -> None:
+    def count_vote(self, name: str, epoch: int, sent: float) -> None:
         self.election.record_vote(name, epoch, sent)
         self._changed()
 
@@ -120,8 +120,8 @@ class Member:
             if self.election.term:
                 self._leads(self.election.term)
         line = repr(self.election.leader)
-        if line != self._led:
-            self._led = line
+        if line != self._followed:
+            self._followed = line
             self._world.tell(f"{self.name}: {line}")
             for relay in self._cluster.relays_of(self.name):
                 if relay.link is not None:
@@ -175,7 +175,7 @@ class Member:
         for link in self._links():
             link.hold()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """SIGCONT: its clock says by now that its lease is over, if it is."""
         if not self.alive:
             return
@@ -184,7 +184,7 @@ class Member:
         for what in later:
             self._do(what)
         for link in self._links():
-            link.let_go()
+            link.release()
 
     def _links(self) -> list[FrameLink]:
         """Connections of its own relays, which go through it, and of all relays for which it decides."""
@@ -232,7 +232,7 @@ class Members:
         return target
 
     def _again(self, name: str, before: Election) -> None:
-        if not self.world.wrong:
+        if not self.world.course.wrong:
             self._begin(name, before)
 
     def machine(self, relay: int) -> str:
@@ -293,7 +293,7 @@ class Members:
 
     def befalls_member(self, event: MemberFault) -> None:
         """See MemberFault."""
-        loop, member = self.world.loop, self.members.get(f"member-{event.member}", self._ruling())
+        loop, member = self.world.loop, self.members.get(f"member-{event.member}", self._leader())
         if event.what == "emptied":
             self.store.clear()
             return
@@ -313,7 +313,7 @@ class Members:
             return
         elif event.what == "stop":
             member.stop()
-            loop.call_later(event.seconds, member.go_on)
+            loop.call_later(event.seconds, member.resume)
         else:
             member.kill()
             if event.what == "reboot":
@@ -324,7 +324,7 @@ class Members:
     def _accepts(self) -> None:
         self.refusing -= 1
 
-    def _ruling(self) -> Member:
+    def _leader(self) -> Member:
         """The leader; any, where nobody does."""
         return next((each for each in self.members.values() if each.alive and each.term), self.members["member-0"])
 
@@ -359,7 +359,7 @@ class Members:
             self._cuts.remove(pair)
         for link in links:
             if self._rng.random() < 0.5:
-                link.let_go()
+                link.release()
             else:
                 link.cut(ConnectionResetError("it was lost in between"))
 

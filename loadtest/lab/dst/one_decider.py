@@ -35,7 +35,7 @@ class OneDecider:
         if self._state is not None:
             at, state = self._state
             target.gateway.checkpoints.restore(state, world.loop.time() - at)
-            world.laws.goes_on(target.gateway, state)
+            world.laws.restored(target.gateway, state)
         self.deciders.append(decider)
         world.laws.begins(decider)
         world.tell(f"a decider of epoch {epoch} begins")
@@ -49,13 +49,13 @@ class OneDecider:
         return ""
 
     @property
-    def _ruling(self) -> Decider | None:
+    def _leader(self) -> Decider | None:
         decider = self.deciders[-1] if self.deciders else None
         return None if decider is None or decider.dead or decider.hangs else decider
 
     def reached(self, relay: Relay) -> Decider | None:
         """The decider that a relay reaches; None: there is none."""
-        return self._ruling
+        return self._leader
 
     def untroubled(self, one: str, other: str) -> bool:
         """Return whether both are the one machine."""
@@ -63,13 +63,13 @@ class OneDecider:
 
     def look(self) -> None:
         """Take a checkpoint."""
-        decider = self._ruling
+        decider = self._leader
         if decider is not None and decider.hub.complete:
             self._state = self.world.loop.time(), decider.gateway.checkpoints.take(decider.hub.ungranted)
 
     def apply(self, policy: Policy) -> None:
         """A reload."""
-        decider = self._ruling
+        decider = self._leader
         if decider is not None:
             try:
                 decider.gateway.apply(Configuration(policy, {}))
@@ -79,7 +79,7 @@ class OneDecider:
 
     def befalls(self, event: DeciderFault) -> None:
         """Kill it, or let it hang until it is killed."""
-        decider = self._ruling
+        decider = self._leader
         if decider is None:
             return
         if event.what == "hang":
@@ -98,7 +98,7 @@ class OneDecider:
             return
         decider.dead = True
         self.world.soon(decider.aclose())
-        if not self.world.wrong:
+        if not self.world.course.wrong:
             self.world.loop.call_later(seconds, self.begin)
 
     async def aclose(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
@@ -68,13 +68,6 @@ class RelayCase(msgspec.Struct, frozen=True, kw_only=True):
     events: tuple[RelayEvent, ...]  # in order of time
     numbers: tuple[int, ...]  # of the events, in the whole case
     members: int = 0
-
-    def only(self, numbers: Container[int]) -> RelayCase:
-        """The same with these events alone."""
-        kept = [(number, event) for number, event in zip(self.numbers, self.events, strict=True) if number in numbers]
-        return msgspec.structs.replace(
-            self, events=tuple([event for _, event in kept]), numbers=tuple([number for number, _ in kept])
-        )
 
 
 def relay_case(seed: int) -> RelayCase:

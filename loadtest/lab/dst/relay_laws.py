@@ -58,7 +58,7 @@ class RelayLaws:
         self._granters: dict[str, Decider] = {}  # who has granted a call last, by its id
         self._lost: set[tuple[str, int]] = set()  # calls that are asked for again as their grants were lost, and epochs
 
-    def goes_on(self, gateway: Gateway, state: bytes) -> None:
+    def restored(self, gateway: Gateway, state: bytes) -> None:
         """A decider has begun with a checkpoint: it has what was learned, no limit is fuller, and nothing is held."""
         before, after = decoded(state), decoded(gateway.checkpoints.take())
         levels = {each.key: each.level for each in before.limits.buckets}

@@ -1,6 +1,6 @@
 """World of one simulation with relays: clients, relays, deciders and engines, in virtual time.
 
-    wrong = vtime.run(simulate_relays(case, told))
+    wrong = vtime.run(simulate_relays(case, log))
 
 Relays and deciders are the code that runs as processes; `relay_laws.py` says what must hold. Whom a relay reaches say
 `one_decider.py` and, for a cluster, `members.py`.
@@ -20,6 +20,7 @@ from gateway.decider.loading import Configuration
 from gateway.frames.channel import Channel
 from loadtest.lab.dst.answers import Reader
 from loadtest.lab.dst.case import Call, Reload
+from loadtest.lab.dst.course import Course
 from loadtest.lab.dst.members import Members
 from loadtest.lab.dst.one_decider import OneDecider
 from loadtest.lab.dst.open_calls import OpenCalls
@@ -34,7 +35,6 @@ from loadtest.simulate.relays import look_for_stalls, pid_of, relay_of
 from loadtest.simulate.run_records import Fault
 from loadtest.simulate.simulated_client import ClientCall, Try
 from loadtest.simulate.simulation import strike
-from loadtest.simulate.vtime import VirtualLoop
 
 LONGEST = 300.0  # seconds after the last thing happened by which every call must have ended
 SETTLES = 3.0  # seconds after the last call, in which nothing of any may come, and by which none may be left
@@ -44,22 +44,18 @@ LOOK = 0.25  # seconds between two looks for engines that have stopped
 
 
 class RelayWorld:
-    """Everything of one simulation. `told` takes all that happens, a line each; `read` reads policies."""
+    """Everything of one simulation. `log` takes all that happens, a line each; `read` reads policies."""
 
-    def __init__(self, case: RelayCase, told: list[str], read: Callable[[bytes], Policy]) -> None:
+    def __init__(self, case: RelayCase, log: list[str], read: Callable[[bytes], Policy]) -> None:
         self.case = case
-        self.told = told
-        self.wrong = ""
+        self.course = course = Course(case, log, self._happen, lambda: list(self._calls.numbers.values()))
+        self.tell, self.found, self.loop = course.tell, course.found, course.loop
         self._read = read
         self._policy = read(case.policy.encode())
-        self.loop = asyncio.get_running_loop()
-        self.loop.set_exception_handler(self._broken)
-        self._over: asyncio.Future[None] = self.loop.create_future()
         self._rng = random.Random(f"relays {case.seed}")  # noqa: S311 # a simulation
         self._memories = [engine_of(machine, number) for number, machine in enumerate(case.fixed)]
-        self._coming = len(case.events)
         self._events = dict(zip(case.numbers, case.events, strict=True))
-        self._calls = OpenCalls(case.seed, self, self.tell, self.found, self._end_if_all)
+        self._calls = OpenCalls(case.seed, self, course.tell, course.found, course.end_if_all)
         self._asked: dict[int, tuple[Try, Call]] = {}  # by the try's identity
         self._ending: set[asyncio.Task[None]] = set()
         self._epoch = 0  # of the last process that began
@@ -73,50 +69,27 @@ class RelayWorld:
         for number in range(1, case.relays + 1):
             self._begin_relay(number)
 
-    def tell(self, line: str) -> None:
-        """Something happened."""
-        self.told.append(f"{self.loop.time():10.4f}  {line}")
-
-    def found(self, what: str) -> None:
-        """Something is wrong: the first is what the simulation ends with."""
-        if not self.wrong:
-            self.wrong = f"at {self.loop.time():.4f} s: {what}"
-            self.tell(f"WRONG: {what}")
-            self._end()
-
-    def _end(self) -> None:
-        if not self._over.done():
-            self._over.set_result(None)
-
-    def _broken(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        self.found(f"{context['message']}: {context.get('exception')!r}")
-
     # -- the run ------------------------------------------------------------------------------------------------
 
     async def run(self) -> str:
         """From the first event until nothing is left. What was wrong first; empty: nothing."""
-        loop, case = self.loop, self.case
-        assert isinstance(loop, VirtualLoop)  # noqa: S101 # else nothing is ever at rest
-        loop.watch(self.laws.at_rest)
+        course = self.course
+        course.watch(self.laws.at_rest)
         self._look()
-        for number, event in zip(case.numbers, case.events, strict=True):
-            loop.call_at(event.at, self._happen, number, event)
-        last = case.events[-1].at if case.events else 0.0
-        await asyncio.wait((self._over,), timeout=last + LONGEST)
-        if not self._over.done():
-            self.found(f"calls without an end: {sorted(self._calls.numbers.values())}")
-        if not self.wrong:
+        await course.play(LONGEST)
+        if not course.wrong:
             await self._settle()
         await self._aclose()
-        return self.wrong
+        return course.wrong
 
     async def _settle(self) -> None:
         """No client waits any more: until nothing is left of any call."""
-        self._over = self.loop.create_future()
+        course = self.course
+        course.reopen()
         until = self.loop.time() + (ELECTS if self.case.members else SETTLES)
-        await asyncio.wait((self._over,), timeout=SETTLES)
-        while (left := list(self._left())) and not self.wrong and self.loop.time() < until:
-            await asyncio.wait((self._over,), timeout=SETTLES)
+        await course.wait(SETTLES)
+        while (left := list(self._left())) and not course.wrong and self.loop.time() < until:
+            await course.wait(SETTLES)
         for each in left:
             self.found(each)
 
@@ -126,9 +99,7 @@ class RelayWorld:
                 await relay.aclose(self.loop.time())
         await self._rule.aclose()
         await asyncio.gather(*self._ending)
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        if tasks and not self.wrong:
-            self.found(f"tasks that still run: {tasks}")
+        self.course.check_tasks()
 
     def _left(self) -> Iterator[str]:
         yield from self.laws.left(len(self._asked))
@@ -139,9 +110,6 @@ class RelayWorld:
             yield f"call {id} has no record"
 
     def _happen(self, number: int, event: RelayEvent) -> None:
-        if self.wrong:
-            return
-        self.tell(f"[{number}] {event}")
         match event:
             case Call():
                 self._calls.begin(number, event)
@@ -157,19 +125,13 @@ class RelayWorld:
                 self._rule.befalls(event)
             case MemberFault():
                 self._rule.befalls_member(event)
-        self._coming -= 1
-        self._end_if_all()
-
-    def _end_if_all(self) -> None:
-        if not self._coming and not self._calls.numbers:
-            self._end()
 
     def _look(self) -> None:
         for relay in self.relays:
             if relay.ready:
                 look_for_stalls(relay.side)
         self._rule.look()
-        if not self._over.done():
+        if not self.course.over:
             self.loop.call_later(LOOK, self._look)
 
     def epoch(self) -> int:
@@ -248,7 +210,7 @@ class RelayWorld:
             link.cut(ConnectionResetError("the network is gone"))
         elif event.what == "hold":
             link.hold()
-            self.loop.call_later(event.seconds, link.let_go)
+            self.loop.call_later(event.seconds, link.release)
         else:
             relay.echo(link, random.Random(f"{self.case.seed} {event.at}"))  # noqa: S311 # a simulation
 
@@ -295,7 +257,7 @@ class RelayWorld:
             self.found(f"call {record.request_id} had {call.within} s and took {record.total:.4f} s")
 
 
-async def simulate_relays(case: RelayCase, told: list[str], read: Callable[[bytes], Policy] = policy_of) -> str:
-    """Run it, in virtual time. What was wrong first, empty for nothing; `told` takes all that happens, a line each;
+async def simulate_relays(case: RelayCase, log: list[str], read: Callable[[bytes], Policy] = policy_of) -> str:
+    """Run it, in virtual time. What was wrong first, empty for nothing; `log` takes all that happens, a line each;
     `read` reads policies. Raises vtime.Deadlock."""
-    return await RelayWorld(case, told, read).run()
+    return await RelayWorld(case, log, read).run()

@@ -16,7 +16,7 @@ import httpx
 import msgspec
 
 from gateway.shared.protocol import CapacityReport, DemandReport, Ensured, ModelReport, encode
-from loadtest.lab.dst.case import Word
+from loadtest.lab.dst.case import SidecarAct
 from loadtest.simulate.memory_engine import MemoryEngine
 
 EVERY = 1.0  # seconds between two reports
@@ -102,7 +102,7 @@ class PlayedSidecar:
         if self.say() and self._report(encode(forged)) is not None:
             self._wrong(f"a forged report of {self._name} was taken")
 
-    def hear(self, word: Word) -> None:
+    def hear(self, word: SidecarAct) -> None:
         """Do what the case says."""
         now, index, model = self._loop.time(), word.profile, self.models[word.profile]
         if word.what == "silence":

@@ -1,6 +1,6 @@
 """World of one simulation: clients, engines, sidecars, reloads and an operator's hand, in virtual time.
 
-    wrong = vtime.run(simulate(case, told))
+    wrong = vtime.run(simulate(case, log))
 
 The gateway is the one of `inprocess.py`: everything but its sockets. What must hold is in `invariants.py`; here
 every call is followed from its client's side, and the two must agree.
@@ -9,7 +9,7 @@ every call is followed from its client's side, and the two must agree.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import httpx
 
@@ -19,9 +19,10 @@ from gateway.decider.loading import Configuration
 from gateway.serve.assembly import ApplyError
 from gateway.shared.protocol import DemandReport
 from gateway.upstream.client import EngineError
-from loadtest.lab.dst.caches import Telling
+from loadtest.lab.dst.caches import KvEventFeed
 from loadtest.lab.dst.callers import Callers
-from loadtest.lab.dst.case import Call, Case, Event, Hand, Reload, Word
+from loadtest.lab.dst.case import Call, Case, Event, OperatorDrain, Reload, SidecarAct
+from loadtest.lab.dst.course import Course
 from loadtest.lab.dst.decide.proxies import Proxies
 from loadtest.lab.dst.parts import engine_of, scheduling_of
 from loadtest.lab.dst.sidecars import PlayedSidecar
@@ -30,7 +31,6 @@ from loadtest.simulate.memory_engine import MemoryEngine
 from loadtest.simulate.memory_watch import Watch
 from loadtest.simulate.memory_wire import MemoryClient
 from loadtest.simulate.simulation import strike
-from loadtest.simulate.vtime import VirtualLoop
 
 if TYPE_CHECKING:
     from gateway.upstream.client import Client
@@ -41,21 +41,17 @@ QUIET = 120.0  # seconds in which what calls wanted is no longer asked for
 
 
 class World:
-    """Everything of one simulation. `told` takes all that happens, a line each."""
+    """Everything of one simulation. `log` takes all that happens, a line each."""
 
-    def __init__(self, case: Case, told: list[str]) -> None:
+    def __init__(self, case: Case, log: list[str]) -> None:
         self.case = case
-        self.told = told
-        self.wrong = ""
-        self._loop = asyncio.get_running_loop()
-        self._over: asyncio.Future[None] = self._loop.create_future()
-        self._coming = len(case.events)
-        self._loop.set_exception_handler(self._broken)
+        self.course = course = Course(case, log, self._happen, self._open_calls)
+        self.tell, self.found = course.tell, course.found
         fixed = [engine_of(machine, number) for number, machine in enumerate(case.fixed)]
         self.memories = {f"engine-{number}:8000": memory for number, memory in enumerate(fixed)}
         for number, machine in enumerate(case.extra):
             self.memories[f"extra-{number}:8000"] = engine_of(machine, 10 + number, scheduling_of(number))
-        self.callers = Callers(case, self.tell, self.found, self._end_if_all)
+        self.callers = Callers(case, course.tell, course.found, course.end_if_all)
         self.target = GatewayTarget(
             case.policy.encode(),
             fixed,
@@ -65,12 +61,12 @@ class World:
             watcher=self.callers,
         )
         self.proxies = Proxies(
-            self.target, self.memories, self.callers.sending, self.callers.failed, self.found, self._end_if_all
+            self.target, self.memories, self.callers.sending, self.callers.failed, course.found, course.end_if_all
         )
         self.callers.watch(self.target, self.proxies)
         self.gateway = gateway = self.target.gateway
         self.invariants = self.callers.invariants
-        self._telling: list[Telling] = []
+        self._kv_feeds: list[KvEventFeed] = []
         for engine in gateway.fleet:
             if engine.id in self.memories:
                 self._tells(engine, self.memories[engine.id])
@@ -83,64 +79,39 @@ class World:
         for memory in self.memories.values():
             memory.left = self.callers.ledger.left
 
-    def tell(self, line: str) -> None:
-        """Something happened."""
-        self.told.append(f"{self._loop.time():10.4f}  {line}")
-
-    def found(self, what: str) -> None:
-        """Something is wrong: the first is what the simulation ends with."""
-        if not self.wrong:
-            self.wrong = f"at {self._loop.time():.4f} s: {what}"
-            self.tell(f"WRONG: {what}")
-            self._end()
-
-    def _end(self) -> None:
-        if not self._over.done():
-            self._over.set_result(None)
-
-    def _broken(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        self.found(f"{context['message']}: {context.get('exception')!r}")
-
     # -- the run ------------------------------------------------------------------------------------------------
 
     async def run(self) -> str:
         """From the first event until nothing is left. What was wrong first; empty: nothing."""
-        loop, case = self._loop, self.case
-        assert isinstance(loop, VirtualLoop)  # noqa: S101 # else nothing is ever at rest
-        loop.watch(self._at_rest)
-        self._reload(Reload(at=0.0, policy=case.policy))
+        course = self.course
+        course.watch(self._at_rest)
+        self._reload(Reload(at=0.0, policy=self.case.policy))
         for sidecar in self.sidecars.values():
             sidecar.start()
-        for number, event in zip(case.numbers, case.events, strict=True):
-            loop.call_at(event.at, self._happen, number, event)
-        last = case.events[-1].at if case.events else 0.0
-        await asyncio.wait((self._over,), timeout=last + LONGEST)
-        if not self._over.done():
-            self.found(f"calls without an end: {sorted(self.callers.calls.numbers.values())}")
-        if not self.wrong:
+        await course.play(LONGEST)
+        if not course.wrong:
             await self._quiet()
-        if not self.wrong:
+        if not course.wrong:
             self._settled()
-        self._over = loop.create_future()
+        course.reopen()
         await self.gateway.aclose()
         await asyncio.sleep(0)
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        if tasks and not self.wrong:
-            self.found(f"tasks that still run: {tasks}")
-        return self.wrong
+        course.check_tasks()
+        return course.wrong
 
     async def _quiet(self) -> None:
         """Ask a little longer for what calls wanted; then no longer."""
-        end = self._loop.time() + QUIET
-        self._over = self._loop.create_future()
+        course = self.course
+        end = course.loop.time() + QUIET
+        course.reopen()
         await asyncio.sleep(0.001)
-        while not self.wrong and self.gateway.waking.models and self._loop.time() < end:  # noqa: ASYNC110 # it has no event
+        while not course.wrong and self.gateway.waking.models and course.loop.time() < end:  # noqa: ASYNC110 # it has no event
             await asyncio.sleep(1.0)
 
     def _at_rest(self) -> None:
-        now = self._loop.time()
-        for telling in self._telling:
-            telling.deliver(now)
+        now = self.course.loop.time()
+        for feed in self._kv_feeds:
+            feed.deliver(now)
         self.invariants.at_rest()
         for id, memory in self.memories.items():
             engine = self.gateway.fleet.engines.get(id)
@@ -160,30 +131,25 @@ class World:
     # -- events -------------------------------------------------------------------------------------------------
 
     def _happen(self, number: int, event: Event) -> None:
-        if self.wrong:
-            return
-        self.tell(f"[{number}] {_words(event)}")
         if isinstance(event, Call):
             self.callers.calls.begin(number, event)
         elif isinstance(event, Reload):
             self._reload(event)
-        elif isinstance(event, Hand) and event.engine is None:
+        elif isinstance(event, OperatorDrain) and event.engine is None:
             self.gateway.dispatch.refuse_waiting()
-        elif isinstance(event, Hand):
+        elif isinstance(event, OperatorDrain):
             engine = self.gateway.fleet.engines.get(f"engine-{event.engine}:8000")
             if engine is not None:
                 self.gateway.drain_engine(engine, event.drain)
-        elif isinstance(event, Word):
+        elif isinstance(event, SidecarAct):
             list(self.sidecars.values())[event.sidecar].hear(event)
         else:
             for each in event.engines:
                 strike(self.memories[f"engine-{each}:8000"], event)
-        self._coming -= 1
-        self._end_if_all()
 
-    def _end_if_all(self) -> None:
-        if not self._coming and not self.callers.calls.numbers and not self.proxies.open:
-            self._end()
+    def _open_calls(self) -> list[int]:
+        """Numbers of the open calls; -1 for each call that a proxy still has."""
+        return [*self.callers.calls.numbers.values(), *[-1] * self.proxies.open]
 
     def _reload(self, reload: Reload) -> None:
         gateway, before = self.gateway, list(self.gateway.fleet)
@@ -227,16 +193,10 @@ class World:
     def _tells(self, engine: Engine, memory: MemoryEngine) -> None:
         if self.case.lost >= 0.0:
             seed = f"{self.case.seed} {engine.id}"
-            self._telling.append(Telling(engine, memory, self.case.lost, seed, self.found))
+            self._kv_feeds.append(KvEventFeed(engine, memory, self.case.lost, seed, self.found))
 
 
-def _words(event: Event) -> str:
-    if isinstance(event, Reload):
-        return f"reload {event.policy}"
-    return str(event)
-
-
-async def simulate(case: Case, told: list[str]) -> str:
-    """Run it, in virtual time. What was wrong first, empty for nothing; `told` takes all that happens, a line each.
+async def simulate(case: Case, log: list[str]) -> str:
+    """Run it, in virtual time. What was wrong first, empty for nothing; `log` takes all that happens, a line each.
     Raises vtime.Deadlock."""
-    return await World(case, told).run()
+    return await World(case, log).run()

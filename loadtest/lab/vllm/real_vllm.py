@@ -102,7 +102,7 @@ class Vllm:
         """SIGSTOP for its EngineCore and worker: its API server goes on, and answers health checks."""
         self._signal_core(signal.SIGSTOP)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """SIGCONT for them."""
         self._signal_core(signal.SIGCONT)
 

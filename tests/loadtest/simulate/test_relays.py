@@ -67,7 +67,7 @@ def test_what_a_hang_holds_back_comes_at_its_end_in_order() -> None:
             relay.channel.send(WaitAsk(number, 1))
             await asyncio.sleep(1.0)
         assert decider.came == []
-        link.let_go()
+        link.release()
         assert decider.came == [(2.0, WaitAsk(1, 1)), (2.0, WaitAsk(2, 1))]
 
     vtime.run(scenario())
