@@ -29,6 +29,12 @@ class SimConfig(msgspec.Struct, frozen=True, kw_only=True):
     adapters: tuple[str, ...] = ()
     max_loras: int = 1
 
+    def __post_init__(self) -> None:
+        if self.speed <= 0.0:
+            raise ValueError(f"speed must be above 0, found {self.speed}")
+        if not 0 <= self.port <= 65535:  # uvloop would take it modulo 65,536
+            raise ValueError(f"port must be 0 to 65535, found {self.port}")
+
 
 def sim_config(
     profile: str = "h100-8b",
@@ -57,13 +63,8 @@ def sim_config(
 
     Raises ValueError for an unknown profile, and for limits that contradict each other.
     """
-    known = profile_of(profile)
-    if speed <= 0.0:
-        raise ValueError(f"speed must be above 0, found {speed}")
-    if not 0 <= port <= 65535:  # uvloop would take it modulo 65,536
-        raise ValueError(f"port must be 0 to 65535, found {port}")
     engine = engine_config(
-        known,
+        profile_of(profile),
         num_gpu_blocks=num_gpu_blocks,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
