@@ -12,9 +12,9 @@ from gateway.relay.decide.held_calls import GRACE
 from loadtest.lab.dst.answers import Reader
 from loadtest.lab.dst.books import Charges, Ledger
 from loadtest.lab.dst.case import KEYS, Call, Case
+from loadtest.lab.dst.course import OpenCalls
 from loadtest.lab.dst.decide.proxies import Proxies
 from loadtest.lab.dst.invariants import BACKOFF, SLACK, Invariants
-from loadtest.lab.dst.open_calls import OpenCalls
 from loadtest.load.workload import Planned
 from loadtest.simulate.inprocess import GatewayTarget
 from loadtest.simulate.simulated_client import ClientCall, Try

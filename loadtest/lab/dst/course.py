@@ -1,13 +1,17 @@
-"""Course of a simulation: what happens, what is wrong first, and the end. Both worlds have one."""
+"""Course of a simulation: what happens, what is wrong first, the calls that are open, and the end."""
 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable
 from typing import Any
 
-from loadtest.lab.dst.case import Case
+from loadtest.clients.retries import Clients
+from loadtest.lab.dst.case import Call, Case
+from loadtest.lab.dst.parts import planned
 from loadtest.lab.dst.relay_case import RelayCase
+from loadtest.simulate.simulated_client import ClientCall, Transport
 from loadtest.simulate.vtime import VirtualLoop
 
 
@@ -94,3 +98,47 @@ class Course:
         self._happen(number, event)
         self._coming -= 1
         self.end_if_all()
+
+
+class OpenCalls:
+    """`numbers`: of the calls that are open, in the case. `target`: whom they are sent to. `seed` draws clients' whims.
+    `tell` takes what happens, `wrong` what must not happen, each a line; `ended` is called after each end."""
+
+    def __init__(
+        self,
+        seed: int,
+        target: Transport,
+        tell: Callable[[str], None],
+        wrong: Callable[[str], None],
+        ended: Callable[[], None],
+    ) -> None:
+        self.numbers: dict[ClientCall, int] = {}
+        self._seed = seed
+        self._target = target
+        self._tell = tell
+        self._wrong = wrong
+        self._after_end = ended
+
+    def begin(self, number: int, call: Call) -> None:
+        """A client begins a call."""
+        rng = random.Random(f"{self._seed} {number}")  # noqa: S311 # a client's whims
+        client_call = ClientCall(planned(number, call), self._target, Clients(retries=call.retries), rng, self._ended)
+        self.numbers[client_call] = number
+        if call.leaves > 0.0:
+            asyncio.get_running_loop().call_later(call.leaves, self.leave, client_call)
+        client_call.send()
+        if not call.leaves:  # before anybody has had a turn
+            self.leave(client_call)
+
+    def leave(self, client_call: ClientCall) -> None:
+        """Let its client go away, if it is there still."""
+        if client_call in self.numbers:
+            self._tell(f"client of [{self.numbers[client_call]}] leaves")
+            client_call.leave("left")
+
+    def _ended(self, client_call: ClientCall) -> None:
+        number = self.numbers.pop(client_call, None)
+        if number is None:
+            self._wrong("a call ended twice")
+        self._tell(f"[{number}] ended: {client_call.tried.outcome}")
+        self._after_end()

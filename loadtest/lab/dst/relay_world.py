@@ -20,10 +20,9 @@ from gateway.decider.loading import Configuration
 from gateway.frames.channel import Channel
 from loadtest.lab.dst.answers import Reader
 from loadtest.lab.dst.case import Call, Reload
-from loadtest.lab.dst.course import Course
+from loadtest.lab.dst.course import Course, OpenCalls
 from loadtest.lab.dst.members import Members
 from loadtest.lab.dst.one_decider import OneDecider
-from loadtest.lab.dst.open_calls import OpenCalls
 from loadtest.lab.dst.parts import engine_of
 from loadtest.lab.dst.relay_case import DeciderFault, MemberFault, RelayCase, RelayEvent, RelayFault
 from loadtest.lab.dst.relay_laws import RelayLaws
