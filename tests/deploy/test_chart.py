@@ -1,7 +1,7 @@
 """The Helm chart: strict values; what Helm renders is of Kubernetes' schemas, consistent, and read by our programs.
 
 `make test-deploy` has helm and the schemas; without them the values alone are looked at. Custom resources
-(ScaledObject, ServiceMonitor) have no schema here: their fields that matter are asserted.
+(PrometheusRule, ScaledObject, ServiceMonitor) have no schema here: their fields that matter are asserted.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from gateway import __version__
 from gateway.cli.commands import parser_for
 from gateway.cli.files import read_bytes
 from gateway.decider.loading import load
+from loadtest.lab.operate.alerts import RULES, names
 from sidecar.cli.commands import parser_for as sidecar_parser_for
 from sidecar.core.config import decode
 from tests.deploy.chart import CASES, CHART, helm, one, rendered
@@ -30,7 +31,7 @@ from tests.deploy.tools import imported
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
 KUBERNETES = ("1.27", "1.33", "1.37")  # the oldest of Chart.yaml, and what the package has beside it
-CUSTOM = {"ScaledObject", "ServiceMonitor"}
+CUSTOM = {"PrometheusRule", "ScaledObject", "ServiceMonitor"}
 FREE = {"/affinity", "/policy", "/file", "/global", "/items"}  # read by Kubernetes or by us
 
 
@@ -113,8 +114,28 @@ def test_all_that_was_asked_for_is_rendered() -> None:
     kinds = {it["kind"] for case in ("everything", "cluster") for it in rendered(case)}
     assert kinds == {
         *("ConfigMap", "DaemonSet", "Deployment", "HorizontalPodAutoscaler", "NetworkPolicy", "PodDisruptionBudget"),
-        *("ScaledObject", "Secret", "Service", "ServiceMonitor"),
+        *("PrometheusRule", "ScaledObject", "Secret", "Service", "ServiceMonitor"),
     }
+
+
+def test_alerts_link_to_the_runbooks_that_a_value_names() -> None:
+    shipped = yaml.safe_load(RULES.read_text())
+    asked = one(rendered("everything"), "PrometheusRule")
+    assert asked["metadata"]["labels"]["release"] == "prometheus"
+    links = [rule["annotations"].pop("runbook_url") for group in asked["spec"]["groups"] for rule in group["rules"]]
+    assert links == [f"https://wiki.example/weir#{name.lower()}" for name in names()]
+    for group in shipped["groups"]:
+        for rule in group["rules"]:
+            del rule["annotations"]["runbook_url"]
+    assert asked["spec"] == shipped
+    unsaid = one(rendered("everything", "--set=prometheusRule.runbooks="), "PrometheusRule")
+    assert unsaid["spec"] == yaml.safe_load(RULES.read_text())
+
+
+@pytest.mark.parametrize("runbooks", ["wiki.example", "https://wiki.example/#top", "https://wiki.example/{{ evil }}"])
+def test_a_page_of_runbooks_is_a_web_page(runbooks: str) -> None:
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(VALUES | {"prometheusRule": {"runbooks": runbooks}}, SCHEMA)
 
 
 @pytest.mark.parametrize("case", ["smallest", "everything", "cluster"])

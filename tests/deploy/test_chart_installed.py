@@ -19,7 +19,7 @@ from tests.deploy.tools import installed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
-WITHOUT = ("--set=serviceMonitor.enabled=false", "--set=keda.enabled=false")
+WITHOUT = ("--set=serviceMonitor.enabled=false", "--set=prometheusRule.enabled=false", "--set=keda.enabled=false")
 HOST_PATH = "hostPath"  # the volume with the models that a case gives its sidecars
 
 
