@@ -229,7 +229,8 @@ class Dispatch:
             self._state(call.model)[1].scaling.refused += call.cost
         if why.reason in KEPT:
             queues, traffic = self._state(call.model)
-            due_in = traffic.book(queues, call, now)
+            ready_in = 0.0 if why.outlook is None else why.outlook.ready_in or 0.0
+            due_in = traffic.book(queues, call, now, ready_in)
             traffic.turned_away(call.class_name, HORIZON if due_in is None else due_in, now)
         return refusals.refused(why, call, now, due_in)
 

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from gateway.core.admission.bookings import Booking
 from gateway.core.admission.deadline import breaks_a_promise, too_late
 from gateway.core.admission.decision import Decision, Foretold, Reason, Refuse, Wait
 from gateway.core.admission.model_traffic import ModelTraffic
@@ -164,12 +165,9 @@ class AdmissionControl:
             if victim is None:
                 newcomer = booking is None
                 return Refuse(reason=Reason.QUEUE_FULL, words=full, predicted=wait, booking=booking, newcomer=newcomer)
+        ticket = self._ticket(call, now, exclude, booking, large=large)
         if booking is None:
-            ticket = Ticket(call, now, exclude, self._expires(call), large=large, ahead=call.hinted_ahead)
             return Wait(ticket=ticket, predicted=wait, victim=victim, newcomer=True)
-        # Who was promised a place and is ordered by length goes before all that came after its first attempt.
-        turn = booking.since if call.likely_tokens else booking.deadline
-        ticket = Ticket(call, now, exclude, self._expires(call), booking.since, turn, large=large)
         wait = traffic.wait(queues, call, now, ticket)
         return Wait(ticket=ticket, predicted=wait, victim=victim, booking=booking)
 
@@ -198,12 +196,25 @@ class AdmissionControl:
             if self.rules.predict and breaks_a_promise(call, now + wait, *times):
                 foretold = Foretold(ready=ready_in, wait=wait - ready_in, ttft=times[0], tpot=times[2])
                 return Refuse(reason=Reason.NOT_READY, predicted=wait, foretold=foretold, outlook=outlook)
-        full = queues.room(call)
+        booking = traffic.bookings[call.class_name].due(call, now)
+        full = queues.room(call, promised=booking is not None)
         victim = None if full is None else queues.victim(call)
         if full is not None and victim is None:
-            return Refuse(reason=Reason.QUEUE_FULL, words=full, predicted=wait, outlook=outlook, held=held)
-        ticket = Ticket(call, now, exclude, self._expires(call), large=large, ahead=call.hinted_ahead)
-        return Wait(ticket=ticket, predicted=wait, victim=victim, outlook=outlook, held=held)
+            return Refuse(
+                reason=Reason.QUEUE_FULL, words=full, predicted=wait, booking=booking, outlook=outlook, held=held
+            )
+        ticket = self._ticket(call, now, exclude, booking, large=large)
+        return Wait(ticket=ticket, predicted=wait, booking=booking, victim=victim, outlook=outlook, held=held)
+
+    def _ticket(
+        self, call: Call, now: float, exclude: frozenset[str], booking: Booking | None, *, large: bool
+    ) -> Ticket:
+        """The place of a newcomer, or of a call that returns for its `booking`."""
+        if booking is None:
+            return Ticket(call, now, exclude, self._expires(call), large=large, ahead=call.hinted_ahead)
+        # A returning call that is ordered by length goes before all that came after its first attempt.
+        turn = booking.since if call.likely_tokens else booking.deadline
+        return Ticket(call, now, exclude, self._expires(call), booking.since, turn, large=large, promised=True)
 
     def unknown(self, model: str, now: float) -> Refuse:
         """Refuse a call of a model that no known engine or sidecar has."""

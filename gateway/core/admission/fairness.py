@@ -41,6 +41,8 @@ class ClassQueue:
         "active",
         "band",
         "max_wait",
+        "promised",
+        "promised_tokens",
         "served",
         "served_at",
         "settings",
@@ -54,6 +56,7 @@ class ClassQueue:
         self.served_at = -inf
         self.tickets: dict[Ticket, None] = {}  # in order of arrival
         self.tokens = 0
+        self.promised = self.promised_tokens = 0  # calls that came back for their bookings, and tokens of these
         self.active = 0  # tenants that wait
         self._tenants: dict[str, TenantQueue] = {}
         self._turns: list[tuple[float, int, TenantQueue]] = []  # heap by counter; void unless the stamp is the queue's
@@ -136,7 +139,7 @@ class ClassQueue:
             self._turn(queue)
         queue.push(ticket)
         self.tickets[ticket] = None
-        self.tokens += ticket.cost
+        self._count(ticket, 1)
 
     def take(self, ticket: Ticket, now: float) -> None:
         """Remove a ticket that is served, and charge its class and tenant if that has not been done."""
@@ -155,13 +158,19 @@ class ClassQueue:
         queue = self._tenants[ticket.call.tenant]
         queue.remove(ticket)
         del self.tickets[ticket]
-        self.tokens -= ticket.cost
+        self._count(ticket, -1)
         if not queue.tickets:
             queue.stamp = 0
             self.active -= 1
             self._tidy()
             if not self.active:
                 self._floor = max(self._floor, queue.counter)
+
+    def _count(self, ticket: Ticket, sign: int) -> None:
+        self.tokens += sign * ticket.cost
+        if ticket.promised:
+            self.promised += sign
+            self.promised_tokens += sign * ticket.cost
 
     def merge(self) -> None:
         """Bring tickets that came from another class into the order of arrival."""

@@ -171,16 +171,16 @@ class ModelTraffic:
             return 1.0
         return min(1.0, max(0.0, (offered.rate(now) / rate - UNCROWDED) / (1.0 - UNCROWDED)))
 
-    def book(self, queues: Queues, call: Call, now: float) -> float | None:
+    def book(self, queues: Queues, call: Call, now: float, ready_in: float = 0.0) -> float | None:
         """Seconds after which a call that is refused may come back to its booking; None: it gets none, as does a
-        merged call, which no client can repeat."""
+        merged call, which no client can repeat. `ready_in`: seconds until an engine of the model is ready."""
         if call.merged:
             return None
         self.advance(now)
         bookings = self.bookings[call.class_name]
         own, rate = self._own(queues, call, now)
-        booked = (bookings.ahead(now) + call.cost) / SHARE
-        return bookings.book(call, max(SOON, booked / rate, own / rate), now)
+        booked = queues.promised_tokens(call.class_name) + (bookings.ahead(now) + call.cost) / SHARE
+        return bookings.book(call, max(SOON, ready_in + max(booked, own) / rate), now)
 
     def checkpoint(self, model: str, now: float, most: int) -> SavedTraffic:
         """Rates and `most` places of each class, for the next decider."""

@@ -21,8 +21,8 @@ time: a class of old calls does not turn importance upside down.
 Room: `max_queue` and `max_queued_tokens` are places that a class always has. Where they are taken, a newcomer may take
 the place of a waiting call of a less important class that has taken more than half of its own. So the least important
 are refused first and none is driven out. All classes together never hold more than the sum of their places, so what a
-class lent is not filled again behind it. A call that has come back when it was told to finds as many places again: no
-newcomer takes the room that was kept for it.
+class lent is not filled again behind it. A call that returns for its booking has places of its own, as many again as
+its class has: no newcomer can take them, and no more important call can push it out.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ __all__ = ["Queues", "Ticket"]
 
 Full = str  # what is full, in words: `256 calls`, `200000 tokens`
 DEFAULT = "default"  # the class that every policy has
-PROMISED = 2  # times as many places for calls that were promised one
 LOOKED_AT = 64  # newest tickets of a class that may be pushed out
 
 
@@ -118,6 +117,10 @@ class Queues:
         if queue is None or not queue.tickets:
             return None
         return next(iter(queue.tickets)), next(reversed(queue.tickets))
+
+    def promised_tokens(self, class_name: str) -> int:
+        """Tokens of a class's calls that wait after they came back for their bookings."""
+        return self._by_class[class_name].promised_tokens
 
     @property
     def total_tokens(self) -> int:
@@ -217,27 +220,34 @@ class Queues:
     # -- room ---------------------------------------------------------------------------------------------------
 
     def room(self, call: Call, *, promised: bool = False) -> Full | None:
-        """Bound that leaves no room for the call; None: it may enter. `promised`: it has come back when it was told
-        to."""
-        bounds = self.bounds
-        settings, times = bounds.classes[call.class_name], PROMISED if promised else 1
-        if self.length(call.class_name) >= times * settings.max_queue or self._length >= times * bounds.calls:
+        """Bound that leaves no room for the call; None: it may enter. `promised`: it returns for its booking, so only
+        other calls that did count."""
+        bounds, queue = self.bounds, self._by_class[call.class_name]
+        settings = bounds.classes[call.class_name]
+        if promised:
+            full = queue.promised >= settings.max_queue
+            most = settings.max_queued_tokens
+            fit = most is None or queue.promised_tokens + call.cost <= most
+        else:
+            full = len(queue.tickets) >= settings.max_queue or self._length >= bounds.calls
+            fit = self._tokens_fit(call)
+        if full:
             return f"{settings.max_queue} calls"
-        return None if self._tokens_fit(call, times) else f"{settings.max_queued_tokens} tokens"
+        return None if fit else f"{settings.max_queued_tokens} tokens"
 
-    def _tokens_fit(self, call: Call, times: int = 1) -> bool:
+    def _tokens_fit(self, call: Call) -> bool:
         bounds = self.bounds
         own, cost = bounds.classes[call.class_name].max_queued_tokens, call.cost
         if own is None:
             return True
-        return self.tokens(call.class_name) + cost <= times * own and self.total_tokens + cost <= times * bounds.tokens
+        return self.tokens(call.class_name) + cost <= own and self.total_tokens + cost <= bounds.tokens
 
     def victim(self, call: Call) -> Ticket | None:
         """The ticket to refuse so that the newcomer may have its place, where there is no `room`; None: there is none.
 
         Of the least important class, below the newcomer's, that has one (and, where the newcomer has no place of its
-        own left, waits in more than half of its places): its newest that was never granted, and if
-        tokens are what is short, one at least as large. A class with `max_queue: 0` waits in nobody's place.
+        own left, waits in more than half of its places): its newest that was neither granted nor promised a place, and
+        if tokens are what is short, one at least as large. A class with `max_queue: 0` waits in nobody's place.
         """
         bounds, own = self.bounds, call.class_name
         if not bounds.classes[own].max_queue or self.room(call) is None:
@@ -249,7 +259,7 @@ class Queues:
                 continue
             queue = self._by_class.get(name)
             for ticket in islice(reversed(queue.tickets), LOOKED_AT) if queue is not None else ():
-                if not ticket.paid and ticket.cost >= least:
+                if not ticket.paid and not ticket.promised and ticket.cost >= least:
                     return ticket
         return None
 

@@ -31,12 +31,12 @@ class Ticket:
     call's `turn_by` unless the call was booked with another deadline. `large`: the call needs so much that others may
     pass it until it fits. `ahead`: seconds by which the call goes before its turn within its tenant. `aside`: others
     may pass the call, because it waits for an engine that knows its session, or because the room is kept for other
-    sessions.
+    sessions. `promised`: the call came back for its booking, so its place is kept.
     """
 
     __slots__ = (
-        "ahead", "aside", "call", "charge", "cost", "deadline", "exclude", "expires", "large", "paid", "pushed_at",
-        "sequence", "since", "waiting",
+        "ahead", "aside", "call", "charge", "cost", "deadline", "exclude", "expires", "large", "paid", "promised",
+        "pushed_at", "sequence", "since", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -50,6 +50,7 @@ class Ticket:
         *,
         large: bool = False,
         ahead: float = 0.0,
+        promised: bool = False,
     ) -> None:
         prompt, output = call.prompt_tokens, call.output_tokens
         self.call = call
@@ -63,6 +64,7 @@ class Ticket:
         self.large = large
         self.ahead = ahead
         self.aside = False
+        self.promised = promised
         self.paid = False  # its class and tenant have been charged for it
         self.sequence = 0  # of its push
         self.waiting = True

@@ -21,8 +21,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gateway.core.admission.queues import PROMISED
-
 if TYPE_CHECKING:
     from gateway.core.admission.queues import Queues, Ticket
     from gateway.core.policy.policy import Policy
@@ -77,7 +75,7 @@ class Fairness:
     def pushing(self, ticket: Ticket, *, front: bool) -> None:
         """A call begins to wait."""
         queues, who = self._queues, _who(ticket)
-        places = PROMISED * sum([settings.max_queue for settings in queues.classes.values()])
+        places = 2 * sum([settings.max_queue for settings in queues.classes.values()])
         if not front and len(queues) >= max(places, self._length):  # in another's place
             self._wrong(f"call {ticket.call.request_id} begins to wait beside {len(queues)}, in {places} places")
         if not any(_who(other) == who for other in queues):

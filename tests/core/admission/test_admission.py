@@ -177,6 +177,17 @@ def test_a_call_whose_model_is_made_ready_waits_for_it_if_that_is_in_time(monkey
     moved = made.to_wait(call(), NOW, front=True)
     assert isinstance(moved, Wait)
     assert (moved.outlook, moved.predicted) == (outlook, None), "it was granted before: nothing is weighed again"
+    waiting(made)
+    refused = call(ttft_by=NOW + 20.0, body=b"again")
+    full = made.decide(refused, NOW, RNG)
+    assert isinstance(full, Refuse)
+    assert full.reason is Reason.QUEUE_FULL
+    due_in = made.traffic["m"].book(made.queues["m"], refused, NOW, 5.0)
+    assert due_in == 5.0, "before the model is ready nothing leaves the queue"
+    back = made.decide(call(ttft_by=NOW + 30.0, body=b"again"), NOW + due_in, RNG)
+    assert isinstance(back, Wait)
+    assert back.booking is not None
+    assert (back.ticket.promised, back.ticket.since) == (True, NOW)
 
 
 def test_a_call_that_comes_back_for_its_place_is_weighed_by_no_prediction() -> None:
@@ -196,6 +207,8 @@ def test_a_call_that_comes_back_for_its_place_is_weighed_by_no_prediction() -> N
     assert isinstance(made.decide(call(), NOW + 1.0, RNG), Refuse), "the only place is taken"
     assert isinstance(made.decide(back, NOW + 1.0, RNG), Wait), "but one was promised"
     waiting(made)
+    assert isinstance(made.decide(back, NOW + 1.0, RNG), Wait), "and no newcomer takes that place"
+    made.queues["m"].push(decision.ticket)
     full = made.decide(back, NOW + 1.0, RNG)
     assert isinstance(full, Refuse)
     assert (full.reason, full.booking, full.newcomer) == (Reason.QUEUE_FULL, decision.booking, False)

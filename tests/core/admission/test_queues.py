@@ -443,6 +443,36 @@ def test_where_tokens_are_short_the_one_that_gives_way_is_as_large() -> None:
     assert queues.victim(ticket("interactive", 300).call) is None
 
 
+def test_newcomers_do_not_take_the_places_of_calls_that_return_for_their_bookings() -> None:
+    queues = Queues(BOUNDED)
+    pushed(queues, *[ticket("interactive") for _ in range(4)], *[ticket("batch", 120) for _ in range(4)])
+    back = ticket("interactive", 400)
+    assert queues.room(back.call) == "2 calls"
+    assert queues.room(back.call, promised=True) is None, "four newcomers wait in places that other classes lent"
+    back.promised = True
+    pushed(queues, back)
+    assert queues.room(ticket("interactive", 601).call, promised=True) == "1000 tokens"
+    assert queues.room(ticket("interactive", 600).call, promised=True) is None
+    second = Ticket(ticket("interactive").call, 0.0, promised=True)
+    pushed(queues, second)
+    assert queues.room(ticket("interactive").call, promised=True) == "2 calls"
+    queues.remove(second)
+    assert queues.room(ticket("interactive").call, promised=True) is None
+    assert queues.promised_tokens("interactive") == 400
+    assert queues.room(ticket("default", 10**6).call, promised=True) is None, "its class has no bound on tokens"
+
+
+def test_a_call_that_returned_for_its_booking_is_not_pushed_out() -> None:
+    queues = Queues({**BOUNDED, "batch": TrafficClass(max_queue=3)})
+    pushed(queues, *(ticket(name) for name in ("interactive", "interactive", "default", "default", "default")))
+    (newcomer,) = pushed(queues, ticket("batch"))
+    pushed(queues, *[Ticket(ticket("batch").call, 0.0, promised=True) for _ in range(3)])
+    assert queues.victim(ticket("interactive").call) is newcomer
+    queues.remove(newcomer)
+    assert queues.victim(ticket("interactive").call) is not None
+    assert queues.victim(ticket("interactive").call).call.class_name == "default"  # type: ignore[union-attr]
+
+
 # -- estimates --------------------------------------------------------------------------------------------------------
 
 
