@@ -39,8 +39,9 @@ class CallsView(msgspec.Struct, frozen=True, kw_only=True):
     calls: list[CallView]
 
 
-def active_calls(live: Iterable[ActiveCall], now: float) -> Iterator[CallView]:
-    """Calls of a pipeline of this process; those that are not parsed yet are left out."""
+def active_calls(live: Iterable[ActiveCall], labels: Mapping[str, str], now: float) -> Iterator[CallView]:
+    """Calls of a pipeline of this process; those that are not parsed yet are left out. `labels`: engines' names by id,
+    where these differ."""
     for each in live:
         record = each.record
         if each.call is not None:
@@ -49,7 +50,7 @@ def active_calls(live: Iterable[ActiveCall], now: float) -> Iterator[CallView]:
                 tenant=record.tenant,
                 class_name=each.call.class_name,
                 model=record.model,
-                engine=record.engine or None,
+                engine=labels.get(record.engine, record.engine) or None,
                 state="streaming" if record.ttft else "running" if record.engine else "queued",
                 age_s=round(now - each.call.arrived, 3),
                 deadline_s=round(each.call.deadline - now, 3),

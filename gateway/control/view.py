@@ -98,7 +98,7 @@ class SidecarModelView(msgspec.Struct, frozen=True, kw_only=True):
     """Profile, as its sidecar reports it. `engine`: id of its engine in the fleet, null while it has none there.
     `ready_in_s`: until the profile could serve, null if it cannot be made ready; `why` then gives the reason. `copy`:
     another engine serves its model. `copy_in_s`: until the profile could serve beside that engine, null if it serves
-    already or has no place."""
+    already or has no place. `phase`: of a start under way, in words."""
 
     profile: str
     model: str
@@ -110,6 +110,7 @@ class SidecarModelView(msgspec.Struct, frozen=True, kw_only=True):
     last_error: str
     copy: bool = False
     copy_in_s: float | None = None
+    phase: str = ""
 
 
 class CopyView(msgspec.Struct, frozen=True, kw_only=True):
@@ -216,6 +217,7 @@ def _sidecar(sidecar: Sidecar, now: float) -> SidecarView:
                 last_error=model.last_error,
                 copy=model.copy,
                 copy_in_s=None if model.copy_in is None else round(model.copy_in, 2),
+                phase=model.phase,
             )
         )
     return SidecarView(

@@ -7,7 +7,7 @@ Calls without a trace are sampled by a share. Engines are told either way, so th
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from gateway.core.policy.snapshot import Current
 from gateway.core.request.call_trace import CallTrace, Span
@@ -19,12 +19,13 @@ Send = Callable[[str, list[Span]], None]  # takes a trace's id and the spans of 
 
 
 class Tracing:
-    """`send` must return at once."""
+    """`send` must return at once. `labels`: engines' names by id, where these differ."""
 
-    def __init__(self, current: Current, send: Send, rng: random.Random) -> None:
+    def __init__(self, current: Current, send: Send, rng: random.Random, labels: Mapping[str, str]) -> None:
         self._current = current
         self._send = send
         self._rng = rng
+        self._labels = labels
 
     def begin(self, request: Request, record: Record, now: float) -> CallTrace | None:
         """The trace of a call whose request is whole `now`; None: it is not sampled."""
@@ -43,7 +44,7 @@ class Tracing:
 
     def end(self, trace: CallTrace, record: Record, began: float) -> None:
         """The call has ended, and its record is complete."""
-        self._send(trace.trace_id, trace.spans(record, began))
+        self._send(trace.trace_id, trace.spans(record, began, self._labels))
 
     def _id(self, bits: int) -> str:
         return f"{self._rng.getrandbits(bits) or 1:0{bits // 4}x}"

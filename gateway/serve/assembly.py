@@ -167,9 +167,9 @@ class Gateway:
             lost_spans=lambda: 0 if spans is None else spans.dropped,
             gen_ai=gen_ai,
         )
-        tracing = None if spans is None else Tracing(current, spans.put, rng)
         self.ended_calls = EndedCalls()
         self.recorder = Recorder(current, self.metrics, log, self._ended, self.clock, rng, self.ended_calls)
+        tracing = None if spans is None else Tracing(current, spans.put, rng, self.recorder.labels)
         self.observer = Observer(
             History() if history is None else history,
             self.fleet,
@@ -383,7 +383,7 @@ class Gateway:
 
     def calls(self) -> Iterable[CallView]:
         """Return the calls that wait and run now."""
-        return active_calls(self.pipeline.tasks.values(), self.clock())
+        return active_calls(self.pipeline.tasks.values(), self.recorder.labels, self.clock())
 
     def is_user_key(self, key: str) -> bool:
         """Whether this is a key of the data port's, as the policy of now has them."""

@@ -82,7 +82,7 @@ class DecideListener:
 
     def calls(self) -> Iterable[CallView]:
         """Return the calls that wait and run now."""
-        return active_calls(self.pipeline.tasks.values(), self._gateway.clock())
+        return active_calls(self.pipeline.tasks.values(), self._gateway.recorder.labels, self._gateway.clock())
 
     def close(self) -> None:
         self.server.stop_accepting()

@@ -72,7 +72,7 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
 
     `copy`: gateways have another engine of the model, too. `copy_in`: seconds until the profile could serve beside that
     engine; None: a warmer model would lose its place, or the profile serves already. `gpus`: indices of the GPUs of its
-    engine. `held`: bytes on each of these GPUs that no other engine can use.
+    engine. `held`: bytes on each of these GPUs that no other engine can use. `phase`: of a start under way, in words.
     """
 
     profile: Name
@@ -96,6 +96,7 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     gpus: Annotated[tuple[Count, ...], Meta(max_length=64)] = ()
     held: Size = 0
     priorities: bool = False
+    phase: Annotated[str, Meta(max_length=64)] = ""
 
     @property
     def served(self) -> tuple[str, ...]:

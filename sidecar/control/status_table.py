@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from gateway.shared.formatting import columns, gibs, seconds, shown
 from gateway.shared.protocol import OFF, GPUReport, ModelReport
-from sidecar.core.startup_lines import STAGE_WORDS
 from sidecar.core.status import GatewayStatus, Status
 
 COLUMNS = ("PROFILE", "STATE", "DOING", "CALLS", "READY IN", "CAN HOLD", "")
@@ -36,12 +35,12 @@ def _model(model: ModelReport, status: Status) -> tuple[str, ...]:
     tokens = "-" if model.kv_tokens is None else f"{model.kv_tokens:,} tokens"
     told = model.message or model.last_error or (model.url if model.state != "stopped" else "")
     calling = str(status.calls.get(model.profile, 0))
-    stage = f", {STAGE_WORDS[status.stages[model.profile]]}" if model.profile in status.stages else ""
+    phase = f", {model.phase}" if model.phase else ""
     copy = ", a copy" if model.copy else ""
     return (
         model.profile,
         model.state + level + copy,
-        (model.pending or "-") + stage,
+        (model.pending or "-") + phase,
         calling,
         ready,
         tokens,

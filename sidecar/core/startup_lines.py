@@ -13,9 +13,9 @@ Stage = Literal["process", "weights", "compile", "graphs"]
 STAGES: tuple[Stage, ...] = ("process", "weights", "compile", "graphs")
 STAGE_WORDS: dict[Stage, str] = {
     "process": "its process begins",
-    "weights": "weights",
-    "compile": "compilation",
-    "graphs": "graphs",
+    "weights": "loading weights",
+    "compile": "compiling",
+    "graphs": "KV cache and graphs",
 }
 
 READ = 1000  # characters of a line; what follows is not looked at

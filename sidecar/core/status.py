@@ -9,7 +9,6 @@ import msgspec
 from gateway.shared.files.file_status import FileStatus
 from gateway.shared.protocol import GPUReport, ModelReport
 from sidecar.core.file.reload import Reload
-from sidecar.core.startup_lines import Stage
 
 
 class GatewayStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,7 +23,7 @@ class GatewayStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """A sidecar at one moment. `calls`: in flight by profile; `stages`: of starts under way, by profile; `drained`:
+    """A sidecar at one moment. `calls`: in flight by profile; `drained`:
     profiles that were withdrawn by hand and have no calls any more; `file`: of its reloads; `troubles`: what an
     operator should know, in words."""
 
@@ -40,7 +39,6 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     models: tuple[ModelReport, ...] = ()
     gateways: tuple[GatewayStatus, ...] = ()
     calls: dict[str, int] = {}
-    stages: dict[str, Stage] = {}
     drained: tuple[str, ...] = ()
     file: FileStatus = FileStatus()
     troubles: tuple[str, ...] = ()

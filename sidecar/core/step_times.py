@@ -17,7 +17,7 @@ from typing import Literal
 
 from gateway.shared.files.units import GIB, MIB
 from sidecar.core.inventory import Size
-from sidecar.core.startup_lines import STAGES, Stage, share_of, stage_of
+from sidecar.core.startup_lines import STAGE_WORDS, STAGES, Stage, share_of, stage_of
 
 DISK, WAKES_AT, SLEEPS_AT = 1.5 * GIB, 8.0 * GIB, 2.0 * GIB  # bytes a second: read, back from the host, to the host
 DOWNLOADS = 100 * MIB  # bytes a second, where a model is not all here: nearly a gigabit
@@ -160,6 +160,11 @@ class StartClock:
             share = share_of(line) or 0.0
             if share > self._share:
                 self._share, self._share_at = share, now
+
+    @property
+    def phase(self) -> str:
+        """Stage in words, with the share that its progress bar tells."""
+        return STAGE_WORDS[self.stage] + (f", {self._share:.0%}" if 0.0 < self._share < 1.0 else "")
 
     def ready(self, now: float) -> dict[Stage, float]:
         """Seconds of each stage, now that it serves; empty where its lines told none."""

@@ -43,7 +43,12 @@ FILES: Final = 512  # open files that the sidecar's own work may need
 CONNECTIONS: Final = 8192
 # The gateway's own time-outs are shorter, and one that vanishes is noticed by TCP.
 STALL: Final = 6 * 3600.0  # seconds without a byte of an engine
-PASSED_ON = "The relay passes on inference calls, /health, /v1/models and /metrics of engines, and takes `ensure`."
+LOG: Final = 512 * 1024  # bytes of a log's last lines, in one answer
+TEXT: Final = b"content-type: text/plain; charset=utf-8\r\n"
+PASSED_ON = (
+    "The relay passes on inference calls, /health, /v1/models and /metrics of engines, and takes `ensure` and "
+    "GET /models/PROFILE/logs?lines=N."
+)
 
 
 class RelayedEngine(msgspec.Struct, frozen=True):
@@ -55,8 +60,8 @@ class RelayedEngine(msgspec.Struct, frozen=True):
 
 class Relay:
     """`token`: the order token. `engine` finds the engine of a profile, None where there is none. `ensure` has a model
-    made ready and reports it, None where there is no such profile. `leaving`: no order is taken any more. `say` takes
-    a line for the operator."""
+    made ready and reports it, `log` gives the last lines of its engine; None where there is no such profile. `leaving`:
+    no order is taken any more. `say` takes a line for the operator."""
 
     def __init__(
         self,
@@ -64,12 +69,14 @@ class Relay:
         *,
         engine: Callable[[str], RelayedEngine | None],
         ensure: Callable[[str], ModelReport | None],
+        log: Callable[[str, int], list[str] | None],
         leaving: Callable[[], bool],
         say: Callable[[str], None],
     ) -> None:
         self._token = BearerToken(token)
         self._engine = engine
         self._ensure = ensure
+        self._log = log
         self._leaving = leaving
         self._say = say
         self._certificate: WatchedFile | None = None
@@ -128,7 +135,7 @@ class Relay:
         if target is None:
             return answer(404, JSON, _error(404, "not_found", PASSED_ON))
         request.limit = BODY if target.kind == "call" else 0
-        if target.kind == "ensure":
+        if target.kind in ("ensure", "log"):
             return None
         refused = _refusal(target, self._engine(target.profile))
         return None if refused is None else answer(503, JSON, refused)
@@ -144,6 +151,10 @@ class Relay:
         if target.kind == "ensure":
             self._outcomes["ordered"] += 1
             responder.send(*self._ordered(target.profile))
+            return
+        if target.kind == "log":
+            self._outcomes["answered"] += 1
+            responder.send(*self._read(target.profile, target.lines))
             return
         engine = self._engine(target.profile)
         refused = _refusal(target, engine)  # again: it may have gone while the body came
@@ -190,6 +201,16 @@ class Relay:
         if model is None:
             return 404, JSON, _error(404, "profile_not_found", "There is no such profile.")
         return 200, JSON, encode(Ensured(model=model))
+
+    def _read(self, profile: str, lines: int) -> tuple[int, bytes, bytes]:
+        """Status, header lines and body of a log's last lines: at most LOG bytes, from the beginning of a line."""
+        found = self._log(profile, lines)
+        if found is None:
+            return 404, JSON, _error(404, "profile_not_found", "There is no such profile.")
+        text = "".join([f"{line}\n" for line in found]).encode(errors="replace")
+        if len(text) > LOG:
+            text = text[-LOG:].partition(b"\n")[2]
+        return 200, TEXT, text
 
 
 def _refusal(target: RelayTarget, engine: RelayedEngine | None) -> bytes | None:

@@ -20,7 +20,6 @@ from sidecar.core.host_memory import HostMemory
 from sidecar.core.lifecycle import STARTING
 from sidecar.core.model_state import ModelState
 from sidecar.core.sleep import note
-from sidecar.core.startup_lines import Stage
 from sidecar.core.step_times import StepTimes
 from sidecar.gpus.monitor import GpuMonitor
 from sidecar.residency.demand import GatewayDemand
@@ -285,11 +284,6 @@ class Manager:
         blind = BLIND if self.steps.memory.blind else ""
         preloads = [entry.not_preloaded for entry in self.entries.values()]
         return tuple(filter(None, (self.monitor.error, blind, *sleep, *preloads)))
-
-    def stages(self) -> dict[str, Stage]:
-        """The stage that each start under way has reached, by profile."""
-        starting = {name: entry.starting for name, entry in self.entries.items()}
-        return {name: start.stage for name, start in starting.items() if start is not None}
 
     def lines(self, profile: str, most: int) -> list[str]:
         """The last lines that its engine has written. Raises KeyError."""

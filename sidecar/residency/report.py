@@ -71,6 +71,7 @@ def model_report(
         adapters=tuple(entry.profile.adapters),
         gpus=entry.gpus,
         held=entry.resident(now, 0, 0).held if entry.gpus else 0,
+        phase=entry.starting.phase if entry.starting is not None else "",
     )
 
 

@@ -83,7 +83,10 @@ def relay_of(manager: Manager, token: str, leaving: Callable[[], bool]) -> Relay
     def ensure(profile: str) -> ModelReport | None:
         return manager.orders.ensure(profile) if profile in manager.entries else None
 
-    return Relay(token, engine=engine, ensure=ensure, leaving=leaving, say=say)
+    def log(profile: str, lines: int) -> list[str] | None:
+        return manager.lines(profile, lines) if profile in manager.entries else None
+
+    return Relay(token, engine=engine, ensure=ensure, log=log, leaving=leaving, say=say)
 
 
 def sidecar_id(config: SidecarConfig) -> str:

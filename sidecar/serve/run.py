@@ -214,7 +214,6 @@ class StatusView:
             gpus=manager.gpus(),
             models=manager.models(),
             gateways=self.gateways(),
-            stages=manager.stages(),
             calls={profile: manager.requests_active(profile) for profile in manager.entries},
             drained=tuple(filter(manager.drained, manager.entries)),
             file=FileStatus() if file is None else file.status,

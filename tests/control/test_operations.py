@@ -7,8 +7,10 @@ from urllib.parse import quote
 
 import pytest
 
-from gateway.control.calls import SHOWN, CallView
+from gateway.control.calls import SHOWN, CallView, active_calls
 from gateway.core.engines.fleet import Engine
+from gateway.core.request.record import Record
+from gateway.relay.active_call import ActiveCall
 from gateway.shared.files.file_status import FileStatus
 from tests.calls import a_call
 from tests.control.parts import Parts, play
@@ -231,3 +233,11 @@ def test_an_engine_that_leaves_for_good_is_not_called_back() -> None:
         assert (answer.status_code, answer.json()["error"]["code"]) == (409, "engine_retired")
 
     play(scene, drain_engine=refuses)
+
+
+def test_a_running_call_names_its_engine_as_everything_else_does() -> None:
+    live = [ActiveCall(Record(request_id=engine, route="/", engine=engine)) for engine in ("10.0.0.1:8000", "e2", "")]
+    for each in live:
+        each.call = a_call()
+    found = [call.engine for call in active_calls(live, {"10.0.0.1:8000": "left"}, 1.0)]
+    assert found == ["left", "e2", None]

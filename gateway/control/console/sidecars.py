@@ -31,6 +31,7 @@ def sidecar_entry(sidecar: SidecarView, began: Callable[[str, str], float | None
                 "model": model.model,
                 "state": model.state,
                 "pending": model.pending,
+                "phase": model.phase,
                 "engine": model.engine,
                 "began": began(sidecar.id, model.profile) if model.state == "starting" else None,
                 "ready_in": None if model.ready_in_s is None else round(model.ready_in_s),

@@ -15,7 +15,7 @@ engine is handed the attempt as its parent, so each attempt has an id before it 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import msgspec
@@ -84,12 +84,20 @@ class CallTrace:
             if attempt.engine == engine and not attempt.error:
                 attempt.ended, attempt.error = now, error
 
-    def spans(self, record: Record, began: float) -> list[Span]:
-        """All spans of the call, which began at `began` and has ended; the root first."""
+    def spans(self, record: Record, began: float, labels: Mapping[str, str] = {}) -> list[Span]:
+        """All spans of the call, which began at `began` and has ended; the root first. `labels`: engines' names by id,
+        where these differ."""
         end = began + record.total
         error = record.outcome.value if record.status >= 500 else ""
         root = Span(
-            f"{record.method} {record.route}", self.span_id, self.parent_id, began, end, "server", _facts(record), error
+            f"{record.method} {record.route}",
+            self.span_id,
+            self.parent_id,
+            began,
+            end,
+            "server",
+            _facts(record, labels),
+            error,
         )
         spans = [root]
         if not self.whole:
@@ -108,14 +116,15 @@ class CallTrace:
             spans.append(self._child("weir.wake", granted - self.woken, granted, queue.span_id))
         first_byte = began + record.ttft if record.ttft else end
         for attempt in self.attempts:
-            spans += self._attempt(attempt, attempt.engine == record.engine, first_byte, end)
+            name = labels.get(attempt.engine, attempt.engine)
+            spans += self._attempt(attempt, name, attempt.engine == record.engine, first_byte, end)
         return spans
 
-    def _attempt(self, attempt: Attempt, answered: bool, first_byte: float, end: float) -> list[Span]:
+    def _attempt(self, attempt: Attempt, name: str, answered: bool, first_byte: float, end: float) -> list[Span]:
         """Spans of one attempt: whole where it `answered`, else as far as anybody waited for it."""
         answered = answered and not attempt.error
         ended = end if answered else attempt.ended or first_byte
-        engine: dict[str, Value] = {"weir.engine": attempt.engine}
+        engine: dict[str, Value] = {"weir.engine": name}
         spans = [
             Span("weir.attempt", attempt.span_id, self.span_id, attempt.began, ended, "client", engine, attempt.error)
         ]
@@ -129,7 +138,7 @@ class CallTrace:
         return Span(name, self._draw(), parent_id or self.span_id, start, max(start, end))
 
 
-def _facts(record: Record) -> dict[str, Value]:
+def _facts(record: Record, labels: Mapping[str, str]) -> dict[str, Value]:
     """Attributes of the whole call: OpenTelemetry's names where it has them, vLLM's for the request's id, else ours.
     Nothing of what users wrote is among them."""
     facts: dict[str, Value] = {
@@ -144,7 +153,7 @@ def _facts(record: Record) -> dict[str, Value]:
         "gen_ai.request.model": record.model,
         "weir.tenant": record.tenant,
         "weir.class": record.class_name,
-        "weir.engine": record.engine,
+        "weir.engine": labels.get(record.engine, record.engine),
         "weir.reason": record.reason[:256],
     }
     facts.update({name: word for name, word in words.items() if word})

@@ -165,7 +165,7 @@ class RelaySide:
             self._rng,
             self.bodies,
             large=None if parser is None else LargeBodies(parser, self._clock),
-            tracing=None if spans is None else Tracing(current, spans.put, self._rng),
+            tracing=None if spans is None else Tracing(current, spans.put, self._rng, self._recorder.labels),
         )
         settings = server_settings(current.snapshot, most_clients)
         self.server = Server(self.pipeline, settings, self.bodies, place.own_seats)

@@ -86,6 +86,17 @@ def test_of_two_attempts_that_failed_each_says_its_own_error() -> None:
     ]
 
 
+def test_an_engine_has_one_name_in_all_spans() -> None:
+    trace = traced()
+    trace.whole = trace.parsed = trace.judged = trace.taken_at = 100.1
+    trace.attempt("10.0.0.1:8000", 100.2)
+    trace.attempt("e1", 100.3)
+    spans = trace.spans(record(engine="10.0.0.1:8000"), BEGAN, {"10.0.0.1:8000": "left"})
+    names = [span.attributes["weir.engine"] for span in spans if "weir.engine" in span.attributes]
+    assert names == ["left", "left", "e1"]
+    assert "weir.first_byte" in times(spans), "the attempt that answered is still known"
+
+
 def test_a_hedge_that_lost_ends_with_the_others_first_byte() -> None:
     trace = traced()
     trace.whole = trace.parsed = trace.judged = trace.taken_at = 100.1

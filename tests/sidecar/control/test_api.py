@@ -43,10 +43,10 @@ class Door:
         metrics = Metrics(
             manager, gateways=lambda: gateways, state_error=lambda: "", file=FileStatus, relay=lambda: use
         )
+        begun = tuple([msgspec.structs.replace(each, phase="loading weights, 40%") for each in manager.models()])
         status = Status(
             sidecar="box", version="0", pid=1, boot="b", config="f", control="c", up_s=100.0, gpus=manager.gpus(),
-            models=manager.models(), gateways=gateways, calls={"a": 2}, stages={"a": "weights"},
-            troubles=("the disk is full",),
+            models=begun, gateways=gateways, calls={"a": 2}, troubles=("the disk is full",),
         )  # fmt: skip
         self.status = lambda: status
         app = control_app(
@@ -107,7 +107,7 @@ def test_what_there_is_to_see(tmp_path: Path) -> None:
         assert "gateway http://g  takes no reports, since 0.0 s: gone" in shown
         assert "trouble: the disk is full" in shown
         assert "needs 4 GPUs" in shown
-        assert re.search(r"^a +stopped +-, weights +2 ", shown, re.MULTILINE)
+        assert re.search(r"^a +stopped +-, loading weights, 40% +2 ", shown, re.MULTILINE)
         assert (await door.ask("GET", "/models/a/logs?lines=5")).text == ""
         plan = (await door.ask("GET", "/models/a/plan")).text
         assert "1. start a on GPU 0" in plan

@@ -177,6 +177,7 @@ FORETOLD = {"process": 20.0, "weights": 40.0, "compile": 75.0, "graphs": 20.0}
 
 def test_an_engine_that_tells_no_stage_is_foretold_by_the_whole() -> None:
     clock = StartClock(100.0)
+    assert clock.phase == "its process begins"
     clock.heard(["Initializing a V1 LLM engine"], 101.0)
     assert clock.left(110.0, FORETOLD) == 145.0
     assert clock.left(300.0, FORETOLD) == 50.0, "a quarter of what it has taken"
@@ -187,8 +188,10 @@ def test_the_rest_of_a_start_is_foretold_by_its_progress_bar() -> None:
     clock = StartClock(0.0)
     clock.heard(["Starting to load model /m"], 10.0)
     assert clock.left(12.0, FORETOLD) == 38.0 + 95.0
+    assert clock.phase == "loading weights"
     clock.heard([BAR.replace("75", "50").replace("3/4", "2/4")], 14.0)
     assert clock.left(15.0, FORETOLD) == pytest.approx(3.0 + 95.0)
+    assert clock.phase == "loading weights, 50%"
     clock.heard([BAR, BAR.replace("75", "50").replace("3/4", "2/4")], 16.0)
     assert clock.left(16.0, FORETOLD) == pytest.approx(2.0 + 95.0)
     assert clock.left(26.0, FORETOLD) == pytest.approx(2.5 + 95.0), "the bar stands still"

@@ -198,6 +198,8 @@ def test_from_another_machine_nothing_is_reached_but_allowed_paths_with_the_toke
             "GET /status",
             "GET /metrics",
             "GET /models/a/logs",
+            "POST /models/a/logs?lines=5",
+            "GET /models/a/logs?lines=2001",
             "POST /engines/a/sleep?level=2",
         ]
         statuses = namespaces.statuses(*map(request, forbidden))

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import random
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
-from gateway.shared.protocol import ModelReport, ensured
+from gateway.core.policy.policy import FleetPolicy, Policy, SidecarsPolicy
+from gateway.serve.assembly import Gateway
+from gateway.shared.protocol import CapacityReport, ModelReport, encode, ensured
 from gateway.upstream.client import Client, ClientSettings, EngineError, Reply, parse_origin
 from gateway.upstream.trust import Trust
 from sidecar.core.addresses import Address
@@ -39,10 +42,12 @@ class Bed:
             TOKEN,
             engine=lambda name: None if name != "a" or self.gone else RelayedEngine(engine.url, self.awake),
             ensure=self.ensure,
+            log=lambda profile, lines: self.log[-lines:] if profile == "a" else None,
             leaving=lambda: self.leaving,
             say=lambda _: None,
         )
         self.url = ""
+        self.log = ["INFO one", "ERROR two"]
 
     def ensure(self, profile: str) -> ModelReport | None:
         self.ordered.append(profile)
@@ -188,6 +193,34 @@ def test_a_model_that_sleeps_or_is_gone_gets_no_calls() -> None:
     play(scene)
 
 
+def test_a_gateway_reads_the_log_of_an_engine_on_another_machine() -> None:
+    """Through the relay, with the order token, and never more than its bound."""
+
+    async def scene() -> None:
+        async with bed() as found:
+            policy = Policy(fleet=FleetPolicy(sidecars=SidecarsPolicy()))
+            gateway = Gateway(policy, (), None, random.Random(1), say=lambda _: None, order_token=TOKEN)
+            models = tuple([ModelReport(profile=name, model=name, state="error") for name in ("a", "b")])
+            report = CapacityReport(sidecar="gpu", boot="b", sequence=1, control=found.url, models=models)
+            gateway.sidecars.report(encode(report), local=True)
+            try:
+                found.gone = True  # its start failed: that is when somebody reads its log
+                assert await gateway.waking.read_log("gpu", "a", 1) == (200, b"ERROR two\n")
+                assert await gateway.waking.read_log("gpu", "a", 200) == (200, b"INFO one\nERROR two\n")
+                assert (await gateway.waking.read_log("gpu", "b", 1))[0] == 404
+                found.log = [f"{number:04} " + "x" * 1000 for number in range(1000)]
+                status, text = await gateway.waking.read_log("gpu", "a", 1000)
+                assert (status, text[:3], text[-3:]) == (200, b"047", b"xx\n")
+                assert 510 * 1024 < len(text) <= 512 * 1024
+            finally:
+                await gateway.aclose()
+            for shown in (b"", b"authorization: Bearer not-the-order-token\r\n"):
+                head = b"GET /models/a/logs?lines=5 HTTP/1.1\r\nhost: x\r\nconnection: close\r\n" + shown + b"\r\n"
+                assert (await found.raw(head)).startswith(b"HTTP/1.1 401 ")
+
+    play(scene)
+
+
 def test_the_order_is_taken_until_the_sidecar_ends() -> None:
     async def scene() -> None:
         async with bed() as found:
@@ -324,7 +357,9 @@ def test_a_certificate_that_is_none_is_told(tmp_path: Path) -> None:
         Trust(ca="no certificate").context()
 
     async def scene() -> None:
-        relay = Relay(TOKEN, engine=lambda _: None, ensure=lambda _: None, leaving=bool, say=lambda _: None)
+        relay = Relay(
+            TOKEN, engine=lambda _: None, ensure=lambda _: None, log=lambda *_: None, leaving=bool, say=lambda _: None
+        )
         with pytest.raises(ValueError, match=r"c\.pem"):
             await relay.start(RelaySettings(listen=Address("127.0.0.1", 0), certificate_file="c.pem"), tmp_path)
         await relay.aclose()

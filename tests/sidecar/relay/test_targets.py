@@ -74,6 +74,23 @@ PIECES = st.sampled_from(
 )
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "query", "lines"),
+    [
+        (b"GET", b"/models/a/logs", b"lines=2000", 2000),
+        (b"GET", b"/models/a/logs", b"lines=1", 1),
+        (b"POST", b"/models/a/logs", b"lines=1", None),
+        (b"GET", b"/models/a/plan", b"lines=1", None),
+        (b"GET", b"/models/a/logs/", b"lines=1", None),
+        *((b"GET", b"/models/a/logs", query, None) for query in (
+            b"", b"lines=0", b"lines=2001", b"lines=-1", b"lines=1&lines=2", b"lines=01", b"lines=1\n", b"Lines=1",
+        )),
+    ],
+)  # fmt: skip
+def test_a_log_is_asked_for_in_one_way(method: bytes, path: bytes, query: bytes, lines: int | None) -> None:
+    assert target_of(method, path, query) == (None if lines is None else RelayTarget("log", "a", lines=lines))
+
+
 @given(st.sampled_from([b"GET", b"POST", b"PUT", b"DELETE"]), st.lists(PIECES | st.binary(max_size=3), max_size=12))
 def test_what_passes_is_exactly_a_row_of_the_table(method: bytes, pieces: list[bytes]) -> None:
     path = b"/engines/a" + b"".join(pieces)

@@ -204,7 +204,7 @@ function makeSidecar(id) {
   const state = el("span"), refused = el("p", "bad small"), gpus = el("div"), cards = new Map();
   const rows = new Rows(body, (cells, profile, model) => {
     say(cells[0], profile);
-    say(cells[1], model.state + (model.pending ? ", " + model.pending : ""), "text " + (model.state === "error" ? "bad" : model.pending ? "warn" : ""));
+    say(cells[1], model.state + (model.pending ? ", " + model.pending : "") + (model.phase ? ": " + model.phase : ""), "text " + (model.state === "error" ? "bad" : model.pending ? "warn" : ""));
     say(cells[2], readiness(model), "text");
     say(cells[3], model.why, "text");
     if (cells[4].firstChild) return;
