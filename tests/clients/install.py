@@ -74,7 +74,8 @@ def main() -> int:
         subprocess.run([*pip, "--requirement", str(REQUIREMENTS)], check=True, timeout=900)
         for file in NODE_FILES:
             shutil.copy(file, node_folder())
-        argv = [npm, "ci", "--silent", "--no-fund", "--no-audit", "--ignore-scripts"]
+        # Not `npm ci`: npm 11 refuses a lock file without packages for other platforms, which not every registry has.
+        argv = [npm, "install", "--silent", "--no-fund", "--no-audit", "--ignore-scripts"]
         subprocess.run(argv, check=True, cwd=node_folder(), timeout=600)
         for source, copy in _copies():
             shutil.copy(source, copy)
