@@ -16,7 +16,7 @@ from gateway.batches.line_call import STORAGE_FULL, LineAnswer, LineCall
 from gateway.batches.results_files import Result, ResultsFiles
 from gateway.batches.site import BatchSite
 from gateway.batches.tables import StoredBatch
-from gateway.core.batches.lines import BatchLine, Judged, read_line
+from gateway.core.batches.lines import MAX_LINES, BatchLine, Judged, read_line
 from gateway.core.batches.objects import WINDOW_SECONDS, FileObject, LineFault
 from gateway.core.batches.results import EXPIRED, again_in
 from gateway.core.batches.states import end_of
@@ -95,7 +95,7 @@ class BatchRun:
 
     async def _judge(self) -> None:
         site, batch, row = self._site, self._batch, self._row
-        judged = Judged(batch.endpoint, site.policy.max_line, site.policy.max_requests)
+        judged = Judged(batch.endpoint, site.policy.max_line, MAX_LINES)
         await site.storage.run(partial(tables.begin_lines, row=row))
         offset = 0
         while not self._stopped:

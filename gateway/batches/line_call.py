@@ -13,6 +13,7 @@ from typing import BinaryIO, cast
 import msgspec
 
 from gateway.batches.site import BatchSite
+from gateway.core.batches.results import MAX_ANSWER
 from gateway.core.request.body_memory import SMALL, BodyLease
 from gateway.core.request.outcome import MODEL_AWAY
 from gateway.core.request.routes import Route
@@ -96,7 +97,7 @@ class LineCall:
             return
         self._parts.append(bytes(data))
         self._held += len(data)
-        if self._held + self._spilled > self._site.policy.max_answer:
+        if self._held + self._spilled > MAX_ANSWER:
             self._end(TOO_LONG)
         elif not self._counted() or self._held > HIGH:
             self._spill()

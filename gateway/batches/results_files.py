@@ -146,7 +146,7 @@ class ResultsFiles:
         output, errors = self._both
         good, bad = set[int](), set[int]()
         for result in group:
-            error = _error_of(result.answer, self._site.policy.max_answer)
+            error = _error_of(result.answer)
             is_good = error is None and result.answer.status < 400
             file = output if is_good else errors
             (good if is_good else bad).add(result.number)
@@ -173,10 +173,10 @@ def _pieces(answer: LineAnswer) -> Iterator[bytes]:
         yield piece
 
 
-def _error_of(answer: LineAnswer, most: int) -> LineError | None:
+def _error_of(answer: LineAnswer) -> LineError | None:
     """The reason why an answer cannot stand in a line."""
     if answer is TOO_LONG:
-        return too_long(most)
+        return too_long()
     utf_8 = codecs.getincrementaldecoder("utf-8")()
     try:
         for piece in _pieces(answer):

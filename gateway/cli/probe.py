@@ -52,7 +52,7 @@ async def _assumed(entry: EngineEntry, questions: Questions) -> str:
         sample_from(await questions.metrics(WITHIN))
     except (Unanswered, AnswerError) as error:
         budget = Budget()
-        capacity, slots = entry.capacity or budget.capacity, entry.max_concurrency or budget.max_concurrency
+        capacity, slots = budget.capacity, entry.max_concurrency or budget.max_concurrency
         why = unmeasured(error) or str(error)
         return f"; tells no metrics, as a vLLM would ({why}): {capacity} tokens of KV cache, {slots} calls are assumed"
     return ""

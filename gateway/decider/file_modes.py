@@ -9,7 +9,7 @@ from gateway.core.policy.policy import Policy
 from gateway.shared.files.checked import Path as FieldPath
 from gateway.shared.files.modes import refused_folder, unwise, unwise_folder
 
-STORAGE: FieldPath = ("storage", "folder")
+STORAGE: FieldPath = ("storage",)
 
 
 def files_of(policy: Policy, folder: Path) -> Iterator[tuple[FieldPath, Path]]:
@@ -32,11 +32,11 @@ def unwise_of(policy: Policy, folder: Path) -> list[tuple[FieldPath, str]]:
     """Advice on the modes of a policy's files and of its storage, each with its field."""
     found = [(path, unwise(file)) for path, file in files_of(policy, folder)]
     if policy.storage is not None:
-        found.append((STORAGE, unwise_folder(folder / policy.storage.folder)))
+        found.append((STORAGE, unwise_folder(folder / policy.storage)))
     return [(path, text) for path, text in found if text is not None]
 
 
 def unusable_of(policy: Policy, folder: Path) -> list[tuple[FieldPath, str]]:
     """Reasons why a gateway with this policy would not start, each with its field."""
-    text = None if policy.storage is None else refused_folder(folder / policy.storage.folder)
+    text = None if policy.storage is None else refused_folder(folder / policy.storage)
     return [] if text is None else [(STORAGE, text)]

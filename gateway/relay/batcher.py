@@ -12,7 +12,7 @@ Nothing here is awaited between a look and the change that follows from it, so t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 
 import msgspec
 
@@ -22,7 +22,7 @@ from gateway.core.answer.json_usage import JSONUsage
 from gateway.core.batching.batch_window import BatchWindow
 from gateway.core.batching.merge_pieces import Piece, piece_of, rule_of
 from gateway.core.batching.merging import SplitError, merge, split
-from gateway.core.policy.traffic import Batching, Merge
+from gateway.core.policy.traffic import BatchedKind, Merge
 from gateway.core.request.body_memory import BodyLease, BodyMemory
 from gateway.core.request.call import Call
 from gateway.core.request.outcome import Outcome, Refused
@@ -125,7 +125,7 @@ class Batcher:
 
     def __init__(
         self,
-        policy: Callable[[], Batching],
+        policy: Callable[[], Mapping[BatchedKind, Merge]],
         exchange: Callable[[Call], Awaitable[Exchanged]],
         clock: Callable[[], float],
         bodies: BodyMemory,

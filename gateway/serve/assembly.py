@@ -128,7 +128,7 @@ class Gateway:
         self.kv_events: KvEvents | None = None  # from the first policy on that wants them
         calendar = Calendar()
         self.limits = LimitBook(policy, witnesses.limits, calendar)
-        self.bodies = BodyMemory(policy.body.memory, policy.body.share)
+        self.bodies = BodyMemory(policy.body.memory)
         cost = CostModel(policy.budget.alpha)
         self.token_use = TokenUse(lambda: self.storage, self.limits.quotas, calendar, self.clock, say)
         self.decider = LocalDecider(
@@ -222,7 +222,7 @@ class Gateway:
         self._sidecar_trust = configuration.sidecar_trust
         self._engines(entries, configuration.api_keys, configuration.sidecar_token)
         self.server.settings = server_settings(snapshot, self._most_clients)
-        self.bodies.apply(policy.body.memory, policy.body.share)
+        self.bodies.apply(policy.body.memory)
         self.dispatch.apply(policy)
 
     def _snapshot(self, policy: Policy, cache_secret: str | None) -> Snapshot:
@@ -484,7 +484,7 @@ def server_settings(snapshot: Snapshot, most_clients: int) -> ServerSettings:
     upload = 0 if policy.batches is None else policy.batches.max_file + FORM
     return ServerSettings(
         max_connections=connections,
-        max_per_peer=max(1, int(connections * policy.server.max_per_peer)),
+        max_per_peer=max(1, connections // 2),
         refused_at_once=max(4, min(256, connections // 16)),  # they need descriptors too
         exempt=snapshot.tenants.trusts,
         body_total=policy.timeouts.body_total,

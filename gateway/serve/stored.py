@@ -24,7 +24,7 @@ def storage_of(file: Path, policy: Policy) -> Storage | None:
     """The storage that the policy of this file names, not opened yet; None: it names none."""
     if policy.storage is None:
         return None
-    return Storage(file.parent / policy.storage.folder)
+    return Storage(file.parent / policy.storage)
 
 
 async def check(storage: Storage | None) -> None:

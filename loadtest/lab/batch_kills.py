@@ -31,7 +31,7 @@ import msgspec
 
 from loadtest.processes import Child, Gateway, get, until
 
-POLICY = "storage: {folder: state}\nbatches: {in_flight: 32}\nfleet: {poll: 200ms, health: 500ms}\n"
+POLICY = "storage: state\nbatches: {in_flight: 32}\nfleet: {poll: 200ms, health: 500ms}\n"
 LONGEST_LIFE = 0.8  # seconds
 BATCH_WITHIN = 120.0  # seconds of a life without a kill
 UPLOADS_KILLED = 0.1  # of lives

@@ -13,8 +13,8 @@ from tests.e2e.children import SimEngine
 from tests.e2e.traffic import sha256
 
 POLICY = f"""
-storage: {{folder: kept}}
-batches: {{max_file: 1000KiB, per_tenant: 2000KiB, max_requests: 100, max_unfinished: 3}}
+storage: kept
+batches: {{max_file: 1000KiB, per_tenant: 2000KiB, max_unfinished: 3}}
 tenants:
   acme: {{keys: [{sha256("acme")}]}}
   globex: {{keys: [{sha256("globex")}]}}

@@ -72,7 +72,7 @@ def worked(openai: openai.OpenAI, model: str, lines: int) -> openai.types.Batch:
 
 def gateway_of(folder: Path, engine: str, batches: str, rest: str = "") -> Gateway:
     policy = folder / "policy.yaml"
-    policy.write_text(f"storage: {{folder: kept}}\nbatches: {{{batches}}}\n{rest}")
+    policy.write_text(f"storage: kept\nbatches: {{{batches}}}\n{rest}")
     return Gateway(folder / "log", "--engine", engine, "--policy", str(policy))
 
 
@@ -104,8 +104,8 @@ def test_long_answers_are_never_in_memory(tmp_path: Path, engine: str, rest: str
 
 
 def test_an_answer_that_is_too_long_is_one_lines_error(tmp_path: Path, engine: str) -> None:
-    with gateway_of(tmp_path, engine, "max_answer: 2MiB") as gateway, client(gateway, "none") as openai:
-        batch = worked(openai, "8", 2)
+    with gateway_of(tmp_path, engine, "in_flight: 2") as gateway, client(gateway, "none") as openai:
+        batch = worked(openai, "65", 2)
         assert (batch.status, batch.request_counts.failed) == ("completed", 2)
         for line in openai.files.content(str(batch.error_file_id)).text.splitlines():
             assert json.loads(line)["error"]["code"] == "answer_too_long"

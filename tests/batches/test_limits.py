@@ -15,7 +15,7 @@ from tests.e2e.traffic import CHAT, body, sha256
 pytestmark = pytest.mark.slow
 
 POLICY = f"""
-storage: {{folder: kept}}
+storage: kept
 batches: {{}}
 tenants:
   acme: {{keys: [{sha256("acme")}], limits: {{requests: 5/h}}}}

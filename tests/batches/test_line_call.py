@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
+
 from gateway.batches import line_call
 from gateway.batches.line_call import AWAY, HIGH, STORAGE_FULL, TOO_LONG, LineCall
 from gateway.batches.site import BatchSite
@@ -106,7 +108,7 @@ def test_where_there_is_no_memory_every_piece_goes_to_the_disk_first(tmp_path: P
     run(tmp_path, main, memory=1)
 
 
-def test_answers_that_are_more_than_they_may_be(tmp_path: Path) -> None:
+def test_answers_that_are_more_than_they_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def long(call: LineCall, engine: Engine, site: BatchSite) -> None:
         engine.started().write(PIECE)
         assert await call.answer is TOO_LONG
@@ -116,8 +118,9 @@ def test_answers_that_are_more_than_they_may_be(tmp_path: Path) -> None:
         engine.started().write(bytes(HIGH + 1))
         assert await call.answer is STORAGE_FULL
 
-    run(tmp_path, long, max_answer=1024)
     run(tmp_path, full)
+    monkeypatch.setattr(line_call, "MAX_ANSWER", 1024)
+    run(tmp_path, long)
 
 
 def test_a_disk_that_fails_is_told_once_and_nothing_stays(tmp_path: Path) -> None:

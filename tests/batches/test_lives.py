@@ -30,7 +30,7 @@ def test_no_result_is_lost_or_doubled_by_sigkills(workers: int) -> None:
 
 @pytest.mark.slow
 def test_what_is_not_done_within_the_window_is_told_line_by_line(tmp_path: Path) -> None:
-    (tmp_path / "policy.yaml").write_text("storage: {folder: kept}\nbatches: {}\n")
+    (tmp_path / "policy.yaml").write_text("storage: kept\nbatches: {}\n")
     arguments = ("--engine", "sim:1", "--policy", str(tmp_path / "policy.yaml"))
     asked = [{"custom_id": id, "method": "POST", "url": CHAT, "body": body(max_tokens=tokens)} for id, tokens in
              (("a", 1), ("b", 4000))]  # fmt: skip
@@ -52,7 +52,7 @@ def test_what_is_not_done_within_the_window_is_told_line_by_line(tmp_path: Path)
 
 def begun(folder: Path, texts: list[bytes]) -> str:
     """The id of a batch of these lines, of which none has been answered when its gateway ends."""
-    (folder / "policy.yaml").write_text("storage: {folder: kept}\nbatches: {}\n")
+    (folder / "policy.yaml").write_text("storage: kept\nbatches: {}\n")
     arguments = ("--engine", "http://127.0.0.1:9", "--policy", str(folder / "policy.yaml"))
     with Gateway(folder / "log", *arguments, ready=False) as gateway, client(gateway, "none") as openai:
         file = openai.files.create(file=("in", b"\n".join(texts)), purpose="batch")
@@ -88,7 +88,7 @@ def test_a_clock_that_was_set_back_and_a_file_that_was_changed_cost_no_other_lin
 def test_a_reload_that_renames_the_class_of_batches_costs_no_line(tmp_path: Path) -> None:
     id = begun(tmp_path, [asked_for(str(number)) for number in range(600)])
     file = tmp_path / "policy.yaml"
-    one = "storage: {folder: kept}\nbatches: {in_flight: 1"
+    one = "storage: kept\nbatches: {in_flight: 1"
     file.write_text(f"{one}}}\n")
     with (
         Gateway(tmp_path / "log2", "--engine", "sim:1", "--policy", str(file)) as gateway,
@@ -96,7 +96,7 @@ def test_a_reload_that_renames_the_class_of_batches_costs_no_line(tmp_path: Path
     ):
         for text, said in (
             (f"{one}, class: bulk}}\nclasses: {{default: {{}}, bulk: {{}}}}\n", '"class_name":"bulk"'),
-            ("storage: {folder: kept}\nclasses: {default: {}}\n", '"class_name":"default"'),
+            ("storage: kept\nclasses: {default: {}}\n", '"class_name":"default"'),
         ):
             file.write_text(text)
             gateway.child.wait(partial(lambda said: said in gateway.child.output(), said), 20.0, said)
@@ -109,7 +109,7 @@ def test_a_reload_that_renames_the_class_of_batches_costs_no_line(tmp_path: Path
 def test_lines_wait_where_there_is_no_engine_at_all(tmp_path: Path) -> None:
     id = begun(tmp_path, [asked_for("a")])
     file = tmp_path / "policy.yaml"
-    file.write_text("storage: {folder: kept}\nbatches: {}\nfleet: {sidecars: {}}\n")
+    file.write_text("storage: kept\nbatches: {}\nfleet: {sidecars: {}}\n")
     with (
         Gateway(tmp_path / "log2", "--policy", str(file), ready=False) as gateway,
         client(gateway, "none") as openai,

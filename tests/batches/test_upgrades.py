@@ -17,9 +17,7 @@ from tests.serve.test_upgrades import World, world
 
 pytestmark = pytest.mark.slow
 
-POLICY = (
-    "fleet: {poll: 100ms, health: 200ms}\nstorage: {folder: kept}\nbatches: {in_flight: 4}\ntimeouts: {drain: 20s}\n"
-)
+POLICY = "fleet: {poll: 100ms, health: 200ms}\nstorage: kept\nbatches: {in_flight: 4}\ntimeouts: {drain: 20s}\n"
 LINES = 400
 UPGRADES = 3
 OTHERS = 1 << 20  # bytes of a file that comes and goes meanwhile

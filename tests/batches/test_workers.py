@@ -24,7 +24,7 @@ from tests.serve.test_upgrades import world
 pytestmark = pytest.mark.slow
 
 POLICY = """
-storage: {folder: kept}
+storage: kept
 batches: {in_flight: 8, max_unfinished: 3, max_file: 64MiB}
 fleet: {poll: 100ms, health: 200ms}
 """

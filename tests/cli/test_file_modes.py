@@ -113,17 +113,17 @@ def test_a_storage_that_everybody_may_write_to_or_that_cannot_be_made_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, folder = tmp_path / "p.yaml", tmp_path / "kept"
-    file.write_text("storage: {folder: kept}\n")
+    file.write_text("storage: kept\n")
     assert cli.main(["check", "--strict", str(file)]) == 0  # it is made at the start
     folder.mkdir(mode=0o700)
     assert cli.main(["check", "--strict", str(file)]) == 0
     folder.chmod(0o777)
     assert cli.main(["check", "--strict", str(file)]) == 2
-    assert "storage.folder: everybody on this machine may write there" in capsys.readouterr().err
+    assert "storage: everybody on this machine may write there" in capsys.readouterr().err
     for name, said in (("none/kept", "is not there, or is no folder"), ("p.yaml", "it is no folder")):
-        file.write_text(f"storage: {{folder: {name}}}\n")
+        file.write_text(f"storage: {name}\n")
         assert cli.main(["check", str(file)]) == 2, "`gateway serve` would not start"
         told = capsys.readouterr().err
-        assert f"{file}:1:11: storage.folder: it " in told
+        assert f"{file}:1:1: storage: it " in told
         assert said in told
         assert cli.main(["check", "--no-files", str(file)]) == 0

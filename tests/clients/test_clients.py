@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.clients, pytest.mark.slow, pytest.mark.timeout(300)]
 
 KEYS = {"WEIR_KEY": "weir-key-of-everyday", "WEIR_SLOW_KEY": "weir-key-of-hurried"}
 POLICY = {
-    "storage": {"folder": "kept"},
+    "storage": "kept",
     "batches": {},
     "tenants": {
         "everyday": {"keys": [sha256(KEYS["WEIR_KEY"])]},

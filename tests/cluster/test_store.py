@@ -22,7 +22,7 @@ NAMES = ("a:1", "b:1", "c:1")
 
 
 def of(url: str, me: str, cluster: str = "prod", life: str = "1", fingerprint: str = "t") -> Store:
-    return Store(opened(url, None, None, None), cluster, me, MemberRecord(life, 2), fingerprint)
+    return Store(opened(url, None, None), cluster, me, MemberRecord(life, 2), fingerprint)
 
 
 @pytest.fixture

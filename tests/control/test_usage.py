@@ -11,7 +11,7 @@ from gateway.core.policy.file import decode
 from gateway.shared.storage import StorageError
 from tests.control.parts import Parts, play
 
-POLICY = decode(b"tenants: {acme: {limits: {quota: {day: 1M}}}}\nstorage: {folder: kept}\n")
+POLICY = decode(b"tenants: {acme: {limits: {quota: {day: 1M}}}}\nstorage: kept\n")
 NOON = 1_764_504_000.0  # 2025-11-30 12:00 UTC
 
 

@@ -281,10 +281,10 @@ def test_a_lone_surrogate_is_not_json() -> None:
 
 
 def test_too_many_messages() -> None:
-    refused = refusal({"model": "m", "messages": [{"role": "user", "content": ""}] * 2001})
+    refused = refusal({"model": "m", "messages": [{"role": "user", "content": ""}] * 2049})
     assert refused.param == "messages"
-    assert "2001" in refused.message
-    assert "2000" in refused.message
+    assert "2049" in refused.message
+    assert "2048" in refused.message
 
 
 def nested(depth: int) -> bytes:
@@ -339,7 +339,7 @@ def test_the_number_of_values_is_bounded_whatever_they_are_and_wherever(one: str
     """Arrays and objects count twice. The body itself and its arrays are some fifty."""
     settings = CallSettings(max_values=20_000)
     count = 10_000 if one in {"[]", "{}"} else 20_000
-    with pytest.raises(Refused, match=r"more than 20000 JSON values and names of fields: body\.max_values"):
+    with pytest.raises(Refused, match=r"more than 20000 JSON values and names of fields: one for each 20 bytes"):
         call(holding(count, one) + b" " * 40_000, settings=settings)
     assert call(holding(count - 100, one) + b" " * 40_000, settings=settings).model == "m"
 
@@ -482,7 +482,7 @@ def test_images_are_bounded_as_messages_are() -> None:
     images = [{"image_url": "data:,x"}] * CallSettings().max_messages
     assert call({"model": "m", "messages": [{"role": "u", "content": images}]}).media == len(images)
     refused = refusal({"model": "m", "messages": [{"role": "u", "content": [*images, images[0]]}]})
-    assert "holds more than 2000 images, recordings and files (body.max_messages)" in refused.message
+    assert "holds more than 2048 images, recordings and files (one for each KiB of body.max)" in refused.message
     assert refused.param == "messages[0].content"
 
 
@@ -650,7 +650,7 @@ def test_bad_completion_prompts(prompt: Any) -> None:
 
 
 def test_too_many_prompts() -> None:
-    assert refusal({"model": "m", "prompt": ["x"] * 2001}, "/v1/completions").param == "prompt"
+    assert refusal({"model": "m", "prompt": ["x"] * 2049}, "/v1/completions").param == "prompt"
 
 
 def test_responses() -> None:
@@ -750,7 +750,7 @@ def test_token_ids_elsewhere() -> None:
         ("/v1/rerank", {"query": "a"}, "documents"),
         ("/v1/rerank", {"query": "a", "documents": []}, "documents"),
         ("/v1/rerank", {"query": "", "documents": ["a"]}, "query"),
-        ("/v1/rerank", {"query": "a", "documents": ["b"] * 2001}, "documents"),
+        ("/v1/rerank", {"query": "a", "documents": ["b"] * 2049}, "documents"),
         ("/v1/score", {"text_1": "a"}, "text_2"),
         ("/v1/score", {"text_1": "a", "queries": "b", "text_2": "c"}, "text_1"),
         ("/tokenize", {}, "prompt"),

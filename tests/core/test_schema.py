@@ -75,7 +75,7 @@ def test_every_shipped_policy_is_valid_and_tells_editors_so(file: Path) -> None:
         "hedging: 2s",
         "limits: {global: {requests: 1/s, tokens: {rate: 2M/day, burst: 1M}}, models: {a/b: {tokens: unlimited}}}",
         "tenants: {a: {refusal: {status: 503, body: {x: [1, {y: null}], '客': a}}}}",
-        "modes: {tight: {enter: {kv: 90%, ttft: 2x}, leave: {}, only: null}}",
+        "modes: {tight: {enter: {kv: 90%, ttft: 2x}, leave: {}, refuse: least_important}}",
         "classes: {default: {when: {prompt_tokens: '> 8k', routes: [chat]}}}",
     ],
 )

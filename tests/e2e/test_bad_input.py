@@ -166,7 +166,7 @@ def test_pictures_that_are_in_the_call_pass(site: Site) -> None:
 
 
 def test_pictures_and_numbers_as_the_policy_says(site: Site) -> None:
-    site.use(POLICY | {"body": {"media": "any", "max_messages": 1, "max_n": 2}})
+    site.use(POLICY | {"body": {"media": "any", "max": "1KiB", "max_n": 2}})
     check(site, picture("https://a/b.png"), [], 200, "", None)
     check(site, with_value("n", "3"), [], 400, INVALID, "n")
     check(site, json.dumps(body(messages=MESSAGES * 2)).encode(), [], 400, INVALID, "messages")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from gateway.core.policy.traffic import Batching, Merge
+from gateway.core.policy.traffic import Merge
 from gateway.core.request.body_memory import BodyMemory
 from gateway.core.request.call import Call
 from gateway.relay.batcher import Batcher, Exchanged, Part
@@ -27,7 +27,7 @@ from tests.pooled import EMBEDDINGS, RERANK, SCORE, asked
 pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
 
 RULE = Merge(window=0.02, max_items=64, max_tokens=100_000)
-MERGED = Batching(embeddings=RULE, rerank=RULE, score=RULE)
+MERGED = {"embeddings": RULE, "rerank": RULE, "score": RULE}
 
 
 class World:

@@ -80,7 +80,7 @@ def test_streams_have_their_engines_connection(tmp_path: Path, engine: SimEngine
     """Clients up to their share stream at once, and each gets through: none is told that no engine is there."""
     argv = ["sh", "-c", f'ulimit -n {FEW}; exec "$@"', "sh", *HEAD, "--engine", engine.url]
     policy = tmp_path / "policy.yaml"
-    policy.write_text("server: {max_per_peer: 100%}\nbudget: {max_concurrency: 256}\n")
+    policy.write_text("trusted_proxies: {addresses: [127.0.0.1]}\nbudget: {max_concurrency: 256}\n")
     with Child("gateway", [*argv, "--policy", str(policy)], tmp_path / "log") as child, contextlib.ExitStack() as stack:
         where = urlsplit(child.line(r"^data port (\S+)", 30.0))
         control = child.line(r"^control port (\S+)", 30.0)

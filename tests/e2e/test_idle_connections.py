@@ -19,7 +19,11 @@ pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` ha
 IDLE = 10_000
 SPARE = 20
 NEEDED = IDLE + SPARE + 5_500  # the gateway keeps some for its engines
-POLICY = f"server: {{max_connections: {IDLE + SPARE}, max_per_peer: 100%}}\ntimeouts: {{keep_alive: 10m}}\n"
+POLICY = f"""\
+server: {{max_connections: {IDLE + SPARE}}}
+trusted_proxies: {{addresses: [127.0.0.1]}}
+timeouts: {{keep_alive: 10m}}
+"""
 ASK = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 

@@ -10,6 +10,8 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from msgspec import structs
+
 from gateway.core.policy.policy import EngineEntry, Policy
 from gateway.serve.run import Gateway
 from gateway.shared.vllm.answers import ModelCard
@@ -162,14 +164,16 @@ class ScriptedEngine:
 
 @asynccontextmanager
 async def gateway_over(
-    engines: list[ScriptedEngine] | list[str], policy: Policy | None = None, seed: int = 1
+    engines: list[ScriptedEngine] | list[str], policy: Policy | None = None, seed: int = 1, **wire: float
 ) -> AsyncIterator[Gateway]:
-    """A gateway on an ephemeral port over `engines` (or URLs), all up and serving model `m`."""
+    """A gateway on an ephemeral port over `engines` (or URLs), all up and serving model `m`. `wire`: settings of the
+    data port that differ."""
     entries = [EngineEntry(url=engine if isinstance(engine, str) else engine.url) for engine in engines]
     gateway = Gateway(policy or Policy(), entries, None, random.Random(seed))
     for engine in gateway.fleet:
         gateway.fleet.has_models(engine, [ModelCard(id="m", max_model_len=8192)])
         gateway.fleet.health(engine, True, gateway.clock())
+    gateway.server.settings = structs.replace(gateway.server.settings, **wire)
     await gateway.server.listen("127.0.0.1", 0)
     try:
         yield gateway

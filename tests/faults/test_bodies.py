@@ -16,6 +16,7 @@ import uvloop
 
 from gateway.core.policy.policy import BodyPolicy, Budget, Policy
 from gateway.core.policy.traffic import Tenant
+from gateway.core.request.body_memory import SHARE
 from gateway.core.request.call import Call
 from gateway.relay import pipeline
 from gateway.relay.large_bodies import LARGE, LargeBodies
@@ -25,14 +26,19 @@ from tests.faults.scripted import ScriptedEngine, ask, gateway_over, port_of, re
 
 
 def scenario(
-    policy: Policy, body: Callable[[Gateway, ScriptedEngine], Awaitable[None]], behaviour: str = "good"
+    policy: Policy,
+    body: Callable[[Gateway, ScriptedEngine], Awaitable[None]],
+    behaviour: str = "good",
+    share: float = SHARE,
 ) -> None:
-    """Run `body` over one scripted engine, then assert that nothing is left."""
+    """Run `body` over one scripted engine, then assert that nothing is left. `share`: of the memory for bodies, for one
+    owner."""
 
     async def main() -> None:
         async with AsyncExitStack() as stack:
             engine = await stack.enter_async_context(ScriptedEngine(behaviour).running())
             gateway = await stack.enter_async_context(gateway_over([engine], policy))
+            gateway.bodies.share = share
             await body(gateway, engine)
             await settled(gateway)
 
@@ -180,7 +186,7 @@ def test_bodies_that_wait_are_bounded_together() -> None:
             each.cancel()
         await asyncio.wait(waiting)
 
-    scenario(Policy(budget=Budget(max_concurrency=1), body=BodyPolicy(memory=350_000, share=1.0)), body, "hang")
+    scenario(Policy(budget=Budget(max_concurrency=1), body=BodyPolicy(memory=350_000)), body, "hang", 1.0)
 
 
 def test_a_body_is_waited_for_no_longer_than_its_callers_deadline() -> None:
@@ -221,7 +227,7 @@ def test_tenants_have_a_share_each_and_so_has_who_has_no_key() -> None:
             "acme": Tenant(keys=(hashlib.sha256(b"a").hexdigest(),)),
             "zeta": Tenant(keys=(hashlib.sha256(b"z").hexdigest(),)),
         },
-        body=BodyPolicy(memory=450_000, share=0.34),
+        body=BodyPolicy(memory=450_000),
         budget=Budget(max_concurrency=1),
     )
 
@@ -241,4 +247,4 @@ def test_tenants_have_a_share_each_and_so_has_who_has_no_key() -> None:
         assert gateway.bodies.refused == {"memory": 0, "share": 3}
 
     waiting: list[asyncio.Task[Any]] = []
-    scenario(keyed, body, "hang")
+    scenario(keyed, body, "hang", share=0.34)

@@ -10,7 +10,7 @@ import pytest
 import uvloop
 
 from gateway.core.policy.policy import BodyPolicy, Policy, Routing, Timeouts
-from gateway.core.policy.traffic import Limits, RateLimit, TenantLimit
+from gateway.core.policy.traffic import Limit, Limits, RateLimit
 from gateway.core.policy.types import Rate
 from tests.faults.scripted import Answer, ScriptedEngine, ask, gateway_over, port_of, settled
 
@@ -19,7 +19,7 @@ POLICY = Policy(
     routing=Routing(hold_unserved=0.0),
     body=BodyPolicy(max=2000),
 )
-LIMITED = msgspec.structs.replace(POLICY, limits=Limits(per_tenant=TenantLimit(requests=RateLimit(rate=Rate(1, 60.0)))))
+LIMITED = msgspec.structs.replace(POLICY, limits=Limits(per_tenant=Limit(requests=RateLimit(rate=Rate(1, 60.0)))))
 
 
 def post(path: str = "/v1/messages", *, method: str = "POST", headers: str = "", **more: Any) -> bytes:

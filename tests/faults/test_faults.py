@@ -43,7 +43,7 @@ from tests.faults.scripted import (
 
 pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
 
-QUICK = Policy(timeouts=Timeouts(first_byte=0.3, stall=0.3, write_stall=0.3), routing=Routing(hold_unserved=0.3))
+QUICK = Policy(timeouts=Timeouts(first_byte=0.3, stall=0.3), routing=Routing(hold_unserved=0.3))
 
 
 def outcomes(gateway: Gateway) -> dict[str, int]:
@@ -66,7 +66,7 @@ def scenario(engines: list[str], body: Callable[[Gateway, list[ScriptedEngine]],
         async with AsyncExitStack() as stack:
             for engine in scripted:
                 await stack.enter_async_context(engine.running())
-            gateway = await stack.enter_async_context(gateway_over(scripted, QUICK))
+            gateway = await stack.enter_async_context(gateway_over(scripted, QUICK, write_stall=0.3))
             await body(gateway, scripted)
             await settled(gateway)
         async with asyncio.timeout(5):
@@ -509,12 +509,13 @@ def a_random_mix(seed: int) -> None:
     async def main() -> None:
         fds = await fds_at_rest()
         engines = [ScriptedEngine(BEHAVIOURS, random.Random(rng.random())) for _ in range(3)]
-        timeouts = Timeouts(first_byte=0.1, stall=0.1, body=2.0, headers=0.2)
-        policy = msgspec.structs.replace(QUICK, timeouts=timeouts, body=BodyPolicy(memory=1_000_000, share=0.9))
+        timeouts = Timeouts(first_byte=0.1, stall=0.1)
+        policy = msgspec.structs.replace(QUICK, timeouts=timeouts, body=BodyPolicy(memory=1_000_000))
         async with AsyncExitStack() as stack:
             for engine in engines:
                 await stack.enter_async_context(engine.running())
-            gateway = await stack.enter_async_context(gateway_over(engines, policy, seed))
+            quick = {"body_timeout": 2.0, "headers_timeout": 0.2}
+            gateway = await stack.enter_async_context(gateway_over(engines, policy, seed, **quick))
             port, tasks = port_of(gateway), []
             for _ in range(120):
                 kind = rng.choices(["ask", "leave", "cut", "garbage", "unknown"], [10, 4, 1, 1, 1])[0]

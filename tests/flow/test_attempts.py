@@ -15,6 +15,7 @@ import msgspec
 import pytest
 import uvloop
 
+from gateway.core.engines import breaker
 from gateway.core.engines.breaker import Ending
 from gateway.core.policy.policy import Policy, Retries, Routing, Timeouts
 from gateway.core.policy.traffic import Breaker
@@ -105,14 +106,15 @@ def test_seconds_after_which_an_engine_can_do_more_are_passed_through(said: str,
     scenario([f"429 after {said}"], body, Policy(**PLAIN))  # type: ignore[arg-type]
 
 
-def test_when_everything_fails_retries_stay_within_the_budget() -> None:
+def test_when_everything_fails_retries_stay_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     async def body(gateway: Gateway, engines: list[ScriptedEngine]) -> None:
         for _ in range(40):
             assert (await ask(port_of(gateway), request())).status == 502
         assert sum(asked(engines)) <= 40 + 0.2 * 40
         assert gateway.retries.left <= 1.0
 
-    stubborn = Breaker(failures=1000, error_rate=1.0)
+    monkeypatch.setattr(breaker, "RATED", 1000)
+    stubborn = Breaker(failures=1000)
     scenario(["503", "503", "503"], body, Policy(breaker=stubborn, **PLAIN))  # type: ignore[arg-type]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.policy.traffic import Batching, Merge
+from gateway.core.policy.traffic import Merge
 from gateway.core.request.body_memory import BodyMemory
 from gateway.core.request.call import Call
 from gateway.core.request.outcome import Outcome, Refused
@@ -27,7 +27,7 @@ class World:
 
     def __init__(self, rule: Merge | None = RULE, takes: float = 0.1) -> None:
         self.loop = asyncio.get_running_loop()
-        self.batching = Batching(embeddings=rule, rerank=rule, score=rule)
+        self.batching = {"embeddings": rule, "rerank": rule, "score": rule}
         self.takes = takes
         self.fails: Callable[[Call], Exchanged | None] = lambda call: None
         self.factor = 1.0
@@ -120,7 +120,7 @@ def test_a_merged_body_is_held_while_it_is_sent_and_those_it_was_made_of_are_let
 def test_where_there_is_no_room_for_a_merged_body_each_goes_by_itself() -> None:
     async def scenario(world: World) -> None:
         await world.warm()
-        world.bodies.apply(10, 1.0)
+        world.bodies.apply(10)
         parts = await asyncio.gather(*world.asking("a", "b"))
         assert world.inputs() == ["a", "b"]
         assert [part.calls for part in parts] == [1, 1]
@@ -218,7 +218,7 @@ def test_enough_tokens_are_a_full_batch() -> None:
     async def scenario(world: World) -> None:
         await world.warm()
         tokens = 3 * world.call("a" * 20).prompt_tokens
-        world.batching = Batching(embeddings=Merge(window=0.02, max_items=100, max_tokens=tokens))
+        world.batching = {"embeddings": Merge(window=0.02, max_items=100, max_tokens=tokens)}
         now, before = world.loop.time(), world.batcher.batches["tokens"]
         await asyncio.gather(*world.asking(*["a" * 20] * 3))
         assert [at for at, _ in world.sent] == [now]
@@ -233,7 +233,7 @@ def test_enough_tokens_are_a_full_batch() -> None:
         lambda world: ["a"] * 8,
         lambda world: "a" * 8000,
         lambda world: setattr(world, "factor", 0.0) or "a",
-        lambda world: setattr(world, "batching", Batching()) or "a",
+        lambda world: setattr(world, "batching", {}) or "a",
     ],
     ids=["enough items", "enough tokens", "shrunken to nothing", "switched off meanwhile"],
 )
@@ -307,7 +307,7 @@ def test_what_may_not_be_merged_is_not() -> None:
             assert json.loads(part.body) | {"usage": 0} == answer(call)[1] | {"usage": 0}
         assert len(world.sent) == 2 * len(bodies), "of each, one alone and two together"
         assert world.batcher.piece(world.call({"messages": [{"role": "user", "content": "x"}]})) is None
-        world.batching = Batching()
+        world.batching = {}
         assert world.batcher.piece(world.call("a")) is None
 
     virtual(scenario)
@@ -331,7 +331,7 @@ def test_keys_are_forgotten() -> None:
 @pytest.mark.parametrize(("word", "status"), [("bad", 400), ("broken", 500)])
 def test_a_bad_input_fails_nobody_else(word: str, status: int) -> None:
     async def scenario(world: World) -> None:
-        world.batching = Batching(embeddings=Merge(max_items=40))
+        world.batching = {"embeddings": Merge(max_items=40)}
         await world.warm()
         world.most_open = 0
         texts = [f"text {number}" for number in range(20)]
@@ -443,7 +443,7 @@ def test_who_leaves_while_his_batch_waits_is_not_in_it() -> None:
 
         await world.warm()
         tokens = 2 * world.call("a" * 20).prompt_tokens + 1
-        world.batching = Batching(embeddings=Merge(window=0.02, max_items=100, max_tokens=tokens))
+        world.batching = {"embeddings": Merge(window=0.02, max_items=100, max_tokens=tokens)}
         tasks = world.asking("b" * 20, "a" * 20)
         await asyncio.sleep(0.001)
         tasks[1].cancel()
@@ -578,7 +578,7 @@ def test_leaving_in_the_moment_of_the_answer(fails: bool) -> None:
 
 def test_who_leaves_while_sent_singly_takes_only_his_own_along() -> None:
     async def scenario(world: World) -> None:
-        world.batching = Batching(embeddings=Merge(max_items=40))
+        world.batching = {"embeddings": Merge(max_items=40)}
         await world.warm()
         tasks = world.asking("bad", *(f"text {number}" for number in range(11)))
         await asyncio.sleep(0.15)  # eight are under way, four wait for a place

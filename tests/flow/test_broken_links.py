@@ -8,7 +8,7 @@ import msgspec
 
 from gateway.core.admission.bucket import Key
 from gateway.core.policy.policy import Policy
-from gateway.core.policy.traffic import Limits, RateLimit, TenantLimit
+from gateway.core.policy.traffic import Limit, Limits, RateLimit
 from gateway.core.policy.types import Rate
 from gateway.core.request.outcome import Outcome
 from gateway.decider.relays.session import RelaySession
@@ -21,7 +21,7 @@ from tests.over_frames import hello
 
 ANONYMOUS: Key = ("requests", "anonymous", "", "")
 NEVER_FULL = RateLimit(rate=Rate(1000, 86400.0), burst=1000)
-COUNTED = Policy(limits=Limits(per_tenant=TenantLimit(requests=NEVER_FULL)))
+COUNTED = Policy(limits=Limits(per_tenant=Limit(requests=NEVER_FULL)))
 
 
 async def full(made: Setting) -> tuple[RemoteDecider, list[Asking], Asking]:
@@ -102,7 +102,7 @@ def test_a_refusal_that_was_lost_with_its_connection_counts_one_request() -> Non
         again.lost("")
 
     few = RateLimit(rate=Rate(10, 60.0))
-    run(body, Policy(limits=Limits(per_tenant=TenantLimit(requests=NEVER_FULL, tokens=few))))
+    run(body, Policy(limits=Limits(per_tenant=Limit(requests=NEVER_FULL, tokens=few))))
 
 
 def test_a_call_whose_relay_was_out_of_reach_for_too_long_is_not_counted_twice() -> None:

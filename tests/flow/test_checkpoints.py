@@ -10,8 +10,7 @@ import pytest
 
 from gateway.core.checkpoint import BLOCK, CheckpointError, decoded, encoded
 from gateway.core.policy.policy import Policy
-from gateway.core.policy.storage import StoragePolicy
-from gateway.core.policy.traffic import Limits, RateLimit, TenantLimit, TokenQuota
+from gateway.core.policy.traffic import Limit, Limits, RateLimit, TokenQuota
 from gateway.core.policy.types import Rate
 from gateway.core.request.outcome import Refused
 from gateway.core.sidecars.sidecar import Member
@@ -23,7 +22,7 @@ from tests.faults.scripted import gateway_over
 from tests.flow.test_relays import ENGINES, Asking, Setting, run, until
 from tests.over_frames import hub_of
 
-THREE = Policy(limits=Limits(per_tenant=TenantLimit(requests=RateLimit(rate=Rate(3, 3600.0)))))
+THREE = Policy(limits=Limits(per_tenant=Limit(requests=RateLimit(rate=Rate(3, 3600.0)))))
 
 
 def test_calls_that_waited_are_charged_once_and_those_that_ran_stay_charged() -> None:
@@ -49,9 +48,7 @@ def test_calls_that_waited_are_charged_once_and_those_that_ran_stay_charged() ->
 
 
 def test_a_quota_counts_what_runs_over_a_deciders_death_at_what_it_really_used() -> None:
-    quota = Policy(
-        limits=Limits(per_tenant=TenantLimit(quota=TokenQuota(day=10**6))), storage=StoragePolicy(folder="k")
-    )
+    quota = Policy(limits=Limits(quota=TokenQuota(day=10**6)), storage="k")
 
     def counts(gateway: Gateway) -> tuple[int, int]:
         window = gateway.limits.quotas.of("anonymous")[0]

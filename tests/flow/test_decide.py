@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from gateway.core.policy.policy import BodyPolicy, EngineEntry, FleetPolicy, Policy, ServerPolicy, Timeouts
-from gateway.core.policy.traffic import Deadlines, Limits, RateLimit, ShapingTier, TenantLimit, TrafficClass
+from gateway.core.policy.policy import BodyPolicy, Budget, EngineEntry, FleetPolicy, Policy, ServerPolicy, Timeouts
+from gateway.core.policy.traffic import Deadlines, Limit, Limits, RateLimit, ShapingTier, TrafficClass
 from gateway.core.policy.types import Rate
 from gateway.core.request.body_memory import BodyLease
 from gateway.core.request.record import Record
@@ -35,7 +35,8 @@ TOKEN = "a-token-of-the-proxy"  # noqa: S105 # of the test
 FIRST_BYTE, DEADLINE = 20.0, 60.0
 PLAIN = Policy(
     classes={"default": TrafficClass(max_queue=100, deadline=DEADLINE)},
-    fleet=FleetPolicy(engines=(EngineEntry(url=URL, capacity=1000),)),
+    fleet=FleetPolicy(engines=(EngineEntry(url=URL),)),
+    budget=Budget(capacity=1000),
     timeouts=Timeouts(first_byte=FIRST_BYTE),
     deadlines=Deadlines(predict=False),
     service_tiers={},
@@ -338,7 +339,7 @@ def test_an_id_is_one_calls_however_their_bytes_come() -> None:
 
 
 def test_a_refusal_is_whole() -> None:
-    once = Limits(per_tenant=TenantLimit(requests=RateLimit(rate=Rate(1, 60.0))))
+    once = Limits(per_tenant=Limit(requests=RateLimit(rate=Rate(1, 60.0))))
 
     async def body(site: Site) -> None:
         first = await site.granted()

@@ -16,7 +16,7 @@ import uvloop
 from gateway.core.admission.decider import Admission, Grant
 from gateway.core.engines.breaker import Ending
 from gateway.core.policy.policy import Policy
-from gateway.core.policy.traffic import Limits, RateLimit, TenantLimit
+from gateway.core.policy.traffic import Limit, Limits, RateLimit
 from gateway.core.policy.types import Rate
 from gateway.core.request.call import Call
 from gateway.core.request.outcome import Outcome, Refused
@@ -45,7 +45,7 @@ from tests.over_frames import hello, hub_of, link_to
 ENGINES = ["http://127.0.0.1:9"]  # nobody sends it anything
 
 
-ONE_A_MINUTE = Policy(limits=Limits(per_tenant=TenantLimit(requests=RateLimit(rate=Rate(1, 60.0)))))
+ONE_A_MINUTE = Policy(limits=Limits(per_tenant=Limit(requests=RateLimit(rate=Rate(1, 60.0)))))
 
 
 class Setting:

@@ -11,7 +11,7 @@ import pytest
 from msgspec import structs
 
 from gateway.core.engines.fleet import Engine, engine_id
-from gateway.core.policy.policy import EngineEntry, FleetPolicy, Policy, TrustedProxies
+from gateway.core.policy.policy import Budget, EngineEntry, FleetPolicy, Policy, TrustedProxies
 from gateway.core.policy.traffic import Deadlines, Tenant, TrafficClass
 from gateway.core.request.call import Call
 from gateway.core.request.outcome import Outcome, Refused
@@ -32,10 +32,11 @@ URLS = [f"http://engine-{number}:8000" for number in range(4)]
 
 
 def policy(*engines: int, classes: dict[str, TrafficClass] = CLASSES, models: tuple[str, ...] = ()) -> Policy:
-    entries = tuple(EngineEntry(url=URLS[number], capacity=1000, models=models) for number in engines)
+    entries = tuple(EngineEntry(url=URLS[number], models=models) for number in engines)
     return Policy(
         classes=classes,
         fleet=FleetPolicy(engines=entries),
+        budget=Budget(capacity=1000),
         deadlines=Deadlines(predict=False),
         service_tiers={},
     )

@@ -18,7 +18,7 @@ from gateway.core.engines.fleet import Engine
 from gateway.core.policy.file import decode
 from gateway.core.policy.policy import Policy
 from gateway.core.policy.snapshot import Snapshot
-from gateway.core.policy.traffic import Merge, TenantLimit
+from gateway.core.policy.traffic import Limit, Merge
 from gateway.core.request.call import Call
 from gateway.core.request.classes import classify
 from gateway.core.request.outcome import Outcome, Refused
@@ -187,7 +187,7 @@ def test_quotas(tenant: str, class_name: str, tokens: int, calls: int, limit: st
 
 def test_all_tenants_together_have_a_limit_on_the_expensive_model() -> None:
     policy = shipped("multi-tenant")
-    limits = msgspec.structs.replace(policy.limits, per_tenant=TenantLimit())
+    limits = msgspec.structs.replace(policy.limits, per_tenant=Limit())
     book = LimitBook(msgspec.structs.replace(policy, limits=limits))
     for tenant in range(10):
         book.charge(f"t{tenant}", "default", "llama-3-70b", 1_000_000, 0.0)
@@ -272,7 +272,7 @@ def test_small_calls_are_merged_and_large_ones_wait_for_a_gap(
 
 def test_a_merged_call_waits_for_a_small_part_of_its_deadline() -> None:
     policy = shipped("embeddings")
-    windows = [rule.window for rule in (policy.batching.embeddings, policy.batching.rerank) if rule is not None]
+    windows = [rule.window for rule in policy.batching.values()]
     assert max(windows) * 50 <= min(each.deadline for each in policy.classes.values())
 
 

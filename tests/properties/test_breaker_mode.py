@@ -144,8 +144,7 @@ rules = st.builds(
     enter=thresholds,
     leave=thresholds,
     dwell=st.sampled_from([0.0, 1.0, 7.5]),
-    refuse=st.none() | st.sampled_from([(), ("batch",), ("default", "batch")]),
-    only=st.none() | st.sampled_from([(), ("interactive",)]),
+    refuse=st.sampled_from([(), ("batch",), ("default", "batch"), "least_important", "all_but_most_important"]),
     max_prompt_tokens=st.none() | st.integers(1, 100),
 )
 modes = st.just(Modes()) | st.builds(Modes, tight=rules, brownout=rules, closed=rules)

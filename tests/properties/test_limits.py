@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.core.admission.limits import Charge, LimitBook
 from gateway.core.policy.policy import Policy
-from gateway.core.policy.traffic import Limit, Limits, RateLimit, Tenant, TenantLimit, TenantLimits
+from gateway.core.policy.traffic import Limit, Limits, RateLimit, Tenant, TenantLimits
 from gateway.core.policy.types import Rate
 from gateway.core.request.outcome import Refused
 from tests.examples import examples
@@ -34,7 +34,7 @@ tenants = st.fixed_dictionaries({
     for name in TENANTS
 })  # fmt: skip
 limits = st.builds(
-    Limits, global_=some_limit, per_tenant=some_limit, per_class=some_limit, per_model=some_limit,
+    Limits, global_=some_limit, per_tenant=some_limit, per_model=some_limit,
     classes=of_classes, models=of_models,
 )  # fmt: skip
 policies = st.builds(Policy, tenants=tenants, limits=limits)
@@ -63,7 +63,7 @@ class Reference:
             f"{tenant} {model}": (own.models.get(model, none), none),
             f"{tenant} {class_name}": (own.classes.get(class_name, none), none),
             tenant: (own, limits.per_tenant),
-            class_name: (limits.classes.get(class_name, none), limits.per_class),
+            class_name: (limits.classes.get(class_name, none), none),
             model: (limits.models.get(model, none), limits.per_model),
             "global": (limits.global_, none),
         }
@@ -152,7 +152,7 @@ def test_no_window_has_more_than_its_rate_and_one_burst(
     quota: RateLimit, traffic: list[tuple[float, int, int, int]]
 ) -> None:
     """What was taken in a window, less what was given back in it, by any clock; so limit + burst in a period."""
-    book, now = LimitBook(Policy(limits=Limits(per_tenant=TenantLimit(tokens=quota)))), 12345.678
+    book, now = LimitBook(Policy(limits=Limits(per_tenant=Limit(tokens=quota)))), 12345.678
     made: list[tuple[Charge, int]] = []
     events: list[tuple[float, int]] = []
     burst = quota.burst or quota.rate.amount

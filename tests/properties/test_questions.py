@@ -21,12 +21,12 @@ from gateway.core.policy.snapshot import Current, Snapshot
 from gateway.core.policy.traffic import (
     Breaker,
     Deadlines,
+    Limit,
     Limits,
     ModeRule,
     Modes,
     Rate,
     RateLimit,
-    TenantLimit,
     Threshold,
 )
 from gateway.core.request.call import Call
@@ -43,7 +43,7 @@ POLICY = Policy(
         "batch": TrafficClass(weight=1, max_queue=30, max_concurrency=6),
     },
     limits=Limits(
-        per_tenant=TenantLimit(
+        per_tenant=Limit(
             requests=RateLimit(rate=Rate(amount=9, period=1)), tokens=RateLimit(rate=Rate(amount=6_000, period=1))
         )
     ),

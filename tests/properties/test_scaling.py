@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.core.engines import scaling
 from gateway.core.engines.fleet import Engine
 from gateway.core.engines.scaling import EnginesWanted, FastestPace, Readings, utilization
 from gateway.core.policy.policy import Policy
@@ -47,11 +49,12 @@ def test_as_many_as_the_work_needs_and_no_more_than_four_times(
 
 @settings(max_examples=examples(30))
 @given(STREAMS, st.integers(0, 10))
-def test_within_the_stabilization_window_it_never_falls(
-    stream: list[tuple[float, int, int, int, int]], window: int
-) -> None:
-    plain = fed(stream, Scaling(stabilization_window=0.0))
-    kept = fed(stream, Scaling(stabilization_window=float(window)))
+def test_within_the_window_it_never_falls(stream: list[tuple[float, int, int, int, int]], window: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scaling, "STABLE", 0.0)
+        plain = fed(stream, Scaling())
+        patch.setattr(scaling, "STABLE", float(window))
+        kept = fed(stream, Scaling())
     for number, wanted in enumerate(kept):
         assert wanted == max(plain[max(0, number - window) : number + 1])
 
@@ -74,7 +77,7 @@ def test_refusals_want_no_fewer(stream: list[tuple[float, int, int, int, int]]) 
 
 
 def test_none_is_wanted_after_the_cooldown_and_one_at_the_first_call() -> None:
-    policy = Scaling(cooldown_period=60.0, stabilization_window=30.0)
+    policy = Scaling(cooldown_period=60.0)
     signal = EnginesWanted(policy, 0.0)
     idle = Readings(work=0.0, given=0, refused=0, queued=0, active=False, up=0)
     signal.take(idle, 1.0)
@@ -85,21 +88,21 @@ def test_none_is_wanted_after_the_cooldown_and_one_at_the_first_call() -> None:
     for second in range(3, 62):
         signal.take(idle, float(second))
         assert signal.wanted == 1
-    for second in range(62, 94):
+    for second in range(62, 104):
         signal.take(idle, float(second))
     assert signal.wanted == 0
-    signal.take(Readings(work=0.0, given=0, refused=100, queued=0, active=False, up=0), 100.0)
+    signal.take(Readings(work=0.0, given=0, refused=100, queued=0, active=False, up=0), 110.0)
     assert signal.wanted == 1  # a call was refused, as no engine was there
 
 
 def test_a_gateway_that_has_just_been_started_wants_no_fewer_than_are_up() -> None:
-    signal = EnginesWanted(Scaling(stabilization_window=60.0), 0.0)
+    signal = EnginesWanted(Scaling(), 0.0)
     told = []
-    for second in range(1, 154):
+    for second in range(1, 134):
         work = 3.0 if second == 5 else 0.5  # as many as are up are wanted by what is seen, too
         signal.take(Readings(work=work, given=10 * second, refused=0, queued=0, active=True, up=4), float(second))
         told.append(signal.wanted)
-    assert told == [4] * 150 + [1] * 3
+    assert told == [4] * 130 + [1] * 3
 
 
 def test_late_first_tokens_want_one_more_than_there_are() -> None:

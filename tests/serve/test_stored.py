@@ -13,7 +13,6 @@ import pytest
 
 from gateway.core.admission.quotas import Calendar, QuotaBook
 from gateway.core.policy.policy import Policy
-from gateway.core.policy.storage import StoragePolicy
 from gateway.serve.starting import StartError
 from gateway.serve.stored import check, opened, storage_of
 from gateway.serve.token_use import TokenUse
@@ -21,7 +20,7 @@ from gateway.shared.storage import Storage
 from loadtest.processes import until
 from tests.serve.test_upgrades import POLICY, children_of, world
 
-STORED = f"{POLICY}storage: {{folder: kept}}\n"
+STORED = f"{POLICY}storage: kept\n"
 
 
 def locked(folder: Path) -> bool:
@@ -59,7 +58,7 @@ def newer(folder: Path) -> None:
 
 
 def stored(folder: Path) -> Storage:
-    found = storage_of(folder / "policy.yaml", Policy(storage=StoragePolicy(folder="kept")))
+    found = storage_of(folder / "policy.yaml", Policy(storage="kept"))
     assert found is not None
     return found
 

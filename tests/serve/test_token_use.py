@@ -22,7 +22,7 @@ from gateway.shared.storage import Storage, StorageError
 from loadtest.processes import get, until
 from tests.serve.test_upgrades import POLICY, World, children_of, world
 
-QUOTA = f"{POLICY}storage: {{folder: kept}}\nlimits: {{per_tenant: {{quota: {{month: 300}}}}}}\n"
+QUOTA = f"{POLICY}storage: kept\nlimits: {{quota: {{month: 300}}}}\n"
 
 
 def used(made: World) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def test_what_is_used_is_counted_to_the_token_over_an_upgrade_and_a_kill(
         assert used(made)["used"] == total
 
 
-POLICIES = "tenants: {a: {}}\nstorage: {folder: kept}\n"
+POLICIES = "tenants: {a: {}}\nstorage: kept\n"
 
 
 class Books:

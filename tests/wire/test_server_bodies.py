@@ -31,7 +31,7 @@ async def no_room(client: Client, word: str) -> None:
 
 
 @pytest.mark.parametrize("head", [COUNTED, CHUNKED])
-@pytest.mark.parametrize(("share", "word"), [(1.0, "all the memory"), (0.6, "one client may (body.share)")])
+@pytest.mark.parametrize(("share", "word"), [(1.0, "all the memory"), (0.6, "one client may (half of body.memory)")])
 def test_what_has_come_of_bodies_is_bounded_together_and_comes_back(head: bytes, share: float, word: str) -> None:
     bodies = BodyMemory(30_000 if share == 1.0 else 50_000, share)
 

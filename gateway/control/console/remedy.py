@@ -74,7 +74,7 @@ def remedy(  # noqa: PLR0912 # a table
         case Outcome.UPSTREAM | Outcome.TRUNCATED:
             return f"Read the log of {engines or 'its engines'}. Restart an engine that goes on so, or drain it."
         case Outcome.STORAGE_FULL:
-            return "Free space on the disk of storage.folder, or let files be deleted sooner: batches.keep."
+            return "Free space on the disk of the policy's storage, or let files be deleted sooner: batches.keep."
         case Outcome.BUG:
             return "This is a bug in the gateway: report it with the request id that Calls shows."
         case Outcome.UNAUTHORIZED:

@@ -1,8 +1,7 @@
 """Levels of rate limits: the limit that counts a call at each level, and the policy's path of it.
 
 Levels, most specific first: (tenant, model), (tenant, class), tenant, class, model, global. "" stands where a level
-does not depend on a name. A level without a limit of its own has its default: `limits.per_tenant`, `per_class`,
-`per_model`.
+does not depend on a name. A level without a limit of its own has its default: `limits.per_tenant`, `per_model`.
 """
 
 from __future__ import annotations
@@ -65,7 +64,6 @@ def _candidates(policy: Policy, level: Level) -> Iterator[tuple[Path, AnyLimit]]
         yield ("limits", "per_tenant"), limits.per_tenant
     elif class_name:
         yield ("limits", "classes", class_name), limits.classes.get(class_name, Limit())
-        yield ("limits", "per_class"), limits.per_class
     elif model:
         yield ("limits", "models", model), limits.models.get(model, Limit())
         yield ("limits", "per_model"), limits.per_model

@@ -138,7 +138,7 @@ class LimitBook:
         self._policy = policy
         self.quotas.apply(policy)
         limits, tenants = policy.limits, {name: _own(tenant.limits) for name, tenant in policy.tenants.items()}
-        shared: list[AnyLimit] = [limits.global_, limits.per_tenant, limits.per_class, limits.per_model]
+        shared: list[AnyLimit] = [limits.global_, limits.per_tenant, limits.per_model]
         shared += [*limits.classes.values(), *limits.models.values()]
         self.limited = bool(self.quotas) or any(map(_limits, [*shared, *chain.from_iterable(tenants.values())]))
         self._counts_tokens = any(map(_counts_tokens, shared))

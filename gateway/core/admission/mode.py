@@ -165,9 +165,9 @@ class ModelMode:
 
 def bars(rule: ModeRule, class_name: str, order: Sequence[str]) -> bool:
     """Whether a mode's own rule refuses a class, whatever the call. `order`: the classes, most important first."""
-    only = order[:1] if rule.only is None else rule.only
-    refuse = order[1:][-1:] if rule.refuse is None else rule.refuse
-    return class_name in refuse or (bool(only) and class_name not in only)
+    if rule.refuse == "all_but_most_important":
+        return class_name not in order[:1]
+    return class_name in (order[1:][-1:] if rule.refuse == "least_important" else rule.refuse)
 
 
 def _reached(enter: Threshold, signals: Signals) -> str:

@@ -175,7 +175,7 @@ class QuotaBook:
 
 def quota_of(policy: Policy, tenant: str) -> TokenQuota:
     """The quota of a tenant: its own, and where that says nothing the default."""
-    own, default = policy.tenants[tenant].limits.quota, policy.limits.per_tenant.quota
+    own, default = policy.tenants[tenant].limits.quota, policy.limits.quota
     return TokenQuota(
         day=default.day if own.day is None else own.day, month=default.month if own.month is None else own.month
     )

@@ -17,6 +17,7 @@ from gateway.core.batches.objects import LineFault
 from gateway.core.request.routes import ROUTES
 
 FAULTS_TOLD = 100
+MAX_LINES = 50_000  # of a batch, as OpenAI has it
 LONGEST_ID = 512  # characters of a custom_id
 ENDPOINTS = tuple(
     path.decode() for path, route in ROUTES.items()

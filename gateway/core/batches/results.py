@@ -7,6 +7,7 @@ import math
 import msgspec
 from msgspec import Raw
 
+MAX_ANSWER = 64 * 1024**2  # bytes of an answer to a line; a line with a longer one goes to the error file
 TRIES = 5  # of a line that engines fail
 LATER = 2.0  # seconds until the first try after a failure, doubled with each
 LATEST = 300.0  # seconds: a reload may give more quota, or bring engines, before the time that an answer names
@@ -82,9 +83,9 @@ def no_json(status: int) -> LineError:
     return LineError("upstream_error", f"The engine's answer of status {status} is no JSON.")
 
 
-def too_long(most: int) -> LineError:
+def too_long() -> LineError:
     """The error of an answer that was given up."""
-    return LineError("answer_too_long", f"The answer has more than {most} bytes (batches.max_answer): ask for less.")
+    return LineError("answer_too_long", f"The answer has more than {MAX_ANSWER} bytes: ask for less.")
 
 
 def unanswered_line(id: str, custom_id: str, error: LineError) -> bytes:

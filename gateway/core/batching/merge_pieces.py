@@ -13,15 +13,23 @@ other calls' documents change their answers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
+from types import MappingProxyType
 from typing import Annotated
 
 import msgspec
 from msgspec import Raw
 
-from gateway.core.policy.traffic import Batching, Merge
+from gateway.core.policy.traffic import BatchedKind, Merge
 from gateway.core.request.call import Call
 
+KINDS: Mapping[str, BatchedKind] = MappingProxyType(
+    {
+        "embedding": "embeddings",  # by kind of route
+        "rerank": "rerank",
+        "score": "score",
+    }
+)
 KEY_AT_MOST = 16 * 1024  # bytes of the fields that must be equal: the key keeps them in memory
 DEADLINE_STEPS = 8.0  # per doubling: deadlines of merged calls are within 9 % of each other
 
@@ -45,14 +53,10 @@ class Piece(msgspec.Struct, kw_only=True, gc=False):
     top_n: int = 0
 
 
-def rule_of(batching: Batching, call: Call) -> Merge | None:
+def rule_of(batching: Mapping[BatchedKind, Merge], call: Call) -> Merge | None:
     """The batching rule for calls of this kind; None: they are not merged."""
-    kind = call.route.kind
-    if kind == "embedding":
-        return batching.embeddings
-    if kind == "rerank":
-        return batching.rerank
-    return batching.score if kind == "score" else None
+    kind = KINDS.get(call.route.kind)
+    return None if kind is None else batching.get(kind)
 
 
 _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode

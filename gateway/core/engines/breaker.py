@@ -1,6 +1,6 @@
 """Circuit breaker of one engine: no call waits for the failures of an engine that is known to fail.
 
-CLOSED takes every call. `failures` in a row, or more than `error_rate` of at least RATED calls within WINDOW, trip it.
+CLOSED takes every call. `failures` in a row, or more than ERROR_RATE of at least RATED calls within WINDOW, trip it.
 OPEN takes none for `open_for` seconds, twice as long each time it relapses, LONGEST times that at most. Then it is
 HALF_OPEN, where one probe at a time finds out: PROBES good ones close it, a bad one opens it again (Nygard,
 "Release It!"). TRANSITIONS is all there is; anything else raises and changes nothing.
@@ -80,6 +80,7 @@ ENDINGS: dict[int | None, Ending] = {
 WINDOW = 10.0  # seconds over which the share of failures is measured
 SLOTS = 10  # of a window
 SLOT = WINDOW / SLOTS  # seconds
+ERROR_RATE = 0.5  # share of failed calls above which it opens
 RATED = 20  # calls in the window below which the share of failures does not count
 PROBES = 3  # good ones in a row that close it
 LONGEST = 12  # times `open_for` that it stays open at most: a minute, of 5 s
@@ -232,9 +233,7 @@ class CircuitBreaker:
                 self.failing_at = now
             self.failures += 1
             policy, rate = self.policy, self.rate
-            if self.failures >= policy.failures or (
-                rate.calls >= RATED and rate.failures > policy.error_rate * rate.calls
-            ):
+            if self.failures >= policy.failures or (rate.calls >= RATED and rate.failures > ERROR_RATE * rate.calls):
                 self._move("trip", now)
         elif ending is FAILURE:
             self._move("relapse", now)

@@ -261,12 +261,7 @@ class Engine:
         self.headrooms = {name: each.headroom for name, each in policy.classes.items() if each.headroom}
 
     def go_by(self, entry: EngineEntry) -> None:
-        """Take the policy's entry for this engine. Sizes that the entry no longer gives are learned anew."""
-        self.fixed_capacity = entry.capacity is not None
-        if entry.capacity is not None:
-            self.capacity = entry.capacity
-        elif self.sample is not None and self.sample.capacity_tokens:
-            self.capacity = self.sample.capacity_tokens
+        """Take the policy's entry for this engine."""
         self.max_slots = entry.max_concurrency
         if entry.max_concurrency is not None:
             self.slots = entry.max_concurrency

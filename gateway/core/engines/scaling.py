@@ -26,6 +26,7 @@ EVERY = 1.0  # seconds at least between two readings
 AVERAGE = 45.0  # seconds of the averages: one burst is for the queue, a new level for more engines
 LEARNING = 2 * AVERAGE  # seconds in which the averages of a gateway that was just started tell too little
 REMEMBERED = 1800.0  # seconds that an engine's fastest pace is remembered at least, and twice that at most
+STABLE = 40.0  # seconds for which fewer engines must suffice before fewer are wanted
 RECOVERY = 30.0  # seconds in which what waits now is to be worked off
 MOST_OFFERED = 4.0  # times what is served: more is not known well enough to start engines for
 
@@ -148,7 +149,7 @@ class EnginesWanted:
         while recent and recent[-1][1] <= level:
             recent.pop()
         recent.append((now, level))
-        while recent[0][0] < now - self._policy.stabilization_window:
+        while recent[0][0] < now - STABLE:
             recent.popleft()
 
     @property

@@ -128,11 +128,10 @@ def _longest_prompt(policy: Policy) -> tuple[int, str]:
     """Tokens of the longest prompt that can be taken, and what bounds it: the body's bytes or an engine's room."""
     body = policy.body.max // BYTES_PER_TOKEN
     budget = policy.budget
-    capacity = max((engine.capacity or budget.capacity for engine in policy.fleet.engines), default=budget.capacity)
-    room = int(capacity * budget.kv_target)
+    room = int(budget.capacity * budget.kv_target)
     if body < room:
         return body, f"body.max at {BYTES_PER_TOKEN} bytes a token"
-    return room, f"{SHARE.show(budget.kv_target)} of an engine's {COUNT.show(capacity)}"
+    return room, f"{SHARE.show(budget.kv_target)} of an engine's {COUNT.show(budget.capacity)}"
 
 
 def _reading(tokens: int) -> str:

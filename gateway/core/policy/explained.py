@@ -194,7 +194,7 @@ def _quota(policy: Policy, tenant: str) -> Iterator[str]:
     quota, own = quota_of(policy, tenant), policy.tenants[tenant].limits.quota
     for span in SPANS:
         amount = getattr(quota, span)
-        default = " (limits.per_tenant.quota)" if getattr(own, span) is None else ""
+        default = " (limits.quota)" if getattr(own, span) is None else ""
         if isinstance(amount, int):
             yield f"{COUNT.show(amount)} tokens per {span} (UTC){default}"
     if not any(isinstance(getattr(quota, span), int) for span in SPANS):

@@ -15,12 +15,12 @@ import msgspec
 
 from gateway.core.policy.batches import BatchesPolicy
 from gateway.core.policy.cluster import ClusterPolicy
-from gateway.core.policy.storage import StoragePolicy
 from gateway.core.policy.traffic import (
-    Batching,
+    BatchedKind,
     Breaker,
     Deadlines,
     Limits,
+    Merge,
     Modes,
     Scaling,
     ShapingTier,
@@ -130,10 +130,9 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
 class BodyPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """Limits on request bodies: of one request, and of all requests together.
 
-    `max`: Largest body, without the images, audio and files in it.
+    `max`: Largest body, without the images, audio and files in it. One JSON value is allowed for each 20 bytes of this
+    limit, and one message, prompt, input or document for each KiB; images, recordings and files as many again.
     `max_media`: Largest body with images, audio and files. Data URLs are a third larger than their files.
-    `max_values`: JSON values and field names in one body. An array or object counts as two, a token id as one.
-    `max_messages`: Messages, prompts, inputs or documents in one body. Images, recordings and files: as many again.
     `max_n`: Choices (n) that one request may ask for.
     `media`: Images, audio and files in a prompt. data_urls_only: in the body itself; any: also URLs, which engines
     fetch; none: text only.
@@ -141,19 +140,16 @@ class BodyPolicy(msgspec.Struct, frozen=True, kw_only=True):
     `strip_billing_header`: Whether to remove Claude Code's line x-anthropic-billing-header, which changes with every
     call, from the system prompt, for engines that read it (vLLM 0.32 does not).
     `memory`: Memory for the bodies of all requests while they arrive, wait and are sent. Beyond it requests get 503.
-    `share`: Share of that memory for one tenant, or for one address among clients without a key.
+    One tenant, or one address among clients without a key, may use half of it.
     """
 
     max: Buffer = 2 * 1024**2
     max_media: Buffer = 16 * 1024**2
-    max_values: Annotated[Count, Bounds(ge=1000, le=10_000_000)] = 100_000
-    max_messages: Positive = 2000
     max_n: Annotated[Count, Bounds(ge=1, le=1024)] = 8
     media: Literal["data_urls_only", "any", "none"] = "data_urls_only"
     media_hosts: tuple[HostName, ...] = ()
     strip_billing_header: bool = False
     memory: Annotated[Bytes, Bounds(ge=1024**2, le=1024**4)] = 512 * 1024**2
-    share: Annotated[Share, Bounds(ge=0.01, le=1)] = 0.5
 
 
 class EngineEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,7 +159,6 @@ class EngineEntry(msgspec.Struct, frozen=True, kw_only=True):
     `name`: Name of the engine towards clients, as in the header x-weir-engine; null: a number, such as engine-1.
     `models`: Models of the engine that are served; empty: all that it has.
     `api_key_file`: File with the engine's --api-key alone in it.
-    `capacity`: KV-cache tokens of the engine; null: as it reports.
     `max_concurrency`: Calls on the engine at once; null: learned.
     `scheduling_policy`: The engine's --scheduling-policy. priority: calls carry the place of their class in `classes`
     as their priority. An engine that runs fcfs refuses them.
@@ -174,7 +169,6 @@ class EngineEntry(msgspec.Struct, frozen=True, kw_only=True):
     name: Name | None = None
     models: tuple[ModelName, ...] = ()
     api_key_file: FileName | None = None
-    capacity: Positive | None = None
     max_concurrency: Positive | None = None
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     kv_events: EventsUrl | None = None
@@ -232,8 +226,7 @@ class FleetPolicy(msgspec.Struct, frozen=True, kw_only=True):
 class ServerPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """Limits on the data port, which clients call.
 
-    `max_connections`: Client connections at once.
-    `max_per_peer`: Share of these connections for one address. Trusted proxies are exempt.
+    `max_connections`: Client connections at once. One address may have half of them; trusted proxies all.
     `hosts`: Allowed names in the Host header of a gateway without keys, such as [gateway.internal]; empty: any from
     other machines, localhost from this one.
     `progress`: Time between comments in a waiting stream, against idle time-outs. The first one sends status 200; a
@@ -241,7 +234,6 @@ class ServerPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     max_connections: Positive = 10_000
-    max_per_peer: Annotated[Share, Bounds(ge=0.01, le=1)] = 0.50
     hosts: tuple[HostName, ...] = ()
     progress: Annotated[Seconds, Bounds(ge=1, le=300)] | None = None
 
@@ -305,10 +297,13 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     `hedging`: Time to wait for a call's first byte before a second attempt on another engine, whose loser is cancelled:
     a percentile of the class's times to first token, or a fixed time; null: no second attempts. They count in the
     budget of retries.
+    `batching`: Request batching: kinds of call that are merged before they go to an engine, such as
+    {embeddings: {window: 20ms}}.
     `cors`: Origins of web pages that may call the data port, such as https://chat.example.com; *: all. CORS binds
     browsers only.
     `cluster`: Gateways on several machines, of which one decides for all; null: alone. See docs/scale.md.
-    `storage`: Storage that outlasts the gateway; null: none. See docs/operating.md.
+    `storage`: Folder for what outlasts the gateway, in the file weir.db, on a disk of this machine; null: none. It
+    takes effect at a start, is made if it is missing, and serves one gateway at a time. See docs/operating.md.
     `batches`: Files of calls, run when there is room; null: none. See docs/batches.md.
     """
 
@@ -331,7 +326,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     hedging: Literal["p90", "p95", "p99"] | Moment | None = None
     breaker: Breaker = Breaker()
     modes: Modes = Modes()
-    batching: Batching = Batching()
+    batching: Mapping[BatchedKind, Merge] = {}
     scaling: Scaling = Scaling()
     timeouts: Timeouts = Timeouts()
     body: BodyPolicy = BodyPolicy()
@@ -341,5 +336,5 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     logging: Logging = Logging()
     console: ConsoleLinks = ConsoleLinks()
     cluster: ClusterPolicy | None = None
-    storage: StoragePolicy | None = None
+    storage: FileName | None = None
     batches: BatchesPolicy | None = None

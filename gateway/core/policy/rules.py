@@ -14,6 +14,7 @@ from gateway.core.engines.origin import engine_id, url_fault
 from gateway.core.policy.policy import EngineEntry, Policy
 from gateway.core.policy.traffic import ModeRule, ShapingTier, Tenant, Threshold, TokenQuota, TrafficClass, When
 from gateway.core.policy.types import OF_NOTHING
+from gateway.core.request.body_memory import SHARE as SHARE_OF_OWNER
 from gateway.shared.files.checked import UNREAD, Fault, Path, listed, nearest, readable, shown
 from gateway.shared.files.units import BYTES, SECONDS, SHARE
 from gateway.shared.vllm.kv_events import address_fault
@@ -122,9 +123,8 @@ def _of_tier(index: int, tier: ShapingTier) -> Iterator[tuple[Path, str]]:
 
 
 def _of_mode(mode: str, rule: ModeRule) -> Iterator[tuple[Path, str]]:
-    for field, names in (("refuse", rule.refuse), ("only", rule.only)):
-        for place, name in enumerate(names or ()):
-            yield ("modes", mode, field, place), name
+    for place, name in enumerate(() if isinstance(rule.refuse, str) else rule.refuse):
+        yield ("modes", mode, "refuse", place), name
 
 
 def _named_modes(policy: Policy) -> Iterator[tuple[str, ModeRule]]:
@@ -284,7 +284,7 @@ def _events(index: int, engine: EngineEntry) -> Iterator[Fault]:
 
 def quotas_of(policy: Policy) -> Iterator[tuple[Path, TokenQuota]]:
     """Every token quota that the policy may say."""
-    yield ("limits", "per_tenant", "quota"), policy.limits.per_tenant.quota
+    yield ("limits", "quota"), policy.limits.quota
     for name, tenant in _items(policy.tenants):
         yield ("tenants", name, "limits", "quota"), tenant.limits.quota
 
@@ -293,14 +293,14 @@ def _quotas(policy: Policy) -> Iterator[Fault]:
     """Counts of a day or month must outlast the gateway."""
     for path, quota in quotas_of(policy) if policy.storage is None else ():
         if isinstance(quota.day, int) or isinstance(quota.month, int):
-            yield Fault(path, "a quota, and no storage", "storage: {folder: ...} too, where what is used is kept")
+            yield Fault(path, "a quota, and no storage", "storage: FOLDER too, where what is used is kept")
 
 
 def _memory(policy: Policy) -> Iterator[Fault]:
     """A body larger than its sender's share of the memory could never be received."""
     body = policy.body
     largest = max(body.max, body.max_media)
-    if body.memory * body.share < largest:
-        found = f"{shown(body, 'memory')}, of which {shown(body, 'share')} for one tenant"
+    if body.memory * SHARE_OF_OWNER < largest:
+        found = f"{shown(body, 'memory')}, of which {SHARE.show(SHARE_OF_OWNER)} for one tenant"
         expected = f"room for one body, {BYTES.show(largest)} (body.max, body.max_media)"
         yield Fault(("body", "memory"), found, expected)

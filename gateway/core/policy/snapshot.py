@@ -14,6 +14,9 @@ from gateway.core.request.classes import ClassRules
 from gateway.core.request.routes import Route
 from gateway.core.request.tenants import Tenants
 
+BYTES_PER_VALUE = 20  # of the largest body: so many JSON values and field names may it hold
+BYTES_PER_MESSAGE = 1024  # the same, of messages, prompts, inputs and documents
+
 
 class Snapshot:
     """`cache_secret`: the secret that tenants' cache salts are derived from; empty: no salts. Raises ValueError as
@@ -62,9 +65,9 @@ def call_settings(policy: Policy) -> CallSettings:
         class_deadlines={name: traffic_class.deadline for name, traffic_class in policy.classes.items()},
         default_class="default",
         service_tiers=dict(policy.service_tiers),
-        max_values=policy.body.max_values,
+        max_values=policy.body.max // BYTES_PER_VALUE,
         max_text=policy.body.max,
-        max_messages=policy.body.max_messages,
+        max_messages=max(1, policy.body.max // BYTES_PER_MESSAGE),
         max_n=policy.body.max_n,
         media=policy.body.media,
         media_hosts=frozenset(policy.body.media_hosts),

@@ -90,12 +90,10 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True):
     """Scaling signal: the engines that each model needs, as weir_engines_wanted, for an autoscaler such as KEDA.
 
     `target_utilization`: Share of what engines can do that calls should fill.
-    `stabilization_window`: Time that fewer engines must suffice before fewer are wanted.
     `cooldown_period`: Time without a call after which a model wants no engine.
     """
 
     target_utilization: Annotated[Share, Bounds(ge=0.1, le=1)] = 0.83
-    stabilization_window: Annotated[Seconds, Bounds(ge=0, le=86_400)] = 40.0
     cooldown_period: Annotated[Seconds, Bounds(ge=1, le=86_400)] = 600.0
 
 
@@ -128,7 +126,7 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
 
 class TokenQuota(msgspec.Struct, frozen=True, kw_only=True):
     """Token quotas of a tenant over calendar windows in UTC. They need `storage`, which keeps the counts. null: the
-    default, `limits.per_tenant.quota`; where that is null, no quota.
+    default, `limits.quota`; where that is null, no quota.
 
     `day`: Tokens of prompts and answers a day, such as 10M. They are held at the estimate while a call is under way,
     and counted at the real usage.
@@ -137,19 +135,6 @@ class TokenQuota(msgspec.Struct, frozen=True, kw_only=True):
 
     day: Tokens | Literal["unlimited"] | None = None
     month: Tokens | Literal["unlimited"] | None = None
-
-
-class TenantLimit(msgspec.Struct, frozen=True, kw_only=True):
-    """Default limits of each tenant. null: no limit.
-
-    `requests`: Calls per time.
-    `tokens`: Tokens of prompts and answers per time. They are charged at the estimate, and settled at the real usage.
-    `quota`: Tokens per calendar day and month.
-    """
-
-    requests: Quantity = None
-    tokens: Quantity = None
-    quota: TokenQuota = TokenQuota()
 
 
 class TenantLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,7 +154,7 @@ class TenantLimits(msgspec.Struct, frozen=True, kw_only=True):
     models: Mapping[ModelName, Limit] = {}
 
 
-AnyLimit = Limit | TenantLimit | TenantLimits
+AnyLimit = Limit | TenantLimits
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -179,15 +164,15 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     A specific limit replaces the default of its level. The global limit always holds, for all tenants together.
 
     `per_tenant`: Default limit of each tenant without one of its own.
-    `per_class`: Default limit of each class, all tenants together.
+    `quota`: Default quota of each tenant: tokens per calendar day and month.
     `per_model`: Default limit of each model, all tenants together.
     `classes`: Limits of single classes, all tenants together, such as {batch: {requests: 100/s}}.
     `models`: Limits of single models, all tenants together, such as {llama-3-70b: {tokens: 10M/min}}.
     """
 
     global_: Limit = msgspec.field(default=Limit(), name="global")
-    per_tenant: TenantLimit = TenantLimit()
-    per_class: Limit = Limit()
+    per_tenant: Limit = Limit()
+    quota: TokenQuota = TokenQuota()
     per_model: Limit = Limit()
     classes: Mapping[Name, Limit] = {}
     models: Mapping[ModelName, Limit] = {}
@@ -259,14 +244,12 @@ class Deadlines(msgspec.Struct, frozen=True, kw_only=True):
 class Breaker(msgspec.Struct, frozen=True, kw_only=True):
     """Circuit breaker of each engine. While it is open, the engine gets no calls.
 
-    `failures`: Failed calls in a row that open it.
-    `error_rate`: Share of failed calls above which it opens too, of 20 calls or more in 10 s.
+    `failures`: Failed calls in a row that open it. It opens too if more than half of 20 calls or more in 10 s failed.
     `open_for`: Time it stays open at first. Each time that it opens again doubles it, up to twelve times as long. Three
     good calls, one after another, close it.
     """
 
     failures: Positive = 5
-    error_rate: Part = 0.5
     open_for: Moment = 5.0
 
 
@@ -291,16 +274,14 @@ class ModeRule(msgspec.Struct, frozen=True, kw_only=True):
     `enter`: Signals that begin the mode.
     `leave`: Signals below which the mode ends.
     `dwell`: Shortest time that the mode lasts.
-    `refuse`: Classes that are refused; null: the least important one.
-    `only`: The only classes that are not refused; null: the most important one, empty: no such rule.
+    `refuse`: Classes that are refused.
     `max_prompt_tokens`: Prompt tokens above which calls are refused; null: no such rule.
     """
 
     enter: Threshold
     leave: Threshold
     dwell: Annotated[Seconds, Bounds(ge=0, le=3600)] = 10.0
-    refuse: tuple[Name, ...] | None = ()  # None: the least important class
-    only: tuple[Name, ...] | None = ()  # empty: no such rule; None: the most important class
+    refuse: tuple[Name, ...] | Literal["least_important", "all_but_most_important"] = ()
     max_prompt_tokens: Positive | None = None
 
 
@@ -311,9 +292,16 @@ class Modes(msgspec.Struct, frozen=True, kw_only=True):
     brownout: ModeRule = ModeRule(
         enter=Threshold(kv=0.96, ttft=2.0, errors=0.10),
         leave=Threshold(kv=0.85, ttft=1.2, errors=0.02),
-        refuse=None,
+        refuse="least_important",
     )
-    closed: ModeRule = ModeRule(enter=Threshold(kv=0.99, errors=0.50), leave=Threshold(kv=0.90, errors=0.20), only=None)
+    closed: ModeRule = ModeRule(
+        enter=Threshold(kv=0.99, errors=0.50),
+        leave=Threshold(kv=0.90, errors=0.20),
+        refuse="all_but_most_important",
+    )
+
+
+BatchedKind = Literal["embeddings", "rerank", "score"]
 
 
 class Merge(msgspec.Struct, frozen=True, kw_only=True):
@@ -327,11 +315,3 @@ class Merge(msgspec.Struct, frozen=True, kw_only=True):
     window: Annotated[Seconds, Bounds(ge=0, le=1)] = 0.02
     max_items: Positive = 64
     max_tokens: Positive = 16_000
-
-
-class Batching(msgspec.Struct, frozen=True, kw_only=True):
-    """Request batching: kinds of call that are merged before they go to an engine; null: not merged."""
-
-    embeddings: Merge | None = None
-    rerank: Merge | None = None
-    score: Merge | None = None

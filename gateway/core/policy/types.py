@@ -80,8 +80,8 @@ EventsUrl = Annotated[
 StoreUrl = Annotated[
     str,
     Text(
-        r"(?:valkey|redis)s?://(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?(?:/[0-9]{1,4})?",
-        "valkey://HOST:PORT/DATABASE, or valkeys:// for TLS, without a password",
+        r"(?:valkey|redis)s?://(?:[a-z][a-z0-9_-]{0,31}@)?(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?(?:/[0-9]{1,4})?",
+        "valkey://HOST:PORT/DATABASE or valkey://USER@HOST:PORT, or valkeys:// for TLS, without a password",
     ),
 ]
 HostPort = Annotated[

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+SHARE: Final = 0.5  # of the memory that one owner may have
 SMALL: Final = 4096  # bytes of a body that is not counted
 
 
@@ -19,19 +20,19 @@ class BodyMemory:
 
     __slots__ = ("_owners", "held", "memory", "refused", "share")
 
-    def __init__(self, memory: int = 512 * 1024**2, share: float = 0.5) -> None:
+    def __init__(self, memory: int = 512 * 1024**2, share: float = SHARE) -> None:
         self.held = 0
         self.refused = {"memory": 0, "share": 0}
         self._owners: dict[str, int] = {}
-        self.apply(memory, share)
+        self.memory = memory
+        self.share = share
 
     def __repr__(self) -> str:
         return f"<Bodies {self.held} of {self.memory} bytes, {len(self._owners)} owners>"
 
-    def apply(self, memory: int, share: float) -> None:
-        """Set new limits. Bytes in use stay, even above them."""
+    def apply(self, memory: int) -> None:
+        """Set a new budget. Bytes in use stay, even above it."""
         self.memory = memory
-        self.share = share
 
     def resize(self, owner: str, change: int) -> str:
         """Add `change` bytes (or take them away) for the owner.

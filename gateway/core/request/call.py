@@ -93,11 +93,11 @@ class CallSettings(msgspec.Struct, frozen=True, kw_only=True):
         default_factory=lambda: {"priority": "interactive", "default": "default", "flex": "batch"}
     )
     max_deadline: float = 86_400.0
-    max_messages: int = 2000
+    max_messages: int = 2048
     max_n: int = 8
     max_output: int = 2**20  # tokens
     max_depth: int = 64
-    max_values: int = 100_000  # JSON values and names of fields in a body
+    max_values: int = 104_857  # JSON values and names of fields in a body
     max_text: int = 2 * 1024**2  # bytes of a body, without its media
     strip_billing_header: bool = False
     block: int = 512  # bytes of the prompt in each hash of `Call.prefix`

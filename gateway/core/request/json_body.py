@@ -169,7 +169,7 @@ def _check_structure(data: bytes, max_depth: int, max_values: int) -> None:
         quotes += len(parts) - 1
         if max(values, quotes // 2) > max_values:
             message = f"the body holds more than {max_values} JSON values and names of fields"
-            raise bad_request(f"{message}: body.max_values of the policy")
+            raise bad_request(f"{message}: one for each 20 bytes of body.max")
         outside.append(structure.translate(None, b",:"))
     brackets = b"".join(outside)
     pairs = len(brackets) == 2 * brackets.count(b"{")

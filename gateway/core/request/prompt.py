@@ -131,7 +131,8 @@ class Prompt(msgspec.Struct, gc=False):
                 raise bad_request(message, param)
         self.media += 1
         if self.media > self.max_items:
-            message = f"{param} holds more than {self.max_items} images, recordings and files (body.max_messages)"
+            most = f"{self.max_items} images, recordings and files (one for each KiB of body.max)"
+            message = f"{param} holds more than {most}"
             raise bad_request(f"{message}: send fewer in one call", param)
         data = url if isinstance(url, str) else msgspec.json.encode(item)  # a URL of megabytes is not encoded again
         self.media_bytes += len(data)

@@ -37,8 +37,8 @@ _REFUSES, _CLOSES, _RESETS, _LOST = after("refuse"), after("close"), after("rese
 _BLANK: Final = (b"", b"\r\n")  # a buffer that holds nothing of a request: old clients end a body with an empty line
 _NO_ROOM: Final = MappingProxyType({
     "memory": "all the memory that this gateway has for requests' bodies (body.memory) is in use; try again shortly",
-    "share": "your requests hold as much of this gateway's memory for bodies as one client may (body.share): send "
-             "fewer or smaller ones at once, or try again shortly",
+    "share": "your requests hold as much of this gateway's memory for bodies as one client may (half of body.memory): "
+             "send fewer or smaller ones at once, or try again shortly",
 })  # fmt: skip
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 _PATH_WITHIN: Final = 256  # bytes of a head

@@ -92,7 +92,7 @@ class ClusterPort:
         taken = place.inherited.taken
         life = (taken.offer.life if taken is not None else "") or f"{place.parent_started:.6f}-{place.secret[:16]}"
         try:
-            clients = [opened(policy.url, policy.user, files.password, files.store_ca) for _ in range(2)]
+            clients = [opened(policy.url, files.password, files.store_ca) for _ in range(2)]
             record = MemberRecord(life, place.relays, control_url(place.control, me, secure=secure_control))
             store = self._store = Store(clients[0], policy.name, me, record, self._token.fingerprint)
             self._learned = TermCheckpoints(gateway.checkpoints, CheckpointStore(clients[1], policy.name, me))

@@ -270,7 +270,7 @@ def _text(answer: Any) -> Any:
         raise StoreError(f"it answers what no store of a cluster does: {error}") from error
 
 
-def opened(url: str, user: str | None, password: str | None, trust: str | None) -> Redis:
+def opened(url: str, password: str | None, trust: str | None) -> Redis:
     """A client of the store at `url`: nothing is tried again, one connection at most. Raises ValueError where redis is
     not installed. `trust`: certificates in PEM for a store with TLS."""
     try:
@@ -282,7 +282,7 @@ def opened(url: str, user: str | None, password: str | None, trust: str | None) 
     plain = "redis" + url.removeprefix("valkey").removeprefix("redis")
     more: dict[str, Any] = {} if trust is None else {"ssl_ca_data": trust}
     client: Redis = Client.from_url(
-        plain, username=user, password=password, protocol=2, decode_responses=False, max_connections=4,
+        plain, password=password, protocol=2, decode_responses=False, max_connections=4,
         socket_connect_timeout=WITHIN, socket_timeout=WITHIN, retry=Retry(NoBackoff(), 0), **more,
     )  # fmt: skip
     return client

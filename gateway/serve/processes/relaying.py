@@ -137,7 +137,7 @@ class RelaySide:
         self._engines: dict[str, EngineNews] = {}  # as they were told of last
         self.current = current = Current(Snapshot(Policy()))
         self._spans = spans
-        self.bodies = BodyMemory(current.policy.body.memory, current.policy.body.share)
+        self.bodies = BodyMemory(current.policy.body.memory)
         attempts = Attempts(current, self.clients, self._clock)
         self._counts = CallCounts(self._known, gen_ai=gen_ai)
         self._ended, self._ended_told = EndedCalls(MOST_RECORDS), 0
@@ -218,7 +218,7 @@ class RelaySide:
         policy = msgspec.msgpack.decode(news.policy, type=Policy)
         self.current.apply(Snapshot(policy, news.cache_secret))
         self.server.settings = server_settings(self.current.snapshot, self._most_clients)
-        self.bodies.apply(policy.body.memory // self._place.relays, policy.body.share)
+        self.bodies.apply(policy.body.memory // self._place.relays)
         for id, engine in self._engines.items():
             self._go_by(self.clients[id], engine)
 

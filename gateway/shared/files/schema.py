@@ -85,7 +85,7 @@ class _Structs:
             return [{"type": "array", "items": self._kind(get_args(kind)[0])}]
         if get_origin(kind) is Mapping:
             key, item = get_args(kind)
-            names = {"pattern": f"^(?:{form_of(key).pattern})$"}
+            names = _scalar(form_of(key), None, None)[0]
             return [{"type": "object", "propertyNames": names, "additionalProperties": self._kind(item)}]
         if kind.__name__ not in self.made:
             self.made[kind.__name__] = self.schema(kind)

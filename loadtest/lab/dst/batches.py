@@ -28,10 +28,9 @@ class Batches:
 
     def apply(self, policy: Policy) -> None:
         """A reload: what was begun under another policy goes on."""
-        for rule in (policy.batching.embeddings, policy.batching.rerank):
-            if rule is not None:
-                self._window = max(self._window, rule.window)
-                self._items = max(self._items, rule.max_items)
+        for rule in policy.batching.values():
+            self._window = max(self._window, rule.window)
+            self._items = max(self._items, rule.max_items)
 
     def joining(self, call: Call) -> None:
         """The time and the prompt of a call that may be merged."""

@@ -44,7 +44,7 @@ class Traits:
                 "acme": {"keys": [_digest("key-of-acme")], "weight": rng.choice((1, 4)), "agent_hints": True},
                 "zeta": {"keys": [_digest("key-of-zeta")], "limits": rng.choice(({}, {"requests": "2/s"}))},
             },
-            "storage": {"folder": "counted-and-kept-nowhere"},
+            "storage": "counted-and-kept-nowhere",
             "limits": self._limits(),
             "budget": {"kv_target": rng.choice(("50%", "80%", "100%")), "max_concurrency": rng.choice((2, 8, 256))},
             "deadlines": {
@@ -66,7 +66,7 @@ class Traits:
             tree["modes"] = {mode: {"enter": {}, "leave": {}} for mode in MODES}
         elif rng.random() < 0.4:
             tree["modes"] = self._modes()
-        tree["batching"] = {kind: rng.choice((None, self._merge())) for kind in ("embeddings", "rerank")}
+        tree["batching"] = {kind: self._merge() for kind in ("embeddings", "rerank") if rng.random() < 0.5}
         tree["routing"]["hold_unserved"] = rng.choice(("0s", "1s", "60s"))
         tree["lengths"] = rng.choice(("by_model", "learned"))
         return msgspec.json.encode(tree).decode()
@@ -81,15 +81,16 @@ class Traits:
         rng = self._rng
         return {
             "global": {"requests": DAYS, "tokens": DAYS},
-            "per_class": rng.choice(({}, {}, {"tokens": "2k/s"})),
-            "per_tenant": rng.choice(({}, {}, {"requests": "4/s"})) | self._quota(),
+            "classes": rng.choice(({}, {}, {"default": {"tokens": "2k/s"}})),
+            "per_tenant": rng.choice(({}, {}, {"requests": "4/s"})),
+            "quota": self._quota(),
             "per_model": rng.choice(({}, {}, {"tokens": {"rate": "1k/s", "burst": 3000}})),
         }
 
     def _quota(self) -> dict[str, Any]:
         """A tenant's quota."""
         rng = self._beside()
-        return {"quota": {"day": rng.choice(("2k", "20k"))}} if rng.random() < 0.3 else {}
+        return {"day": rng.choice(("2k", "20k"))} if rng.random() < 0.3 else {}
 
     def _beside(self, what: str = "") -> random.Random:
         """Draws beside the rest: with and without them a seed is the same case."""
@@ -105,8 +106,8 @@ class Traits:
         for mode, step in zip(MODES, steps, strict=True):
             modes[mode] = {"enter": {by: step}, "leave": {by: least}, "dwell": rng.choice(("0s", "250ms", "2s"))}
         modes["tight"]["max_prompt_tokens"] = rng.choice((None, 200))
-        modes["brownout"]["refuse"] = rng.choice((None, ["default"]))
-        modes["closed"]["only"] = rng.choice((None, ["default"]))
+        modes["brownout"]["refuse"] = rng.choice(("least_important", ["default"]))
+        modes["closed"]["refuse"] = rng.choice(("all_but_most_important", ["default"]))
         return modes
 
     def _merge(self) -> dict[str, Any]:

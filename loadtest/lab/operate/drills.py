@@ -53,7 +53,7 @@ def _promise_what_holds(site: OperatedSite) -> None:
 def _hold_body(site: OperatedSite) -> None:
     """A caller that has sent most of a body, and pauses, where there is memory for little more."""
     before = site.gateway.total("weir_policy_version")
-    site.save(POLICY + "body: {memory: 2MiB, share: 50%, max: 1MiB, max_media: 1MiB}\n")
+    site.save(POLICY + "body: {memory: 2MiB, max: 1MiB, max_media: 1MiB}\n")
     until(lambda: site.gateway.total("weir_policy_version") > before, 5.0)
     site.begin_body(900_000)
 

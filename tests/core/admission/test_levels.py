@@ -33,7 +33,6 @@ PLACES: list[tuple[str, Level, str, bool]] = [
     ("tenants: {acme: {limits: LIMIT}}", ("acme", "", ""), "tenants.acme.limits", False),
     ("tenants: {acme: {}}\nlimits: {per_tenant: LIMIT}", ("acme", "", ""), "limits.per_tenant", True),
     ("limits: {classes: {batch: LIMIT}}", ("", "batch", ""), "limits.classes.batch", False),
-    ("limits: {per_class: LIMIT}", ("", "batch", ""), "limits.per_class", True),
     ("limits: {models: {m: LIMIT}}", ("", "", "m"), "limits.models.m", False),
     ("limits: {per_model: LIMIT}", ("", "", "m"), "limits.per_model", True),
     ("limits: {global: LIMIT}", ("", "", ""), "limits.global", False),
@@ -58,14 +57,14 @@ def test_a_limit_is_found_at_its_level_and_counts_there(
 
 
 def test_a_limit_of_its_own_replaces_the_default() -> None:
-    given = policy("limits: {per_class: {requests: 1/h, tokens: 1/h}, classes: {batch: {requests: 2/h}}}")
-    assert counted(given, "requests", ("", "batch", "")) == Counted(("limits", "classes", "batch", "requests"), TWO)
-    assert counted(given, "tokens", ("", "batch", "")) == Counted(("limits", "per_class", "tokens"), ONE, True)
+    given = policy("limits: {per_model: {requests: 1/h, tokens: 1/h}, models: {batch: {requests: 2/h}}}")
+    assert counted(given, "requests", ("", "", "batch")) == Counted(("limits", "models", "batch", "requests"), TWO)
+    assert counted(given, "tokens", ("", "", "batch")) == Counted(("limits", "per_model", "tokens"), ONE, True)
 
 
 def test_unlimited_replaces_the_default_too() -> None:
-    given = policy("limits: {per_class: {requests: 1/h}, classes: {batch: {requests: unlimited}}}")
-    assert counted(given, "requests", ("", "batch", "")) == Counted(("limits", "classes", "batch", "requests"), None)
+    given = policy("limits: {per_model: {requests: 1/h}, models: {batch: {requests: unlimited}}}")
+    assert counted(given, "requests", ("", "", "batch")) == Counted(("limits", "models", "batch", "requests"), None)
 
 
 def test_where_there_is_no_limit_the_path_says_where_one_would_stand() -> None:

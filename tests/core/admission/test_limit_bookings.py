@@ -185,7 +185,7 @@ def test_a_burst_of_few_calls_promises_nothing() -> None:
 
 
 def test_only_a_limit_that_refuses_books_a_place() -> None:
-    it = book("{per_class: {requests: 100/s}, per_tenant: {tokens: {rate: 10/s, burst: 40}}}")
+    it = book("{classes: {default: {requests: 100/s}}, per_tenant: {tokens: {rate: 10/s, burst: 40}}}")
     for number in range(4):
         assert isinstance(come(it, b"first %d" % number, 100.0), Charge)
     assert told(it, b"2", 100.0) == pytest.approx(1.0, abs=0.2)

@@ -126,8 +126,6 @@ TENANT_A = [call for call in ALL if call[0] == "a"]
         ("{global: {requests: 1/h}}", "", "this gateway, all tenants together", ALL),
         ("{per_tenant: {requests: 1/h}}", "", "tenant a", TENANT_A),
         ("{}", "{requests: 1/h}", "tenant a", TENANT_A),
-        ("{per_class: {requests: 1/h}}", "", "class default, all tenants together",
-         [call for call in ALL if call[1] == "default"]),
         ("{classes: {default: {requests: 1/h}}}", "", "class default, all tenants together",
          [call for call in ALL if call[1] == "default"]),
         ("{per_model: {requests: 1/h}}", "", "model m, all tenants together", [call for call in ALL if call[2] == "m"]),
@@ -168,9 +166,8 @@ def limits_of(it: LimitBook, call: Call = ("a", "default", "m")) -> tuple[str | 
         ("{per_tenant: {requests: 5/s}}", "{requests: unlimited}", (None, None)),
         ("{per_tenant: {requests: unlimited}}", "{}", (None, None)),
         ("{global: {requests: 3/s}, per_tenant: {requests: 5/s}}", "{requests: unlimited}", ("3", None)),
-        ("{per_class: {requests: 5/s}, classes: {default: {requests: 9/s}}}", "{}", ("9", None)),
-        ("{per_class: {requests: 5/s}, classes: {default: {tokens: 9/s}}}", "{}", ("5", "9")),
-        ("{per_class: {requests: 5/s}, classes: {batch: {requests: 1/s}}}", "{}", ("5", None)),
+        ("{per_model: {requests: 5/s}, models: {m: {requests: 9/s}}}", "{}", ("9", None)),
+        ("{per_model: {requests: 5/s}, models: {m: {tokens: 9/s}}}", "{}", ("5", "9")),
         ("{per_model: {requests: 5/s, tokens: 1k/s}, models: {m: {requests: 9/s}}}", "{}", ("9", "1000")),
         ("{per_model: {requests: 5/s}, models: {m: {requests: unlimited}}}", "{}", (None, None)),
         ("{per_model: {requests: 5/s}, models: {n: {requests: 1/s}}}", "{}", ("5", None)),
@@ -186,7 +183,7 @@ def test_a_specific_limit_replaces_the_default_of_its_level_field_by_field(
 
 
 def test_a_tenant_and_a_class_of_an_older_policy_have_the_defaults() -> None:
-    it = book("{per_tenant: {requests: 5/s}, per_class: {tokens: 7/s}}")
+    it = book("{per_tenant: {requests: 5/s}, per_model: {tokens: 7/s}}")
     assert limits_of(it, ("gone", "gone", "m")) == ("5", "7")
 
 
@@ -455,7 +452,7 @@ def test_whose_tokens_are_counted(of_all: str, of_a: str, expected: tuple[bool, 
 # -- before a body is read --------------------------------------------------------------------------------------------
 
 SIX = """{
-    global: {requests: 90/h}, per_tenant: {requests: 9/h, tokens: 99/h}, per_class: {requests: 8/h},
+    global: {requests: 90/h}, per_tenant: {requests: 9/h, tokens: 99/h}, classes: {default: {requests: 8/h}},
     per_model: {requests: 7/h, tokens: 98/h}
 }"""
 
@@ -533,7 +530,7 @@ def test_who_is_over_a_limit_is_told_so_before_his_body_is_read() -> None:
 
 def test_where_nothing_is_limited_nothing_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "ROUTES_REMEMBERED", 2)
-    it = book("{per_class: {requests: 1/h}}")
+    it = book("{classes: {default: {requests: 1/h}}}")
     for tenant in "abc":
         it.arrive(tenant, 100.0).refund()
     assert len(it._arrivals) == 2

@@ -161,7 +161,7 @@ def test_new_rules_keep_the_mode() -> None:
 NAMED = Modes(
     tight=rule(Threshold(), Threshold(), max_prompt_tokens=20_000),
     brownout=rule(Threshold(), Threshold(), refuse=("batch", "default"), max_prompt_tokens=4000),
-    closed=rule(Threshold(), Threshold(), refuse=("interactive",), only=("interactive", "batch")),
+    closed=rule(Threshold(), Threshold(), refuse=("interactive", "default")),
 )
 
 

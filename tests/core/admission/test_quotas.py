@@ -21,7 +21,7 @@ NOON = 1_764_504_000.0  # 2025-11-30 12:00 UTC, the last day of its month
 MIDNIGHT = 1_764_547_200
 
 
-def policy(limits: str = "{}", tenants: str = "{a: {}, b: {}}", storage: str = "{folder: kept}") -> Policy:
+def policy(limits: str = "{}", tenants: str = "{a: {}, b: {}}", storage: str = "kept") -> Policy:
     return decode(f"tenants: {tenants}\nlimits: {limits}\nstorage: {storage}\n".encode())
 
 
@@ -30,7 +30,7 @@ def book(limits: str = "{}", tenants: str = "{a: {}, b: {}}") -> LimitBook:
     return LimitBook(policy(limits, tenants), calendar=Calendar(NOON - 1000.0))
 
 
-DAILY = "{per_tenant: {quota: {day: 1k}}}"
+DAILY = "{quota: {day: 1k}}"
 
 
 def take(from_: LimitBook, tokens: int = 100, now: float = 1000.0, tenant: str = "a") -> Charge:
@@ -65,7 +65,7 @@ def test_days_and_months_are_those_of_the_calendar(year: int) -> None:
 
 
 def test_a_new_day_begins_with_nothing_used_and_calls_under_way_go_on() -> None:
-    it = book("{per_tenant: {quota: {day: 1k, month: 2k}}}")
+    it = book("{quota: {day: 1k, month: 2k}}")
     take(it, 600).settle(700, 1000.0)
     under_way = take(it, 250)
     assert used(it) == {"day": (700, 250), "month": (700, 250)}
@@ -117,7 +117,7 @@ def test_a_call_is_refused_until_the_window_ends_and_let_in_then() -> None:
 
 
 def test_the_window_that_ends_last_is_named() -> None:
-    it = book("{per_tenant: {quota: {day: 1k, month: 1k}}}")
+    it = book("{quota: {day: 1k, month: 1k}}")
     later = 1000.0 + 2 * DAY  # 2025-12-02
     take(it, 1000, later).settle(1000, later)
     refusal = refused(it, 1, later)
@@ -148,7 +148,7 @@ def test_a_call_that_is_larger_than_the_quota_is_told_that_no_retry_helps() -> N
 
 
 def test_a_refusal_by_a_quota_or_a_rate_takes_nothing_of_the_other() -> None:
-    it = book("{per_tenant: {tokens: 500/min, quota: {day: 1k}}}")
+    it = book("{per_tenant: {tokens: 500/min}, quota: {day: 1k}}")
     take(it, 400)
     assert "limit of tenant a is 500/min" in refused(it, 200).message
     assert used(it)["day"] == (0, 400)
@@ -158,7 +158,7 @@ def test_a_refusal_by_a_quota_or_a_rate_takes_nothing_of_the_other() -> None:
 
 
 def test_a_tenants_own_quota_replaces_the_default_window_by_window() -> None:
-    given = policy("{per_tenant: {quota: {day: 1k, month: 9k}}}", "{a: {limits: {quota: {day: unlimited}}}, b: {}}")
+    given = policy("{quota: {day: 1k, month: 9k}}", "{a: {limits: {quota: {day: unlimited}}}, b: {}}")
     assert quota_of(given, "a") == TokenQuota(day="unlimited", month=9000)
     assert quota_of(given, "b") == TokenQuota(day=1000, month=9000)
     it = LimitBook(given, calendar=Calendar(NOON))
@@ -189,7 +189,7 @@ def test_a_reload_keeps_what_is_used_also_of_a_tenant_that_was_gone_for_a_while(
     it = book(DAILY)
     under_way = take(it, 100)
     take(it, 500).settle(500, 1000.0)
-    it.apply(policy("{per_tenant: {quota: {day: 550}}}"), 1000.0)
+    it.apply(policy("{quota: {day: 550}}"), 1000.0)
     refused(it, 1)
     it.apply(policy(DAILY, "{b: {}}"), 1000.0)
     assert it.quotas.of("a") == ()
@@ -226,7 +226,7 @@ def test_the_next_decider_goes_on_from_the_checkpoint_and_the_file_adds_nothing_
 
 
 def test_a_call_of_another_decider_counts_at_its_end_in_quotas_alone() -> None:
-    it = book("{per_tenant: {tokens: 10k/min, quota: {day: 1k}}}")
+    it = book("{per_tenant: {tokens: 10k/min}, quota: {day: 1k}}")
     carried = it.carry("a", 400, 1000.0)
     assert used(it)["day"] == (0, 400)
     carried.settle(100, 1000.0)
@@ -241,16 +241,16 @@ def test_a_call_of_another_decider_counts_at_its_end_in_quotas_alone() -> None:
 
 def test_a_quota_without_storage_is_a_mistake() -> None:
     with pytest.raises(InvalidFile) as caught:
-        decode(b"limits: {per_tenant: {quota: {day: 1M}}}\ntenants: {a: {limits: {quota: {month: 2M}}}}\n")
+        decode(b"limits: {quota: {day: 1M}}\ntenants: {a: {limits: {quota: {month: 2M}}}}\n")
     text = str(caught.value)
-    assert "limits.per_tenant.quota: found a quota, and no storage, expected storage: {folder: ...} too" in text
+    assert "limits.quota: found a quota, and no storage, expected storage: FOLDER too" in text
     assert "tenants.a.limits.quota" in text
-    decode(b"limits: {per_tenant: {quota: {day: unlimited}}}\n")
+    decode(b"limits: {quota: {day: unlimited}}\n")
 
 
 def test_an_explanation_names_the_quota_and_where_it_stands() -> None:
-    given = policy("{per_tenant: {quota: {day: 1M, month: 20M}}}", "{a: {limits: {quota: {day: 2M}}}, b: {}}")
+    given = policy("{quota: {day: 1M, month: 20M}}", "{a: {limits: {quota: {day: 2M}}}, b: {}}")
     lines = explain_call(given, "a", "-", "m").splitlines()
     at = next(index for index, line in enumerate(lines) if line.startswith("quota"))
     assert lines[at].split(None, 1)[1] == "2M tokens per day (UTC)"
-    assert lines[at + 1].strip() == "20M tokens per month (UTC) (limits.per_tenant.quota)"
+    assert lines[at + 1].strip() == "20M tokens per month (UTC) (limits.quota)"

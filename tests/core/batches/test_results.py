@@ -59,6 +59,6 @@ def test_a_result_is_one_line_of_json() -> None:
 
 
 def test_a_line_without_an_answer_says_why() -> None:
-    for error, code in ((EXPIRED, "batch_expired"), (no_json(200), "upstream_error"), (too_long(9), "answer_too_long")):
+    for error, code in ((EXPIRED, "batch_expired"), (no_json(200), "upstream_error"), (too_long(), "answer_too_long")):
         result = json.loads(unanswered_line("r", "a", error))
         assert (result["response"], result["error"]["code"]) == (None, code)

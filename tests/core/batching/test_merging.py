@@ -11,7 +11,7 @@ import pytest
 from gateway.core.batching.batch_window import BatchWindow
 from gateway.core.batching.merge_pieces import KEY_AT_MOST, Piece, piece_of, rule_of
 from gateway.core.batching.merging import SplitError, merge, shares, split
-from gateway.core.policy.traffic import Batching, Merge
+from gateway.core.policy.traffic import Merge
 from gateway.core.request.call import Call
 from tests.calls import a_call
 from tests.pooled import EMBEDDINGS, RERANK, SCORE, answer, asked
@@ -150,7 +150,7 @@ def test_the_policy_has_a_rule_for_each_kind(path: str, rule: int | None) -> Non
     rules = {name: Merge(max_items=at) for at, name in enumerate(("embeddings", "rerank", "score"), 1)}
     other = {"messages": [{"role": "user", "content": "x"}]} if path == CHAT else {"input": "a"}
     body = EXAMPLES.get(path, other)
-    found = rule_of(Batching(**rules), asked(path, body))
+    found = rule_of(rules, asked(path, body))
     assert (found and found.max_items) == rule
 
 

@@ -599,28 +599,18 @@ def test_a_new_policy_changes_the_rules_and_keeps_what_is_held() -> None:
 
 def test_what_the_policy_says_of_an_engine_and_what_it_says_no_longer() -> None:
     e = engine(capacity=None)
-    entry = EngineEntry(url="http://e", capacity=5000, max_concurrency=4, models=("m",), scheduling_policy="priority")
+    entry = EngineEntry(url="http://e", max_concurrency=4, models=("m",), scheduling_policy="priority")
     e.go_by(entry)
-    assert (e.capacity, e.slots, e.max_slots, e.only_models) == (5000, 4, 4, frozenset({"m"}))
+    assert (e.slots, e.max_slots, e.only_models) == (4, 4, frozenset({"m"}))
     assert e.priorities
     e.sampled(sample(running=8, waiting=9, capacity_tokens=7000), 1.0)
-    assert (e.capacity, e.slots) == (5000, 4), "what is fixed is not learned"
+    assert (e.capacity, e.slots) == (7000, 4), "what is fixed is not learned"
     e.go_by(EngineEntry(url="http://e"))
     assert (e.capacity, e.slots, e.max_slots, e.only_models) == (7000, 4, None, frozenset())
     assert not e.priorities
     for at in (2.0, 2.5):
         e.sampled(sample(running=8, waiting=9, capacity_tokens=7000), at)
     assert e.slots == 10, "learned from there"
-
-
-def test_an_engine_that_tells_no_capacity_keeps_what_it_was_given() -> None:
-    e = engine(capacity=None)
-    e.go_by(EngineEntry(url="http://e", capacity=5000))
-    e.go_by(EngineEntry(url="http://e"))
-    assert e.capacity == 5000
-    e.sampled(sample(), 1.0)
-    e.go_by(EngineEntry(url="http://e"))
-    assert e.capacity == 5000
 
 
 def test_the_watermark_is_what_is_measured_or_what_holds_will_come_to() -> None:

@@ -73,7 +73,7 @@ def test_sidecars_that_may_do_too_much_or_too_little() -> None:
 
 
 def test_batches_that_people_wait_for() -> None:
-    batches = "storage: {folder: s}\nbatches: {}\n"
+    batches = "storage: s\nbatches: {}\n"
     assert told(batches) == [
         "p:2: warning: batches.class: lines of batches fill engines, and first tokens of interactive come late: "
         "give batch headroom"
@@ -198,8 +198,7 @@ CLASSES = [
     ("classes: {default: {ttft: 1s}, long: {max_queue: 64, when: {prompt_tokens: '> 10000'}}}", []),
     ("classes: {default: {ttft: 8s}, long: {max_queue: 8, when: {prompt_tokens: '> 100000'}}}", []),
     (
-        "fleet: {engines: [{url: 'http://a:1', capacity: 1M}, {url: 'http://b:1'}]}\n"
-        "timeouts: {first_byte: 60s}\nbody: {max: 16MiB}",
+        "budget: {capacity: 1M}\ntimeouts: {first_byte: 60s}\nbody: {max: 16MiB}",
         [
             "p:2: warning: timeouts.first_byte: 1m is too short to read the longest prompt: "
             "800k tokens / 10k tokens/s = 80s (80% of an engine's 1M)"
@@ -295,8 +294,8 @@ TENANTS = [
 
 LIMITS = [
     (
-        "storage: {folder: kept}\nlimits: {per_tenant: {quota: {day: 2M, month: 1M}}}",
-        ["p:2: warning: limits.per_tenant.quota.day: 2M is never reached: the month's is 1M"],
+        "storage: kept\nlimits: {quota: {day: 2M, month: 1M}}",
+        ["p:2: warning: limits.quota.day: 2M is never reached: the month's is 1M"],
     ),
     ("limits: {global: {tokens: 1M/min}, per_tenant: {tokens: 1M/min}}", []),
     ("limits: {global: {tokens: 1M/min}, per_tenant: {tokens: 60M/h}}", []),
@@ -321,10 +320,10 @@ LIMITS = [
         ],
     ),
     (
-        "limits:\n  global: {requests: 10/s}\n  per_class: {requests: 11/s}\n  classes: {batch: {requests: 12/s}}\n"
+        "limits:\n  global: {requests: 10/s}\n  per_tenant: {requests: 11/s}\n  classes: {batch: {requests: 12/s}}\n"
         "  models: {m: {requests: 13/s}, n: {requests: unlimited}}\n",
         [
-            "p:3: warning: limits.per_class.requests: 11/s is never reached: limits.global.requests is 10/s",
+            "p:3: warning: limits.per_tenant.requests: 11/s is never reached: limits.global.requests is 10/s",
             "p:4: warning: limits.classes.batch.requests: 12/s is never reached: limits.global.requests is 10/s",
             "p:5: warning: limits.models.m.requests: 13/s is never reached: limits.global.requests is 10/s",
         ],
@@ -440,7 +439,7 @@ MODES = [
             f"modes: {{closed: {{enter: {{}}, leave: {{}}, {rule}}}}}",
             ["p:1: warning: modes.closed.enter: it is empty, so the mode is never entered and its rules never hold"],
         )
-        for rule in ("refuse: [batch]", "refuse: null", "only: [interactive]", "only: null", "max_prompt_tokens: 9")
+        for rule in ("refuse: [batch]", "refuse: least_important", "max_prompt_tokens: 9")
     ],
     ("modes: {tight: {enter: {kv: 81%}, leave: {kv: 70%}}}", []),
     (
@@ -475,20 +474,16 @@ MODES = [
             "tight is only passed through",
         ],
     ),
-    *[
-        (
-            "classes: {top: {}, default: {}}\nservice_tiers: {}\n"
-            f"modes: {{closed: {{enter: {{kv: 97%}}, leave: {{kv: 90%}}, {rule}}}}}",
-            ["p:3: warning: modes.closed: it refuses every class"],
-        )
-        for rule in (
-            "refuse: [top, default]",
-            "only: [top], refuse: [top]",
-            "only: null, refuse: [top]",
-            "only: [default], refuse: null",
-        )
-    ],
-    ("classes: {default: {}}\nshaping: []\nmodes: {tight: {enter: {kv: 85%}, leave: {kv: 80%}, refuse: null}}", []),
+    (
+        "classes: {top: {}, default: {}}\nservice_tiers: {}\n"
+        "modes: {closed: {enter: {kv: 97%}, leave: {kv: 90%}, refuse: [top, default]}}",
+        ["p:3: warning: modes.closed: it refuses every class"],
+    ),
+    (
+        "classes: {default: {}}\nshaping: []\n"
+        "modes: {tight: {enter: {kv: 85%}, leave: {kv: 80%}, refuse: least_important}}",
+        [],
+    ),
 ]
 
 REST = [

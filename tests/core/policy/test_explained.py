@@ -43,7 +43,7 @@ shaping:
 modes:
   tight: {enter: {kv: 85%, waiting: 8}, leave: {kv: 75%, waiting: 1}, refuse: [batch]}
   brownout: {enter: {ttft: 2x}, leave: {ttft: 1.2x}, max_prompt_tokens: 8000}
-  closed: {enter: {}, leave: {}, only: [interactive], max_prompt_tokens: 9000}
+  closed: {enter: {}, leave: {}, refuse: all_but_most_important, max_prompt_tokens: 9000}
 fleet:
   engines:
     - {url: "http://10.0.0.11:8000"}

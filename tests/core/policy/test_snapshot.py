@@ -19,7 +19,7 @@ def test_what_the_parser_needs_is_taken_from_the_policy() -> None:
     policy = Policy(
         classes={"fast": TrafficClass(deadline=5.0), "default": TrafficClass(deadline=7.0)},
         service_tiers={"priority": "fast"},
-        body=BodyPolicy(max_messages=3, max_n=2, media="any", media_hosts=("pictures.example",)),
+        body=BodyPolicy(max=3 * 1024, max_n=2, media="any", media_hosts=("pictures.example",)),
         routing=Routing(block=128),
     )
     found = call_settings(policy)

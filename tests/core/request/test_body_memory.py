@@ -30,7 +30,7 @@ def test_less_memory_takes_nothing_back_and_lets_nothing_in() -> None:
     bodies = BodyMemory(1000, 1.0)
     held = BodyLease(bodies, "a")
     assert held.resize(900) == ""
-    bodies.apply(500, 1.0)
+    bodies.apply(500)
     assert (held.resize(901), held.resize(800), held.size) == ("memory", "", 800)
 
 
