@@ -96,7 +96,7 @@ def found(name: str, monkeypatch: pytest.MonkeyPatch, count: int) -> Iterator[tu
     """Plant a bug; the first cases that fail by it, at most `count`, and how each fails."""
     mutant, words = FOUND[name]
     monkeypatch.setattr(mutant.owner, mutant.name, mutant.function())
-    cases = map(case, MORE if mutant in (PREDICTED_AT_ONCE, UNFILLED_GAP) else FEW)
+    cases = map(case, MORE if mutant in (LOST_WAKE_UP, PREDICTED_AT_ONCE, UNFILLED_GAP) else FEW)
     failed = ((each, attempt(each).wrong) for each in cases)
     return islice(((each, wrong) for each, wrong in failed if words in wrong), count)
 
