@@ -15,7 +15,7 @@ import pytest
 from gateway.control.view import fleet_view
 from loadtest.lab.residency.gateway_callers import GatewayCall, GatewayCallers
 from loadtest.lab.residency.residents import Model
-from loadtest.lab.residency.site import GIB, Site, counted, opened
+from loadtest.lab.residency.site import GIB, Site, counted
 from sidecar.core.copies import SLEEPS_AFTER
 from tests.flow.test_manager import virtual
 
@@ -43,7 +43,7 @@ async def machine(
 ) -> AsyncIterator[tuple[Site, list[GatewayCallers]]]:
     """A machine whose engines were all made once, of which `m` alone is awake; and gateways over it."""
     text = FILE.replace("GPUS", ", ".join(map(str, range(gpus))))
-    async with opened(text, dict.fromkeys(NAMES, MODEL), *[ROOM] * gpus, gateways=0) as site:
+    async with Site(text, dict.fromkeys(NAMES, MODEL), *[ROOM] * gpus, gateways=0) as site:
         callers = [GatewayCallers(site, policy, seed) for seed in range(gateways)]
         reports = [asyncio.ensure_future(each.run()) for each in callers]
         for name in (*NAMES, "m"):

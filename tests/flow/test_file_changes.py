@@ -15,7 +15,7 @@ import pytest
 from loadtest.lab.residency.callers import CallOutcome
 from loadtest.lab.residency.faults import give
 from loadtest.lab.residency.residents import Model
-from loadtest.lab.residency.site import GIB, Site, counted, opened
+from loadtest.lab.residency.site import GIB, Site, counted
 from loadtest.simulate import vtime
 
 MODEL = Model(weights=6 * GIB, claim=11 * GIB)  # 13.2 s to start
@@ -36,7 +36,7 @@ def text(*gpus: int, **profiles: str) -> str:
 def site(*totals: int, gateways: int = 1, **profiles: str):  # type: ignore[no-untyped-def] # of an async context manager
     gpus = totals or (GPU,)
     models = dict.fromkeys("abcd", MODEL)
-    return opened(text(*range(len(gpus)), **profiles), models, *gpus, gateways=gateways, hot=0.0)
+    return Site(text(*range(len(gpus)), **profiles), models, *gpus, gateways=gateways, hot=0.0)
 
 
 def clean(made: Site) -> None:

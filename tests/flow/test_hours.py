@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from loadtest.lab.residency.residents import Model
-from loadtest.lab.residency.site import GIB, counted, file, opened
+from loadtest.lab.residency.site import GIB, Site, counted, file
 from loadtest.simulate import vtime
 from tests.flow.test_file_changes import OTHER, clean, site, text
 
@@ -92,7 +92,7 @@ def test_preloaded_models_start_in_the_files_order_while_there_is_room() -> None
     async def scene() -> None:
         names = "dcab"
         every = dict.fromkeys(names, "preload: true, stop_after: 10m")
-        async with opened(file(names, **every), dict.fromkeys(names, MODEL), 24 * GIB, hot=0.0) as made:
+        async with Site(file(names, **every), dict.fromkeys(names, MODEL), 24 * GIB, hot=0.0) as made:
             await asyncio.sleep(60.0)
             assert [name for _, name in made.engines.starts] == ["d", "c"]
             missed = [f"{name} is not preloaded: others would have to make room" for name in "ab"]

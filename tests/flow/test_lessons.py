@@ -12,7 +12,7 @@ import pytest
 
 from loadtest.engine.true_memory import TrueMemory
 from loadtest.lab.residency.residents import Model, TriedStart
-from loadtest.lab.residency.site import GIB, Site, counted, file, opened
+from loadtest.lab.residency.site import GIB, Site, counted, file
 from loadtest.simulate import vtime
 from sidecar.core.diagnosis import diagnosis
 from sidecar.core.lifecycle import FIRST_REST
@@ -57,13 +57,13 @@ def repeated(made: Site, name: str) -> list[TriedStart]:
 )
 def test_the_next_start_claims_what_the_last_has_told(really: Model, tries: int) -> None:
     async def run() -> None:
-        async with opened(file("a"), {"a": really}, GPU) as made:
+        async with Site(file("a"), {"a": really}, GPU) as made:
             answer = await made.gateways[0].call("a", 1.0)
             assert (answer.ending, len(starts(made, "a"))) == ("served", tries)
             assert counted(made, "taught")["a"] == tries - 1
             assert made.entry("a").lifecycle.failures == 0
             assert made.left_over() == []
-            await made.again()
+            await made.restart()
             made.manager.orders.give("a", "stop")
             await made.until("a", "stopped")
             made.manager.orders.ensure("a")
@@ -93,7 +93,7 @@ def test_a_context_that_does_not_fit_is_shortened_and_again_by_what_a_start_tell
     long = msgspec.structs.replace(model(**given), claim=int(58.5 * GIB), context=48 * GIB, own_context=131_072)
 
     async def run() -> None:
-        async with opened(file("a"), {"a": long}, GPU) as made:
+        async with Site(file("a"), {"a": long}, GPU) as made:
             answer = await made.gateways[0].call("a", 1.0)
             found = starts(made, "a")
             assert (answer.ending, len(found)) == ("served", tries)
@@ -106,7 +106,7 @@ def test_a_context_that_does_not_fit_is_shortened_and_again_by_what_a_start_tell
 
 @virtual
 async def test_what_can_never_fit_is_not_tried_again_and_says_what_it_needs() -> None:
-    async with opened(file("ab"), {"a": model(rest=23.0), "b": model()}, GPU) as made:
+    async with Site(file("ab"), {"a": model(rest=23.0), "b": model()}, GPU) as made:
         refused = await made.gateways[0].call("a", 1.0)
         assert (refused.ending, made.manager.model("a").why) == ("refused", "error")
         assert "needs" in made.manager.model("a").message
@@ -125,7 +125,7 @@ async def test_what_can_never_fit_is_not_tried_again_and_says_what_it_needs() ->
 @virtual
 async def test_memory_taken_beside_the_share_is_left_free_the_next_time() -> None:
     really = model(beyond=2 * GIB)
-    async with opened(file("ab"), {"a": Model(weights=WEIGHTS, claim=11 * GIB), "b": really}, GPU) as made:
+    async with Site(file("ab"), {"a": Model(weights=WEIGHTS, claim=11 * GIB), "b": really}, GPU) as made:
         for name in "ab":
             assert (await made.gateways[0].call(name, 1.0)).ending == "served"
         assert counted(made, "taught")["b"] >= 1
@@ -136,7 +136,7 @@ async def test_memory_taken_beside_the_share_is_left_free_the_next_time() -> Non
 @pytest.mark.slow
 @virtual
 async def test_what_takes_more_beside_its_least_share_than_the_gpu_has_is_refused_and_not_tried_again() -> None:
-    async with opened(file("a"), {"a": model(beyond=2 * GIB, wording=5)}, 13 * GIB) as made:  # vLLM tells no numbers
+    async with Site(file("a"), {"a": model(beyond=2 * GIB, wording=5)}, 13 * GIB) as made:  # vLLM tells no numbers
         for _ in range(8):
             assert (await made.gateways[0].call("a", 1.0)).ending == "refused"
             await asyncio.sleep(FIRST_REST)
@@ -156,7 +156,7 @@ async def test_the_larger_gpu_is_taken_where_only_there_the_whole_context_fits()
     true = TrueMemory(rest=int(10.5 * GIB), context=16 * GIB, tokens=131_072)
     long = Model(weights=WEIGHTS, claim=int(26.5 * GIB), context=16 * GIB, own_context=131_072, true=true)
     models = {"a": long, "b": long, "c": model()}
-    async with opened(file("abc", 2), models, GPU, 80 * GIB) as made:
+    async with Site(file("abc", 2), models, GPU, 80 * GIB) as made:
         for name in "abc":
             assert (await made.gateways[0].call(name, 1.0)).ending == "served"
         placed = {each.profile: (each.gpus, each.size.context_length) for each in made.engines.tried}
@@ -181,7 +181,7 @@ REFUSALS = [
 @pytest.mark.parametrize("refusal", REFUSALS)
 def test_a_start_that_is_refused_for_its_arguments_is_not_repeated_until_somebody_asks(refusal: str) -> None:
     async def run() -> None:
-        async with opened(file("ab"), {"a": model(), "b": model()}, GPU) as made:
+        async with Site(file("ab"), {"a": model(), "b": model()}, GPU) as made:
             made.machine.faults.refusal = refusal
             refused = await made.gateways[0].call("a", 1.0)
             await asyncio.sleep(2 * FIRST_REST)
@@ -200,7 +200,7 @@ def test_a_start_that_is_refused_for_its_arguments_is_not_repeated_until_somebod
 
 @virtual
 async def test_what_is_refused_after_the_arguments_were_read_is_tried_again() -> None:
-    async with opened(file("a"), {"a": model()}, GPU) as made:
+    async with Site(file("a"), {"a": model()}, GPU) as made:
         made.machine.faults.fail_start, made.machine.faults.fail_line = 1, REFUSALS[1]
         assert (await made.gateways[0].call("a", 1.0)).ending == "served"
         assert len(starts(made, "a")) == 2
@@ -208,13 +208,13 @@ async def test_what_is_refused_after_the_arguments_were_read_is_tried_again() ->
 
 @virtual
 async def test_gpus_that_cannot_be_read_for_a_time_leave_what_was_learnt() -> None:
-    async with opened(file("a"), {"a": model(rest=14.0)}, GPU) as made:
+    async with Site(file("a"), {"a": model(rest=14.0)}, GPU) as made:
         assert (await made.gateways[0].call("a", 1.0)).ending == "served"
         tries = len(starts(made, "a"))
         made.manager.orders.give("a", "stop")
         await made.until("a", "stopped")
         made.machine.faults.driver = "NVML: driver/library version mismatch"
-        await made.again()
+        await made.restart()
         assert made.entry("a").unusable
         made.machine.faults.driver = ""
         await asyncio.sleep(10.0)
@@ -224,7 +224,7 @@ async def test_gpus_that_cannot_be_read_for_a_time_leave_what_was_learnt() -> No
 
 @virtual
 async def test_a_gpu_that_is_smaller_for_cuda_than_is_known_gets_a_smaller_share() -> None:
-    async with opened(file("a"), {"a": model(rest=13.0, context=1.0, hidden=GIB // 2)}, 16 * GIB) as made:
+    async with Site(file("a"), {"a": model(rest=13.0, context=1.0, hidden=GIB // 2)}, 16 * GIB) as made:
         assert (await made.gateways[0].call("a", 1.0)).ending == "served"
         assert made.lessons["a"].cuda == pytest.approx(15.5 * GIB, abs=GIB // 100)
 
@@ -232,7 +232,7 @@ async def test_a_gpu_that_is_smaller_for_cuda_than_is_known_gets_a_smaller_share
 @virtual
 async def test_gpus_that_have_no_room_for_the_context_beside_the_least_share_are_not_tried_again() -> None:
     small = {"a": Model(weights=8 * GIB, claim=15 * GIB, true=TrueMemory(rest=10 * GIB, context=GIB, hidden=GIB // 2))}
-    async with opened(file("a", 2), small, 16 * GIB, GPU) as made:
+    async with Site(file("a", 2), small, 16 * GIB, GPU) as made:
         for _ in range(3):
             assert (await made.gateways[0].call("a", 1.0)).ending == "served"
             made.manager.orders.give("a", "stop")
@@ -245,7 +245,7 @@ async def test_gpus_that_have_no_room_for_the_context_beside_the_least_share_are
 
 @virtual
 async def test_memory_of_the_failed_start_itself_that_has_not_come_back_is_not_taken_by_others() -> None:
-    async with opened(file("a"), {"a": model(beyond=2 * GIB)}, 13 * GIB) as made:
+    async with Site(file("a"), {"a": model(beyond=2 * GIB)}, 13 * GIB) as made:
         made.machine.faults.kept = 20.0
         made.manager.orders.ensure("a")
         while len(starts(made, "a")) < 2:
@@ -256,7 +256,7 @@ async def test_memory_of_the_failed_start_itself_that_has_not_come_back_is_not_t
 
 @virtual
 async def test_who_holds_the_memory_is_told() -> None:
-    async with opened(file("a"), {"a": model()}, GPU) as made:
+    async with Site(file("a"), {"a": model()}, GPU) as made:
         others = {7: {0: int(11.5 * GIB)}, 8: {0: 0}}
         asyncio.get_running_loop().call_later(1.0, made.machine.held.update, others)  # once it has begun to start
         await made.gateways[0].call("a", 1.0)
@@ -267,7 +267,7 @@ async def test_who_holds_the_memory_is_told() -> None:
 
 @virtual
 async def test_memory_that_another_gave_back_is_no_failure() -> None:
-    async with opened(file("a"), {"a": model()}, GPU) as made:
+    async with Site(file("a"), {"a": model()}, GPU) as made:
         made.machine.faults.changed = 3
         assert (await made.gateways[0].call("a", 1.0)).ending == "served"
         life = made.entry("a").lifecycle
@@ -277,7 +277,7 @@ async def test_memory_that_another_gave_back_is_no_failure() -> None:
 @pytest.mark.parametrize("given", ["gpu_memory: 95%", ""], ids=["a share of the operator's", "auto"])
 def test_a_share_that_ran_out_of_memory_is_answered_with_a_lower_one_to_try(given: str) -> None:
     async def run() -> None:
-        async with opened(file("a", a=given), {"a": model(beyond=2 * GIB)}, 13 * GIB) as made:
+        async with Site(file("a", a=given), {"a": model(beyond=2 * GIB)}, 13 * GIB) as made:
             made.manager.orders.ensure("a")
             await made.until("a", "error")
             advised = [line for _, line in made.log if "leaves too little beside it: try gpu_memory: 84%" in line]
@@ -303,7 +303,7 @@ async def one_machine(seed: int) -> None:
         )
         models[name] = Model(weights=weights, claim=int(claim), true=true)
     names = list(models)
-    async with opened(file(names, len(totals)), models, *totals) as made:
+    async with Site(file(names, len(totals)), models, *totals) as made:
         for name in names * 2:
             answer = await made.gateways[0].call(name, 1.0, 2000.0)
             report = made.manager.model(name)

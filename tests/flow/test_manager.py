@@ -19,7 +19,7 @@ import pytest
 from gateway.shared.protocol import Demand, DemandReport
 from loadtest.engine.true_memory import TrueMemory
 from loadtest.lab.residency.residents import Model
-from loadtest.lab.residency.site import GIB, Site, counted, file, opened
+from loadtest.lab.residency.site import GIB, Site, counted, file
 from loadtest.simulate import vtime
 from sidecar.core.inventory import Size
 from sidecar.core.lifecycle import FIRST_REST
@@ -53,7 +53,7 @@ async def site(
     """Models of these names; `fields`: what their profiles have besides. `sound`: nothing is left over in the end."""
     gpus = totals or (GPU,)
     models = dict.fromkeys(names, MODEL)
-    async with opened(file(names, len(gpus), **fields), models, *gpus, gateways=gateways, hot=hot) as made:
+    async with Site(file(names, len(gpus), **fields), models, *gpus, gateways=gateways, hot=hot) as made:
         yield made
         if sound:
             await asyncio.sleep(20.0)
@@ -239,7 +239,7 @@ def share(weights: float, claim: float) -> Model:
 @virtual
 async def test_it_is_started_with_the_share_of_the_gpu_where_it_is() -> None:
     models = {"a": share(6, 12), "b": share(6, 20), "c": share(20, 40)}
-    async with opened(file("abc", 2), models, 24 * GIB, 48 * GIB) as made:
+    async with Site(file("abc", 2), models, 24 * GIB, 48 * GIB) as made:
         for name, gpu, part in (("a", 0, 12 / 23.25), ("b", 1, 20 / 47.25)):
             await used(made, name)
             entry = made.entry(name)
@@ -254,7 +254,7 @@ async def test_it_is_started_with_the_share_of_the_gpu_where_it_is() -> None:
 @virtual
 async def test_an_engine_across_unequal_gpus_is_sized_for_the_smaller() -> None:
     text = file("a", 3, a="tensor_parallel: 2")
-    async with opened(text, {"a": share(6, 12)}, 24 * GIB, 48 * GIB, 40 * GIB) as made:
+    async with Site(text, {"a": share(6, 12)}, 24 * GIB, 48 * GIB, 40 * GIB) as made:
         await used(made, "a")
         assert list(made.entry("a").sizes) == [24 * GIB, 40 * GIB]
         total = min((24, 48, 40)[gpu] for gpu in made.entry("a").gpus) * GIB
@@ -266,7 +266,7 @@ async def test_models_on_cpu_take_no_room() -> None:
     cpu = "engine: {device: cpu}"
     text = file("abc", 1, a=f"{cpu}, sleep: null", b=f"{cpu}, sleep: null")
     models = {"a": Model(weights=0, claim=0), "b": Model(weights=0, claim=0), "c": MODEL}
-    async with opened(text, models, 12 * GIB) as made:
+    async with Site(text, models, 12 * GIB) as made:
         await asyncio.gather(*(made.gateways[0].call(name, 1.0) for name in "abc"))
         assert made.state() == "a running, b running, c running"
         assert made.left_over() == []
@@ -276,7 +276,7 @@ async def test_models_on_cpu_take_no_room() -> None:
 async def test_a_model_that_cannot_be_run_harms_no_other() -> None:
     broken = "there is no folder or file /srv/models/a: correct model_path"
     models = {"a": msgspec.structs.replace(MODEL, broken=broken), "b": MODEL}
-    async with opened(file("ab"), models, GPU) as made:
+    async with Site(file("ab"), models, GPU) as made:
         refused = await made.gateways[0].call("a", 1.0)
         told = made.manager.model("a")
         assert (refused.ending, told.why, told.last_error) == ("refused", "error", broken)

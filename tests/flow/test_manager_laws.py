@@ -18,7 +18,7 @@ import pytest
 
 from loadtest.lab.residency.faults import TEXT, TOTALS, Storm, models, storm
 from loadtest.lab.residency.residents import Model
-from loadtest.lab.residency.site import GIB, counted, file, opened
+from loadtest.lab.residency.site import GIB, Site, counted, file
 from loadtest.simulate import vtime
 
 
@@ -29,7 +29,7 @@ async def weathered(seed: int, *, orders: bool, events: int = 100, seconds: floa
     if seed % 2:
         made_of = {n: msgspec.structs.replace(each, pinned=1.5, keeps_pinned=True) for n, each in made_of.items()}
         host = 15 * GIB
-    async with opened(TEXT, made_of, *TOTALS, gateways=2, host_memory=host) as made:
+    async with Site(TEXT, made_of, *TOTALS, gateways=2, host_memory=host) as made:
         made.machine.listing = "own" if seed % 3 else "host"
         found = await storm(made, seed, events=events, seconds=seconds, orders=orders)
         assert found.wrong == []
@@ -65,7 +65,7 @@ async def asked_in_turn(seed: int) -> None:
     names = "abcde"[: rng.randint(3, 5)]
     text = file(names, 2, **dict.fromkeys(names, f"max_starvation: {rng.choice((1, 60))}s"))
     model = Model(weights=6 * GIB, claim=11 * GIB)  # 13.2 s to start; sleeps in 0.84 s and wakes in 0.84 s
-    async with opened(text, dict.fromkeys(names, model), 16 * GIB, 16 * GIB, gateways=rng.randint(1, 2)) as made:
+    async with Site(text, dict.fromkeys(names, model), 16 * GIB, 16 * GIB, gateways=rng.randint(1, 2)) as made:
         for round_ in range(4):
             for name in rng.sample(names, len(names)):
                 seconds = rng.choice((0.05, 0.4, 1.0))

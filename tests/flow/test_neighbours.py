@@ -9,7 +9,7 @@ import pytest
 from loadtest.engine.true_memory import TrueMemory
 from loadtest.lab.residency.machine import Listing
 from loadtest.lab.residency.residents import Model
-from loadtest.lab.residency.site import GIB, counted, file, opened
+from loadtest.lab.residency.site import GIB, Site, counted, file
 from loadtest.simulate import vtime
 from sidecar.core.lifecycle import FIRST_REST
 from tests.flow.test_manager import virtual
@@ -31,8 +31,8 @@ def test_of_two_sidecars_that_start_at_once_the_slower_one_is_served_later(listi
     async def run() -> None:
         text, models = file("a"), {"a": model(wording=5)}
         async with (
-            opened(text, models, GPU, listing=listing) as first,
-            opened(text, models, beside=first) as second,
+            Site(text, models, GPU, listing=listing) as first,
+            Site(text, models, shares_with=first) as second,
         ):
             first.manager.orders.ensure("a")
             await asyncio.sleep(apart)
@@ -55,7 +55,7 @@ def test_of_two_sidecars_that_start_at_once_the_slower_one_is_served_later(listi
 @pytest.mark.parametrize(("after", "failed"), [(1.0, "free_memory_too_low"), (8.0, "oom")])
 def test_a_process_that_takes_the_room_meanwhile_teaches_nothing(listing: Listing, after: float, failed: str) -> None:
     async def run() -> None:
-        async with opened(file("a"), {"a": model(wording=5)}, GPU, listing=listing) as made:
+        async with Site(file("a"), {"a": model(wording=5)}, GPU, listing=listing) as made:
             made.manager.orders.ensure("a")
             await asyncio.sleep(after)
             made.machine.others_take(OTHERS, 0, 9 * GIB)
@@ -75,7 +75,7 @@ def test_a_process_that_takes_the_room_meanwhile_teaches_nothing(listing: Listin
 @virtual
 async def test_a_process_that_leaves_enough_is_not_to_blame() -> None:
     really = Model(weights=6 * GIB, claim=CLAIM, true=TrueMemory(rest=CLAIM - GIB, context=GIB, beyond=2 * GIB))
-    async with opened(file("a"), {"a": really}, GPU) as made:
+    async with Site(file("a"), {"a": really}, GPU) as made:
         made.manager.orders.ensure("a")
         await asyncio.sleep(1.0)
         made.machine.others_take(OTHERS, 0, 6 * GIB)

@@ -39,7 +39,7 @@ async def test_no_call_gateway_pin_or_restart_starts_what_is_off_until_it_is_on(
             assert (await made.gateways[0].call("a", 1.0)).ending == "refused"
             await asyncio.sleep(120.0)
             assert made.state() == "a stopped, b stopped"
-            await made.again(killed=killed)
+            await made.restart(killed=killed)
         made.manager.orders.give("a", "on")
         await made.until("a", "running", 20.0)
 

@@ -18,7 +18,7 @@ import pytest
 from loadtest.engine.true_memory import TrueMemory
 from loadtest.lab.residency.machine import Listing
 from loadtest.lab.residency.residents import Model
-from loadtest.lab.residency.site import GIB, Site, counted, file, opened
+from loadtest.lab.residency.site import GIB, Site, counted, file
 from loadtest.simulate import vtime
 from sidecar.residency.orders import Refused
 from sidecar.residency.sleep_steps import LATE, UNSURE
@@ -50,7 +50,7 @@ async def site(
     """These models on one GPU or more, and nothing left over in the end; `fields`: see `file`."""
     gpus = totals or (GPU,)
     text = file("".join(models), len(gpus), **fields)
-    async with opened(text, models, *gpus, host_memory=host_memory, hot=0.0) as made:
+    async with Site(text, models, *gpus, host_memory=host_memory, hot=0.0) as made:
         made.machine.listing = listing
         yield made
         await asyncio.sleep(20.0)
@@ -143,7 +143,7 @@ async def test_what_it_really_took_of_host_memory_is_booked_and_remembered() -> 
         assert made.manager.host.total == pytest.approx(8.8 * GIB, rel=0.01)
         await put_to_sleep(made, "b")
         assert made.entry("b").level == 1, "6 GiB were booked for it, as its files say"
-        await made.again()
+        await made.restart()
         await used(made, "b", "a")
         made.manager.orders.give("b", "stop")
         await made.until("b", "stopped")
@@ -197,7 +197,7 @@ async def test_an_engine_that_is_taken_over_has_its_host_memory() -> None:
         await used(made, "a", "b")
         await put_to_sleep(made, "a")
         await used(made, "a")
-        await made.again(killed=True)
+        await made.restart(killed=True)
         assert made.manager.host.total == 6 * GIB
         await put_to_sleep(made, "b")
         assert made.entry("b").level == 2
@@ -213,7 +213,7 @@ async def test_an_engine_that_keeps_much_asleep_is_not_killed_and_its_residue_is
         await put_to_sleep(made, "a")
         assert counted(made, "failed") == {}
         assert made.entry("a").size.residue == int(6.5 * GIB)
-        await made.again()
+        await made.restart()
         await used(made, "a")
         made.manager.orders.give("a", "stop")
         await made.until("a", "stopped")
@@ -247,7 +247,7 @@ async def test_an_engine_whose_residue_has_doubled_is_stopped_instead() -> None:
             await put_to_sleep(made, "a")
             assert made.entry("a").size.residue == residue * GIB
         assert len(said(made, "a is stopped instead of its next sleep: it kept 2.0 GiB at first and 4.0 now")) == 1
-        await made.again(killed=True)
+        await made.restart(killed=True)
         await used(made, "a")
         with pytest.raises(Refused, match=r"a keeps 4\.0 GiB asleep, twice what it kept at first"):
             made.manager.orders.give("a", "sleep")
@@ -285,7 +285,7 @@ async def test_models_take_turns_wherever_the_pids_are_from(listing: Listing) ->
         await used(made, "a", "b", "c", "a", "b")
         assert counted(made, "failed") == {}
         assert made.entry("c").size.residue == GIB
-        await made.again(killed=True)
+        await made.restart(killed=True)
         assert bool(made.manager.troubles()) is (listing != "own")
         await used(made, "c", "a")
         assert counted(made, "failed") == {}
@@ -295,7 +295,7 @@ async def test_models_take_turns_wherever_the_pids_are_from(listing: Listing) ->
 async def test_an_engine_that_is_taken_over_in_a_container_does_not_sleep_by_its_word_alone() -> None:
     async with site(three(), listing="host") as made:
         await used(made, "a")
-        await made.again(killed=True)
+        await made.restart(killed=True)
         made.machine.faults.keep_asleep = 1
         made.manager.orders.give("a", "sleep")
         await asyncio.sleep(20.0)
@@ -316,7 +316,7 @@ async def test_a_model_that_answers_otherwise_after_level_2_is_not_put_there_aga
         await asyncio.sleep(60.0)
         await used(made, "a")
         assert len(said(made, "a does not sleep at level 2 any more")) == 1
-        await made.again()
+        await made.restart()
         assert "once it has answered otherwise" in made.manager.troubles()[0]
         await put_to_sleep(made, "a")
         assert made.entry("a").level == 1
@@ -355,7 +355,7 @@ async def test_with_adapters_level_1_is_all_there_is_and_without_host_memory_it_
 async def test_where_the_memory_is_the_hosts_models_sleep_at_level_2_or_are_stopped() -> None:
     models = dict.fromkeys("abc", MODEL)
     text = file("abc", b="flags: {enable-lora: true}")
-    async with opened(text, models, GPU, unified=True) as made:
+    async with Site(text, models, GPU, unified=True) as made:
         for name in "abcab":
             assert (await made.gateways[0].call(name, 1.0)).ending == "served"
             await asyncio.sleep(60.0)
@@ -381,7 +381,7 @@ async def test_pools_of_host_memory_leave_less_to_those_that_sleep() -> None:
         await asyncio.sleep(1.0)
         assert made.manager.host.room == 4 * GIB
         assert made.state().startswith("a stopped"), "its weights have no room beside the pools, and it has no level 2"
-        await made.again()
+        await made.restart()
         assert made.manager.host.room == 4 * GIB, "an engine that is taken over has its pools still"
         assert (await made.gateways[0].call("b", 1.0)).ending == "served"
         made.manager.orders.give("c", "stop")

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from loadtest.lab.residency.residents import Model
-from loadtest.lab.residency.site import GIB, Site, counted, file, opened
+from loadtest.lab.residency.site import GIB, Site, counted, file
 from loadtest.simulate import vtime
 from sidecar.core.engine_records import Unusable
 from sidecar.core.inventory import Size
@@ -37,7 +37,7 @@ async def ended(made: Site, name: str) -> float:
 
 def test_a_start_that_hangs_and_says_so_every_minute_gives_its_gpus_back() -> None:
     async def scenario() -> None:
-        async with opened(two(), {"a": LARGE, "b": SMALL}, *GPUS) as made:
+        async with Site(two(), {"a": LARGE, "b": SMALL}, *GPUS) as made:
             made.machine.faults.hang_start = 1
             made.manager.orders.ensure("a")
             waiting = asyncio.ensure_future(made.gateways[0].call("b", 1.0, 1000.0))
@@ -57,7 +57,7 @@ def test_a_start_that_hangs_and_says_so_every_minute_gives_its_gpus_back() -> No
 @pytest.mark.parametrize(("seconds", "served"), [(3000.0, True), (4000.0, False)])
 def test_a_download_without_a_line_goes_on_until_load_timeout(seconds: float, served: bool) -> None:
     async def scenario() -> None:
-        async with opened(two(), {"a": LARGE, "b": SMALL}, *GPUS) as made:
+        async with Site(two(), {"a": LARGE, "b": SMALL}, *GPUS) as made:
             faults = made.machine.faults
             faults.silent_start, faults.silent = 1, seconds
             made.manager.orders.ensure("a")
@@ -74,9 +74,7 @@ def test_a_download_without_a_line_goes_on_until_load_timeout(seconds: float, se
 @pytest.mark.parametrize("less", [True, False])
 def test_a_model_that_comes_with_its_start_is_started_anew_with_what_it_needs(less: bool) -> None:
     async def scenario() -> None:
-        async with opened(
-            file("ab", 1), dict.fromkeys("ab", Model(weights=6 * GIB, claim=11 * GIB)), *GPUS[:1]
-        ) as made:
+        async with Site(file("ab", 1), dict.fromkeys("ab", Model(weights=6 * GIB, claim=11 * GIB)), *GPUS[:1]) as made:
             known, here = made.engines.size, [False]
             guess = 22 * GIB if less else 11 * GIB
 
@@ -103,7 +101,7 @@ def test_a_model_that_comes_with_its_start_is_started_anew_with_what_it_needs(le
 
 def test_files_that_cannot_be_used_in_the_middle_of_a_download_end_no_start() -> None:
     async def scenario() -> None:
-        async with opened(file("a", 1), {"a": Model(weights=6 * GIB, claim=11 * GIB)}, *GPUS[:1]) as made:
+        async with Site(file("a", 1), {"a": Model(weights=6 * GIB, claim=11 * GIB)}, *GPUS[:1]) as made:
             entry = made.entry("a")
 
             async def size(profile: str, total: int, present: int, *, unified: bool = False) -> Size:

@@ -11,7 +11,7 @@ from loadtest.engine.true_memory import TrueMemory
 from loadtest.lab.residency.faults import OTHERS
 from loadtest.lab.residency.machine import Listing
 from loadtest.lab.residency.residents import Model
-from loadtest.lab.residency.site import GIB, file, opened
+from loadtest.lab.residency.site import GIB, Site, file
 from loadtest.simulate import vtime
 from sidecar.gpus.monitor import QUARANTINE
 from tests.flow.test_manager import site, used, virtual
@@ -54,7 +54,7 @@ async def test_nothing_starts_where_another_has_taken_the_room_that_was_made() -
 def test_so_does_one_that_got_ready_while_the_gpus_could_not_be_read(listing: Listing) -> None:
     async def run() -> None:
         models = {"a": GREEDY, "b": LARGE}
-        async with opened(file("ab", a="sleep: null"), models, 114 * GIB // 5, listing=listing) as made:
+        async with Site(file("ab", a="sleep: null"), models, 114 * GIB // 5, listing=listing) as made:
             made.manager.orders.ensure("a")
             while not made.machine.held:
                 await asyncio.sleep(0.1)
@@ -73,7 +73,7 @@ def test_so_does_one_that_got_ready_while_the_gpus_could_not_be_read(listing: Li
 def test_an_engine_that_takes_more_than_its_claim_gives_that_back_to_the_plan(listing: Listing) -> None:
     async def run() -> None:
         models = {"a": GREEDY, "b": LARGE}
-        async with opened(file("ab", a="sleep: null"), models, GPU, listing=listing) as made:
+        async with Site(file("ab", a="sleep: null"), models, GPU, listing=listing) as made:
             await used(made, "a")
             held = made.machine.held[made.engines.all["a"].pid][0]
             assert made.entry("a").size.claim == held > made.entry("a").size.start_needs
@@ -86,7 +86,7 @@ def test_an_engine_that_takes_more_than_its_claim_gives_that_back_to_the_plan(li
 @virtual
 async def test_an_engine_on_several_gpus_goes_to_those_that_it_was_sized_for() -> None:
     several = Model(weights=6 * GIB, claim=12 * GIB, true=TrueMemory(rest=10 * GIB, context=GIB))
-    async with opened(file("a", 3, a="tensor_parallel: 2"), {"a": several}, 16 * GIB, 40 * GIB, 40 * GIB) as made:
+    async with Site(file("a", 3, a="tensor_parallel: 2"), {"a": several}, 16 * GIB, 40 * GIB, 40 * GIB) as made:
         made.machine.others_take(OTHERS, 0, 14 * GIB)  # the smallest is full
         await asyncio.sleep(2.0)
         assert (await made.gateways[0].call("a", 1.0, 100.0)).ending == "served"
@@ -117,7 +117,7 @@ async def test_one_that_fails_and_held_less_than_its_claim_takes_no_more_until_i
     thrifty = Model(weights=6 * GIB, claim=12 * GIB, true=TrueMemory(rest=9 * GIB, context=GIB, beyond=-GIB))
     greedy = Model(weights=4 * GIB, claim=9 * GIB, true=TrueMemory(rest=8 * GIB, context=GIB // 2, beyond=GIB))
     total = 45 * GIB // 2
-    async with opened(file("ab"), {"a": thrifty, "b": greedy}, total) as made:
+    async with Site(file("ab"), {"a": thrifty, "b": greedy}, total) as made:
         await used(made, "a", "b")
         assert made.state() == "a running, b running"
         assert sum(made.entry(name).size.claim for name in "ab") > total, "by the ledger, and not really"

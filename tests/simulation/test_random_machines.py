@@ -13,7 +13,7 @@ from loadtest.lab.residency.laws import had, lived, lives, repeated
 from loadtest.lab.residency.machines import LAWS, law_of
 from loadtest.lab.residency.random_machine import drawn
 from loadtest.lab.residency.residents import Model, TriedStart
-from loadtest.lab.residency.site import GIB, file, opened
+from loadtest.lab.residency.site import GIB, Site, file
 from loadtest.lab.seeds import explore
 from loadtest.simulate import vtime
 from sidecar.core.inventory import Size
@@ -83,7 +83,7 @@ def test_a_model_that_rests_for_ever_is_found(planted: bool, monkeypatch: pytest
     name = min(machine.models)
 
     async def run() -> list[str]:
-        async with opened(file(name), {name: Model(weights=GIB, claim=2 * GIB)}, 16 * GIB) as site:
+        async with Site(file(name), {name: Model(weights=GIB, claim=2 * GIB)}, 16 * GIB) as site:
             site.machine.faults.fail_start = MOST_FAILURES
             return await had(site, machine, name, 2 * FIRST_REST)
 

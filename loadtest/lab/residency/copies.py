@@ -16,7 +16,7 @@ import msgspec
 
 from loadtest.lab.residency.gateway_callers import GatewayCall, GatewayCallers
 from loadtest.lab.residency.residents import Model
-from loadtest.lab.residency.site import GIB, counted, opened
+from loadtest.lab.residency.site import GIB, Site, counted
 from loadtest.lab.rows import OnProgress
 from loadtest.simulate import vtime
 
@@ -85,7 +85,7 @@ def run(calls: Sequence[PlannedCall], label: str, progress: OnProgress, *, copie
 
     async def whole() -> CopiesRun:
         policy = POLICY.replace("COPIES", "2s" if copies else "null")
-        async with opened(FILE, dict.fromkeys(PROFILES, MODEL), ROOM, ROOM, gateways=0, look_every=5.0) as site:
+        async with Site(FILE, dict.fromkeys(PROFILES, MODEL), ROOM, ROOM, gateways=0, look_every=5.0) as site:
             callers = GatewayCallers(site, policy)
             reports = asyncio.ensure_future(callers.run())
             for name in PROFILES:  # every engine is made once, as on a node of a pool

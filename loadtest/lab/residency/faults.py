@@ -94,7 +94,7 @@ async def storm(
         kind = rng.choice(kinds)
         found.events[kind] += 1
         if kind in ("restart", "crash"):
-            await site.again(killed=kind == "crash")
+            await site.restart(killed=kind == "crash")
         else:
             _harm(site, kind, rng, blind)
     await calls

@@ -12,7 +12,7 @@ import msgspec
 from loadtest.lab.residency import copies as copies_runs
 from loadtest.lab.residency.callers import CallOutcome
 from loadtest.lab.residency.copies import MODEL, ROOM
-from loadtest.lab.residency.site import GIB, Site, counted, file, opened
+from loadtest.lab.residency.site import GIB, Site, counted, file
 from loadtest.lab.rows import OnProgress, Row, percent
 from loadtest.report.stats import quantile
 from loadtest.simulate import vtime
@@ -51,7 +51,7 @@ async def _in_turn(count: int, label: str, progress: OnProgress, *, sleep: bool)
         return answer
 
     fields = dict.fromkeys(TURNS, "" if sleep else "sleep: null")
-    async with opened(file(TURNS, 1, **fields), dict.fromkeys(TURNS, MODEL), ROOM, look_every=5.0) as site:
+    async with Site(file(TURNS, 1, **fields), dict.fromkeys(TURNS, MODEL), ROOM, look_every=5.0) as site:
         calls = []
         for number in range(count):
             calls.append(asyncio.ensure_future(caller(site, TURNS[number % len(TURNS)])))
@@ -100,7 +100,7 @@ def rounds(seed: int, progress: OnProgress, scale: float) -> list[Row]:
     count = len(TURNS) * max(3, int(30 * scale))
 
     async def whole() -> list[CallOutcome]:
-        async with opened(file(TURNS, 2), dict.fromkeys(TURNS, MODEL), ONE, ONE) as site:
+        async with Site(file(TURNS, 2), dict.fromkeys(TURNS, MODEL), ONE, ONE) as site:
             for name in TURNS:
                 await site.gateways[0].call(name, SHORT)
             answers = []
@@ -140,7 +140,7 @@ def wakes(seed: int, progress: OnProgress, scale: float) -> list[Row]:
     """Measure what the manager adds to an engine's own wake time, where there is room."""
 
     async def whole() -> list[float]:
-        async with opened(file("a"), {"a": MODEL}, ROOM) as site:
+        async with Site(file("a"), {"a": MODEL}, ROOM) as site:
             gateway, added = site.gateways[0], []
             await gateway.call("a", 1.0)
             rng = random.Random(seed)  # noqa: S311 # a workload, no secrets

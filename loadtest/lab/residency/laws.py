@@ -21,7 +21,7 @@ import msgspec
 from loadtest.lab.residency.faults import MORE_KINDS, storm
 from loadtest.lab.residency.random_machine import RandomMachine, drawn
 from loadtest.lab.residency.residents import TriedStart
-from loadtest.lab.residency.site import GIB, Site, opened
+from loadtest.lab.residency.site import GIB, Site
 from loadtest.simulate import vtime
 from sidecar.core.lifecycle import FIRST_REST
 
@@ -65,7 +65,7 @@ MEMORY = FULL | {"kv_too_small", "no_kv", "mamba_blocks"}
 
 
 async def _lived(machine: RandomMachine, log: list[tuple[float, str]]) -> MachineLife:
-    async with opened(
+    async with Site(
         machine.text,
         machine.models,
         *machine.totals,

@@ -7,9 +7,8 @@ what must hold at every moment is looked at, and what does not is kept in `wrong
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from loadtest.lab.residency.callers import ModelCallers
 from loadtest.lab.residency.machine import Listing, Machine
@@ -29,9 +28,11 @@ LOOK_EVERY = 0.25  # seconds between two looks at what must hold, unless told ot
 
 
 class Site:
-    """`text`: the sidecar's file; `hot`: see Manager. `log`: what was said, with its time; `asked`: the
-    models that people wanted ready, and when: all of them, where they begin another sidecar. `beside`: another
-    sidecar's, whose GPUs it shares."""
+    """Machine that runs for an `async with`, which ends its engines.
+
+    `text`: the sidecar's file; `hot`: see Manager. `log`: what was said, with its time; `asked`: the models that people
+    wanted ready, and when: all of them, where they begin another sidecar. `shares_with`: the sidecar with which this
+    machine shares its GPUs."""
 
     def __init__(
         self,
@@ -44,9 +45,10 @@ class Site:
         look_every: float = LOOK_EVERY,
         listing: Listing = "own",
         unified: bool = False,
-        beside: Site | None = None,
+        shares_with: Site | None = None,
     ) -> None:
-        self.machine: Machine = Machine(*totals, listing=listing, unified=unified) if beside is None else beside.machine
+        made = None if shares_with is None else shares_with.machine
+        self.machine: Machine = made or Machine(*totals, listing=listing, unified=unified)
         self.engines = ResidentEngines(self.machine, models)
         self.text = text
         self.log: list[tuple[float, str]] = []
@@ -97,6 +99,13 @@ class Site:
             hot=self._hot,
         )
 
+    async def __aenter__(self) -> Site:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
     # -- its life ---------------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
@@ -122,7 +131,7 @@ class Site:
         await self._stop()
         await self.manager.close(end_engines=end_engines)
 
-    async def again(self, text: str | None = None, *, killed: bool = False) -> None:
+    async def restart(self, text: str | None = None, *, killed: bool = False) -> None:
         """Replace this sidecar by another, on the same engines; `text`: with another file. `killed`: the old sidecar
         had no time to let go of anything."""
         manager, self.text = self.manager, self.text if text is None else text
@@ -234,39 +243,6 @@ class Site:
 
 def _pid(engines: ResidentEngines, name: str) -> int:
     return engines.all[name].pid if name in engines.all else 0
-
-
-@contextlib.asynccontextmanager
-async def opened(
-    text: str,
-    models: Mapping[str, Model],
-    *totals: int,
-    gateways: int = 1,
-    host_memory: int = 1 << 50,
-    hot: float = HOT,
-    look_every: float = LOOK_EVERY,
-    listing: Listing = "own",
-    unified: bool = False,
-    beside: Site | None = None,
-) -> AsyncIterator[Site]:
-    """A Site that runs, and afterwards has ended its engines and holds nothing."""
-    site = Site(
-        text,
-        models,
-        *totals,
-        gateways=gateways,
-        host_memory=host_memory,
-        hot=hot,
-        look_every=look_every,
-        listing=listing,
-        unified=unified,
-        beside=beside,
-    )
-    await site.open()
-    try:
-        yield site
-    finally:
-        await site.close()
 
 
 def file(names: Sequence[str], gpus: int = 1, **fields: str) -> str:

@@ -9,7 +9,7 @@ import pytest
 from loadtest.engine.true_memory import TrueMemory
 from loadtest.lab.residency.machine import Listing
 from loadtest.lab.residency.residents import Model
-from loadtest.lab.residency.site import GIB, file, opened
+from loadtest.lab.residency.site import GIB, Site, file
 from loadtest.simulate import vtime
 from tests.flow.test_manager import MODEL, site, used, virtual
 
@@ -22,7 +22,7 @@ async def test_engines_are_taken_over_as_they_are() -> None:
             assert made.state() == "a sleeping, b sleeping, c running, d running"
             pids = {name: made.engines.all[name].pid for name in "abcd"}
             made.engines.all["c"].kill()
-            await made.again(killed=killed)
+            await made.restart(killed=killed)
             assert made.state() == "a sleeping, b sleeping, c stopped, d running"
             assert (made.entry("a").level, made.entry("b").level) == (1, 2)
             await used(made, "d", "a", "b")
@@ -40,7 +40,7 @@ async def test_one_whose_profile_has_changed_or_gone_is_ended_and_so_is_one_that
             await asyncio.sleep(0.01)
         made.engines.all["c"].level = 0  # its memory is back, its weights are not
         made.engines.models["a"] = Model(weights=6 * GIB, claim=11 * GIB + 1)
-        await made.again(file("ac", c="sleep: {level: 2}"), killed=True)
+        await made.restart(file("ac", c="sleep: {level: 2}"), killed=True)
         assert made.state() == "a stopped, c stopped"
         assert made.machine.held == {}
         assert sum("is ended" in line for _, line in made.log) == 3
@@ -52,7 +52,7 @@ async def test_a_sidecar_that_is_killed_while_an_engine_starts_leaves_no_engine_
         await used(made, "a")
         made.manager.orders.ensure("b")
         await asyncio.sleep(8.0)
-        await made.again(killed=True)
+        await made.restart(killed=True)
         assert made.state() == "a running, b stopped"
         assert [*made.machine.held] == [made.engines.all["a"].pid]
 
@@ -63,13 +63,13 @@ def test_one_that_falls_asleep_as_the_sidecar_ends_is_taken_over_if_its_memory_i
     listing: Listing, keeps: bool
 ) -> None:
     async def run() -> None:
-        async with opened(file("a"), {"a": MODEL}, 24 * GIB, listing=listing) as made:
+        async with Site(file("a"), {"a": MODEL}, 24 * GIB, listing=listing) as made:
             await used(made, "a")
             made.machine.faults.keep_asleep = int(keeps)
             made.manager.orders.give("a", "sleep")
             await asyncio.sleep(0.3)
             assert made.state() == "a running/sleep"
-            await made.again(killed=True)
+            await made.restart(killed=True)
             assert made.state() == ("a stopped" if keeps else "a sleeping")
             assert any("in the middle of falling asleep" in line for _, line in made.log) is keeps
             await used(made, "a")
@@ -84,14 +84,14 @@ def test_one_that_was_taken_over_asleep_has_what_it_keeps_measured_anew_from_wha
     keeps = Model(weights=6 * GIB, claim=11 * GIB, true=TrueMemory(rest=10 * GIB, context=GIB, residue=5 * GIB))
 
     async def run() -> None:
-        async with opened(file("a"), {"a": keeps}, 24 * GIB, listing=listing) as made:
+        async with Site(file("a"), {"a": keeps}, 24 * GIB, listing=listing) as made:
             await used(made, "a")
             for again in (False, True):
                 made.manager.orders.give("a", "sleep")
                 await made.until("a", "sleeping")
                 assert made.entry("a").size.residue == pytest.approx(5 * GIB, rel=0.05)
                 if not again:
-                    await made.again(killed=True)
+                    await made.restart(killed=True)
                     assert made.state() == "a sleeping"
                     await used(made, "a")
 
@@ -104,7 +104,7 @@ async def test_a_model_that_is_wanted_while_there_is_no_sidecar_is_asked_for_onc
         await used(made, "a")
         made.manager.orders.give("a", "sleep")
         await asyncio.sleep(0.3)
-        again = asyncio.ensure_future(made.again(killed=True))
+        again = asyncio.ensure_future(made.restart(killed=True))
         await asyncio.sleep(0.1)
         assert (await made.gateways[0].call("b", 1.0)).ending == "served"
         await again
