@@ -179,7 +179,7 @@ def test_it_can_be_used_by_keyboard_alone(overloaded: Gateway, console: Callable
     page.locator(".engine button").first.focus()
     page.keyboard.press("Enter")
     page.locator("dialog[open]").wait_for()
-    assert "none is cut off" in page.locator("dialog").inner_text()
+    assert "none is cut off" in page.locator("dialog[open]").inner_text()
     page.keyboard.press("Escape")
     assert page.locator("dialog[open]").count() == 0
     assert not any(engine["draining"] for engine in overloaded.fleet()["engines"])

@@ -190,6 +190,7 @@ def test_an_overload_is_told_once_with_the_engines_that_are_missing() -> None:
     assert first == down, "a cause goes first"
     assert second.what == "Overload: 3 of 4 calls of the last 30 s for model m found no room."
     assert second.why == f"More was offered than its engines can do. Now {FULL}, and 7 calls wait."
+    assert second.since == 9.0
     assert second.change.startswith("Add 3 engines of m: what was offered of late wants 5, and 2 serve it.")
     assert [line.what.partition(",")[0] for line in groups] == ["Class batch of tenant b", "Class batch of tenant a"]
     assert all("add the engines named above" in line.change for line in groups)

@@ -125,7 +125,8 @@ def headline(
     ranked = sorted(groups.values(), key=lambda group: -group.calls)
     refused = [group for group in ranked if kind_of(group.outcome) in ("refused", "failed")]
     callers = [group for group in ranked if _callers_mistake(group)]
-    lines = list(_overloads(refused, models, by_model, capped, span, lately))
+    began = [(group, since(group.key[1], group.outcome, group.first)) for group in refused]
+    lines = list(_overloads(began, models, by_model, capped, span, lately))
     short = {line.model for line in lines}
     for group in refused[:LINES] + callers[:1]:
         state = models.get(group.key[2])
@@ -134,9 +135,10 @@ def headline(
         lacks = group.key[2] in short
         change = remedy(group.key, group.outcome, state, capped, classes, short=lacks, engines=engines)
         line = _line(group, offered[group.key], state, span, change, over=group.last < lately)
-        began = since(group.key[1], group.outcome, group.first)
         at_fault = tuple([name for name, _ in had]) if kind_of(group.outcome) == "failed" else ()
-        lines.append(msgspec.structs.replace(line, since=began, engines=at_fault))
+        lines.append(
+            msgspec.structs.replace(line, since=since(group.key[1], group.outcome, group.first), engines=at_fault)
+        )
     lines.sort(key=lambda line: (line.level != "bad", -line.calls))  # an overload has no fewer than what it explains
     lines = sorted([*conditions, *lines], key=lambda line: line.level != "bad")
     if not lines:
@@ -149,21 +151,25 @@ def headline(
 
 
 def _overloads(
-    refused: Sequence[Group],
+    refused: Iterable[tuple[Group, float | None]],
     models: Mapping[str, ModelState],
     by_model: Mapping[str, int],
     capped: Container[str],
     span: str,
     lately: float,
 ) -> Iterator[Line]:
-    """A line for each model whose engines have no room for what is offered, and that more engines would help."""
+    """A line for each model whose engines have no room for what is offered, and that more engines would help.
+    `refused`: groups, and since when their calls end so."""
     short: Counter[str] = Counter()
     last: dict[str, float] = {}
-    for group in refused:
+    since: dict[str, float] = {}
+    for group, began in refused:
         name, _, model = group.key
         if group.outcome in ROOM and name not in capped:
             short[model] += group.calls
             last[model] = max(last.get(model, group.last), group.last)
+            if began is not None:
+                since[model] = min(since.get(model, began), began)
     for model, calls in short.most_common(LINES):
         state = models.get(model)
         if state is None or not 0 < state.engines < state.wanted or calls < OVERLOAD * by_model[model]:
@@ -174,6 +180,7 @@ def _overloads(
         yield Line(
             level="warn" if over else "bad",
             what=f"{what}{NONE_NOW if over else ''}.",
+            since=since.get(model),
             why=f"More was offered than its engines can do. Now {state.full}, and {state.queued} calls wait.",
             change=f"Add {_engines(missing)} of {model}: what was offered of late wants {state.wanted}, and "
             f"{state.engines} {'serves' if state.engines == 1 else 'serve'} it.",

@@ -114,7 +114,7 @@ function lifeOf(it, steps) {
   const first = it.ttft || it.total;
   part("queue", 0, it.engine ? it.queue : it.total);
   if (it.engine) { part("prefill", it.queue, first); part("answer", first, it.total); }
-  const key = (kind, text) => el("span", "", el("span", "key " + kind), " " + text + " ");
+  const key = (kind, text) => el("span", "entry", el("span", "key " + kind), " " + text + " ");
   return [el("h3", "", "Life of " + it.request_id + ", which came at " + clock(it.ended - it.total)), track, el("p", "small", key("queue", "in the gateway"),
     key("prefill", "at the engine, until its first byte"), key("answer", "answer")),
     el("dl", "life", ...steps.flatMap((step) => [el("dt", "", step.name + (step.at ? " at " + seconds(step.at) : "")), el("dd", "", step.words)]))];

@@ -53,7 +53,7 @@ class Chart {
     this.lines = lines; this.values = values;
     this.svg = made("svg", {class: "chart", role: "img"});
     this.title = title;
-    this.key = el("p", "small faint", title + ": ", ...lines.flatMap(([name, kind]) => [el("span", "key line-" + kind), " " + name + " "]));
+    this.key = el("p", "small faint", title + ": ", ...lines.flatMap(([name, kind]) => [el("span", "entry", el("span", "key line-" + kind), " " + name), " "]));
     this.node = el("figure", "card", this.key, this.svg);
   }
   draw(buckets, events, now, span) {
