@@ -29,7 +29,7 @@ from gateway.core.request.tenants import keys_from
 from gateway.frames.codec import FrameError, from_relay
 from gateway.relay.decide.messages import BadReport, end_report
 from gateway.relay.wire.body import ChunkedBody
-from gateway.relay.wire.http1 import HeadReader
+from gateway.relay.wire.http1 import HeadReader, KnownHeads
 from gateway.relay.wire.messages import ServerSettings, WireError
 from gateway.shared.files.checked import InvalidFile
 from gateway.shared.protocol import ProtocolError as ReportError
@@ -67,10 +67,14 @@ def _head(pieces: Pieces) -> Any:
     head, end, _ = data.partition(b"\r\n\r\n")
     head += end
     if not end:
-        HeadReader(SETTINGS).check_part(data, 0) if data else None
+        HeadReader(SETTINGS, KnownHeads()).check_part(data, 0) if data else None
         return None
-    request = HeadReader(SETTINGS).read(head)
-    reader = HeadReader(SETTINGS)
+    reader = HeadReader(SETTINGS, KnownHeads())
+    request = reader.read(head)
+    like = reader.read(head)  # now it may be known
+    assert (like.method, like.path, like.headers, like.fields) == (
+        request.method, request.path, request.headers, request.fields,
+    )  # fmt: skip
     for seen in range(1, len(head), max(1, len(head) // 8)):  # what is taken whole is refused in no part
         reader.check_part(head[:seen], max(0, seen - 3))
     return request.method, request.path, request.fields, request.length, request.keep_alive

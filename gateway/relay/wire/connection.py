@@ -207,7 +207,7 @@ class ClientConnection(asyncio.Protocol):
         end = data.find(b"\r\n\r\n", max(start, self._scanned - 3))
         reader = self._reader
         if reader is None:
-            reader = self._reader = HeadReader(self._shared.settings)
+            reader = self._reader = HeadReader(self._shared.settings, self._shared.heads)
         if end < 0:
             self._keep_part(reader, data, start)
             return None

@@ -8,6 +8,9 @@ size limit. The parser is only ever given one complete head and then exactly tha
 can depend on how the bytes were split, and no byte of a following request reaches it early.
 
 Chunked bodies are decoded in `body.py`, not by llhttp, because httptools does not say where a message ended.
+
+A client's requests differ in their bodies, and their heads in the digits of Content-Length alone. `KnownHeads` keeps
+heads that were read, so that their like are not read again.
 """
 
 from __future__ import annotations
@@ -41,19 +44,86 @@ class _Fields:
         self.items.append((name.lower(), value.rstrip()))
 
 
+_LENGTH = b"ength: "  # as in content-length and Content-Length
+_NAME = b"\r\ncontent-l"  # what comes before it, in lower case
+_KNOWN_AT_MOST = 256  # heads of one server
+_KNOWN_SIZE = 1024  # bytes of one
+
+
+class KnownHeads:
+    """Heads that a server's connections have read, by all their bytes but the digits of Content-Length.
+
+    Bounded: once it is full, it begins anew. A head with fewer or other digits is read without the parser; what is not
+    exactly like a known head, digits apart, is read in full.
+    """
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, tuple[int, Request]] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def read(self, head: bytes, max_body: int) -> Request | None:
+        """Return the request of a head whose like is known, else None."""
+        at = head.find(_LENGTH) + len(_LENGTH)
+        end = head.find(b"\r\n", at)
+        found = self._known.get(head[:at] + head[end:])
+        if found is None:
+            return None
+        size, like = found
+        digits = head[at:end]
+        if len(head) > size or not digits.isdigit():
+            return None
+        length = int(digits)
+        if length > max_body:
+            return None
+        fields = like.fields.copy()
+        fields[b"content-length"] = digits
+        headers = [(name, digits) if name == b"content-length" else (name, value) for name, value in like.headers]
+        return Request(
+            like.method, like.path, like.query, headers, fields, like.minor, length, like.keep_alive, like.expects
+        )
+
+    def add(self, head: bytes, request: Request) -> None:
+        """Keep a head that was read in full."""
+        at = head.find(_LENGTH)
+        if at < 0 or len(head) > _KNOWN_SIZE or head[at - len(_NAME) : at].lower() != _NAME:
+            return
+        at += len(_LENGTH)
+        end = head.find(b"\r\n", at)
+        if not head[at:end].isdigit():
+            return
+        if len(self._known) >= _KNOWN_AT_MOST:
+            self._known.clear()
+        copy = Request(
+            request.method, request.path, request.query, request.headers, request.fields.copy(), request.minor, 0,
+            request.keep_alive, request.expects,
+        )  # fmt: skip
+        self._known[head[:at] + head[end:]] = len(head), copy
+
+
 class HeadReader:
-    """Reads the heads of one connection, one after another, on one llhttp parser."""
+    """Reads the heads of one connection, one after another, on one llhttp parser. `known`: heads of its server."""
 
-    __slots__ = ("_fields", "_host", "_parser", "_settings")
+    __slots__ = ("_fields", "_host", "_known", "_parser", "_parsing", "_settings")
 
-    def __init__(self, settings: ServerSettings) -> None:
+    def __init__(self, settings: ServerSettings, known: KnownHeads) -> None:
         self._settings = settings
+        self._known = known
+        self._parsing = False  # whether the parser has read the head whose body comes next
         self._fields = _Fields()
         self._parser = httptools.HttpRequestParser(self._fields)
         self._host: bytes | None = None  # the last Host found well-formed: clients repeat it
 
     def read(self, head: bytes) -> Request:
         """The request of one complete head (request line to the empty line). Raises WireError."""
+        known = self._known.read(head, self._settings.max_body)
+        self._parsing = known is None
+        return self._read(head) if known is None else known
+
+    def _read(self, head: bytes) -> Request:
         settings = self._settings
         if not 0x41 <= head[0] <= 0x5A:  # llhttp would skip line ends of any kind
             raise WireError(400, "request does not start with a method")
@@ -90,11 +160,14 @@ class HeadReader:
             keep_alive = connection == b"keep-alive" or _keeps_alive(connection, minor)
         expect = index.get(b"expect")
         expects = expect is not None and minor == 1 and expect.lower() == b"100-continue"
-        return Request(method, path, query, headers, index, minor, length, keep_alive, expects)
+        request = Request(method, path, query, headers, index, minor, length, keep_alive, expects)
+        self._known.add(head, request)
+        return request
 
     def skip(self, body: bytes | bytearray) -> None:
         """Take the parser past a body of announced length, all of it, so that it is ready for the next head."""
-        self._parser.feed_data(body)
+        if self._parsing:
+            self._parser.feed_data(body)
 
     def check_part(self, part: bytes | bytearray, scanned: int) -> None:
         """Refuse early what no further bytes can mend. `part` is an incomplete head, `scanned` of it seen before."""

@@ -18,6 +18,7 @@ from typing import Any
 from gateway.core.request.body_memory import BodyMemory
 from gateway.relay.wire.connection import ClientConnection
 from gateway.relay.wire.handshake import TlsListener
+from gateway.relay.wire.http1 import KnownHeads
 from gateway.relay.wire.messages import Request, ServerSettings, answer
 from gateway.relay.wire.responder import Responder
 from gateway.relay.wire.seat_board import RelaySeats
@@ -60,6 +61,7 @@ class Server:
     def settings(self, settings: ServerSettings) -> None:
         """For connections that come from now on and, where they look at them again, for those that are there."""
         self._shared.settings = settings
+        self._shared.heads = KnownHeads()  # those were read within other limits
 
     @property
     def connections(self) -> int:

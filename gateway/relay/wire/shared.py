@@ -21,6 +21,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from gateway.core.request.body_memory import BodyMemory
+from gateway.relay.wire.http1 import KnownHeads
 from gateway.relay.wire.messages import Request, ServerSettings, WireError
 from gateway.relay.wire.responder import Responder
 from gateway.relay.wire.seat_board import RelaySeats
@@ -78,6 +79,7 @@ class Shared:
     ) -> None:
         self.handler = handler
         self.settings = settings
+        self.heads = KnownHeads()
         self.bodies = bodies
         self.open: set[OpenConnection] = set()
         self.empty = asyncio.Event()
