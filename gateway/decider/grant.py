@@ -73,8 +73,8 @@ class LocalGrant:
         self.hold.first_byte(now, teach=call.stream)
         if self._dispatch.successor is not None:
             self._dispatch.successor.began(self.hold, now)
-        self._remember(now)
-        if call.stream:
+        if call.stream:  # a whole answer's first byte comes with its last
+            self._remember(now)
             self._dispatch.traffic[call.model].first_byte(call, now)
         if engine.headrooms and not engine.prefill_ahead(now):
             self._dispatch.read(engine)

@@ -153,9 +153,14 @@ def choose(
     if not open_:
         return None
     others_full = len(open_) < len(usable)
-    if len(open_) > 1 and routing.gateways > 1:
+    if len(open_) == 1:  # there is nothing to compare
+        engine = open_[0]
+        cached = cached_tokens(engine, call) if call.prefix else 0
+        prefill = max(1, call.prompt_tokens - cached)
+        return Choice(engine, prefill, cached, predicted_ttft(engine, prefill, now), others_full)
+    if routing.gateways > 1:
         open_ = rng.sample(open_, 2)  # what others send is not known here: never the whole herd to one engine
-    elif len(open_) > 1:
+    else:
         first = int(rng.random() * len(open_))  # equals are taken in turn, from anywhere
         open_ = open_[first:] + open_[:first]
     best: Choice | None = None

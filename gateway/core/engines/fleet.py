@@ -328,11 +328,15 @@ class Engine:
             return False
         if not self.in_flight and cost <= self.largest:
             return True
-        budget, load = self.budget, self.load
-        if load >= budget or load + cost > self.ceiling:
+        load = self.held + self.excess
+        # Below the policy's own target, which is the least of all, nothing else has to be known.
+        if load + cost >= int(self.capacity * self.policy.budget.kv_target * self.trim) and (
+            load >= self.budget or load + cost > self.ceiling
+        ):
             return False
         if not self.reserves:
             return True
+        budget = self.budget
         room, slots = budget - load - cost, self.slots - self.in_flight
         for name, share in self.reserves:
             if name != class_name:
@@ -388,9 +392,10 @@ class Engine:
         self.in_flight += 1
         self.awaited += 1
         self._sent.append(now)
-        if now > self._flow_at:
-            self._flow, self._flow_at = self.flow(now), now
-        self._flow += cost * math.exp((now - self._flow_at) / FLOW)  # an earlier decider's calls were sent before
+        if now >= self._flow_at:
+            self._flow, self._flow_at = self.flow(now) + cost, now
+        else:  # an earlier decider's calls were sent before
+            self._flow += cost * math.exp((now - self._flow_at) / FLOW)
         used = self.used.get(class_name)
         if used is None:
             used = self.used[class_name] = [0, 0]

@@ -54,8 +54,9 @@ class PrefixCache:
             blocks.pop(block, None)
             blocks[block] = now
         self.block_tokens += BLOCK_WEIGHT * (tokens / (len(prefix) + 1) - self.block_tokens)
-        most = min(BLOCKS_AT_MOST, int(self.share * capacity / max(1.0, self.block_tokens)))
-        if len(blocks) > most:
+        room = self.share * capacity / (self.block_tokens if self.block_tokens > 1.0 else 1.0)
+        if len(blocks) > room or len(blocks) > BLOCKS_AT_MOST:
+            most = min(BLOCKS_AT_MOST, int(room))
             # A dict finds its first entry by passing over all that went before it: one by one, each would cost 30 us.
             evicted = list(islice(blocks, len(blocks) - most + most // 256))
             for block in evicted:
