@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gateway.core.admission.decider import NOT_FOUND, SLOWER
-from gateway.core.engines.breaker import Ending, ending_of
+from gateway.core.engines.breaker import FAILURE, NEUTRAL, Ending, ending_of
 from gateway.core.engines.choice import Choice, usable_of
 from gateway.core.engines.fleet import Engine
 from gateway.core.engines.trouble import OWN, Trouble
@@ -46,7 +46,7 @@ class LocalGrant:
             choice.engine.adapters.used(call.model)
         dispatch.holds[self.hold] = call
         self.probe = choice.engine.breaker.sent(now)
-        self.ending = Ending.NEUTRAL  # until it is known how it ended
+        self.ending = NEUTRAL  # until it is known how it ended
         self._first_at = 0.0
         if not call.stream:
             choice.engine.expect_first_byte(self.hold, now + choice.ttft)
@@ -112,7 +112,7 @@ class LocalGrant:
 
     def answered(self, status: int) -> None:
         self.ending = ending_of(status)
-        if self.ending is Ending.FAILURE:
+        if self.ending is FAILURE:
             self.engine.failed_call = f"it answered {status}"
         elif status == NOT_FOUND:
             self.engine.doubted = True

@@ -16,7 +16,7 @@ from gateway.core.answer.error_shape import shaped
 from gateway.core.answer.json_usage import JSONUsage
 from gateway.core.answer.sse_usage import SSEUsage, UsageError
 from gateway.core.request.call import Call
-from gateway.core.request.outcome import STATUS, Outcome, error_body
+from gateway.core.request.outcome import BUG, OK, STATUS, Outcome, error_body
 from gateway.native import Pump
 from gateway.native.loan import Loan
 from gateway.relay.wire.server import Responder
@@ -50,7 +50,7 @@ class Relay:
         self._reads = 0
         self._loan: Loan | None = None  # of a stream whose events the pump may pass on
         self.held_up = False
-        self.outcome = Outcome.BUG
+        self.outcome = BUG
         self.usage = (
             SSEUsage(hide=call.route.usage_option and not call.wants_usage, cut=call.usage_cut, single=call.n == 1)
             if call.stream
@@ -72,7 +72,7 @@ class Relay:
             body = b"".join(parts)
             usage.whole(body)
             responder.send(reply.status, self._headers, body)
-            self.outcome = Outcome.OK
+            self.outcome = OK
             return
         self._end = asyncio.get_running_loop().create_future()
         responder.flow(self._hold_up, reply.resume)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import closing
 
 from msgspec import UNSET
 
@@ -55,7 +54,7 @@ class Forwarding:
             wrote = 0 if since is None else possible_output(call, 0, self._clock() - since, grant.engine.pace)
             settle_unanswered(call, admission, record, wrote, self._clock())
             raise
-        with closing(reply):
+        try:
             call.body = b""  # no engine is tried any more
             if request.held is not None:
                 request.release()
@@ -80,6 +79,8 @@ class Forwarding:
                 responder.end()
             finally:
                 settle(call, grant, admission, relay, reply.heard_at, record, self._decider, self._clock())
+        finally:
+            reply.close()
 
 
 async def _until_deadline(relay: Relay, deadline: float, live: ActiveCall) -> None:

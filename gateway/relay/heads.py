@@ -17,7 +17,8 @@ PASSED_ON = (b"traceparent", b"tracestate")  # of a request in a trace, for the 
 def engine_lines(request: Request, call: Call, record: Record) -> bytes:
     """The head of a request to an engine."""
     content_type = request.fields.get(b"content-type") or b"application/json"
-    lines = b"content-type: %b\r\nx-request-id: %b\r\n" % (content_type, call.request_id.encode())
+    # join: a format costs twice as much
+    lines = b"".join((b"content-type: ", content_type, b"\r\nx-request-id: ", call.request_id.encode(), b"\r\n"))
     if call.trace is not None:  # each attempt adds its own traceparent
         return lines + b"tracestate: %b\r\n" % call.trace.state if call.trace.state else lines
     if record.trace_id is not UNSET:
@@ -30,16 +31,13 @@ def engine_lines(request: Request, call: Call, record: Record) -> bytes:
 
 def answer_lines(call: Call, admission: Admission, record: Record, engine_name: str, content_type: bytes) -> bytes:
     """The head of an answer."""
-    lines = (
-        b"content-type: %b\r\nx-request-id: %b\r\nx-weir-engine: %b\r\nx-weir-class: %b\r\nx-weir-queue-ms: %d\r\n"
-        % (
-            content_type,
-            call.request_id.encode(),
-            engine_name.encode(),
-            call.class_name.encode(),
-            record.queue * 1000,
-        )
-    )
+    lines = b"".join((
+        b"content-type: ", content_type,
+        b"\r\nx-request-id: ", call.request_id.encode(),
+        b"\r\nx-weir-engine: ", engine_name.encode(),
+        b"\r\nx-weir-class: ", call.class_name.encode(),
+        b"\r\nx-weir-queue-ms: %d\r\n" % (record.queue * 1000),
+    ))  # fmt: skip
     if call.shaped:
         lines += shaped_header(call.shaped, call.asked)
     if record.trace_id is not UNSET:

@@ -198,7 +198,6 @@ class Pipeline:
         live.account = account
         live.task = asyncio.get_running_loop().create_task(self._run(request, responder, route, live))
         self.tasks[live.task] = live
-        live.task.add_done_callback(self.tasks.pop)
         responder.watch(live.leave)
 
     def _answer_stored(self, request: Request, responder: Responder) -> None:
@@ -298,6 +297,8 @@ class Pipeline:
             self._refuse(refusals.bug(record.request_id), responder, record)
             raise
         finally:
+            if live.task is not None:
+                del self.tasks[live.task]
             if live.admission is not None:
                 live.admission.ended(record.outcome)
             if request.held is not None or (live.call is not None and live.call.body):

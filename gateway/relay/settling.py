@@ -7,7 +7,7 @@ from typing import Protocol
 from gateway.core.admission.decider import Admission, Decider, Grant
 from gateway.core.engines.breaker import Ending
 from gateway.core.request.call import Call
-from gateway.core.request.outcome import Outcome
+from gateway.core.request.outcome import OK, Outcome
 from gateway.core.request.record import Record
 from gateway.core.request.settlement import clamped_usage, possible_output
 
@@ -76,13 +76,14 @@ def settle(
 ) -> None:
     """The engine's own numbers replace the estimate, and teach it; a failed answer teaches nothing. `heard_at`: when
     the engine was read last."""
-    record.outcome = answer.outcome
+    record.outcome = outcome = answer.outcome
     record.status = answer.status
     record.reason = record.reason or answer.detail
-    if answer.outcome in (Outcome.TRUNCATED, Outcome.UPSTREAM):
-        grant.ending = Ending.FAILURE
-    elif answer.outcome is not Outcome.OK and answer.status < 400:
-        grant.ending = Ending.NEUTRAL  # the client left
+    if outcome is not OK:
+        if outcome in (Outcome.TRUNCATED, Outcome.UPSTREAM):
+            grant.ending = Ending.FAILURE
+        elif answer.status < 400:
+            grant.ending = Ending.NEUTRAL  # the client left
     usage = answer.usage
     if call.route.counts:
         record.prompt_tokens = 0
@@ -98,7 +99,7 @@ def settle(
     )
     record.cached_tokens = usage.cached_tokens or 0
     admission.settle(record.prompt_tokens + record.completion_tokens, now)
-    if answer.outcome is Outcome.OK:
+    if outcome is OK:
         decider.learn(call, record.prompt_tokens, record.completion_tokens)
         grant.finished(now, record.prompt_tokens, record.completion_tokens, usage.cached_tokens)
 

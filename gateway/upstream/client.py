@@ -78,9 +78,8 @@ class Client:
             raise EngineError("closed", "the client of this engine is closed", before_bytes=True)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
-        head = b"%b %b%b%b%bcontent-length: %d\r\n\r\n" % (
-            method, self._base, path, self._static, headers, len(body)
-        )  # fmt: skip
+        length = b"content-length: %d\r\n\r\n" % len(body)
+        head = b"".join((method, b" ", self._base, path, self._static, headers, length))
         message = head + body if len(body) <= 65536 else None
         while True:
             connection = self._pool.pop() if self._pool else None

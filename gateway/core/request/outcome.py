@@ -48,6 +48,9 @@ class Outcome(Enum):
     __hash__ = object.__hash__
 
 
+OK, BUG = Outcome.OK, Outcome.BUG  # to look a member up in its Enum takes as long as a call of a function
+
+
 class Status(msgspec.Struct, frozen=True):
     """Row of the status table: HTTP status, OpenAI's `type` and `code`, and whether a retry can help."""
 

@@ -207,7 +207,7 @@ class Responder:
         connection = b"" if request.minor else b"connection: keep-alive\r\n"
         if not keep:
             connection = b"connection: close\r\n"
-        return b"%b%b%b%b%b\r\n" % (status_line(status), headers, self.lines, size, connection)
+        return b"".join((status_line(status), headers, self.lines, size, connection, b"\r\n"))
 
     def _finish(self) -> None:
         close = self._close
