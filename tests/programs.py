@@ -11,7 +11,7 @@ from loadtest.lab.operate.debian import DebianProgram, NoProgram
 
 def required(program: DebianProgram, *names: str) -> list[str]:
     """The command that starts it, or another program of its packages. Skips the test where there is none, unless
-    WEIR_REQUIRE_PROMETHEUS, WEIR_REQUIRE_VALKEY or WEIR_REQUIRE_HAPROXY is 1."""
+    WEIR_REQUIRE_PROMETHEUS or WEIR_REQUIRE_VALKEY is 1."""
     try:
         return program.command(*names)
     except NoProgram as error:

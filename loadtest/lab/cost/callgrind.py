@@ -25,6 +25,11 @@ def baseline(name: str, description: str) -> Path | None:
     return tree
 
 
+def start_counting(pid: int) -> None:
+    """Have a process count from now on that was started with --instr-atstart=no."""
+    subprocess.run(["callgrind_control", "--instr=on", str(pid)], check=True, capture_output=True, timeout=WITHIN)
+
+
 def dumped(pid: int, out: Path, number: int) -> int:
     """Instructions of the process since its last dump. `number`: of this one, from 1 on. Raises ChildError."""
     subprocess.run(["callgrind_control", "--dump", str(pid)], check=True, capture_output=True, timeout=WITHIN)

@@ -1,12 +1,13 @@
-"""Overhead of the gateway: CPU per request and per SSE event, memory per open stream, refusals per second.
+"""Overhead of the gateway: CPU per streamed call, request and SSE event, memory idle and per open stream.
 
     python -m loadtest.lab.cost.overhead [--rounds 3] [--peers nginx,haproxy,vllm-router] [--trace]
 
 Every server runs alone on core 0; an engine that costs almost nothing and the load share core 1. CPU time is what the
 kernel accounts to the server's processes, which survives a noisy machine far better than a throughput does. Rounds are
-interleaved, medians are printed, then ratios to each peer. Peers are used where they are installed: nginx, HAProxy by
-itself and with calls that a gateway decides (docs/decide.md; the gateway's part of the CPU is in columns of its own),
-and vllm-router (on PATH, or named by the environment's VLLM_ROUTER).
+interleaved, medians are printed, a row for each figure, and the gateway's ratio to each peer. The first row is what a
+gateway of LLMs does all day: a streamed call of 200 tokens, its request and the end included. An event is a 200th of
+it. Peers are used where they are installed: nginx, HAProxy and vllm-router (on PATH, or named by the environment's
+VLLM_ROUTER) by both of its policies.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from pathlib import Path
 import uvloop
 
 from loadtest.clients.stub import LoadResult, StubLoad, serve_stub
-from loadtest.lab.cost import haproxy
+from loadtest.lab.operate.debian import HAPROXY, NoProgram
 from loadtest.processes import Child, ChildError
 
 ENGINE_PORT = 19301
@@ -39,6 +40,22 @@ http {{ access_log off;
     location / {{ proxy_pass http://engine; proxy_http_version 1.1; proxy_set_header Connection "";
                   proxy_buffering off; client_body_buffer_size 128k; }} }} }}
 """
+PLAIN_HAPROXY = """global
+    maxconn 4096
+    nbthread 1
+defaults
+    mode http
+    timeout connect 5s
+    timeout client 60s
+    timeout server 60s
+listen clients
+    bind 127.0.0.1:{port}
+    http-reuse always
+    server engine 127.0.0.1:{engine}
+"""
+TOKENS = 200  # of a streamed call
+STREAM, REQUEST, EVENT = f"us/stream of {TOKENS}", "us/request", "us/event"
+ROWS = (STREAM, REQUEST, EVENT, "MiB idle", "KiB/stream", "refusals/s/core", "errors")
 Command = Callable[[int], list[str]]
 
 
@@ -70,7 +87,7 @@ def peers(wanted: set[str], folder: Path) -> dict[str, Command]:
 
         found["nginx"] = start_nginx
     if not wanted or "haproxy" in wanted:
-        found |= haproxy.commands(folder, ENGINE_PORT)
+        found |= _haproxy(folder)
     router = os.environ.get("VLLM_ROUTER") or shutil.which("vllm-router")
     if router and (not wanted or "vllm-router" in wanted):
         for policy in ("round_robin", "cache_aware"):
@@ -84,6 +101,20 @@ def peers(wanted: set[str], folder: Path) -> dict[str, Command]:
 
             found[f"vllm-router {policy}"] = start_router
     return found
+
+
+def _haproxy(folder: Path) -> dict[str, Command]:
+    try:
+        program = HAPROXY.command()
+    except NoProgram:
+        return {}
+
+    def start(port: int) -> list[str]:
+        config = folder / f"haproxy-{port}.cfg"
+        config.write_text(PLAIN_HAPROXY.format(port=port, engine=ENGINE_PORT))
+        return [*program, "-db", "-f", str(config)]
+
+    return {"haproxy": start}
 
 
 def tree(pid: int) -> list[int]:
@@ -102,12 +133,8 @@ def tree(pid: int) -> list[int]:
 
 def cpu_seconds(pid: int) -> float:
     """User and system time of the process and its children, as the kernel accounts it."""
-    return _seconds(tree(pid))
-
-
-def _seconds(pids: list[int]) -> float:
     ticks = 0
-    for at in pids:
+    for at in tree(pid):
         fields = Path(f"/proc/{at}/stat").read_text().rsplit(")", 1)[1].split()
         ticks += int(fields[11]) + int(fields[12])
     return ticks / os.sysconf("SC_CLK_TCK")
@@ -151,10 +178,6 @@ class ServerUnderTest:
     def __exit__(self, *_: object) -> None:
         self.child.stop()
 
-    def of_children(self) -> float:
-        """CPU seconds of the server's children so far."""
-        return _seconds(tree(self.child.pid)[1:])
-
     def load(self, load: StubLoad) -> tuple[LoadResult, float]:
         """The result, and CPU seconds of the server meanwhile."""
         before = cpu_seconds(self.child.pid)
@@ -162,22 +185,18 @@ class ServerUnderTest:
         return result, cpu_seconds(self.child.pid) - before
 
 
-def measure(command: Command, port: int, row: dict[str, list[float]], *, own: bool, decided: bool) -> None:
+def measure(command: Command, port: int, row: dict[str, list[float]], *, own: bool) -> None:
     with ServerUnderTest(command(port), port) as server:
+        row.setdefault("MiB idle", []).append(memory(server.child.pid) / 1024**2)
         server.load(StubLoad(requests=500, connections=64))
-        children = server.of_children()
         plain, cpu = server.load(StubLoad(requests=6000, connections=64))
-        row.setdefault("us/request", []).append(cpu / plain.finished * 1e6)
-        between = server.of_children()
-        stream, cpu = server.load(StubLoad(requests=200, connections=100, tokens=60))
-        row.setdefault("us/event", []).append(cpu / stream.events * 1e6)
-        if decided:
-            row.setdefault("decider/request", []).append((between - children) / plain.finished * 1e6)
-            row.setdefault("decider/event", []).append((server.of_children() - between) / stream.events * 1e6)
+        row.setdefault(REQUEST, []).append(cpu / plain.finished * 1e6)
+        stream, cpu = server.load(StubLoad(requests=200, connections=100, tokens=TOKENS))
+        row.setdefault(STREAM, []).append(cpu / stream.finished * 1e6)
+        row.setdefault(EVENT, []).append(cpu / stream.events * 1e6)
         row.setdefault("errors", []).append(plain.errors + stream.errors)
+        uvloop.run(open_streams(server, row, memory(server.child.pid)))
         if own:
-            before = memory(server.child.pid)
-            uvloop.run(open_streams(server, row, before))
             refused, cpu = server.load(StubLoad(requests=6000, connections=64, model="nobody"))
             row.setdefault("refusals/s/core", []).append(refused.finished / cpu)
 
@@ -213,25 +232,21 @@ def main() -> None:
                 print(f"round {number + 1}/{args.rounds}: {name}", file=sys.stderr)
                 port += 1
                 try:
-                    measure(
-                        command, port, rows.setdefault(name, {}), own=name == "gateway", decided=name == haproxy.DECIDED
-                    )
+                    measure(command, port, rows.setdefault(name, {}), own=name == "gateway")
                 except ChildError as error:
                     sys.exit(f"overhead: {error}")
     report(rows)
 
 
 def report(rows: dict[str, dict[str, list[float]]]) -> None:
-    columns = ["us/request", "us/event", "decider/request", "decider/event", "KiB/stream", "refusals/s/core", "errors"]
     middle = {name: {key: statistics.median(values) for key, values in row.items()} for name, row in rows.items()}
-    print(f"{'':26}" + "".join(f"{column:>17}" for column in columns))
-    for name, row in middle.items():
-        print(f"{name:26}" + "".join(f"{row[c]:17.1f}" if c in row else f"{'':17}" for c in columns))
+    print(f"{'':26}" + "".join(f"{name:>24}" for name in middle))
+    for key in ROWS:
+        print(f"{key:26}" + "".join(f"{row[key]:24,.1f}" if key in row else f"{'':24}" for row in middle.values()))
     own = middle["gateway"]
-    for name, row in middle.items():
-        if name != "gateway":
-            request, event = own["us/request"] / row["us/request"], own["us/event"] / row["us/event"]
-            print(f"gateway / {name:24} {request:6.2f} per request {event:6.2f} per event")
+    for key in (STREAM, REQUEST, EVENT):
+        ratios = [own[key] / row[key] for row in middle.values()]
+        print(f"{'gateway / peer, ' + key:26}" + "".join(f"{ratio:24.2f}" for ratio in ratios))
 
 
 if __name__ == "__main__":
