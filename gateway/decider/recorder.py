@@ -53,10 +53,11 @@ class Recorder:
         if label is not None:
             record.engine = label
         share = self._current.policy.logging.calls
+        now = self._clock()
         if self.log is not None and (share >= 1 or self._rng.random() < share):
-            self.log.write(record, self._clock())
+            self.log.write(record, now)
         if self._kept is not None:
-            self._kept.add(record, self._clock())
+            self._kept.add(record, now)
 
     async def aclose(self) -> None:
         """Write what is left of the log."""

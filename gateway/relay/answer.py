@@ -67,9 +67,7 @@ class Relay:
                 await self._pass_error()
             return
         if reply.complete and isinstance(usage, JSONUsage):  # the common short answer: one write, no future
-            parts: list[bytes] = []
-            reply.relay(parts.append, self._done)
-            body = b"".join(parts)
+            body = reply.whole()
             usage.whole(body)
             responder.send(reply.status, self._headers, body)
             self.outcome = OK

@@ -233,6 +233,12 @@ class Reply:
             raise RuntimeError("the reply is closed")
         self._connection.relay(data, done, whole)
 
+    def whole(self) -> bytes:
+        """Take the body of a complete answer."""
+        if self._connection is None:
+            raise RuntimeError("the reply is closed")
+        return self._connection.whole()
+
     def pause(self) -> None:
         """Stop reading the engine: whoever takes the bytes cannot take more."""
         if self._connection is not None:

@@ -334,6 +334,11 @@ class EngineConnection(asyncio.Protocol):
         if self.complete or self._error is not None:
             done(self._error)
 
+    def whole(self) -> bytes:
+        """See Reply.whole."""
+        early, self._early = self._early, []
+        return b"".join(early)
+
     def let_go(self) -> None:
         """Forget who takes the answer."""
         self.end_loan()

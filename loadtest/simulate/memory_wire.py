@@ -119,6 +119,12 @@ class MemoryReply:
         if not self.complete and self._error is None:
             self._leave = leave
 
+    def whole(self) -> bytes:
+        """See `Reply.whole`."""
+        parts: list[bytes] = []
+        self.relay(parts.append, lambda _: None)
+        return b"".join(parts)
+
     def relay(
         self,
         data: Callable[[bytes], None],

@@ -86,16 +86,21 @@ def check_unread(data: bytes) -> None:
                 _walk(msgspec.json.decode(value), name)
 
 
+_FEW = 8  # underscores, of which each is looked at
+_ENDS = (b'url"', b'embeds"', b'audio"')  # what follows the underscore in a name of media
+
+
 def _may_hold_media(data: bytes) -> bool:
     """Whether a name of media may be in it, in any spelling."""
-    # With its closing quote a name is not found in texts, where a backslash is before it: prompts are full of base_url.
-    # rfind: CPython searches from the end in a fifth of the time that it takes from the start.
-    return (
-        data.rfind(b'_url"') >= 0
-        or data.rfind(b'_embeds"') >= 0
-        or data.rfind(b'input_audio"') >= 0
-        or (92 in data and data.rfind(b"\\u00") >= 0 and _ESCAPED_LETTER(data) is not None)
-    )
+    # An ordinary body has a few underscores, which memchr finds: a quarter of the time of three searches.
+    parts = data.split(b"_", _FEW)
+    if (len(parts) > _FEW or [part for part in parts if part.startswith(_ENDS)]) and (
+        # With its closing quote a name is not found in texts, where a backslash is before it: prompts are full of
+        # base_url. rfind: CPython searches from the end in a fifth of the time that it takes from the start.
+        data.rfind(b'_url"') >= 0 or data.rfind(b'_embeds"') >= 0 or data.rfind(b'input_audio"') >= 0
+    ):
+        return True
+    return 92 in data and data.rfind(b"\\u00") >= 0 and _ESCAPED_LETTER(data) is not None
 
 
 def _walk(value: Any, name: str) -> None:

@@ -34,6 +34,7 @@ SESSION_HEADERS = (  # in order; what clients send of their own accord: none nee
     b"x-session-id",  # opencode, as the next one
     b"x-session-affinity",
 )
+_names_no_session = frozenset(SESSION_HEADERS).isdisjoint
 
 
 def parse(
@@ -208,8 +209,10 @@ def _shown(value: int) -> str:
 
 def _session(headers: Mapping[bytes, bytes], fields: Body, hints: AgentHints, route: Route) -> bytes | str | None:
     """The first name of the call's session or, where it has none, of its user."""
-    named = next(filter(None, map(headers.get, SESSION_HEADERS)), None) or fields.prompt_cache_key
-    named = named or hints.prefix_id or fields.user or fields.safety_identifier
+    named: bytes | str | None = None
+    if not _names_no_session(headers):
+        named = next(filter(None, map(headers.get, SESSION_HEADERS)), None)
+    named = named or fields.prompt_cache_key or hints.prefix_id or fields.user or fields.safety_identifier
     return _user_id(fields.metadata) if named is None and route.kind == "message" else named
 
 
