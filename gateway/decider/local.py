@@ -165,6 +165,8 @@ class LocalAdmission:
             raise refusals.forbidden_model(call)
         if not decider.fleet.serving(call.model) and not decider.dispatch.sidecars.knows(call.model):
             raise decider.dispatch.unknown(call.model)  # before tokens are charged for it
+        if not decider.limits.limited:
+            return
         try:
             self._charge = decider.limits.charge(
                 account.name, call.class_name, call.model, call.cost, call.arrived, self._arrived, call.body

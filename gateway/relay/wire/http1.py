@@ -60,7 +60,7 @@ class KnownHeads:
     __slots__ = ("_known",)
 
     def __init__(self) -> None:
-        self._known: dict[bytes, tuple[int, Request]] = {}
+        self._known: dict[bytes, tuple[int, int, Request]] = {}  # size, place of Content-Length, request
 
     def __len__(self) -> int:
         return len(self._known)
@@ -72,7 +72,7 @@ class KnownHeads:
         found = self._known.get(head[:at] + head[end:])
         if found is None:
             return None
-        size, like = found
+        size, place, like = found
         digits = head[at:end]
         if len(head) > size or not digits.isdigit():
             return None
@@ -81,7 +81,8 @@ class KnownHeads:
             return None
         fields = like.fields.copy()
         fields[b"content-length"] = digits
-        headers = [(name, digits) if name == b"content-length" else (name, value) for name, value in like.headers]
+        headers = like.headers.copy()
+        headers[place] = b"content-length", digits
         return Request(
             like.method, like.path, like.query, headers, fields, like.minor, length, like.keep_alive, like.expects
         )
@@ -101,7 +102,8 @@ class KnownHeads:
             request.method, request.path, request.query, request.headers, request.fields.copy(), request.minor, 0,
             request.keep_alive, request.expects,
         )  # fmt: skip
-        self._known[head[:at] + head[end:]] = len(head), copy
+        place = request.headers.index((b"content-length", head[at:end]))
+        self._known[head[:at] + head[end:]] = len(head), place, copy
 
 
 class HeadReader:
