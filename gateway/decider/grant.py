@@ -176,8 +176,11 @@ class LocalGrant:
     # -- a second attempt ---------------------------------------------------------------------------------------
 
     def hedge_after(self) -> float | None:
-        traffic, after = self._dispatch.traffic[self.call.model], self._dispatch.policy.hedging
-        if after is None or not self.call.stream or traffic.level:
+        after = self._dispatch.control.rules.policy.hedging
+        if after is None or not self.call.stream:
+            return None
+        traffic = self._dispatch.traffic[self.call.model]
+        if traffic.level:
             return None
         return after if isinstance(after, float) else traffic.usual_ttft(self.call.class_name, QUANTILES[after])
 

@@ -155,15 +155,17 @@ class LocalAdmission:
     def judge_now(self, call: Call) -> None:
         """`judge`, by the engines that are known now."""
         decider, account, snapshot, record = self._decider, self._account, self._snapshot, self._record
-        if not decider.fleet.serving(call.model):
+        served = decider.fleet.serving(call.model)
+        if not served:
             call.model = decider.dispatch.sidecars.aliases.get(call.model, call.model)
+            served = decider.fleet.serving(call.model)
         decider.cost.estimate_prompt(call)
         classify(call, snapshot.classes, account.default_class, account.best)
         decider.cost.estimate_output(call, decider.fleet.context(call.model))
         record.note(call)
         if account.models and call.model not in account.models:
             raise refusals.forbidden_model(call)
-        if not decider.fleet.serving(call.model) and not decider.dispatch.sidecars.knows(call.model):
+        if not served and not decider.dispatch.sidecars.knows(call.model):
             raise decider.dispatch.unknown(call.model)  # before tokens are charged for it
         if not decider.limits.limited:
             return

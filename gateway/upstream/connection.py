@@ -33,6 +33,9 @@ REASONS_OF: dict[Kind, str] = {
 }
 
 
+_PLAIN = b"HTTP/1.1 2"  # the first bytes of a head that is the answer's own, no interim one
+
+
 class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds and bytes. `idle_for` stays below the engine's own keep-alive (vLLM: 5 s)."""
 
@@ -60,9 +63,9 @@ class EngineConnection(asyncio.Protocol):
 
     __slots__ = ("_chunk_over", "_data", "_deadline", "_done", "_early", "_early_size", "_ended", "_error",
                  "_excess", "_framed", "_framing", "_full", "_gone", "_headers_over", "_keep", "_last", "_loan",
-                 "_loop", "_parser", "_paused", "_progress_at", "_seen", "_settings", "_synced", "_tail", "_timer",
-                 "_timer_at", "_transport", "_waiter", "_whole", "complete", "headers", "idle", "length", "lost",
-                 "status")  # fmt: skip
+                 "_loop", "_parser", "_paused", "_plain", "_progress_at", "_seen", "_settings", "_synced", "_tail",
+                 "_timer", "_timer_at", "_transport", "_waiter", "_whole", "complete", "headers", "idle", "length",
+                 "lost", "status")  # fmt: skip
 
     def __init__(
         self, settings: ClientSettings, gone: Callable[[EngineConnection], None], loop: asyncio.AbstractEventLoop
@@ -87,7 +90,7 @@ class EngineConnection(asyncio.Protocol):
         self.status = 0
         self.headers: dict[bytes, bytes] = {}
         self.length: int | None = None
-        self.complete = self._seen = self._headers_over = self._framed = False
+        self.complete = self._seen = self._plain = self._headers_over = self._framed = False
         self._ended = self._excess = self._keep = self._chunk_over = self._synced = False
         self._framing = 0  # bytes read in a row, up to now, that held nothing of a body
         self._early: list[bytes] = []
@@ -172,7 +175,9 @@ class EngineConnection(asyncio.Protocol):
                     self._fail("closed", "the reader of the answer failed")
                     raise
                 return
-        self._seen = True
+        if not self._seen:
+            self._seen = True
+            self._plain = data.startswith(_PLAIN)
         if not self._headers_over:
             room = self._settings.max_head - self._framing
             if len(data) > room:  # whether a head is over its limit must not depend on what came with it
@@ -257,7 +262,8 @@ class EngineConnection(asyncio.Protocol):
         if self._headers_over:
             return
         status = self.status = self._parser.get_status_code()
-        version = self._parser.get_http_version()
+        # Most answers say so with their first bytes; the parser would format a text.
+        version = "1.1" if self._plain else self._parser.get_http_version()
         if version not in ("1.1", "1.0") or status < 100:
             self._fail("garbage", f"the engine's answer is not of HTTP/1.1: status {status}")
             return
