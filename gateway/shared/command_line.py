@@ -90,14 +90,16 @@ def argument(read: Callable[[str], Any]) -> Callable[[str], Any]:
 
 def with_commands(top: Parser, words: Sequence[str] | None, modules: Mapping[str, tuple[str, str]]) -> Parser:
     """`top` with its commands: of each its name, of the one that `words` choose its flags too; None: of all. `modules`:
-    of each command its module, and its line in the program's help. `module` of what is parsed is the chosen one."""
+    of each command its module, or `module:object`, and its line in the program's help. `module` of what is parsed is
+    the chosen one."""
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
     chosen = set(modules) if words is None else {*[word for word in words if not word.startswith("-")][:1]}
     for name, (module, does) in modules.items():
         if name not in chosen:
             added(commands.add_parser, name, help=does)
             continue
-        found = cast("Command", import_module(module))
+        path, _, object_in = module.partition(":")
+        found = cast("Command", getattr(import_module(path), object_in) if object_in else import_module(path))
         text = {"description": found.DESCRIPTION, "epilog": found.EXAMPLES}
         parser = added(commands.add_parser, name, help=does, **text)
         found.add_arguments(parser)
