@@ -97,27 +97,22 @@ def planned(config: SidecarConfig, folder: Path, profile: str, gpus: Sequence[Gp
 
 
 def _planned(sizing: Sizing, config: SidecarConfig, profile: str, on: Gpu) -> Planned:
-    gpus = config.models[profile].tensor_parallel
-    try:
-        found = asyncio.run(sizing.planned(profile, on.total, on.cuda, unified=on.unified))
-    except (NotKnown, ModelError) as error:
-        why = f"no estimate: {error}"
-        return Planned(
-            profile=profile,
-            gpu_bytes=on.total,
-            cuda_bytes=on.cuda,
-            unified=on.unified,
-            gpus=gpus,
-            fits=False,
-            why=why,
-        )
-    least, claim = found.least, found.claim
-    return Planned(
+    settings = config.models[profile]
+    plan = Planned(
         profile=profile,
         gpu_bytes=on.total,
         cuda_bytes=on.cuda,
         unified=on.unified,
-        gpus=gpus,
+        gpus=settings.tensor_parallel,
+        fits=False,
+    )
+    try:
+        found = asyncio.run(sizing.planned(profile, on.total, on.cuda, unified=on.unified))
+    except (NotKnown, ModelError) as error:
+        return msgspec.structs.replace(plan, why=f"no estimate: {error}")
+    least, claim = found.least, found.claim
+    return msgspec.structs.replace(
+        plan,
         fits=found.why is None,
         why=found.why or "",
         share=claim.utilization,
@@ -130,7 +125,7 @@ def _planned(sizing: Sizing, config: SidecarConfig, profile: str, on: Gpu) -> Pl
         model_context_length=found.own_context,
         context_chosen=found.context_length is not None,
         max_num_seqs=found.sequences or found.batch.sequences,
-        asleep_bytes=min(found.residue.device, claim.bytes) if config.models[profile].sleeps is not None else 0,
+        asleep_bytes=min(found.residue.device, claim.bytes) if settings.sleeps is not None else 0,
     )
 
 

@@ -89,35 +89,27 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     path: Annotated[str, msgspec.Meta(max_length=4096)] = ""
 
 
-class SavedState(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that is kept, by profile; and the `key` that this sidecar's reports show, empty: it has none yet.
-    `off`: the profiles that an operator has switched off."""
+class SavedState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Content of the state file; all but its first three fields by profile."""
 
+    version: int = VERSION
     origin: Origin = Origin()
-    key: _Key = ""
+    key: _Key = ""  # that this sidecar's reports show; empty: it has none yet
     engines: dict[_Name, EngineRecord] = {}
     measured: dict[_Name, Measured] = {}
     lessons: dict[_Name, Lesson] = {}
     sleeps: dict[_Name, MeasuredSleep] = {}
     times: dict[_Name, Times] = {}
-    off: tuple[_Name, ...] = ()
+    off: tuple[_Name, ...] = ()  # profiles that an operator has switched off
 
 
-class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _Versioned(msgspec.Struct):
     version: int
-    origin: Origin = Origin()
-    key: _Key = ""
-    engines: dict[_Name, EngineRecord] = {}
-    measured: dict[_Name, Measured] = {}
-    lessons: dict[_Name, Lesson] = {}
-    sleeps: dict[_Name, MeasuredSleep] = {}
-    times: dict[_Name, Times] = {}
-    off: tuple[_Name, ...] = ()
 
 
 def encode(state: SavedState) -> bytes:
     """The state file's bytes."""
-    return msgspec.json.encode(_File(version=VERSION, **msgspec.structs.asdict(state)))
+    return msgspec.json.encode(state)
 
 
 def decode(data: bytes) -> SavedState:
@@ -125,12 +117,12 @@ def decode(data: bytes) -> SavedState:
     if len(data) > MAX_BYTES:
         raise StateError(f"it has {len(data)} bytes, expected at most {MAX_BYTES}")
     try:
-        file = msgspec.json.decode(data, type=_File)
+        version = msgspec.json.decode(data, type=_Versioned).version
+        if version == VERSION:
+            return msgspec.json.decode(data, type=SavedState)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise StateError(str(error)) from None
-    if file.version != VERSION:
-        raise StateError(f"it is of version {file.version}, expected {VERSION}")
-    return SavedState(**{field: getattr(file, field) for field in SavedState.__struct_fields__})
+    raise StateError(f"it is of version {version}, expected {VERSION}")
 
 
 def _trusted(seen: os.stat_result) -> None:
