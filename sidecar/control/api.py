@@ -67,20 +67,8 @@ class Stopping(msgspec.Struct, frozen=True, kw_only=True):
     running: tuple[str, ...]
 
 
-def control_app(
-    manager: Manager,
-    *,
-    token: str | None,
-    started: int,
-    status: Callable[[], Status],
-    exposition: Callable[[], bytes],
-    reload: Callable[[], Awaitable[Reloaded]],
-    stop: Callable[[bool], None],
-    leaving: Callable[[], bool],
-) -> Starlette:
-    """The application. `started`: Unix seconds. `reload` reads the file again; `stop(engines)` begins the end; once
-    `leaving`, no order is taken."""
-    api = Api(manager, started, status, exposition, reload, stop, leaving)
+def control_app(api: Api, token: str | None) -> Starlette:
+    """Build the application, for whoever shows the order token."""
     app = Starlette(
         routes=[
             Route(HEALTH, api.healthz),
@@ -106,43 +94,33 @@ def control_app(
     return app
 
 
-class Api:
-    """The answers, one method a route."""
+class Api(msgspec.Struct, frozen=True, kw_only=True):
+    """Answers of the control API, one method a route."""
 
-    def __init__(
-        self,
-        manager: Manager,
-        started: int,
-        status: Callable[[], Status],
-        exposition: Callable[[], bytes],
-        reload: Callable[[], Awaitable[Reloaded]],
-        stop: Callable[[bool], None],
-        leaving: Callable[[], bool],
-    ) -> None:
-        self._manager = manager
-        self._started = started
-        self._status = status
-        self._exposition = exposition
-        self._reload = reload
-        self._stop = stop
-        self._leaving = leaving
+    manager: Manager
+    started: int  # Unix seconds
+    view: Callable[[], Status]
+    exposition: Callable[[], bytes]
+    read_file: Callable[[], Awaitable[Reloaded]]  # reads the sidecar's file again
+    end: Callable[[bool], None]  # begins the end of the sidecar; True: and of its engines
+    leaving: Callable[[], bool]  # then no order is taken
 
     # -- pages to read ------------------------------------------------------------------------------------------
 
     async def healthz(self, _: Request) -> Response:
         """200 while the sidecar serves, 503 once it ends."""
-        return _text("the sidecar is ending\n", 503) if self._leaving() else _text("ok\n")
+        return _text("the sidecar is ending\n", 503) if self.leaving() else _text("ok\n")
 
     async def metrics(self, _: Request) -> Response:
         """Prometheus' text format."""
-        return Response(self._exposition(), media_type=None, headers={"content-type": EXPOSITION})
+        return Response(self.exposition(), media_type=None, headers={"content-type": EXPOSITION})
 
     async def models(self, _: Request) -> Response:
         """OpenAI's list, one entry a profile, with how it is."""
-        return _json({"object": "list", "data": [self._model(report) for report in self._manager.models()]})
+        return _json({"object": "list", "data": [self._model(report) for report in self.manager.models()]})
 
     def _model(self, report: ModelReport) -> dict[str, Any]:
-        told = {"id": report.model, "object": "model", "created": self._started, "owned_by": "weir"}
+        told = {"id": report.model, "object": "model", "created": self.started, "owned_by": "weir"}
         return told | {
             "profile": report.profile,
             "state": report.state,
@@ -153,11 +131,11 @@ class Api:
 
     async def gpu(self, _: Request) -> Response:
         """All GPUs, as in reports to gateways."""
-        return _json({"gpus": self._manager.gpus()})
+        return _json({"gpus": self.manager.gpus()})
 
     async def status(self, _: Request) -> Response:
         """A `Status`."""
-        return _json(self._status())
+        return _json(self.view())
 
     async def logs(self, request: Request) -> Response:
         """The last lines of a model's engine, as text. 400 for another query, 404 for an unknown profile."""
@@ -167,15 +145,15 @@ class Api:
         text = query[0][1] if query else str(LINES)
         if not (text.isascii() and text.isdecimal() and len(text) < 6 and 0 < int(text) <= MOST_LINES):
             return error(400, "bad_query", f"lines is a number from 1 to {MOST_LINES}.")
-        lines = self._manager.lines(self._profile(request), int(text))
+        lines = self.manager.lines(self._profile(request), int(text))
         return _text("".join(f"{line}\n" for line in lines))
 
     async def plan(self, request: Request) -> Response:
         """The plan for a model, in words. 409 for one that cannot be run, 404 for an unknown profile."""
         self._no_query(request)
         profile = self._profile(request)
-        text = self._manager.planner.explain(profile)
-        if self._manager.entries[profile].unusable:
+        text = self.manager.planner.explain(profile)
+        if self.manager.entries[profile].unusable:
             return error(409, "cannot_be_run", text)
         return _text(text + "\n")
 
@@ -184,25 +162,25 @@ class Api:
     async def ensure(self, request: Request) -> Response:
         """The model's report. Where it cannot be had the report says why, and that is no error."""
         profile = await self._ordered(request)
-        return Response(encode(Ensured(model=self._manager.orders.ensure(profile))), media_type="application/json")
+        return Response(encode(Ensured(model=self.manager.orders.ensure(profile))), media_type="application/json")
 
     async def order(self, what: Order, request: Request) -> Response:
         """The model after the order. 409 for one that cannot be obeyed, 503 with Retry-After for one too early."""
         profile = await self._ordered(request)
         try:
-            report = self._manager.orders.give(profile, what)
+            report = self.manager.orders.give(profile, what)
         except Refused as refused:
             if refused.retry_in is None:
                 return error(409, "cannot_be_done", str(refused))
             return error(503, "not_now", str(refused), {"retry-after": str(max(1, math.ceil(refused.retry_in)))})
-        if what in ("off", "on") and (why := await self._manager.kept()):
+        if what in ("off", "on") and (why := await self.manager.kept()):
             return error(503, "not_kept", f"{profile} is {what}, and a restart would not know it: {why}")
         return Response(encode(Ensured(model=report)), media_type="application/json")
 
     async def reload(self, request: Request) -> Response:
         """A `Reloaded`. 422 for a file with mistakes, all of which it names: nothing has changed then."""
         await self._nothing_more(request)
-        reloaded = await self._reload()
+        reloaded = await self.read_file()
         if reloaded.file.error is not None:
             return error(422, "bad_file", f"Nothing has changed: the file cannot be used.\n{reloaded.file.error}")
         return _json(reloaded)
@@ -213,8 +191,8 @@ class Api:
         wanted = _read(await _body(request), _Stop)
         if wanted is None:
             return error(400, "bad_body", 'The body is {"engines": true} to end its engines too, else {}.')
-        running = [report.profile for report in self._manager.models() if report.state in ("running", "sleeping")]
-        self._stop(wanted.engines)
+        running = [report.profile for report in self.manager.models() if report.state in ("running", "sleeping")]
+        self.end(wanted.engines)
         return _json(Stopping(engines=wanted.engines, running=tuple(running)))
 
     async def _ordered(self, request: Request) -> str:
@@ -227,7 +205,7 @@ class Api:
         self._no_query(request)
         if _read(await _body(request), _Nothing) is None:
             raise _Bad(error(400, "profiles_only", NAMES_ONLY))
-        if self._leaving():
+        if self.leaving():
             raise _Bad(error(503, "ending", "The sidecar is ending and takes no orders.", {"retry-after": "5"}))
 
     def _no_query(self, request: Request) -> None:
@@ -236,7 +214,7 @@ class Api:
 
     def _profile(self, request: Request) -> str:
         asked: str = request.path_params["profile"]
-        reports = self._manager.models()
+        reports = self.manager.models()
         profiles = [report.profile for report in reports]
         if asked in profiles:
             return asked

@@ -1,20 +1,20 @@
 """State of one model: its lifecycle, its demand, its memory, and the times that its steps take.
 
 `ModelState` is the one place for a profile's figures. The scheduler and the engine's steps write them; the plan reads
-them as a Resident or a Target. Bytes are per GPU, times are monotonic seconds.
+them as a Resident or a Target (placement.py). Bytes are per GPU, times are monotonic seconds.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, MutableMapping
+from collections.abc import MutableMapping
 from typing import Literal
 
 import msgspec
 
 from sidecar.core.copies import SLEEPS_AFTER
 from sidecar.core.file.schedule import Kept
-from sidecar.core.inventory import BACK, Resident, Size, Target
+from sidecar.core.inventory import BACK, Size
 from sidecar.core.lifecycle import (
     DRAIN,
     ERROR,
@@ -42,48 +42,6 @@ SOON = 0.2  # seconds: the least that is promised of what is late already
 
 class ModelState:
     """State of one profile: what it wants, what its engine does, and what is known of its memory and times."""
-
-    __slots__ = (
-        "_machine",
-        "asked",
-        "began",
-        "busy",
-        "busy_since",
-        "copy",
-        "drained_after",
-        "first_residue",
-        "gpus",
-        "held_back",
-        "hours",
-        "hours_until",
-        "idle_since",
-        "infeasible",
-        "last_used",
-        "least_room",
-        "leaving",
-        "level",
-        "lifecycle",
-        "name",
-        "not_preloaded",
-        "off",
-        "ordered",
-        "preloads",
-        "profile",
-        "replaced",
-        "size",
-        "sized",
-        "sizes",
-        "slept",
-        "starting",
-        "stopped_by_hand",
-        "taught",
-        "times",
-        "unified",
-        "unusable",
-        "uses",
-        "wanted_since",
-        "wanted_until",
-    )
 
     def __init__(
         self, name: str, profile: Profile, now: float, machine: MutableMapping[str, StepTimes] | None = None
@@ -283,76 +241,7 @@ class ModelState:
         """Record that its engine has ended."""
         self.gpus, self.level, self.first_residue = (), 0, 0
 
-    # -- for the plan -----------------------------------------------------------------------------------------------
-
-    def resident(
-        self, now: float, ref_count: int, unseen: int, warmth: float = -math.inf, host_held: int = 0
-    ) -> Resident:
-        """As the plan sees it, with `ref_count` calls in flight, `unseen` bytes that NVML does not show yet, and
-        `host_held` bytes of host memory booked."""
-        return Resident(
-            profile=self.name,
-            state=self.lifecycle.state,
-            gpus=self.gpus,
-            claim=self.size.claim,
-            residue=self.size.residue,
-            unseen=unseen,
-            ref_count=ref_count + self.busy,
-            busy_for=0.0 if self.busy_since is None else now - self.busy_since,
-            pinned=self.pinned,
-            pending=self.lifecycle.pending,
-            last_used=self.last_used,
-            warmth=warmth,
-            model=self.model,
-            copy=self.copy and not self.pinned,
-            since=self.lifecycle.since,
-            load_seconds=self.load_seconds,
-            wake_seconds=self.wake_seconds,
-            sleep_levels=self.sleep_levels(),
-            level=self.level,
-            host_bytes=self.size.host,
-            host_held=host_held,
-        )
-
-    def target(self, now: float, *, copy: bool = False) -> Target:
-        """As the plan is to have it run, `copy`: as a copy. After a start that found too little memory it needs more
-        than it then had."""
-        need = max(self.size.start_needs, self.least_room + 1 if self.least_room else 0)
-        since = self.wanted_since if self.wanted_since is not None else now
-        return Target(
-            profile=self.name,
-            need=need,
-            since=since,
-            tensor_parallel=self.profile.tensor_parallel,
-            gpus=self.profile.gpus,
-            last_used=self.last_used,
-            model=self.model,
-            copy=copy,
-        )
-
-    def targets(
-        self, now: float, totals: Mapping[int, int], *, room: bool = True, copy: bool = False
-    ) -> list[tuple[int, Target]]:
-        """As the plan is to have it run, on GPUs of each size: their bytes, and the target. One for all (0) where one
-        size of GPU is all there is. `totals`: bytes by GPU. `room` False: with no more than a start had that found it
-        too little. `copy`: as a copy.
-
-        An engine on several GPUs is sized for the smallest of them: the least KV cache of one is that of each. It goes
-        to GPUs that are alike where there are so many.
-        """
-        whole, several = self.target(now, copy=copy), self.profile.tensor_parallel > 1
-        if not room:
-            whole = msgspec.structs.replace(whole, need=self.size.start_needs)
-        if len(set(totals.values())) < 2 or not self.sizes:
-            return [(0, whole)]
-        found = []
-        for total, size in sorted(self.sizes.items()):
-            larger = several and sum(each == total for each in totals.values()) < self.profile.tensor_parallel
-            fits = (gpu for gpu, each in totals.items() if each == total or (larger and each > total))
-            gpus = tuple(gpu for gpu in fits if whole.gpus is None or gpu in whole.gpus)
-            need = max(size.start_needs, self.least_room + 1 if self.least_room and room else 0)
-            found.append((total, msgspec.structs.replace(whole, need=need, gpus=gpus)))
-        return found
+    # -- for the plan ---------------------------------------------------------------------------------------
 
     def place(self, plan: Plan) -> None:
         """Place it on the plan's GPUs, with its size there."""

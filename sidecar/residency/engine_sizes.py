@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import msgspec
 
@@ -10,19 +10,18 @@ from gateway.shared.files.units import GIB
 from sidecar.core.engine_records import EngineFacts, EngineFailed, Unusable
 from sidecar.core.host_memory import HostMemory
 from sidecar.core.inventory import Size
-from sidecar.core.lesson import AGAIN, FailedStart, Lesson, lower_share
-from sidecar.core.measured import Measured
+from sidecar.core.lesson import AGAIN, FailedStart, lower_share
 from sidecar.core.model_state import ModelState
-from sidecar.core.sleep import MeasuredSleep
 from sidecar.gpus.monitor import GpuMonitor
 from sidecar.residency.effects import Engines
+from sidecar.residency.state_file import SavedState
 
 LESS = 0.95  # of what a guessed claim was, at most, or it is not worth another start
 
 
 class EngineSizes:
-    """Sizes of all models of a sidecar. `measured`, `lessons`, `sleeps`: what is known, by profile. `touch` is called
-    after every change of a model's size."""
+    """Sizes of all models of a sidecar. `known`: measurements, lessons and sleeps are read from it and written to it.
+    `touch` is called after every change of a model's size."""
 
     def __init__(
         self,
@@ -30,18 +29,14 @@ class EngineSizes:
         monitor: GpuMonitor,
         say: Callable[[str], None],
         *,
-        measured: dict[str, Measured],
-        lessons: dict[str, Lesson],
-        sleeps: Mapping[str, MeasuredSleep],
+        known: SavedState,
         host: HostMemory,
         touch: Callable[[], None],
     ) -> None:
         self._engines = engines
         self._monitor = monitor
         self._say = say
-        self._measured = measured
-        self._lessons = lessons
-        self._sleeps = sleeps
+        self._known = known
         self._host = host
         self._touch = touch
         self._refused: dict[str, tuple[str, str]] = {}  # by profile: the settings that vLLM refused, and why
@@ -50,7 +45,7 @@ class EngineSizes:
         """Find out what its engine will take, on GPUs of each size that it may run on."""
         sizes: dict[int, Size] = {}
         why = ""
-        slept = self._sleeps.get(entry.name)
+        slept = self._known.sleeps.get(entry.name)
         entry.slept = slept if slept is not None and slept.settings == self._engines.settings(entry.name) else None
         entry.unified = self._monitor.unified
         for total in self._monitor.sizes(entry.profile.gpus, entry.profile.tensor_parallel):
@@ -98,7 +93,7 @@ class EngineSizes:
         lesson = self._engines.lesson(entry.name, failed)
         if lesson is None:
             return False
-        self._lessons[entry.name] = lesson
+        self._known.lessons[entry.name] = lesson
         try:
             size = await self._sized(entry, total)
         except Unusable:
@@ -117,7 +112,7 @@ class EngineSizes:
 
     def lower_share(self, entry: ModelState, error: EngineFailed) -> str:
         """Advice where a start with an operator's own share ran out of memory: nobody else changes that share."""
-        share, lesson = entry.profile.gpu_memory, self._lessons.get(entry.name)
+        share, lesson = entry.profile.gpu_memory, self._known.lessons.get(entry.name)
         if error.found is None or error.found.kind != "oom" or not isinstance(share, float) or lesson is None:
             return ""
         lower = lower_share(share, lesson, self._monitor.smallest(entry.gpus))
@@ -125,7 +120,7 @@ class EngineSizes:
 
     def forget_lesson(self, entry: ModelState) -> None:
         """Forget what failed starts have taught, because another vLLM or other GPUs may have changed it."""
-        self._lessons.pop(entry.name, None)
+        self._known.lessons.pop(entry.name, None)
         self._refused.pop(entry.name, None)
 
     def measure(self, entry: ModelState, facts: EngineFacts, claim: int, *, peak: int, settled: int) -> None:
@@ -134,6 +129,8 @@ class EngineSizes:
         entry.size = msgspec.structs.replace(entry.size, claim=claim)
         measured = self._engines.measurement(entry.name, facts, peak=peak, settled=settled)
         if measured is not None:
-            self._measured[entry.name] = measured
-        if entry.name in self._lessons:
-            self._lessons[entry.name] = self._lessons[entry.name].after(measured, self._monitor.smallest(entry.gpus))
+            self._known.measured[entry.name] = measured
+        if entry.name in self._known.lessons:
+            self._known.lessons[entry.name] = self._known.lessons[entry.name].after(
+                measured, self._monitor.smallest(entry.gpus)
+            )

@@ -17,16 +17,15 @@ import msgspec
 from sidecar.core.engine_records import EngineFacts, EngineFailed, EngineRecord
 from sidecar.core.gpus import GPU
 from sidecar.core.host_memory import HostMemory
-from sidecar.core.lesson import Lesson, taken_by_others
+from sidecar.core.lesson import taken_by_others
 from sidecar.core.lifecycle import ERROR, STARTING, STOP, Event
-from sidecar.core.measured import Measured
 from sidecar.core.model_state import ModelState
-from sidecar.core.sleep import MeasuredSleep
 from sidecar.core.step_times import StartClock
 from sidecar.gpus.monitor import GpuMonitor
 from sidecar.residency.effects import Engine, Engines
 from sidecar.residency.engine_memory import EngineMemory
 from sidecar.residency.engine_sizes import EngineSizes
+from sidecar.residency.state_file import SavedState
 
 SIZE_EVERY = 5.0  # seconds between two looks for the files of a model that come with its start
 SAMPLE_EVERY = 1.0  # seconds between two looks at a starting engine's memory
@@ -54,9 +53,7 @@ class EngineSteps:
         clock: Callable[[], float],
         say: Callable[[str], None],
         *,
-        measured: dict[str, Measured],
-        lessons: dict[str, Lesson],
-        sleeps: Mapping[str, MeasuredSleep],
+        known: SavedState,
         host: HostMemory,
         touch: Callable[[], None],
         keep: Callable[[], None],
@@ -68,9 +65,7 @@ class EngineSteps:
         self.starts: Counter[str] = Counter()
         self.start_failures: Counter[tuple[str, str]] = Counter()
         self.memory = EngineMemory(monitor, self.running)
-        self.sizes = EngineSizes(
-            engines, monitor, say, measured=measured, lessons=lessons, sleeps=sleeps, host=host, touch=touch
-        )
+        self.sizes = EngineSizes(engines, monitor, say, known=known, host=host, touch=touch)
         self._last_lines: dict[str, list[str]] = {}
         self._host = host
         self._engines = engines

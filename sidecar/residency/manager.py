@@ -70,100 +70,39 @@ class Manager:
         offset: Offset = lambda _: 0.0,
         say: Callable[[str], None],
     ) -> None:
-        now = clock()
-        self.monitor = monitor
-        self.demand = GatewayDemand(clock)
-        self.changed = asyncio.Event()
+        self._engines, self._state, self._known, self._clock, self._say = engines, state, known, clock, say
+        self._key = known.key or secrets.token_urlsafe(32)  # by which gateways know this sidecar's reports
+        self.monitor, self.demand, self.changed, now = monitor, GatewayDemand(clock), asyncio.Event(), clock()
         times: dict[str, StepTimes] = {}
-        self.entries = {name: ModelState(name, profile, now, times) for name, profile in config.models.items()}
-        self.host = HostMemory(host_memory)
-        self.steps = EngineSteps(
-            engines,
-            monitor,
-            clock,
-            say,
-            measured=known.measured,
-            lessons=known.lessons,
-            sleeps=known.sleeps,
-            host=self.host,
-            touch=self._touch,
-            keep=self._keep,
+        entries = {name: ModelState(name, profile, now, times) for name, profile in config.models.items()}
+        self.entries, self.host, touch = entries, HostMemory(host_memory), self._touch
+        self.steps = steps = EngineSteps(
+            engines, monitor, clock, say, known=known, host=self.host, touch=touch, keep=self._keep
         )
         self._due = asyncio.Event()
         self.tasks = GpuTasks(self._due.set)
-        self._probes = LivenessProbes(self.steps, self.tasks, clock)
+        self._probes = LivenessProbes(steps, self.tasks, clock)
         self.planner = Planner(
-            config,
-            self.entries,
-            self.demand,
-            monitor,
-            self.steps.memory,
-            host=self.host,
-            hot=hot,
-            clock=clock,
+            config, entries, self.demand, monitor, steps.memory, host=self.host, hot=hot, clock=clock
         )
+        sleep = SleepSteps(steps, engines, monitor, self.host, known.sleeps, clock, say, self.tasks.share)
+        operations = Operations(steps, sleep, self.demand, self.host, clock, say, has_room=self.planner.has_room)
         self._scheduler = Scheduler(
-            self.entries,
-            self.planner,
-            Operations(
-                self.steps,
-                SleepSteps(self.steps, engines, monitor, self.host, known.sleeps, clock, say, self.tasks.share),
-                self.demand,
-                self.host,
-                clock,
-                say,
-                has_room=self.planner.has_room,
-            ),
-            self.tasks,
-            self.demand,
-            self.host,
-            changed=self.changed,
-            touch=self._touch,
-            clock=clock,
-            say=say,
-        )
+            entries, self.planner, operations, self.tasks, self.demand, self.host,
+            changed=self.changed, touch=touch, clock=clock, say=say,
+        )  # fmt: skip
         self.orders = Orders(
-            self.entries,
-            self._scheduler,
-            self.planner,
-            self.steps,
-            self.tasks,
-            report=self.model,
-            touch=self._touch,
-            keep=self._keep,
-            reports=lambda: self.demand.reports,
-            clock=clock,
-        )
-        withdrawals = Withdrawals(self._scheduler, self.steps, self.tasks, self.demand, clock)
+            entries, self._scheduler, self.planner, steps, self.tasks,
+            report=self.model, touch=touch, keep=self._keep, reports=lambda: self.demand.reports, clock=clock,
+        )  # fmt: skip
+        withdrawals = Withdrawals(self._scheduler, steps, self.tasks, self.demand, clock)
         self.hours = OpeningHours(
-            self.entries,
-            withdrawals,
-            self.steps,
-            wall=wall,
-            offset=offset,
-            clock=clock,
-            touch=self._touch,
-            say=say,
+            entries, withdrawals, steps, wall=wall, offset=offset, clock=clock, touch=touch, say=say
         )
         self.file = FileChanges(
-            config,
-            self.entries,
-            engines,
-            self.planner,
-            withdrawals,
-            self.steps,
-            self.tasks,
-            times=times,
-            touch=self._touch,
-            clock=clock,
-            say=say,
-        )
-        self._engines = engines
-        self._state = state
-        self._known = known
-        self._key = known.key or secrets.token_urlsafe(32)  # by which gateways know this sidecar's reports
-        self._clock = clock
-        self._say = say
+            config, entries, engines, self.planner, withdrawals, steps, self.tasks,
+            times=times, touch=touch, clock=clock, say=say,
+        )  # fmt: skip
 
     # -- its life ---------------------------------------------------------------------------------------------------
 

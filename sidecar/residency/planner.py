@@ -17,6 +17,7 @@ from sidecar.core.host_memory import HostMemory
 from sidecar.core.inventory import PlanSettings, Resident, Size, Target
 from sidecar.core.lifecycle import RUNNING, SLEEPING, START, STARTING, WAKE
 from sidecar.core.model_state import ModelState
+from sidecar.core.placement import as_resident, as_targets
 from sidecar.core.plan import Infeasible, Plan, plan
 from sidecar.core.sleep import POOL, Level, chosen_level, levels
 from sidecar.gpus.monitor import GpuMonitor
@@ -77,10 +78,10 @@ class Planner:
             sized = [(total, _for_its_size(each, total, totals, now)) for total, each in found]
             return _best(sized, residents, entry.sizes)
 
-        decision = best(entry.targets(since, totals, copy=copy))
+        decision = best(as_targets(entry, since, totals, copy=copy))
         if isinstance(decision, Infeasible) and entry.least_room and entry.tries_again(now):
             # Nothing more can be evicted for it: with what there is.
-            return best(entry.targets(since, totals, room=False, copy=copy))
+            return best(as_targets(entry, since, totals, room=False, copy=copy))
         return decision
 
     def residents(self, *, ended: bool = False, idle: Idle = "") -> list[Resident]:
@@ -89,7 +90,8 @@ class Planner:
         of copies."""
         now = self._clock()
         found = [
-            entry.resident(
+            as_resident(
+                entry,
                 now,
                 self._demand.in_flight(entry.name) + (self._demand.waiting(entry.name) if entry.serves() else 0),
                 self._memory.unseen(entry),

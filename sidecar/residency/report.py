@@ -12,6 +12,7 @@ from sidecar.core.gpus import GPU
 from sidecar.core.inventory import Device, Resident
 from sidecar.core.lifecycle import SLEEPING, State
 from sidecar.core.model_state import ModelState
+from sidecar.core.placement import as_resident
 from sidecar.core.plan import Infeasible, Plan
 
 FAILED, WITHDRAWN, HOURS = "error", "draining", "hours"  # why a model cannot be had, beside NO_MEMORY and OFF
@@ -70,7 +71,7 @@ def model_report(
         aliases=entry.profile.aliases,
         adapters=tuple(entry.profile.adapters),
         gpus=entry.gpus,
-        held=entry.resident(now, 0, 0).held if entry.gpus else 0,
+        held=as_resident(entry, now, 0, 0).held if entry.gpus else 0,
         phase=entry.starting.phase if entry.starting is not None else "",
     )
 

@@ -30,7 +30,7 @@ from gateway.shared.operator_log import as_text
 from gateway.shared.service_manager import ServiceManager
 from gateway.shared.threads import in_thread
 from sidecar import __version__
-from sidecar.control.api import control_app
+from sidecar.control.api import Api, control_app
 from sidecar.control.listener import ControlPort
 from sidecar.control.metrics import Metrics
 from sidecar.control.tokens import Tokens
@@ -93,38 +93,16 @@ async def serve(options: Options) -> None:
         sampler = Sampler(gpus)
         stack.push_async_callback(sampler.aclose)
         await selectable(sampler)
-        state = StateFile(folder / config.state_file, say)
-        try:
-            state.lock()
-        except Locked as error:
-            raise StartError(str(error)) from error
+        state = locked_state(folder / config.state_file)
         stack.callback(state.close)
         manager = managed(config, folder, sampler, state, options.gpus_from)
         await manager.open()
-        boot, name = secrets.token_hex(8), sidecar_id(config)
-        view = StatusView(manager, state, gpus, options, boot)
+        view = StatusView(manager, state, gpus, options)
         try:
             file = view.file = FileReload(options.file, config, options.gateway, manager)
         except (InvalidFile, OSError) as error:  # it has changed since the command line was read
             raise StartError(str(error)) from error
-        metrics = Metrics(
-            manager,
-            gateways=view.gateways,
-            state_error=lambda: state.error,
-            file=lambda: file.status,
-            relay=lambda: None if view.relay is None else view.relay.use,
-        )
-        app = control_app(
-            manager,
-            token=options.tokens.order,
-            started=int(time.time()),
-            status=view.status,
-            exposition=metrics.exposition,
-            reload=file.now,
-            stop=ending.ask,
-            leaving=ending.first.is_set,
-        )
-        port = ControlPort(app, config.listen)
+        port = ControlPort(control_app(api_of(manager, view, file, ending), options.tokens.order), config.listen)
         try:
             view.relay, relayed = await listeners(port, options, manager, ending.first.is_set, stack)
         except StartError:
@@ -133,16 +111,9 @@ async def serve(options: Options) -> None:
             raise
         view.control = f"http://{port.address}"
         view.reporter = Reporter(
-            manager,
-            config.gateways,
-            sidecar=name,
-            boot=boot,
-            listen=port.address,
-            relay=relayed,
-            token=options.tokens.report,
-            ca=options.ca,
-            say=say,
-        )
+            manager, config.gateways, sidecar=sidecar_id(config), boot=view.boot, listen=port.address, relay=relayed,
+            token=options.tokens.report, ca=options.ca, say=say,
+        )  # fmt: skip
         stack.push_async_callback(view.reporter.aclose)
         view.reporter.start()
         await warn(options)
@@ -157,6 +128,36 @@ async def serve(options: Options) -> None:
         await file.aclose()
         await end(manager, running, view.reporter, view.relay, ending, options.file)
         await state.flush()
+
+
+def api_of(manager: Manager, view: StatusView, file: FileReload, ending: Shutdown) -> Api:
+    """The answers of the control API."""
+    metrics = Metrics(
+        manager,
+        gateways=view.gateways,
+        state_error=lambda: view.state.error,
+        file=lambda: file.status,
+        relay=lambda: None if view.relay is None else view.relay.use,
+    )
+    return Api(
+        manager=manager,
+        started=int(time.time()),
+        view=view.status,
+        exposition=metrics.exposition,
+        read_file=file.now,
+        end=ending.ask,
+        leaving=ending.first.is_set,
+    )
+
+
+def locked_state(path: Path) -> StateFile:
+    """The state file, which is this sidecar's alone from now on. Raises StartError."""
+    state = StateFile(path, say)
+    try:
+        state.lock()
+    except Locked as error:
+        raise StartError(str(error)) from error
+    return state
 
 
 async def warn(options: Options) -> None:
@@ -182,16 +183,16 @@ async def selectable(sampler: Sampler) -> None:
 class StatusView:
     """View of the sidecar for `/status`. `control`, `reporter`, `relay` and `file` are set once they are there."""
 
-    def __init__(self, manager: Manager, state: StateFile, gpus: GPUs, options: Options, boot: str) -> None:
+    def __init__(self, manager: Manager, state: StateFile, gpus: GPUs, options: Options) -> None:
         self.control = ""
         self.reporter: Reporter | None = None
         self.relay: Relay | None = None
         self.file: FileReload | None = None
         self._manager = manager
-        self._state = state
+        self.state = state
         self._gpus = gpus
         self._options = options
-        self._boot = boot
+        self.boot = secrets.token_hex(8)  # another one after each start
         self._began = time.monotonic()
 
     def gateways(self) -> tuple[GatewayStatus, ...]:
@@ -201,12 +202,12 @@ class StatusView:
     def status(self) -> Status:
         """As it is now."""
         manager, config, file = self._manager, self._options.config, self.file
-        bad_state = f"the state file cannot be written: {self._state.error}" if self._state.error else ""
+        bad_state = f"the state file cannot be written: {self.state.error}" if self.state.error else ""
         return Status(
             sidecar=sidecar_id(config),
             version=__version__,
             pid=os.getpid(),
-            boot=self._boot,
+            boot=self.boot,
             config=str(self._options.file.absolute()),
             control=self.control,
             up_s=time.monotonic() - self._began,

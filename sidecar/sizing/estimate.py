@@ -5,7 +5,7 @@ A model whose files are unknown, or that is simulated, gets a share of the GPU.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -120,17 +120,9 @@ class Sizing:
             shape, stored = await self._read(profile)
             draft = await self._read_draft(profile)
             found = estimate(
-                profile,
-                shape,
-                stored,
-                total,
-                present,
-                measured,
-                lesson=lesson,
-                lora_rank=rank,
-                draft=draft,
-                unified=unified,
-            )
+                profile, shape, stored, total, present, measured,
+                lesson=lesson, lora_rank=rank, draft=draft, unified=unified,
+            )  # fmt: skip
             size = size_of(profile, found)
         except (NotKnown, ModelError) as error:
             self._shapes.pop(name, None)
@@ -247,64 +239,24 @@ def estimate(
     draft: Files | None = None,
     unified: bool = False,
 ) -> Estimate:
-    """The estimate for a model whose files are known, on GPUs of `total` bytes, of which CUDA reports `cuda` (None: not
-    known). `lesson`: of starts with these settings. `lora_rank`: of its adapters. `draft`: files of its draft model.
-    `unified`: the memory is the host's. Raises ModelError."""
-    gpus, memory = profile.tensor_parallel, profile.gpu_memory
+    """Estimate a model whose files are known, on GPUs of `total` bytes, of which CUDA reports `cuda` (None: not known).
+
+    `lesson`: of starts with these settings. `lora_rank`: of its adapters. `draft`: files of its draft model. `unified`:
+    the memory is the host's. Raises ModelError."""
     cuda = cuda_of(total, lesson) if cuda is None else min(cuda, total)
-    if profile.flags.get("disable-hybrid-kv-cache-manager") is True:  # then every layer keeps every token
-        caches = tuple(msgspec.structs.replace(cache, window=None) for cache in shape.caches)
-        shape = msgspec.structs.replace(shape, caches=caches)
-    most = batch(
-        total,
-        int(_number(profile, "max-num-batched-tokens", 0)) or None,
-        int(_number(profile, "max-num-seqs", 0)) or None,
-        eager=profile.flags.get("enforce-eager") is True,
-    )
-    beside_weights = slot_bytes(shape, largest_rank(profile, lora_rank), lora_slots(profile)) if lora_rank else 0
-    if draft is not None:
-        beside_weights += on_each_gpu(draft[1], draft[0], draft_gpus(profile.flags, gpus))
+    shape, most = _with_caches(profile, shape), _batch(profile, total)
     own = shape.context or UNTOLD_CONTEXT
     own = min(own, lesson.longest or own)
-    offloaded = int(_number(profile, "cpu-offload-gb", 0) * GIB) * gpus
-    kept = StoredWeights(max(0, stored.bytes - offloaded), min(stored.wide, max(0, stored.bytes - offloaded)))
-
-    def needed(tokens: int, sequences: int) -> Need:
-        return need(
-            shape,
-            kept,
-            tokens=tokens,
-            sequences=sequences,
-            gpus=gpus,
-            dtype=_text(profile.flags.get("dtype")) or "auto",
-            kv_dtype=_kv_dtype(profile),
-            most=most,
-            drafted=drafted_share(profile.flags, shape, None if draft is None else draft[0]),
-            quantized=_text(profile.flags.get("quantization")),
-            beside=beside_weights,
-            measured=measured,
-        )
-
+    needed = _needs(profile, shape, stored, most, measured, lora_rank=lora_rank, draft=draft, lesson=lesson, own=own)
     share_limit = UNIFIED_MOST if unified else MOST
-    told_kv = needed(lesson.tokens or profile.context_length or own, 1).kv
-
-    def alone(tokens: int) -> Need:
-        return taught(needed(tokens, 1), lesson, told_kv)
-
-    context, room = choose_context(own, profile.context_length, memory, cuda, lesson, alone, share_limit)
+    context, room = choose_context(own, profile.context_length, profile.gpu_memory, cuda, lesson, needed, share_limit)
     chosen = context if context < own and not profile.context_length else None
-    least = alone(context)
-    limit = largest_share(lesson, cuda, least.total, share_limit)
-    if isinstance(memory, KvMemory):
-        made = claim(least, cuda, kv=memory.kv, most=limit)
-    elif memory != "auto":
-        made = claim(least, cuda, utilization=memory)
-    elif chosen is not None:  # all that there is, since that is not enough
-        made = claim(msgspec.structs.replace(least, kv=room), cuda, most=limit)
-    else:
-        at_once = 1 if pooling(profile) else max(1, min(AT_ONCE, most.sequences))
-        wanted = needed(max(context, min(at_once * context, TOKENS)), at_once)
-        made = claim(taught(wanted, lesson, told_kv), cuda, most=limit)
+    least = needed(context)
+    at_once = 1 if pooling(profile) else max(1, min(AT_ONCE, most.sequences))
+    wanted = needed(max(context, min(at_once * context, TOKENS)), at_once)
+    if chosen is not None:  # all that there is, since that is not enough
+        wanted = msgspec.structs.replace(least, kv=room)
+    made = _claim(profile, least, cuda, largest_share(lesson, cuda, least.total, share_limit), wanted)
     return Estimate(
         least=least,
         claim=made,
@@ -314,11 +266,77 @@ def estimate(
         own_context=own,
         context_length=chosen,
         tokens=_tokens(least, made.kv),
-        sequences=_fewer(_sequences(shape, made.kv, most.sequences, gpus), lesson.sequences),
+        sequences=_fewer(_sequences(shape, made.kv, most.sequences, profile.tensor_parallel), lesson.sequences),
         batch=most,
         why=refuse_reason(shape, least, made, present)
         or _too_many(profile, lesson)
         or no_room_reason(made, lesson, total),
+    )
+
+
+def _needs(
+    profile: Profile,
+    shape: ModelShape,
+    stored: StoredWeights,
+    most: Batch,
+    measured: Measured | None,
+    *,
+    lora_rank: int,
+    draft: Files | None,
+    lesson: Lesson,
+    own: int,
+) -> Callable[..., Need]:
+    """The need of the profile's engine, by tokens and sequences, as failed starts have taught it."""
+    gpus = profile.tensor_parallel
+    beside_weights = slot_bytes(shape, largest_rank(profile, lora_rank), lora_slots(profile)) if lora_rank else 0
+    if draft is not None:
+        beside_weights += on_each_gpu(draft[1], draft[0], draft_gpus(profile.flags, gpus))
+    on_gpus = max(0, stored.bytes - int(_number(profile, "cpu-offload-gb", 0) * GIB) * gpus)
+    needed = partial(
+        need,
+        shape,
+        StoredWeights(on_gpus, min(stored.wide, on_gpus)),
+        gpus=gpus,
+        dtype=_text(profile.flags.get("dtype")) or "auto",
+        kv_dtype=_kv_dtype(profile),
+        most=most,
+        drafted=drafted_share(profile.flags, shape, None if draft is None else draft[0]),
+        quantized=_text(profile.flags.get("quantization")),
+        beside=beside_weights,
+        measured=measured,
+    )
+    told_kv = needed(tokens=lesson.tokens or profile.context_length or own, sequences=1).kv
+
+    def after_lesson(tokens: int, sequences: int = 1) -> Need:
+        return taught(needed(tokens=tokens, sequences=sequences), lesson, told_kv)
+
+    return after_lesson
+
+
+def _claim(profile: Profile, least: Need, cuda: int, limit: int, wanted: Need) -> Claim:
+    """The claim by what the profile says: so much KV cache, a share of the GPU, or what is `wanted`."""
+    memory = profile.gpu_memory
+    if isinstance(memory, KvMemory):
+        return claim(least, cuda, kv=memory.kv, most=limit)
+    if memory == "auto":
+        return claim(wanted, cuda, most=limit)
+    return claim(least, cuda, utilization=memory)
+
+
+def _with_caches(profile: Profile, shape: ModelShape) -> ModelShape:
+    """The shape with KV caches as the profile's flags have vLLM keep them."""
+    if profile.flags.get("disable-hybrid-kv-cache-manager") is not True:
+        return shape
+    caches = tuple(msgspec.structs.replace(cache, window=None) for cache in shape.caches)
+    return msgspec.structs.replace(shape, caches=caches)
+
+
+def _batch(profile: Profile, total: int) -> Batch:
+    return batch(
+        total,
+        int(_number(profile, "max-num-batched-tokens", 0)) or None,
+        int(_number(profile, "max-num-seqs", 0)) or None,
+        eager=profile.flags.get("enforce-eager") is True,
     )
 
 

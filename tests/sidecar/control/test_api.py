@@ -15,7 +15,7 @@ import pytest
 from gateway.shared import protocol
 from gateway.shared.files.file_status import FileStatus
 from sidecar.control import api
-from sidecar.control.api import control_app
+from sidecar.control.api import Api, control_app
 from sidecar.control.listener import ControlPort
 from sidecar.control.metrics import Metrics
 from sidecar.control.status_table import table
@@ -49,17 +49,11 @@ class Door:
             models=begun, gateways=gateways, calls={"a": 2}, troubles=("the disk is full",),
         )  # fmt: skip
         self.status = lambda: status
-        app = control_app(
-            manager,
-            token=token,
-            started=7,
-            status=self.status,
-            exposition=metrics.exposition,
-            reload=self.reload,
-            stop=self.stopped.append,
-            leaving=lambda: self.leaving,
-        )
-        self.port = ControlPort(app, Address("127.0.0.1", 0))
+        api = Api(
+            manager=manager, started=7, view=self.status, exposition=metrics.exposition, read_file=self.reload,
+            end=self.stopped.append, leaving=lambda: self.leaving,
+        )  # fmt: skip
+        self.port = ControlPort(control_app(api, token), Address("127.0.0.1", 0))
         self.client = httpx.AsyncClient(trust_env=False)
 
     async def reload(self) -> Reloaded:

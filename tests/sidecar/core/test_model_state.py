@@ -10,6 +10,7 @@ from gateway.shared.files.units import GIB
 from sidecar.core.inventory import Size
 from sidecar.core.lifecycle import FIRST_REST, MOST_FAILURES, Event
 from sidecar.core.model_state import PAUSE, WAITED, ModelState
+from sidecar.core.placement import as_resident, as_target, as_targets
 from sidecar.core.plan import Infeasible, Plan, PutToSleep
 from sidecar.core.profile import Profile, Sleep
 from sidecar.core.step_times import EVICTION, LOAD, OVERDUE, WAKES, StartClock
@@ -192,13 +193,13 @@ def test_the_plan_sees_all_of_it() -> None:
     made.gpus, made.busy = (0, 1), 2
     made.used(7.0)
     made.has_calls(8.0, 3)
-    seen = made.resident(10.0, 3, 5, 1.5, 4)
+    seen = as_resident(made, 10.0, 3, 5, 1.5, 4)
     assert seen.busy_for == 2.0
     assert (seen.profile, seen.gpus, seen.claim, seen.residue, seen.unseen) == ("m", (0, 1), 11, 1, 5)
     assert (seen.ref_count, seen.pinned, seen.last_used, seen.warmth) == (5, True, 7.0, 1.5)
     assert (seen.sleep_levels, seen.level, seen.host_bytes, seen.host_held, seen.held) == ((), 2, 6, 4, 1)
-    assert entry(sleep=None).resident(0.0, 0, 0).sleep_levels == ()
-    assert entry(sleep=Sleep(level=2)).resident(0.0, 0, 0).sleep_levels == (2,)
+    assert as_resident(entry(sleep=None), 0.0, 0, 0).sleep_levels == ()
+    assert as_resident(entry(sleep=Sleep(level=2)), 0.0, 0, 0).sleep_levels == (2,)
 
 
 def test_calls_last_since_the_first_of_them_was_known_of() -> None:
@@ -206,16 +207,16 @@ def test_calls_last_since_the_first_of_them_was_known_of() -> None:
     for now, in_flight, busy, lasted in ((1.0, 2, 0, 0.0), (3.0, 1, 0, 2.0), (4.0, 0, 1, 3.0), (5.0, 0, 0, 0.0)):
         made.busy = busy
         made.has_calls(now, in_flight)
-        assert made.resident(now, in_flight, 0).busy_for == lasted
+        assert as_resident(made, now, in_flight, 0).busy_for == lasted
 
 
 def test_as_a_target_it_waits_since_it_was_wanted_and_needs_more_than_was_too_little() -> None:
     made = entry()
     made.size = Size(claim=11, start_needs=12)
-    assert (made.target(5.0).need, made.target(5.0).since) == (12, 5.0)
+    assert (as_target(made, 5.0).need, as_target(made, 5.0).since) == (12, 5.0)
     made.want(3.0)
     made.least_room = 20
-    assert (made.target(5.0).need, made.target(5.0).since) == (21, 3.0)
+    assert (as_target(made, 5.0).need, as_target(made, 5.0).since) == (21, 3.0)
 
 
 def of_sizes(several: int = 1, gpus: tuple[int, ...] | None = None) -> ModelState:
@@ -232,15 +233,15 @@ def test_it_is_a_target_for_gpus_of_each_size() -> None:
         (2, None, [(24, 12, (0, 1, 2)), (48, 24, (1, 2))]),
         (1, (2, 3), [(24, 12, ()), (48, 24, (2,))]),
     ):
-        found = of_sizes(several, gpus).targets(0.0, totals)
+        found = as_targets(of_sizes(several, gpus), 0.0, totals)
         assert [(total, each.need, each.gpus) for total, each in found] == expected
     made = of_sizes()
-    assert [(total, each.gpus) for total, each in made.targets(0.0, {0: 24, 1: 24})] == [(0, None)]
+    assert [(total, each.gpus) for total, each in as_targets(made, 0.0, {0: 24, 1: 24})] == [(0, None)]
     made.least_room = 20
-    assert [each.need for _, each in made.targets(0.0, totals)] == [21, 24]
-    assert [each.need for _, each in made.targets(0.0, totals, room=False)] == [12, 24]
-    assert [each.need for _, each in made.targets(0.0, {0: 24})] == [21]
-    assert [each.need for _, each in made.targets(0.0, {0: 24}, room=False)] == [12]
+    assert [each.need for _, each in as_targets(made, 0.0, totals)] == [21, 24]
+    assert [each.need for _, each in as_targets(made, 0.0, totals, room=False)] == [12, 24]
+    assert [each.need for _, each in as_targets(made, 0.0, {0: 24})] == [21]
+    assert [each.need for _, each in as_targets(made, 0.0, {0: 24}, room=False)] == [12]
 
 
 def test_its_size_is_that_of_the_gpus_where_it_is() -> None:
@@ -283,7 +284,7 @@ def test_an_engine_whose_residue_has_doubled_is_stopped_instead_of_put_to_sleep(
     assert made.sleep_levels() == (1, 2)
     made.fell_asleep(1, 2 * GIB)
     assert (made.first_residue, made.sleep_levels()) == (GIB, ())
-    assert made.resident(0.0, 0, 0).sleep_levels == ()
+    assert as_resident(made, 0.0, 0, 0).sleep_levels == ()
     made.gone()
     assert (made.gpus, made.level, made.sleep_levels()) == ((), 0, (1, 2))
 

@@ -1,0 +1,85 @@
+"""A model as the plan sees it: what it holds, and what it is to have.
+
+Bytes are per GPU, times are monotonic seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import msgspec
+
+from sidecar.core.inventory import Resident, Target
+from sidecar.core.model_state import ModelState
+
+
+def as_resident(
+    model: ModelState, now: float, ref_count: int, unseen: int, warmth: float = -math.inf, host_held: int = 0
+) -> Resident:
+    """Return what the model holds. `ref_count`: calls in flight; `unseen`: bytes that NVML does not show yet;
+    `host_held`: bytes of host memory booked."""
+    return Resident(
+        profile=model.name,
+        state=model.lifecycle.state,
+        gpus=model.gpus,
+        claim=model.size.claim,
+        residue=model.size.residue,
+        unseen=unseen,
+        ref_count=ref_count + model.busy,
+        busy_for=0.0 if model.busy_since is None else now - model.busy_since,
+        pinned=model.pinned,
+        pending=model.lifecycle.pending,
+        last_used=model.last_used,
+        warmth=warmth,
+        model=model.model,
+        copy=model.copy and not model.pinned,
+        since=model.lifecycle.since,
+        load_seconds=model.load_seconds,
+        wake_seconds=model.wake_seconds,
+        sleep_levels=model.sleep_levels(),
+        level=model.level,
+        host_bytes=model.size.host,
+        host_held=host_held,
+    )
+
+
+def as_target(model: ModelState, now: float, *, copy: bool = False) -> Target:
+    """Return what the model is to have, `copy`: as a copy. After a start that found too little memory the model needs
+    more than the start had."""
+    need = max(model.size.start_needs, model.least_room + 1 if model.least_room else 0)
+    since = model.wanted_since if model.wanted_since is not None else now
+    return Target(
+        profile=model.name,
+        need=need,
+        since=since,
+        tensor_parallel=model.profile.tensor_parallel,
+        gpus=model.profile.gpus,
+        last_used=model.last_used,
+        model=model.model,
+        copy=copy,
+    )
+
+
+def as_targets(
+    model: ModelState, now: float, totals: Mapping[int, int], *, room: bool = True, copy: bool = False
+) -> list[tuple[int, Target]]:
+    """Return what the model is to have on GPUs of each size: their bytes, and the target. With one size of GPU there is
+    one target, for 0 bytes. `totals`: bytes by GPU. `room` False: the target needs no more than a failed start had.
+
+    An engine on several GPUs is sized for the smallest, because each has the KV cache of the smallest. The engine goes
+    to GPUs that are alike if there are enough.
+    """
+    whole, several = as_target(model, now, copy=copy), model.profile.tensor_parallel > 1
+    if not room:
+        whole = msgspec.structs.replace(whole, need=model.size.start_needs)
+    if len(set(totals.values())) < 2 or not model.sizes:
+        return [(0, whole)]
+    found = []
+    for total, size in sorted(model.sizes.items()):
+        larger = several and sum(each == total for each in totals.values()) < model.profile.tensor_parallel
+        fits = (gpu for gpu, each in totals.items() if each == total or (larger and each > total))
+        gpus = tuple(gpu for gpu in fits if whole.gpus is None or gpu in whole.gpus)
+        need = max(size.start_needs, model.least_room + 1 if model.least_room and room else 0)
+        found.append((total, msgspec.structs.replace(whole, need=need, gpus=gpus)))
+    return found
