@@ -173,7 +173,7 @@ class Api(msgspec.Struct, frozen=True, kw_only=True):
             if refused.retry_in is None:
                 return error(409, "cannot_be_done", str(refused))
             return error(503, "not_now", str(refused), {"retry-after": str(max(1, math.ceil(refused.retry_in)))})
-        if what in ("off", "on") and (why := await self.manager.kept()):
+        if what in ("off", "on") and (why := await self.manager.wait_saved()):
             return error(503, "not_kept", f"{profile} is {what}, and a restart would not know it: {why}")
         return Response(encode(Ensured(model=report)), media_type="application/json")
 

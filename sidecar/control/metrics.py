@@ -128,9 +128,9 @@ class Metrics(Collector):
         residue = GaugeMetricFamily(
             "weir_sidecar_residue_bytes", "What it keeps of each of its GPUs asleep, as known now.", labels=("profile",)
         )
-        for profile, entry in self._manager.entries.items():
+        for profile, model in self._manager.entries.items():
             booked.add_metric((profile,), host.held(profile))
-            residue.add_metric((profile,), entry.size.residue)
+            residue.add_metric((profile,), model.size.residue)
         blind = GaugeMetricFamily("weir_sidecar_gpu_processes_hidden", "1 while NVML does not list the engines.")
         blind.add_metric((), float(self._manager.steps.memory.blind))
         yield from (booked, residue, blind)
@@ -168,9 +168,9 @@ class Metrics(Collector):
             "How long a start is foretold to take, by those before or by its bytes.",
             labels=("profile",),
         )
-        for profile, entry in self._manager.entries.items():
-            seconds.add_metric((profile,), entry.load_seconds)
-            claims.add_metric((profile,), entry.size.claim)
+        for profile, model in self._manager.entries.items():
+            seconds.add_metric((profile,), model.load_seconds)
+            claims.add_metric((profile,), model.size.claim)
         yield from (done, evictions, starts, failures, claims, seconds)
 
     def _reports(self) -> Iterable[Metric]:

@@ -129,7 +129,7 @@ class ModelState:
             self.wanted_since, self.ordered = None, False
 
     @property
-    def model(self) -> str:
+    def served_name(self) -> str:
         """The name that calls use."""
         return self.profile.served_name or self.name
 

@@ -32,7 +32,7 @@ def as_resident(
         pending=model.lifecycle.pending,
         last_used=model.last_used,
         warmth=warmth,
-        model=model.model,
+        model=model.served_name,
         copy=model.copy and not model.pinned,
         since=model.lifecycle.since,
         load_seconds=model.load_seconds,
@@ -56,7 +56,7 @@ def as_target(model: ModelState, now: float, *, copy: bool = False) -> Target:
         tensor_parallel=model.profile.tensor_parallel,
         gpus=model.profile.gpus,
         last_used=model.last_used,
-        model=model.model,
+        model=model.served_name,
         copy=copy,
     )
 

@@ -41,96 +41,96 @@ class EngineSizes:
         self._touch = touch
         self._refused: dict[str, tuple[str, str]] = {}  # by profile: the settings that vLLM refused, and why
 
-    async def size(self, entry: ModelState) -> None:
+    async def size(self, model: ModelState) -> None:
         """Find out what its engine will take, on GPUs of each size that it may run on."""
         sizes: dict[int, Size] = {}
         why = ""
-        slept = self._known.sleeps.get(entry.name)
-        entry.slept = slept if slept is not None and slept.settings == self._engines.settings(entry.name) else None
-        entry.unified = self._monitor.unified
-        for total in self._monitor.sizes(entry.profile.gpus, entry.profile.tensor_parallel):
+        slept = self._known.sleeps.get(model.name)
+        model.slept = slept if slept is not None and slept.settings == self._engines.settings(model.name) else None
+        model.unified = self._monitor.unified
+        for total in self._monitor.sizes(model.profile.gpus, model.profile.tensor_parallel):
             try:
-                sizes[total] = await self._sized(entry, total)
+                sizes[total] = await self._sized(model, total)
             except Unusable as error:
                 why = str(error)
         if sizes:
-            entry.sizes, entry.size = sizes, sizes[min(sizes)]
-        elif why != entry.unusable:
-            self._say(f"{entry.name} cannot be run: {why}")
-        entry.sized, entry.unusable = bool(sizes), "" if sizes else why
+            model.sizes, model.size = sizes, sizes[min(sizes)]
+        elif why != model.unusable:
+            self._say(f"{model.name} cannot be run: {why}")
+        model.sized, model.unusable = bool(sizes), "" if sizes else why
         self._touch()
 
-    async def _sized(self, entry: ModelState, total: int) -> Size:
-        settings, why = self._refused.get(entry.name, ("", ""))
-        if why and settings == self._engines.settings(entry.name):
+    async def _sized(self, model: ModelState, total: int) -> Size:
+        settings, why = self._refused.get(model.name, ("", ""))
+        if why and settings == self._engines.settings(model.name):
             raise Unusable(why)
         unified = self._monitor.unified
-        size = await self._engines.size(entry.name, total, len(self._monitor.gpus), unified=unified)
+        size = await self._engines.size(model.name, total, len(self._monitor.gpus), unified=unified)
         if size.pools > self._host.bound:
             kept, bound = size.pools / GIB, self._host.bound / GIB
             raise Unusable(
                 f"its flags keep {kept:.1f} GiB of host memory (KV offloading, cpu-offload-gb), and engines may have "
                 f"{bound:.1f} (host_memory_for_sleep)"
             )
-        return size.with_sleep(entry.slept)
+        return size.with_sleep(model.slept)
 
-    async def smaller(self, entry: ModelState) -> Size | None:
+    async def smaller(self, model: ModelState) -> Size | None:
         """The size of a model whose start is a guess, where its files have come with that and it claims less by them;
         None: not so."""
         try:
-            size = await self._sized(entry, self._monitor.smallest(entry.gpus))
+            size = await self._sized(model, self._monitor.smallest(model.gpus))
         except Unusable:
             return None  # it may be so in the middle of a download; if not, its own failure tells more
-        return size if not size.guessed and size.claim < LESS * entry.size.claim else None
+        return size if not size.guessed and size.claim < LESS * model.size.claim else None
 
-    async def learns(self, entry: ModelState, error: EngineFailed, free: int) -> bool:
+    async def learns(self, model: ModelState, error: EngineFailed, free: int) -> bool:
         """Take in what its failed start tells of memory, with so much `free` before it. Whether the next start is
         another for it."""
         if error.found is None or error.found.kind == AGAIN:
             return error.found is not None
-        total = self._monitor.smallest(entry.gpus)
-        failed = FailedStart(size=entry.size, found=error.found, total=total, free=free)
-        lesson = self._engines.lesson(entry.name, failed)
+        total = self._monitor.smallest(model.gpus)
+        failed = FailedStart(size=model.size, found=error.found, total=total, free=free)
+        lesson = self._engines.lesson(model.name, failed)
         if lesson is None:
             return False
-        self._known.lessons[entry.name] = lesson
+        self._known.lessons[model.name] = lesson
         try:
-            size = await self._sized(entry, total)
+            size = await self._sized(model, total)
         except Unusable:
             return False
-        if size.starts_as(entry.size):
+        if size.starts_as(model.size):
             return False
-        self._say(f"{entry.name} failed for memory; the next start claims {size.arithmetic}")
+        self._say(f"{model.name} failed for memory; the next start claims {size.arithmetic}")
         return True
 
-    def refuse(self, entry: ModelState, error: EngineFailed) -> None:
+    def refuse(self, model: ModelState, error: EngineFailed) -> None:
         """Mark a model unusable whose arguments vLLM refused: until its settings change, or somebody asks for it."""
         if error.found is None or not error.found.refused_arguments:
             return
         why = f"vLLM refuses its arguments: {error.found.line}. {error.found.advice}"
-        self._refused[entry.name] = (self._engines.settings(entry.name), why)
+        self._refused[model.name] = (self._engines.settings(model.name), why)
 
-    def lower_share(self, entry: ModelState, error: EngineFailed) -> str:
+    def lower_share(self, model: ModelState, error: EngineFailed) -> str:
         """Advice where a start with an operator's own share ran out of memory: nobody else changes that share."""
-        share, lesson = entry.profile.gpu_memory, self._known.lessons.get(entry.name)
+        share, lesson = model.profile.gpu_memory, self._known.lessons.get(model.name)
         if error.found is None or error.found.kind != "oom" or not isinstance(share, float) or lesson is None:
             return ""
-        lower = lower_share(share, lesson, self._monitor.smallest(entry.gpus))
+        lower = lower_share(share, lesson, self._monitor.smallest(model.gpus))
         return f"its gpu_memory of {share:.0%} leaves too little beside it: try gpu_memory: {lower:.0%}"
 
-    def forget_lesson(self, entry: ModelState) -> None:
+    def forget_lesson(self, model: ModelState) -> None:
         """Forget what failed starts have taught, because another vLLM or other GPUs may have changed it."""
-        self._known.lessons.pop(entry.name, None)
-        self._refused.pop(entry.name, None)
+        self._known.lessons.pop(model.name, None)
+        self._refused.pop(model.name, None)
 
-    def measure(self, entry: ModelState, facts: EngineFacts, claim: int, *, peak: int, settled: int) -> None:
+    def measure(self, model: ModelState, facts: EngineFacts, claim: int, *, peak: int, settled: int) -> None:
         """Record the measured bytes of an engine that serves: its `claim`, its `peak` while it started, and `settled`
         since."""
-        entry.size = msgspec.structs.replace(entry.size, claim=claim)
-        measured = self._engines.measurement(entry.name, facts, peak=peak, settled=settled)
+        model.size = msgspec.structs.replace(model.size, claim=claim)
+        measured = self._engines.measurement(model.name, facts, peak=peak, settled=settled)
         if measured is not None:
-            self._known.measured[entry.name] = measured
-        if entry.name in self._known.lessons:
-            self._known.lessons[entry.name] = self._known.lessons[entry.name].after(
-                measured, self._monitor.smallest(entry.gpus)
+            self._known.measured[model.name] = measured
+        if model.name in self._known.lessons:
+            self._known.lessons[model.name] = self._known.lessons[model.name].after(
+                measured, self._monitor.smallest(model.gpus)
             )

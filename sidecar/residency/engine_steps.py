@@ -76,78 +76,78 @@ class EngineSteps:
         self.keep = keep
         self._stopping: dict[str, asyncio.Event] = {}  # for engines that start: somebody wants them ended
 
-    def record(self, entry: ModelState) -> EngineRecord | None:
+    def record(self, model: ModelState) -> EngineRecord | None:
         """Record of an engine for the state file; None where there is none, or none that is ready."""
-        engine = self.running.get(entry.name)
-        if engine is None or entry.lifecycle.state is STARTING:
+        engine = self.running.get(model.name)
+        if engine is None or model.lifecycle.state is STARTING:
             return None
-        record = engine.record(level=entry.level, told=self.facts.get(entry.name, EngineFacts()))
-        taken = self._host.taken(entry.name)
-        return msgspec.structs.replace(record, size=entry.size, host=taken, first_residue=entry.first_residue)
+        record = engine.record(level=model.level, told=self.facts.get(model.name, EngineFacts()))
+        taken = self._host.taken(model.name)
+        return msgspec.structs.replace(record, size=model.size, host=taken, first_residue=model.first_residue)
 
-    def adopted(self, entry: ModelState) -> None:
+    def adopted(self, model: ModelState) -> None:
         """Note the memory of an engine that ran before this sidecar."""
-        self.memory.adopted(entry, self.running[entry.name], self._monitor.gpus)
+        self.memory.adopted(model, self.running[model.name], self._monitor.gpus)
 
     # -- from start to end ------------------------------------------------------------------------------------------
 
-    async def has_room(self, entry: ModelState) -> bool:
+    async def has_room(self, model: ModelState) -> bool:
         """Whether as much is free on its GPUs as its start or its waking takes. What made room may have kept more, and
         other processes may have taken it."""
-        needs = entry.size.claim - entry.size.residue if entry.level else entry.size.start_needs
-        return all(gpu.free >= needs for gpu in await self._monitor.look() if gpu.index in entry.gpus)
+        needs = model.size.claim - model.size.residue if model.level else model.size.start_needs
+        return all(gpu.free >= needs for gpu in await self._monitor.look() if gpu.index in model.gpus)
 
-    async def start(self, entry: ModelState) -> None:
+    async def start(self, model: ModelState) -> None:
         """Start its engine on the GPUs that are its own now, until it serves or has failed."""
-        stopping = self._stopping[entry.name] = asyncio.Event()
+        stopping = self._stopping[model.name] = asyncio.Event()
         try:
             gpus = await self._monitor.look()
-            room = min((gpu.free for gpu in gpus if gpu.index in entry.gpus), default=0)
-            entry.began = began = self._clock()
-            start = entry.starting = StartClock(began)
-            self._say(f"{entry.name} starts on {_gpu_names(entry.gpus)}")
-            self.starts[entry.name] += 1
-            self._host.keep(entry.name, entry.size.pools)
+            room = min((gpu.free for gpu in gpus if gpu.index in model.gpus), default=0)
+            model.began = began = self._clock()
+            start = model.starting = StartClock(began)
+            self._say(f"{model.name} starts on {_gpu_names(model.gpus)}")
+            self.starts[model.name] += 1
+            self._host.keep(model.name, model.size.pools)
             try:
-                engine = await self._engines.start(entry.name, entry.gpus, entry.size)
+                engine = await self._engines.start(model.name, model.gpus, model.size)
             finally:
-                self.transition(entry, "launched")
-            self.running[entry.name] = engine
-            facts = await self._ready(entry, engine, start, stopping, {gpu.index: gpu.used for gpu in gpus})
+                self.transition(model, "launched")
+            self.running[model.name] = engine
+            facts = await self._ready(model, engine, start, stopping, {gpu.index: gpu.used for gpu in gpus})
         except _Sized as sized:
-            entry.taught = True
-            await self.fail(entry, EngineFailed(str(sized)), taught=True, how="ends")
+            model.taught = True
+            await self.fail(model, EngineFailed(str(sized)), taught=True, how="ends")
             return
         except EngineFailed as error:
-            self.start_failures[entry.name, error.found.kind if error.found else "other"] += 1
+            self.start_failures[model.name, error.found.kind if error.found else "other"] += 1
             full = error.out_of_memory and (error.found is None or error.found.kind != "no_kv")
             told = 0 if error.found is None else taken_by_others(error.found, room)
-            if full and room - max(told, await self._taken_since(entry, gpus)) < entry.size.start_needs:
-                entry.taught, room = True, 0  # others were faster: of this model it tells nothing
+            if full and room - max(told, await self._taken_since(model, gpus)) < model.size.start_needs:
+                model.taught, room = True, 0  # others were faster: of this model it tells nothing
             else:
-                entry.taught = await self.sizes.learns(entry, error, room)
-                if not entry.taught:
-                    self.sizes.refuse(entry, error)
-            entry.least_room = room if full else 0
-            others = self.memory.foreign(entry) if full else ""
-            more = "; ".join(filter(None, (self.sizes.lower_share(entry, error), others)))
-            await self.fail(entry, error, more, taught=entry.taught)
+                model.taught = await self.sizes.learns(model, error, room)
+                if not model.taught:
+                    self.sizes.refuse(model, error)
+            model.least_room = room if full else 0
+            others = self.memory.foreign(model) if full else ""
+            more = "; ".join(filter(None, (self.sizes.lower_share(model, error), others)))
+            await self.fail(model, error, more, taught=model.taught)
             return
         finally:
-            del self._stopping[entry.name]
-            entry.starting = None
-        if facts is None or entry.lifecycle.pending is STOP:
-            await self.end(entry)
+            del self._stopping[model.name]
+            model.starting = None
+        if facts is None or model.lifecycle.pending is STOP:
+            await self.end(model)
             return
-        self.facts[entry.name] = facts
+        self.facts[model.name] = facts
         now = self._clock()
-        entry.times.loaded(now - began, start.ready(now), entry.size)
-        self.serves(entry, "ready")
-        self._say(f"{entry.name} is ready after {self._clock() - began:.1f} s on {_gpu_names(entry.gpus)}")
+        model.times.loaded(now - began, start.ready(now), model.size)
+        self.serves(model, "ready")
+        self._say(f"{model.name} is ready after {self._clock() - began:.1f} s on {_gpu_names(model.gpus)}")
 
     async def _ready(
         self,
-        entry: ModelState,
+        model: ModelState,
         engine: Engine,
         start: StartClock,
         stopping: asyncio.Event,
@@ -161,19 +161,19 @@ class EngineSteps:
             while True:
                 await asyncio.wait((ready, stop), timeout=SAMPLE_EVERY, return_when=asyncio.FIRST_COMPLETED)
                 gpus = await self._monitor.look()
-                self.memory.starting(entry, before, gpus)
-                held = self.memory.held(entry, engine, gpus)
+                self.memory.starting(model, before, gpus)
+                held = self.memory.held(model, engine, gpus)
                 peak = max(peak, *held.values(), 0)
                 start.heard(engine.lines(HEARD), self._clock())
-                if entry.size.guessed and (ready.done() or self._clock() >= sized_at + SIZE_EVERY):
+                if model.size.guessed and (ready.done() or self._clock() >= sized_at + SIZE_EVERY):
                     sized_at = self._clock()
-                    await self._sized_meanwhile(entry)
+                    await self._sized_meanwhile(model)
                 if ready.done():
                     facts = ready.result()
-                    self.memory.ready(entry, engine, gpus)
+                    self.memory.ready(model, engine, gpus)
                     settled = 0 if self._monitor.error else max(held.values(), default=0)  # an old reading is none
-                    claim = self.memory.claim(entry, settled, before)
-                    self.sizes.measure(entry, facts, claim, peak=peak, settled=settled)
+                    claim = self.memory.claim(model, settled, before)
+                    self.sizes.measure(model, facts, claim, peak=peak, settled=settled)
                     return facts
                 if stop.done():
                     return None
@@ -182,119 +182,119 @@ class EngineSteps:
                 task.cancel()
             await asyncio.gather(ready, stop, return_exceptions=True)
 
-    async def _sized_meanwhile(self, entry: ModelState) -> None:
+    async def _sized_meanwhile(self, model: ModelState) -> None:
         """See whether the files of its model have come with its start. Raises _Sized where it claims less by them."""
-        size = await self.sizes.smaller(entry)
+        size = await self.sizes.smaller(model)
         if size is not None:
             raise _Sized(f"its model's files are here now, and it is started anew with {size.arithmetic}")
 
-    def stop_starting(self, entry: ModelState) -> bool:
+    def stop_starting(self, model: ModelState) -> bool:
         """End one that starts; False: it does not."""
-        stopping = self._stopping.get(entry.name)
+        stopping = self._stopping.get(model.name)
         if stopping is not None:
             stopping.set()
         return stopping is not None
 
-    def serves(self, entry: ModelState, event: Literal["ready", "woken"]) -> None:
+    def serves(self, model: ModelState, event: Literal["ready", "woken"]) -> None:
         """Mark an engine as serving, after it became ready or woke."""
         now = self._clock()
-        if entry.wanted_since is not None:
-            entry.used(now)  # by the calls that wait for it, though none of them is there yet
-        entry.wanted_since, entry.infeasible, entry.least_room, entry.busy = None, None, 0, 0
-        entry.ordered = False
-        entry.idle_since = now
-        self.transition(entry, event)
-        if entry.disabled and entry.serves():  # switched off meanwhile: no gateway may send it anything
-            self.transition(entry, "drain")
+        if model.wanted_since is not None:
+            model.used(now)  # by the calls that wait for it, though none of them is there yet
+        model.wanted_since, model.infeasible, model.least_room, model.busy = None, None, 0, 0
+        model.ordered = False
+        model.idle_since = now
+        self.transition(model, event)
+        if model.disabled and model.serves():  # switched off meanwhile: no gateway may send it anything
+            self.transition(model, "drain")
         self.keep()
 
-    async def end(self, entry: ModelState) -> bool:
+    async def end(self, model: ModelState) -> bool:
         """End it; False: its memory has not come back."""
-        if entry.lifecycle.pending is not STOP:
-            self.transition(entry, "stop")
-        back = await self._ended(entry)
-        self.transition(entry, "stopped")
+        if model.lifecycle.pending is not STOP:
+            self.transition(model, "stop")
+        back = await self._ended(model)
+        self.transition(model, "stopped")
         self.keep()
-        self._say(f"{entry.name} is stopped")
+        self._say(f"{model.name} is stopped")
         return back
 
-    async def end_anyway(self, entry: ModelState) -> None:
+    async def end_anyway(self, model: ModelState) -> None:
         """End it, whatever was pending: nobody waits for its memory any more."""
-        engine = self.running.pop(entry.name, None)
+        engine = self.running.pop(model.name, None)
         if engine is None:
             return
         try:
             await engine.stop()
         except EngineFailed as error:
-            self._say(f"{entry.name}: {error}")
-        if entry.lifecycle.pending is not STOP:
-            self.transition(entry, "stop")
-        entry.gone()
-        self._host.release(entry.name)
-        self.transition(entry, "stopped")
+            self._say(f"{model.name}: {error}")
+        if model.lifecycle.pending is not STOP:
+            self.transition(model, "stop")
+        model.gone()
+        self._host.release(model.name)
+        self.transition(model, "stopped")
 
     async def fail(
-        self, entry: ModelState, error: EngineFailed, more: str = "", *, taught: bool = False, how: str = "failed"
+        self, model: ModelState, error: EngineFailed, more: str = "", *, taught: bool = False, how: str = "failed"
     ) -> bool:
         """Report a failed engine to gateways at once, then end its processes. Return False if its memory has not come
         back. `more`: what to do, and who else holds memory there. `taught`: the next start differs. `how`: the kind of
         end, in a word."""
-        event: Event = "out_of_memory" if error.out_of_memory and entry.lifecycle.pending else "failed"
+        event: Event = "out_of_memory" if error.out_of_memory and model.lifecycle.pending else "failed"
         why = f"{error}; {more}" if more else str(error)
-        self.transition(entry, "taught" if taught else event, why)
-        self._say(f"{entry.name} {how}: {why}")
-        back = await self._ended(entry)
+        self.transition(model, "taught" if taught else event, why)
+        self._say(f"{model.name} {how}: {why}")
+        back = await self._ended(model)
         self.keep()
-        if entry.lifecycle.pending is STOP:  # somebody wanted it ended
-            self.transition(entry, "stopped")
+        if model.lifecycle.pending is STOP:  # somebody wanted it ended
+            self.transition(model, "stopped")
         return back
 
-    async def _ended(self, entry: ModelState) -> bool:
+    async def _ended(self, model: ModelState) -> bool:
         """End its processes; from then on it has no GPUs. False: its memory has not come back."""
-        back = await self._memory_back(entry)
-        entry.gone()
-        self._host.release(entry.name)
+        back = await self._memory_back(model)
+        model.gone()
+        self._host.release(model.name)
         return back
 
-    async def _memory_back(self, entry: ModelState) -> bool:
-        back = await self._processes_ended(entry)
-        await self.sizes.size(entry)  # by what was measured
+    async def _memory_back(self, model: ModelState) -> bool:
+        back = await self._processes_ended(model)
+        await self.sizes.size(model)  # by what was measured
         return back
 
-    async def _processes_ended(self, entry: ModelState) -> bool:
-        engine = self.running.get(entry.name)
+    async def _processes_ended(self, model: ModelState) -> bool:
+        engine = self.running.get(model.name)
         if engine is None:
             return True
         before = await self._monitor.look()
-        held = self.memory.held(entry, engine, before)
+        held = self.memory.held(model, engine, before)
         try:
             await engine.stop()
         except EngineFailed as error:
-            self._say(f"{entry.name}: {error}")  # what it holds will not come back, which is quarantine
-        self._last_lines[entry.name] = engine.lines(KEPT)
-        del self.running[entry.name]
-        self.memory.forget(entry)
+            self._say(f"{model.name}: {error}")  # what it holds will not come back, which is quarantine
+        self._last_lines[model.name] = engine.lines(KEPT)
+        del self.running[model.name]
+        self.memory.forget(model)
         return await self._monitor.back(before, held)
 
-    async def _taken_since(self, entry: ModelState, before: Sequence[GPU]) -> int:
+    async def _taken_since(self, model: ModelState, before: Sequence[GPU]) -> int:
         """Bytes that others have taken since the reading `before`, on the one of its GPUs where that is most. It is
         ended first, and the GPUs' totals tell: in a container its own processes look like others'. What NVML still
         tells of them is none of others'. 0: nobody knows."""
-        engine = self.running.get(entry.name)
-        await self._processes_ended(entry)
+        engine = self.running.get(model.name)
+        await self._processes_ended(model)
         if self._monitor.error:
             return 0
         used = {gpu.index: gpu.used for gpu in before}
-        late = {} if engine is None else self.memory.seen(entry, engine, self._monitor.gpus)
-        own = [gpu for gpu in self._monitor.gpus if gpu.index in entry.gpus]
+        late = {} if engine is None else self.memory.seen(model, engine, self._monitor.gpus)
+        own = [gpu for gpu in self._monitor.gpus if gpu.index in model.gpus]
         now = {gpu.index: gpu.used - late.get(gpu.index, 0) for gpu in own}
         return max((size - used.get(index, size) for index, size in now.items()), default=0)
 
-    def settle(self, entry: ModelState) -> None:
+    def settle(self, model: ModelState) -> None:
         """Stop a failed engine whose processes are gone, so that the sidecar does not restart it by itself."""
-        if entry.lifecycle.state is ERROR:
-            self.transition(entry, "stop")
-            self.transition(entry, "stopped")
+        if model.lifecycle.state is ERROR:
+            self.transition(model, "stop")
+            self.transition(model, "stopped")
 
     async def leave(self) -> None:
         """All engines go on without us."""
@@ -305,29 +305,29 @@ class EngineSteps:
 
     # -- output, counts ---------------------------------------------------------------------------------------------
 
-    def forget(self, entry: ModelState) -> None:
+    def forget(self, model: ModelState) -> None:
         """Drop the lines and counts of a profile that has no engine and will have none again."""
-        self._last_lines.pop(entry.name, None)
-        del self.starts[entry.name]
+        self._last_lines.pop(model.name, None)
+        del self.starts[model.name]
         for counts in (self.counts, self.evictions, self.start_failures):
-            for key in [key for key in counts if key[0] == entry.name]:
+            for key in [key for key in counts if key[0] == model.name]:
                 del counts[key]  # type: ignore[arg-type] # a key of its own
 
-    def lines(self, entry: ModelState, most: int) -> list[str]:
+    def lines(self, model: ModelState, most: int) -> list[str]:
         """The last lines of its engine, or of the one that has ended last."""
-        engine = self.running.get(entry.name)
-        return self._last_lines.get(entry.name, [])[-most:] if engine is None else engine.lines(most)
+        engine = self.running.get(model.name)
+        return self._last_lines.get(model.name, [])[-most:] if engine is None else engine.lines(most)
 
-    def transition(self, entry: ModelState, event: Event, error: str = "") -> None:
+    def transition(self, model: ModelState, event: Event, error: str = "") -> None:
         """Apply an event of `core.lifecycle` to its state, and count the facts. Raises IllegalTransition."""
-        entry.lifecycle.step(event, self._clock(), error)
+        model.lifecycle.step(event, self._clock(), error)
         if event in ("ready", "woken", "slept", "stopped", "failed", "out_of_memory", "taught"):
-            self.count(entry, event)
+            self.count(model, event)
         self._touch()
 
-    def count(self, entry: ModelState, event: str) -> None:
+    def count(self, model: ModelState, event: str) -> None:
         """Count an event of its."""
-        key = (entry.name, event)
+        key = (model.name, event)
         self.counts[key] = self.counts.get(key, 0) + 1
 
 

@@ -25,13 +25,13 @@ CALLS_WITHIN = (
 
 
 class FileChanges:
-    """Changes of the file to the models in `entries`, which are added and removed here. `config`: the config in force,
+    """Changes of the file to the models in `models`, which are added and removed here. `config`: the config in force,
     with the old profiles of engines that have to end first. `times`: times of the machine's models, see StepTimes."""
 
     def __init__(
         self,
         config: SidecarConfig,
-        entries: dict[str, ModelState],
+        models: dict[str, ModelState],
         engines: Engines,
         planner: Planner,
         withdrawals: Withdrawals,
@@ -45,7 +45,7 @@ class FileChanges:
     ) -> None:
         self.config = config
         self._taken = config  # what the newest file says
-        self._entries = entries
+        self._models = models
         self._engines = engines
         self._planner = planner
         self._withdrawals = withdrawals
@@ -58,7 +58,7 @@ class FileChanges:
 
     def take(self, file: SidecarConfig, taken: SidecarConfig, host_memory: int) -> Reload:
         """Take a newer file, of which `taken` takes effect. Raises ValueError, with nothing changed."""
-        wrong = too_many(self._entries, taken.models)
+        wrong = too_many(self._models, taken.models)
         if wrong:
             raise ValueError(wrong)
         before, was = self.config, self._taken
@@ -66,19 +66,19 @@ class FileChanges:
         self._taken = taken
         self._planner.host.bound = host_memory
         now = self._clock()
-        for name, entry in self._entries.items():
-            entry.leaving = name not in taken.models
-            entry.replaced = entry.leaving or not self._same(name, before, taken)
-            if not entry.replaced:
-                entry.preloads = entry.preloads or (taken.models[name].preload and not entry.profile.preload)
-                entry.profile = taken.models[name]
-                entry.not_preloaded = entry.not_preloaded if entry.profile.preload else ""
-                self._withdrawals.stays(entry)
+        for name, model in self._models.items():
+            model.leaving = name not in taken.models
+            model.replaced = model.leaving or not self._same(name, before, taken)
+            if not model.replaced:
+                model.preloads = model.preloads or (taken.models[name].preload and not model.profile.preload)
+                model.profile = taken.models[name]
+                model.not_preloaded = model.not_preloaded if model.profile.preload else ""
+                self._withdrawals.stays(model)
         self._come_into_force()
         for name in found.added:
-            if name not in self._entries:
-                self._entries[name] = ModelState(name, taken.models[name], now, self._times)
-                self._size(self._entries[name])
+            if name not in self._models:
+                self._models[name] = ModelState(name, taken.models[name], now, self._times)
+                self._size(self._models[name])
         self.turn()
         self._touch()
         return found
@@ -88,7 +88,7 @@ class FileChanges:
         return self._engines.settings(name, before) == self._engines.settings(name, after)
 
     def _come_into_force(self) -> None:
-        ending = {name for name, entry in self._entries.items() if entry.replaced}
+        ending = {name for name, model in self._models.items() if model.replaced}
         self.config = self._planner.config = in_force(self.config, self._taken, ending)
         self._engines.apply(self.config)
 
@@ -96,27 +96,27 @@ class FileChanges:
 
     def turn(self) -> None:
         """Do what is due for models that have to end first; to be asked whenever anything has changed."""
-        for entry in [entry for entry in self._entries.values() if entry.replaced]:
-            if self._withdrawals.end(entry):
-                self._ended(entry)
+        for model in [model for model in self._models.values() if model.replaced]:
+            if self._withdrawals.end(model):
+                self._ended(model)
 
-    def _ended(self, entry: ModelState) -> None:
+    def _ended(self, model: ModelState) -> None:
         """Apply the new settings of a model whose engine has ended, or remove the model if the file no longer has
         it."""
-        was_awake = self._withdrawals.forget(entry)
-        self._steps.facts.pop(entry.name, None)
-        if entry.leaving:
-            del self._entries[entry.name], self._times[entry.name]
-            self._steps.forget(entry)
-            self._say(f"{entry.name} is gone, as the file no longer has it")
+        was_awake = self._withdrawals.forget(model)
+        self._steps.facts.pop(model.name, None)
+        if model.leaving:
+            del self._models[model.name], self._times[model.name]
+            self._steps.forget(model)
+            self._say(f"{model.name} is gone, as the file no longer has it")
         else:
-            entry.renew(self._taken.models[entry.name], self._clock())
-            entry.preloads = entry.profile.preload and was_awake
-            self._say(f"{entry.name} has its new settings")
+            model.renew(self._taken.models[model.name], self._clock())
+            model.preloads = model.profile.preload and was_awake
+            self._say(f"{model.name} has its new settings")
         self._come_into_force()
-        if not entry.leaving:
-            self._size(entry)
+        if not model.leaving:
+            self._size(model)
         self._touch()
 
-    def _size(self, entry: ModelState) -> None:
-        self._tasks.begin([entry.name], (), self._steps.sizes.size(entry))
+    def _size(self, model: ModelState) -> None:
+        self._tasks.begin([model.name], (), self._steps.sizes.size(model))

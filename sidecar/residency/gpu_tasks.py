@@ -28,11 +28,11 @@ class GpuTasks:
         self._held: dict[asyncio.Task[Any], tuple[int, ...]] = {}  # GPUs that an operation has to itself
 
     def __contains__(self, name: str) -> bool:
-        """Whether an operation on this entry is under way."""
+        """Whether an operation on this model is under way."""
         return name in self._under_way
 
     def free(self, gpus: Iterable[int], names: Iterable[str] = ()) -> bool:
-        """Whether nothing is under way on these GPUs, beside what shares them, nor on these entries."""
+        """Whether nothing is under way on these GPUs, beside what shares them, nor on these models."""
         return not (any(name in self for name in names) or any(self._locked[gpu] for gpu in gpus or (ON_CPU,)))
 
     def spawn(self, work: Work) -> asyncio.Task[Any]:
@@ -43,7 +43,7 @@ class GpuTasks:
         return task
 
     def begin(self, names: Iterable[str], gpus: Iterable[int], work: Work) -> None:
-        """An operation on these entries, with these GPUs to itself: the caller has seen that they are free."""
+        """An operation on these models, with these GPUs to itself: the caller has seen that they are free."""
         names = tuple(names)
         task = self.spawn(work)
         self._under_way |= dict.fromkeys(names, task)
@@ -58,14 +58,14 @@ class GpuTasks:
         task.add_done_callback(ended)
 
     def share(self, name: str) -> None:
-        """Let other operations use the GPUs of the one on this entry, which goes on."""
+        """Let other operations use the GPUs of the one on this model, which goes on."""
         task = self._under_way[name]
         self._locked.subtract(self._held[task])
         self._held[task] = ()
         self._done()
 
     async def wait(self, name: str) -> None:
-        """Until no operation on this entry is under way."""
+        """Until no operation on this model is under way."""
         task = self._under_way.get(name)
         if task is not None:
             await asyncio.wait((task,))

@@ -21,12 +21,12 @@ WORDS = {
 
 
 class OpeningHours:
-    """Schedules of the models in `entries`. `wall` gives Unix seconds, `offset` how far the local clock is ahead of
+    """Schedules of the models in `models`. `wall` gives Unix seconds, `offset` how far the local clock is ahead of
     UTC."""
 
     def __init__(
         self,
-        entries: Mapping[str, ModelState],
+        models: Mapping[str, ModelState],
         withdrawals: Withdrawals,
         steps: EngineSteps,
         *,
@@ -36,7 +36,7 @@ class OpeningHours:
         touch: Callable[[], None],
         say: Callable[[str], None],
     ) -> None:
-        self._entries = entries
+        self._models = models
         self._withdrawals = withdrawals
         self._steps = steps
         self._wall = wall
@@ -49,28 +49,28 @@ class OpeningHours:
     def turn(self) -> float:
         """Switch what is due, and end what is off. When something is due next."""
         now = self._clock()
-        self._looked = {name: each for name, each in self._looked.items() if name in self._entries}
-        for entry in self._entries.values():
-            schedule, next_look = self._looked.get(entry.name, ((), -math.inf))
-            if entry.profile.schedule != schedule or (schedule and now >= next_look):
-                self._look(entry, now)
-            if entry.hours == "off" and self._withdrawals.end(entry) and entry.lifecycle.state is ERROR:
-                self._steps.settle(entry)
+        self._looked = {name: each for name, each in self._looked.items() if name in self._models}
+        for model in self._models.values():
+            schedule, next_look = self._looked.get(model.name, ((), -math.inf))
+            if model.profile.schedule != schedule or (schedule and now >= next_look):
+                self._look(model, now)
+            if model.hours == "off" and self._withdrawals.end(model) and model.lifecycle.state is ERROR:
+                self._steps.settle(model)
         return min((at for schedule, at in self._looked.values() if schedule), default=math.inf)
 
-    def _look(self, entry: ModelState, now: float) -> None:
-        schedule, at = entry.profile.schedule, self._wall()
+    def _look(self, model: ModelState, now: float) -> None:
+        schedule, at = model.profile.schedule, self._wall()
         until = changes_at(schedule, at, self._offset)
-        entry.hours_until = None if until is None else now + until - at
-        self._looked[entry.name] = schedule, min(now + LOOK_EVERY, entry.hours_until or math.inf)
-        was, entry.hours = entry.hours, kept(schedule, at, self._offset)
-        if entry.hours == was:
+        model.hours_until = None if until is None else now + until - at
+        self._looked[model.name] = schedule, min(now + LOOK_EVERY, model.hours_until or math.inf)
+        was, model.hours = model.hours, kept(schedule, at, self._offset)
+        if model.hours == was:
             return
-        self._say(f"{entry.name} is {WORDS[entry.hours]} from this hour on")
-        entry.preloads = entry.preloads or entry.hours == "preloaded"
-        entry.not_preloaded = ""
-        if entry.hours == "off":
-            entry.wanted_since, entry.asked, entry.preloads = None, False, False
+        self._say(f"{model.name} is {WORDS[model.hours]} from this hour on")
+        model.preloads = model.preloads or model.hours == "preloaded"
+        model.not_preloaded = ""
+        if model.hours == "off":
+            model.wanted_since, model.asked, model.preloads = None, False, False
         if was == "off":
-            self._withdrawals.stays(entry)
+            self._withdrawals.stays(model)
         self._touch()

@@ -28,34 +28,34 @@ class LivenessProbes:
         self._clock = clock
         self._watched: dict[Engine, asyncio.Event] = {}
 
-    def look_after(self, entry: ModelState) -> None:
-        """Probe the engine of an entry from now on, if it has one and is not probed yet."""
-        engine = self._steps.running.get(entry.name)
+    def look_after(self, model: ModelState) -> None:
+        """Probe the engine of a model from now on, if it has one and is not probed yet."""
+        engine = self._steps.running.get(model.name)
         if engine is not None and engine not in self._watched:
             self._watched[engine] = asyncio.Event()
-            self._tasks.spawn(self._look(entry, engine))
+            self._tasks.spawn(self._look(model, engine))
 
-    def look_now(self, entry: ModelState) -> None:
+    def look_now(self, model: ModelState) -> None:
         """Probe it now, before it is time: the last finding may not hold any more."""
-        engine = self._steps.running.get(entry.name)
+        engine = self._steps.running.get(model.name)
         if engine in self._watched:
             self._watched[engine].set()
 
-    async def _look(self, entry: ModelState, engine: Engine) -> None:
+    async def _look(self, model: ModelState, engine: Engine) -> None:
         ended = asyncio.ensure_future(engine.ended())
         try:
-            while self._steps.running.get(entry.name) is engine:
+            while self._steps.running.get(model.name) is engine:
                 await self._time(ended, self._watched[engine])
-                if entry.name in self._tasks:
+                if model.name in self._tasks:
                     if ended.done():
-                        await self._tasks.wait(entry.name)
+                        await self._tasks.wait(model.name)
                     continue
                 try:
-                    await self._once(entry, engine, ended)
+                    await self._once(model, engine, ended)
                 except EngineFailed as error:
-                    if self._steps.running.get(entry.name) is engine and entry.name not in self._tasks:
-                        self._tasks.begin([entry.name], entry.gpus, self._steps.fail(entry, error))
-                        await self._tasks.wait(entry.name)
+                    if self._steps.running.get(model.name) is engine and model.name not in self._tasks:
+                        self._tasks.begin([model.name], model.gpus, self._steps.fail(model, error))
+                        await self._tasks.wait(model.name)
         finally:
             del self._watched[engine]
             ended.cancel()
@@ -70,10 +70,10 @@ class LivenessProbes:
             asked.cancel()
             now.clear()
 
-    async def _once(self, entry: ModelState, engine: Engine, ended: asyncio.Future[str]) -> None:
+    async def _once(self, model: ModelState, engine: Engine, ended: asyncio.Future[str]) -> None:
         if ended.done():
             raise EngineFailed(f"its process ended: {ended.result()}")
         await engine.alive()
-        entry.busy = await engine.busy() if entry.lifecycle.state is RUNNING else 0
-        if entry.busy:
-            entry.used(self._clock())
+        model.busy = await engine.busy() if model.lifecycle.state is RUNNING else 0
+        if model.busy:
+            model.used(self._clock())

@@ -74,33 +74,31 @@ class Manager:
         self._key = known.key or secrets.token_urlsafe(32)  # by which gateways know this sidecar's reports
         self.monitor, self.demand, self.changed, now = monitor, GatewayDemand(clock), asyncio.Event(), clock()
         times: dict[str, StepTimes] = {}
-        entries = {name: ModelState(name, profile, now, times) for name, profile in config.models.items()}
-        self.entries, self.host, touch = entries, HostMemory(host_memory), self._touch
+        models = {name: ModelState(name, profile, now, times) for name, profile in config.models.items()}
+        self.entries, self.host, touch = models, HostMemory(host_memory), self._touch
         self.steps = steps = EngineSteps(
             engines, monitor, clock, say, known=known, host=self.host, touch=touch, keep=self._keep
         )
         self._due = asyncio.Event()
         self.tasks = GpuTasks(self._due.set)
         self._probes = LivenessProbes(steps, self.tasks, clock)
-        self.planner = Planner(
-            config, entries, self.demand, monitor, steps.memory, host=self.host, hot=hot, clock=clock
-        )
+        self.planner = Planner(config, models, self.demand, monitor, steps.memory, host=self.host, hot=hot, clock=clock)
         sleep = SleepSteps(steps, engines, monitor, self.host, known.sleeps, clock, say, self.tasks.share)
         operations = Operations(steps, sleep, self.demand, self.host, clock, say, has_room=self.planner.has_room)
         self._scheduler = Scheduler(
-            entries, self.planner, operations, self.tasks, self.demand, self.host,
+            models, self.planner, operations, self.tasks, self.demand, self.host,
             changed=self.changed, touch=touch, clock=clock, say=say,
         )  # fmt: skip
         self.orders = Orders(
-            entries, self._scheduler, self.planner, steps, self.tasks,
+            models, self._scheduler, self.planner, steps, self.tasks,
             report=self.model, touch=touch, keep=self._keep, reports=lambda: self.demand.reports, clock=clock,
         )  # fmt: skip
         withdrawals = Withdrawals(self._scheduler, steps, self.tasks, self.demand, clock)
         self.hours = OpeningHours(
-            entries, withdrawals, steps, wall=wall, offset=offset, clock=clock, touch=touch, say=say
+            models, withdrawals, steps, wall=wall, offset=offset, clock=clock, touch=touch, say=say
         )
         self.file = FileChanges(
-            config, entries, engines, self.planner, withdrawals, steps, self.tasks,
+            config, models, engines, self.planner, withdrawals, steps, self.tasks,
             times=times, touch=touch, clock=clock, say=say,
         )  # fmt: skip
 
@@ -116,14 +114,14 @@ class Manager:
         for name in self._known.off:
             if name in self.entries:
                 self.entries[name].off = True
-        await asyncio.gather(*(self.steps.sizes.size(entry) for entry in self.entries.values()))
+        await asyncio.gather(*(self.steps.sizes.size(model) for model in self.entries.values()))
         for name, record in self._known.engines.items():
             known = self.entries.get(name)
             await take_over(name, record, known, self._engines, self.steps, self.host, self._clock(), self._say)
             if known is not None and known.off and known.serves():
                 self.steps.transition(known, "drain")
         self.hours.turn()
-        records = [self.steps.record(entry) for entry in self.entries.values()]
+        records = [self.steps.record(model) for model in self.entries.values()]
         await self._engines.sweep({record.process.engine for record in records if record is not None})
         self._keep()
 
@@ -132,8 +130,8 @@ class Manager:
         try:
             self.tasks.spawn(self._sample())
             while True:
-                for entry in self.entries.values():
-                    self._probes.look_after(entry)
+                for model in self.entries.values():
+                    self._probes.look_after(model)
                 self.file.turn()
                 at = min(self.hours.turn(), self._scheduler.turn())
                 self._due.clear()
@@ -149,15 +147,15 @@ class Manager:
             known = self.monitor.totals
             await self.monitor.look()
             if self.monitor.totals != known:  # GPUs that could not be read before: what fits there is known only now
-                for entry in self.entries.values():
-                    self.orders.size_anew(entry)
+                for model in self.entries.values():
+                    self.orders.size_anew(model)
             await asyncio.sleep(SAMPLE_EVERY)
             self._due.set()
 
     async def close(self, *, end_engines: bool) -> None:
         """After `run`: end all engines, or let them go on and be adopted; one that is not ready yet nobody could."""
         ending = [e for e in self.entries.values() if end_engines or e.lifecycle.state is STARTING]
-        await asyncio.gather(*(self.steps.end_anyway(entry) for entry in ending))
+        await asyncio.gather(*(self.steps.end_anyway(model) for model in ending))
         self._keep()
         await self.steps.leave()
 
@@ -169,8 +167,8 @@ class Manager:
         """Save the state that the next sidecar needs."""
         if self._state is None:
             return
-        records = {name: self.steps.record(entry) for name, entry in self.entries.items()}
-        times = {name: Times.of(entry.times) for name, entry in self.entries.items()}
+        records = {name: self.steps.record(model) for name, model in self.entries.items()}
+        times = {name: Times.of(model.times) for name, model in self.entries.items()}
         engines = {name: record for name, record in records.items() if record is not None}
         known = self._known
         self._state.save(
@@ -182,11 +180,11 @@ class Manager:
                 lessons={name: each for name, each in known.lessons.items() if name in self.entries},
                 sleeps={name: each for name, each in known.sleeps.items() if name in self.entries},
                 times=times,
-                off=tuple(name for name, entry in self.entries.items() if entry.off),
+                off=tuple(name for name, model in self.entries.items() if model.off),
             )
         )
 
-    async def kept(self) -> str:
+    async def wait_saved(self) -> str:
         """Wait until the state file has what was ordered; why it has not, empty if it has."""
         if self._state is None:
             return ""
@@ -199,35 +197,35 @@ class Manager:
         if self.demand.take(gateway):
             now = self._clock()
             for demand in gateway.demands:
-                entry = self.entries.get(demand.profile)
-                if entry is not None and demand.idle is not None:
-                    entry.used(now - demand.idle)
-                if entry is not None and entry.busy and not self.demand.in_flight(entry.name):
-                    self._probes.look_now(entry)  # its last look is from before its calls have ended
+                model = self.entries.get(demand.profile)
+                if model is not None and demand.idle is not None:
+                    model.used(now - demand.idle)
+                if model is not None and model.busy and not self.demand.in_flight(model.name):
+                    self._probes.look_now(model)  # its last look is from before its calls have ended
             self._due.set()
 
     def requests_active(self, profile: str) -> int:
         """Calls in flight, by the gateways or by the engine's own gauges, whichever are more."""
-        entry = self.entries[profile]
-        return max(self.demand.in_flight(entry.name), entry.busy)
+        model = self.entries[profile]
+        return max(self.demand.in_flight(model.name), model.busy)
 
     def drained(self, profile: str) -> bool:
         """Whether it was withdrawn by hand, and neither a gateway nor its engine has calls of it any more."""
-        entry = self.entries[profile]
-        return entry.held_back and self.demand.drained(profile, entry.drained_after) is True and not entry.busy
+        model = self.entries[profile]
+        return model.held_back and self.demand.drained(profile, model.drained_after) is True and not model.busy
 
     def troubles(self) -> tuple[str, ...]:
         """Warnings for the operator about GPUs, sleep and preloading, in words."""
-        notes = {name: note(entry.profile, entry.slept, unified=entry.unified) for name, entry in self.entries.items()}
+        notes = {name: note(model.profile, model.slept, unified=model.unified) for name, model in self.entries.items()}
         sleep = [f"{name}: {words}" for name, words in notes.items() if words]
         blind = BLIND if self.steps.memory.blind else ""
-        preloads = [entry.not_preloaded for entry in self.entries.values()]
+        preloads = [model.not_preloaded for model in self.entries.values()]
         return tuple(filter(None, (self.monitor.error, blind, *sleep, *preloads)))
 
     def lines(self, profile: str, most: int) -> list[str]:
         """The last lines that its engine has written. Raises KeyError."""
-        entry = self.entries[profile]
-        return self.steps.lines(entry, most)
+        model = self.entries[profile]
+        return self.steps.lines(model, most)
 
     def report(self, sidecar: str, boot: str, control: str) -> CapacityReport:
         """The next report, for one gateway."""
@@ -251,14 +249,14 @@ class Manager:
 
     def model(self, profile: str) -> ModelReport:
         """Raises KeyError."""
-        entry, now = self.entries[profile], self._clock()
+        model, now = self.entries[profile], self._clock()
         engine = self.steps.running.get(profile)
         return model_report(
-            entry,
+            model,
             self.file.config.served_name(profile),
             engine.url if engine else "",
             self.steps.facts.get(profile),
-            self.planner.foreseen(entry, now),
+            self.planner.forecast(model, now),
             now,
-            copy_in=self.planner.copy_in(entry, now),
+            copy_in=self.planner.copy_in(model, now),
         )

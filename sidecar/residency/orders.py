@@ -29,12 +29,12 @@ class Refused(Exception):
 
 
 class Orders:
-    """On the models in `entries`. `report` gives the answer to an order: the model as it is then. `keep` is called when
+    """On the models in `models`. `report` gives the answer to an order: the model as it is then. `keep` is called when
     what the state file has to know has changed. `reports`: the number of the last report made."""
 
     def __init__(
         self,
-        entries: Mapping[str, ModelState],
+        models: Mapping[str, ModelState],
         scheduler: Scheduler,
         planner: Planner,
         steps: EngineSteps,
@@ -46,7 +46,7 @@ class Orders:
         reports: Callable[[], int],
         clock: Callable[[], float],
     ) -> None:
-        self._entries = entries
+        self._models = models
         self._scheduler = scheduler
         self._planner = planner
         self._steps = steps
@@ -60,114 +60,114 @@ class Orders:
     def ensure(self, profile: str) -> ModelReport:
         """Start or wake a model as soon as possible, and return its report. A model that is off stays off, and its
         report says so. Raises KeyError."""
-        entry, now = self._entries[profile], self._clock()
-        if entry.disabled:
+        model, now = self._models[profile], self._clock()
+        if model.disabled:
             return self._report(profile)
-        entry.stopped_by_hand = False
-        self._readmit(entry)
-        life = entry.lifecycle
-        if not entry.serves():
-            entry.want(now, ordered=True)
-            entry.asked = life.state is ERROR and life.given_up
+        model.stopped_by_hand = False
+        self._readmit(model)
+        life = model.lifecycle
+        if not model.serves():
+            model.want(now, ordered=True)
+            model.asked = life.state is ERROR and life.given_up
             self._scheduler.turn()  # so that the answer is what is being done
         self._touch()
         return self._report(profile)
 
     def give(self, profile: str, what: Order) -> ModelReport:
         """Take an order; the model as it is then. Raises KeyError, and Refused with nothing changed."""
-        entry = self._entries[profile]
+        model = self._models[profile]
         if what in ("off", "on"):
-            self._switch(entry, off=what == "off")
-        elif entry.off:
+            self._switch(model, off=what == "off")
+        elif model.off:
             raise Refused(f"{profile} is off: `on` comes first")
         elif what == "stop":
-            self._stop(entry)
-        elif what == "wake" and entry.lifecycle.state is STOPPED:
+            self._stop(model)
+        elif what == "wake" and model.lifecycle.state is STOPPED:
             raise Refused(f"{profile} does not sleep, it is stopped: `ensure` starts it")
         elif what == "wake":
             return self.ensure(profile)
         else:
-            self._free(entry)
-            if entry.lifecycle.state is not RUNNING:
-                raise Refused(f"{profile} is {entry.lifecycle.state.value}, not running")
-            self._drain(entry) if what == "drain" else self._sleep(entry)
+            self._free(model)
+            if model.lifecycle.state is not RUNNING:
+                raise Refused(f"{profile} is {model.lifecycle.state.value}, not running")
+            self._drain(model) if what == "drain" else self._sleep(model)
         self._touch()
         return self._report(profile)
 
-    def _free(self, entry: ModelState) -> None:
+    def _free(self, model: ModelState) -> None:
         """Raises Refused while an operation on it is under way."""
-        if entry.name in self._tasks:
-            pending = entry.lifecycle.pending
+        if model.name in self._tasks:
+            pending = model.lifecycle.pending
             doing = pending.value if pending else "change"
-            raise Refused(f"{entry.name} has a {doing} under way", self._planner.ready_in(entry))
+            raise Refused(f"{model.name} has a {doing} under way", self._planner.ready_in(model))
 
-    def _drain(self, entry: ModelState) -> None:
-        entry.held_back = True
-        entry.drained_after = self._reports()
-        if entry.lifecycle.pending is None:
-            entry.lifecycle.step("drain", self._clock())
+    def _drain(self, model: ModelState) -> None:
+        model.held_back = True
+        model.drained_after = self._reports()
+        if model.lifecycle.pending is None:
+            model.lifecycle.step("drain", self._clock())
 
-    def _sleep(self, entry: ModelState) -> None:
-        if entry.profile.sleeps is None:
-            raise Refused(f"{entry.name} does not sleep: its profile has `sleep: null` or `pin: true`")
-        if why := self._planner.better_stopped(entry):
+    def _sleep(self, model: ModelState) -> None:
+        if model.profile.sleeps is None:
+            raise Refused(f"{model.name} does not sleep: its profile has `sleep: null` or `pin: true`")
+        if why := self._planner.better_stopped(model):
             raise Refused(f"{why}: `stop` ends it")
-        if not self._tasks.free(entry.gpus):
+        if not self._tasks.free(model.gpus):
             raise Refused("something else is under way on its GPUs", 1.0)
-        self._scheduler.begin_idle(entry, "sleep", ordered=True)
+        self._scheduler.begin_idle(model, "sleep", ordered=True)
 
-    def _stop(self, entry: ModelState) -> None:
-        state = entry.lifecycle.state
+    def _stop(self, model: ModelState) -> None:
+        state = model.lifecycle.state
         if state is not STARTING:
-            self._free(entry)
-        entry.stopped_by_hand, entry.wanted_since, entry.held_back = True, None, False
+            self._free(model)
+        model.stopped_by_hand, model.wanted_since, model.held_back = True, None, False
         if state is STARTING:
-            self._stop_starting(entry)
+            self._stop_starting(model)
         elif state is ERROR:
-            self._steps.settle(entry)
+            self._steps.settle(model)
         elif state is not STOPPED:
-            self._scheduler.begin_idle(entry, "stop", ordered=True)
+            self._scheduler.begin_idle(model, "stop", ordered=True)
 
-    def _switch(self, entry: ModelState, *, off: bool) -> None:
+    def _switch(self, model: ModelState, *, off: bool) -> None:
         """Off: no more calls from now on, and its engine ends once those that run have: see `Scheduler`."""
-        changed = entry.off is not off
-        entry.off = off
+        changed = model.off is not off
+        model.off = off
         if off:
-            entry.wanted_since, entry.held_back, entry.asked = None, False, False
-            state = entry.lifecycle.state
-            self._steps.stop_starting(entry)  # also one that is not launched yet
+            model.wanted_since, model.held_back, model.asked = None, False, False
+            state = model.lifecycle.state
+            self._steps.stop_starting(model)  # also one that is not launched yet
             if state is STARTING:
-                self._stop_starting(entry)
-            elif state is ERROR and entry.name not in self._tasks:
-                self._steps.settle(entry)
-            elif state is RUNNING and entry.lifecycle.pending is None:
-                entry.lifecycle.step("drain", self._clock())
+                self._stop_starting(model)
+            elif state is ERROR and model.name not in self._tasks:
+                self._steps.settle(model)
+            elif state is RUNNING and model.lifecycle.pending is None:
+                model.lifecycle.step("drain", self._clock())
         elif changed:
-            self._readmit(entry)
+            self._readmit(model)
         if changed:
             self._keep()
         self._touch()
 
-    def _readmit(self, entry: ModelState) -> None:
+    def _readmit(self, model: ModelState) -> None:
         """Let a model have calls again, and size it again if it could not be run."""
-        entry.held_back = False
-        self.size_again(entry)
-        if entry.lifecycle.pending is DRAIN and entry.name not in self._tasks and not entry.replaced:
-            entry.lifecycle.step("cancel", self._clock())
+        model.held_back = False
+        self.size_again(model)
+        if model.lifecycle.pending is DRAIN and model.name not in self._tasks and not model.replaced:
+            model.lifecycle.step("cancel", self._clock())
 
-    def _stop_starting(self, entry: ModelState) -> None:
-        if entry.lifecycle.pending is not STOP:
-            entry.lifecycle.step("stop", self._clock())
-            self._steps.stop_starting(entry)
+    def _stop_starting(self, model: ModelState) -> None:
+        if model.lifecycle.pending is not STOP:
+            model.lifecycle.step("stop", self._clock())
+            self._steps.stop_starting(model)
 
-    def size_anew(self, entry: ModelState) -> None:
+    def size_anew(self, model: ModelState) -> None:
         """Size a model again that has no engine: the GPUs are others, or can be read again. What its failed starts have
         told is of the model, and stays."""
-        if entry.name not in self._steps.running and entry.name not in self._tasks:
-            self._tasks.begin([entry.name], (), self._steps.sizes.size(entry))
+        if model.name not in self._steps.running and model.name not in self._tasks:
+            self._tasks.begin([model.name], (), self._steps.sizes.size(model))
 
-    def size_again(self, entry: ModelState) -> None:
+    def size_again(self, model: ModelState) -> None:
         """Size a model again that could not be run: the reason may be gone."""
-        if entry.unusable and entry.name not in self._tasks:
-            self._steps.sizes.forget_lesson(entry)
-            self._tasks.begin([entry.name], (), self._steps.sizes.size(entry))
+        if model.unusable and model.name not in self._tasks:
+            self._steps.sizes.forget_lesson(model)
+            self._tasks.begin([model.name], (), self._steps.sizes.size(model))

@@ -30,12 +30,12 @@ RETRY = 1.0  # seconds until what could not be had is planned once more
 
 
 class Planner:
-    """Planner for the models in `entries`."""
+    """Planner for the models in `models`."""
 
     def __init__(
         self,
         config: SidecarConfig,
-        entries: Mapping[str, ModelState],
+        models: Mapping[str, ModelState],
         demand: GatewayDemand,
         monitor: GpuMonitor,
         memory: EngineMemory,
@@ -45,7 +45,7 @@ class Planner:
         clock: Callable[[], float],  # monotonic seconds
     ) -> None:
         self.config = config
-        self._entries = entries
+        self._models = models
         self._demand = demand
         self._monitor = monitor
         self._memory = memory
@@ -55,7 +55,7 @@ class Planner:
 
     def decide(
         self,
-        entry: ModelState,
+        model: ModelState,
         now: float,
         *,
         since: float | None = None,
@@ -65,10 +65,10 @@ class Planner:
     ) -> Plan | Infeasible:
         """The plan to have it run now; `since`: from when on it is taken to be wanted, where nobody wants it
         yet; `ended`, `idle`: see `residents`; `copy`: beside another engine of its model, see core.copies."""
-        if self.config.engine_of(entry.name).device == "cpu":
-            wakes = entry.lifecycle.state is SLEEPING
-            return Plan(start=None if wakes else entry.name, wake=entry.name if wakes else None)
-        settings = PlanSettings(host_memory=self.host.room, hot=self._hot, max_starvation=entry.max_starvation)
+        if self.config.engine_of(model.name).device == "cpu":
+            wakes = model.lifecycle.state is SLEEPING
+            return Plan(start=None if wakes else model.name, wake=model.name if wakes else None)
+        settings = PlanSettings(host_memory=self.host.room, hot=self._hot, max_starvation=model.max_starvation)
         since = now if since is None else since
         residents, devices = self.residents(ended=ended, idle=idle), self._monitor.devices()
         totals = dict(self._monitor.totals)
@@ -76,12 +76,12 @@ class Planner:
         def best(targets: list[tuple[int, Target]]) -> Plan | Infeasible:
             found = [(total, plan(target, residents, devices, now, settings)) for total, target in targets]
             sized = [(total, _for_its_size(each, total, totals, now)) for total, each in found]
-            return _best(sized, residents, entry.sizes)
+            return _best(sized, residents, model.sizes)
 
-        decision = best(as_targets(entry, since, totals, copy=copy))
-        if isinstance(decision, Infeasible) and entry.least_room and entry.tries_again(now):
+        decision = best(as_targets(model, since, totals, copy=copy))
+        if isinstance(decision, Infeasible) and model.least_room and model.tries_again(now):
             # Nothing more can be evicted for it: with what there is.
-            return best(as_targets(entry, since, totals, room=False, copy=copy))
+            return best(as_targets(model, since, totals, room=False, copy=copy))
         return decision
 
     def residents(self, *, ended: bool = False, idle: Idle = "") -> list[Resident]:
@@ -91,15 +91,15 @@ class Planner:
         now = self._clock()
         found = [
             as_resident(
-                entry,
+                model,
                 now,
-                self._demand.in_flight(entry.name) + (self._demand.waiting(entry.name) if entry.serves() else 0),
-                self._memory.unseen(entry),
-                entry.warmth(now),
-                self.host.held(entry.name),
+                self._demand.in_flight(model.name) + (self._demand.waiting(model.name) if model.serves() else 0),
+                self._memory.unseen(model),
+                model.warmth(now),
+                self.host.held(model.name),
             )
-            for entry in self._entries.values()
-            if entry.gpus
+            for model in self._models.values()
+            if model.gpus
         ]
         if idle:
             found = [
@@ -107,11 +107,11 @@ class Planner:
             ]
         return [each.after_all() for each in found] if ended else found
 
-    def has_room(self, entry: ModelState, decision: Plan) -> bool:
+    def has_room(self, model: ModelState, decision: Plan) -> bool:
         """Whether it can begin on its GPUs, with everybody else as they are now."""
-        wakes = entry.lifecycle.state is SLEEPING and decision.wake is not None
-        need, own = (entry.size.claim, entry.size.residue) if wakes else (entry.size.start_needs, 0)
-        others = [each for each in self.residents() if each.profile != entry.name]
+        wakes = model.lifecycle.state is SLEEPING and decision.wake is not None
+        need, own = (model.size.claim, model.size.residue) if wakes else (model.size.start_needs, 0)
+        others = [each for each in self.residents() if each.profile != model.name]
         for device in self._monitor.devices():
             here = [each for each in others if device.index in each.gpus]
             free = device.free + own - sum(each.unseen for each in here)
@@ -119,72 +119,72 @@ class Planner:
                 return False
         return True
 
-    def sleep_level(self, entry: ModelState) -> Level | None:
+    def sleep_level(self, model: ModelState) -> Level | None:
         """Level to sleep at, 1 only while host memory has room for its weights; None: it is better stopped."""
-        fits = self.host.fits(entry.name, entry.size.host)
-        return chosen_level(entry.sleep_levels(), host_fits=fits)
+        fits = self.host.fits(model.name, model.size.host)
+        return chosen_level(model.sleep_levels(), host_fits=fits)
 
-    def better_stopped(self, entry: ModelState) -> str:
+    def better_stopped(self, model: ModelState) -> str:
         """The reason why one that may sleep by its profile is stopped instead, in words; empty: it may sleep."""
-        if entry.profile.sleeps is None or self.sleep_level(entry) is not None:
+        if model.profile.sleeps is None or self.sleep_level(model) is not None:
             return ""
-        name, size = entry.name, entry.size
-        if not levels(entry.profile, entry.slept, unified=entry.unified):
+        name, size = model.name, model.size
+        if not levels(model.profile, model.slept, unified=model.unified):
             return f"{name} has no level 2, and {POOL}"
-        if not entry.sleep_levels():
+        if not model.sleep_levels():
             return f"{name} keeps {size.residue / GIB:.1f} GiB asleep, twice what it kept at first"
         left = max(0, self.host.room - self.host.total + self.host.held(name)) / GIB
         return f"{name} would fill {size.host / GIB:.1f} GiB of host memory, {left:.1f} are left, and it has no level 2"
 
-    def foreseen(self, entry: ModelState, now: float) -> Plan | Infeasible | None:
+    def forecast(self, model: ModelState, now: float) -> Plan | Infeasible | None:
         """The plan for a model that is not on its way, were it wanted; None: it is, or runs.
 
         Where it is only too soon to evict, or calls or operations have to end first, that is a plan for later: one that
         is refused until it is wanted, and wanted by nobody since it is refused, would never come to be had.
         """
-        if entry.lifecycle.pending is not None or entry.lifecycle.state in (RUNNING, STARTING) or not entry.sized:
+        if model.lifecycle.pending is not None or model.lifecycle.state in (RUNNING, STARTING) or not model.sized:
             return None
-        decision = later = self.decide(entry, now)
+        decision = later = self.decide(model, now)
         at, pause = now, 0.0
-        while isinstance(later, Infeasible) and later.retry_at is not None and at - now <= entry.max_starvation:
+        while isinstance(later, Infeasible) and later.retry_at is not None and at - now <= model.max_starvation:
             at, pause = max(at + pause, later.retry_at), RETRY
-            later = self.decide(entry, at, since=now, ended=True)
+            later = self.decide(model, at, since=now, ended=True)
         if isinstance(later, Infeasible):
             return decision
-        victims = [self._entries[name] for name in (*(each.profile for each in later.sleep), *later.stop)]
+        victims = [self._models[name] for name in (*(each.profile for each in later.sleep), *later.stop)]
         coming = [each.ready_in(now, None) or 0.0 for each in victims if each.lifecycle.pending in (START, WAKE)]
         return msgspec.structs.replace(later, after=max(at - now, *coming, 0.0), makes_room=self.makes_room(later))
 
-    def copy_in(self, entry: ModelState, now: float) -> float | None:
+    def copy_in(self, model: ModelState, now: float) -> float | None:
         """Seconds until it could serve as a copy, were it wanted as one now; None: it serves, is no copy, or has no
         place that no warmer model would lose."""
-        if not entry.copy or entry.serves() or not entry.sized:
+        if not model.copy or model.serves() or not model.sized:
             return None
-        life = entry.lifecycle
+        life = model.lifecycle
         if life.pending is not None:
-            return entry.ready_in(now, None) if life.pending in (START, WAKE) else None
+            return model.ready_in(now, None) if life.pending in (START, WAKE) else None
         if life.state in (STARTING, RUNNING):
             return None
-        decision = self.decide(entry, now, copy=True)
+        decision = self.decide(model, now, copy=True)
         if isinstance(decision, Plan):
             decision = msgspec.structs.replace(decision, makes_room=self.makes_room(decision))
-        return entry.ready_in(now, decision)
+        return model.ready_in(now, decision)
 
     def makes_room(self, decision: Plan) -> float:
         """Seconds until its victims are gone, one after the other."""
-        sleep = sum(self._entries[each.profile].sleep_seconds for each in decision.sleep)
-        return sleep + sum(self._entries[name].stop_seconds for name in decision.stop)
+        sleep = sum(self._models[each.profile].sleep_seconds for each in decision.sleep)
+        return sleep + sum(self._models[name].stop_seconds for name in decision.stop)
 
-    def ready_in(self, entry: ModelState) -> float | None:
+    def ready_in(self, model: ModelState) -> float | None:
         """Seconds until it could serve, were it wanted now; None: it cannot be had."""
         now = self._clock()
-        return entry.ready_in(now, self.foreseen(entry, now))
+        return model.ready_in(now, self.forecast(model, now))
 
     def explain(self, profile: str) -> str:
         """Explain a model's memory and the plan to run it now, for a person. Raises KeyError."""
-        entry, now = self._entries[profile], self._clock()
+        model, now = self._models[profile], self._clock()
         return explained(
-            entry, self.residents(), self._monitor.devices(), self.decide(entry, now) if entry.sized else None
+            model, self.residents(), self._monitor.devices(), self.decide(model, now) if model.sized else None
         )
 
 

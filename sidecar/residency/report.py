@@ -34,45 +34,45 @@ def gpu_report(gpu: GPU, refused: str) -> GPUReport:
 
 
 def model_report(
-    entry: ModelState,
-    model: str,
+    model: ModelState,
+    served_name: str,
     url: str,
-    told: EngineFacts | None,
+    facts: EngineFacts | None,
     decision: Plan | Infeasible | None,
     now: float,
     *,
     copy_in: float | None = None,
 ) -> ModelReport:
     """`decision`: what the plan would do with it now, None where it was not asked. `copy_in`: as in the report."""
-    life = entry.lifecycle
-    ready_in = entry.ready_in(now, decision)
+    life = model.lifecycle
+    ready_in = model.ready_in(now, decision)
     why, message, retry_in = "", "", None
     if ready_in is None:
-        why, message, retry_in = _why(entry, decision, now)
-    told = told or EngineFacts()
+        why, message, retry_in = _why(model, decision, now)
+    facts = facts or EngineFacts()
     return ModelReport(
-        profile=entry.name,
-        model=model,
-        state=State.ERROR.value if entry.unusable else life.state.value,
+        profile=model.name,
+        model=served_name,
+        state=State.ERROR.value if model.unusable else life.state.value,
         pending=life.pending.value if life.pending else None,
         url=url,
         ready_in=ready_in,
         why=why,
         message=message[:LONGEST],
         retry_in=retry_in,
-        kv_tokens=told.kv_tokens,
-        context_length=told.context_length,
-        max_concurrency=told.max_concurrency,
-        priorities=told.priorities,
-        sleep_level=entry.level if life.state is SLEEPING else 0,
-        last_error=(entry.unusable or life.last_error)[:LONGEST],
-        copy=entry.copy,
+        kv_tokens=facts.kv_tokens,
+        context_length=facts.context_length,
+        max_concurrency=facts.max_concurrency,
+        priorities=facts.priorities,
+        sleep_level=model.level if life.state is SLEEPING else 0,
+        last_error=(model.unusable or life.last_error)[:LONGEST],
+        copy=model.copy,
         copy_in=copy_in,
-        aliases=entry.profile.aliases,
-        adapters=tuple(entry.profile.adapters),
-        gpus=entry.gpus,
-        held=as_resident(entry, now, 0, 0).held if entry.gpus else 0,
-        phase=entry.starting.phase if entry.starting is not None else "",
+        aliases=model.profile.aliases,
+        adapters=tuple(model.profile.adapters),
+        gpus=model.gpus,
+        held=as_resident(model, now, 0, 0).held if model.gpus else 0,
+        phase=model.starting.phase if model.starting is not None else "",
     )
 
 
@@ -81,43 +81,43 @@ def _for_callers(words: str) -> str:
     return _FOLDERS.sub("", words)
 
 
-def _why(entry: ModelState, decision: Plan | Infeasible | None, now: float) -> tuple[str, str, float | None]:
+def _why(model: ModelState, decision: Plan | Infeasible | None, now: float) -> tuple[str, str, float | None]:
     """The reason why it cannot be had: a word, a sentence, and seconds after which that may be otherwise."""
-    life = entry.lifecycle
-    if entry.leaving:
-        return WITHDRAWN, f"the sidecar's file no longer has {entry.name}", None
-    if entry.hours == "off" and not entry.off:
-        retry_in = None if entry.hours_until is None else max(0.0, entry.hours_until - now) + HEARD
-        return HOURS, f"{entry.name} is off at this hour, by its schedule", retry_in
-    if entry.off:
-        return OFF, f"{entry.name} is off until an operator switches it on: sidecar on {entry.name}", None
-    if entry.unusable:
-        return FAILED, _for_callers(entry.unusable), None
+    life = model.lifecycle
+    if model.leaving:
+        return WITHDRAWN, f"the sidecar's file no longer has {model.name}", None
+    if model.hours == "off" and not model.off:
+        retry_in = None if model.hours_until is None else max(0.0, model.hours_until - now) + HEARD
+        return HOURS, f"{model.name} is off at this hour, by its schedule", retry_in
+    if model.off:
+        return OFF, f"{model.name} is off until an operator switches it on: sidecar on {model.name}", None
+    if model.unusable:
+        return FAILED, _for_callers(model.unusable), None
     until = life.rests_until
-    if until is not None and entry.rests(now):
-        why = f"{entry.name} has failed too often and is not tried for {until - now:.0f} s, unless somebody asks"
+    if until is not None and model.rests(now):
+        why = f"{model.name} has failed too often and is not tried for {until - now:.0f} s, unless somebody asks"
         return FAILED, _for_callers(f"{why}: {life.last_error}"), until - now
     if isinstance(decision, Infeasible):
         retry_in = None if decision.retry_at is None else max(0.0, decision.retry_at - now)
         return NO_MEMORY, decision.why, retry_in
-    return WITHDRAWN, f"{entry.name} was withdrawn by hand", None
+    return WITHDRAWN, f"{model.name} was withdrawn by hand", None
 
 
 def explained(
-    entry: ModelState, residents: Sequence[Resident], devices: Sequence[Device], decision: Plan | Infeasible | None
+    model: ModelState, residents: Sequence[Resident], devices: Sequence[Device], decision: Plan | Infeasible | None
 ) -> str:
     """Explanation of a plan: a model's memory, the GPUs' memory, and the steps to have it run now."""
-    lines = [f"{entry.name}: {entry.lifecycle.state.value}"]
-    if entry.unusable:
-        return "\n".join([*lines, f"cannot be run: {entry.unusable}"])
-    lines.append(f"needs {entry.size.arithmetic}" if entry.size.arithmetic else "needs no GPU")
+    lines = [f"{model.name}: {model.lifecycle.state.value}"]
+    if model.unusable:
+        return "\n".join([*lines, f"cannot be run: {model.unusable}"])
+    lines.append(f"needs {model.size.arithmetic}" if model.size.arithmetic else "needs no GPU")
     for device in devices:
         here = [r for r in residents if device.index in r.gpus]
         held = ", ".join(f"{r.profile} {r.held / GIB:.1f} ({_how(r)})" for r in here) or "no engine of this sidecar"
         quarantine = "; in quarantine" if device.quarantined else ""
         free = f"{device.free / GIB:.1f} of {device.total / GIB:.1f} GiB free"
         lines.append(f"GPU {device.index}: {free}{quarantine}; held by {held}")
-    return "\n".join([*lines, *_decided(entry, decision)])
+    return "\n".join([*lines, *_decided(model, decision)])
 
 
 def _how(resident: Resident) -> str:
@@ -131,7 +131,7 @@ def _how(resident: Resident) -> str:
     return ", ".join(words)
 
 
-def _decided(entry: ModelState, decision: Plan | Infeasible | None) -> list[str]:
+def _decided(model: ModelState, decision: Plan | Infeasible | None) -> list[str]:
     if decision is None:
         return []
     if isinstance(decision, Infeasible):
@@ -140,7 +140,7 @@ def _decided(entry: ModelState, decision: Plan | Infeasible | None) -> list[str]
     steps += [f"stop {name}" for name in decision.stop]
     on = f" on GPU {', '.join(map(str, decision.gpus))}" if decision.gpus else ""
     if decision.wake is not None:
-        steps.append(f"wake {entry.name}{on}, about {entry.wake_seconds[max(0, entry.level - 1)]:.1f} s")
+        steps.append(f"wake {model.name}{on}, about {model.wake_seconds[max(0, model.level - 1)]:.1f} s")
     elif decision.start is not None:
-        steps.append(f"start {entry.name}{on}, about {entry.load_seconds:.0f} s")
+        steps.append(f"start {model.name}{on}, about {model.load_seconds:.0f} s")
     return [f"{number}. {step}" for number, step in enumerate(steps, 1)] or ["nothing to do: it runs"]

@@ -52,74 +52,74 @@ class SleepSteps:
         self._say = say
         self._share = share
 
-    async def sleep(self, entry: ModelState, level: Level) -> bool:
+    async def sleep(self, model: ModelState, level: Level) -> bool:
         """Put it to sleep, and see its memory come back. One that gives none back, or took more host memory than there
         is, is ended; False: its memory has not come back by that either."""
-        engine = self._steps.running[entry.name]
+        engine = self._steps.running[model.name]
         before = await self._monitor.look()
-        held = self._steps.memory.held(entry, engine, before, alive=True)
+        held = self._steps.memory.held(model, engine, before, alive=True)
         host = engine.host_held()
-        self._steps.transition(entry, "sleep")
+        self._steps.transition(model, "sleep")
         began = self._clock()
         try:
-            expected = entry.sleep_seconds * (1.0 if entry.times.sleep else UNSURE)
+            expected = model.sleep_seconds * (1.0 if model.times.sleep else UNSURE)
             await self._in_time(engine.sleep(level), f"falling asleep at level {level}", expected + LATE)
-            kept = await self._given_back(entry, engine, before, held, level)
+            kept = await self._given_back(model, engine, before, held, level)
         except EngineFailed as error:
-            return await self._steps.fail(entry, error)
-        first = not entry.first_residue
-        residue = max([*kept.values(), min(LEAST_RESIDUE, entry.size.residue)])
-        taken = self._host_taken(entry, engine.host_held() - host) if level == 1 else 0
-        self._learn(entry, residue if first else 0, taken)
-        if level == 1 and not self._host.take(entry.name, taken):
-            left = (self._host.room - self._host.total + self._host.held(entry.name)) / GIB
-            self._say(f"{entry.name} took {taken / GIB:.1f} GiB of host memory asleep, {left:.1f} were left: it ends")
-            return await self._steps.end(entry)
-        entry.fell_asleep(level, residue)
-        self._steps.transition(entry, "slept")
+            return await self._steps.fail(model, error)
+        first = not model.first_residue
+        residue = max([*kept.values(), min(LEAST_RESIDUE, model.size.residue)])
+        taken = self._host_taken(model, engine.host_held() - host) if level == 1 else 0
+        self._learn(model, residue if first else 0, taken)
+        if level == 1 and not self._host.take(model.name, taken):
+            left = (self._host.room - self._host.total + self._host.held(model.name)) / GIB
+            self._say(f"{model.name} took {taken / GIB:.1f} GiB of host memory asleep, {left:.1f} were left: it ends")
+            return await self._steps.end(model)
+        model.fell_asleep(level, residue)
+        self._steps.transition(model, "slept")
         self._steps.keep()
-        self._say(f"{entry.name} sleeps at level {level} after {self._clock() - began:.2f} s")
-        if residue_exceeded(entry.first_residue, residue):
-            grown = f"it kept {entry.first_residue / GIB:.1f} GiB at first and {residue / GIB:.1f} now"
-            self._say(f"{entry.name} is stopped instead of its next sleep: {grown}")
+        self._say(f"{model.name} sleeps at level {level} after {self._clock() - began:.2f} s")
+        if residue_exceeded(model.first_residue, residue):
+            grown = f"it kept {model.first_residue / GIB:.1f} GiB at first and {residue / GIB:.1f} now"
+            self._say(f"{model.name} is stopped instead of its next sleep: {grown}")
         return True
 
-    async def wake(self, entry: ModelState) -> None:
+    async def wake(self, model: ModelState) -> None:
         """Wake it where it sleeps. One that answers otherwise after level 2 is not put there again."""
-        engine, level = self._steps.running[entry.name], entry.level
-        entry.began = began = self._clock()
+        engine, level = self._steps.running[model.name], model.level
+        model.began = began = self._clock()
         try:
             if level:
-                await self._wake(entry, engine, level)
+                await self._wake(model, engine, level)
         except EngineFailed as error:
             if error.wrong and level == 2:
-                self._keep(entry, wrong=True)
-                self._say(f"{entry.name} does not sleep at level 2 any more, while its settings stay as they are")
-            await self._steps.fail(entry, error)
+                self._keep(model, wrong=True)
+                self._say(f"{model.name} does not sleep at level 2 any more, while its settings stay as they are")
+            await self._steps.fail(model, error)
             return
         if level:
-            entry.times.woke(level, self._clock() - began)
-        entry.level = 0
-        self._steps.serves(entry, "woken")
-        self._say(f"{entry.name} is awake after {self._clock() - began:.2f} s")
+            model.times.woke(level, self._clock() - began)
+        model.level = 0
+        self._steps.serves(model, "woken")
+        self._say(f"{model.name} is awake after {self._clock() - began:.2f} s")
 
-    async def _wake(self, entry: ModelState, engine: Engine, level: Level) -> None:
+    async def _wake(self, model: ModelState, engine: Engine, level: Level) -> None:
         """Wake it, alone on its GPUs for as long as is expected: whoever is late is not waited for. Raises
         EngineFailed."""
-        expected = entry.wake_seconds[level - 1] * (1.0 if entry.times.wakes[level - 1] else UNSURE)
+        expected = model.wake_seconds[level - 1] * (1.0 if model.times.wakes[level - 1] else UNSURE)
         before = await self._monitor.look()
-        late = asyncio.get_running_loop().call_later(expected, self._is_late, entry, expected)
+        late = asyncio.get_running_loop().call_later(expected, self._is_late, model, expected)
         try:
-            waking = engine.wake(level, self._steps.facts.get(entry.name, EngineFacts()))
+            waking = engine.wake(level, self._steps.facts.get(model.name, EngineFacts()))
             await self._in_time(waking, f"waking from level {level}", expected + LATE)
         finally:
             late.cancel()
         if self._clock() < late.when():  # else others have used its GPUs meanwhile
-            self._steps.memory.woken(entry, before, await self._monitor.look())
+            self._steps.memory.woken(model, before, await self._monitor.look())
 
-    def _is_late(self, entry: ModelState, expected: float) -> None:
-        self._say(f"{entry.name} is late to wake, which takes {expected:.1f} s: others may use its GPUs meanwhile")
-        self._share(entry.name)
+    def _is_late(self, model: ModelState, expected: float) -> None:
+        self._say(f"{model.name} is late to wake, which takes {expected:.1f} s: others may use its GPUs meanwhile")
+        self._share(model.name)
 
     async def _in_time(self, step: Coroutine[Any, Any, None], what: str, within: float) -> None:
         """Carry out a step of an engine. Raises EngineFailed, also where it takes longer than `within` seconds."""
@@ -130,39 +130,39 @@ class SleepSteps:
             raise EngineFailed(f"it hangs: {what} has taken {within:.0f} s") from None
 
     async def _given_back(
-        self, entry: ModelState, engine: Engine, before: Sequence[GPU], held: Mapping[int, int], level: Level
+        self, model: ModelState, engine: Engine, before: Sequence[GPU], held: Mapping[int, int], level: Level
     ) -> dict[int, int]:
         """Bytes that it keeps on each GPU, once it has given back what is foreseen or had the time to. Raises
         EngineFailed where that is next to nothing."""
-        memory, residue = self._steps.memory, entry.size.residue
+        memory, residue = self._steps.memory, model.size.residue
 
-        def foreseen(gpus: Sequence[GPU]) -> bool:
-            kept = memory.kept(entry, engine, before, held, gpus)
+        def returned(gpus: Sequence[GPU]) -> bool:
+            kept = memory.residue(model, engine, before, held, gpus)
             return all(size - kept[gpu] >= SHARE * (size - residue) for gpu, size in held.items())
 
-        await self._monitor.until(foreseen)
-        kept = memory.kept(entry, engine, before, held, self._monitor.gpus)
+        await self._monitor.until(returned)
+        kept = memory.residue(model, engine, before, held, self._monitor.gpus)
         for gpu, size in held.items():
             if size - kept[gpu] < LEAST_FREED * size:
                 freed = f"{(size - kept[gpu]) / GIB:.1f} of {size / GIB:.1f} GiB of GPU {gpu}"
                 raise EngineFailed(f"it sleeps at level {level}, and its memory has not come back: {freed}")
         return kept
 
-    def _host_taken(self, entry: ModelState, grown: int) -> int:
+    def _host_taken(self, model: ModelState, grown: int) -> int:
         """Bytes of host memory that it has at level 1: what its processes grew by, where that shows pinned memory; what
         was booked otherwise. They keep it, so later sleeps take nothing."""
-        before, booked = self._host.taken(entry.name), entry.size.host
+        before, booked = self._host.taken(model.name), model.size.host
         if before or not booked:
             return before
         return grown if grown >= BELIEVED * booked else booked
 
-    def _learn(self, entry: ModelState, residue: int, taken: int) -> None:
+    def _learn(self, model: ModelState, residue: int, taken: int) -> None:
         """Note what it has kept, 0: nothing new, and what it has taken of host memory, if that was measured."""
         changes = {"residue": residue} if residue else {}
-        changes |= {"host": taken} if taken not in (0, entry.size.host) else {}
+        changes |= {"host": taken} if taken not in (0, model.size.host) else {}
         if changes:
-            self._keep(entry, **changes)
+            self._keep(model, **changes)
 
-    def _keep(self, entry: ModelState, **changes: int) -> None:
-        was = entry.slept or MeasuredSleep(settings=self._engines.settings(entry.name))
-        entry.slept = self._sleeps[entry.name] = msgspec.structs.replace(was, **changes)
+    def _keep(self, model: ModelState, **changes: int) -> None:
+        was = model.slept or MeasuredSleep(settings=self._engines.settings(model.name))
+        model.slept = self._sleeps[model.name] = msgspec.structs.replace(was, **changes)

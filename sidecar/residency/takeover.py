@@ -17,14 +17,14 @@ from sidecar.residency.sleep_steps import LEAST_FREED
 async def take_over(
     name: str,
     record: EngineRecord,
-    entry: ModelState | None,
+    model: ModelState | None,
     engines: Engines,
     steps: EngineSteps,
     host: HostMemory,
     now: float,
     say: Callable[[str], None],
 ) -> None:
-    """Take over an engine by its record. The engine is ended instead if `entry` is None (the file no longer has it), if
+    """Take over an engine by its record. The engine is ended instead if `model` is None (the file no longer has it), if
     its profile has changed, if it was in the middle of waking (its weights may then be missing), or if it has fallen
     asleep since its record and still holds its memory."""
     try:
@@ -33,29 +33,29 @@ async def take_over(
         say(f"{name} is not taken over: {error}")
         return
     why = "the file no longer has it"
-    if entry is not None:
-        why = await _adopted(entry, engine, record, steps, changed=record.settings != engines.settings(name))
-    if entry is None or why:
+    if model is not None:
+        why = await _adopted(model, engine, record, steps, changed=record.settings != engines.settings(name))
+    if model is None or why:
         say(f"{name}, which runs already, is ended: {why}")
         with contextlib.suppress(EngineFailed):
             await engine.stop()
         return
-    entry.lifecycle = Lifecycle(now, SLEEPING if entry.level else RUNNING)
-    entry.gpus, entry.size, entry.first_residue = engine.gpus, record.size, record.first_residue
+    model.lifecycle = Lifecycle(now, SLEEPING if model.level else RUNNING)
+    model.gpus, model.size, model.first_residue = engine.gpus, record.size, record.first_residue
     host.keep(name, record.size.pools)
-    host.adopt(name, max(record.host, record.size.host if entry.level == 1 else 0))
-    entry.sized, entry.unusable = True, ""
-    entry.used(now)
+    host.adopt(name, max(record.host, record.size.host if model.level == 1 else 0))
+    model.sized, model.unusable = True, ""
+    model.used(now)
     steps.running[name] = engine
-    steps.adopted(entry)
+    steps.adopted(model)
     steps.facts[name] = record.told
-    say(f"{name} runs already and is taken over{f', asleep at level {entry.level}' if entry.level else ''}")
+    say(f"{name} runs already and is taken over{f', asleep at level {model.level}' if model.level else ''}")
 
 
 async def _adopted(
-    entry: ModelState, engine: Engine, record: EngineRecord, steps: EngineSteps, *, changed: bool
+    model: ModelState, engine: Engine, record: EngineRecord, steps: EngineSteps, *, changed: bool
 ) -> str:
-    """The reason why it cannot be adopted; empty: it can, and sleeps at the entry's level."""
+    """The reason why it cannot be adopted; empty: it can, and sleeps at the model's level."""
     if changed:
         return "its profile has changed"
     try:
@@ -67,5 +67,5 @@ async def _adopted(
         return "it was in the middle of waking, and its weights may not be there"
     if level and not record.level and not await steps.memory.given_back(engine, 1 - LEAST_FREED, record.size.claim):
         return "it was in the middle of falling asleep, and its memory has not come back"
-    entry.level = level
+    model.level = level
     return ""

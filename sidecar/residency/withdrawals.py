@@ -36,39 +36,39 @@ class Withdrawals:
         self._clock = clock
         self._withdrawn: dict[str, tuple[int, float]] = {}  # the last report before that, and when to wait no longer
 
-    def end(self, entry: ModelState) -> bool:
+    def end(self, model: ModelState) -> bool:
         """Do what is due; to be asked whenever anything has changed. Whether its engine has ended, and nothing is under
         way about it."""
-        life = entry.lifecycle
-        if entry.name in self._tasks:
+        life = model.lifecycle
+        if model.name in self._tasks:
             if life.state is STARTING and life.pending is not STOP:
-                self._steps.transition(entry, "stop")
-                self._steps.stop_starting(entry)
+                self._steps.transition(model, "stop")
+                self._steps.stop_starting(model)
         elif life.state in (STOPPED, ERROR):
             return True
-        elif (life.state is SLEEPING or self._calls_over(entry)) and self._tasks.free(entry.gpus):
-            self._scheduler.begin_idle(entry, "stop", ordered=True)
+        elif (life.state is SLEEPING or self._calls_over(model)) and self._tasks.free(model.gpus):
+            self._scheduler.begin_idle(model, "stop", ordered=True)
         return False
 
-    def _calls_over(self, entry: ModelState) -> bool:
+    def _calls_over(self, model: ModelState) -> bool:
         """Whether no gateway sends it anything any more and it has nothing to do, or that has lasted for too long."""
-        now, known = self._clock(), self._withdrawn.get(entry.name)
-        if known is None or entry.lifecycle.pending is None:  # or somebody else had withdrawn it, and has given that up
+        now, known = self._clock(), self._withdrawn.get(model.name)
+        if known is None or model.lifecycle.pending is None:  # or somebody else had withdrawn it, and has given that up
             known = self._demand.reports, now + CALLS_WITHIN if known is None else known[1]
-            self._withdrawn[entry.name] = known
-            if entry.lifecycle.pending is None:
-                self._steps.transition(entry, "drain")
+            self._withdrawn[model.name] = known
+            if model.lifecycle.pending is None:
+                self._steps.transition(model, "drain")
         after, until = known
-        return now >= until or (self._demand.drained(entry.name, after) is True and not entry.busy)
+        return now >= until or (self._demand.drained(model.name, after) is True and not model.busy)
 
-    def stays(self, entry: ModelState) -> None:
+    def stays(self, model: ModelState) -> None:
         """Cancel the withdrawal of an engine, unless a reason for its end remains."""
-        if entry.held_back or entry.disabled or entry.replaced:
+        if model.held_back or model.disabled or model.replaced:
             return
-        if self.forget(entry) and entry.lifecycle.pending is DRAIN and entry.name not in self._tasks:
-            self._steps.transition(entry, "cancel")
+        if self.forget(model) and model.lifecycle.pending is DRAIN and model.name not in self._tasks:
+            self._steps.transition(model, "cancel")
 
-    def forget(self, entry: ModelState) -> bool:
+    def forget(self, model: ModelState) -> bool:
         """Forget the withdrawal of an engine that has ended or stays. Return whether the engine was awake when the
         withdrawal began."""
-        return self._withdrawn.pop(entry.name, None) is not None
+        return self._withdrawn.pop(model.name, None) is not None
