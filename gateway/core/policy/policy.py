@@ -132,6 +132,7 @@ class BodyPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     `max`: Largest body, without the images, audio and files in it. One JSON value is allowed for each 20 bytes of this
     limit, and one message, prompt, input or document for each KiB; images, recordings and files as many again.
+    Smaller limits allow as many as 2 MiB do.
     `max_media`: Largest body with images, audio and files. Data URLs are a third larger than their files.
     `max_n`: Choices (n) that one request may ask for.
     `media`: Images, audio and files in a prompt. data_urls_only: in the body itself; any: also URLs, which engines

@@ -16,6 +16,7 @@ from gateway.core.request.tenants import Tenants
 
 BYTES_PER_VALUE = 20  # of the largest body: so many JSON values and field names may it hold
 BYTES_PER_MESSAGE = 1024  # the same, of messages, prompts, inputs and documents
+LEAST_VALUES, LEAST_MESSAGES = 104_857, 2048  # however small the largest body is: those of 2 MiB
 
 
 class Snapshot:
@@ -65,9 +66,9 @@ def call_settings(policy: Policy) -> CallSettings:
         class_deadlines={name: traffic_class.deadline for name, traffic_class in policy.classes.items()},
         default_class="default",
         service_tiers=dict(policy.service_tiers),
-        max_values=policy.body.max // BYTES_PER_VALUE,
+        max_values=max(LEAST_VALUES, policy.body.max // BYTES_PER_VALUE),
         max_text=policy.body.max,
-        max_messages=max(1, policy.body.max // BYTES_PER_MESSAGE),
+        max_messages=max(LEAST_MESSAGES, policy.body.max // BYTES_PER_MESSAGE),
         max_n=policy.body.max_n,
         media=policy.body.media,
         media_hosts=frozenset(policy.body.media_hosts),
