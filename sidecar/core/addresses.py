@@ -59,7 +59,7 @@ class EngineAddress(msgspec.Struct, frozen=True):
 
     @property
     def url(self) -> str:
-        """As gateways call it."""
+        """URL by which gateways reach the engine."""
         return f"http://{self.host}:{self.port}" if self.uds is None else f"unix://{self.uds}"
 
 

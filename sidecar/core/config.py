@@ -31,11 +31,10 @@ __all__ = ["FORMATS", "MAX_BYTES", "InvalidFile", "SidecarConfig", "decode", "ex
 
 MAX_MODELS = 256
 _LEAD = """\
-Every field of a sidecar's file, with what it may hold and its default. Written by `sidecar check --reference`.
+Every field of a sidecar's file, its values and its default. `sidecar check --reference` writes this page.
 
-`sidecar init` writes a commented file to begin with, `sidecar check FILE` finds every mistake, and
-`sidecar check FILE --explain` prints a file with all its defaults. File names are relative to the file itself.
-[The sidecar](sidecar.md) says what the fields do together."""
+`sidecar init` writes a commented file, `sidecar check FILE` finds every mistake, and `sidecar check FILE --explain`
+prints all values. File names are relative to the file. [The sidecar](sidecar.md) says what the fields do together."""
 
 SidecarName = Annotated[str, Text(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", "a name of letters, digits, _ . and -")]
 # Part of paths in the control API, of file names and of metric labels.
@@ -56,10 +55,11 @@ GatewayUrl = Annotated[
 
 
 class RelaySettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The port by which gateways on other machines reach the engines and may have a model made ready. `listen`: its
-    address; of 0.0.0.0 each gateway is told the address that its reports come from. `certificate_file`: a certificate
-    with its chain, in PEM; null: plain HTTP, so prompts and the order token cross the network in the clear.
-    `key_file`: its key; null: it is in certificate_file.
+    """The port by which gateways on other machines reach the engines and may have a model made ready.
+
+    `listen`: Address of the port; with 0.0.0.0 each gateway gets the address that its reports come from.
+    `certificate_file`: Certificate with its chain, in PEM; null: plain HTTP, which the network can read.
+    `key_file`: Key of the certificate; null: in certificate_file.
     """
 
     shorthand: ClassVar[str] = "listen"
@@ -70,19 +70,24 @@ class RelaySettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SidecarConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything an operator tells one machine's sidecar.
+    """Settings of one machine's sidecar.
 
-    `version`: of this format. `id`: how gateways and metrics call this machine; null: its host name. `gpus`: those it
-    may use, numbered as nvidia-smi does. `gateways`: the control ports it reports to. `token_file`: the report token,
-    which it shows gateways, alone in a file. `order_token_file`: the order token, which its control API and its relay
-    ask for; null: the report token. `ca_file`: who signs the certificates of gateways at https://, in PEM; null: the
-    system's authorities. `listen`: of the control API. `relay`: the port for gateways on other machines; null: all
-    are here. `engine_addresses`: the pool that engines listen on, which no other machine can reach: a folder for unix
-    sockets or ports of 127.0.0.1; null: sockets in a folder that is this user's alone. `engine`: what runs the models.
-    `host_memory_for_sleep`: how much host memory the weights of sleeping models may fill; auto: half of the machine's.
-    `time_zone`: of schedules, such as Europe/Berlin; null: the machine's.
-    `state_file`: what it must know after a restart: which engines are its own, what each model was measured to take.
-    `log_dir`: a file per model, of what its engine writes. `models`: what may run, by profile name.
+    `version`: Version of this format.
+    `id`: Name of this machine for gateways and metrics; null: its host name.
+    `gpus`: GPUs that the sidecar may use, numbered as by nvidia-smi.
+    `gateways`: Control ports that get reports.
+    `token_file`: File with the report token, which the sidecar shows gateways.
+    `order_token_file`: File with the order token, which control API and relay ask for; null: the report token.
+    `ca_file`: Authorities of the certificates of gateways at https://, in PEM; null: the system's.
+    `listen`: Address of the control API.
+    `relay`: Port for gateways on other machines; null: all gateways are here.
+    `engine_addresses`: Folder for engines' unix sockets, or ports of 127.0.0.1; null: a folder of this user alone.
+    `engine`: Program that runs the models.
+    `host_memory_for_sleep`: Host memory for the weights of sleeping models; auto: half of the machine's.
+    `time_zone`: Time zone of schedules, such as Europe/Berlin; null: the machine's.
+    `state_file`: File with the sidecar's engines and measured sizes, for its next start.
+    `log_dir`: Folder with a file of output for each model.
+    `models`: Models that may run, by profile name.
     """
 
     version: Literal[1] = 1

@@ -33,9 +33,11 @@ Flag = Any  # as YAML writes it; FLAGS says what each takes
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What is started for a model. `python`: the interpreter whose vLLM it is; null: the sidecar's own. `device`: cpu
-    for a vLLM built for CPU, which has no memory to give back. `simulated`: no vLLM but a simulated one with this
-    latency profile, for a trial without a GPU.
+    """The program that runs a model.
+
+    `python`: Interpreter whose vLLM runs; null: the sidecar's own.
+    `device`: Device of that vLLM; cpu: a vLLM built for CPU, which frees no memory asleep.
+    `simulated`: Latency profile of a simulated engine in place of vLLM, for a trial without a GPU.
     """
 
     shorthand: ClassVar[str] = "python"
@@ -46,14 +48,19 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KvMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """`kv`: memory of the KV cache on each GPU; weights and the rest come on top."""
+    """Memory of a model on each GPU.
+
+    `kv`: Memory of the KV cache; weights and the rest come on top.
+    """
 
     kv: Annotated[Bytes, Bounds(ge=16 * 1024**2, le=1024**4)]
 
 
 class Sleep(msgspec.Struct, frozen=True, kw_only=True):
-    """How a model sleeps. `level`: 1 keeps its weights in host memory, as long as there is room, and wakes fastest; 2
-    drops them. `after`: idle time until it sleeps; null: only when another model needs its memory.
+    """Sleep of a model.
+
+    `level`: 1: weights stay in host memory while there is room, and waking is fastest; 2: weights are dropped.
+    `after`: Idle time until the model sleeps; null: only when another model needs its memory.
     """
 
     level: Literal[1, 2] = 1
@@ -61,7 +68,11 @@ class Sleep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Warmup(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls made before a model counts as ready. `prompt`: what they ask. `requests`: how many; 0: none."""
+    """Calls made before a model counts as ready.
+
+    `prompt`: Prompt of the calls.
+    `requests`: Number of calls; 0: none.
+    """
 
     prompt: Prompt = "hello"
     requests: Annotated[Count, Bounds(ge=0, le=100)] = 1
@@ -72,24 +83,30 @@ LOAD_TIMEOUT = 3600.0  # seconds, unless told
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
-    """One model that the sidecar may run.
+    """Model that the sidecar may run.
 
-    `model_path`: its folder, its GGUF file, or its id on a hub. `tokenizer_path`: of a tokenizer that is not beside it.
-    `served_name`: what calls name it; null: the profile's name. `aliases`: other names that calls may use for it, all
-    of which count as the served name. `adapters`: LoRA adapters for it, each a folder under the name that calls use.
-    `context_length`: tokens of prompt and answer; null: what the model can, or the longest that fits its memory.
-    `trust_remote_code`: it runs code that came with the model. `tensor_parallel`: GPUs that share it. `gpus`: which
-    ones; null: those that fit best. `gpu_memory`: on each, what its KV cache may take, or a share of the GPU for all of
-    it; auto: what the sidecar works out for it.
-    `sleep`: null: it never sleeps, and is stopped to make room. `stop_after`: idle time until it is stopped; null:
-    never. `pin`: it is never put to sleep or stopped to make room. `preload`: it is started with the sidecar, if there
-    is room. `schedule`: what else holds at certain hours. `max_starvation`: how long a call may wait before models used
-    more than this one make room for it; auto: five times the seconds to switch to it, from 5 s to 1 min.
-    `warmup`: what is asked of it before others may ask. `load_stall`: how long starting may go on without a sign of
-    progress: a new kind of line, growing files, reading; CPU time counts for as long again. `load_timeout`: how long it
-    may take in all, but never less than `load_stall`; null: as long as it progresses.
-    `engine`: what runs it, where that is not what runs the others. `flags`: more flags of vLLM, without their dashes.
-    `environment`: more variables of its environment.
+    `model_path`: Folder of the model, its GGUF file, or its id on a hub.
+    `tokenizer_path`: Tokenizer, if it is not beside the model.
+    `served_name`: Name that calls use; null: the profile's name.
+    `aliases`: Other names that calls may use; all count as the served name.
+    `adapters`: LoRA adapters, each a folder under the name that calls use.
+    `context_length`: Tokens of prompt and answer; null: the model's own, or the longest that fits its memory.
+    `trust_remote_code`: Whether to run code that came with the model.
+    `tensor_parallel`: Number of GPUs that share the model.
+    `gpus`: GPUs for the model; null: those that fit best.
+    `gpu_memory`: KV cache on each GPU, or a share of the GPU in all; auto: worked out by the sidecar.
+    `sleep`: Sleep of the model; null: stopped instead to make room.
+    `stop_after`: Idle time until the model is stopped; null: never.
+    `pin`: Whether the model is never put to sleep or stopped to make room.
+    `preload`: Whether the model starts with the sidecar, if there is room.
+    `schedule`: Exceptions at certain hours.
+    `max_starvation`: Longest wait of a call before models used more give way; auto: five switches, from 5 s to 1 min.
+    `warmup`: Calls made before the model counts as ready.
+    `load_stall`: Longest start without progress (a new kind of line, growing files, reading); CPU time doubles it.
+    `load_timeout`: Longest start in all, at least `load_stall`; null: no limit while it progresses.
+    `engine`: Engine of this model, if it differs from the others'.
+    `flags`: More flags of vLLM, without their dashes.
+    `environment`: More environment variables.
     """
 
     model_path: ModelPath

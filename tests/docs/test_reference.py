@@ -75,7 +75,8 @@ class Whole(msgspec.Struct, frozen=True):
 
 
 def test_a_mapping_at_several_places_has_one_section() -> None:
-    lines = reference_of(Whole, "Title", "Lead.", "need: 1s\n").splitlines()
+    defaults = "need: 1s\nfirst:\n  rest: 1500ms\n  no: null\nother: {no: null, rest: 3s, not: null}\n"
+    lines = reference_of(Whole, "Title", "Lead.", defaults).splitlines()
     assert lines[:4] == ["# Title", "", "Lead.", ""]
     assert lines[lines.index("## Top level"):] == [
         "## Top level", "", "A whole.", "",
@@ -87,7 +88,8 @@ def test_a_mapping_at_several_places_has_one_section() -> None:
         "## `first`", "", "A part.", "", "Also at `other`, `more.NAME`.", "",
         "`rest`", r": How long it rests; \* is none.", ": Time from 1s to 1h; default `1500ms`.", "",
         "`words`", ": List of: a or b; default `[a]`.", "",
-        "## Defaults", "", "A file in which every default is written out.", "", "```yaml", "need: 1s", "```",
+        "## Defaults", "", "Defaults with more than one value, without fields that are null.", "",
+        "```yaml", "first:", "  rest: 1500ms", "other: {rest: 3s}", "```",
     ]  # fmt: skip
 
 
@@ -102,3 +104,30 @@ def test_defaults_that_differ_by_place_stand_in_the_file_below() -> None:
     text = reference_of(Several, "Title", "Lead.", "")
     assert ": Time from 1s to 1h; default [below](#defaults)." in text
     assert ": List of: a or b; default `[a]`." in text
+
+
+class Alone(msgspec.Struct, frozen=True):
+    """Holder of a part."""
+
+    part: Part = Part()
+
+
+def test_a_section_does_not_repeat_the_one_sentence_of_its_field() -> None:
+    text = reference_of(Alone, "Title", "Lead.", "part: {rest: 1500ms}\n")
+    assert "`part`\n: A part." in text
+    assert "## `part`\n\n`rest`" in text
+
+
+class Many(msgspec.Struct, frozen=True):
+    """Many parts. `a`, `b`, `c`, `d`, `e`, `f`: another."""
+
+    a: Part = Part()
+    b: Part = Part()
+    c: Part = Part()
+    d: Part = Part()
+    e: Part = Part()
+    f: Part = Part()
+
+
+def test_of_many_places_of_a_section_the_first_are_named() -> None:
+    assert "Also at `b`, `c`, `d` and 2 more that link here." in reference_of(Many, "Title", "Lead.", "")

@@ -33,7 +33,7 @@ AGENTS = 4  # of their calls that one engine may run at once, at least
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing to reconsider. `mark`: where it stands in the file; None: it is a default, or there is no file."""
+    """Advice on a setting. `mark`: place in the file; None: a default, or no file."""
 
     path: str
     text: str
@@ -41,7 +41,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def advise(policy: Policy, written: Value | None = None) -> list[Advice]:
-    """What is unwise in a policy, in the order of its lines where `written`, the file's tree, is given."""
+    """Return unwise settings of a policy, in the order of its lines if `written`, the file's tree, is given."""
     rules = (
         *(_weights, _prompts, _queues, _agents, tenant_rules, _shaping, _modes, _steps),
         *(_attempts, _ports, _sidecars, in_the_clear, _cold, _doors, _batches),
@@ -263,7 +263,7 @@ def _attempts(policy: Policy) -> Found:
 
 
 def _sidecars(policy: Policy) -> Found:
-    """Who may send prompts where, and who is not heard for all that."""
+    """Yield advice on the networks of sidecars' engines: none, or every address."""
     sidecars = policy.fleet.sidecars
     if sidecars is None:
         return

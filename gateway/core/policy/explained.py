@@ -29,7 +29,7 @@ WIDTH = 16  # columns of labels
 
 
 def explain_call(policy: Policy, tenant: str, asked: str, model: str) -> str:
-    """What becomes of such calls, in aligned lines. Raises ValueError for a tenant or class that the policy has not."""
+    """Describe the fate of such calls, in aligned lines. Raises ValueError for an unknown tenant or class."""
     if tenant not in policy.tenants:
         raise ValueError(_unknown("tenant", tenant, list(policy.tenants)))
     wanted = asked if asked in policy.classes else policy.service_tiers.get(asked, asked)

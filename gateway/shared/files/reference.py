@@ -2,7 +2,7 @@
 
 Made of the same annotations and docstrings as the JSON Schema. Each mapping of the file has a section that lists its
 fields with description, form, unit, bounds and default. A mapping that may stand at several places has one section,
-under the first of them. Defaults that are mappings or lists, or differ by place, stand in the file at the end.
+under the first of them. Defaults that are mappings or lists, or differ by place, stand in YAML at the end.
 """
 
 from __future__ import annotations
@@ -22,15 +22,31 @@ NAME = "NAME"  # stands for the key of an entry
 ITEM = "[]"  # stands for the entry of a list
 _BELOW = "[below](#defaults)"
 _EXAMPLES = re.compile(r" such as [^,]+(?:, (?!at )[^,]+)*")
+_NAMES = {  # descriptions of values that the page gives once, and what it calls them
+    "lower-case name of letters, digits, _ . and -": "dotted name",
+    "lower-case name of letters, digits, _ and -": "name",
+    "file name that does not begin with -": "file name",
+}
+_ALSO = 3  # places of a section that are listed beside its own
 _VALUES = """\
 A time is `250ms`, `10s`, `5m`, `2h` or `1d`; a size `512`, `64KiB` or `16MiB`; a number `256`, `200k` or `1M`; a share
-`80%` or `0.8`; a multiple `1.2x`; a rate `10/s`, `600/min`, `200k/h` or `2M/day`; a bound `"> 8000"`."""
+`80%` or `0.8`; a multiple `1.2x`; a rate `10/s`, `600/min`, `200k/h` or `2M/day`; a bound `"> 8000"`. A
+name has lower-case letters, digits, `_` and `-`, a dotted name `.` too; no file name begins with `-`."""
+_END = """\
+## Defaults
+
+Defaults with more than one value, without fields that are null.
+
+```yaml
+{}
+```
+"""
 
 Place = tuple[str, Any]  # a path, and the default there; msgspec.NODEFAULT: whatever the entry says
 
 
 def reference_of(kind: type[msgspec.Struct], title: str, lead: str, defaults: str) -> str:
-    """The page about files that say a Struct of this kind. `defaults`: a file with every default written out."""
+    """Return the page about files of a Struct. `defaults`: a file with every default written out."""
     structs = Structs()
     standing = list(_places(kind, "", _default(kind), structs))
     order = {path: number for number, (_, path, _) in enumerate(standing)}
@@ -41,9 +57,36 @@ def reference_of(kind: type[msgspec.Struct], title: str, lead: str, defaults: st
         found.sort(key=lambda place: place[0].count("."))  # the shortest path is the section's name
     anchors = {struct: _anchor(found[0][0]) for struct, found in places.items()}
     listed = sorted(places.items(), key=lambda entry: order[entry[1][0][0]])
-    sections = [_section(struct, found, anchors, structs) for struct, found in listed]
-    end = f"## Defaults\n\nA file in which every default is written out.\n\n```yaml\n{defaults.rstrip()}\n```"
-    return "\n\n".join([f"# {title}", lead.strip(), _VALUES, *sections, end]) + "\n"
+    told = {
+        option
+        for struct in places
+        for name, field in structs.fields(struct).items()
+        if name not in described(struct)[1]
+        for option in options_of(field.type)
+        if is_struct(option)
+    }  # their fields say what they are
+    sections = [_section(struct, found, anchors, structs, struct in told) for struct, found in listed]
+    end = _END.format(_blocks(defaults, _below(places, structs)))
+    return "\n\n".join([f"# {title}", lead.strip(), _VALUES, *sections, end])
+
+
+def _below(places: Mapping[type[msgspec.Struct], list[Place]], structs: Structs) -> set[str]:
+    """Names of the top level below which a field's default is not on its own line."""
+    return {
+        re.split(r"[.[]", f"{path}.{name}".removeprefix("."))[0]
+        for struct, found in places.items()
+        for name, field in structs.fields(struct).items()
+        if _shown(field, found) == _BELOW
+        for path, _ in found
+    }
+
+
+def _blocks(text: str, names: set[str]) -> str:
+    """Return those entries of a YAML mapping's text that have one of these names, without fields that are null."""
+    blocks = re.split(r"^(?=\S)", text, flags=re.MULTILINE)
+    chosen = "".join(block for block in blocks if block.split(":")[0] in names)
+    some = re.sub(r"^ *\w+: null\n|\w+: null(?:, |(?=\}))", "", chosen, flags=re.MULTILINE)
+    return re.sub(r", (?=\})", "", some).rstrip()
 
 
 def _places(kind: Any, path: str, value: Any, structs: Structs) -> Iterator[tuple[type[msgspec.Struct], str, Any]]:
@@ -68,7 +111,11 @@ def _default(kind: type[msgspec.Struct]) -> Any:
 
 
 def _section(
-    struct: type[msgspec.Struct], places: list[Place], anchors: Mapping[type[msgspec.Struct], str], structs: Structs
+    struct: type[msgspec.Struct],
+    places: list[Place],
+    anchors: Mapping[type[msgspec.Struct], str],
+    structs: Structs,
+    told: bool,
 ) -> str:
     general, words = described(struct)
     paths = list(dict.fromkeys(path for path, _ in places))
@@ -76,8 +123,17 @@ def _section(
         _entry(name, words.get(name) or _meaning(field.type), _form(field.type, anchors), _shown(field, places))
         for name, field in structs.fields(struct).items()
     ]
-    also = f"Also at {', '.join(f'`{path}`' for path in paths[1:])}." if paths[1:] else ""
-    return "\n\n".join(filter(None, [_heading(paths[0]), _escaped(general), also, *fields]))
+    if told and len(paths) == 1 and ". " not in general:
+        general = ""
+    return "\n\n".join(filter(None, [_heading(paths[0]), _escaped(general), _also(paths[1:]), *fields]))
+
+
+def _also(paths: list[str]) -> str:
+    """Name other places of a section; of many, the first."""
+    if not paths:
+        return ""
+    listed, more = ", ".join(f"`{path}`" for path in paths[:_ALSO]), len(paths) - _ALSO
+    return f"Also at {listed} and {more} more that link here." if more > 0 else f"Also at {listed}."
 
 
 def _entry(name: str, meaning: str, form: str, default: str) -> str:
@@ -114,6 +170,8 @@ def _form(kind: Any, anchors: Mapping[type[msgspec.Struct], str]) -> str:
 def _short(text: str) -> str:
     """Shorten the description of a value: leave out the examples that the page gives once."""
     text = re.sub(r"(?:(?<= or )|^)an? (?!or )", "", _EXAMPLES.sub("", text))
+    for said, name in _NAMES.items():
+        text = text.replace(said, name)
     return re.sub(r", at least (\S+), at most (\S+)", r" from \1 to \2", text)
 
 

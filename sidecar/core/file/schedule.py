@@ -30,10 +30,13 @@ AHEAD = 8  # days to look ahead for the next change: a week and one
 
 
 class Hours(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry of a schedule. `between`: two times of the day, past midnight where the second is the earlier. `days`:
-    on which it begins; null: on each. `keep`: off: calls are refused with the time at which it can be had again. on: it
-    can be had then, and is off at all hours that no entry names. pinned: it is never put to sleep or stopped to make
-    room. preloaded: it is started when the hours begin, if there is room.
+    """Entry of a schedule.
+
+    `between`: Two times of the day, past midnight if the second is earlier.
+    `days`: Days on which the hours begin; null: every day.
+    `keep`: Off: calls are refused with the time at which the model is back. on: the model can be called, and is off at
+    all hours that no entry names. pinned: never put to sleep or stopped to make room. preloaded: started when the hours
+    begin, if there is room.
     """
 
     between: Between
@@ -42,7 +45,7 @@ class Hours(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def seconds(self) -> tuple[int, int]:
-        """Beginning and end in seconds of the day it begins on; the end may be on the next."""
+        """Return begin and end in seconds of the first day; the end may be on the next."""
         begin, end = (int(text[:2]) * 3600 + int(text[3:]) * 60 for text in self.between.split("-"))
         return begin, end if end > begin else end + DAY
 
