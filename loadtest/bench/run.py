@@ -180,9 +180,10 @@ def probe(target: Target, tls: ssl.SSLContext | None) -> Probed:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """As many sockets as are allowed, signal handlers as before, and no full garbage collections in the midst of a run:
-    there are no cycles in what is kept, and the collection of a large heap is a pause that answers would be blamed
-    for."""
+    """Run with the most sockets allowed and without full garbage collections, then restore signal handlers.
+
+    Collecting a large heap is a pause that would count against the server; kept results have no cycles.
+    """
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     thresholds = gc.get_threshold()

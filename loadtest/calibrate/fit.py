@@ -143,7 +143,7 @@ def _least_squares(
 
 
 def _inverse(matrix: Sequence[Sequence[float]]) -> list[list[float]]:
-    """By Gauss and Jordan, the largest pivot first."""
+    """Return the inverse, by Gauss and Jordan, the largest pivot first."""
     size = len(matrix)
     work = [[*line, *(float(at == other) for other in range(size))] for at, line in enumerate(matrix)]
     for at in range(size):

@@ -40,7 +40,7 @@ class Body:
 
     @property
     def all(self) -> bytes:
-        """As much of it as came."""
+        """Part of the body that has arrived."""
         return b"".join(self._pieces)
 
     @property

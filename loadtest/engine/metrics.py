@@ -51,7 +51,7 @@ def _gauges(engine: Engine, labels: str) -> Iterable[str]:
 
 
 def _lora(lora: LoraInfo | None) -> Iterable[str]:
-    """As vLLM tells it: all in labels, and the time as the value."""
+    """Yield adapters in vLLM's form: all facts in labels, the time as the value."""
     if lora is not None:
         running, waiting = ",".join(lora.running), ",".join(lora.waiting)
         labels = f'max_lora="{lora.most}",running_lora_adapters="{running}",waiting_lora_adapters="{waiting}"'

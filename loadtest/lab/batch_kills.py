@@ -73,7 +73,7 @@ class KilledBatches:
         (folder / "policy.yaml").write_text(POLICY)
 
     def run(self, kills: int, say: Callable[[str], None]) -> Kills:
-        """As many SIGKILLs, and the last batch to its end."""
+        """Send so many SIGKILLs, then run the last batch to its end."""
         while self.seen.kills < kills:
             with self._gateway() as gateway:
                 if self._batch and self._status(gateway.url) in OVER:

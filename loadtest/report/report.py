@@ -176,5 +176,5 @@ def _row(run: Run, result: RequestResult, slo: Slo | None, *, partial: bool) -> 
 
 
 def _plain(text: str) -> str:
-    """As it is, unless a spreadsheet would take it for a formula: a server's words are not to be run."""
+    """Return text that no spreadsheet takes for a formula, because a server's words must not run."""
     return "'" + text if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text

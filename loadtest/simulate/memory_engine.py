@@ -243,7 +243,7 @@ class MemoryEngine:
         self._becomes("stalled")
 
     def recover(self) -> None:
-        """As new, after whatever it was. One that hung has been killed and started again."""
+        """Restore a failed engine. A hung engine is killed and started again."""
         if self.condition in HANGS:
             self.die()
         if self.condition != "up":

@@ -145,7 +145,7 @@ class MemoryReply:
         """A client in memory takes whatever comes."""
 
     def resume(self) -> None:
-        """As `pause`."""
+        """Do nothing, as `pause`."""
 
     async def read(self, limit: int) -> bytes:
         """The whole body. Raises the gateway's EngineError."""
@@ -192,7 +192,7 @@ class MemoryClient:
         self._loop = asyncio.get_running_loop()
 
     async def send(self, method: bytes, path: bytes, headers: bytes, body: bytes, *, timeout: float) -> MemoryReply:  # noqa: ASYNC109 # the surface stood in for
-        """As `Client.send`: the reply, once it has begun. Raises EngineError."""
+        """Return the reply once it has begun, as `Client.send` does. Raises EngineError."""
         loop = self._loop
         waiter: asyncio.Future[None] = loop.create_future()
         at = headers.find(REQUEST_ID) + len(REQUEST_ID)
@@ -229,7 +229,7 @@ class MemoryClient:
                     taker.cut("stall", f"the engine sent nothing for {self._stall:g} s")
 
     def abandon(self) -> None:
-        """As `Client.abandon`: what has not begun to be answered fails now."""
+        """Fail every request whose answer has not begun, as `Client.abandon` does."""
         for reply in list(self._unanswered):
             reply.close()
             self._sends.failed(reply.request_id, True)

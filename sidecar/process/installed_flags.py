@@ -48,8 +48,8 @@ class InstalledFlags:
         self._locks: dict[str, asyncio.Lock] = {}
 
     async def launcher(self, engine: EngineSettings, environment: Mapping[str, str]) -> tuple[str, ...]:
-        """By what it is started: see core.arguments. Raises SpawnFailed where the interpreter cannot be started, and
-        Unkillable."""
+        """Return the command that starts an engine: see core.arguments. Raises SpawnFailed if the interpreter cannot be
+        started, and Unkillable."""
         key = _key(engine)
         async with self._locks.setdefault(key, asyncio.Lock()):
             if key not in self._known:

@@ -89,7 +89,7 @@ class VllmEngine:
 
     @property
     def url(self) -> str:
-        """As gateways call it."""
+        """URL by which gateways reach the engine."""
         return self._process.record.address.url
 
     @property

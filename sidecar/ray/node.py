@@ -64,7 +64,7 @@ class Node:
         self._thread.start()
 
     def status(self) -> NodeStatus:
-        """As it is now."""
+        """Return the node's current status."""
         try:
             said = self._creation.look()
         except (Rejected, NoSidecar) as error:

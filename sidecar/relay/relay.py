@@ -114,7 +114,7 @@ class Relay:
 
     @property
     def use(self) -> RelayUse:
-        """As it is now."""
+        """Current use of the relay."""
         return RelayUse(self._server.connections, dict(self._outcomes))
 
     # -- the server's side ------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ class Engine(Protocol):
 
     @property
     def url(self) -> str:
-        """As gateways call it."""
+        """URL by which gateways reach the engine."""
 
     @property
     def gpus(self) -> tuple[int, ...]:

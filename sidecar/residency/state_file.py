@@ -64,7 +64,7 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, times: StepTimes) -> Times:
-        """As measured."""
+        """Return measured times as the state file keeps them."""
         wake1, wake2 = times.wakes
         return cls(
             load=times.load,

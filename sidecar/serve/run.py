@@ -196,11 +196,11 @@ class StatusView:
         self._began = time.monotonic()
 
     def gateways(self) -> tuple[GatewayStatus, ...]:
-        """The state of the link to each."""
+        """State of the link to each gateway."""
         return () if self.reporter is None else self.reporter.gateways()
 
     def status(self) -> Status:
-        """As it is now."""
+        """Return the current status."""
         manager, config, file = self._manager, self._options.config, self.file
         bad_state = f"the state file cannot be written: {self.state.error}" if self.state.error else ""
         return Status(

@@ -38,7 +38,7 @@ def zone_faults(config: SidecarConfig) -> Iterator[Fault]:
 
 
 def _machines() -> tzinfo:
-    """By TZ or /etc/localtime; UTC where neither says it."""
+    """Return the time zone of TZ or /etc/localtime, else UTC."""
     try:
         told = os.environ.get("TZ", "").removeprefix(":")
         if told and not told.startswith("/"):

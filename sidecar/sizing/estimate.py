@@ -404,7 +404,7 @@ def _text(value: object) -> str | None:
 
 
 def _kv_dtype(profile: Profile) -> str:
-    """As told, where it is known here; newer ones are smaller than what is reckoned with then."""
+    """Return the flag's dtype, or auto for an unknown one: newer dtypes are smaller, so the estimate is safe."""
     told = str(profile.flags.get("kv-cache-dtype", "auto"))
     try:
         kv_element_bytes("auto", told)

@@ -180,5 +180,5 @@ class PlayedSidecar:
 
 
 async def _streamed(body: bytes) -> AsyncIterator[bytes]:
-    """As a body comes over a socket."""
+    """Yield a body in pieces, as a socket does."""
     yield body

@@ -83,7 +83,7 @@ class Machine:
         self._others_took_at = -math.inf
 
     async def sample(self) -> tuple[GPU, ...]:
-        """As Sampler.sample."""
+        """Return the GPUs, as Sampler.sample does. Raises GPUError."""
         await asyncio.sleep(self.faults.slow)
         if self.faults.driver:
             raise GPUError(self.faults.driver)

@@ -95,7 +95,7 @@ def tokens(results: Sequence[RequestResult]) -> float:
 
 
 def latencies(sent: Sequence[RequestResult], played: Sequence[RequestResult]) -> dict[str, tuple[float, float]]:
-    """By name, measured and simulated, in seconds."""
+    """Return latencies by name, measured and simulated, in seconds."""
     window = Window(duration=OPEN, warmup=WARM)
     real, ours = (summarise(Run(name="", rate=0.0, window=window, results=results)).total for results in (sent, played))
     return {

@@ -22,8 +22,8 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 def progress(order: Order, model: ModelReport, *, calls: int, drained: bool, after: float) -> Progress:
-    """By the report of `after` seconds after the order. `calls`: in flight. `drained`: every gateway has said that it
-    sends the model nothing, and its engine has nothing."""
+    """Return the progress of an order, by the model's report `after` seconds after it. `calls`: in flight. `drained`:
+    every gateway has acknowledged that it sends the model nothing, and the engine has no calls."""
     how, still = _how(model), model.pending is None
     has_engine = model.state in ("starting", "running", "sleeping")
     match order:
