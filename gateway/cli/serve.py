@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from gateway.cli.commands import PROFILES
 from gateway.cli.files import TOKEN_VARIABLE, Mistake, admin_token, checked, token_file
 from gateway.cli.init import shipped
-from gateway.core.engines.fleet import engine_id
+from gateway.core.engines.origin import engine_id
 from gateway.core.policy.advice_network import in_the_clear
 from gateway.core.policy.policy import EngineEntry, Policy
 from gateway.decider.file_modes import unwise_of

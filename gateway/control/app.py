@@ -51,8 +51,9 @@ from gateway.control.processes import ProcessesView, ProcessView
 from gateway.control.reports import ReportTaker, take_report
 from gateway.control.usage import UsageSource, usage_csv, usage_view
 from gateway.control.view import fleet_view
-from gateway.core.engines.fleet import Engine, Fleet
-from gateway.core.engines.health import state_of
+from gateway.core.engines.announcer import state_of
+from gateway.core.engines.engine import Engine
+from gateway.core.engines.fleet import Fleet
 from gateway.decider.dispatch import Dispatch
 from gateway.shared.control.guard import Guard
 from gateway.shared.files.file_status import FileStatus
@@ -176,9 +177,9 @@ class Control:
         if self._dispatch.leaving:
             by_hand = self._by_hand and not self._dispatch.draining
             return _text("drained by an operator" if by_hand else "shutting down", 503)
-        up = sum(engine.up for engine in self._fleet)
+        up = sum(engine.health.up for engine in self._fleet)
         expected = len(self._fleet.expected)
-        down = [f"{engine.label} is {state_of(engine)}" for engine in self._fleet if not engine.up]
+        down = [f"{engine.label} is {state_of(engine)}" for engine in self._fleet if not engine.health.up]
         of_cluster = [] if self.cluster_of is None else [self.cluster_of().line]
         more = [
             *failing(),
@@ -283,7 +284,7 @@ class Control:
             if engine.draining is not wanted:
                 message = "The policy, or its sidecar, has no such engine any more: it only ends its calls."
                 return error(409, "engine_retired", message)
-        return _json({"engine": engine.label, "draining": engine.draining, "in_flight": engine.in_flight})
+        return _json({"engine": engine.label, "draining": engine.draining, "in_flight": engine.ledger.in_flight})
 
     def _leave(self, wanted: bool) -> None:
         self._dispatch.leaving = wanted or self._dispatch.draining

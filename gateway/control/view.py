@@ -12,10 +12,11 @@ import math
 import msgspec
 
 from gateway.core.admission.mode import Mode
+from gateway.core.engines.announcer import state_of
 from gateway.core.engines.breaker import BreakerState
 from gateway.core.engines.choice import predicted_ttft
-from gateway.core.engines.fleet import Engine, Fleet
-from gateway.core.engines.health import state_of
+from gateway.core.engines.engine import Engine
+from gateway.core.engines.fleet import Fleet
 from gateway.core.request.call import Call
 from gateway.core.request.routes import ROUTES
 from gateway.core.sidecars.sidecar import Sidecar, awake
@@ -244,29 +245,29 @@ def _sidecar(sidecar: Sidecar, now: float) -> SidecarView:
 
 
 def _engine(engine: Engine, now: float) -> EngineView:
-    trouble = engine.trouble
+    trouble = engine.health.trouble
     view = EngineView(
         id=engine.id,
         name=engine.label,
         alias=engine.name,
         url=engine.url,
-        up=engine.up,
+        up=engine.health.up,
         draining=engine.draining,
         breaker=engine.breaker.state.value,
         state=state_of(engine),
-        checked_s=None if math.isinf(engine.checked_at) else round(now - engine.checked_at, 3),
-        outage_s=None if math.isinf(engine.outage_at) else round(now - engine.outage_at, 3),
+        checked_s=None if math.isinf(engine.health.checked_at) else round(now - engine.health.checked_at, 3),
+        outage_s=None if math.isinf(engine.health.outage_at) else round(now - engine.health.outage_at, 3),
         last_error=None if trouble is None else trouble.words,
         last_error_s=None if trouble is None else round(now - trouble.at, 3),
         models=sorted(engine.models),
-        capacity_tokens=engine.capacity,
-        budget_tokens=engine.budget,
-        held_tokens=engine.held,
-        trim=round(engine.trim, 3),
-        in_flight=engine.in_flight,
-        slots=engine.slots,
-        prefill_rate=round(engine.prefill_rate, 1),
-        tpot_s=round(engine.tpot, 5),
+        capacity_tokens=engine.ledger.capacity,
+        budget_tokens=engine.ledger.budget,
+        held_tokens=engine.ledger.held,
+        trim=round(engine.ledger.trim, 3),
+        in_flight=engine.ledger.in_flight,
+        slots=engine.ledger.slots,
+        prefill_rate=round(engine.speed.prefill_rate, 1),
+        tpot_s=round(engine.speed.tpot, 5),
     )
     sample = engine.sample
     if sample is None:
@@ -281,7 +282,7 @@ def _engine(engine: Engine, now: float) -> EngineView:
 
 
 def _model(id: str, context: int | None, fleet: Fleet, dispatch: Dispatch, wanted: int, now: float) -> ModelView:
-    engines = [engine for engine in fleet.serving(id) if engine.up and not engine.draining]
+    engines = [engine for engine in fleet.serving(id) if engine.health.up and not engine.draining]
     engines = [engine for engine in engines if engine.breaker.state is not BreakerState.OPEN]
     queues, traffic = dispatch.queues.get(id), dispatch.traffic.get(id)
     outlook = None if engines else dispatch.sidecars.outlook(id, now)
@@ -293,10 +294,14 @@ def _model(id: str, context: int | None, fleet: Fleet, dispatch: Dispatch, wante
         engines=[engine.label for engine in engines],
         predicted_ttft_s=min((round(predicted_ttft(engine, PROMPT, now), 3) for engine in engines), default=None),
         headroom_calls=sum(
-            max(0, min(engine.slots - engine.in_flight, (engine.budget - engine.load) // COST)) for engine in engines
+            max(
+                0,
+                min(engine.ledger.slots - engine.ledger.in_flight, (engine.ledger.budget - engine.ledger.load) // COST),
+            )
+            for engine in engines
         ),
         engines_wanted=wanted,
-        spare_tokens=sum(max(0, engine.budget - engine.load) for engine in engines),
+        spare_tokens=sum(max(0, engine.ledger.budget - engine.ledger.load) for engine in engines),
         queued_calls=len(queues) if queues is not None else 0,
         queued_tokens=queues.total_tokens if queues is not None else 0,
         wait_s=round(ready_in + dispatch.estimates.wait(id), 3) if queues else 0.0,

@@ -19,7 +19,7 @@ import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
 from gateway.core.engines.cache_age import CacheAge
-from gateway.core.engines.fleet import Engine
+from gateway.core.engines.engine import Engine
 from gateway.shared.tasks import lasting
 
 QUEUED = 256  # messages; an engine sends one per step
@@ -68,7 +68,7 @@ class Listener:
     def __init__(self, engine: Engine, url: str, context: zmq.asyncio.Context, clock: Callable[[], float]) -> None:
         self.url = url
         self._engine = engine
-        self._cache_age = engine.cache_age = CacheAge()
+        self._cache_age = engine.cache.age = CacheAge()
         self._clock = clock
         self._socket = context.socket(zmq.SUB)
         # The monitor is made before the socket connects, so that it misses no event.
@@ -109,8 +109,8 @@ class Listener:
             await asyncio.sleep(0)  # messages that wait are received without a pause, and other tasks need the loop
 
     def close(self) -> None:
-        if self._engine.cache_age is self._cache_age:
-            self._engine.cache_age = None
+        if self._engine.cache.age is self._cache_age:
+            self._engine.cache.age = None
         self.task.cancel()
 
     def _close_sockets(self) -> None:

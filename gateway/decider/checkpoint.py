@@ -19,7 +19,8 @@ from gateway.core.checkpoint import (
     decoded,
     encoded,
 )
-from gateway.core.engines.fleet import Engine, Fleet
+from gateway.core.engines.engine import Engine
+from gateway.core.engines.fleet import Fleet
 from gateway.core.request.cost import CostModel
 from gateway.decider.dispatch import Dispatch
 

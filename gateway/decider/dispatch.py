@@ -29,7 +29,9 @@ from gateway.core.admission.queues import Queues, Ticket
 from gateway.core.admission.retries import RetryBudget
 from gateway.core.admission.witness import DispatchWitness
 from gateway.core.engines.choice import Aside, Choice
-from gateway.core.engines.fleet import Engine, Fleet, Hold
+from gateway.core.engines.engine import Engine
+from gateway.core.engines.fleet import Fleet
+from gateway.core.engines.hold import Hold
 from gateway.core.policy.policy import Policy
 from gateway.core.request.call import Call
 from gateway.core.request.outcome import Refused
@@ -146,8 +148,8 @@ class Dispatch:
         if self.control.may_run(call.class_name):
             cost = call.cost
             for engine in self.fleet.serving(call.model):
-                if engine.up and not engine.draining:
-                    engine.press(cost)
+                if engine.health.up and not engine.draining:
+                    engine.ledger.press(cost)
 
     async def enter(self, call: Call, exclude: frozenset[str], *, front: bool = False) -> LocalGrant:
         """Wait in the class's queue for a grant. Raises Refused; cancellation withdraws the call."""
@@ -370,7 +372,11 @@ class Dispatch:
         witness = self.witness
         if witness is not None:
             witness.granting(call, choice, now, ticket)
-        watermark, traffic, shaping = choice.engine.watermark(), self.traffic[call.model], self.control.rules.shaping
+        watermark, traffic, shaping = (
+            choice.engine.ledger.watermark(),
+            self.traffic[call.model],
+            self.control.rules.shaping,
+        )
         if (watermark > shaping.above or traffic.level >= shaping.level) and call.route.generates:
             given = shaping.given(call.asked, call.class_name, watermark, traffic.mode)
             if given < call.asked:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from gateway.core.admission.decider import NOT_FOUND, SLOWER
 from gateway.core.engines.breaker import FAILURE, NEUTRAL, Ending, ending_of
 from gateway.core.engines.choice import Choice, usable_of
-from gateway.core.engines.fleet import Engine
+from gateway.core.engines.engine import Engine
 from gateway.core.engines.trouble import OWN, Trouble
 from gateway.core.request.call import Call
 
@@ -49,7 +49,7 @@ class LocalGrant:
         self.ending = NEUTRAL  # until it is known how it ended
         self._first_at = 0.0
         if not call.stream:
-            choice.engine.expect_first_byte(self.hold, now + choice.ttft)
+            choice.engine.prefills.expect(self.hold, now + choice.ttft)
         dispatch.running[call.class_name] += 1
         dispatch.traffic[call.model].drain.taken(self.hold.tokens)
 
@@ -58,6 +58,14 @@ class LocalGrant:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def tpot(self) -> float:
+        return self.engine.speed.tpot
+
+    @property
+    def pace(self) -> float:
+        return self.engine.speed.pace
 
     @property
     def priority(self) -> int:
@@ -76,7 +84,7 @@ class LocalGrant:
         if call.stream:  # a whole answer's first byte comes with its last
             self._remember(now)
             self._dispatch.traffic[call.model].first_byte(call, now)
-        if engine.headrooms and not engine.prefill_ahead(now):
+        if engine.ledger.headrooms and not engine.prefills.ahead(now):
             self._dispatch.read(engine)
 
     def began(self, at: float) -> None:
@@ -92,13 +100,13 @@ class LocalGrant:
         """Learn the time per output token and what the engine has cached, and charge the tenant's queue for real
         usage."""
         if cached_tokens is not None:
-            self.engine.prefixes.told(self.cached, cached_tokens)
+            self.engine.cache.told(self.cached, cached_tokens)
         if self.ticket is not None:
             self._correct(self.ticket, prompt_tokens, completion_tokens)
         tokens = completion_tokens / self.call.n
         began = self._first_at if self.call.stream else self.hold.taken_at + self.expected
-        self.engine.learn_tpot(tokens, now - began)
-        self.engine.learn_pace(tokens, now - began)
+        self.engine.speed.learn_tpot(tokens, now - began)
+        self.engine.speed.learn_pace(tokens, now - began)
 
     def _correct(self, ticket: Ticket, prompt_tokens: int, completion_tokens: int) -> None:
         queues, witness = self._dispatch.queues[self.call.model], self._dispatch.witness
@@ -113,9 +121,9 @@ class LocalGrant:
     def answered(self, status: int) -> None:
         self.ending = ending_of(status)
         if self.ending is FAILURE:
-            self.engine.failed_call = f"it answered {status}"
+            self.engine.health.failed_call = f"it answered {status}"
         elif status == NOT_FOUND:
-            self.engine.doubted = True
+            self.engine.health.doubted = True
 
     def failed(self, kind: str, message: str, reason: str, *, over: bool) -> None:
         engine = self.engine
@@ -123,7 +131,7 @@ class LocalGrant:
             self.ending = Ending.NEUTRAL
             return
         self.ending = Ending.FAILURE
-        engine.failed_call = message
+        engine.health.failed_call = message
         if kind == "connect":  # until its health answers again
             engine.down(Trouble(reason, f"{message} (a call)", self._dispatch.clock()))
             self._dispatch.changed(engine)  # who waits for it may have to go elsewhere
@@ -132,7 +140,7 @@ class LocalGrant:
         """Whether the call's own deadline left the engine less time than it may well need: that is no fault of it, and
         no client may open a breaker by asking for the impossible."""
         call = self.call
-        usual = self.expected if call.stream else self.expected + (call.shaped or call.asked) * self.engine.tpot
+        usual = self.expected if call.stream else self.expected + (call.shaped or call.asked) * self.engine.speed.tpot
         return self._dispatch.clock() - self.hold.taken_at < max(FAIR, SLOWER * usual)
 
     async def again(self, kind: str, attempts: int, failed: set[str]) -> float | None:
@@ -206,7 +214,7 @@ class LocalGrant:
         if hold.live:
             hold.release()
             now = self._dispatch.clock()
-            if self._first_at and self.engine.up:
+            if self._first_at and self.engine.health.up:
                 self._remember(now)  # only from now on may the engine evict it
             self.engine.breaker.ended(self.probe, self.ending, now)
             self._dispatch.released(self.call, hold, now)

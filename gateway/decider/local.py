@@ -60,7 +60,7 @@ class LocalDecider:
 
     @property
     def up(self) -> bool:
-        able = self.fleet.expected or any(engine.up for engine in self.fleet)
+        able = self.fleet.expected or any(engine.health.up for engine in self.fleet)
         return bool(able) and not self.dispatch.leaving
 
     def arrive(self, snapshot: Snapshot, account: Account, record: Record, now: float, body: bytes) -> LocalAdmission:
@@ -120,7 +120,7 @@ class LocalDecider:
 
     def _up(self, model: str) -> bool:
         """Whether an engine that is up has the model: one that is being asked may have told its models alone."""
-        return any(engine.up for engine in self.fleet.serving(model))
+        return any(engine.health.up for engine in self.fleet.serving(model))
 
 
 class LocalAdmission:

@@ -79,7 +79,7 @@ class Observer:
         """Look at queues, engines and models."""
         dispatch = self._dispatch
         queued, running = sum(map(len, dispatch.queues.values())), sum(dispatch.running.values())
-        self.history.look(queued, running, sum([engine.up for engine in self._fleet]), len(self._fleet.engines))
+        self.history.look(queued, running, sum([engine.health.up for engine in self._fleet]), len(self._fleet.engines))
         states: dict[Place, tuple[str, str, float]] = {}
         now = time.time()
         for sidecar in dispatch.sidecars.sidecars.values():

@@ -199,12 +199,12 @@ class ReportIntake:
 
     def _serving(self, id: str) -> bool:
         engine = self._dispatch.fleet.engines.get(id)
-        return engine is not None and engine.up
+        return engine is not None and engine.health.up
 
     def _serving_of(self, model: str) -> list[str]:
         """The engines that may be given calls for a model, by id."""
-        return [each.id for each in self._dispatch.fleet.serving(model) if each.up and not each.draining]
+        return [each.id for each in self._dispatch.fleet.serving(model) if each.health.up and not each.draining]
 
     def _in_flight(self, id: str) -> int:
         engine = self._dispatch.fleet.engines.get(id)
-        return 0 if engine is None else engine.in_flight
+        return 0 if engine is None else engine.ledger.in_flight

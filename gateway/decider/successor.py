@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Protocol
 
-from gateway.core.engines.fleet import Hold
+from gateway.core.engines.hold import Hold
 from gateway.core.request.call import Call
 
 if TYPE_CHECKING:

@@ -19,7 +19,8 @@ from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 
-from gateway.core.engines.fleet import Engine, Fleet
+from gateway.core.engines.engine import Engine
+from gateway.core.engines.fleet import Fleet
 from gateway.core.engines.trouble import OWN, Trouble, asleep
 from gateway.core.policy.policy import FleetPolicy
 from gateway.shared.tasks import lasting
@@ -233,7 +234,9 @@ class Watcher:
                 await asyncio.sleep(share * interval)
             for _ in range(5):
                 await asyncio.sleep(interval / 5)
-                if not (well and self.engine.up) or (self.engine.doubted and self._models_due(self._clock())):
+                if not (well and self.engine.health.up) or (
+                    self.engine.health.doubted and self._models_due(self._clock())
+                ):
                     break
 
     async def watch_metrics(self, share: float) -> None:
@@ -242,7 +245,7 @@ class Watcher:
         while True:
             began = self._clock()
             await self._scrape()
-            every = NO_METRICS_EVERY if self.engine.unmeasured else self._policy.poll
+            every = NO_METRICS_EVERY if self.engine.health.unmeasured else self._policy.poll
             await asyncio.sleep(max(0.0, began + every - self._clock()))
 
     async def _check_health(self) -> bool:
@@ -253,13 +256,13 @@ class Watcher:
         if trouble is not None and (now - began > 1.5 * within or trouble.reason == OWN):
             return False  # this process was too busy to end the wait in time, or has no file descriptor left
         ok = trouble is None
-        if ok and (not engine.up or self._models_due(now)):
+        if ok and (not engine.health.up or self._models_due(now)):
             trouble = await self._ask_models()
-            if trouble is None and not engine.up and not engine.draining:
+            if trouble is None and not engine.health.up and not engine.draining:
                 trouble = await self._asleep()
             now = self._clock()
-            ok = trouble is None or engine.up
-        self._fleet.health(engine, ok, now, trouble)
+            ok = trouble is None or engine.health.up
+        engine.check(ok, now, trouble)
         self._on_change(engine)
         return ok
 
@@ -280,7 +283,7 @@ class Watcher:
     def _models_due(self, now: float) -> bool:
         """Whether the list of models is to be read again. An engine that answered 404 for a model is asked soon, since
         an adapter may have been unloaded there."""
-        return now - self._models_at >= (DOUBTED_FOR if self.engine.doubted else MODELS_EVERY)
+        return now - self._models_at >= (DOUBTED_FOR if self.engine.health.doubted else MODELS_EVERY)
 
     async def _ask_models(self) -> Trouble | None:
         try:
@@ -289,21 +292,21 @@ class Watcher:
             return Trouble(error.reason, str(error), self._clock())
         self._fleet.has_models(self.engine, cards)
         self._models_at = self._clock()
-        self.engine.doubted = False
+        self.engine.health.doubted = False
         return None
 
     async def _scrape(self) -> None:
-        if not self.engine.up:
+        if not self.engine.health.up:
             return
         try:
             sample = sample_from(await self._questions.metrics(max(LEAST, 3 * self._policy.poll)))
         except (Unanswered, AnswerError) as error:
             words = unmeasured(error)
-            if words and not self.engine.unmeasured and self.engine.sample is None:
-                self.engine.unmeasured = words
+            if words and not self.engine.health.unmeasured and self.engine.sample is None:
+                self.engine.health.unmeasured = words
                 self._on_change(self.engine)
             return  # the fleet judges by the age of the last good sample
-        self._fleet.sampled(self.engine, sample, self._clock())
+        self.engine.sampled(sample, self._clock())
         self._on_change(self.engine)
 
     async def aclose(self) -> None:

@@ -6,7 +6,7 @@ from operator import attrgetter
 
 from msgspec.structs import asdict, astuple
 
-from gateway.core.engines.fleet import Hold
+from gateway.core.engines.hold import Hold
 from gateway.core.request.call import Call
 from gateway.core.request.outcome import Refused
 from gateway.core.request.routes import Route
@@ -17,7 +17,7 @@ _request_fields = attrgetter(
     *["route.path" if name == "route" else name for name in CallRequest.__struct_fields__ if name != "body"]
 )
 _facts_fields = attrgetter(*_FACTS)
-_engine_fields = attrgetter(*EngineTerms.__struct_fields__)
+_engine_fields = attrgetter("id", "name", "url", "speed.tpot", "speed.pace")  # in the order of EngineTerms
 _refusal_fields = attrgetter(*RefusalFacts.__struct_fields__)
 
 

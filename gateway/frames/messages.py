@@ -82,7 +82,7 @@ class CallFacts(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=
 
 
 class EngineTerms(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False):
-    """A granted engine as it was at the grant; a GrantedEngine of gateway/core/admission/decider.py."""
+    """A granted engine and its speed at the grant; a GrantedEngine of gateway/core/admission/decider.py."""
 
     id: Word
     name: Word

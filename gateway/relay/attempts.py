@@ -98,7 +98,7 @@ class Attempts:
         body = shape_body(call.body, call.route.kind, call.shaped) if call.shaped else call.body
         if grant.priority:
             headers, body = with_priority(headers, body, call.route, grant.priority)
-        timeout = min(patience(call, engine, self.current.policy), call.deadline - now)
+        timeout = min(patience(call, grant, self.current.policy), call.deadline - now)
         return self.clients[engine.id].send(b"POST", path, headers, body, timeout=timeout)
 
     def _trace(self, call: Call, grant: Grant, kind: str) -> None:
@@ -111,11 +111,11 @@ class Attempts:
         return self.clock() + EARLY >= call.deadline
 
 
-def patience(call: Call, engine: GrantedEngine, policy: Policy) -> float:
+def patience(call: Call, grant: Grant, policy: Policy) -> float:
     """Seconds that an engine has for a call's first byte; a whole answer's comes with its last."""
     if call.stream:
         return policy.timeouts.first_byte
-    return policy.timeouts.first_byte + SLOWER * (call.shaped or call.asked) * engine.tpot
+    return policy.timeouts.first_byte + SLOWER * (call.shaped or call.asked) * grant.tpot
 
 
 async def _again(grant: Grant, kind: str, attempts: int, failed: set[str], reply: Reply | None) -> float | None:

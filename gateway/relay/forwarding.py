@@ -51,7 +51,7 @@ class Forwarding:
         except (asyncio.CancelledError, Refused):
             # A stream's first token is its first byte; of a whole answer nothing is seen before its last.
             since = None if call.stream else call.sent_at
-            wrote = 0 if since is None else possible_output(call, 0, self._clock() - since, grant.engine.pace)
+            wrote = 0 if since is None else possible_output(call, 0, self._clock() - since, grant.pace)
             settle_unanswered(call, admission, record, wrote, self._clock())
             raise
         try:

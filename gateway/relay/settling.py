@@ -106,7 +106,7 @@ def settle(
 
 def _written(call: Call, grant: Grant, answer: EndedAnswer, heard_at: float, record: Record, now: float) -> int:
     """Tokens that the engine can have written of an answer it did not tell the whole of."""
-    pace, known = grant.engine.pace, answer.usage.completion_tokens
+    pace, known = grant.pace, answer.usage.completion_tokens
     if not call.stream:
         return possible_output(call, 0, now - grant.hold.taken_at, pace)
     began = call.arrived + record.ttft

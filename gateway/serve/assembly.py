@@ -24,8 +24,10 @@ from gateway.core.admission.limits import LimitBook
 from gateway.core.admission.quotas import Calendar
 from gateway.core.admission.retries import RetryBudget
 from gateway.core.admission.witness import NOBODY_WATCHES, Witnesses
-from gateway.core.engines.fleet import Engine, Fleet, engine_id
-from gateway.core.engines.health import Announcer
+from gateway.core.engines.announcer import Announcer
+from gateway.core.engines.engine import Engine
+from gateway.core.engines.fleet import Fleet
+from gateway.core.engines.origin import engine_id
 from gateway.core.history import History
 from gateway.core.policy.policy import EngineEntry, Policy
 from gateway.core.policy.snapshot import Current, Snapshot, largest_body
@@ -294,7 +296,7 @@ class Gateway:
 
     def _retire(self) -> None:
         """Forget the engines that are no longer wanted and have nothing left to do."""
-        for engine in [engine for engine in self.retired if not engine.in_flight]:
+        for engine in [engine for engine in self.retired if not engine.ledger.in_flight]:
             del self.retired[engine]
             self._announcer.forget(engine.id)
             self._by_hand.discard(engine.id)
@@ -402,7 +404,7 @@ class Gateway:
 
     def changed(self, engine: Engine) -> None:
         """React to a change of an engine: grant waiting calls, and move calls away from a dead engine."""
-        if not engine.up and engine.in_flight:
+        if not engine.health.up and engine.ledger.in_flight:
             self.clients[engine.id].abandon()
         self.dispatch.changed(engine)
         self._tell(engine)

@@ -251,7 +251,7 @@ class GatewayTarget:
         wrong = [
             f"{engine!r} still holds something"
             for engine in self.gateway.fleet
-            if (engine.held, engine.in_flight, engine.prefill_queued) != (0, 0, 0)
+            if (engine.ledger.held, engine.ledger.in_flight, engine.prefills.queued) != (0, 0, 0)
         ]
         if any(self.gateway.dispatch.queues.values()):
             wrong.append("a queue is not empty")

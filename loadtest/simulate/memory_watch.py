@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from gateway.core.engines.fleet import Engine
+from gateway.core.engines.engine import Engine
 from gateway.serve.assembly import Gateway
 from gateway.shared.vllm.answers import EngineSample, ModelCard
 from loadtest.simulate.memory_engine import MemoryEngine
@@ -50,11 +50,11 @@ class Watch:
 
     def _scrape(self) -> None:
         memory, engine = self._memory, self._engine
-        if memory.condition not in WELL or not engine.up:
+        if memory.condition not in WELL or not engine.health.up:
             return
         if memory.condition == "up":
             self._sample = sample_of(memory)  # one that is stalled goes on to tell its last
-        self._gateway.fleet.sampled(engine, self._sample, self._loop.time())
+        engine.sampled(self._sample, self._loop.time())
         self._gateway.changed(self._engine)
 
     def _check(self) -> None:
@@ -71,13 +71,13 @@ class Watch:
             return
         self._healthy(ok)
         interval = self._gateway.policy.fleet.health
-        self._loop.call_later(interval if ok and self._engine.up else interval / 5, self._check)
+        self._loop.call_later(interval if ok and self._engine.health.up else interval / 5, self._check)
 
     def _healthy(self, ok: bool) -> None:
         fleet, engine = self._gateway.fleet, self._engine
-        if ok and not engine.up:
+        if ok and not engine.health.up:
             fleet.has_models(engine, self._cards)
-        fleet.health(engine, ok, self._loop.time())
+        engine.check(ok, self._loop.time())
         self._gateway.changed(self._engine)
 
 

@@ -12,7 +12,8 @@ import httpx
 
 from gateway.control.app import control_app
 from gateway.core.admission.retries import RetryBudget
-from gateway.core.engines.fleet import Engine, Fleet
+from gateway.core.engines.engine import Engine
+from gateway.core.engines.fleet import Fleet
 from gateway.core.policy.policy import Policy
 from gateway.core.policy.snapshot import Current, Snapshot
 from gateway.decider.dispatch import Dispatch
@@ -44,7 +45,7 @@ class Parts:
     def up(self, id: str) -> Engine:
         engine = self.fleet.engines[id]
         self.fleet.has_models(engine, [ModelCard(id="m", max_model_len=4096)])
-        self.fleet.health(engine, True, asyncio.get_running_loop().time())
+        engine.check(True, asyncio.get_running_loop().time())
         return engine
 
     async def get(self, path: str, **headers: str) -> httpx.Response:

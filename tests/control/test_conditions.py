@@ -33,7 +33,7 @@ def test_an_engine_that_is_down_is_told_since_the_outage_began_and_who_takes_its
         left, right = parts.up("e0"), parts.up("e1")
         began = loop.time()
         for _ in range(5):
-            parts.fleet.health(left, False, loop.time(), Trouble("refused", "connection refused", loop.time()))
+            left.check(False, loop.time(), Trouble("refused", "connection refused", loop.time()))
             await asyncio.sleep(0.01)
         (line,) = await headline(parts)
         assert line["what"] == "Engine e0 is down. Other engines take its calls."
@@ -64,13 +64,13 @@ def test_every_reason_has_advice(reason: str) -> None:
 
 def test_many_engines_share_a_line() -> None:
     async def scene(parts: Parts) -> None:
-        from gateway.core.engines.fleet import Engine  # noqa: PLC0415
+        from gateway.core.engines.engine import Engine  # noqa: PLC0415
         from gateway.core.policy.policy import Policy  # noqa: PLC0415
 
         for number in range(2, 6):
             parts.fleet.add(Engine(f"e{number}", f"http://127.0.0.1:{number}", Policy()))
         for engine in parts.fleet:
-            parts.fleet.health(engine, False, 5.0 + int(engine.id[1]), Trouble("refused", "connection refused", 5.0))
+            engine.check(False, 5.0 + int(engine.id[1]), Trouble("refused", "connection refused", 5.0))
         (line,) = await headline(parts)
         assert line["what"] == "6 of 6 engines are down."
         assert line["why"].endswith("and 3 more")
@@ -85,8 +85,8 @@ def test_an_open_breaker_and_missing_metrics_are_told() -> None:
         now = asyncio.get_running_loop().time()
         for _ in range(engine.policy.breaker.failures):
             engine.breaker.ended(engine.breaker.sent(now), Ending.FAILURE, now)
-        engine.failed_call = "it answered 500"
-        parts.up("e1").unmeasured = "GET /metrics was answered 404"
+        engine.health.failed_call = "it answered 500"
+        parts.up("e1").health.unmeasured = "GET /metrics was answered 404"
         first, second = await headline(parts)
         assert first["what"].startswith("Engine e0 fails its calls: its circuit breaker is open. Other engines")
         assert (first["why"], first["runbook"]) == ("it answered 500", "WeirBreakerOpen")

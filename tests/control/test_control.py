@@ -29,7 +29,7 @@ def test_readyz_follows_the_engines_and_the_drain() -> None:
         expected = "no engine is up\ne0 is not asked yet\ne1 is not asked yet\n"
         assert (answer.status_code, answer.text) == (503, expected)
         gateway.up("e1")
-        gateway.fleet.health(gateway.fleet.engines["e0"], False, 1.0, Trouble("refused", "connection refused", 1.0))
+        gateway.fleet.engines["e0"].check(False, 1.0, Trouble("refused", "connection refused", 1.0))
         gateway.fleet.unasked.add("e0")
         answer = await gateway.get("/readyz")
         expected = "starting: 1 engines have not been asked yet\ne0 is down: connection refused\n"

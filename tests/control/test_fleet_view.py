@@ -20,7 +20,7 @@ def test_it_tells_what_is_known_and_promised() -> None:
         now = asyncio.get_running_loop().time()
         engine = gateway.up("e1")
         sample = EngineSample(running=2, waiting=0, kv_usage=0.1, capacity_tokens=10_000)
-        gateway.fleet.sampled(engine, sample, now - 0.5)
+        engine.sampled(sample, now - 0.5)
         hold = engine.hold(3000, 2000, now)
         view = (await gateway.get("/fleet")).json()
         first, second = view["engines"]
@@ -54,9 +54,9 @@ def test_it_tells_what_is_known_and_promised() -> None:
             "kv_usage": 0.1,
         }
         (model,) = view["models"]
-        spare = 8000 - 3000 - engine.excess
+        spare = 8000 - 3000 - engine.ledger.excess
         # 2,000 prompt tokens ahead and 500 of its own.
-        assert model.pop("predicted_ttft_s") == pytest.approx(engine.tpot + 2500 / 10_000, abs=0.001)
+        assert model.pop("predicted_ttft_s") == pytest.approx(engine.speed.tpot + 2500 / 10_000, abs=0.001)
         assert model == {
             "id": "m",
             "max_model_len": 4096,
@@ -84,12 +84,12 @@ def test_the_best_engine_s_prediction_and_everyone_s_room() -> None:
         busy, idle = gateway.up("e0"), gateway.up("e1")
         hold = busy.hold(50_000, 20_000, now)
         (model,) = (await gateway.get("/fleet")).json()["models"]
-        assert model["predicted_ttft_s"] == idle.tpot + PROMPT / 10_000
+        assert model["predicted_ttft_s"] == idle.speed.tpot + PROMPT / 10_000
         assert model["headroom_calls"] == (80_000 - 50_000) // COST + 80_000 // COST
-        idle.slots = 3
+        idle.ledger.slots = 3
         (model,) = (await gateway.get("/fleet")).json()["models"]
         assert model["headroom_calls"] == 30 + 3
-        busy.slots = 0  # what was learned may be below what is in flight
+        busy.ledger.slots = 0  # what was learned may be below what is in flight
         (model,) = (await gateway.get("/fleet")).json()["models"]
         assert model["headroom_calls"] == 3
         hold.release()
@@ -139,7 +139,7 @@ def test_waits_follow_the_queue_and_its_order() -> None:
     async def scene(gateway: Parts) -> None:
         loop = asyncio.get_running_loop()
         engine = gateway.up("e1")
-        engine.slots = 1
+        engine.ledger.slots = 1
         now = loop.time()
 
         async def waits(name: str) -> None:
@@ -174,7 +174,7 @@ def test_the_mode_is_told() -> None:
         loop = asyncio.get_running_loop()
         engine = gateway.up("e1")
         with await gateway.dispatch.ask(a_call(deadline=loop.time() + 1000.0, prompt_tokens=100)):
-            gateway.fleet.sampled(engine, EngineSample(running=2, waiting=50, kv_usage=0.5), loop.time())
+            engine.sampled(EngineSample(running=2, waiting=50, kv_usage=0.5), loop.time())
             gateway.dispatch.traffic["m"].step([engine], loop.time())
             (model,) = (await gateway.get("/fleet")).json()["models"]
             assert model["mode"] == "tight"

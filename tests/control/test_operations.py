@@ -8,7 +8,7 @@ from urllib.parse import quote
 import pytest
 
 from gateway.control.calls import SHOWN, CallView, active_calls
-from gateway.core.engines.fleet import Engine
+from gateway.core.engines.engine import Engine
 from gateway.core.request.record import Record
 from gateway.relay.active_call import ActiveCall
 from gateway.shared.files.file_status import FileStatus
@@ -170,7 +170,7 @@ def test_an_engine_gets_no_new_calls_and_ends_those_it_has() -> None:
             assert answer.json() == {"engine": "e0", "draining": True, "in_flight": 1}
             assert (await gateway.get("/drain")).json()["draining_engines"] == ["e0"]
             assert gateway.dispatch.at_once(call) is None
-            assert engine.in_flight == 1
+            assert engine.ledger.in_flight == 1
         assert (await gateway.get("/engines/e0/drain")).json() == {"engine": "e0", "draining": True, "in_flight": 0}
         answer = await gateway.ask("DELETE", "/engines/e0/drain")
         assert answer.json()["draining"] is False
@@ -185,7 +185,7 @@ def test_what_waits_goes_when_an_engine_is_back() -> None:
         loop = asyncio.get_running_loop()
         first = gateway.up("e0")
         gateway.up("e1")
-        first.slots = 1
+        first.ledger.slots = 1
         await gateway.post("/engines/e1/drain")
 
         async def one() -> str:

@@ -32,7 +32,7 @@ from gateway.core.checkpoint import (
     encoded,
 )
 from gateway.core.engines.breaker import BreakerState, CircuitBreaker, Ending
-from gateway.core.engines.fleet import Engine
+from gateway.core.engines.engine import Engine
 from gateway.core.policy.file import decode
 from gateway.core.policy.policy import Policy
 from gateway.core.policy.traffic import Breaker, TrafficClass
@@ -95,21 +95,26 @@ def engine(slots: int | None = None) -> Engine:
 def test_an_engine_goes_on_with_what_was_learned_of_it() -> None:
     before, after = engine(), engine()
     for _ in range(16):
-        before.learn_first_byte(5000.0, 1.0)
-    before.learn_tpot(100, 9.0)
-    before.learn_pace(100, 2.0)
+        before.speed.learn_first_byte(5000.0, 1.0)
+    before.speed.learn_tpot(100, 9.0)
+    before.speed.learn_pace(100, 2.0)
     for at in (BEFORE - 1.0, BEFORE):
         before.sampled(EngineSample(running=9, waiting=50, kv_usage=1.0, preemptions_total=0), at)
     after.restore(through(before.checkpoint(BEFORE, 0)), AFTER - AGO, prefixes=True)
-    for name in ("prefill_rate", "ttft_spread", "tpot", "pace", "trim", "slots", "_full_at"):
-        assert getattr(after, name) == getattr(before, name) != getattr(engine(), name) or name == "ttft_spread", name
-    assert after.held == 0
+    for name in ("prefill_rate", "ttft_spread", "tpot", "pace"):
+        found, fresh = getattr(after.speed, name), getattr(engine().speed, name)
+        assert found == getattr(before.speed, name), name
+        assert found != fresh or name == "ttft_spread", name
+    assert after.ledger.trim == before.ledger.trim != engine().ledger.trim
+    assert after.ledger.slots == before.ledger.slots != engine().ledger.slots
+    assert after.adaptation.full_at == before.adaptation.full_at is not None
+    assert after.ledger.held == 0
 
 
 def test_slots_that_the_policy_gives_are_not_replaced() -> None:
     after = engine(slots=4)
     after.restore(engine().checkpoint(BEFORE, 0), AFTER, prefixes=True)
-    assert after.slots == 4
+    assert after.ledger.slots == 4
     assert engine().checkpoint(BEFORE, 9).full_at is None
 
 
@@ -122,7 +127,7 @@ def test_the_blocks_that_were_read_last_are_cached_for_the_next_decider(reads: l
     for number, blocks in enumerate(reads):
         before.remember(tuple(blocks), len(blocks), BEFORE - len(reads) + number)
     after.restore(through(before.checkpoint(BEFORE, most)), AFTER - AGO, prefixes=True)
-    then, now = before.prefixes.blocks, after.prefixes.blocks
+    then, now = before.cache.blocks, after.cache.blocks
     newest = list(then)[-most:] if most else []
     assert list(now) == newest
     ages = [(BEFORE - then[block], AFTER - AGO - now[block]) for block in reversed(newest)]
@@ -137,15 +142,15 @@ def test_what_an_engine_has_read_meanwhile_stays_and_is_the_newest() -> None:
     after.remember((2,), 300, AFTER - 1.0)
     saved = before.checkpoint(BEFORE, 9)
     after.restore(saved, AFTER - AGO, prefixes=True)
-    assert list(after.prefixes.blocks.items()) == [
+    assert list(after.cache.blocks.items()) == [
         (4, AFTER - 100.0),
         (3, AFTER - AGO - 10.0),
         (1, AFTER - AGO - 10.0),
         (2, AFTER - 1.0),
     ]
-    assert after.cached_blocks((1, 2, 3, 5)) == 3
+    assert after.cache.leading((1, 2, 3, 5)) == 3
     other.restore(saved, AFTER, prefixes=False)
-    assert other.prefixes.blocks == {}
+    assert other.cache.blocks == {}
 
 
 @pytest.mark.parametrize("wrong", [(b"1234567", [1.0]), (b"12345678", []), (b"", [1.0]), (b"12345678", [-1.0])])

@@ -20,7 +20,7 @@ import uvloop
 import zmq
 
 from gateway.core.engines.cache_age import CacheAge
-from gateway.core.engines.fleet import Engine
+from gateway.core.engines.engine import Engine
 from gateway.core.policy.policy import EngineEntry, FleetPolicy, Policy
 from gateway.decider import cache_events
 from gateway.decider.cache_events import LARGEST, QUEUED, KvEvents
@@ -85,8 +85,8 @@ class Scene:
 
     @property
     def cache_age(self) -> CacheAge:
-        assert self.engine.cache_age is not None
-        return self.engine.cache_age
+        assert self.engine.cache.age is not None
+        return self.engine.cache.age
 
     async def until(self, holds: Callable[[], bool], meanwhile: Callable[[], None] = lambda: None) -> None:
         async with asyncio.timeout(WITHIN):
@@ -111,7 +111,7 @@ def play(folder: Path, scene: Callable[[Scene], Awaitable[None]]) -> None:
             made.close()
             async with asyncio.timeout(2.0):
                 await made.events.aclose()
-        assert made.engine.cache_age is None
+        assert made.engine.cache.age is None
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     uvloop.run(main())  # as the gateway
@@ -213,7 +213,7 @@ def test_what_cannot_be_read_does_no_harm(folder: Path, monkeypatch: pytest.Monk
 def test_an_engine_is_listened_to_as_the_policy_says(folder: Path) -> None:
     async def scenario(scene: Scene) -> None:
         scene.events.listen(scene.engine, None)
-        assert scene.engine.cache_age is None
+        assert scene.engine.cache.age is None
         scene.events.listen(scene.engine, scene.url)
         first = scene.cache_age
         scene.events.listen(scene.engine, scene.url)
@@ -224,7 +224,7 @@ def test_an_engine_is_listened_to_as_the_policy_says(folder: Path) -> None:
         await scene.join(publisher)
         scene.events.listen(scene.engine, None)
         scene.events.forget(scene.engine)
-        assert scene.engine.cache_age is None
+        assert scene.engine.cache.age is None
         scene.events.listen(scene.engine, scene.url + "2")
         await scene.join(publisher)
 
@@ -238,14 +238,14 @@ def test_a_reload_begins_and_ends_subscriptions(folder: Path) -> None:
     async def main() -> None:
         gateway = Gateway(policy(None), [], None, random.Random(1))
         (engine,) = gateway.fleet
-        assert (gateway.kv_events, engine.cache_age) == (None, None)
+        assert (gateway.kv_events, engine.cache.age) == (None, None)
         gateway.apply(Configuration(policy(f"ipc://{folder}/e")))
-        assert engine.cache_age is not None
+        assert engine.cache.age is not None
         gateway.apply(Configuration(policy(None)))
-        assert engine.cache_age is None
+        assert engine.cache.age is None
         gateway.apply(Configuration(policy(f"ipc://{folder}/e")))
         gateway.apply(Configuration(Policy()))
-        assert (engine.cache_age, list(gateway.fleet)) == (None, [])
+        assert (engine.cache.age, list(gateway.fleet)) == (None, [])
         await gateway.aclose()
 
     asyncio.run(main())

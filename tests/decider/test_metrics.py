@@ -15,7 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.core.admission.retries import AT_LEAST, RetryBudget
 from gateway.core.engines.breaker import Ending
-from gateway.core.engines.fleet import Engine, Fleet
+from gateway.core.engines.engine import Engine
+from gateway.core.engines.fleet import Fleet
 from gateway.core.histogram import BOUNDS
 from gateway.core.lengths import LengthModel
 from gateway.core.policy.policy import Policy
@@ -43,7 +44,7 @@ class World:
         self.engine = Engine("e0", "http://127.0.0.1:1", Policy(), capacity=1000)
         self.fleet.add(self.engine)
         self.fleet.has_models(self.engine, [ModelCard(id="m", max_model_len=4096)])
-        self.fleet.health(self.engine, True, 0.0)
+        self.engine.check(True, 0.0)
         self.dispatch = Dispatch(
             self.fleet, Policy(), random.Random(1), lambda: 0.0, RetryBudget(Current(Snapshot(Policy())))
         )
@@ -164,7 +165,7 @@ def test_gauges_are_what_the_fleet_holds_now() -> None:
     def scene(world: World) -> None:
         engine = world.engine
         hold = engine.hold(300, 200, 0.0)
-        world.fleet.sampled(engine, EngineSample(running=1, waiting=0, kv_usage=0.25, capacity_tokens=1000), 0.0)
+        engine.sampled(EngineSample(running=1, waiting=0, kv_usage=0.25, capacity_tokens=1000), 0.0)
         told = {
             name: value
             for name, labels, value in world.samples()
@@ -173,14 +174,14 @@ def test_gauges_are_what_the_fleet_holds_now() -> None:
         assert told == {
             "weir_engine_up": 1,
             "weir_engine_capacity_tokens": 1000,
-            "weir_engine_budget_tokens": engine.budget,
+            "weir_engine_budget_tokens": engine.ledger.budget,
             "weir_engine_held_tokens": 300,
             "weir_engine_in_flight": 1,
-            "weir_engine_slots": engine.slots,
-            "weir_engine_trim_ratio": engine.trim,
+            "weir_engine_slots": engine.ledger.slots,
+            "weir_engine_trim_ratio": engine.ledger.trim,
             "weir_engine_kv_usage_ratio": 0.25,
-            "weir_engine_prefill_tokens_per_second": engine.prefill_rate,
-            "weir_engine_seconds_per_output_token": engine.tpot,
+            "weir_engine_prefill_tokens_per_second": engine.speed.prefill_rate,
+            "weir_engine_seconds_per_output_token": engine.speed.tpot,
             "weir_engine_draining": 0,
             "weir_engine_breaker_open": 0,
         }

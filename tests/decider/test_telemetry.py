@@ -13,7 +13,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gateway.core.engines.fleet import Engine, Fleet
+from gateway.core.engines.engine import Engine
+from gateway.core.engines.fleet import Fleet
 from gateway.core.engines.trouble import REASONS
 from gateway.core.policy.policy import Policy
 from gateway.decider import telemetry
@@ -132,10 +133,10 @@ def test_first_contact_tells_models_health_and_a_sample() -> None:
     async def scene(engine: FakeEngine) -> None:
         its = Scene(engine.url, keys={"e0": "secret"})
         await its.telemetry.first_contact()
-        assert its["e0"].up
+        assert its["e0"].health.up
         assert list(its.fleet.models) == ["m"]
         assert its.fleet.context("m") == 4096
-        assert its["e0"].capacity == 16_000
+        assert its["e0"].ledger.capacity == 16_000
         assert its["e0"].sample is not None
         assert (its["e0"].sample.running, its["e0"].sample.waiting) == (3, 1)
         # The models come before the health that opens the engine, and the key goes with every question.
@@ -178,7 +179,7 @@ def test_a_bad_scrape_is_no_sample(bad: tuple[int, bytes]) -> None:
         engine.answers["/metrics"] = bad
         its = Scene(engine.url)
         await its.telemetry.first_contact()
-        assert its["e0"].up
+        assert its["e0"].health.up
         assert its["e0"].sample is None
         engine.answers["/metrics"] = (200, METRICS)
         await its.until(lambda: its["e0"].sample is not None)
@@ -193,9 +194,9 @@ def test_an_engine_that_does_not_answer_metrics_still_has_its_health_checked() -
         del engine.answers["/metrics"]
         its = Scene(engine.url)
         await its.telemetry.first_contact()
-        assert its["e0"].up
+        assert its["e0"].health.up
         engine.answers["/health"] = (503, b"")
-        await its.until(lambda: not its["e0"].up)
+        await its.until(lambda: not its["e0"].health.up)
         await its.telemetry.aclose()
 
     play(scene)
@@ -208,15 +209,15 @@ def test_an_engine_that_says_it_sleeps_gets_no_calls_until_it_says_that_it_is_aw
     async def scene(engine: FakeEngine) -> None:
         its = Scene(engine.url)
         await its.telemetry.first_contact()
-        assert its["e0"].up
+        assert its["e0"].health.up
         engine.answers["/metrics"] = (200, asleep)
-        await its.until(lambda: not its["e0"].up)
-        trouble = its["e0"].trouble
+        await its.until(lambda: not its["e0"].health.up)
+        trouble = its["e0"].health.trouble
         assert trouble is not None
         assert (trouble.reason, trouble.words) == ("asleep", f"it says that it sleeps ({state})")
-        await its.until(lambda: its["e0"].misses == 2)  # its /health says 200 all the while
+        await its.until(lambda: its["e0"].health.misses == 2)  # its /health says 200 all the while
         engine.answers["/metrics"] = (200, METRICS)
-        await its.until(lambda: its["e0"].up)
+        await its.until(lambda: its["e0"].health.up)
         await its.telemetry.aclose()
 
     play(scene)
@@ -227,7 +228,7 @@ def test_an_engine_that_sleeps_at_first_contact_is_not_up() -> None:
         engine.answers["/metrics"] = (200, METRICS + b'vllm:engine_sleep_state{sleep_state="discard_all"} 1.0\n')
         its = Scene(engine.url)
         await its.telemetry.first_contact()
-        assert not its["e0"].up
+        assert not its["e0"].health.up
         assert list(its.fleet.models) == ["m"]
         await its.telemetry.aclose()
 
@@ -241,7 +242,7 @@ def test_the_sleep_of_an_engine_that_drains_is_its_sidecars_to_tell() -> None:
         its["e0"].draining = True
         engine.answers["/metrics"] = (200, METRICS + b'vllm:engine_sleep_state{sleep_state="discard_all"} 1.0\n')
         await its.until(lambda: its["e0"].sample is not None and its["e0"].sample.sleep_state == "discard_all")
-        assert its["e0"].up
+        assert its["e0"].health.up
         await its.telemetry.aclose()
 
     play(scene)
@@ -256,11 +257,11 @@ def test_an_engine_whose_models_are_not_known_is_not_up(answer: tuple[int, bytes
             engine.answers["/v1/models"] = answer
         its = Scene(engine.url)
         await its.telemetry.first_contact()
-        assert not its["e0"].up
+        assert not its["e0"].health.up
         if answer is None:
             await engine.listen()
         engine.answers["/v1/models"] = (200, MODELS)
-        await its.until(lambda: its["e0"].up)
+        await its.until(lambda: its["e0"].health.up)
         assert list(its.fleet.models) == ["m"]
         await its.telemetry.aclose()
 
@@ -272,15 +273,15 @@ def test_three_misses_take_it_out_and_two_hits_bring_it_back_with_its_new_models
         its = Scene(engine.url)
         await its.telemetry.first_contact()
         engine.answers["/health"] = (503, b"")
-        await its.until(lambda: its["e0"].misses == 1)
-        assert its["e0"].up
-        await its.until(lambda: not its["e0"].up)
-        assert its["e0"].misses == 3
+        await its.until(lambda: its["e0"].health.misses == 1)
+        assert its["e0"].health.up
+        await its.until(lambda: not its["e0"].health.up)
+        assert its["e0"].health.misses == 3
         engine.answers["/v1/models"] = (200, MODELS.replace(b'"m"', b'"other"'))
         engine.answers["/health"] = (200, b"")
-        await its.until(lambda: its["e0"].hits == 1)
-        assert not its["e0"].up
-        await its.until(lambda: its["e0"].up)
+        await its.until(lambda: its["e0"].health.hits == 1)
+        assert not its["e0"].health.up
+        await its.until(lambda: its["e0"].health.up)
         assert list(its.fleet.models) == ["other"]
         await its.telemetry.aclose()
 
@@ -294,11 +295,11 @@ def test_a_killed_engine_goes_out_and_comes_back_and_its_neighbour_does_not_noti
         its = Scene(engine.url, other.url)
         await its.telemetry.first_contact()
         await engine.close()
-        await its.until(lambda: not its["e0"].up)
-        assert its["e1"].up
-        assert its["e1"].misses == 0
+        await its.until(lambda: not its["e0"].health.up)
+        assert its["e1"].health.up
+        assert its["e1"].health.misses == 0
         await engine.listen()
-        await its.until(lambda: its["e0"].up)
+        await its.until(lambda: its["e0"].health.up)
         await its.telemetry.aclose()
         await other.close()
 
@@ -313,7 +314,7 @@ def test_with_the_default_intervals_a_hung_engine_is_out_within_five_seconds() -
         await its.telemetry.first_contact()
         engine.answers.clear()  # it accepts, and says nothing more: a stopped process
         began = loop.time()
-        await its.until(lambda: not its["e0"].up)
+        await its.until(lambda: not its["e0"].health.up)
         assert loop.time() - began < 5.0
         await its.telemetry.aclose()
 
@@ -328,10 +329,10 @@ def test_a_check_that_we_were_too_busy_to_follow_counts_for_nothing() -> None:
         watcher = Watcher(fleet.engines["e0"], fleet, lambda _: None, lambda: next(times), None)
         engine.answers["/health"] = (503, b"")
         await watcher._check_health()  # by the clock it took 1 s of the 0.25 s allowed
-        assert fleet.engines["e0"].misses == 0
+        assert fleet.engines["e0"].health.misses == 0
         times = iter([20.0, 20.25, 20.25])
         await watcher._check_health()
-        assert fleet.engines["e0"].misses == 1
+        assert fleet.engines["e0"].health.misses == 1
         await watcher.aclose()
 
     play(scene)
@@ -347,8 +348,8 @@ def test_unix_sockets_base_paths_and_no_proxy(tmp_path: Path, monkeypatch: pytes
         engine.answers = {f"/base{path}": answer for path, answer in engine.answers.items()}
         its = Scene(f"unix://{tmp_path}/e.sock", f"{engine.url}/base/")
         await its.telemetry.first_contact()
-        assert its["e0"].up
-        assert its["e1"].up
+        assert its["e0"].health.up
+        assert its["e1"].health.up
         await its.telemetry.aclose()
         await on_unix.close()
 
@@ -362,7 +363,7 @@ def test_an_engines_cookies_are_not_kept() -> None:
         await its.telemetry.first_contact()
         changes = its.changes
         await its.until(lambda: its.changes > changes + 2)  # the watchers go on
-        assert its["e0"].up
+        assert its["e0"].health.up
         assert not any("cookie" in fields for _, fields in engine.asked)
         await its.telemetry.aclose()
 
@@ -379,8 +380,8 @@ def test_garbage_instead_of_http_is_a_miss() -> None:
         port = server.sockets[0].getsockname()[1]
         its = Scene(f"http://127.0.0.1:{port}", f"https://127.0.0.1:{port}")
         await its.telemetry.first_contact()
-        await its.until(lambda: all(engine.misses for engine in its.fleet))
-        assert not any(engine.up for engine in its.fleet)
+        await its.until(lambda: all(engine.health.misses for engine in its.fleet))
+        assert not any(engine.health.up for engine in its.fleet)
         await its.telemetry.aclose()
         server.close()
         await server.wait_closed()
@@ -412,13 +413,13 @@ def test_a_failed_check_has_a_reason_and_words(
             engine.answers[path] = answer
         its = Scene(engine.url)
         await its.telemetry.first_contact()
-        trouble = its["e0"].trouble
+        trouble = its["e0"].health.trouble
         assert trouble is not None
         assert (trouble.reason, reason in REASONS) == (reason, True)
         assert words in trouble.words
-        assert its["e0"].checked_at >= trouble.at > 0.0
-        before = its["e0"].check_failures[reason]
-        await its.until(lambda: its["e0"].check_failures[reason] > before)
+        assert its["e0"].health.checked_at >= trouble.at > 0.0
+        before = its["e0"].health.check_failures[reason]
+        await its.until(lambda: its["e0"].health.check_failures[reason] > before)
         await its.telemetry.aclose()
 
     play(scene)
@@ -438,12 +439,12 @@ def test_names_that_hang_starve_no_other_engines_checks(monkeypatch: pytest.Monk
     async def scene(engine: FakeEngine) -> None:
         its = Scene(*(f"http://hangs-{number}:1" for number in range(20)), engine.url.replace("127.0.0.1", "good"))
         good = its["e20"]
-        await its.until(lambda: good.up)
+        await its.until(lambda: good.health.up)
         checks = [path for path, _ in engine.asked].count("/health")
         await its.until(lambda: [path for path, _ in engine.asked].count("/health") > checks + 5)
-        assert good.misses == 0
-        await its.until(lambda: all(each.trouble for each in its.fleet if each is not good))
-        first = its["e0"].trouble
+        assert good.health.misses == 0
+        await its.until(lambda: all(each.health.trouble for each in its.fleet if each is not good))
+        first = its["e0"].health.trouble
         assert first is not None
         assert (first.reason, first.words[:40]) == ("name", "the name hangs-0 does not resolve: no an")
         await its.telemetry.aclose()
@@ -466,7 +467,7 @@ def test_want_of_descriptors_is_no_fault_of_the_engine(monkeypatch: pytest.Monke
         monkeypatch.setattr(loop, "create_connection", none_left)
         watcher = Watcher(fleet.engines["e0"], fleet, lambda _: None, loop.time, None)
         assert not await watcher._check_health()
-        assert fleet.engines["e0"].misses == 0
+        assert fleet.engines["e0"].health.misses == 0
         await watcher.aclose()
 
     play(scene)
@@ -480,7 +481,7 @@ def test_who_waits_for_a_first_answer_is_woken_by_it_and_not_for_ever() -> None:
         its = Scene(engine.url, silent.url)
         assert its.fleet.unasked == {"e0", "e1"}
         await its.telemetry.asked(lambda: its.fleet.serving("m"), 10.0)
-        assert (its["e0"].up, its.fleet.unasked >= {"e1"}) == (True, True)
+        assert (its["e0"].health.up, its.fleet.unasked >= {"e1"}) == (True, True)
         await its.telemetry.asked(lambda: False, 0.001)
         assert "e1" in its.fleet.unasked
         await its.telemetry.asked(lambda: False, 10.0)
@@ -502,9 +503,9 @@ def test_an_adapter_that_was_unloaded_is_gone_soon_after_a_404(monkeypatch: pyte
         await its.telemetry.first_contact()
         assert sorted(its.fleet.models) == ["lora", "m"]
         engine.answers["/v1/models"] = 200, MODELS
-        its["e0"].doubted = True
+        its["e0"].health.doubted = True
         await its.until(lambda: list(its.fleet.models) == ["m"])
-        assert not its["e0"].doubted
+        assert not its["e0"].health.doubted
         await its.telemetry.aclose()
 
     play(scene)

@@ -172,7 +172,7 @@ async def gateway_over(
     gateway = Gateway(policy or Policy(), entries, None, random.Random(seed))
     for engine in gateway.fleet:
         gateway.fleet.has_models(engine, [ModelCard(id="m", max_model_len=8192)])
-        gateway.fleet.health(engine, True, gateway.clock())
+        engine.check(True, gateway.clock())
     gateway.server.settings = structs.replace(gateway.server.settings, **wire)
     await gateway.server.listen("127.0.0.1", 0)
     try:
@@ -251,11 +251,11 @@ async def settled(gateway: Gateway) -> None:
         while (
             gateway.pipeline.tasks
             or any(client.active for client in gateway.clients.values())
-            or any(engine.in_flight for engine in gateway.fleet)  # its end may be on its way to another process
+            or any(engine.ledger.in_flight for engine in gateway.fleet)  # its end may be on its way to another process
         ):
             await asyncio.sleep(0.001)
     for engine in gateway.fleet:
-        assert (engine.held, engine.in_flight, engine.prefill_queued) == (0, 0, 0), engine
+        assert (engine.ledger.held, engine.ledger.in_flight, engine.prefills.queued) == (0, 0, 0), engine
     assert all(not queues for queues in gateway.dispatch.queues.values())
     assert not any(gateway.dispatch.running.values())
     assert gateway.bodies.held == 0, gateway.bodies

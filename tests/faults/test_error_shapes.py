@@ -37,8 +37,8 @@ def asked(behaviour: str, payload: bytes, policy: Policy = POLICY, *, times: int
         async with ScriptedEngine(behaviour).running() as engine, gateway_over([engine], policy) as gateway:
             if not up:
                 for each in gateway.fleet:
-                    gateway.fleet.health(each, False, gateway.clock())
-                    each.up = False
+                    each.check(False, gateway.clock())
+                    each.health.up = False
             for _ in range(times):
                 answer = await ask(port_of(gateway), payload)
             await settled(gateway)

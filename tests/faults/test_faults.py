@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 
 from gateway.core.admission.queues import Ticket
-from gateway.core.engines.fleet import Hold
+from gateway.core.engines.hold import Hold
 from gateway.core.policy.policy import BodyPolicy, EngineEntry, FleetPolicy, Policy, Routing, Timeouts
 from gateway.core.request.record import Record
 from gateway.decider.grant import LocalGrant
@@ -100,7 +100,7 @@ def test_an_engine_that_answers_404_is_asked_for_its_models_again(behaviour: str
     async def body(gateway: Gateway, engines: list[ScriptedEngine]) -> None:
         await ask(port_of(gateway), request(False))
         await settled(gateway)
-        assert [engine.doubted for engine in gateway.fleet] == [doubted]
+        assert [engine.health.doubted for engine in gateway.fleet] == [doubted]
 
     scenario([behaviour], body)
 
@@ -359,7 +359,7 @@ def test_calls_wait_for_an_engine_that_restarts() -> None:
             while gateway.dispatch.estimates.waiting("m") < 6:
                 await asyncio.sleep(0.001)
         calls[0].cancel()
-        engine.up = True
+        engine.health.up = True
         gateway.changed(engine)
         answers = await asyncio.gather(*calls[1:])
         assert [(answer.status, answer.complete) for answer in answers] == [(200, True)] * 5
@@ -389,7 +389,7 @@ def test_a_refused_connection_takes_the_engine_out_at_once() -> None:
         engines[0].stop()
         answers = [await ask(port_of(gateway), request()) for _ in range(6)]
         assert [answer.status for answer in answers] == [200] * 6
-        up = {engine.id: engine.up for engine in gateway.fleet}
+        up = {engine.id: engine.health.up for engine in gateway.fleet}
         dead = engines[0].url.removeprefix("http://")
         if not up[dead]:
             assert sum(up.values()) == 1
@@ -439,10 +439,10 @@ def test_a_client_that_reads_nothing_is_cut_off_and_the_engine_freed() -> None:
 def test_a_call_in_the_queue_of_a_full_engine_is_cancelled_with_its_client() -> None:
     async def body(gateway: Gateway, engines: list[ScriptedEngine]) -> None:
         engine = next(iter(gateway.fleet))
-        engine.slots = 1
+        engine.ledger.slots = 1
         first = asyncio.create_task(ask(port_of(gateway), request()))
         async with asyncio.timeout(5):
-            while not engine.in_flight:
+            while not engine.ledger.in_flight:
                 await asyncio.sleep(0.001)
             _, writer = await asyncio.open_connection("127.0.0.1", port_of(gateway))
             writer.write(request())
@@ -523,8 +523,8 @@ def a_random_mix(seed: int) -> None:
                 if rng.random() < 0.3:
                     await asyncio.sleep(rng.uniform(0, 0.01))
                 for engine in gateway.fleet:
-                    if not engine.up or rng.random() < 0.02:
-                        gateway.fleet.health(engine, rng.random() < 0.9, gateway.clock())
+                    if not engine.health.up or rng.random() < 0.02:
+                        engine.check(rng.random() < 0.9, gateway.clock())
                 gateway.dispatch.pump()
             statuses = await asyncio.gather(*tasks)
             await settled(gateway)

@@ -44,7 +44,7 @@ def scenario(behaviours: list[str], body: Body, policy: Policy = POLICY) -> None
             problems: list[str] = []
             asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(str(context)))
             for number, each in enumerate(gateway.fleet):
-                each.prefill_rate = 9_000.0 / 3**number  # else they are equals
+                each.speed.prefill_rate = 9_000.0 / 3**number  # else they are equals
             await body(gateway, engines)
             await settled(gateway)
             assert not any(traffic.drain.held for traffic in gateway.dispatch.traffic.values())
@@ -180,7 +180,7 @@ def test_an_engine_that_cannot_be_connected_to_is_out_at_once() -> None:
         engines[0].stop()
         await asyncio.sleep(0.01)
         assert (await ask(port_of(gateway), request())).status == 200
-        assert [engine.up for engine in gateway.fleet] == [False, True]
+        assert [engine.health.up for engine in gateway.fleet] == [False, True]
 
     scenario(["good", "good"], body)
 
@@ -238,7 +238,7 @@ def test_a_second_attempt_that_fails_is_harmless(loser: str) -> None:
         await asyncio.sleep(0.05)
         assert not task.done()
         first, second = gateway.fleet
-        assert first.in_flight == 1
+        assert first.ledger.in_flight == 1
         task.cancel()
         await asyncio.wait([task])
         await settled(gateway)
@@ -260,9 +260,9 @@ def test_the_first_attempt_answers_after_the_second_has_failed() -> None:
 def test_no_second_attempt_without_budget_room_or_another_engine() -> None:
     async def body(gateway: Gateway, engines: list[ScriptedEngine]) -> None:
         _, other = gateway.fleet
-        other.slots = 0
+        other.ledger.slots = 0
         assert (await ask(port_of(gateway), request(True))).status == 200
-        other.slots = 8
+        other.ledger.slots = 8
         other.draining = True
         assert (await ask(port_of(gateway), request(True))).status == 200
         other.draining = False

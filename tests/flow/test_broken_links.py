@@ -49,9 +49,9 @@ def test_a_relay_whose_connection_breaks_and_comes_again_never_stops_holding() -
         (session,) = [each for each in made.hub.sessions if each.number == 1]
         session.close("the network is gone")
         await until(lambda: session not in made.hub.sessions)
-        least.append(made.engine.in_flight)
+        least.append(made.engine.ledger.in_flight)
         await until(lambda: len(made.hub.sessions) == 2 and made.gateway.dispatch.estimates.waiting("m") == 2)
-        least.append(made.engine.in_flight)
+        least.append(made.engine.ledger.in_flight)
         assert least == [2, 2]
         assert not waiting.granted.is_set()
         assert not late.granted.is_set()
@@ -119,7 +119,7 @@ def test_a_call_whose_relay_was_out_of_reach_for_too_long_is_not_counted_twice()
         await until(lambda: not list(made.hub.orphans))
         made.dead = out_of_reach = False
         await until(lambda: made.gateway.dispatch.estimates.waiting("m"))
-        assert made.engine.in_flight == 2
+        assert made.engine.ledger.in_flight == 2
         for each in (*held, waiting):
             await each.end()
         await made.until_held(0)
@@ -148,7 +148,7 @@ def test_a_question_of_an_earlier_connection_opens_no_call_anew() -> None:
         again.take(end)
         again.take(ask)
         assert not again.calls
-        assert made.engine.held == 0
+        assert made.engine.ledger.held == 0
 
     run(body)
 

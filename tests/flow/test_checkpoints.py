@@ -35,7 +35,7 @@ def test_calls_that_waited_are_charged_once_and_those_that_ran_stay_charged() ->
         await made.dies()
         async with gateway_over(ENGINES, THREE) as after:
             after.checkpoints.restore(state, 0.5)
-            next(iter(after.fleet)).slots = 2
+            next(iter(after.fleet)).ledger.slots = 2
             made.hub, made.dead = hub_of(after, 2, {1: os.getpid()}), False
             for each in calls:
                 each.leave.set()
@@ -67,7 +67,7 @@ def test_a_quota_counts_what_runs_over_a_deciders_death_at_what_it_really_used()
         await made.dies()
         async with gateway_over(ENGINES, quota) as after:
             after.checkpoints.restore(state, 0.5)
-            next(iter(after.fleet)).slots = 2
+            next(iter(after.fleet)).ledger.slots = 2
             made.hub, made.dead = hub_of(after, 2, {1: os.getpid()}), False
             await until(lambda: counts(after) == (10, 3 * each))
             for call in calls:
@@ -81,7 +81,7 @@ def test_a_quota_counts_what_runs_over_a_deciders_death_at_what_it_really_used()
 
 def test_an_engine_that_a_sidecar_brings_later_goes_on_too() -> None:
     async def body(made: Setting) -> None:
-        made.engine.prefill_rate = 1234.0
+        made.engine.speed.prefill_rate = 1234.0
         state = made.gateway.checkpoints.take()
         async with gateway_over([], None) as after:
             after.checkpoints.restore(state, 0.0)
@@ -90,7 +90,7 @@ def test_an_engine_that_a_sidecar_brings_later_goes_on_too() -> None:
                 kv_tokens=None, context_length=None, max_concurrency=None,
             )  # fmt: skip
             after.join(member)
-            assert after.fleet.engines[member.id].prefill_rate == 1234.0
+            assert after.fleet.engines[member.id].speed.prefill_rate == 1234.0
 
     run(body)
 
@@ -120,7 +120,7 @@ def test_hits_go_on_after_a_decider_has_died(monkeypatch: pytest.MonkeyPatch, ke
         async with gateway_over(ENGINES) as after:
             monkeypatch.setattr(checkpoint, "HASHES", checkpoint.HASHES + key)
             after.checkpoints.restore(state, 0.5)
-            assert after.fleet.engines[made.engine.id].cached_blocks((1, 2, 3, 4)) == hits
+            assert after.fleet.engines[made.engine.id].cache.leading((1, 2, 3, 4)) == hits
 
     run(body)
 

@@ -113,7 +113,7 @@ class Site:
         self.gateway = Gateway(policy, (), log, random.Random(1), say=lambda _: None)
         self.engine = next(iter(self.gateway.fleet))
         self.gateway.fleet.has_models(self.engine, [ModelCard(id="m", max_model_len=4096)])
-        self.gateway.fleet.health(self.engine, True, self.loop.time())
+        self.engine.check(True, self.loop.time())
         self.gateway.changed(self.engine)
         options = Options(announce=lambda _: None, decide="unix:/nowhere", decide_token=token)
         self.data = MachinePort(self.gateway, options, Configuration(), InheritedSockets(), int)
@@ -179,8 +179,8 @@ class Site:
     def idle(self) -> None:
         """Everything has been given back."""
         engine, dispatch = self.engine, self.gateway.dispatch
-        assert (engine.held, engine.in_flight, engine.prefill_queued) == (0, 0, 0)
-        assert not any(map(any, engine.used.values()))
+        assert (engine.ledger.held, engine.ledger.in_flight, engine.prefills.queued) == (0, 0, 0)
+        assert not any(map(any, engine.ledger.used.values()))
         assert not any(dispatch.queues.values())
         assert not any(dispatch.running.values())
         assert not dispatch._turns
@@ -219,11 +219,11 @@ def test_a_call_is_granted_reported_and_settled() -> None:
         assert "x-weir-set-authorization" not in told, "the client's key is not the engine's"
         assert told["x-weir-hide-usage"] == "true"
         assert answer.body["stream_options"] == {"include_usage": True}
-        assert site.engine.held > 50
+        assert site.engine.ledger.held > 50
         assert [call.state for call in site.port.calls()] == ["running"]
         await asyncio.sleep(2.0)
         assert site.first_byte(answer.hold) == 204
-        assert site.engine.prefill_queued == 0
+        assert site.engine.prefills.queued == 0
         assert [call.state for call in site.port.calls()] == ["streaming"]
         await asyncio.sleep(3.0)
         assert site.end(answer.hold, status=200, usage={**USAGE, "prompt_tokens_details": {"cached_tokens": 3}}) == 204
@@ -251,7 +251,7 @@ def test_an_end_without_usage_is_charged_by_an_estimate_and_says_so() -> None:
         assert (record.outcome.value, record.settled) == ("ok", False)
         assert record.prompt_tokens == record.estimated_prompt_tokens
         assert record.completion_tokens == pytest.approx(100, abs=2), "a second at the pace of the engine"
-        assert site.engine.held == 0
+        assert site.engine.ledger.held == 0
 
     run(body)
 
@@ -367,9 +367,9 @@ def test_a_hold_that_nothing_is_heard_of_is_given_back(begun: bool, lasts: float
             await asyncio.sleep(1.0)
             assert site.first_byte(answer.hold) == 204
         await asyncio.sleep(lasts - 1.5)
-        assert site.engine.held > 0
+        assert site.engine.ledger.held > 0
         await asyncio.sleep(3.0)
-        assert site.engine.held == 0
+        assert site.engine.ledger.held == 0
         assert site.end(answer.hold, status=200, usage=USAGE) == 404
         assert site.first_byte(answer.hold) == 404
         record = site.records[0]
@@ -404,7 +404,7 @@ def test_every_end_is_told_apart(report: dict[str, Any], outcome: str, failures:
         await until(lambda: site.records)
         assert site.outcomes() == [outcome]
         assert site.engine.breaker.failures == failures
-        assert site.engine.up is (report != {"failure": "connect"})
+        assert site.engine.health.up is (report != {"failure": "connect"})
 
     run(body)
 
@@ -448,7 +448,7 @@ def test_a_report_that_cannot_be_read_changes_nothing(report: bytes) -> None:
         answer = await site.granted()
         bad = site.post(f"/decide/{answer.hold}/end", report)
         assert (bad.status, bad.body["error"]["code"]) == (400, "bad_report")
-        assert site.engine.held > 0
+        assert site.engine.ledger.held > 0
         assert site.post(f"/decide/{answer.hold}/end", b" " * 20_000).status == 413
         assert site.post(f"/decide/{answer.hold}/first-byte", b"x").status == 413
         assert site.end(answer.hold, status=200, usage=USAGE) == 204
@@ -571,8 +571,8 @@ def test_nothing_is_left_by_any_life(steps: list[tuple[str, int]], seed: int) ->
                             site.end(one.hold, failure="client_gone")
                         case "broken":
                             site.end(one.hold, failure=rng.choice(["timeout", "reset"]))
-            assert site.engine.held <= 900
-            assert site.engine.in_flight == len(site.port.held)
+            assert site.engine.ledger.held <= 900
+            assert site.engine.ledger.in_flight == len(site.port.held)
         await asyncio.sleep(2 * DEADLINE)
         assert len(site.records) == len(asked)
         assert "bug" not in site.outcomes()

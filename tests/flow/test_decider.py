@@ -78,7 +78,7 @@ def test_answers_that_come_later_change_nothing(
                 await stack.enter_async_context(engine.running())
             whole = await stack.enter_async_context(gateway_over(engines))
             for number, each in enumerate(whole.fleet):
-                each.prefill_rate = 10_000.0 / (number + 1)  # else they are equals
+                each.speed.prefill_rate = 10_000.0 / (number + 1)  # else they are equals
             records: list[Record] = []
             whole.pipeline.observe = records.append
             whole.pipeline.decider = Late(whole.decider)  # type: ignore[assignment]  # it has all of the interface
@@ -86,6 +86,6 @@ def test_answers_that_come_later_change_nothing(
             await settled(whole)
             assert answer.status == status
             assert [record.attempts for record in records] == [attempts]
-            assert [engine.held for engine in whole.fleet] == [0] * len(engines)
+            assert [engine.ledger.held for engine in whole.fleet] == [0] * len(engines)
 
     uvloop.run(main())

@@ -12,7 +12,8 @@ import uvloop
 from msgspec import structs
 
 from gateway.core.admission.retries import RetryBudget
-from gateway.core.engines.fleet import Engine, Fleet
+from gateway.core.engines.engine import Engine
+from gateway.core.engines.fleet import Fleet
 from gateway.core.policy.policy import Policy, Routing, TrafficClass
 from gateway.core.policy.snapshot import Current, Snapshot
 from gateway.core.policy.traffic import Deadlines, ModeRule, Modes, Threshold
@@ -44,7 +45,7 @@ class World:
             engine = Engine(f"e{number}", f"http://127.0.0.1:{number}", policy, capacity=capacity)
             self.fleet.add(engine)
             self.fleet.has_models(engine, [ModelCard(id="m", max_model_len=4096)])
-            self.fleet.health(engine, True, self.loop.time())
+            engine.check(True, self.loop.time())
         self.dispatch = Dispatch(
             self.fleet,
             policy,
@@ -68,7 +69,7 @@ class World:
     def idle(self) -> None:
         """Everything has been given back."""
         for engine in self.fleet:
-            assert (engine.held, engine.in_flight, engine.prefill_queued) == (0, 0, 0), engine
+            assert (engine.ledger.held, engine.ledger.in_flight, engine.prefills.queued) == (0, 0, 0), engine
         assert all(not queues for queues in self.dispatch.queues.values())
         assert not any(self.dispatch.running.values())
         assert not any(traffic.drain.held for traffic in self.dispatch.traffic.values())
@@ -91,7 +92,7 @@ def test_a_call_that_fits_goes_at_once_and_one_that_does_not_waits_its_turn() ->
     async def scenario(world: World) -> None:
         started = [asyncio.create_task(world.use(world.call(400), 1.0)) for _ in range(5)]
         await asyncio.sleep(0.5)
-        assert (world.engine().held, world.engine().in_flight) == (800, 2)
+        assert (world.engine().ledger.held, world.engine().ledger.in_flight) == (800, 2)
         await asyncio.gather(*started)
         assert world.loop.time() == pytest.approx(3.0), "two at a time: 2 + 2 + 1"
 
@@ -103,8 +104,8 @@ def test_an_engine_knows_how_much_of_what_it_holds_is_output() -> None:
         call = world.call(400)
         call.prompt_tokens, call.output_tokens = 370, 30
         with await world.dispatch.ask(call):
-            assert (world.engine().held, world.engine().output_held) == (400, 30)
-        assert world.engine().output_held == 0
+            assert (world.engine().ledger.held, world.engine().ledger.output_held) == (400, 30)
+        assert world.engine().ledger.output_held == 0
 
     virtual(scenario)
 
@@ -217,7 +218,7 @@ def test_a_call_cancelled_in_the_moment_of_its_grant_gives_it_back() -> None:
         waiting = asyncio.create_task(world.use(world.call(800), 1.0))
         await asyncio.sleep(0)
         first.close()  # grants the waiting call: its future is set, its task has not run yet
-        assert world.engine().in_flight == 1
+        assert world.engine().ledger.in_flight == 1
         waiting.cancel()
         await asyncio.wait((waiting,))
         assert waiting.cancelled()
@@ -307,7 +308,7 @@ def test_a_grant_tells_the_rank_of_its_class_to_an_engine_that_goes_by_prioritie
 def out(world: World, *, up: bool = False) -> None:
     """All engines are down, or back."""
     for engine in world.fleet:
-        engine.up = up
+        engine.health.up = up
     world.dispatch.pump()
 
 
@@ -438,7 +439,7 @@ def test_when_a_starving_call_leaves_those_it_held_up_go() -> None:
         await asyncio.sleep(4.0)
         small = asyncio.create_task(world.use(world.call(100, "default"), 0.5))
         await asyncio.sleep(0.5)
-        assert world.engine().held == 400, "nothing passes what has waited half of its time"
+        assert world.engine().ledger.held == 400, "nothing passes what has waited half of its time"
         starving.cancel()
         await small
         assert world.loop.time() == pytest.approx(5.0)
@@ -495,7 +496,7 @@ def test_a_mode_refuses_what_it_says_and_lets_who_waits_go() -> None:
         told = await refused(world, world.call(10, "batch"))
         assert told.outcome is Outcome.SHED
         assert "mode tight refuses class 'batch'" in told.message
-        world.engine().excess = 0
+        world.engine().ledger.excess = 0
         assert await world.use(world.call(10), 0.1) == "e0", "another class"
         await asyncio.gather(*tasks, waiting)
 
@@ -554,7 +555,9 @@ def test_an_idle_engine_takes_what_it_cannot_end_in_time(others: bool) -> None:
         if others:
             running = [asyncio.create_task(world.use(world.call(100, "batch"), 5.0)) for _ in range(2)]
             await asyncio.sleep(0)
-            assert world.engine(0).in_flight + world.engine(1).in_flight == 1, "its class runs no more of them"
+            assert world.engine(0).ledger.in_flight + world.engine(1).ledger.in_flight == 1, (
+                "its class runs no more of them"
+            )
         call = promised(world)
         call.expected_tokens = 100_000
         call.deadline = world.loop.time() + 1.0
@@ -590,8 +593,8 @@ def test_what_waited_too_long_for_its_target_is_shed_when_its_time_is_up() -> No
 
 def test_what_would_be_late_if_it_went_now_is_shed_and_the_next_goes() -> None:
     async def scenario(world: World) -> None:
-        world.engine().prefill_rate = 1600.0  # its first token takes half a second, or twice that, of two
-        world.engine().ttft_spread = 2.0
+        world.engine().speed.prefill_rate = 1600.0  # its first token takes half a second, or twice that, of two
+        world.engine().speed.ttft_spread = 2.0
         tasks = await busy(world, 1.5)
         late = asyncio.create_task(world.use(promised(world, 700), 1.0))
         await asyncio.sleep(0.2)
@@ -629,7 +632,7 @@ def test_a_reserve_is_kept_for_its_class() -> None:
     async def scenario(world: World) -> None:
         default = [asyncio.create_task(world.use(world.call(200, "default"), 2.0)) for _ in range(4)]
         await asyncio.sleep(0)
-        assert world.engine().held == 400, "the other half is not theirs"
+        assert world.engine().ledger.held == 400, "the other half is not theirs"
         await world.use(world.call(400), 1.0)
         assert world.loop.time() == pytest.approx(1.0), "it had not to wait"
         await asyncio.gather(*default)
@@ -769,7 +772,7 @@ def not_idle(world: World) -> None:
     now, dispatch = world.loop.time(), world.dispatch
     paused = dispatch.control.paused()
     for model, queues in dispatch.queues.items():
-        engines = [engine for engine in world.fleet.serving(model) if engine.up and not engine.draining]
+        engines = [engine for engine in world.fleet.serving(model) if engine.health.up and not engine.draining]
         held_up = False
         for ticket in queues.heads(now):
             name = ticket.call.class_name
@@ -778,7 +781,7 @@ def not_idle(world: World) -> None:
             passes = not held_up or dispatch.policy.classes[name].reserve
             held_up = held_up or not ticket.large
             usable = [engine for engine in engines if engine.id not in ticket.exclude] or engines
-            fits = [engine for engine in usable if engine.fits(ticket.call.cost, ticket.call.class_name)]
+            fits = [engine for engine in usable if engine.ledger.fits(ticket.call.cost, ticket.call.class_name)]
             assert not (fits and passes), (now, ticket.call.class_name, fits)
             if now - ticket.since > (ticket.call.deadline - ticket.since) / 2:
                 break
@@ -832,12 +835,12 @@ async def live(world: World, seed: int, steps: int, *, every: float = 40.0) -> N
             engine.down()
         elif rng.random() < 0.02:
             engine.draining = not engine.draining
-        elif not engine.up and rng.random() < 0.3:
-            world.fleet.health(engine, True, world.loop.time())
-            world.fleet.health(engine, True, world.loop.time())
+        elif not engine.health.up and rng.random() < 0.3:
+            engine.check(True, world.loop.time())
+            engine.check(True, world.loop.time())
         world.dispatch.changed(engine)
         not_idle(world)
-        assert all(0 <= engine.held <= 927 for engine in world.fleet)
+        assert all(0 <= engine.ledger.held <= 927 for engine in world.fleet)
     for engine in world.fleet:
         engine.draining = False
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -875,10 +878,10 @@ def test_random_lives_leave_nothing_behind() -> None:
             if rng.random() < 0.02:
                 rng.choice(list(world.fleet)).down()
             for engine in world.fleet:
-                assert 0 <= engine.held <= 960
+                assert 0 <= engine.ledger.held <= 960
                 if rng.random() < 0.05:
-                    world.fleet.health(engine, True, world.loop.time())
-                    world.fleet.health(engine, True, world.loop.time())
+                    engine.check(True, world.loop.time())
+                    engine.check(True, world.loop.time())
             world.dispatch.pump()
         results = await asyncio.gather(*tasks, return_exceptions=True)
         kinds = {type(result) for result in results}

@@ -16,12 +16,12 @@ from tests.flow.test_dispatch import World, virtual
 def test_what_a_call_has_read_was_used_until_its_end(events: bool) -> None:
     async def scenario(world: World) -> None:
         engine = world.engine()
-        engine.cache_age = CacheAge() if events else None
+        engine.cache.age = CacheAge() if events else None
         with await world.dispatch.ask(a_call(prefix=(1, 2), prompt_tokens=100)) as grant:
             await asyncio.sleep(1.0)
             grant.first_byte(world.loop.time())
             await asyncio.sleep(9.0)
-        assert engine.prefixes.blocks == {1: 10.0, 2: 10.0}
+        assert engine.cache.blocks == {1: 10.0, 2: 10.0}
 
     virtual(scenario)
 
@@ -29,11 +29,11 @@ def test_what_a_call_has_read_was_used_until_its_end(events: bool) -> None:
 def test_an_engine_that_is_gone_has_nothing() -> None:
     async def scenario(world: World) -> None:
         engine = world.engine()
-        engine.cache_age = CacheAge()
+        engine.cache.age = CacheAge()
         with await world.dispatch.ask(a_call(prefix=(1, 2), prompt_tokens=100)) as grant:
             grant.first_byte(world.loop.time() + 1.0)
             engine.down()
-        assert engine.prefixes.blocks == {}
+        assert engine.cache.blocks == {}
 
     virtual(scenario)
 
@@ -41,10 +41,10 @@ def test_an_engine_that_is_gone_has_nothing() -> None:
 def test_what_a_call_has_not_read_is_not_remembered_at_its_end() -> None:
     async def scenario(world: World) -> None:
         engine = world.engine()
-        engine.cache_age = CacheAge()
+        engine.cache.age = CacheAge()
         with await world.dispatch.ask(a_call(prefix=(1, 2), prompt_tokens=100)):
             await asyncio.sleep(1.0)
-        assert engine.prefixes.blocks == {}
-        assert engine.cache_age.cut == -math.inf
+        assert engine.cache.blocks == {}
+        assert engine.cache.age.cut == -math.inf
 
     virtual(scenario)

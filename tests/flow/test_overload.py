@@ -190,8 +190,8 @@ def test_an_engine_that_is_well_and_works_on_nothing_is_taken_out_but_for_probes
             poisson(MIX, 0.5 * CAPACITY, 150.0, 1), 150.0, faults=faults, clients=Clients(retries=0)
         )
         (stalled, *_), late = world.target.gateway.fleet, [tried for tried in result.tries if tried.sent > 55.0]
-        assert stalled.trouble is not None
-        assert "read and written no token for 1" in stalled.trouble.words, "of a probe"
+        assert stalled.health.trouble is not None
+        assert "read and written no token for 1" in stalled.health.trouble.words, "of a probe"
         assert {tried.status for tried in late} == {200}
         waited = [tried for tried in late if tried.first_byte - tried.sent > 2.0]
         assert len(waited) == stalled.breaker.transitions["open"] - 1, "probes alone waited for it"

@@ -56,7 +56,7 @@ class Setting:
         self.lines: list[str] = []
         gateway.say = self.lines.append
         self.engine = next(iter(gateway.fleet))
-        self.engine.slots = self.engine.max_slots = 2
+        self.engine.ledger.slots = self.engine.ledger.max_slots = 2
         self.hub = hub_of(gateway, **more)
         self.links: list[Link] = []
         self.raw: list[RawRelay] = []
@@ -76,7 +76,7 @@ class Setting:
         await until(lambda: not any(link.connected for link in self.links))
 
     async def until_held(self, tokens: int) -> None:
-        await until(lambda: self.engine.held == tokens)
+        await until(lambda: self.engine.ledger.held == tokens)
 
 
 async def until(true: Callable[[], object]) -> None:
@@ -155,10 +155,10 @@ def test_a_call_goes_there_and_back() -> None:
         await asking.granted.wait()
         assert asking.grant is not None
         assert (asking.call.class_name, asking.record.class_name) == ("default", "default")
-        assert made.engine.held == asking.call.cost == asking.grant.hold.tokens > 0
-        assert made.engine.prefill_queued > 0
+        assert made.engine.ledger.held == asking.call.cost == asking.grant.hold.tokens > 0
+        assert made.engine.prefills.queued > 0
         asking.grant.first_byte(asking.call.arrived + 0.1)
-        await until(lambda: not made.engine.prefill_queued)
+        await until(lambda: not made.engine.prefills.queued)
         await asking.end()
         await made.until_held(0)
         assert not decider.link.calls
@@ -198,7 +198,7 @@ def test_a_client_that_leaves_leaves_nothing(when: str) -> None:
         for other in others:
             await other.end()
         await until(lambda: not any(session.calls for session in made.hub.sessions))
-        assert made.engine.held == 0
+        assert made.engine.ledger.held == 0
         assert not made.gateway.dispatch.estimates.waiting("m")
 
     run(body)
@@ -215,7 +215,7 @@ def test_holds_of_a_relay_that_dies_come_back_and_let_the_other_relays_calls_go(
         await first.link.aclose()
         async with asyncio.timeout(1):
             await waiting.granted.wait()
-        assert made.engine.in_flight == 1
+        assert made.engine.ledger.in_flight == 1
         await waiting.end()
         for each in held:
             await each.end()  # into nothing: nobody is told
@@ -236,7 +236,7 @@ def test_a_new_decider_is_told_what_is_held_before_it_grants_anything_and_asks_i
         for number in range(6):
             waiting.append(Asking(made, (first, second)[number % 2], str(number)))
             await until(lambda: made.gateway.dispatch.estimates.waiting("m") == len(waiting))
-        tokens = made.engine.held
+        tokens = made.engine.ledger.held
         await made.dies()
         late = Asking(made, first, "late")
         waiting.append(late)
@@ -244,19 +244,19 @@ def test_a_new_decider_is_told_what_is_held_before_it_grants_anything_and_asks_i
         # Another process: nothing is known there but the engine.
         async with gateway_over(ENGINES) as gateway:
             made.gateway, made.engine = gateway, next(iter(gateway.fleet))
-            made.engine.slots = made.engine.max_slots = 2
+            made.engine.ledger.slots = made.engine.ledger.max_slots = 2
             made.hub = hub_of(gateway, 2, {1: 1, 2: 1, 3: 2**22 - 1})  # the third died with the decider
             made.dead = False
             await until(lambda: gateway.dispatch.estimates.waiting("m") == len(waiting))
-            assert made.engine.held == tokens
-            assert made.engine.in_flight == 2
-            assert made.engine.prefill_queued == held[1].call.prompt_tokens, "the other's prompt was read"
+            assert made.engine.ledger.held == tokens
+            assert made.engine.ledger.in_flight == 2
+            assert made.engine.prefills.queued == held[1].call.prompt_tokens, "the other's prompt was read"
             running = list(held)
             for next_one in waiting:  # one goes, and the one that came first comes
                 await running.pop(0).end()
                 async with asyncio.timeout(5):
                     await next_one.granted.wait()
-                assert made.engine.in_flight == 2
+                assert made.engine.ledger.in_flight == 2
                 running.append(next_one)
             for each in running:
                 await each.end()
@@ -274,16 +274,16 @@ def test_a_relay_that_is_handed_over_takes_its_calls_along_and_the_old_decider_h
             await each.granted.wait()
         waiting = Asking(made, relay, "waits")
         await until(lambda: made.gateway.dispatch.estimates.waiting("m"))
-        old, tokens = made.hub, made.engine.held
+        old, tokens = made.hub, made.engine.ledger.held
         relay.link._on_drain = lambda order: relay.link.leave() if order.decider else None
         async with gateway_over(ENGINES) as gateway:
             before, made.gateway, made.engine = made.engine, gateway, next(iter(gateway.fleet))
-            made.engine.slots = made.engine.max_slots = 2
+            made.engine.ledger.slots = made.engine.ledger.max_slots = 2
             made.hub = hub_of(gateway, 2, old.relays())
             old.hand_over(5.0, "another")
-            await until(lambda: before.held == 0)  # it promises nothing any more
+            await until(lambda: before.ledger.held == 0)  # it promises nothing any more
             await until(lambda: gateway.dispatch.estimates.waiting("m"))
-            assert (made.engine.held, made.engine.in_flight) == (tokens, 2)
+            assert (made.engine.ledger.held, made.engine.ledger.in_flight) == (tokens, 2)
             await asyncio.wait_for(old.empty.wait(), 5)
             await held[0].end()
             await waiting.granted.wait()
@@ -411,7 +411,7 @@ def test_garbage_is_cut_off_with_one_line_and_changes_nothing(data: bytes, line:
         await until(lambda: made.lines)
         (said,) = made.lines
         assert said.startswith(line)
-        assert made.engine.held == asking.call.cost
+        assert made.engine.ledger.held == asking.call.cost
         await asking.end()
         await made.until_held(0)
 
@@ -451,7 +451,7 @@ def test_messages_about_calls_that_are_not_there_change_nothing() -> None:
         await relay.send(hello(), AllHeld(0, []), FirstByte(1, 0.0), WaitAsk(1, 1))
         await until(lambda: made.hub.sessions)
         assert not made.lines
-        assert made.engine.held == 0
+        assert made.engine.ledger.held == 0
 
     run(body)
 
@@ -562,7 +562,7 @@ def test_a_relay_that_comes_again_tells_what_became_of_a_second_attempt(taken: b
         again.take(hello())
         again.take(Held(ask, terms, 0.0))
         again.take(AllHeld(1, [1]))
-        assert [engine.held for engine in made.gateway.fleet if engine.held] == [left.tokens]
+        assert [engine.ledger.held for engine in made.gateway.fleet if engine.ledger.held] == [left.tokens]
         assert left.live
         assert again.calls == {1: served}
         assert not again.orphans

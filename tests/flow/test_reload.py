@@ -10,7 +10,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 from msgspec import structs
 
-from gateway.core.engines.fleet import Engine, engine_id
+from gateway.core.engines.engine import Engine
+from gateway.core.engines.origin import engine_id
 from gateway.core.policy.policy import Budget, EngineEntry, FleetPolicy, Policy, TrustedProxies
 from gateway.core.policy.traffic import Deadlines, Tenant, TrafficClass
 from gateway.core.request.call import Call
@@ -59,9 +60,9 @@ class World:
     def ready(self) -> None:
         """Engines that are new are seen."""
         for engine in self.gateway.fleet:
-            if not engine.up and engine.back_at < 0:
+            if not engine.health.up and engine.health.back_at < 0:
                 self.gateway.fleet.has_models(engine, [ModelCard(id="m", max_model_len=4096)])
-                self.gateway.fleet.health(engine, True, self.loop.time())
+                engine.check(True, self.loop.time())
                 self.gateway.changed(engine)
 
     def engine(self, number: int) -> Engine:
@@ -90,8 +91,8 @@ class World:
     def idle(self) -> None:
         """Everything has been given back, and what was to be forgotten is."""
         for engine in self.gateway.fleet:
-            assert (engine.held, engine.in_flight, engine.prefill_queued) == (0, 0, 0), engine
-            assert not any(map(any, engine.used.values()))
+            assert (engine.ledger.held, engine.ledger.in_flight, engine.prefills.queued) == (0, 0, 0), engine
+            assert not any(map(any, engine.ledger.used.values()))
         assert set(self.gateway.clients) == set(self.gateway.fleet.engines)
         assert not self.gateway.retired
         assert set(self.gateway.telemetry._watchers) == set(self.gateway.fleet.engines)
@@ -214,7 +215,7 @@ def test_an_engine_that_is_named_again_while_it_drains_is_the_one_it_was() -> No
         engine, client = world.engine(1), world.gateway.clients[engine_id(URLS[1])]
         world.apply(policy(0))
         world.apply(policy(0, 1))
-        assert (world.engine(1), engine.draining, engine.in_flight) == (engine, False, 1)
+        assert (world.engine(1), engine.draining, engine.ledger.in_flight) == (engine, False, 1)
         assert world.gateway.clients[engine.id] is client
         await asyncio.gather(*tasks)
         assert world.engines() == [0, 1]

@@ -18,7 +18,7 @@ import pytest
 
 from gateway.control.view import fleet_view
 from gateway.core.engines.breaker import BreakerState, Ending
-from gateway.core.engines.fleet import engine_id
+from gateway.core.engines.origin import engine_id
 from gateway.core.policy.policy import FleetPolicy, Policy, SidecarsPolicy
 from gateway.core.policy.traffic import Deadlines, TrafficClass
 from gateway.core.request.call import Call
@@ -163,7 +163,7 @@ def virtual(scenario: Callable[[World], Awaitable[None]], policy: Policy = POLIC
         dispatch = world.dispatch
         assert not dispatch._turns
         assert not dispatch.waits.since
-        assert all(engine.in_flight == 0 for engine in world.gateway.fleet)
+        assert all(engine.ledger.in_flight == 0 for engine in world.gateway.fleet)
         assert not world.gateway.retired
         assert set(world.gateway.clients) == set(world.gateway.fleet.engines) == set(world.gateway.telemetry._watchers)
         await world.gateway.aclose()
@@ -598,7 +598,7 @@ def test_an_engine_that_is_to_sleep_gets_nothing_more_and_what_runs_there_ends(p
         sidecar.say("p", state="sleeping", pending=None)
         assert (await held)[0] == engine_id(sidecar.url("q")), "the other profile is ready sooner"
         (engine,) = [engine for engine in world.gateway.fleet if engine.draining]
-        assert engine.up, "a sleeping engine answers its health checks"
+        assert engine.health.up, "a sleeping engine answers its health checks"
         sidecar.running("p")
         assert not engine.draining
 
@@ -665,13 +665,13 @@ def test_what_its_sidecar_says_of_an_engine_is_believed_until_it_tells_itself() 
         sidecar.running("p")
         (engine,) = world.gateway.fleet
         assert engine.priorities
-        assert (engine.capacity, engine.slots, engine.up) == (5000, 7, True)
+        assert (engine.ledger.capacity, engine.ledger.slots, engine.health.up) == (5000, 7, True)
         assert world.gateway.fleet.context("m") == 4096
         sidecar.say("p", kv_tokens=6000)
-        assert engine.capacity == 6000
-        world.gateway.fleet.sampled(engine, EngineSample(running=0, waiting=0, kv_usage=0.0, capacity_tokens=9000), 0.0)
+        assert engine.ledger.capacity == 6000
+        engine.sampled(EngineSample(running=0, waiting=0, kv_usage=0.0, capacity_tokens=9000), 0.0)
         sidecar.say("p", kv_tokens=7000)
-        assert engine.capacity == 9000
+        assert engine.ledger.capacity == 9000
 
     virtual(scenario)
 
@@ -682,13 +682,13 @@ def test_an_engine_that_has_slept_begins_anew() -> None:
         sidecar.running("p")
         (engine,) = world.gateway.fleet
         engine.remember((1, 2), 300, 0.0)
-        engine.excess = 500
+        engine.ledger.excess = 500
         for _ in range(5):
             engine.breaker.ended(engine.breaker.sent(0.0), Ending.FAILURE, 0.0)
         assert engine.breaker.state is BreakerState.OPEN
         sidecar.say("p", state="sleeping")
         sidecar.running("p")
-        assert (engine.cached_blocks((1, 2)), engine.excess) == (0, 0)
+        assert (engine.cache.leading((1, 2)), engine.ledger.excess) == (0, 0)
         assert engine.breaker.state is BreakerState.CLOSED, "what it failed before is over"
 
     virtual(scenario)

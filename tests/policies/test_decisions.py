@@ -14,7 +14,7 @@ from gateway.core.admission.mode import Mode, ModelMode, Signals
 from gateway.core.admission.own_words import refusal_body
 from gateway.core.admission.shaping import cap
 from gateway.core.batching.merge_pieces import rule_of
-from gateway.core.engines.fleet import Engine
+from gateway.core.engines.engine import Engine
 from gateway.core.policy.file import decode
 from gateway.core.policy.policy import Policy
 from gateway.core.policy.snapshot import Snapshot
@@ -315,8 +315,8 @@ def one_engine(batch: int) -> Engine:
 @pytest.mark.parametrize(("batch", "another", "person"), [(0, True, True), (6, True, True), (7, False, True)])
 def test_one_of_eight_places_is_kept_for_people(batch: int, another: bool, person: bool) -> None:
     engine = one_engine(batch)
-    assert engine.fits(800, "batch") is another
-    assert engine.fits(100, "interactive") is person
+    assert engine.ledger.fits(800, "batch") is another
+    assert engine.ledger.fits(100, "interactive") is person
 
 
 def test_batch_jobs_may_wait_and_are_dropped_only_when_they_are_hopeless() -> None:

@@ -15,7 +15,8 @@ from gateway.core.admission.limits import LimitBook
 from gateway.core.admission.retries import RetryBudget
 from gateway.core.engines.breaker import Ending
 from gateway.core.engines.choice import any_idle, choose, foreseen_ttft, least_ttft, predicted_ttft, usable_of
-from gateway.core.engines.fleet import Engine, Fleet
+from gateway.core.engines.engine import Engine
+from gateway.core.engines.fleet import Fleet
 from gateway.core.policy.policy import Policy, TrafficClass
 from gateway.core.policy.snapshot import Current, Snapshot
 from gateway.core.policy.traffic import (
@@ -68,7 +69,7 @@ class Run:
             engine = Engine(f"e{number}", f"http://127.0.0.1:{number}", self.policy, capacity=1000)
             self.fleet.add(engine)
             self.fleet.has_models(engine, [ModelCard(id="m", max_model_len=4096), ModelCard(id=f"own{number}")])
-            self.fleet.health(engine, True, self.loop.time())
+            engine.check(True, self.loop.time())
         self.dispatch = Dispatch(
             self.fleet, self.policy, random.Random(seed), self.loop.time, RetryBudget(Current(Snapshot(self.policy)))
         )
@@ -126,18 +127,20 @@ class Run:
                 rng.choice(tasks).cancel()
             if rng.random() < 0.02:
                 engine.down()
-            elif not engine.up:
+            elif not engine.health.up:
                 for _ in range(2):
-                    self.fleet.health(engine, True, self.loop.time())
+                    engine.check(True, self.loop.time())
             if rng.random() < 0.3:
                 kv, waiting = rng.uniform(0.0, 0.9), rng.choice([0, 0, 9])
-                running = engine.in_flight
+                running = engine.ledger.in_flight
                 engine.sampled(EngineSample(running=running, waiting=waiting, kv_usage=kv), self.loop.time())
             self.dispatch.changed(engine)
             self.ask()
         await asyncio.gather(*tasks, return_exceptions=True)
         for engine in self.fleet:
-            self.ends.append((0.0, engine.id, f"{engine.breaker.transitions} {engine.slots} {engine.trim}"))
+            self.ends.append(
+                (0.0, engine.id, f"{engine.breaker.transitions} {engine.ledger.slots} {engine.ledger.trim}")
+            )
 
     def ask(self) -> None:
         for _ in range(self.asked):
@@ -177,12 +180,12 @@ def engines_asked(run: Run, rng: random.Random, now: float) -> None:
     call = run.newcomer(rng)
     engines = run.fleet.serving(call.model)
     engine = rng.choice(engines)
-    engine.fits(call.cost, call.class_name)
-    engine.fits(10**9)
-    engine.prefill_ahead(now)
-    engine.reading(10, now)
-    engine.cached_blocks(call.prefix)
-    engine.flow(now)
+    engine.ledger.fits(call.cost, call.class_name)
+    engine.ledger.fits(10**9)
+    engine.prefills.ahead(now)
+    engine.prefills.reading(10, now)
+    engine.cache.leading(call.prefix)
+    engine.ledger.flow(now)
     engine.breaker.allows(now)
     usable = usable_of(engines, now)
     any_idle(usable, call)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.engines import scaling
-from gateway.core.engines.fleet import Engine
+from gateway.core.engines.engine import Engine
 from gateway.core.engines.scaling import EnginesWanted, FastestPace, Readings, utilization
 from gateway.core.policy.policy import Policy
 from gateway.core.policy.traffic import Scaling
@@ -122,15 +122,15 @@ def test_a_reading_is_due_once_a_second() -> None:
 
 def test_an_engine_that_writes_at_half_its_pace_is_half_used() -> None:
     engine = Engine("a", "http://a", Policy())
-    engine.tpot = 0.02
+    engine.speed.tpot = 0.02
     assert utilization(engine, 0.01) == 0.0  # it has no call
     hold = engine.hold(100, 50, 0.0)
     assert utilization(engine, 0.01) == 0.5
-    assert utilization(engine, 0.03) == 1 / engine.slots
-    assert utilization(engine, math.inf) == 1 / engine.slots  # no pace is known
-    engine.slots = 1000
-    assert utilization(engine, 0.03) == engine.load / engine.budget
-    engine.slots = 1
+    assert utilization(engine, 0.03) == 1 / engine.ledger.slots
+    assert utilization(engine, math.inf) == 1 / engine.ledger.slots  # no pace is known
+    engine.ledger.slots = 1000
+    assert utilization(engine, 0.03) == engine.ledger.load / engine.ledger.budget
+    engine.ledger.slots = 1
     assert utilization(engine, 0.01) == 1.0
     hold.release()
     signal = EnginesWanted(Scaling(), 0.0)

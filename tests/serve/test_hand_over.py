@@ -53,7 +53,7 @@ class Side:
         self.gateway = gateway
         self.sockets = sockets
         self.engine = next(iter(gateway.fleet))
-        self.engine.slots = self.engine.max_slots = 2
+        self.engine.ledger.slots = self.engine.ledger.max_slots = 2
         self.port = MachinePort(gateway, Options(announce=lambda _: None), Configuration(), sockets, int)
         self.control = ControlPort(Starlette(), "127.0.0.1:0")
 
@@ -127,13 +127,13 @@ def test_the_successor_knows_what_is_held_and_grants_what_waited_first(path: Pat
             for number in range(3):
                 waiting.append(Asking(made, decider, str(number)))
                 await until(lambda: old.gateway.dispatch.estimates.waiting("m") == len(waiting))
-            tokens = old.engine.held
+            tokens = old.engine.ledger.held
             sockets = await taken_from(path)
             assert sockets.taken is not None
             async with side(sockets) as new:
                 await new.port.take_over(sockets.taken)
-                assert (new.engine.held, new.engine.in_flight) == (tokens, 2)
-                assert new.engine.prefill_queued == held[1].call.prompt_tokens, "the other's prompt was read"
+                assert (new.engine.ledger.held, new.engine.ledger.in_flight) == (tokens, 2)
+                assert new.engine.prefills.queued == held[1].call.prompt_tokens, "the other's prompt was read"
                 await until(lambda: new.gateway.dispatch.estimates.waiting("m") == 3)
                 new_made: Any = new
                 late = Asking(new_made, new_made.gateway.decider, "late")
@@ -142,12 +142,12 @@ def test_the_successor_knows_what_is_held_and_grants_what_waited_first(path: Pat
                     await last.end()
                     async with asyncio.timeout(5):
                         await next_one.granted.wait()
-                    await until(lambda: new.engine.in_flight == 2)
+                    await until(lambda: new.engine.ledger.in_flight == 2)
                 assert {process.role for process in new.port.processes()} == {"decider", "relay"}
                 for each in (calls[-1], late):
                     await each.end()
-                await until(lambda: new.engine.held == 0)
-                assert old.engine.held == 0
+                await until(lambda: new.engine.ledger.held == 0)
+                assert old.engine.ledger.held == 0
                 await ending
                 await old.port.aclose()
 
@@ -222,7 +222,7 @@ def test_one_that_speaks_other_frames_decides_for_its_own_calls_to_their_end(
             async with side(sockets) as new:
                 await new.port.take_over(sockets.taken)
                 assert f"speaks version {VERSION + 1} of the frames, and this one {VERSION}" in capsys.readouterr().err
-                assert new.engine.held == 0
+                assert new.engine.ledger.held == 0
                 assert old.gateway.dispatch.successor is None
             await call.end()
 

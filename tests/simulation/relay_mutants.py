@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.core.cluster.election import Election
-from gateway.core.engines.fleet import Engine
+from gateway.core.engines.engine import Engine
 from gateway.decider.relays.hub import RelayHub
 from gateway.decider.relays.served import ServedCall
 from gateway.decider.relays.session import RelaySession

@@ -13,7 +13,7 @@ import pytest
 import uvloop
 
 from gateway.core.engines.cache_age import CacheAge
-from gateway.core.engines.fleet import Engine
+from gateway.core.engines.engine import Engine
 from gateway.core.policy.policy import Policy
 from gateway.decider.cache_events import KvEvents
 from loadtest.lab.vllm.real_vllm import MODEL, Vllm
@@ -51,7 +51,7 @@ async def scenario(vllm: Vllm, url: str) -> None:
     clock = asyncio.get_running_loop().time
     engine, events = Engine("e", vllm.url, Policy()), KvEvents(clock)
     events.listen(engine, url)
-    cache_age = engine.cache_age
+    cache_age = engine.cache.age
     assert isinstance(cache_age, CacheAge)
 
     async def until(holds: Callable[[], bool]) -> None:

@@ -13,7 +13,8 @@ from gateway.control.console.headline import Line
 from gateway.control.console.sources import Sources
 from gateway.control.view import FleetView, SidecarModelView, SidecarView
 from gateway.core.engines.breaker import BreakerState
-from gateway.core.engines.fleet import Engine, Fleet
+from gateway.core.engines.engine import Engine
+from gateway.core.engines.fleet import Fleet
 from gateway.core.engines.trouble import STALLED
 from gateway.decider.dispatch import Dispatch
 from gateway.shared.files.checked import listed
@@ -77,14 +78,16 @@ class Conditions:
     # -- engines ------------------------------------------------------------------------------------------------
 
     def _engines(self, view: FleetView) -> Iterator[Line]:
-        down = [each for each in self._fleet if not (each.up or each.draining or math.isinf(each.checked_at))]
-        tripped = [each for each in self._fleet if each.up and each.breaker.state is not BreakerState.CLOSED]
+        down = [
+            each for each in self._fleet if not (each.health.up or each.draining or math.isinf(each.health.checked_at))
+        ]
+        tripped = [each for each in self._fleet if each.health.up and each.breaker.state is not BreakerState.CLOSED]
         yield from self._of(down, "down", self._down, len(view.engines))
         yield from self._of(
             tripped, "without calls, as their circuit breakers are open", self._tripped, len(view.engines)
         )
         for engine in self._fleet:
-            if engine.up and engine.unmeasured:
+            if engine.health.up and engine.health.unmeasured:
                 yield _unmeasured(engine)
 
     def _of(self, engines: Sequence[Engine], how: str, line: Callable[[Engine], Line], of: int) -> Iterator[Line]:
@@ -105,14 +108,14 @@ class Conditions:
         )
 
     def _down(self, engine: Engine) -> Line:
-        trouble = engine.trouble
+        trouble = engine.health.trouble
         how = SIDECAR if "@" in engine.label else HOW.get("" if trouble is None else trouble.reason, OTHER) + BACK
         return Line(
             level="bad",
             what=f"Engine {engine.label} is down. {self._instead(engine)}",
             why="" if trouble is None else trouble.words,
             change=how.format(url=engine.url),
-            since=self._unix(engine.outage_at),
+            since=self._unix(engine.health.outage_at),
             engines=(engine.label,),
             runbook="WeirEngineDown",
         )
@@ -122,7 +125,7 @@ class Conditions:
         return Line(
             level="bad",
             what=f"Engine {engine.label} fails its calls: its circuit breaker is {state}. {self._instead(engine)}",
-            why=engine.failed_call,
+            why=engine.health.failed_call,
             change="Read its log, and restart it if its engine core has died or hangs. It is tried again by itself.",
             since=self._unix(engine.breaker.broken_at),
             engines=(engine.label,),
@@ -134,7 +137,9 @@ class Conditions:
         alone = []
         for model in sorted(engine.models):
             others = [
-                each for each in self._fleet.serving(model) if each is not engine and each.up and not each.draining
+                each
+                for each in self._fleet.serving(model)
+                if each is not engine and each.health.up and not each.draining
             ]
             if not any(each.breaker.state is not BreakerState.OPEN for each in others):
                 alone.append(model)
@@ -222,10 +227,11 @@ def _policy(status: FileStatus) -> Iterator[Line]:
 
 
 def _unmeasured(engine: Engine) -> Line:
+    assumed = f"{engine.ledger.capacity} tokens of KV cache and {engine.ledger.slots} calls at once"
     return Line(
         level="warn",
         what=f"Engine {engine.label} tells no metrics, so it is no vLLM, or runs with --disable-log-stats.",
-        why=f"{engine.unmeasured}. Assumed are {engine.capacity} tokens of KV cache and {engine.slots} calls at once.",
+        why=f"{engine.health.unmeasured}. Assumed are {assumed}.",
         change="Give its entry in fleet.engines capacity and max_concurrency (docs/operating.md, Other engines).",
         engines=(engine.label,),
     )

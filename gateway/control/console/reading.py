@@ -21,9 +21,11 @@ from gateway.control.console.sidecars import sidecar_entry
 from gateway.control.console.sources import Sources
 from gateway.control.console.tenants import tenant_entries
 from gateway.control.view import FleetView, ModelView, fleet_view
+from gateway.core.engines.announcer import state_of
 from gateway.core.engines.breaker import BreakerState
-from gateway.core.engines.fleet import Engine, Fleet, Hold
-from gateway.core.engines.health import state_of
+from gateway.core.engines.engine import Engine
+from gateway.core.engines.fleet import Fleet
+from gateway.core.engines.hold import Hold
 from gateway.core.request.outcome import Outcome
 from gateway.decider.dispatch import Dispatch
 from gateway.shared.files.file_status import FileStatus
@@ -191,8 +193,13 @@ class ConsoleReading:
         if model.engines_wanted > len(model.engines):
             ids = set(model.engines)
             engines = [engine for engine in self._fleet.serving(model.id) if engine.label in ids]
-            calls, slots = sum([engine.in_flight for engine in engines]), sum([engine.slots for engine in engines])
-            held = sum([engine.held for engine in engines]) / (sum([engine.budget for engine in engines]) or 1)
+            calls, slots = (
+                sum([engine.ledger.in_flight for engine in engines]),
+                sum([engine.ledger.slots for engine in engines]),
+            )
+            held = sum([engine.ledger.held for engine in engines]) / (
+                sum([engine.ledger.budget for engine in engines]) or 1
+            )
             full = f"they run {calls} of at most {slots} calls, {held:.0%} of their KV-cache budget is held"
         return ModelState(
             mode=model.mode,
@@ -205,31 +212,31 @@ class ConsoleReading:
         )
 
     def _engine(self, engine: Engine, now: float) -> dict[str, object]:
-        breaker, sample, trouble = engine.breaker, engine.sample, engine.trouble
+        breaker, sample, trouble = engine.breaker, engine.sample, engine.health.trouble
         closed = breaker.state is BreakerState.CLOSED
         told: dict[str, object] = {
             "name": engine.label,
             "alias": engine.name,
             "url": engine.url,
-            "state": "up" if engine.up else state_of(engine).partition(":")[0],
+            "state": "up" if engine.health.up else state_of(engine).partition(":")[0],
             "models": sorted(engine.models)[:20],
-            "capacity": engine.capacity,
-            "budget": engine.budget,
-            "held": engine.held,
-            "calls": engine.in_flight,
-            "slots": engine.slots,
-            "fixed": engine.max_slots is not None,
+            "capacity": engine.ledger.capacity,
+            "budget": engine.ledger.budget,
+            "held": engine.ledger.held,
+            "calls": engine.ledger.in_flight,
+            "slots": engine.ledger.slots,
+            "fixed": engine.ledger.max_slots is not None,
         }
         if engine.draining:
             told["draining"] = True
         if not closed:
             told["breaker"] = breaker.state.value
-            told["why"] = engine.failed_call
+            told["why"] = engine.health.failed_call
             told["since"] = self.unix(breaker.broken_at)
-        if trouble is not None and not engine.up:
-            told["why"], told["since"] = trouble.words, self.unix(engine.outage_at)
+        if trouble is not None and not engine.health.up:
+            told["why"], told["since"] = trouble.words, self.unix(engine.health.outage_at)
         if sample is not None:
-            told["used"] = round(sample.kv_usage * engine.capacity)
+            told["used"] = round(sample.kv_usage * engine.ledger.capacity)
             told["inside"] = [sample.running, sample.waiting]
             if now - engine.sampled_at > max(OLD, LATE * self._dispatch.policy.fleet.poll):
                 told["sampled"] = self.unix(engine.sampled_at)

@@ -33,7 +33,9 @@ from gateway.core.engines.choice import (
     least_ttft,
     usable_of,
 )
-from gateway.core.engines.fleet import Engine, Fleet, ceiling
+from gateway.core.engines.engine import Engine
+from gateway.core.engines.fleet import Fleet
+from gateway.core.engines.ledger import ceiling
 from gateway.core.policy.policy import Policy
 from gateway.core.request.call import Call
 from gateway.core.sidecars.copies import LongWait
@@ -138,7 +140,7 @@ class AdmissionControl:
         usable = usable_of(engines, now)
         if not usable:
             return self._to_wait_for_model(call, now, exclude, engines, front=front)
-        largest = max([engine.largest for engine in engines])
+        largest = max([engine.ledger.largest for engine in engines])
         if call.cost > largest:
             return Refuse(reason=Reason.TOO_LARGE, largest=largest)
         large = call.cost > LARGE * largest
@@ -151,7 +153,7 @@ class AdmissionControl:
         booking = traffic.bookings[call.class_name].due(call, now)
         wait: float | None = None
         if booking is None:
-            spare = max([engine.budget - engine.load for engine in usable[:LOOKED_AT]])
+            spare = max([engine.ledger.budget - engine.ledger.load for engine in usable[:LOOKED_AT]])
             wait = traffic.wait(queues, call, now, until=call.ttft_by, spare=spare)
             if self.rules.predict and not any_idle(usable, call):
                 times = least_ttft(usable, call, now)
@@ -231,7 +233,7 @@ class AdmissionControl:
         told = self.sidecars.kv_tokens(model)
         if told is None and not engines:
             told = budget.capacity
-        return max([round((told or 0) * ceiling(budget.kv_target)), *(engine.largest for engine in engines)])
+        return max([round((told or 0) * ceiling(budget.kv_target)), *(engine.ledger.largest for engine in engines)])
 
     # -- a call that waits --------------------------------------------------------------------------------------
 
@@ -255,17 +257,17 @@ class AdmissionControl:
         # One that was granted before has only its deadline to keep: it is late for its engine's fault. A late one
         # takes an idle engine from nobody, if nobody else can have it now.
         engine = choice.engine
-        if rules.shed_late and not ticket.paid and (engine.in_flight or self.contended(queues)):
-            spread = engine.ttft_spread  # a promise is kept by those that are slower than usual too
-            ttft, tpot = spread * choice.ttft, engine.tpot
-            if too_late(call, now, ttft, spread * choice.prefill / engine.prefill_rate, tpot):
+        if rules.shed_late and not ticket.paid and (engine.ledger.in_flight or self.contended(queues)):
+            spread = engine.speed.ttft_spread  # a promise is kept by those that are slower than usual too
+            ttft, tpot = spread * choice.ttft, engine.speed.tpot
+            if too_late(call, now, ttft, spread * choice.prefill / engine.speed.prefill_rate, tpot):
                 foretold = Foretold(waited=now - ticket.pushed_at, ttft=ttft, tpot=tpot)
                 return Refuse(reason=Reason.SHED_LATE, foretold=foretold)
         return choice
 
     def _fit_at_a_time(self, model: str) -> int:
         """Tokens that fit the engines of a model: by so much tenants' shares may differ anyway (`fairness.py`)."""
-        return sum([engine.largest for engine in self.fleet.serving(model)])
+        return sum([engine.ledger.largest for engine in self.fleet.serving(model)])
 
     def overdue(self, ticket: Ticket, now: float) -> Refuse:
         """The refusal of a call whose time in the queue is up: for want of an engine, its deadline, or a target."""
@@ -319,7 +321,7 @@ class AdmissionControl:
 
     def served(self, model: str) -> bool:
         """Whether an engine may be given calls for the model, if its breaker allows."""
-        return any(engine.up and not engine.draining for engine in self.fleet.serving(model))
+        return any(engine.health.up and not engine.draining for engine in self.fleet.serving(model))
 
     def held_until(self, model: str, now: float) -> float:
         """Time when calls that wait for an engine of the model to come back are given up. Negative infinity if an

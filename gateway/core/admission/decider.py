@@ -33,17 +33,12 @@ SLOWER = 3.0  # times its usual pace that an engine may take for a whole answer,
 
 
 class GrantedEngine(Protocol):
-    """An engine, as far as a relay needs to know it. `name` is for clients, `id` is its address; `tpot` and `pace` are
-    seconds a token: usual, and the fastest seen lately."""
+    """An engine, as far as a relay needs to know it. `name` is for clients, `id` is its address."""
 
     @property
     def id(self) -> str: ...
     @property
     def name(self) -> str: ...
-    @property
-    def tpot(self) -> float: ...
-    @property
-    def pace(self) -> float: ...
 
 
 class GrantedHold(Protocol):
@@ -58,7 +53,8 @@ class GrantedHold(Protocol):
 class Grant(Protocol):
     """Permission to use one engine, until it is left or closed. Its engine changes only before the first byte.
 
-    `cached`: prompt tokens that the engine has probably cached. `priority`: what the engine is told, lower goes first;
+    `cached`: prompt tokens that the engine has probably cached. `tpot`, `pace`: its seconds an output token: usual,
+    and the fastest seen lately. `priority`: what the engine is told, lower goes first;
     0: nothing. `ending`: what the attempt says of its engine; the decider reads it when the grant is closed.
     """
 
@@ -70,6 +66,10 @@ class Grant(Protocol):
     def hold(self) -> GrantedHold: ...
     @property
     def cached(self) -> int: ...
+    @property
+    def tpot(self) -> float: ...
+    @property
+    def pace(self) -> float: ...
     @property
     def priority(self) -> int: ...
 

@@ -14,7 +14,7 @@ import msgspec
 from gateway.core.admission.bookings import Booking
 from gateway.core.admission.ticket import Ticket
 from gateway.core.engines.choice import Choice
-from gateway.core.engines.fleet import Engine
+from gateway.core.engines.engine import Engine
 from gateway.core.sidecars.sidecar import Outlook
 
 

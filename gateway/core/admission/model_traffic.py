@@ -16,7 +16,7 @@ from gateway.core.admission.ticket import Ticket
 from gateway.core.checkpoint import SavedTraffic
 from gateway.core.engines.breaker import errors_of
 from gateway.core.engines.choice import usable_of
-from gateway.core.engines.fleet import Engine
+from gateway.core.engines.engine import Engine
 from gateway.core.engines.scaling import EnginesWanted, Readings
 from gateway.core.policy.policy import Policy
 from gateway.core.quantile import TTFTQuantile

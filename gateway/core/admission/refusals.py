@@ -16,7 +16,7 @@ from gateway.core.admission.deadline import MARGIN
 from gateway.core.admission.decision import Foretold, Reason, Refuse
 from gateway.core.admission.quotas import QuotaWindow
 from gateway.core.engines.breaker import BreakerState
-from gateway.core.engines.fleet import Engine
+from gateway.core.engines.engine import Engine
 from gateway.core.request.call import Call
 from gateway.core.request.outcome import MODEL_AWAY, Outcome, Refused
 from gateway.shared.protocol import NO_MEMORY, OFF
@@ -134,7 +134,7 @@ def unknown_model(model: str, engines: Iterable[Engine], *, awaited: bool = Fals
     if awaited:
         message = f"This gateway has just begun and awaits its sidecars' reports, so it does not know {model!r} yet."
         return Refused(Outcome.NO_ENGINE, message, retry_after=SOON)
-    if any(math.isinf(engine.back_at) for engine in engines):
+    if any(math.isinf(engine.health.back_at) for engine in engines):
         message = "Not every engine has been reached yet, so its models are not known."
         return Refused(Outcome.NO_ENGINE, message, retry_after=SOON)
     if away:
@@ -155,7 +155,7 @@ def forbidden_model(call: Call) -> Refused:
 
 def no_engine(model: str, engines: Sequence[Engine] = (), waited: float = 0.0) -> Refused:
     """`engines` serve the model, and none of them may be given calls. `waited`: seconds that the call has for one."""
-    up = [engine for engine in engines if engine.up]
+    up = [engine for engine in engines if engine.health.up]
     taken = [engine for engine in up if not engine.draining]
     failing = sum([engine.breaker.state is not BreakerState.CLOSED for engine in taken])
     counts = ((len(engines) - len(up), "down"), (len(up) - len(taken), "drained"), (failing, "failing"))

@@ -13,7 +13,7 @@ import msgspec
 
 from gateway.core.admission.queues import Queues, Ticket
 from gateway.core.engines.choice import Choice
-from gateway.core.engines.fleet import Hold
+from gateway.core.engines.hold import Hold
 from gateway.core.policy.policy import Policy
 from gateway.core.request.call import Call
 from gateway.core.request.outcome import Refused

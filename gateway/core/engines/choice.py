@@ -31,7 +31,8 @@ from collections.abc import Sequence
 import msgspec
 
 from gateway.core.engines.breaker import BreakerState, panicked
-from gateway.core.engines.fleet import PREFILL_RATE, TPOT, Engine
+from gateway.core.engines.engine import Engine
+from gateway.core.engines.speed import PREFILL_RATE, TPOT
 from gateway.core.policy.policy import Routing
 from gateway.core.request.call import Call
 
@@ -69,7 +70,7 @@ ASIDE = Aside()
 
 def cached_tokens(engine: Engine, call: Call) -> int:
     """Prompt tokens of `call` this engine has probably cached."""
-    blocks = engine.cached_blocks(call.prefix)
+    blocks = engine.cache.leading(call.prefix)
     return call.prompt_tokens * blocks // (len(call.prefix) + 1)
 
 
@@ -80,12 +81,12 @@ def knows(engine: Engine, call: Call) -> bool:
 
 def predicted_ttft(engine: Engine, prefill: int, now: float) -> float:
     """Seconds until the first token of a call with `prefill` unread prompt tokens, were it sent now."""
-    return engine.tpot + engine.reading(prefill, now) / engine.prefill_rate
+    return engine.speed.tpot + engine.prefills.reading(prefill, now) / engine.speed.prefill_rate
 
 
 def newness(engine: Engine, now: float, slow_start: float) -> float:
     """Share of `slow_start` that an engine has yet to pass since it was started, woken or came back: from 1 to 0."""
-    return min(1.0, max(0.0, 1.0 - (now - engine.back_at) / slow_start)) if slow_start else 0.0
+    return min(1.0, max(0.0, 1.0 - (now - engine.health.back_at) / slow_start)) if slow_start else 0.0
 
 
 def usable_of(engines: Sequence[Engine], now: float) -> Sequence[Engine]:
@@ -94,11 +95,11 @@ def usable_of(engines: Sequence[Engine], now: float) -> Sequence[Engine]:
     If more than half of the breakers are open, breakers are ignored.
     """
     for engine in engines:
-        if not engine.up or engine.draining or engine.breaker.state is not CLOSED:
+        if not engine.health.up or engine.draining or engine.breaker.state is not CLOSED:
             break
     else:
         return engines
-    usable = [e for e in engines if e.up and not e.draining]
+    usable = [e for e in engines if e.health.up and not e.draining]
     allowed = [e for e in usable if e.breaker.allows(now)]
     shut = len(usable) - len(allowed)
     return usable if shut and panicked(shut, len(usable)) else allowed
@@ -107,7 +108,7 @@ def usable_of(engines: Sequence[Engine], now: float) -> Sequence[Engine]:
 def any_idle(engines: Sequence[Engine], call: Call) -> bool:
     """Whether one of these has nothing to do and takes the call: no prediction refuses it then."""
     cost = call.cost
-    return any(not engine.in_flight and cost <= engine.largest for engine in engines)
+    return any(not engine.ledger.in_flight and cost <= engine.ledger.largest for engine in engines)
 
 
 def least_ttft(engines: Sequence[Engine], call: Call, now: float) -> tuple[float, float, float]:
@@ -117,7 +118,7 @@ def least_ttft(engines: Sequence[Engine], call: Call, now: float) -> tuple[float
     for engine in engines[:LOOKED_AT]:
         ttft = predicted_ttft(engine, call.prompt_tokens, now)
         if ttft < best[0]:
-            best = (ttft, call.prompt_tokens / engine.prefill_rate, engine.tpot)
+            best = (ttft, call.prompt_tokens / engine.speed.prefill_rate, engine.speed.tpot)
     return best
 
 
@@ -147,9 +148,9 @@ def choose(
     if exclude:
         usable = [e for e in usable if e.id not in exclude] or usable
     class_name = call.class_name
-    open_ = [e for e in usable if e.fits(cost, class_name)]
-    if open_ and open_[0].headrooms:
-        open_ = [e for e in open_ if e.leaves_headroom(cost, class_name, now)]
+    open_ = [e for e in usable if e.ledger.fits(cost, class_name)]
+    if open_ and open_[0].ledger.headrooms:
+        open_ = [e for e in open_ if e.ledger.leaves_headroom(cost, class_name, now)]
     if not open_:
         return None
     others_full = len(open_) < len(usable)
@@ -165,16 +166,16 @@ def choose(
         open_ = open_[first:] + open_[:first]
     best: Choice | None = None
     least = math.inf
-    fastest = max([e.prefill_rate for e in open_ if e.prefill_rate != PREFILL_RATE], default=PREFILL_RATE)
-    turnover = sum([e.flow(now) / e.capacity for e in open_]) / len(open_)
+    fastest = max([e.speed.prefill_rate for e in open_ if e.speed.prefill_rate != PREFILL_RATE], default=PREFILL_RATE)
+    turnover = sum([e.ledger.flow(now) / e.ledger.capacity for e in open_]) / len(open_)
     for engine in open_:
         cached = cached_tokens(engine, call) if call.prefix else 0
         prefill = max(1, call.prompt_tokens - cached)
-        reading, rate = engine.reading(prefill, now), engine.prefill_rate
-        ttft = engine.tpot + reading / rate
+        reading, rate = engine.prefills.reading(prefill, now), engine.speed.prefill_rate
+        ttft = engine.speed.tpot + reading / rate
         # The step of `ttft` is left out: one is longer by chance, and costs more cached tokens than it is worth.
         beyond = reading * (1.0 + NEW * newness(engine, now, routing.slow_start))
-        beyond += prefill * (CROWD * engine.in_flight + TURNOVER * turnover)
+        beyond += prefill * (CROWD * engine.ledger.in_flight + TURNOVER * turnover)
         beyond /= fastest if rate == PREFILL_RATE or ALIKE * rate >= fastest else rate
         if engine.adapters is not None:
             beyond /= engine.adapters.score(call.model)
@@ -208,9 +209,9 @@ def reading_spared(engines: Sequence[Engine], call: Call, choice: Choice, now: f
     place of going to `choice` now; 0: there is none."""
     most = 0.0
     for engine in usable_of(engines, now):
-        if engine is not choice.engine and knows(engine, call) and not engine.fits(call.cost, call.class_name):
+        if engine is not choice.engine and knows(engine, call) and not engine.ledger.fits(call.cost, call.class_name):
             fewer = choice.prefill - (call.prompt_tokens - cached_tokens(engine, call))
-            most = max(most, fewer / engine.prefill_rate)
+            most = max(most, fewer / engine.speed.prefill_rate)
     return most
 
 

@@ -1,140 +1,88 @@
-"""An engine's state in operators' words: one line for each change, none for a check that changes nothing.
-
-`Announcer.look` compares an engine with what was last told of it. An engine that flaps gets BURST lines, then one every
-REFILL seconds, which counts the changes that were not told. Times are monotonic seconds.
-"""
+"""Health of one engine: whether it is up, and what its last checks and calls met. `now` is monotonic seconds."""
 
 from __future__ import annotations
 
 import math
 
-import msgspec
+from gateway.core.engines.trouble import STALLED, Trouble
 
-from gateway.core.engines.breaker import BreakerState
-from gateway.core.engines.fleet import Engine
-from gateway.shared.files.checked import listed
-from gateway.shared.notice import Notice
-
-BURST = 6.0  # lines of one engine without a pause
-REFILL = 20.0  # seconds until an engine that has used them up gets one more
+SILENT = 30.0  # seconds in which an engine may read and write no token while calls wait for it
+SILENT_PROBED = 10.0  # the same, while its breaker lets through probes alone
+SILENT_READING = 3.0  # times the time predicted for the prompts that it has yet to read, beside them
+HITS_IN = 2  # good health checks that bring an engine back
+MISSES_OUT = 3  # bad ones that take it out
 
 
-class State(msgspec.Struct, frozen=True):
-    """State of an engine that a line may report. `reason`: why the engine is down. `drained`: why it gets no new
-    calls."""
+class Health:
+    """Health of one engine. Change `up` through `Engine`, which also forgets the cache of an engine that is down."""
 
-    up: bool = False
-    reason: str = ""
-    tripped: bool = False
-    drained: str = ""
-    models: frozenset[str] = frozenset()
-    unmeasured: bool = False
-
-
-NEW = State()
-
-
-class Reported(msgspec.Struct):
-    """State that was last reported of one engine, and state that was last seen."""
-
-    told: State = NEW
-    seen: State = NEW
-    changes: int = 0  # seen since the last line
-    was_up: bool = False
-    down_at: float = math.inf
-    tripped_at: float = math.inf
-    left: float = BURST  # lines that may be told
-    left_at: float = -math.inf  # when `left` was reckoned
-
-
-class Announcer:
-    """Lines for operators about the engines of a fleet."""
+    __slots__ = (
+        "_silent_since", "back_at", "check_failures", "checked_at", "doubted", "failed_call", "hits", "misses",
+        "outage_at", "trouble", "unmeasured", "up",
+    )  # fmt: skip
 
     def __init__(self) -> None:
-        self._engines: dict[str, Reported] = {}
+        self.up = False
+        self.hits = self.misses = 0  # good and bad checks in a row
+        self.back_at = self.checked_at = -math.inf
+        self.outage_at = math.inf  # first check or call that failed since it last answered one; inf: none has
+        self.trouble: Trouble | None = None  # the last; of an engine that is up too
+        self.check_failures: dict[str, int] = {}  # by reason
+        self.failed_call = ""  # error of the last call that failed
+        self.doubted = False  # a call was answered 404, so its list of models may have changed
+        self.unmeasured = ""  # why it has no metrics
+        self._silent_since = -math.inf  # it has read and written no token for the calls that wait
 
-    def look(self, engine: Engine, now: float, drained: str) -> list[Notice]:
-        """The lines that are due: none where everything is as told. `drained`: why it gets no new calls, empty where
-        it gets them."""
-        told = self._engines.get(engine.id)
-        if told is None:
-            told = self._engines[engine.id] = Reported()
-        trouble = engine.trouble
-        state = State(
-            up=engine.up,
-            reason="" if engine.up or trouble is None else trouble.reason,
-            tripped=engine.breaker.state is not BreakerState.CLOSED,
-            drained=drained,
-            models=frozenset(engine.models),
-            unmeasured=bool(engine.unmeasured),
-        )
-        if state != told.seen:
-            told.changes += 1
-            if told.seen.up and not state.up:
-                told.down_at = min(now, engine.outage_at)
-            if state.tripped and not told.seen.tripped:
-                told.tripped_at = now
-            told.seen = state
-        if state == told.told:
-            return []
-        told.left = min(BURST, told.left + (now - told.left_at) / REFILL)
-        told.left_at = now
-        if told.left < 1.0:
-            return []
-        lines = _lines(engine, told, state, now)
-        told.left -= len(lines)
-        if lines and told.changes > len(lines):
-            last = lines[-1]
-            often = f"{told.changes} changes since the last line: it changes too often to tell each"
-            lines[-1] = Notice(f"{last} ({often})", last.event, last.level)
-        told.told, told.changes = state, 0
-        told.was_up = told.was_up or state.up
-        return [Notice(f"engine {engine.label} {line}", line.event, line.level) for line in lines]
+    def check(self, ok: bool, now: float, trouble: Trouble | None, *, failing_at: float, slow_start: float) -> bool:
+        """Take one health check, which met `trouble` if it is not `ok`: three misses take the engine out, two hits (one
+        at first contact) bring it in. Return whether the engine has to be taken out. `failing_at`: when the first of
+        the last failed calls in a row ended."""
+        if trouble is not None:
+            self.trouble = trouble
+            self.check_failures[trouble.reason] = self.check_failures.get(trouble.reason, 0) + 1
+        if ok:
+            self.checked_at = now
+            self.hits, self.misses = self.hits + 1, 0
+            first_contact = self.back_at == -math.inf
+            if not self.up and (first_contact or self.hits >= HITS_IN):
+                self.up = True
+                self.back_at = now - slow_start if first_contact else now
+            if self.up:
+                self.outage_at = math.inf
+            return False
+        # A call may have met the outage before this check, but not before the last good one.
+        self.outage_at = min(self.outage_at, failing_at if failing_at > self.checked_at else now)
+        self.checked_at = now
+        self.hits, self.misses = 0, self.misses + 1
+        return self.misses >= MISSES_OUT
 
-    def forget(self, id: str) -> None:
-        """The engine has left the fleet."""
-        self._engines.pop(id, None)
+    def ready(self, now: float) -> None:
+        """Take the engine in at once: its sidecar has started or woken it."""
+        self.up = True
+        self.hits, self.misses = HITS_IN, 0
+        self.back_at = now
+        self.outage_at = math.inf
 
+    def down(self, trouble: Trouble | None) -> None:
+        self.up = False
+        self.hits = 0
+        if trouble is not None:
+            self.trouble = trouble
+            self.outage_at = min(self.outage_at, trouble.at)
 
-def _lines(engine: Engine, told: Reported, state: State, now: float) -> list[Notice]:
-    lines: list[Notice] = []
-    before = told.told
-    if state.up and not before.up:
-        again = f" again after {now - told.down_at:.0f} s" if told.was_up else ""
-        lines.append(Notice(f"is up{again}; serves {listed(sorted(state.models)) or 'no model'}", "engine_up"))
-    elif not state.up and (before.up or state.reason != before.reason):
-        how = "is down" if before.up else "is still down" if before.reason else "is not up yet"
-        checks = f" ({engine.misses} check{'s' * (engine.misses != 1)})" if engine.misses else ""
-        lines.append(Notice(f"{how}{_met(engine)}{checks}", "engine_down", "warning"))
-    elif state.up and state.models != before.models:
-        new, gone = (listed(sorted(names)) for names in (state.models - before.models, before.models - state.models))
-        changes = [f"now serves {new}"] * bool(new) + [f"no longer serves {gone}"] * bool(gone)
-        lines.append(Notice(" and ".join(changes), "engine_models"))
-    if state.unmeasured and not before.unmeasured:
-        assumed = f"{engine.capacity} tokens of KV cache and {engine.slots} calls at once"
-        line = f"tells no metrics, as a vLLM would ({engine.unmeasured}): {assumed} are assumed"
-        lines.append(
-            Notice(f"{line}; capacity and max_concurrency in its entry say better", "engine_unmeasured", "warning")
-        )
-    if state.tripped and not before.tripped:
-        met = f": {engine.failed_call}" if engine.failed_call else ""
-        lines.append(Notice(f"gets no calls but probes, since its breaker is open{met}", "breaker_open", "warning"))
-    elif before.tripped and not state.tripped:
-        again = f"gets calls again, its breaker is closed after {now - told.tripped_at:.0f} s"
-        lines.append(Notice(again, "breaker_closed"))
-    if state.drained != before.drained:
-        running = f" ({engine.in_flight} still run)" if engine.in_flight else ""
-        line = f"gets no new calls: {state.drained}{running}" if state.drained else "gets new calls again"
-        lines.append(Notice(line, "engine_drained" if state.drained else "engine_admitted"))
-    return lines
-
-
-def state_of(engine: Engine) -> str:
-    """State of an engine in words; for an engine that is down, with its last trouble."""
-    if engine.up:
-        return "up"
-    return "not asked yet" if math.isinf(engine.checked_at) else f"down{_met(engine)}"
-
-
-def _met(engine: Engine) -> str:
-    return "" if engine.trouble is None else f": {engine.trouble.words}"
+    def stall(self, waits: bool, awaited: int, reading: float, now: float, *, probed: bool) -> Trouble | None:
+        """Return the trouble of an engine that does no work, whatever its checks say: an engine core that hangs leaves
+        its HTTP server well. `waits`: between two samples it read and wrote no token, though it has calls. `awaited`:
+        calls that wait for their first byte. `reading`: seconds predicted for the prompts that it has yet to read.
+        `probed`: its breaker lets through probes alone."""
+        if not (waits and self.up and awaited):
+            self._silent_since = now
+            return None
+        silent = now - self._silent_since
+        if silent <= (SILENT_PROBED if probed else SILENT) + SILENT_READING * reading:
+            return None
+        calls = "a call waits" if awaited == 1 else f"{awaited} calls wait"
+        words = f"it has read and written no token for {silent:.0f} s, while {calls} for it"
+        self.outage_at = self._silent_since
+        self.failed_call, self._silent_since = words, now
+        return Trouble(STALLED, words, now)

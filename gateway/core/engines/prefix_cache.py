@@ -9,10 +9,13 @@ events say since when everything used is cached (`cache_age.py`).
 
 from __future__ import annotations
 
+import math
+from array import array
 from itertools import islice
+from operator import itemgetter
 
-from gateway.core.checkpoint import SavedPrefixes
-from gateway.core.engines.prefix_digest import digest, with_digest
+from gateway.core.checkpoint import GROUP, SavedPrefixes
+from gateway.core.engines.cache_age import CacheAge
 
 BLOCKS_AT_MOST = 200_000  # an entry is about 100 bytes
 BLOCK_TOKENS = 128.0  # of a block, until prompts tell
@@ -25,18 +28,21 @@ class PrefixCache:
     """Blocks of prompts in one engine's cache, by their hashes. Every change keeps them within the engine's capacity.
 
     `blocks`: last use of each block, the least recent first.
-    `share`: part of the engine's capacity that holds our prompts.
+    `share`: part of the engine's capacity that holds our prompts. `age`: what the engine's own events say, if it
+    publishes them.
     """
 
-    __slots__ = ("block_tokens", "blocks", "share")
+    __slots__ = ("age", "block_tokens", "blocks", "share")
 
     def __init__(self) -> None:
         self.blocks: dict[int, float] = {}
         self.block_tokens = BLOCK_TOKENS
         self.share = 1.0
+        self.age: CacheAge | None = None
 
-    def leading(self, prefix: tuple[int, ...], since: float) -> int:
-        """Number of leading blocks of `prefix` that are cached and were used at `since` or later."""
+    def leading(self, prefix: tuple[int, ...]) -> int:
+        """Number of leading blocks of `prefix` that the engine has probably cached."""
+        since = -math.inf if self.age is None else self.age.cut
         blocks, count = self.blocks, 0
         for block in prefix:
             used = blocks.get(block)
@@ -73,9 +79,21 @@ class PrefixCache:
         self.blocks.clear()
 
     def checkpoint(self, most: int, now: float) -> SavedPrefixes:
-        """The `most` blocks used last."""
-        return digest(self.blocks, most, now)
+        """The `most` blocks used last, the newest first. They are in order of last use, so one age stands for GROUP
+        blocks: that of the one among them used longest ago."""
+        index = self.blocks
+        blocks = array("q", islice(reversed(index), most))
+        ages = [now - at for at in islice(reversed(index.values()), GROUP - 1, len(blocks), GROUP)]
+        if len(blocks) % GROUP:
+            ages.append(now - index[blocks[-1]])
+        return SavedPrefixes(blocks.tobytes(), ages)
 
     def restore(self, saved: SavedPrefixes, then: float) -> None:
-        """Add what was saved at `then`; the next prompt brings it within the capacity."""
-        self.blocks = with_digest(self.blocks, saved, then)
+        """Add what was saved at `then`, of a block that both know the later use. The next prompt brings the index
+        within the capacity."""
+        blocks, ages = array("q", saved.blocks), saved.ages
+        found = {blocks[number]: then - ages[number // GROUP] for number in reversed(range(len(blocks)))}
+        for block, at in self.blocks.items():
+            if at > found.get(block, -math.inf):
+                found[block] = at
+        self.blocks = dict(sorted(found.items(), key=itemgetter(1)))

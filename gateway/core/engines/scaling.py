@@ -19,7 +19,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from gateway.core.engines.fleet import TPOT, Engine
+from gateway.core.engines.engine import Engine
+from gateway.core.engines.speed import TPOT
 from gateway.core.policy.traffic import Scaling
 
 EVERY = 1.0  # seconds at least between two readings
@@ -74,10 +75,17 @@ def utilization(engine: Engine, fastest: float) -> float:
     output token takes `fastest` / (1 - u) seconds, so u = 1 - fastest / tpot. Where KV cache or places are nearer to
     their bound, their share counts.
     """
-    if not engine.in_flight:
+    if not engine.ledger.in_flight:
         return 0.0
-    stretched = 1.0 - fastest / engine.tpot if fastest < engine.tpot else 0.0
-    return min(1.0, max(stretched, engine.load / (engine.budget or 1), engine.in_flight / (engine.slots or 1)))
+    stretched = 1.0 - fastest / engine.speed.tpot if fastest < engine.speed.tpot else 0.0
+    return min(
+        1.0,
+        max(
+            stretched,
+            engine.ledger.load / (engine.ledger.budget or 1),
+            engine.ledger.in_flight / (engine.ledger.slots or 1),
+        ),
+    )
 
 
 class EnginesWanted:
@@ -110,8 +118,8 @@ class EnginesWanted:
         """The sum of the engines' utilizations."""
         there = list(engines)
         for engine in there:
-            if engine.in_flight and engine.tpot != TPOT:  # else nothing was learned of it yet
-                self._fastest.seen(engine.tpot, now)
+            if engine.ledger.in_flight and engine.speed.tpot != TPOT:  # else nothing was learned of it yet
+                self._fastest.seen(engine.speed.tpot, now)
         return sum([utilization(engine, self._fastest.seconds) for engine in there])
 
     def take(self, readings: Readings, now: float) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from gateway.core.engines.fleet import engine_id
+from gateway.core.engines.origin import engine_id
 from gateway.shared.protocol import CapacityReport, ModelReport
 from gateway.shared.vllm.answers import ModelCard
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 
 import msgspec
 
-from gateway.core.engines.fleet import engine_id
+from gateway.core.engines.origin import engine_id
 from gateway.core.sidecars.addresses import Network, networks_of, refusal
 from gateway.core.sidecars.copies import Copies, LongWait
 from gateway.core.sidecars.sidecar import STALE, Member, Outlook, Sidecar, cards_of, members_of

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from gateway.core.engines.breaker import BreakerState
-from gateway.core.engines.fleet import Engine, Fleet
+from gateway.core.engines.engine import Engine
+from gateway.core.engines.fleet import Fleet
 from gateway.core.lengths import LengthModel
 from gateway.decider.dispatch import Dispatch
 from gateway.shared.files.file_status import FileStatus
@@ -60,16 +61,16 @@ def models(dispatch: Dispatch, fleet: Fleet) -> Iterable[Metric]:
 
 def engines(fleet: Fleet) -> Iterable[Metric]:
     gauges: list[tuple[str, str, Callable[[Engine], float]]] = [
-        ("up", "1 while the engine answers its health checks.", lambda e: e.up),
-        ("capacity_tokens", "KV-cache tokens of the engine.", lambda e: e.capacity),
-        ("budget_tokens", "KV-cache tokens that may be promised now.", lambda e: e.budget),
-        ("held_tokens", "KV-cache tokens promised: the ledger.", lambda e: e.held),
-        ("in_flight", "Calls that hold a grant on the engine.", lambda e: e.in_flight),
-        ("slots", "Calls that may be in flight: learned or set.", lambda e: e.slots),
-        ("trim_ratio", "How far the budget is scaled to what holds turn into.", lambda e: e.trim),
+        ("up", "1 while the engine answers its health checks.", lambda e: e.health.up),
+        ("capacity_tokens", "KV-cache tokens of the engine.", lambda e: e.ledger.capacity),
+        ("budget_tokens", "KV-cache tokens that may be promised now.", lambda e: e.ledger.budget),
+        ("held_tokens", "KV-cache tokens promised: the ledger.", lambda e: e.ledger.held),
+        ("in_flight", "Calls that hold a grant on the engine.", lambda e: e.ledger.in_flight),
+        ("slots", "Calls that may be in flight: learned or set.", lambda e: e.ledger.slots),
+        ("trim_ratio", "How far the budget is scaled to what holds turn into.", lambda e: e.ledger.trim),
         ("kv_usage_ratio", "KV-cache usage at the last sample.", lambda e: e.sample.kv_usage if e.sample else 0),
-        ("prefill_tokens_per_second", "Learned prefill rate.", lambda e: e.prefill_rate),
-        ("seconds_per_output_token", "Learned time per output token.", lambda e: e.tpot),
+        ("prefill_tokens_per_second", "Learned prefill rate.", lambda e: e.speed.prefill_rate),
+        ("seconds_per_output_token", "Learned time per output token.", lambda e: e.speed.tpot),
         ("draining", "1 while the engine gets no new calls.", lambda e: e.draining),
         ("breaker_open", "1 while the breaker is open, 0.5 half open.", lambda e: BREAKER[e.breaker.state]),
     ]
@@ -82,7 +83,7 @@ def engines(fleet: Fleet) -> Iterable[Metric]:
         "weir_engine_check_failures", "Checks of an engine that failed, by why.", labels=("engine", "reason")
     )
     for engine in fleet:
-        for reason, count in engine.check_failures.items():
+        for reason, count in engine.health.check_failures.items():
             failures.add_metric((engine.label, reason), count)
     yield failures
 

@@ -16,7 +16,7 @@ from itertools import chain
 import msgspec
 
 from gateway.core.admission.limits import Charge
-from gateway.core.engines.fleet import Engine
+from gateway.core.engines.engine import Engine
 from gateway.core.policy.snapshot import Snapshot
 from gateway.core.request.record import Record
 from gateway.decider.local import LocalDecider
@@ -263,7 +263,9 @@ class RelayHub:
         for each in fleet:
             key, trust = self._shown(each)
             told = None if trust is None else (trust.ca, trust.name)
-            up = each.up or each.id in fleet.unasked  # a decider that has just begun knows of none that it is down
+            up = (
+                each.health.up or each.id in fleet.unasked
+            )  # a decider that has just begun knows of none that it is down
             engines.append(EngineNews(each.id, each.url, key, told, up, each.label))
         names = [name for name in fleet.models if len(name) <= 256]
         models = tuple([ModelNews(name, fleet.context(name), decider.window(name)) for name in names])

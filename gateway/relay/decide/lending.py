@@ -98,7 +98,7 @@ class Lending:
         record, now = live.record, self._clock()
         note_grant(record, call, grant, now)
         record.attempts, record.engine, call.sent_at = 1, grant.engine.id, now
-        within = patience(call, grant.engine, self._current.policy)
+        within = patience(call, grant, self._current.policy)
 
         def began() -> None:
             at = self._clock()
@@ -147,7 +147,7 @@ class Lending:
         """Settle a call without a known answer: no tokens written for a stream, else the tokens that the time
         allowed."""
         now = self._clock()
-        wrote = 0 if call.stream else possible_output(call, 0, now - grant.hold.taken_at, grant.engine.pace)
+        wrote = 0 if call.stream else possible_output(call, 0, now - grant.hold.taken_at, grant.pace)
         settle_unanswered(call, admission, record, wrote, now)
 
     def _settle(

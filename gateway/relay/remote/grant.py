@@ -53,6 +53,14 @@ class RemoteGrant:
         return self.terms  # its tokens, and since when
 
     @property
+    def tpot(self) -> float:
+        return self.terms.engine.tpot
+
+    @property
+    def pace(self) -> float:
+        return self.terms.engine.pace
+
+    @property
     def priority(self) -> int:
         return self.terms.priority
 

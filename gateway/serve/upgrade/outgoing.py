@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from gateway.core.engines.choice import Choice
-from gateway.core.engines.fleet import Hold
+from gateway.core.engines.hold import Hold
 from gateway.core.request.call import Call
 from gateway.decider.grant import LocalGrant
 from gateway.frames.calls import ask_of, facts_of, terms_of

@@ -12,7 +12,7 @@ from gateway.core.admission.limits import LimitBook
 from gateway.core.admission.quotas import SPANS
 from gateway.core.admission.retries import AT_LEAST, WINDOW
 from gateway.core.admission.witness import LimitCharge
-from gateway.core.engines.fleet import TPOT_TOKENS
+from gateway.core.engines.speed import TPOT_TOKENS
 from gateway.core.policy.policy import Retries as RetryPolicy
 from gateway.core.request.outcome import Outcome
 from gateway.core.request.record import Record

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable
 
 from gateway.core.engines.cache_age import CacheAge
-from gateway.core.engines.fleet import Engine
+from gateway.core.engines.engine import Engine
 from loadtest.engine.cache_log import WORD, CacheLog
 from loadtest.simulate.memory_engine import MemoryEngine
 
@@ -21,7 +21,7 @@ class KvEventFeed:
     def __init__(
         self, engine: Engine, memory: MemoryEngine, lost: float, seed: str, wrong: Callable[[str], None]
     ) -> None:
-        self._cache_age = engine.cache_age = CacheAge()
+        self._cache_age = engine.cache.age = CacheAge()
         self._id = engine.id
         self._memory = memory
         self._lost = lost

@@ -31,13 +31,13 @@ class Grants:
             yield f"{engine.id} after a wait foretold as {call.predicted_wait}, a first token as {choice.ttft}"
         brought = self._gateway.brought.get(engine.id)
         open_ = (brought is None or brought.open) and engine not in self._gateway.retired
-        if not open_ or not engine.up or engine.draining:
+        if not open_ or not engine.health.up or engine.draining:
             yield f"{engine!r}, which may not be used"
         if dispatch.draining and call.request_id not in self.first:
             yield f"{engine.id} while the gateway drains"
-        within = engine.load < engine.budget and engine.load + call.cost <= engine.ceiling
-        empty = not engine.in_flight and call.cost <= engine.largest
-        if engine.in_flight >= engine.slots or not (empty or within):
+        within = engine.ledger.load < engine.ledger.budget and engine.ledger.load + call.cost <= engine.ledger.ceiling
+        empty = not engine.ledger.in_flight and call.cost <= engine.ledger.largest
+        if engine.ledger.in_flight >= engine.ledger.slots or not (empty or within):
             yield f"{engine!r}, which has no room for {call.cost} tokens"
         limit = dispatch.policy.classes[call.class_name].max_concurrency
         if limit is not None and dispatch.running[call.class_name] >= limit:
@@ -58,7 +58,7 @@ class Grants:
     def _others(self, call: Call, ticket: Ticket) -> Iterator[bool]:
         for other in self._dispatch.fleet.serving(call.model):
             closed = other.breaker.state is BreakerState.CLOSED
-            yield other.up and not other.draining and closed and other.id not in ticket.exclude
+            yield other.health.up and not other.draining and closed and other.id not in ticket.exclude
 
     def _caches(self, call: Call, choice: Choice) -> Iterator[str]:
         """A beginning is cached only where it was sent, and for its own tenant."""

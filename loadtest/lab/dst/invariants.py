@@ -15,7 +15,9 @@ from gateway.core.admission.deadline import too_late
 from gateway.core.admission.queues import Queues, Ticket
 from gateway.core.engines.breaker import BreakerState
 from gateway.core.engines.choice import Choice, choose, knows
-from gateway.core.engines.fleet import Engine, Hold, engine_id
+from gateway.core.engines.engine import Engine
+from gateway.core.engines.hold import Hold
+from gateway.core.engines.origin import engine_id
 from gateway.core.policy.policy import Policy
 from gateway.core.request.call import Call
 from gateway.core.request.outcome import Outcome, Refused
@@ -104,7 +106,7 @@ class Invariants:
         self._pumped[model] = self._loop.time()
         self._fairness_of(model, queues).popping(now, paused)
         heads = [queue.head() for queue in queues.order(now, paused)[:1]]
-        fit = sum([engine.largest for engine in self._dispatch.fleet.serving(model)])
+        fit = sum([engine.ledger.largest for engine in self._dispatch.fleet.serving(model)])
         self._owed = [head for head in heads if queues.owed(head) > fit]
 
     def popped(self, model: str, ticket: Ticket | None) -> None:
@@ -154,22 +156,22 @@ class Invariants:
     def _idle(self, call: Call) -> str:
         """An engine that has nothing to do and can take the call; empty: there is none."""
         for engine in self._dispatch.fleet.serving(call.model):
-            able = engine.up and not engine.draining and engine.breaker.state is BreakerState.CLOSED
-            if able and not engine.in_flight and call.cost <= engine.largest:
+            able = engine.health.up and not engine.draining and engine.breaker.state is BreakerState.CLOSED
+            if able and not engine.ledger.in_flight and call.cost <= engine.ledger.largest:
                 return engine.id
         return ""
 
     def _refuses(self, call: Call) -> bool:
         """Whether its model's mode refuses the call as it comes; while nobody has its model, none does."""
         traffic = self._dispatch.traffic.get(call.model)
-        engines = [each for each in self._dispatch.fleet.serving(call.model) if each.up and not each.draining]
+        engines = [each for each in self._dispatch.fleet.serving(call.model) if each.health.up and not each.draining]
         closed = any(engine.breaker.state is BreakerState.CLOSED for engine in engines)
         return traffic is not None and closed and traffic.refuses(call) is not None
 
     def _restarts(self, model: str) -> bool:
         """Whether all its engines are out, and one may come back."""
         engines = self._dispatch.fleet.serving(model)
-        out = not any(engine.up and not engine.draining for engine in engines)
+        out = not any(engine.health.up and not engine.draining for engine in engines)
         return out and any(engine not in self._gateway.retired for engine in engines)
 
     def ended(self, request_id: str) -> None:
@@ -232,11 +234,11 @@ class Invariants:
 
     def _late(self, ticket: Ticket, choice: Choice, now: float) -> bool:
         engine, dispatch = choice.engine, self._dispatch
-        if not engine.in_flight and not dispatch.control.contended(dispatch.queues[ticket.call.model]):
+        if not engine.ledger.in_flight and not dispatch.control.contended(dispatch.queues[ticket.call.model]):
             return False
-        spread = engine.ttft_spread
-        reading = spread * choice.prefill / engine.prefill_rate
-        return too_late(ticket.call, now, spread * choice.ttft, reading, engine.tpot)
+        spread = engine.speed.ttft_spread
+        reading = spread * choice.prefill / engine.speed.prefill_rate
+        return too_late(ticket.call, now, spread * choice.ttft, reading, engine.speed.tpot)
 
     def _compare(self) -> None:
         """The ledgers against the books."""
@@ -265,12 +267,14 @@ class Invariants:
             if engine.priorities != (engine.id in ranked) and engine not in self._gateway.retired:
                 self._wrong(f"{engine.id} is told priorities: {engine.priorities}, unlike the policy")
             found, expected = (
-                (engine.held, engine.in_flight, engine.prefill_queued),
+                (engine.ledger.held, engine.ledger.in_flight, engine.prefills.queued),
                 (tokens[engine.id], calls[engine.id], prefill[engine.id]),
             )
             if found != expected:
                 self._wrong(f"the ledger of {engine.id} is {found}, the holds on it are {expected}")
-            wrong = {name: tokens for name, (tokens, _) in engine.used.items() if tokens != used[engine.id, name]}
+            wrong = {
+                name: tokens for name, (tokens, _) in engine.ledger.used.items() if tokens != used[engine.id, name]
+            }
             if wrong:
                 self._wrong(f"classes use {wrong} of {engine.id}, and hold something else")
         if +Counter(dispatch.running) != running:

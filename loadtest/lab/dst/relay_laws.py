@@ -66,7 +66,7 @@ class RelayLaws:
             if bucket.level > levels.get(bucket.key, 0.0):
                 self._wrong(f"{bucket.key} was at {levels.get(bucket.key)}, and is restored at {bucket.level}")
         for engine in gateway.fleet:
-            if engine.held or engine.in_flight:
+            if engine.ledger.held or engine.ledger.in_flight:
                 self._wrong(f"{engine!r} begins with calls that no relay has told of")
         rates = {each.id: (each.prefill_rate, each.tpot, each.trim) for each in before.engines}
         for each in after.engines:
@@ -123,10 +123,10 @@ class RelayLaws:
         promised = self._promises(decider, asking) if complete else {}
         for engine in decider.gateway.fleet:
             has, theirs = held.get(engine.id, 0), promised.get(engine.id, 0)
-            if engine.held != has:
-                self._wrong(f"the ledger of {engine.id} has {engine.held} tokens, its calls hold {has}")
-            if theirs > engine.held:
-                self._wrong(f"relays have {theirs} tokens of {engine.id}, its ledger has {engine.held}")
+            if engine.ledger.held != has:
+                self._wrong(f"the ledger of {engine.id} has {engine.ledger.held} tokens, its calls hold {has}")
+            if theirs > engine.ledger.held:
+                self._wrong(f"relays have {theirs} tokens of {engine.id}, its ledger has {engine.ledger.held}")
 
     def promised(self, decider: Decider, engine: str) -> int:
         """Tokens of an engine that calls of living relays may use, as far as a decider must know of them."""
@@ -202,7 +202,11 @@ class RelayLaws:
                 dispatch = decider.gateway.dispatch
                 known = [list(calls) for _, calls in orphans(decider) if calls]
                 queued = [ticket.call.request_id for queues in dispatch.queues.values() for ticket in queues]
-                held = {engine.id: engine.held for engine in dispatch.fleet if engine.held or engine.in_flight}
+                held = {
+                    engine.id: engine.ledger.held
+                    for engine in dispatch.fleet
+                    if engine.ledger.held or engine.ledger.in_flight
+                }
                 if known or queued or held or any(dispatch.running.values()):
                     yield f"left behind: calls {known}, queues {queued}, ledgers {held}"
         for relay in self._relays():
@@ -260,11 +264,11 @@ class DispatchLaws:
             self._wrong(f"call {call.request_id} is granted {engine.id} {now - call.deadline:.4f} s past its deadline")
         self._laws.granting(decider, call)
         promised = self._laws.promised(decider, engine.id)
-        if engine.held < promised:
-            self._wrong(f"{engine.id} is granted with {engine.held} tokens held, and relays have {promised}")
-        within = engine.load < engine.budget and engine.load + call.cost <= engine.ceiling
-        alone = not promised and not engine.in_flight and call.cost <= engine.largest
-        if engine.in_flight >= engine.slots or not (alone or within):
+        if engine.ledger.held < promised:
+            self._wrong(f"{engine.id} is granted with {engine.ledger.held} tokens held, and relays have {promised}")
+        within = engine.ledger.load < engine.ledger.budget and engine.ledger.load + call.cost <= engine.ledger.ceiling
+        alone = not promised and not engine.ledger.in_flight and call.cost <= engine.ledger.largest
+        if engine.ledger.in_flight >= engine.ledger.slots or not (alone or within):
             self._wrong(f"call {call.request_id} is granted {engine!r}, which has no room for {call.cost} tokens")
         if ticket is None:
             self._in_order(call)

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, cast
 
 import httpx
 
-from gateway.core.engines.fleet import Engine, engine_id
+from gateway.core.engines.engine import Engine
+from gateway.core.engines.origin import engine_id
 from gateway.core.sidecars.sidecars import NameConflict, UntrustedSidecar
 from gateway.decider.loading import Configuration
 from gateway.serve.assembly import ApplyError
@@ -115,7 +116,7 @@ class World:
         self.invariants.at_rest()
         for id, memory in self.memories.items():
             engine = self.gateway.fleet.engines.get(id)
-            if len(memory.open) > (0 if engine is None else engine.in_flight):
+            if len(memory.open) > (0 if engine is None else engine.ledger.in_flight):
                 self.found(
                     f"{len(memory.open)} requests run on {id}, and nobody holds anything for all of them: {engine}"
                 )

@@ -15,7 +15,8 @@ from gateway.core.admission.decision import HELD, KEPT, SERVED, UNSERVED, Reason
 from gateway.core.admission.mode import Mode
 from gateway.core.admission.queues import Ticket
 from gateway.core.engines.choice import Choice
-from gateway.core.engines.fleet import Engine, Fleet
+from gateway.core.engines.engine import Engine
+from gateway.core.engines.fleet import Fleet
 from gateway.core.policy.policy import Policy, Routing, TrafficClass
 from gateway.core.policy.traffic import Deadlines, ModeRule, Modes, Threshold
 from gateway.core.request.call import Call
@@ -39,7 +40,7 @@ def control(policy: Policy = POLICY, *, engines: int = 1, held: int = 0) -> Admi
         engine = Engine(f"e{number}", f"http://{number}", policy, capacity=1000)
         fleet.add(engine)
         fleet.has_models(engine, [ModelCard(id="m")])
-        fleet.health(engine, True, 0.0)
+        engine.check(True, 0.0)
         if held:
             engine.hold(held, held, NOW)
     made = AdmissionControl(fleet, policy)
@@ -70,7 +71,7 @@ def test_a_call_goes_to_an_engine_with_room_and_says_what_it_has_to_read() -> No
     assert isinstance(decision, Choice)
     assert (decision.engine.id, decision.prefill, decision.others_full) == ("e0", 400, False)
     made = control(engines=2)
-    made.fleet.engines["e1"].slots = 0
+    made.fleet.engines["e1"].ledger.slots = 0
     decision = made.decide(call(), NOW, RNG)
     assert isinstance(decision, Choice)
     assert decision.others_full
@@ -264,7 +265,7 @@ def test_a_call_that_waits_goes_stays_or_is_refused() -> None:
     expired = decided(NOW + 60.0)
     assert isinstance(expired, Refuse)
     assert (expired.reason, expired.waited) == (Reason.EXPIRED, 60.0)
-    made.fleet.engines["e0"].slots = 1
+    made.fleet.engines["e0"].ledger.slots = 1
     assert decided(NOW + 1.99) is None, "no engine could have it"
     assert made.overdue(ticket, NOW + 2.0).reason is Reason.SHED_LATE
     assert made.overdue(ticket, NOW + 60.0).reason is Reason.EXPIRED

@@ -11,7 +11,7 @@ from gateway.core.admission.mode import Mode, Signals
 from gateway.core.admission.model_traffic import SOON, STEP_EVERY, ModelTraffic
 from gateway.core.admission.queues import Queues, Ticket
 from gateway.core.engines.breaker import Ending
-from gateway.core.engines.fleet import Engine
+from gateway.core.engines.engine import Engine
 from gateway.core.policy.policy import Policy
 from gateway.core.policy.traffic import ModeRule, Modes, Threshold, TrafficClass
 from gateway.core.quantile import SORT_EVERY
@@ -41,7 +41,7 @@ def draining(rate: int = 100, shares: tuple[tuple[str, int], ...] = (("default",
 
 def engine(kv: float, waiting: int = 0, now: float = 0.0) -> Engine:
     made = Engine("e", "http://e", POLICY, capacity=1000)
-    made.health(True, now)
+    made.check(True, now)
     made.sampled(EngineSample(running=0, waiting=waiting, kv_usage=kv, preemptions_total=0), now)
     return made
 
@@ -188,7 +188,7 @@ def test_the_mode_is_judged_by_engines_that_may_be_used_and_not_too_often() -> N
 def test_stale_samples_and_none_say_nothing() -> None:
     traffic = ModelTraffic(POLICY, 0.0)
     unread = Engine("u", "http://u", POLICY)
-    unread.health(True, 0.0)
+    unread.check(True, 0.0)
     assert not traffic.step([engine(0.99), unread], 100.0)
     assert traffic.level == 0
 

@@ -11,7 +11,7 @@ import pytest
 from gateway.core.admission import refusals
 from gateway.core.admission.decision import Foretold
 from gateway.core.engines.breaker import Ending
-from gateway.core.engines.fleet import Engine
+from gateway.core.engines.engine import Engine
 from gateway.core.policy.policy import Policy
 from gateway.core.request.call import Call
 from gateway.core.request.outcome import Outcome, Refused, refusal_headers
@@ -25,7 +25,7 @@ def engines(*seen: bool) -> list[Engine]:
     made = [Engine(str(number), f"http://{number}", Policy()) for number, _ in enumerate(seen)]
     for engine, known in zip(made, seen, strict=True):
         if known:
-            engine.health(True, 1.0)
+            engine.check(True, 1.0)
     return made
 
 
@@ -175,4 +175,4 @@ def test_fields_at_fault_are_named() -> None:
     assert refusals.unknown_model("x", []).param == "model"
     assert (refusals.forbidden_model(CALL).param, refusals.forbidden_model(CALL).code) == ("model", "model_not_allowed")
     assert refusals.too_large(CALL, 1).code == "context_length_exceeded"
-    assert math.isinf(engines(False)[0].back_at)
+    assert math.isinf(engines(False)[0].health.back_at)

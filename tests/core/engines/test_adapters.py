@@ -10,7 +10,8 @@ import pytest
 from gateway.core.engines import adapters
 from gateway.core.engines.adapters import Adapters, adapters_of
 from gateway.core.engines.choice import choose
-from gateway.core.engines.fleet import Engine, Fleet
+from gateway.core.engines.engine import Engine
+from gateway.core.engines.fleet import Fleet
 from gateway.core.policy.policy import Policy, Routing
 from gateway.shared.vllm.answers import (
     AnswerError,
@@ -103,7 +104,7 @@ def pair(most: int) -> list[Engine]:
     engines = []
     for id in ("a", "b"):
         engine = Engine(id, f"http://{id}", Policy(), capacity=100_000)
-        engine.health(True, 0.0)
+        engine.check(True, 0.0)
         engine.models = {card.id: card for card in CARDS}
         engine.adapters = Adapters(NAMES)
         engine.adapters.told(LoraLoad(most, ()))

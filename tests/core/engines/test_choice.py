@@ -19,7 +19,9 @@ from gateway.core.engines.choice import (
     predicted_ttft,
     usable_of,
 )
-from gateway.core.engines.fleet import FLOW, PREFILL_RATE, Engine
+from gateway.core.engines.engine import Engine
+from gateway.core.engines.ledger import FLOW
+from gateway.core.engines.speed import PREFILL_RATE
 from gateway.core.policy.policy import Policy, Routing
 from gateway.core.policy.traffic import TrafficClass
 from gateway.core.request.call import Call
@@ -31,7 +33,7 @@ NOW = 1000.0
 
 def engine(id: str, held: int = 0, up_since: float = 0.0) -> Engine:
     made = Engine(id, f"http://{id}", POLICY, capacity=100_000)
-    made.health(True, up_since - 100.0)
+    made.check(True, up_since - 100.0)
     if held:
         made.hold(held, held, NOW)
     return made
@@ -101,15 +103,15 @@ def test_the_flow_of_tokens_falls_with_time() -> None:
     e = engine("a")
     for _ in range(10):
         e.hold(10_000, 0, NOW - 1.0).release()
-    assert e.flow(NOW) == pytest.approx(100_000 / math.exp(1.0 / FLOW))
+    assert e.ledger.flow(NOW) == pytest.approx(100_000 / math.exp(1.0 / FLOW))
     e.hold(10_000, 0, NOW - 5000.0).release()
-    assert e.flow(NOW) == pytest.approx(100_000 / math.exp(1.0 / FLOW)), "sent by an earlier decider, long ago"
+    assert e.ledger.flow(NOW) == pytest.approx(100_000 / math.exp(1.0 / FLOW)), "sent by an earlier decider, long ago"
 
 
 def test_rates_that_differ_by_chance_count_as_equal() -> None:
     for rate, winner in ((20_000.0, "shorter"), (15_000.0, "faster"), (PREFILL_RATE, "shorter")):
         faster, shorter = engine("faster", 1200), engine("shorter", 1000)
-        faster.prefill_rate, shorter.prefill_rate = 25_000.0, rate
+        faster.speed.prefill_rate, shorter.speed.prefill_rate = 25_000.0, rate
         choice = chosen([faster, shorter])
         assert choice is not None
         assert choice.engine.id == winner, rate
@@ -143,7 +145,7 @@ def test_an_engine_that_failed_this_call_is_used_again_only_where_no_other_is_up
 
 def test_an_engine_just_back_counts_as_slower_and_ramps_linearly() -> None:
     e = engine("a")
-    e.back_at = NOW
+    e.health.back_at = NOW
     assert [newness(e, NOW + at, 30.0) for at in (-1.0, 0.0, 15.0, 30.0, 300.0)] == [1.0, 1.0, 0.5, 0.0, 0.0]
     assert newness(e, NOW, 0.0) == 0.0
 
@@ -159,7 +161,7 @@ def test_an_engine_that_was_just_woken_gets_its_share_gradually_and_alone_all_of
     assert id_of(later) == "new"
     alone = chosen([new])
     assert alone is not None
-    assert alone.ttft == pytest.approx(new.tpot + 0.1), "it is not predicted to be slower"
+    assert alone.ttft == pytest.approx(new.speed.tpot + 0.1), "it is not predicted to be slower"
 
 
 def test_a_large_fleet_is_sampled() -> None:
@@ -208,7 +210,7 @@ def test_an_engine_whose_breaker_is_open_is_not_chosen() -> None:
 
 def test_what_the_class_may_not_use_is_not_chosen() -> None:
     a, b = engine("a", 1000), engine("b", 50_000)
-    a.reserves = (("interactive", 0.99),)
+    a.ledger._reserves = (("interactive", 0.99),)
     assert id_of(chosen([a, b])) == "b"
 
 
@@ -223,7 +225,7 @@ def test_several_gateways_take_the_better_of_two_drawn_at_random() -> None:
 
 def test_least_ttft_is_of_the_engine_that_would_answer_first_were_there_room() -> None:
     slow, fast = engine("slow"), engine("fast", 91_900)
-    slow.prefill_rate, fast.prefill_rate, fast.tpot = 100.0, 1_000_000.0, 0.01
+    slow.speed.prefill_rate, fast.speed.prefill_rate, fast.speed.tpot = 100.0, 1_000_000.0, 0.01
     ttft, reading, tpot = least_ttft([slow, fast], call(), NOW)
     assert ttft == pytest.approx(0.01 + (91_900 + 1000) / 1e6)
     assert (reading, tpot) == (0.001, 0.01)

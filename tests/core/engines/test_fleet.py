@@ -8,7 +8,9 @@ import pytest
 
 from gateway.core.engines.breaker import BreakerState, Ending
 from gateway.core.engines.choice import predicted_ttft
-from gateway.core.engines.fleet import (
+from gateway.core.engines.engine import Engine
+from gateway.core.engines.fleet import Fleet
+from gateway.core.engines.speed import (
     FASTEST,
     MOST_SPREAD,
     PACE,
@@ -17,8 +19,6 @@ from gateway.core.engines.fleet import (
     TPOT,
     TPOT_TOKENS,
     TPOT_WEIGHT,
-    Engine,
-    Fleet,
 )
 from gateway.core.engines.trouble import Trouble
 from gateway.core.policy.policy import Budget, EngineEntry, Policy
@@ -30,7 +30,7 @@ POLICY = Policy()
 
 def engine(capacity: int | None = 1000, **settings: int) -> Engine:
     made = Engine("e", "http://127.0.0.1:1", POLICY, capacity=capacity, **settings)
-    made.health(True, 0.0)
+    made.check(True, 0.0)
     return made
 
 
@@ -44,27 +44,27 @@ def sample(
 def test_one_that_says_it_sleeps_is_out_at_once_unless_it_drains(state: SleepState) -> None:
     e = engine()
     e.sampled(EngineSample(running=0, waiting=0, kv_usage=0.0, sleep_state="awake"), 1.0)
-    assert e.up
+    assert e.health.up
     asleep = EngineSample(running=0, waiting=0, kv_usage=0.0, sleep_state=state)
     e.draining = True
     e.sampled(asleep, 2.0)
-    assert e.up
+    assert e.health.up
     e.draining = False
     e.sampled(asleep, 3.0)
-    assert not e.up
-    assert e.trouble == Trouble("asleep", f"it says that it sleeps ({state})", 3.0)
+    assert not e.health.up
+    assert e.health.trouble == Trouble("asleep", f"it says that it sleeps ({state})", 3.0)
 
 
 def test_a_hold_is_given_back_once() -> None:
     e = engine()
     hold = e.hold(300, 100, 0.0)
-    assert (e.held, e.in_flight, e.prefill_queued) == (300, 1, 100)
+    assert (e.ledger.held, e.ledger.in_flight, e.prefills.queued) == (300, 1, 100)
     hold.first_byte(0.5, teach=True)
     hold.first_byte(0.6, teach=True)
-    assert e.prefill_queued == 0
+    assert e.prefills.queued == 0
     hold.release()
     hold.release()
-    assert (e.held, e.in_flight, e.prefill_queued) == (0, 0, 0)
+    assert (e.ledger.held, e.ledger.in_flight, e.prefills.queued) == (0, 0, 0)
 
 
 def test_one_that_is_found_ready_is_in_at_once_and_what_it_failed_is_over_unless_calls_are_there() -> None:
@@ -73,7 +73,7 @@ def test_one_that_is_found_ready_is_in_at_once_and_what_it_failed_is_over_unless
     failed = e.breaker
     hold = e.hold(300, 100, 0.0)
     e.ready(5.0)
-    assert e.up
+    assert e.health.up
     assert e.breaker is failed, "its calls are counted there when they end"
     hold.release()
     e.ready(6.0)
@@ -83,46 +83,46 @@ def test_one_that_is_found_ready_is_in_at_once_and_what_it_failed_is_over_unless
 def test_a_hold_released_before_the_first_byte_leaves_the_prefill_queue() -> None:
     e = engine()
     e.hold(300, 100, 0.0).release()
-    assert e.prefill_queued == 0
+    assert e.prefills.queued == 0
 
 
 def test_a_prompt_whose_first_byte_tells_nothing_counts_as_read_when_predicted() -> None:
     e = engine(100_000)
     late, early, ended = (e.hold(100, 100, 0.0) for _ in range(3))
     for hold in (ended, early, late):
-        e.expect_first_byte(hold, 1.0 if hold is not late else 2.0)
+        e.prefills.expect(hold, 1.0 if hold is not late else 2.0)
     ended.release()
-    assert e.prefill_ahead(0.5) == 200
-    assert e.prefill_ahead(1.0) == 100
-    rate = e.prefill_rate
+    assert e.prefills.ahead(0.5) == 200
+    assert e.prefills.ahead(1.0) == 100
+    rate = e.speed.prefill_rate
     for _ in range(8):
         e.hold(100, 100, 0.0).first_byte(9.0, teach=False)
-    assert e.prefill_rate == rate
-    assert e.prefill_ahead(2.0) == 0
+    assert e.speed.prefill_rate == rate
+    assert e.prefills.ahead(2.0) == 0
 
 
 def test_prompts_that_the_engine_has_begun_count_as_read_whatever_was_predicted() -> None:
     e = engine(100_000)
     for at in (0.0, 0.0, 0.0, 0.0, 9.99):
-        e.expect_first_byte(e.hold(100, 100, at), 60.0)
-    assert e.prefill_ahead(10.0) == 500
+        e.prefills.expect(e.hold(100, 100, at), 60.0)
+    assert e.prefills.ahead(10.0) == 500
     e.sampled(sample(running=3, waiting=1), 10.0)
-    assert e.prefill_ahead(10.0) == 300, "one waits, the one before it is being read, and one was sent just now"
+    assert e.prefills.ahead(10.0) == 300, "one waits, the one before it is being read, and one was sent just now"
     e.sampled(sample(running=5), 10.5)
-    assert e.prefill_ahead(10.5) == 100, "nobody says that the last one is read"
+    assert e.prefills.ahead(10.5) == 100, "nobody says that the last one is read"
     e.sampled(sample(), 11.0)
-    assert e.prefill_ahead(11.0) == 100
+    assert e.prefills.ahead(11.0) == 100
 
 
 def test_promises_stay_within_the_budget() -> None:
     e = engine()
-    assert e.budget == 800
+    assert e.ledger.budget == 800
     e.hold(500, 1, 0.0)
-    assert e.fits(300)
-    assert e.fits(420), "the last to start may go beyond the budget"
-    assert not e.fits(421)
+    assert e.ledger.fits(300)
+    assert e.ledger.fits(420), "the last to start may go beyond the budget"
+    assert not e.ledger.fits(421)
     e.hold(300, 1, 0.0)
-    assert not e.fits(1)
+    assert not e.ledger.fits(1)
 
 
 @pytest.mark.parametrize(
@@ -143,12 +143,12 @@ def test_the_budget_is_larger_where_less_of_what_is_held_is_output(
     e = engine()
     e.apply(Policy(budget=Budget(kv_target=kv_target)))
     hold = e.hold(400, 0, 0.0, output=output)
-    assert (e.budget, e.ceiling) == (budget, last)
-    assert e.fits(last - 400)
-    assert not e.fits(last - 399)
+    assert (e.ledger.budget, e.ledger.ceiling) == (budget, last)
+    assert e.ledger.fits(last - 400)
+    assert not e.ledger.fits(last - 399)
     hold.release()
-    assert e.output_held == 0
-    assert e.budget == round(1000 * kv_target)
+    assert e.ledger.output_held == 0
+    assert e.ledger.budget == round(1000 * kv_target)
 
 
 def test_what_is_in_reserve_leaves_nothing_beyond_the_budget() -> None:
@@ -156,65 +156,65 @@ def test_what_is_in_reserve_leaves_nothing_beyond_the_budget() -> None:
     e.apply(RESERVED)
     e.hold(200, 1, 0.0, "default")
     room = 800 - 200 - 400  # of it half is interactive's
-    assert e.fits(room, "default")
-    assert not e.fits(room + 1, "default")
-    assert e.fits(600, "interactive")
-    assert not e.fits(601, "interactive")
+    assert e.ledger.fits(room, "default")
+    assert not e.ledger.fits(room + 1, "default")
+    assert e.ledger.fits(600, "interactive")
+    assert not e.ledger.fits(601, "interactive")
 
 
 def test_an_idle_engine_takes_what_a_trimmed_budget_would_refuse_for_ever() -> None:
     e = engine()
-    e.trim = 0.5
-    assert e.budget == 400
-    assert e.fits(920)
-    assert not e.fits(921)
+    e.ledger.trim = 0.5
+    assert e.ledger.budget == 400
+    assert e.ledger.fits(920)
+    assert not e.ledger.fits(921)
     e.hold(1, 1, 0.0)
-    assert e.fits(459)
-    assert not e.fits(460)
+    assert e.ledger.fits(459)
+    assert not e.ledger.fits(460)
 
 
 def test_what_is_measured_above_the_ledger_counts_and_falls_with_the_next_sample() -> None:
     e = engine()
     hold = e.hold(200, 1, 0.0)
     e.sampled(sample(running=3, kv_usage=0.6), 1.0)
-    assert (e.excess, e.load) == (400, 600)
+    assert (e.ledger.excess, e.ledger.load) == (400, 600)
     hold.release()
-    assert e.load == 400, "a release frees room at once, whatever the gauge says until the next poll"
+    assert e.ledger.load == 400, "a release frees room at once, whatever the gauge says until the next poll"
     e.sampled(sample(), 1.5)
-    assert e.load == 0
+    assert e.ledger.load == 0
 
 
 def test_a_stale_sample_corrects_nothing() -> None:
     e = engine()
     e.sampled(sample(running=3, kv_usage=0.6), 1.0)
     e.advance(2.0)
-    assert e.excess == 600
+    assert e.ledger.excess == 600
     e.advance(1.0 + 3 * POLICY.fleet.poll + 0.01)
-    assert e.excess == 0
+    assert e.ledger.excess == 0
 
 
 def test_capacity_is_learned_unless_the_policy_gives_it() -> None:
     learned, fixed = engine(None), engine(1000)
     for e in (learned, fixed):
         e.sampled(sample(capacity_tokens=5000), 1.0)
-    assert (learned.capacity, fixed.capacity) == (5000, 1000)
+    assert (learned.ledger.capacity, fixed.ledger.capacity) == (5000, 1000)
 
 
 def test_trim_rises_only_while_tokens_bind_and_kv_is_low() -> None:
     e = engine()
     e.sampled(sample(kv_usage=0.3), 1.0)
-    assert e.trim == 1.0, "not in use: does not grow"
+    assert e.ledger.trim == 1.0, "not in use: does not grow"
     e.hold(800, 1, 1.0)
-    assert not e.fits(1)
+    assert not e.ledger.fits(1)
     e.sampled(sample(kv_usage=0.3), 1.5)
-    assert e.trim == 1.0, "a question presses nothing"
-    e.press(1)
+    assert e.ledger.trim == 1.0, "a question presses nothing"
+    e.ledger.press(1)
     e.sampled(sample(kv_usage=0.3), 2.5)
-    assert e.trim == pytest.approx(1.35)
+    assert e.ledger.trim == pytest.approx(1.35)
     for at in range(3, 400):
-        e.press(10**9)
+        e.ledger.press(10**9)
         e.sampled(sample(kv_usage=0.3), float(at))
-    assert e.trim <= 4.0
+    assert e.ledger.trim <= 4.0
 
 
 @pytest.mark.parametrize(
@@ -231,10 +231,10 @@ def test_trim_falls_when_kv_runs_over(bad: EngineSample, falls: bool) -> None:
     e = engine()
     e.sampled(sample(), 0.5)
     e.sampled(bad, 1.0)
-    assert e.trim == (pytest.approx(0.9) if falls else 1.0)
+    assert e.ledger.trim == (pytest.approx(0.9) if falls else 1.0)
     for at in range(2, 100):
         e.sampled(sample(kv_usage=0.99), float(at))
-    assert e.trim == 0.5
+    assert e.ledger.trim == 0.5
 
 
 @pytest.mark.parametrize(("preemptions", "least"), [(0, 0.95 * 800 / 970), (1, 0.95 * 800 / 1000)])
@@ -244,57 +244,57 @@ def test_trim_falls_no_further_than_what_the_holds_of_now_turn_into(preemptions:
     e.sampled(sample(), 0.5)
     for at in range(1, 20):
         e.sampled(sample(running=4, kv_usage=0.97, preemptions=at * preemptions), float(at))
-    assert e.trim == pytest.approx(least)
+    assert e.ledger.trim == pytest.approx(least)
 
 
 def test_slots_are_learned_from_the_engines_own_queue() -> None:
     e = engine(100_000)
-    most = e.slots
+    most = e.ledger.slots
     e.sampled(sample(running=4, waiting=9), 0.5)
     e.sampled(sample(running=8, waiting=5), 1.0)
-    assert e.slots == most, "more have begun: they waited to be read"
+    assert e.ledger.slots == most, "more have begun: they waited to be read"
     e.sampled(sample(running=8, waiting=5), 1.0)
-    assert e.slots == 10, "running + engine_backlog"
+    assert e.ledger.slots == 10, "running + engine_backlog"
     for _ in range(10):
         e.hold(10, 1, 1.0)
-    assert not e.fits(10)
-    e.press(10)
+    assert not e.ledger.fits(10)
+    e.ledger.press(10)
     e.sampled(sample(running=8, waiting=2), 1.5)
-    assert e.slots == 10, "a backlog within the bound changes nothing"
-    assert not e.fits(10)
-    e.press(10)
+    assert e.ledger.slots == 10, "a backlog within the bound changes nothing"
+    assert not e.ledger.fits(10)
+    e.ledger.press(10)
     e.sampled(sample(running=10, waiting=0, kv_usage=0.1), 2.0)
-    assert e.slots == 11, "full and no queue: probe one above (ten per cent of ten)"
+    assert e.ledger.slots == 11, "full and no queue: probe one above (ten per cent of ten)"
     e.sampled(sample(running=10, waiting=0, kv_usage=0.1), 2.5)
-    assert e.slots == 11, "not in use: does not grow"
+    assert e.ledger.slots == 11, "not in use: does not grow"
 
 
 def test_what_was_just_sent_is_no_queue() -> None:
     """It waits for the step that is under way, in any engine, and the faster it is the more do."""
     e = engine(100_000)
-    most = e.slots
+    most = e.ledger.slots
     for at in range(10):
         e.hold(10, 1, 1.0 + at / 100.0)  # a step is 0.03 s
     e.sampled(sample(running=4, waiting=6), 1.1)
-    assert e.slots == most, "six of two steps"
+    assert e.ledger.slots == most, "six of two steps"
     for at in (1.2, 1.25):
         e.sampled(sample(running=4, waiting=6), at)
-    assert e.slots == 6, "two steps later they still wait"
+    assert e.ledger.slots == 6, "two steps later they still wait"
     for _ in range(4):
         e.hold(10, 1, 1.3)
     e.sampled(sample(running=2, waiting=4), 1.3)
-    assert e.slots == 7, "all four of two steps: a full bound without a queue grows"
+    assert e.ledger.slots == 7, "all four of two steps: a full bound without a queue grows"
     for at in (1.4, 1.45):
         e.sampled(sample(running=2, waiting=4), at)
-    assert e.slots == 5, "four ran, but for a fiftieth"
-    assert not e.fits(10)
-    e.press(10)
+    assert e.ledger.slots == 5, "four ran, but for a fiftieth"
+    assert not e.ledger.fits(10)
+    e.ledger.press(10)
     e.sampled(sample(running=4, waiting=0, kv_usage=0.1), 1.5)
     for _ in range(3):
-        assert not e.fits(10)
-        e.press(10)
+        assert not e.ledger.fits(10)
+        e.ledger.press(10)
         e.sampled(sample(running=4, waiting=0, kv_usage=0.1), 1.6)
-    assert e.slots == 9
+    assert e.ledger.slots == 9
 
 
 def test_a_queue_for_prompts_to_be_read_is_no_want_of_places() -> None:
@@ -302,10 +302,10 @@ def test_a_queue_for_prompts_to_be_read_is_no_want_of_places() -> None:
     e.sampled(sample(running=60), 1.0)
     for at in (1.5, 1.75):
         e.sampled(sample(running=40, waiting=8), at)
-    assert e.slots == 59, "as many as ran before, less a fiftieth each time, + engine_backlog"
+    assert e.ledger.slots == 59, "as many as ran before, less a fiftieth each time, + engine_backlog"
     for tick in range(100):
         e.sampled(sample(running=40, waiting=8), 2.0 + tick / 2)
-    assert e.slots == 42, "an engine that is another one now: nothing holds for ever"
+    assert e.ledger.slots == 42, "an engine that is another one now: nothing holds for ever"
 
 
 def test_slots_grow_fast_only_until_a_queue_was_seen() -> None:
@@ -313,12 +313,12 @@ def test_slots_grow_fast_only_until_a_queue_was_seen() -> None:
     e = engine(1_000_000)
     steps = []
     for waiting in (0, 3, 0, 0):
-        holds = [e.hold(1, 1, 0.0) for _ in range(e.slots)]
-        before = e.slots
+        holds = [e.hold(1, 1, 0.0) for _ in range(e.ledger.slots)]
+        before = e.ledger.slots
         for _ in range(2):
-            e.press(1)
+            e.ledger.press(1)
             e.sampled(sample(running=before - waiting, waiting=waiting, kv_usage=0.1), 1.0)
-        steps.append(e.slots - before)
+        steps.append(e.ledger.slots - before)
         for hold in holds:
             hold.release()
     assert steps == [25, -1, 1, 1]
@@ -327,21 +327,21 @@ def test_slots_grow_fast_only_until_a_queue_was_seen() -> None:
 def test_slots_of_the_policy_are_kept() -> None:
     e = engine(100_000, max_concurrency=4)
     e.sampled(sample(running=2, waiting=50), 1.0)
-    assert e.slots == 4
+    assert e.ledger.slots == 4
 
 
 def test_prefill_rate_is_the_median_of_the_last_first_bytes_less_a_step() -> None:
     e = engine(1_000_000)
-    before = e.prefill_rate
+    before = e.speed.prefill_rate
     for number in range(1, 8):
-        e.learn_first_byte(100, e.tpot + 100 / (number * 100))
-        assert e.prefill_rate == before
-    e.learn_first_byte(100, e.tpot + 100 / 800)
-    assert e.prefill_rate == pytest.approx(500)
-    assert e.ttft_spread == MOST_SPREAD, "the slowest of ten took five times as long"
+        e.speed.learn_first_byte(100, e.speed.tpot + 100 / (number * 100))
+        assert e.speed.prefill_rate == before
+    e.speed.learn_first_byte(100, e.speed.tpot + 100 / 800)
+    assert e.speed.prefill_rate == pytest.approx(500)
+    assert e.speed.ttft_spread == MOST_SPREAD, "the slowest of ten took five times as long"
     for number in range(72):
-        e.learn_first_byte(100, e.tpot + (0.1 if number % 5 else 0.2))
-    assert e.ttft_spread == pytest.approx(2.0)
+        e.speed.learn_first_byte(100, e.speed.tpot + (0.1 if number % 5 else 0.2))
+    assert e.speed.ttft_spread == pytest.approx(2.0)
 
 
 def test_what_was_ahead_of_a_first_byte_was_read_too() -> None:
@@ -350,36 +350,36 @@ def test_what_was_ahead_of_a_first_byte_was_read_too() -> None:
     e = engine(1_000_000_000)
     holds = [e.hold(100, 100, 0.0) for _ in range(8)]
     for number, hold in enumerate(holds, 1):
-        hold.first_byte(e.tpot + number * 0.1, teach=True)
-    assert e.prefill_rate == pytest.approx(1000, rel=0.001)
+        hold.first_byte(e.speed.tpot + number * 0.1, teach=True)
+    assert e.speed.prefill_rate == pytest.approx(1000, rel=0.001)
     for _ in range(8):
         e.hold(100, 100, 1.0)
-    assert predicted_ttft(e, 100, 1.0) == pytest.approx(e.tpot + 0.9, rel=0.001)
+    assert predicted_ttft(e, 100, 1.0) == pytest.approx(e.speed.tpot + 0.9, rel=0.001)
 
 
 def test_health_takes_three_misses_out_and_two_hits_in() -> None:
     e = engine()
-    assert e.up, "first contact"
-    e.health(False, 1.0)
-    e.health(False, 2.0)
-    assert e.up
-    e.health(True, 3.0)
+    assert e.health.up, "first contact"
+    e.check(False, 1.0)
+    e.check(False, 2.0)
+    assert e.health.up
+    e.check(True, 3.0)
     for at in (4.0, 5.0, 6.0):
-        assert e.up
-        e.health(False, at)
-    assert not e.up
-    e.health(True, 7.0)
-    assert not e.up
-    e.health(True, 8.0)
-    assert e.up
-    assert e.back_at == 8.0
+        assert e.health.up
+        e.check(False, at)
+    assert not e.health.up
+    e.check(True, 7.0)
+    assert not e.health.up
+    e.check(True, 8.0)
+    assert e.health.up
+    assert e.health.back_at == 8.0
 
 
 def stalling(e: Engine, since: float, until: float, *, running: int = 1, **totals: int) -> float | None:
     """Time at which the engine is taken out whose samples all say the same; None: it is not."""
     for half_seconds in range(int(2 * since), int(2 * until)):
         e.sampled(sample(running=running, **totals), half_seconds / 2)
-        if not e.up:
+        if not e.health.up:
             return half_seconds / 2
     return None
 
@@ -391,12 +391,12 @@ def test_one_that_reads_and_writes_no_token_while_a_call_waits_is_taken_out_with
     at = stalling(e, 100.0, 200.0, prompt_tokens_total=7)
     assert at is not None
     assert 129.5 < at < 131.0
-    assert (e.breaker.state, e.trouble and e.trouble.reason) == (BreakerState.OPEN, "stalled")
-    assert e.failed_call == "it has read and written no token for 30 s, while a call waits for it"
+    assert (e.breaker.state, e.health.trouble and e.health.trouble.reason) == (BreakerState.OPEN, "stalled")
+    assert e.health.failed_call == "it has read and written no token for 30 s, while a call waits for it"
     hold.release()
-    e.health(True, at + 0.4)
-    e.health(True, at + 0.8)
-    assert e.up
+    e.check(True, at + 0.4)
+    e.check(True, at + 0.8)
+    assert e.health.up
     probe = e.hold(100, 100, at + 20.0)
     e.breaker.advance(at + 20.0)
     again = stalling(e, at + 20.0, at + 100.0, prompt_tokens_total=7)
@@ -415,11 +415,11 @@ def test_one_that_answers_a_slow_reader_or_reads_a_long_prompt_or_tells_no_total
     idle = e.hold(100, 100, 200.0)
     assert stalling(e, 200.0, 300.0, running=0, prompt_tokens_total=100) is None, "whose call's end was not reported"
     idle.release()
-    long = e.hold(1_000_000, int(20 * e.prefill_rate), 300.0)
+    long = e.hold(1_000_000, int(20 * e.speed.prefill_rate), 300.0)
     assert stalling(e, 300.0, 388.0, prompt_tokens_total=100) is None
     assert stalling(e, 388.0, 400.0, prompt_tokens_total=100) is not None
     long.release()
-    assert e.awaited == 0
+    assert e.prefills.awaited == 0
 
 
 def test_samples_that_were_not_taken_are_no_silence() -> None:
@@ -427,7 +427,7 @@ def test_samples_that_were_not_taken_are_no_silence() -> None:
     hold = e.hold(100, 100, 0.0)
     e.sampled(sample(running=1, prompt_tokens_total=7), 0.0)
     e.sampled(sample(running=1, prompt_tokens_total=7), 40.0)
-    assert e.up
+    assert e.health.up
     assert stalling(e, 40.5, 60.0, prompt_tokens_total=7) is None
     hold.release()
 
@@ -435,9 +435,9 @@ def test_samples_that_were_not_taken_are_no_silence() -> None:
 def test_down_forgets_the_cache() -> None:
     e = engine()
     e.remember((1, 2, 3), 500, 1.0)
-    assert e.cached_blocks((1, 2, 9)) == 2
+    assert e.cache.leading((1, 2, 9)) == 2
     e.down()
-    assert e.cached_blocks((1, 2, 9)) == 0
+    assert e.cache.leading((1, 2, 9)) == 0
 
 
 def test_models_are_merged_with_the_longest_context() -> None:
@@ -484,28 +484,28 @@ def test_what_telemetry_reports_reaches_the_engine() -> None:
     fleet = Fleet()
     e = Engine("e", "http://127.0.0.1:1", POLICY)
     fleet.add(e)
-    fleet.health(e, True, 1.0)
-    assert e.up
+    e.check(True, 1.0)
+    assert e.health.up
     told = sample(running=3, capacity_tokens=777)
-    fleet.sampled(e, told, 2.0)
-    assert (e.sample, e.sampled_at, e.capacity) == (told, 2.0, 777)
+    e.sampled(told, 2.0)
+    assert (e.sample, e.sampled_at, e.ledger.capacity) == (told, 2.0, 777)
 
 
 def test_a_low_rate_that_nobody_feeds_is_doubted_and_a_high_one_kept() -> None:
     slow, fast = engine(), engine()
     for each, seconds in ((slow, 1.0), (fast, 0.001)):
         for _ in range(8):
-            each.learn_first_byte(100, seconds)
-    low, high = slow.prefill_rate, fast.prefill_rate
+            each.speed.learn_first_byte(100, seconds)
+    low, high = slow.speed.prefill_rate, fast.speed.prefill_rate
     sample = EngineSample(running=0, waiting=0, kv_usage=0.0, capacity_tokens=1000)
     for number in range(60):
         slow.sampled(sample, number * 0.5)
         fast.sampled(sample, number * 0.5)
-    assert (slow.prefill_rate, fast.prefill_rate) == (low, high), "30 s have not passed"
+    assert (slow.speed.prefill_rate, fast.speed.prefill_rate) == (low, high), "30 s have not passed"
     slow.sampled(sample, 30.5)
     fast.sampled(sample, 30.5)
-    assert slow.prefill_rate > low
-    assert fast.prefill_rate == high
+    assert slow.speed.prefill_rate > low
+    assert fast.speed.prefill_rate == high
 
 
 RESERVED = Policy(
@@ -519,37 +519,37 @@ RESERVED = Policy(
 
 def test_what_other_classes_have_in_reserve_and_do_not_use_is_kept() -> None:
     e = Engine("e", "http://e", RESERVED, capacity=1000)
-    assert e.budget == 800
-    assert e.fits(800, "batch"), "an idle engine keeps nothing back"
+    assert e.ledger.budget == 800
+    assert e.ledger.fits(800, "batch"), "an idle engine keeps nothing back"
     e.hold(100, 1, 0.0, "batch")
-    assert e.fits(100, "batch")
-    assert not e.fits(101, "batch"), "400 and 200 are kept, together"
-    assert e.fits(300, "default"), "its own reserve is its own"
-    assert not e.fits(301, "default")
-    assert e.fits(500, "interactive")
-    assert not e.fits(501, "interactive")
+    assert e.ledger.fits(100, "batch")
+    assert not e.ledger.fits(101, "batch"), "400 and 200 are kept, together"
+    assert e.ledger.fits(300, "default"), "its own reserve is its own"
+    assert not e.ledger.fits(301, "default")
+    assert e.ledger.fits(500, "interactive")
+    assert not e.ledger.fits(501, "interactive")
     used = e.hold(300, 1, 0.0, "interactive")
-    assert e.fits(100, "batch"), "what is used of a reserve need not be kept"
-    assert not e.fits(101, "batch")
+    assert e.ledger.fits(100, "batch"), "what is used of a reserve need not be kept"
+    assert not e.ledger.fits(101, "batch")
     used.release()
-    assert not e.fits(101, "batch")
+    assert not e.ledger.fits(101, "batch")
 
 
 def test_places_in_the_batch_are_reserved_too() -> None:
     e = Engine("e", "http://e", RESERVED, capacity=100_000, max_concurrency=8)
     holds = []
-    while e.fits(1, "batch"):
+    while e.ledger.fits(1, "batch"):
         holds.append(e.hold(1, 1, 0.0, "batch"))
     assert len(holds) == 2, "of 8 places 4 and 2 are kept"
-    while e.fits(1, "default"):
+    while e.ledger.fits(1, "default"):
         holds.append(e.hold(1, 1, 0.0, "default"))
     assert len(holds) == 4
-    while e.fits(1, "interactive"):
+    while e.ledger.fits(1, "interactive"):
         holds.append(e.hold(1, 1, 0.0, "interactive"))
     assert len(holds) == 8
     for hold in holds:
         hold.release()
-    assert all(used == [0, 0] for used in e.used.values())
+    assert all(used == [0, 0] for used in e.ledger.used.values())
 
 
 FILLER = Policy(classes={"default": TrafficClass(), "batch": TrafficClass(headroom=0.5)})
@@ -557,109 +557,109 @@ FILLER = Policy(classes={"default": TrafficClass(), "batch": TrafficClass(headro
 
 def test_a_class_with_headroom_leaves_others_room_to_grow_and_waits_until_all_is_read() -> None:
     e = Engine("e", "http://e", FILLER, capacity=1000)
-    assert e.leaves_headroom(800, "batch", 0.0), "an idle engine takes anything"
+    assert e.ledger.leaves_headroom(800, "batch", 0.0), "an idle engine takes anything"
     hold = e.hold(200, 50, 0.0, "default")
-    assert not e.leaves_headroom(100, "batch", 0.0)
-    assert e.leaves_headroom(600, "default", 0.0)
+    assert not e.ledger.leaves_headroom(100, "batch", 0.0)
+    assert e.ledger.leaves_headroom(600, "default", 0.0)
     hold.first_byte(0.1, teach=True)
-    assert e.leaves_headroom(500, "batch", 0.2), "of 800, 200 are held, and 100 more may be"
-    assert not e.leaves_headroom(501, "batch", 0.2)
+    assert e.ledger.leaves_headroom(500, "batch", 0.2), "of 800, 200 are held, and 100 more may be"
+    assert not e.ledger.leaves_headroom(501, "batch", 0.2)
     e.hold(400, 0, 0.3, "batch")
-    assert e.leaves_headroom(100, "batch", 0.4), "nothing is left to its own class"
+    assert e.ledger.leaves_headroom(100, "batch", 0.4), "nothing is left to its own class"
 
 
 def test_headroom_is_over_the_most_that_others_held_lately() -> None:
     e = Engine("e", "http://e", FILLER, capacity=1000)
     wave = [e.hold(200, 0, 0.0, "default") for _ in range(2)]
     wave[0].release()
-    assert not e.leaves_headroom(201, "batch", 0.0), "of 800, 400 are left to them, and 200 more"
-    assert e.leaves_headroom(200, "batch", 0.0)
+    assert not e.ledger.leaves_headroom(201, "batch", 0.0), "of 800, 400 are left to them, and 200 more"
+    assert e.ledger.leaves_headroom(200, "batch", 0.0)
     e.hold(100, 0, 60.0, "batch")
-    assert not e.leaves_headroom(400, "batch", 60.0)
-    assert e.leaves_headroom(400, "batch", 240.0), "only what is held now counts: 200"
-    assert not e.leaves_headroom(401, "batch", 240.0)
+    assert not e.ledger.leaves_headroom(400, "batch", 60.0)
+    assert e.ledger.leaves_headroom(400, "batch", 240.0), "only what is held now counts: 200"
+    assert not e.ledger.leaves_headroom(401, "batch", 240.0)
 
 
 def test_headroom_is_of_places_too_where_their_number_is_known() -> None:
     e = Engine("e", "http://e", FILLER, capacity=100_000, max_concurrency=4)
     e.hold(1, 0, 0.0, "default")
     e.hold(1, 0, 0.0, "default")
-    assert e.leaves_headroom(1, "batch", 0.0)
+    assert e.ledger.leaves_headroom(1, "batch", 0.0)
     e.hold(1, 0, 0.0, "batch")
-    assert not e.leaves_headroom(1, "batch", 0.0)
+    assert not e.ledger.leaves_headroom(1, "batch", 0.0)
 
 
 def test_a_new_policy_changes_the_rules_and_keeps_what_is_held() -> None:
     e = engine()
     e.hold(300, 1, 0.0, "batch")
     e.apply(Policy(classes=RESERVED.classes, budget=Budget(kv_target=0.5), breaker=Breaker(failures=1)))
-    assert (e.held, e.budget, e.breaker.policy.failures) == (300, 500, 1)
-    assert e.reserves == (("interactive", 0.5), ("default", 0.25))
+    assert (e.ledger.held, e.ledger.budget, e.breaker.policy.failures) == (300, 500, 1)
+    assert e.ledger._reserves == (("interactive", 0.5), ("default", 0.25))
 
 
 def test_what_the_policy_says_of_an_engine_and_what_it_says_no_longer() -> None:
     e = engine(capacity=None)
     entry = EngineEntry(url="http://e", max_concurrency=4, models=("m",), scheduling_policy="priority")
     e.go_by(entry)
-    assert (e.slots, e.max_slots, e.only_models) == (4, 4, frozenset({"m"}))
+    assert (e.ledger.slots, e.ledger.max_slots, e.only_models) == (4, 4, frozenset({"m"}))
     assert e.priorities
     e.sampled(sample(running=8, waiting=9, capacity_tokens=7000), 1.0)
-    assert (e.capacity, e.slots) == (7000, 4), "what is fixed is not learned"
+    assert (e.ledger.capacity, e.ledger.slots) == (7000, 4), "what is fixed is not learned"
     e.go_by(EngineEntry(url="http://e"))
-    assert (e.capacity, e.slots, e.max_slots, e.only_models) == (7000, 4, None, frozenset())
+    assert (e.ledger.capacity, e.ledger.slots, e.ledger.max_slots, e.only_models) == (7000, 4, None, frozenset())
     assert not e.priorities
     for at in (2.0, 2.5):
         e.sampled(sample(running=8, waiting=9, capacity_tokens=7000), at)
-    assert e.slots == 10, "learned from there"
+    assert e.ledger.slots == 10, "learned from there"
 
 
 def test_the_watermark_is_what_is_measured_or_what_holds_will_come_to() -> None:
     e = engine()
-    assert e.watermark() == 0.0
+    assert e.ledger.watermark() == 0.0
     e.hold(400, 1, 0.0)
-    assert e.watermark() == 0.4
-    e.trim = 2.0
-    assert e.watermark() == 0.2, "holds turn into half of what they say"
+    assert e.ledger.watermark() == 0.4
+    e.ledger.trim = 2.0
+    assert e.ledger.watermark() == 0.2, "holds turn into half of what they say"
     e.sampled(sample(kv_usage=0.7), 1.0)
-    assert e.watermark() == 0.7
+    assert e.ledger.watermark() == 0.7
 
 
 def test_time_per_token_is_a_mean_over_answers_that_are_long_enough() -> None:
     e = engine()
-    e.learn_tpot(TPOT_TOKENS - 1, 100.0)
-    assert e.tpot == TPOT
-    e.learn_tpot(100, 13.0)
-    assert e.tpot == pytest.approx(TPOT + TPOT_WEIGHT * (0.13 - TPOT))
+    e.speed.learn_tpot(TPOT_TOKENS - 1, 100.0)
+    assert e.speed.tpot == TPOT
+    e.speed.learn_tpot(100, 13.0)
+    assert e.speed.tpot == pytest.approx(TPOT + TPOT_WEIGHT * (0.13 - TPOT))
     for _ in range(200):
-        e.learn_tpot(100, -3.0)  # the first token was expected later than the last one came
-    assert 0.0 <= e.tpot < 1e-6
+        e.speed.learn_tpot(100, -3.0)  # the first token was expected later than the last one came
+    assert 0.0 <= e.speed.tpot < 1e-6
 
 
 def test_the_pace_is_of_the_fastest_answers_of_late() -> None:
     e = engine()
-    e.learn_pace(TPOT_TOKENS - 1, 1.0)
-    assert e.pace == PACE
-    e.learn_pace(100, 4.0)
-    assert e.pace == 0.04, "the first that is known"
-    e.learn_pace(100, 2.0)
-    assert e.pace == 0.02
-    e.learn_pace(100, 4.0)
-    assert 0.02 < e.pace < 0.021
-    e.learn_pace(100, 0.0)
-    assert e.pace == TPOT / 4, "it came all at once"
-    e.tpot = 0.0
-    e.learn_pace(100, -1.0)
-    assert e.pace == FASTEST
+    e.speed.learn_pace(TPOT_TOKENS - 1, 1.0)
+    assert e.speed.pace == PACE
+    e.speed.learn_pace(100, 4.0)
+    assert e.speed.pace == 0.04, "the first that is known"
+    e.speed.learn_pace(100, 2.0)
+    assert e.speed.pace == 0.02
+    e.speed.learn_pace(100, 4.0)
+    assert 0.02 < e.speed.pace < 0.021
+    e.speed.learn_pace(100, 0.0)
+    assert e.speed.pace == TPOT / 4, "it came all at once"
+    e.speed.tpot = 0.0
+    e.speed.learn_pace(100, -1.0)
+    assert e.speed.pace == FASTEST
 
 
 def test_short_prompts_teach_no_rate() -> None:
     e = engine()
     for _ in range(64):
-        e.learn_first_byte(RATE_TOKENS - 1, 9.0)
-    rate = e.prefill_rate
+        e.speed.learn_first_byte(RATE_TOKENS - 1, 9.0)
+    rate = e.speed.prefill_rate
     for _ in range(8):
-        e.learn_first_byte(RATE_TOKENS, 1.0 + e.tpot)
-    assert (rate, e.prefill_rate) == (PREFILL_RATE, RATE_TOKENS)
+        e.speed.learn_first_byte(RATE_TOKENS, 1.0 + e.speed.tpot)
+    assert (rate, e.speed.prefill_rate) == (PREFILL_RATE, RATE_TOKENS)
 
 
 def test_clients_are_told_a_name_and_never_an_address() -> None:
@@ -671,34 +671,34 @@ def test_clients_are_told_a_name_and_never_an_address() -> None:
 def test_an_outage_begins_with_the_first_sign_of_it_and_not_with_the_last_check() -> None:
     engine = Engine("e", "http://e:1", Policy())
     refused = Trouble("refused", "connection refused", 0.0)
-    engine.health(False, 5.0, refused)
-    assert engine.outage_at == 5.0, "one that has never answered"
-    engine.health(True, 10.0)
-    assert engine.outage_at == math.inf
+    engine.check(False, 5.0, refused)
+    assert engine.health.outage_at == 5.0, "one that has never answered"
+    engine.check(True, 10.0)
+    assert engine.health.outage_at == math.inf
     for at in (12.0, 12.4, 12.8, 13.2, 40.0):
-        engine.health(False, at, refused)
-    assert (engine.up, engine.outage_at) == (False, 12.0)
-    engine.health(True, 41.0)
-    assert engine.outage_at == 12.0, "one good check does not bring it back"
-    engine.health(True, 41.4)
-    assert (engine.up, engine.outage_at) == (True, math.inf)
+        engine.check(False, at, refused)
+    assert (engine.health.up, engine.health.outage_at) == (False, 12.0)
+    engine.check(True, 41.0)
+    assert engine.health.outage_at == 12.0, "one good check does not bring it back"
+    engine.check(True, 41.4)
+    assert (engine.health.up, engine.health.outage_at) == (True, math.inf)
     engine.down(Trouble("refused", "connection refused (a call)", 50.0))
-    engine.health(False, 52.0, refused)
-    assert engine.outage_at == 50.0, "a call that could not connect"
+    engine.check(False, 52.0, refused)
+    assert engine.health.outage_at == 50.0, "a call that could not connect"
     engine.ready(60.0)
-    assert engine.outage_at == math.inf
+    assert engine.health.outage_at == math.inf
 
 
 def test_calls_that_broke_off_before_the_first_bad_check_begin_the_outage() -> None:
     engine = Engine("e", "http://e:1", Policy())
-    engine.health(True, 10.0)
+    engine.check(True, 10.0)
     for at in (10.5, 10.6):
         engine.breaker.ended(engine.breaker.sent(at), Ending.FAILURE, at)
-    engine.health(False, 12.0)
-    assert engine.outage_at == 10.5
-    engine.health(True, 13.0)
-    engine.health(False, 15.0)
-    assert engine.outage_at == 15.0, "a good check has come after those calls"
+    engine.check(False, 12.0)
+    assert engine.health.outage_at == 10.5
+    engine.check(True, 13.0)
+    engine.check(False, 15.0)
+    assert engine.health.outage_at == 15.0, "a good check has come after those calls"
 
 
 def test_an_engine_has_one_name_for_operators() -> None:

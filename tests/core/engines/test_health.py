@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from gateway.core.engines.announcer import BURST, REFILL, Announcer, state_of
 from gateway.core.engines.breaker import PROBES, Ending
-from gateway.core.engines.fleet import Engine, Fleet
-from gateway.core.engines.health import BURST, REFILL, Announcer, state_of
+from gateway.core.engines.engine import Engine
+from gateway.core.engines.fleet import Fleet
 from gateway.core.engines.trouble import REASONS, Trouble
 from gateway.core.policy.policy import Policy
 from gateway.shared.notice import Notice
@@ -27,7 +28,7 @@ class World:
         self.now += after
         if models:
             self.fleet.has_models(self.engine, [ModelCard(id=model) for model in models])
-        self.fleet.health(self.engine, trouble is None, self.now, trouble)
+        self.engine.check(trouble is None, self.now, trouble)
         return self.look()
 
     def look(self, drained: str = "") -> list[Notice]:
@@ -48,7 +49,7 @@ def test_an_engine_comes_goes_and_comes_back_a_line_each() -> None:
     assert world.check(after=3.0) == []
     assert world.check(None, "a", "b") == ["engine 10.0.0.11:8000 is up again after 13 s; serves a, b"]
     assert world.check() == []
-    assert world.engine.check_failures == {"refused": 23, "tls_expired": 1}
+    assert world.engine.health.check_failures == {"refused": 23, "tls_expired": 1}
     assert {REFUSED.reason, EXPIRED.reason} <= set(REASONS)
 
 
@@ -78,7 +79,7 @@ def test_its_breaker() -> None:
     world = World()
     world.check(None, "a")
     breaker = world.engine.breaker
-    world.engine.failed_call = "it answered 500"
+    world.engine.health.failed_call = "it answered 500"
     for _ in range(breaker.policy.failures):
         breaker.ended(breaker.sent(world.now), Ending.FAILURE, world.now)
     told = "engine 10.0.0.11:8000 gets no calls but probes, since its breaker is open"
@@ -89,7 +90,7 @@ def test_its_breaker() -> None:
         breaker.ended(breaker.sent(world.now), Ending.SUCCESS, world.now)
     lasted = breaker.policy.open_for
     assert world.look() == [f"engine 10.0.0.11:8000 gets calls again, its breaker is closed after {lasted:.0f} s"]
-    world.engine.failed_call = ""
+    world.engine.health.failed_call = ""
     for _ in range(breaker.policy.failures):
         breaker.ended(breaker.sent(world.now), Ending.FAILURE, world.now)
     assert world.look() == [told]
@@ -121,7 +122,7 @@ def test_one_that_flaps_is_told_of_a_few_times_and_then_rarely_with_a_count() ->
     assert "changes since the last line: it changes too often to tell each)" in lines[-1]
     quiet = [line for _ in range(100) for line in world.check()]
     assert len(quiet) <= 1
-    assert world.announcer._engines[world.engine.id].told.up is world.engine.up
+    assert world.announcer._engines[world.engine.id].told.up is world.engine.health.up
 
 
 def test_one_that_is_back_as_it_was_told_is_not_told_of() -> None:
@@ -130,7 +131,7 @@ def test_one_that_is_back_as_it_was_told_is_not_told_of() -> None:
     world.announcer._engines[world.engine.id].left = 0.0
     world.engine.down(REFUSED)
     assert world.look() == []
-    world.engine.up = True
+    world.engine.health.up = True
     assert world.look() == []
 
 
@@ -153,10 +154,13 @@ def test_one_that_goes_down_without_a_word() -> None:
 def test_an_engine_without_metrics_is_told_of_once_with_what_is_assumed() -> None:
     world = World()
     world.check(None, "a")
-    world.engine.unmeasured = "GET /metrics was answered 404"
+    world.engine.health.unmeasured = "GET /metrics was answered 404"
     (line,) = world.look()
     assert line.startswith("engine 10.0.0.11:8000 tells no metrics, as a vLLM would (GET /metrics was answered 404): ")
-    assert f"{world.engine.capacity} tokens of KV cache and {world.engine.slots} calls at once are assumed" in line
+    assert (
+        f"{world.engine.ledger.capacity} tokens of KV cache and {world.engine.ledger.slots} calls at once are assumed"
+        in line
+    )
     assert world.look() == []
 
 

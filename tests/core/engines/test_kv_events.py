@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.core.engines import cache_age as module
 from gateway.core.engines.cache_age import LATEST, CacheAge
-from gateway.core.engines.fleet import Engine
+from gateway.core.engines.engine import Engine
 from gateway.core.policy.policy import Policy
 from gateway.shared.vllm.kv_events import EventsError, address_fault, events_from
 from tests.examples import examples
@@ -339,10 +339,10 @@ def test_an_engines_events_correct_what_it_is_believed_to_have_cached() -> None:
     engine = Engine("e", "http://127.0.0.1:1", Policy())
     engine.remember((1, 2), 300, 50.0)
     wire = Wire()
-    engine.cache_age = wire.cache_age
+    engine.cache.age = wire.cache_age
     wire.send(10.0, stored(1))
-    assert engine.cached_blocks((1, 2)) == 2
+    assert engine.cache.leading((1, 2)) == 2
     wire.send(60.0, CLEARED)
-    assert engine.cached_blocks((1, 2)) == 0
+    assert engine.cache.leading((1, 2)) == 0
     engine.remember((1, 2), 300, 70.0)
-    assert engine.cached_blocks((1, 2)) == 2
+    assert engine.cache.leading((1, 2)) == 2

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from gateway.core.engines.fleet import Engine, Fleet
+from gateway.core.engines.engine import Engine
+from gateway.core.engines.fleet import Fleet
 from gateway.core.engines.models import as_anthropic, model_list
 from gateway.core.policy.policy import Policy
 from gateway.shared.vllm.answers import ModelCard

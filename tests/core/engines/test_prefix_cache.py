@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.core.engines.cache_age import CacheAge
 from gateway.core.engines.prefix_cache import BLOCK_TOKENS, BLOCKS_AT_MOST, LEAST_SHARE, TELLS, PrefixCache
 from tests.examples import examples
 
@@ -22,10 +21,13 @@ def used(cache: PrefixCache, prefix: tuple[int, ...], now: float, capacity: int)
 def test_leading_blocks_count_up_to_the_first_that_is_not_cached() -> None:
     cache = PrefixCache()
     used(cache, (1, 2, 3), 10.0, 10_000)
-    assert cache.leading((1, 2, 3, 4), -math.inf) == 3
-    assert cache.leading((1, 9, 3), -math.inf) == 1
-    assert cache.leading((2, 3), -math.inf) == 2
-    assert cache.leading((1,), 10.1) == 0, "used too long ago"
+    assert cache.leading((1, 2, 3, 4)) == 3
+    assert cache.leading((1, 9, 3)) == 1
+    assert cache.leading((2, 3)) == 2
+    cache.age = CacheAge()
+    assert cache.leading((1,)) == 1
+    cache.age.cut = 10.1
+    assert cache.leading((1,)) == 0, "used too long ago, by the engine's own events"
 
 
 def test_the_least_recent_prompt_goes_first_and_of_one_prompt_its_end() -> None:
@@ -33,10 +35,10 @@ def test_the_least_recent_prompt_goes_first_and_of_one_prompt_its_end() -> None:
     used(cache, (1, 2, 3), 1.0, room)
     used(cache, (4, 5, 6), 2.0, room)
     used(cache, (7,), 3.0, room)
-    assert [cache.leading(prefix, -math.inf) for prefix in ((1, 2, 3), (4, 5, 6), (7,))] == [2, 3, 1]
+    assert [cache.leading(prefix) for prefix in ((1, 2, 3), (4, 5, 6), (7,))] == [2, 3, 1]
     used(cache, (1,), 4.0, room)
     used(cache, (8, 9), 5.0, room)
-    assert [cache.leading(prefix, -math.inf) for prefix in ((1, 2), (4, 5, 6), (8, 9))] == [1, 2, 2], "1 was used again"
+    assert [cache.leading(prefix) for prefix in ((1, 2), (4, 5, 6), (8, 9))] == [1, 2, 2], "1 was used again"
 
 
 def test_blocks_are_as_large_as_prompts_show() -> None:

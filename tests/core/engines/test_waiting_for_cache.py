@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from gateway.core.engines.choice import Aside, Choice, choose_or_wait
-from gateway.core.engines.fleet import Engine
+from gateway.core.engines.engine import Engine
 from gateway.core.policy.policy import Policy, Routing
 from gateway.core.request.call import Call
 from tests.calls import a_call
@@ -21,7 +21,7 @@ PREFIX = tuple(range(100))
 def an_engine(id: str, *, held: int = 0, slots: int = 256, cached: bool = False) -> Engine:
     """An engine of 100,000 tokens, of which 80,000 may be promised, that reads 10,000 a second."""
     made = Engine(id, f"http://{id}", Policy(), capacity=100_000, max_concurrency=slots)
-    made.health(True, 0.0)
+    made.check(True, 0.0)
     if held:
         made.hold(held, 0, NOW)
     if cached:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, cast
 
-from gateway.core.engines.fleet import engine_id
+from gateway.core.engines.origin import engine_id
 from gateway.relay.wire.messages import WireError, refusal
 from gateway.relay.wire.responder import Responder
 from gateway.serve.decide_port import DecideListener

@@ -1,0 +1,229 @@
+"""Engine: one vLLM server, composed of its ledger, prefill queue, speed, adaptation, health, breaker and cache index.
+
+Synchronous, no I/O; `now` is monotonic seconds. Read each part where it is needed (`engine.ledger.fits`). What changes
+several parts at once is a method here: a hold, a sample, a health check, a restart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from gateway.core.checkpoint import SavedEngine
+from gateway.core.engines.adaptation import Adaptation
+from gateway.core.engines.adapters import Adapters, adapters_of
+from gateway.core.engines.breaker import BreakerState, CircuitBreaker
+from gateway.core.engines.health import Health
+from gateway.core.engines.hold import Hold
+from gateway.core.engines.ledger import Ledger
+from gateway.core.engines.prefill_queue import PrefillQueue
+from gateway.core.engines.prefix_cache import PrefixCache
+from gateway.core.engines.speed import Speed
+from gateway.core.engines.trouble import Trouble, asleep
+from gateway.core.policy.policy import EngineEntry, Policy
+from gateway.shared.vllm.answers import EngineSample, ModelCard
+
+STALE_POLLS = 3
+STEPS = 2.0  # of an engine, in which what was sent may wait for the next; one is not always as long as the mean
+
+
+class Engine:
+    """vLLM server and its place in the fleet."""
+
+    __slots__ = (
+        "adaptation", "adapters", "breaker", "cache", "draining", "health", "id", "label", "leaving", "ledger",
+        "models", "name", "number", "only_models", "policy", "prefills", "priorities", "sample", "sampled_at", "speed",
+        "url",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        id: str,
+        url: str,
+        policy: Policy,
+        *,
+        capacity: int | None = None,
+        max_concurrency: int | None = None,
+        models: Iterable[str] = (),
+    ) -> None:
+        # `label`: the name for operators: the policy's, PROFILE@SIDECAR of a sidecar's, else the id
+        self.id = self.label = id
+        self.name = self.number = "engine"  # for clients, who see no address; its fleet numbers it
+        self.url = url
+        self.policy = policy
+        self.priorities = False  # it runs vLLM's priority scheduling: calls are sent with the rank of their class
+        self.only_models = frozenset(models)  # what the policy lets this engine serve; empty: all it has
+        self.models: dict[str, ModelCard] = {}
+        self.adapters: Adapters | None = None  # LoRA adapters among them
+        self.draining = False
+        self.leaving = False  # it is forgotten once it has nothing left to do: nobody waits for it
+        self.sample: EngineSample | None = None
+        self.sampled_at = -math.inf
+        self.prefills = PrefillQueue()
+        self.ledger = Ledger(policy, self.prefills, capacity, max_concurrency)
+        self.speed = Speed()
+        self.adaptation = Adaptation(self.ledger)
+        self.health = Health()
+        self.breaker = CircuitBreaker(policy.breaker)
+        self.cache = PrefixCache()
+
+    def __repr__(self) -> str:
+        state, ledger = "up" if self.health.up else "down", self.ledger
+        slots = f"{ledger.in_flight}/{ledger.slots}"
+        return f"<Engine {self.id} {state} held={ledger.held}/{ledger.budget} in_flight={slots}>"
+
+    def apply(self, policy: Policy) -> None:
+        """Go by `policy` from now on. What is learned and what is held stays."""
+        self.policy = policy
+        self.breaker.policy = policy.breaker
+        self.ledger.apply(policy)
+
+    def go_by(self, entry: EngineEntry) -> None:
+        """Take the policy's entry for this engine."""
+        self.ledger.go_by(entry)
+        self.only_models = frozenset(entry.models)
+        self.name, self.label = entry.name or self.number, entry.name or self.id
+        self.priorities = entry.scheduling_policy == "priority"
+
+    def expect_sizes(self, capacity: int | None, slots: int | None) -> None:
+        """Take the KV tokens that the engine will probably hold, and the calls that it will run at once, until it
+        reports or shows its own."""
+        if self.sample is None:
+            self.ledger.expect_sizes(capacity, slots)
+
+    def serve(self, cards: Iterable[ModelCard]) -> None:
+        """Take the engine's own list of models, cut to what the policy lets it serve."""
+        allowed = self.only_models
+        self.models = {card.id: card for card in cards if not allowed or card.id in allowed}
+        self.adapters = adapters_of(self.models, self.adapters)
+
+    # -- calls --------------------------------------------------------------------------------------------------
+
+    def hold(
+        self,
+        cost: int,
+        prefill: int,
+        now: float,
+        class_name: str = "",
+        *,
+        output: int | None = None,
+        teaches: bool = True,
+    ) -> Hold:
+        """Promise `cost` tokens, of which `prefill` prompt tokens are still to be read, and `output` to be written
+        (None: all). The caller asked `ledger.fits`. `teaches`: its first byte will tell how fast they were read."""
+        prefills = self.prefills
+        if prefills.unseen:
+            prefills.advance(now)
+        reading = prefills.reading(prefill, now) if teaches else 0
+        output = cost if output is None else output
+        hold = Hold(self, cost, prefill, now, class_name, output=output, reading=reading)
+        self.ledger.add(hold)
+        prefills.add(hold)
+        return hold
+
+    def remember(self, prefix: tuple[int, ...], tokens: int, now: float) -> None:
+        """Note that the engine has read, or has just finished with, this prompt of `tokens`."""
+        self.cache.use(prefix, tokens, self.ledger.capacity, now)
+
+    # -- samples ------------------------------------------------------------------------------------------------
+
+    def fresh(self, now: float) -> bool:
+        """Whether the last sample is at most three polls old. With an older one, trim and slots freeze, and the ledger
+        is alone in charge."""
+        return now - self.sampled_at <= STALE_POLLS * self.policy.fleet.poll
+
+    def sampled(self, sample: EngineSample, now: float) -> None:
+        """Take a sample in: capacity, excess, trim and slots. An engine that says it sleeps is out at once. One that is
+        draining gets no calls anyway, and whoever put it to sleep says when it is back."""
+        trouble = None if self.draining else asleep(sample, now)
+        if trouble is not None:
+            self.down(trouble)
+        before, backlog = self.sample, self.policy.budget.engine_backlog
+        since = now - self.sampled_at
+        self._notice_stall(sample, before if self.fresh(now) else None, now)
+        self.sample, self.sampled_at, self.health.unmeasured = sample, now, ""
+        self.ledger.measure(sample)
+        preempted = before is not None and sample.preemptions_total > before.preemptions_total
+        self.adaptation.adapt_trim(sample, backlog, min(since, 5.0), preempted=preempted)
+        recent = now - STEPS * self.speed.tpot
+        self.adaptation.adapt_slots(sample, backlog, self.prefills.sent_after(recent))
+        self.prefills.pass_begun(sample.waiting, recent)
+        if sample.lora is not None and self.adapters is not None:
+            self.adapters.told(sample.lora)
+        self.speed.sampled(self.policy.fleet.poll)
+        self.ledger.pressed_tokens = self.ledger.pressed_slots = False
+
+    def _notice_stall(self, sample: EngineSample, before: EngineSample | None, now: float) -> None:
+        """Take the engine out if it has calls and reads and writes no token. `before`: the sample before, if recent."""
+        moved = before is None or not sample.tokens_total or sample.tokens_total != before.tokens_total
+        waits = not moved and bool(sample.running + sample.waiting)
+        reading = self.speed.tpot + self.prefills.queued / self.speed.prefill_rate
+        probed = self.breaker.state is not BreakerState.CLOSED
+        trouble = self.health.stall(waits, self.prefills.awaited, reading, now, probed=probed)
+        if trouble is not None:
+            self.breaker.stalled(now)
+            self.down(trouble)
+
+    def advance(self, now: float) -> None:
+        """Time has passed. The correction of a sample too old to be true is dropped: an outage of scrapes must not stop
+        dispatch. Its breaker may be due for a probe, and prompts count as read."""
+        if self.ledger.excess and not self.fresh(now):
+            self.ledger.excess = 0
+        self.breaker.advance(now)
+        self.prefills.advance(now)
+
+    # -- health -------------------------------------------------------------------------------------------------
+
+    def check(self, ok: bool, now: float, trouble: Trouble | None = None) -> None:
+        """Take one health check, as `Health.check`."""
+        slow_start = self.policy.routing.slow_start
+        if self.health.check(ok, now, trouble, failing_at=self.breaker.failing_at, slow_start=slow_start):
+            self.down()
+
+    def ready(self, now: float) -> None:
+        """Take the engine in at once: its sidecar has started or woken it. Its cache is empty, its speed is
+        unknown, and what it failed before is over."""
+        self.health.ready(now)
+        self.ledger.excess = 0
+        self.forget_cache()
+        if not self.ledger.in_flight:
+            self.breaker = CircuitBreaker(self.policy.breaker)
+
+    def down(self, trouble: Trouble | None = None) -> None:
+        """Out of the fleet until health says otherwise. Its cache may be gone, so its prefixes are forgotten."""
+        self.health.down(trouble)
+        self.ledger.excess = 0
+        self.forget_cache()
+
+    def forget_cache(self) -> None:
+        """Forget the engine's cache: it was restarted, slept, or reset."""
+        self.cache.clear()
+        if self.adapters is not None:
+            self.adapters.forget()
+
+    # -- checkpoints --------------------------------------------------------------------------------------------
+
+    def checkpoint(self, now: float, blocks: int) -> SavedEngine:
+        """Return the learned rates and bounds, for the next decider, and at most so many blocks of the prefix index."""
+        speed = self.speed
+        return SavedEngine(
+            id=self.id,
+            prefill_rate=speed.prefill_rate,
+            ttft_spread=speed.ttft_spread,
+            tpot=speed.tpot,
+            pace=speed.pace,
+            trim=self.ledger.trim,
+            slots=self.ledger.slots,
+            full_at=self.adaptation.full_at,
+            breaker=self.breaker.checkpoint(now),
+            prefixes=self.cache.checkpoint(blocks, now),
+        )
+
+    def restore(self, saved: SavedEngine, then: float, *, prefixes: bool) -> None:
+        """Go on with what an earlier decider had learned by `then`. Slots that the policy gives stay. `prefixes`: its
+        hashes have the key of ours."""
+        self.speed.restore(saved)
+        self.adaptation.restore(saved)
+        self.breaker.restore(saved.breaker, then)
+        if prefixes:
+            self.cache.restore(saved.prefixes, then)

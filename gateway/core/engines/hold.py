@@ -1,0 +1,55 @@
+"""Hold: KV tokens reserved on one engine for one call."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gateway.core.engines.engine import Engine
+
+
+class Hold:
+    """KV tokens reserved on one engine for one call. `release` gives them back, once; more calls change nothing."""
+
+    __slots__ = ("awaited", "class_name", "engine", "live", "output", "prefill", "reading", "taken_at", "tokens")
+
+    def __init__(
+        self, engine: Engine, tokens: int, prefill: int, taken_at: float, class_name: str, *, output: int, reading: int
+    ) -> None:
+        self.engine = engine
+        self.tokens = tokens
+        self.output = output  # of the tokens; the others are the prompt's
+        self.class_name = class_name
+        self.prefill = prefill  # prompt tokens the engine has yet to read for this call; 0 after the first byte
+        self.reading = reading  # `PrefillQueue.reading` of the call when its hold was taken
+        self.taken_at = taken_at
+        self.awaited = True  # its first byte
+        self.live = True
+
+    def first_byte(self, now: float, *, teach: bool) -> None:
+        """Take the call from the prefill queue, because the engine has read its prompt. `teach`: the call is streamed,
+        so its first byte also teaches the engine's prefill rate; a whole answer's comes after its last token."""
+        if self.prefill:
+            if teach:
+                self.engine.speed.learn_first_byte(self.reading, now - self.taken_at)
+            self.prefill_done()
+        self.answered()
+
+    def answered(self) -> None:
+        """Note that the first byte is here."""
+        if self.awaited:
+            self.awaited = False
+            self.engine.prefills.awaited -= 1
+
+    def prefill_done(self) -> None:
+        self.engine.prefills.queued -= self.prefill
+        self.prefill = 0
+
+    def release(self) -> None:
+        if self.live:
+            self.live = False
+            self.engine.ledger.give_back(self)
+            self.prefill_done()
+            self.answered()
+            if not self.engine.ledger.in_flight:
+                self.engine.prefills.unseen.clear()
