@@ -171,7 +171,7 @@ def variant(number: int, engines: list[SimEngine]) -> Tree:
         "service_tiers": {},
         "tenants": {"anonymous": tenant},
         "limits": limits,
-        "body": {"max_n": 1 + number % 8, "max": 2**20 + 1024 * number},  # no two alike
+        "body": {"max_n": 1 + number % 8, "max": 2**20 + 1024 * (number + 1)},  # no two alike
         "routing": {"block": (512, 1024, 2048)[number % 3]},
         "modes": {"brownout": {"enter": {"kv": "93%"}, "leave": {"kv": "85%"}, "refuse": []}},
     } | entries(*chosen)
@@ -234,7 +234,7 @@ def reload_once(site: Site, number: int, engines: list[SimEngine]) -> None:
     assert until(lambda: site.applied() == applied + 1, 5.0) is not None
     shown = site.status()
     assert (shown["version"], shown["error"]) == (wanted, None)
-    assert shown["policy"]["body"]["max"] == f"{1024 + number}KiB"
+    assert shown["policy"]["body"]["max"] == f"{1025 + number}KiB"
     there = {engines[0].url} | {entry["url"] for entry in policy["fleet"]["engines"]}
     assert until(lambda: ids(site) == there, 10.0) is not None, "those removed are gone once their calls have ended"
 
