@@ -101,7 +101,9 @@ def control_app(
     other processes tell what they have counted, `processes` gives all of them. `sources` are the console's. `cluster`:
     None: it is of none.
     """
-    control = Control(fleet, dispatch, exposition, clock, calls, policy_status, reload, drain, drain_engine)
+    control = Control(
+        fleet, dispatch, exposition, clock, calls, policy_status, reload, drain=drain, drain_engine=drain_engine
+    )
     control.count, control.processes_of, control.cluster_of = count, processes, cluster
     control.usage_of = usage
     control.openmetrics = openmetrics

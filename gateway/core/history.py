@@ -75,7 +75,17 @@ class History:
                 classes[name] = (new[0], new[1], new[2])
         self._before = dict(totals)
         self._buckets.append(
-            Interval(at, sums[0], sums[1], sums[2], self._queued, self._running, self._up or 0, self._engines, classes)
+            Interval(
+                at,
+                answered=sums[0],
+                refused=sums[1],
+                failed=sums[2],
+                queued=self._queued,
+                running=self._running,
+                up=self._up or 0,
+                engines=self._engines,
+                classes=classes,
+            )
         )
         self.closed += 1
         self._queued = self._running = 0

@@ -9,20 +9,43 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import os
 import secrets
+import stat
 from collections.abc import Callable, Collection, Container, Iterable
+from pathlib import Path
 from typing import Protocol
 
 from gateway.core.policy.policy import SidecarsPolicy
 from gateway.core.sidecars.sidecar import STALE, Member
 from gateway.core.sidecars.sidecars import Changes, UntrustedSidecar
 from gateway.decider.dispatch import Dispatch
-from gateway.decider.engine_sockets import socket_refusal
 from gateway.decider.known_models import KnownModels
-from gateway.shared.protocol import ClusterMember, DemandReport, capacity_report
+from gateway.shared.protocol import SOCKETS_MARK, ClusterMember, DemandReport, capacity_report
 
 RECALLED = STALE - 1.0  # seconds that calls wait for a model of before: then they are told to come back, and not 404
 AGAIN = 60.0  # seconds between two looks at sidecars that are all silent
+FOREIGN = stat.S_IWGRP | stat.S_IRWXO  # permissions of other users that a sidecar's folder must not give
+
+
+def socket_refusal(path: str) -> str:
+    """Return the reason why calls may not be sent to the socket at `path`; empty: they may.
+
+    Every prompt goes to the socket that a sidecar names. A path alone proves nothing, since Docker, agents and message
+    buses listen on sockets too. So its folder must hold a sidecar's mark file, only its owner may write there, and the
+    owner must be the user of this process, or root.
+    """
+    folder = os.path.dirname(path)
+    if os.path.normpath(path) != path or os.path.realpath(folder) != folder:
+        return "its path is not a plain one: no links, no . or .."
+    try:
+        seen, mark = os.lstat(folder), os.lstat(Path(folder) / SOCKETS_MARK)
+    except OSError:
+        return f"its folder is none that a sidecar has made for engines: {SOCKETS_MARK} is not there"
+    users = (os.geteuid(), 0)
+    if seen.st_uid not in users or mark.st_uid != seen.st_uid or not stat.S_ISREG(mark.st_mode):
+        return "its folder belongs to another user than the gateway's"
+    return "its folder is open to other users: it should be 0700" if seen.st_mode & FOREIGN else ""
 
 
 class Members(Protocol):

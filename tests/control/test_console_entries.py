@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from gateway.control.console import feed
-from gateway.control.console.feed import Entries
+from gateway.control.console import stream
 from gateway.control.console.figures import Open, class_figures
 from gateway.control.console.headline import Line, headline
 from gateway.control.console.remedy import ModelState
+from gateway.control.console.stream import Entries
 from gateway.core.policy.traffic import TrafficClass
 from gateway.core.request.outcome import STATUS, Outcome
 from gateway.core.request.record import Record
@@ -37,7 +37,7 @@ def test_a_watcher_is_told_what_has_changed_since_it_was_told_last() -> None:
 
 
 def test_entries_that_are_gone_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed, "GONE", 2)
+    monkeypatch.setattr(stream, "GONE", 2)
     entries = Entries()
     entries.take(dict.fromkeys("abcd", 1))
     entries.take({"a": 1})

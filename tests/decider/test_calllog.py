@@ -13,8 +13,7 @@ import msgspec
 
 from gateway.core.request.outcome import Outcome
 from gateway.core.request.record import Record
-from gateway.decider.call_log import CallLog
-from gateway.decider.call_text import text_line
+from gateway.decider.call_log import CallLog, text_line
 from gateway.shared.lines import LineWriter
 
 HOSTILE = 'a"b\\c\n{"ts":0}\r\x00\x1b[2J\u2028é\U0001f600' + "x" * 5000

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.decider.engine_sockets import socket_refusal
+from gateway.decider.report_intake import socket_refusal
 from gateway.shared.protocol import SOCKETS_MARK
 
 
@@ -62,5 +62,5 @@ def test_another_users_folder_is_refused(folder: Path, monkeypatch: pytest.Monke
         seen[stat.ST_UID] = os.geteuid() + 1
         return os.stat_result(seen)
 
-    monkeypatch.setattr("gateway.decider.engine_sockets.os.lstat", strangers)
+    monkeypatch.setattr("gateway.decider.report_intake.os.lstat", strangers)
     assert socket_refusal(f"{folder}/m.sock") == "its folder belongs to another user than the gateway's"

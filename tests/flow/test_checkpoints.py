@@ -16,7 +16,7 @@ from gateway.core.request.outcome import Refused
 from gateway.core.sidecars.sidecar import Member
 from gateway.decider import checkpoint
 from gateway.serve.assembly import Gateway
-from gateway.serve.processes.decider_memory import SavedCheckpoint, read_state, write
+from gateway.serve.processes.deciding import SavedCheckpoint, read_state, write
 from tests.calls import a_call
 from tests.faults.scripted import gateway_over
 from tests.flow.test_relays import ENGINES, Asking, Setting, run, until

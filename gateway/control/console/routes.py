@@ -7,6 +7,7 @@ import difflib
 import re
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,7 +21,6 @@ from gateway.control.console.calls import life_of
 from gateway.control.console.files import FOLDER, POLICY, File
 from gateway.control.console.playground import BODY, Playground, Trial
 from gateway.control.console.reading import ConsoleReading
-from gateway.control.console.runbooks import runbooks
 from gateway.control.console.sources import Sources
 from gateway.control.console.stream import WATCHERS, StreamAnswer, Streams
 from gateway.control.guard import JSON, error
@@ -33,7 +33,18 @@ from gateway.shared.printable import printable
 
 KINDS = {kind: f"{kind}s" for kind in ("model", "engine", "sidecar", "tenant")} | {"class": "classes"}
 LOG_LINES, MOST_LOG_LINES = 200, 2000
+_HEADING = re.compile(r"^## (\w+)$", re.MULTILINE)
 ORDERS = ("ensure", "sleep", "wake", "stop", "drain", "off", "on")
+
+
+def runbooks() -> Mapping[str, str]:
+    """Sections of docs/runbooks.md in Markdown, by the names of their alerts in lower case. Reads the file, of an
+    installed package or at the top of the source tree; raises OSError."""
+    here = Path(__file__).parents[2]
+    installed = here / "docs" / "runbooks.md"
+    file = installed if installed.is_file() else here.parent / "docs" / "runbooks.md"
+    _, *parts = _HEADING.split(file.read_text(encoding="utf-8"))
+    return {name.lower(): text.strip() + "\n" for name, text in zip(parts[::2], parts[1::2], strict=True)}
 
 
 class ConsoleRoutes:

@@ -27,21 +27,22 @@ HINTS = 20  # unknown names for which the nearest known name is searched: the se
 def faults(policy: Policy) -> Iterator[Fault]:
     """All faults that keep a well-formed policy from being used. Of a policy with unreadable parts, the faults of the
     other parts."""
-    yield from readable(
-        _default(policy),
-        _unknown(policy),
-        _classes(policy),
-        _reserves(policy),
-        _tenants(policy),
-        _proxies(policy),
-        _allowed(policy),
-        _shaping(policy),
-        _modes(policy),
-        _engines(policy),
-        _memory(policy),
-        _quotas(policy),
-        _batches(policy),
+    rules = (
+        _default,
+        _unknown,
+        _classes,
+        _reserves,
+        _tenants,
+        _proxies,
+        _allowed,
+        _shaping,
+        _modes,
+        _engines,
+        _memory,
+        _quotas,
+        _batches,
     )
+    yield from readable(*(rule(policy) for rule in rules))
 
 
 def _batches(policy: Policy) -> Iterator[Fault]:

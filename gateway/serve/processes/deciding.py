@@ -7,10 +7,11 @@ import socket
 from contextlib import ExitStack
 from pathlib import Path
 
+import msgspec
+
 from gateway.decider.checkpoint import Checkpoints
 from gateway.decider.relays.totals import LeftRelay
 from gateway.relay.wire.server import bound_sockets
-from gateway.serve.processes.decider_memory import SavedCheckpoint, read, read_state, write
 from gateway.serve.processes.place import Beats, Place
 from gateway.serve.saving import go_on_from
 from gateway.serve.starting import Options, StartError
@@ -18,6 +19,48 @@ from gateway.serve.upgrade.receiver import InheritedSockets
 from gateway.shared.control.listener import bound_to
 
 JOINED_WITHIN = 30.0  # seconds for the relays to be there at the first start
+
+
+class DeciderMemory(msgspec.Struct):
+    """Memory of one gateway's deciders: what one must know of an earlier one's time, since nobody else would tell it.
+    The relays are no children of this parent."""
+
+    relays: dict[int, int] = {}  # processes of relays that came from another gateway, by number
+    left: list[LeftRelay] = []  # totals of relays that have ended
+
+
+class SavedCheckpoint(msgspec.Struct):
+    """A checkpoint, and when it was taken: monotonic seconds of this machine."""
+
+    at: float
+    state: bytes
+
+
+def read(file: Path) -> DeciderMemory:
+    """Return the memory; an empty one if there is no file."""
+    try:
+        return msgspec.msgpack.decode(file.read_bytes(), type=DeciderMemory)
+    except FileNotFoundError:
+        return DeciderMemory()
+
+
+def read_state(file: Path, now: float) -> tuple[bytes, float]:
+    """The checkpoint of the decider before, and how many seconds old it is; b"": there is none."""
+    try:
+        found = file.read_bytes()
+        kept = msgspec.msgpack.decode(found, type=SavedCheckpoint)
+    except FileNotFoundError:
+        return b"", 0.0
+    except msgspec.MsgspecError:
+        return found, 0.0  # nor is it a checkpoint: whoever restores it says so
+    return kept.state, max(0.0, now - kept.at)
+
+
+def write(file: Path, kept: DeciderMemory | SavedCheckpoint) -> None:
+    """Raises OSError."""
+    new = file.with_suffix(".new")
+    new.write_bytes(msgspec.msgpack.encode(kept))
+    new.replace(file)
 
 
 def sockets_of(
