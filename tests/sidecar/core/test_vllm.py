@@ -12,7 +12,6 @@ from sidecar.core.vllm import (
     AnswerError,
     Completion,
     Gauges,
-    SleepState,
     done_from,
     gauges_from,
     models_from,
@@ -92,11 +91,9 @@ def test_only_an_engine_with_nothing_to_do_is_idle() -> None:
     assert states == [True, False, False, False]
 
 
-@pytest.mark.parametrize("version", ["0.32", "0.9"])
-def test_the_simulated_engine_is_read(version: metrics.Version) -> None:
-    text = metrics.text(Engine(sim_config().engine), "m", version)
-    state: SleepState | None = "awake" if version == "0.32" else None
-    assert gauges_from(text) == Gauges(running=0, waiting=0, kv_usage=0.0, kv_tokens=409_600, sleep_state=state)
+def test_the_simulated_engine_is_read() -> None:
+    text = metrics.text(Engine(sim_config().engine), "m")
+    assert gauges_from(text) == Gauges(running=0, waiting=0, kv_usage=0.0, kv_tokens=409_600, sleep_state="awake")
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,13 @@ class Conversations(World):
     def turn(self, *prefix: int, tokens: int = 40_000, **more: Any) -> Call:
         now = self.loop.time()
         return a_call(
-            prefix=prefix, prompt_tokens=tokens, arrived=now, deadline=now + 600.0, request_id=f"r{prefix}", **more
+            prefix=prefix,
+            prompt_tokens=tokens,
+            arrived=now,
+            deadline=now + 600.0,
+            request_id=f"r{prefix}",
+            stream=True,
+            **more,
         )
 
     async def read(self, call: Call, seconds: float = 1.0) -> str:
