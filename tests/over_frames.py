@@ -82,10 +82,10 @@ def link_to(
 
 @contextlib.asynccontextmanager
 async def gateway_over(
-    engines: list[scripted.ScriptedEngine] | list[str], policy: Policy | None = None, seed: int = 1
+    engines: list[scripted.ScriptedEngine] | list[str], policy: Policy | None = None, seed: int = 1, **wire: float
 ) -> AsyncIterator[Gateway]:
     """As `scripted.gateway_over`, with frames between pipeline and decider. At the end nothing is left of a call."""
-    async with scripted.gateway_over(engines, policy, seed) as gateway:
+    async with scripted.gateway_over(engines, policy, seed, **wire) as gateway:
         hub = hub_of(gateway)
         link = link_to(lambda: hub)
         link.start()

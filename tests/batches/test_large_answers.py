@@ -29,7 +29,7 @@ class LongAnswers(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        data = [{"id": f"{size}", "object": "model", "max_model_len": 8192} for size in (1, 8, 30)]
+        data = [{"id": f"{size}", "object": "model", "max_model_len": 8192} for size in (1, 8, 30, 65)]
         self._answer(json.dumps({"object": "list", "data": data}).encode() if "models" in self.path else b"")
 
     def do_POST(self) -> None:

@@ -80,16 +80,18 @@ def test_streams_have_their_engines_connection(tmp_path: Path, engine: SimEngine
     """Clients up to their share stream at once, and each gets through: none is told that no engine is there."""
     argv = ["sh", "-c", f'ulimit -n {FEW}; exec "$@"', "sh", *HEAD, "--engine", engine.url]
     policy = tmp_path / "policy.yaml"
-    policy.write_text("trusted_proxies: {addresses: [127.0.0.1]}\nbudget: {max_concurrency: 256}\n")
+    policy.write_text("budget: {max_concurrency: 256}\n")
     with Child("gateway", [*argv, "--policy", str(policy)], tmp_path / "log") as child, contextlib.ExitStack() as stack:
         where = urlsplit(child.line(r"^data port (\S+)", 30.0))
         control = child.line(r"^control port (\S+)", 30.0)
         child.wait(lambda: get(f"{control}/readyz")[0] == 200, 30.0, "200 on /readyz")
         clients, heads = [], []
-        for _ in range(200):
+        for number in range(200):
             address = (where.hostname or "", where.port or 0)
             with contextlib.suppress(ConnectionError):
-                clients.append(stack.enter_context(socket.create_connection(address, timeout=30)))
+                own = (f"127.0.0.{1 + number % 2}", 0)  # each address may have half
+                client = socket.create_connection(address, timeout=30, source_address=own)
+                clients.append(stack.enter_context(client))
                 clients[-1].sendall(chat("localhost", "sim", "hello", max_tokens=200))
         for client in clients:
             with contextlib.suppress(ConnectionError):

@@ -19,11 +19,8 @@ pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` ha
 IDLE = 10_000
 SPARE = 20
 NEEDED = IDLE + SPARE + 5_500  # the gateway keeps some for its engines
-POLICY = f"""\
-server: {{max_connections: {IDLE + SPARE}}}
-trusted_proxies: {{addresses: [127.0.0.1]}}
-timeouts: {{keep_alive: 10m}}
-"""
+POLICY = f"server: {{max_connections: {IDLE + SPARE}}}\ntimeouts: {{keep_alive: 10m}}\n"
+PEERS = (("127.0.0.1", 0), ("127.0.0.2", 0))  # each may have half
 ASK = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 
@@ -52,7 +49,8 @@ def idle_clients(gateway: Gateway) -> Iterator[list[socket.socket]]:
     with contextlib.ExitStack() as stack:
         clients = []
         for number in range(IDLE):
-            client = socket.create_connection((where.hostname or "", where.port or 0), timeout=20)
+            address = (where.hostname or "", where.port or 0)
+            client = socket.create_connection(address, timeout=20, source_address=PEERS[number % 2])
             clients.append(stack.enter_context(client))
             if number % 2:
                 client.sendall(ASK)
@@ -88,7 +86,10 @@ def test_ten_thousand_idle_connections(tmp_path: Path, engine: SimEngine) -> Non
                     assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
                 with contextlib.ExitStack() as stack:
                     address = clients[0].getpeername()
-                    more = [stack.enter_context(socket.create_connection(address, 20)) for _ in range(SPARE + 1)]
+                    more = [
+                        stack.enter_context(socket.create_connection(address, 20, source_address=PEERS[number % 2]))
+                        for number in range(SPARE + 1)
+                    ]
                     assert more[-1].recv(65536).startswith(b"HTTP/1.1 503 "), "one too many"
             assert until(lambda: connections(0), 20.0) is not None
             assert until(lambda: running.child.sockets() <= sockets, 20.0) is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.core.cluster.election import Election
-from gateway.core.engines.engine import Engine
+from gateway.core.engines.speed import Speed
 from gateway.decider.relays.hub import RelayHub
 from gateway.decider.relays.served import ServedCall
 from gateway.decider.relays.session import RelaySession
@@ -58,9 +58,7 @@ OUT_OF_ORDER = Mutant(RelayHub, "release", "in sorted(asked, key=lambda each: ea
 CANCEL_LOST = Mutant(RemoteDecider, "finish", "self.link.send(end)", "(left == 'cancelled' or self.link.send(end))")
 
 # A new decider takes one of an engine's rates for another.
-LEARNED_WRONG = Mutant(
-    Engine, "restore", "= saved.tpot, saved.pace, saved.trim", "= saved.pace, saved.tpot, saved.trim"
-)
+LEARNED_WRONG = Mutant(Speed, "restore", "= saved.tpot, saved.pace", "= saved.pace, saved.tpot")
 
 # The leader grants beyond its lease.
 NO_FENCE = Mutant(Election, "lease_until", "return self._lease if synced", "return math.inf if synced")

@@ -11,10 +11,10 @@ from sidecar.residency.sleep_steps import SleepSteps
 from tests.simulation.mutants import Mutant
 
 # An operation that gives up leaves its orders behind.
-LEFT_PENDING = Mutant(Operations, "_give_up", 'self._steps.transition(entry, "cancel")', "pass")
+LEFT_PENDING = Mutant(Operations, "_give_up", 'self._steps.transition(model, "cancel")', "pass")
 
 # A start that failed for memory teaches nothing, and is tried again all the same.
-UNTAUGHT = Mutant(EngineSizes, "learns", "self._lessons[entry.name] = lesson", "return True")
+UNTAUGHT = Mutant(EngineSizes, "learns", "self._known.lessons[model.name] = lesson", "return True")
 
 # What two operations need of one GPU is given to both.
 SHARED_GPU = Mutant(GpuTasks, "free", "or any(self._locked[gpu] for gpu in gpus or (ON_CPU,))", "")
@@ -26,7 +26,7 @@ LEFT_RUNNING = Mutant(EngineSteps, "_processes_ended", "await engine.stop()", "p
 UNDRAINED = Mutant(
     Operations,
     "evict",
-    "if entry.lifecycle.pending is DRAIN and not await self._drained(entry, after, within):",
+    "if model.lifecycle.pending is DRAIN and not await self._drained(model, after, within):",
     "if False:",
 )
 

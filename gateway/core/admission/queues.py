@@ -40,6 +40,7 @@ __all__ = ["Queues", "Ticket"]
 
 Full = str  # what is full, in words: `256 calls`, `200000 tokens`
 DEFAULT = "default"  # the class that every policy has
+PROMISED = 2  # times all places: the most that wait, with calls that return for their bookings
 LOOKED_AT = 64  # newest tickets of a class that may be pushed out
 
 
@@ -225,7 +226,7 @@ class Queues:
         bounds, queue = self.bounds, self._by_class[call.class_name]
         settings = bounds.classes[call.class_name]
         if promised:
-            full = queue.promised >= settings.max_queue
+            full = queue.promised >= settings.max_queue or self._length >= PROMISED * bounds.calls
             most = settings.max_queued_tokens
             fit = most is None or queue.promised_tokens + call.cost <= most
         else:
