@@ -188,7 +188,6 @@ UNAUTHORIZED = (401, "invalid_api_key", None)
     [
         (DEADLINE, b"86400000", 200, "", None),
         (DEADLINE, b"60000.5", 200, "", None),
-        (DEADLINE, b"0.001", 504, "deadline_exceeded", None),
         *((DEADLINE, value, 400, INVALID, DEADLINE) for value in NO_TIMES),
         (CLASS, b"batch", 200, "", None),
         *((CLASS, value, 400, INVALID, CLASS) for value in NO_CLASSES),
