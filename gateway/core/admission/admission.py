@@ -24,14 +24,16 @@ from gateway.core.admission.model_traffic import ModelTraffic
 from gateway.core.admission.queues import Queues, Ticket
 from gateway.core.admission.rules import AdmissionRules
 from gateway.core.engines.choice import (
+    ASIDE,
     LOOKED_AT,
     Aside,
     Choice,
     any_idle,
-    choose_or_wait,
+    choose,
     foreseen_ttft,
     least_ttft,
     usable_of,
+    worth_waiting,
 )
 from gateway.core.engines.engine import Engine
 from gateway.core.engines.fleet import Fleet
@@ -125,7 +127,8 @@ class AdmissionControl:
     ) -> Choice | Aside | None:
         """The engine that the call may go to now; the call has waited for `waited` seconds."""
         engines, routing = self.fleet.serving(call.model), self.rules.policy.routing
-        return choose_or_wait(engines, call, now, routing=routing, rng=rng, exclude=exclude, waited=waited)
+        choice = choose(engines, call, now, routing=routing, rng=rng, exclude=exclude)
+        return ASIDE if choice is not None and worth_waiting(engines, call, choice, now, waited) else choice
 
     def to_wait(
         self, call: Call, now: float, exclude: frozenset[str] = NO_ENGINES, *, front: bool = False

@@ -15,7 +15,7 @@ measurements.
 Learned rates that differ by less than ALIKE count as the fastest of them, because most of the difference is chance; an
 engine that has not learned its rate counts as fast as the fastest.
 A call whose prompt is mostly cached on an engine that is full now had better wait for it: elsewhere its prompt would be
-read anew and evict as much of others'. `choose_or_wait` waits for as long as the reading would take that is spared
+read anew and evict as much of others'. `worth_waiting` says so for as long as the reading would take that is spared
 (PATIENCE; ski rental: never more than twice the cost of either), while the call's own targets hold. Others may pass.
 A LoRA adapter that an engine has not loaded makes its cost higher by the score of `adapters.py`. An engine that was
 just started or woken, or is back from a failure, costs more for a while (slow start): its speed is unknown.
@@ -184,32 +184,21 @@ def choose(
     return best
 
 
-def choose_or_wait(
-    engines: Sequence[Engine],
-    call: Call,
-    now: float,
-    *,
-    routing: Routing,
-    rng: random.Random,
-    exclude: frozenset[str] = frozenset(),
-    waited: float = 0.0,
-) -> Choice | Aside | None:
-    """The best engine for the call, by `choose`; ASIDE: a full engine is worth waiting for; None: no engine has room.
+def worth_waiting(engines: Sequence[Engine], call: Call, choice: Choice, now: float, waited: float) -> bool:
+    """Whether the call had better wait for a full engine that has most of its prompt cached than go to `choice` now.
     `waited`: seconds so far."""
-    choice = choose(engines, call, now, routing=routing, rng=rng, exclude=exclude)
-    if choice is None or not choice.others_full or not call.prefix:
-        return choice
+    if not choice.others_full or not call.prefix:
+        return False
     spared = reading_spared(engines, call, choice, now)
-    patient = spared > WORTH_WAITING and waited < PATIENCE * spared
-    return ASIDE if patient and _in_time(engines, call, now) else choice
+    return spared > WORTH_WAITING and waited < PATIENCE * spared and _in_time(engines, call, now)
 
 
 def reading_spared(engines: Sequence[Engine], call: Call, choice: Choice, now: float) -> float:
-    """Seconds of reading that the call is spared if it waits for a full engine that has most of its prompt cached, in
-    place of going to `choice` now; 0: there is none."""
+    """Seconds of reading that the call is spared by such a wait; 0: there is no such engine."""
     most = 0.0
     for engine in usable_of(engines, now):
-        if engine is not choice.engine and knows(engine, call) and not engine.ledger.fits(call.cost, call.class_name):
+        full = engine is not choice.engine and not engine.ledger.fits(call.cost, call.class_name)
+        if full and knows(engine, call):
             fewer = choice.prefill - (call.prompt_tokens - cached_tokens(engine, call))
             most = max(most, fewer / engine.speed.prefill_rate)
     return most

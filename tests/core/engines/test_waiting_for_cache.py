@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from gateway.core.engines.choice import Aside, Choice, choose_or_wait
+from gateway.core.engines.choice import choose, worth_waiting
 from gateway.core.engines.engine import Engine
 from gateway.core.policy.policy import Policy, Routing
 from gateway.core.request.call import Call
@@ -34,8 +34,11 @@ def a_turn(tokens: int = 40_000, **fields: Any) -> Call:
 
 
 def decided(engines: list[Engine], call: Call | None = None, waited: float = 0.0) -> str:
-    found = choose_or_wait(engines, call or a_turn(), NOW, routing=Routing(), rng=random.Random(1), waited=waited)
-    return found.engine.id if isinstance(found, Choice) else "aside" if isinstance(found, Aside) else "no room"
+    call = call or a_turn()
+    found = choose(engines, call, NOW, routing=Routing(), rng=random.Random(1))
+    if found is None:
+        return "no room"
+    return "aside" if worth_waiting(engines, call, found, NOW, waited) else found.engine.id
 
 
 def test_a_call_waits_for_the_engine_that_has_its_prompt_by_what_reading_anew_would_take() -> None:
