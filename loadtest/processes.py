@@ -75,7 +75,7 @@ def free_port() -> int:
     """A TCP port of loopback that nobody listens on, below those that the kernel gives to connections and to listeners
     on port 0: so nobody else is given it by chance before it is used."""
     while True:
-        port = 10_000 + secrets.randbelow(20_000)
+        port = 10_000 + secrets.randbelow(10_000)
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port

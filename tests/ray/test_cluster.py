@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from loadtest.processes import Gateway, get, until
+from loadtest.processes import Gateway, free_port, get, until
 from sidecar.core.config import decode
 from sidecar.gpus.simulated import lay_out
 from sidecar.process import process_family
@@ -79,10 +78,8 @@ class Machines:
         self.cluster = cluster
         self.gateway = gateway
         self.pool = folder / "pool.yaml"
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        values = {"ADDRESS": cluster.address, "FOLDER": folder, "GATEWAY": f'"{gateway.control}"', "PORT": port}
+        address = cluster.address
+        values = {"ADDRESS": address, "FOLDER": folder, "GATEWAY": f'"{gateway.control}"', "PORT": free_port()}
         text = POOL
         for name, value in values.items():
             text = text.replace(name, str(value))

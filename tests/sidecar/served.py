@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from loadtest.processes import Child, until
+from loadtest.processes import Child, free_port, until
 from sidecar.core.config import decode
 from sidecar.gpus.simulated import lay_out
 from sidecar.process import process_family
@@ -34,9 +33,7 @@ class Box:
     """A machine: a folder with a sidecar's file, its GPUs and its engines' sockets. `served` runs a sidecar on it."""
 
     def __init__(self, folder: Path, more: str = MODELS) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.listen = f"127.0.0.1:{free.getsockname()[1]}"
+        self.listen = f"127.0.0.1:{free_port()}"
         self.id = f"test-{os.getpid()}-{next(NUMBERS)}"
         self.folder = folder
         self.gpus = folder / "gpus"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from loadtest import processes
 from sidecar.process.ports import AddressTaken, clear_socket, free_port
 from tests.sidecar.nothing_left import nothing_left
 
@@ -21,14 +22,12 @@ def clean() -> Iterator[None]:
 @pytest.mark.parametrize("listening", [True, False], ids=["listening", "bound with SO_REUSEADDR"])
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])  # noqa: S104 # somebody else's
 def test_a_port_that_another_has_is_passed_over(listening: bool, host: str) -> None:
-    with socket.socket() as other, socket.socket() as spare:
+    with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         other.bind((host, 0))
         if listening:
             other.listen()
-        spare.bind(("127.0.0.1", 0))
-        busy, free = other.getsockname()[1], spare.getsockname()[1]
-        spare.close()
+        busy, free = other.getsockname()[1], processes.free_port()
         assert free_port([busy, free]) == free
         with pytest.raises(AddressTaken, match=r"no free port on 127.0.0.1 .*Address already in use: give it more"):
             free_port([busy, free], taken={free})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import msgspec
 import pytest
 
 from gateway.shared import protocol
+from loadtest.processes import free_port
 from sidecar.core.addresses import Address
 from sidecar.core.config import RelaySettings
 from sidecar.reporting import gateway_link, reporter
@@ -101,9 +101,7 @@ def test_one_that_hangs_or_is_gone_delays_no_other_and_is_told_of_once(
     monkeypatch.setattr(gateway_link, "WITHIN", 0.15)
     monkeypatch.setattr(gateway_link, "FIRST_PAUSE", 0.01)
     monkeypatch.setattr(gateway_link, "LAST_PAUSE", 0.04)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        gone = f"http://127.0.0.1:{free.getsockname()[1]}"
+    gone = f"http://127.0.0.1:{free_port()}"
     lines: list[str] = []
 
     async def scene() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 import threading
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.processes import Child, get, until
+from loadtest.processes import Child, free_port, get, until
 from sidecar.gpus.simulated import lay_out
 from tests.e2e.children import post
 
@@ -64,9 +63,7 @@ def awake(control: str) -> list[str]:
 
 def test_a_full_model_wakes_its_second_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "policy.yaml").write_text(POLICY)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        (tmp_path / "sidecar.yaml").write_text(SIDECAR.replace("PORT", str(free.getsockname()[1])))
+    (tmp_path / "sidecar.yaml").write_text(SIDECAR.replace("PORT", str(free_port())))
     lay_out(tmp_path / "gpus", [24 * GIB, 24 * GIB])
     monkeypatch.setenv("WEIR_SIMULATED_GPUS", str(tmp_path / "gpus"))
     monkeypatch.setenv("WEIR_SIMULATED_SPEED", "20")
