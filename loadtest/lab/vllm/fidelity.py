@@ -31,7 +31,6 @@ from loadtest.lab.vllm.fidelity_load import (
     OPEN,
     PLACES,
     SATURATED,
-    WARM,
     kept_off,
     latencies,
     measured,
@@ -117,7 +116,7 @@ def measure(folder: Path, url: str, *, laps: int, seed: int, console: Console) -
         console.print(f"lap {number + 1} of {laps}: {LAP:.0f} s ...", highlight=False)
         observed = observe_in(url, done[0].observed.limits if done else None)
         saturated = measured(folder, url, CLOSED, SATURATED, laps * seed + number)
-        rate = rate or LOAD * sum(WARM <= one.finished < SATURATED for one in saturated) / (SATURATED - WARM)
+        rate = rate or LOAD * tokens(saturated) / fmean(one.completion_tokens for one in saturated)
         opened = measured(folder, url, f"{{poisson: {rate:.2f}/s}}", OPEN, laps * (seed + 1) + number)
         done.append(Lap(observed, saturated, opened))
     observed = pooled([lap.observed for lap in done])
