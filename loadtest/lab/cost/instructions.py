@@ -103,9 +103,10 @@ def main() -> None:
                 found[name] = measure(counted)
             except (ChildError, subprocess.SubprocessError) as error:
                 sys.exit(f"instructions: {error}")
-    print(f"{'':12}{'per JSON request':>18}{'per SSE event':>16}")
+    print(f"{'':12}{'per JSON request':>18}{'per SSE event':>16}{'pump':>12}")
     for name, (request, event) in found.items():
-        print(f"{name:12}{request:18,.0f}{event:16,.0f}")
+        pump = "on" if any((trees[name] / "gateway/native").glob("pump.*.so")) else "not built"
+        print(f"{name:12}{request:18,.0f}{event:16,.0f}{pump:>12}")
     if tree:
         own, base = found["this tree"], found["baseline"]
         print(f"{'ratio':12}{own[0] / base[0]:18.3f}{own[1] / base[1]:16.3f}")
