@@ -232,6 +232,6 @@ def _unmeasured(engine: Engine) -> Line:
         level="warn",
         what=f"Engine {engine.label} tells no metrics, so it is no vLLM, or runs with --disable-log-stats.",
         why=f"{engine.health.unmeasured}. Assumed are {assumed}.",
-        change="Give its entry in fleet.engines capacity and max_concurrency (docs/operating.md, Other engines).",
+        change="Set budget.capacity, and max_concurrency in its entry (docs/operating.md, Other engines).",
         engines=(engine.label,),
     )

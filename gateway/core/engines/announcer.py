@@ -114,7 +114,9 @@ def _lines(engine: Engine, told: Reported, state: State, now: float) -> list[Not
         assumed = f"{engine.ledger.capacity} tokens of KV cache and {engine.ledger.slots} calls at once"
         line = f"tells no metrics, as a vLLM would ({engine.health.unmeasured}): {assumed} are assumed"
         lines.append(
-            Notice(f"{line}; capacity and max_concurrency in its entry say better", "engine_unmeasured", "warning")
+            Notice(
+                f"{line}; budget.capacity, and max_concurrency in its entry, say better", "engine_unmeasured", "warning"
+            )
         )
     if state.tripped and not before.tripped:
         met = f": {engine.health.failed_call}" if engine.health.failed_call else ""
