@@ -45,7 +45,10 @@ def body(place):
     tell(name, "has begun")
     while not (select.select([place.beats], [], [], 0.05)[0] and END in place.beats.recv(64)):
         if not (folder / f"{name}-{os.getpid()}-hangs").exists():
-            place.beats.send(ALIVE + (TAKE if (folder / "takes").exists() else b""))
+            takes = (folder / "takes").exists()
+            place.beats.send(ALIVE + (TAKE if takes else b""))
+            if takes:
+                tell(name, "can take over")
     if place.role == "decider":
         place.beats.send(CLOSING)
     tell(name, "ends")
@@ -81,6 +84,11 @@ class Family:
 
     def said(self, words: str) -> bool:
         return until(lambda: words in self.child.output(), 5.0) is not None
+
+
+def state(pid: int) -> str:
+    """The kernel's letter for a process: "Z" once it has ended and its parent has not taken note."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 @contextlib.contextmanager
@@ -166,8 +174,13 @@ def test_a_gateway_that_has_given_up_does_not_tell_the_one_before_to_stop(tmp_pa
     with taking_over(tmp_path) as (family, before):
         for each in NAMES:
             assert family.said(f"{each} has begun")
+        parent = family.child.process.pid
+        os.kill(parent, signal.SIGSTOP)  # it finds the death and the signs of the others in one turn
         os.kill(family.wait(name, 1), signal.SIGKILL)
+        assert until(lambda: state(family.wait(name, 1)) == "Z", 5.0) is not None
         (tmp_path / "takes").touch()
+        assert family.said("can take over")
+        os.kill(parent, signal.SIGCONT)
         assert family.child.process.wait(10.0) == 1
         assert before.recv(4096) == b""
         assert not family.child.group()

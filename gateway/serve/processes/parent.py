@@ -109,9 +109,11 @@ class Parent:
             for number in range(1, self._relays + 1):
                 self._start("relay", self._inherited.relays + number)
             looked = time.monotonic()
-            while self._children or self._due:
-                self._wait()
+            while self._children or (self._due and not self._terms):
+                takes = self._wait()
                 self._reap()
+                if takes:  # after the dead are known: a gateway that gives up leaves the one before
+                    self._take()
                 self._forward()
                 if time.monotonic() >= looked + LOOK:
                     looked = time.monotonic()
@@ -206,8 +208,10 @@ class Parent:
             sys.stderr.flush()
             os._exit(status)
 
-    def _wait(self) -> None:
-        """Wait for a signal, a sign of life, or the next look."""
+    def _wait(self) -> bool:
+        """Wait for a signal, a sign of life, or the next look. Returns whether a child can serve in place of the
+        gateway before."""
+        takes = False
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
         by_descriptor = {child.beats.fileno(): child for child in self._children.values()}
@@ -230,8 +234,7 @@ class Parent:
                 self._ready.add((child.place.role, child.place.number))
                 if child.place.role == "decider":
                     self._manager.ready(f"{self._relays} relays and a decider", loops=False)
-            if TAKE in signs:
-                self._take()
+            takes = takes or TAKE in signs
             if CLOSING in signs and self._terms:
                 self._close()
             if HANDED in signs:
@@ -239,6 +242,7 @@ class Parent:
                 if self._successor is not None and self._successor.pid:
                     self._manager.succeeded_by(self._successor.pid)
                 self._close()
+        return takes
 
     def _close(self) -> None:
         """No connection is taken any more."""
@@ -333,7 +337,6 @@ class Parent:
             for child in self._children.values():
                 os.kill(child.pid, signal.SIGHUP)
         if self._terms > self._asked:
-            self._due.clear()
             self._manager.stopping()
             deciders = [child for child in self._children.values() if child.place.role == "decider"]
             for child in deciders:
