@@ -38,7 +38,7 @@ class LineAnswer(msgspec.Struct, frozen=True):
 
 
 NO_ROOM = LineAnswer(503, b"", 1.0)  # no memory for its body
-AWAY = LineAnswer(503, b"", 30.0)  # the machine that had its model may come back
+AWAY = LineAnswer(503, b"", 10.0)  # the machine that had its model may come back
 BROKEN = LineAnswer(502, b"")  # it began, and did not end
 TOO_LONG = LineAnswer(200, b"", helps=False)  # its body is more than a line may have
 STORAGE_FULL = LineAnswer(200, b"", helps=False)  # its body is more than its tenant may keep

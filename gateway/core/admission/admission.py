@@ -128,7 +128,7 @@ class AdmissionControl:
         """The engine that the call may go to now; the call has waited for `waited` seconds."""
         engines, routing = self.fleet.serving(call.model), self.rules.policy.routing
         choice = choose(engines, call, now, routing=routing, rng=rng, exclude=exclude)
-        return ASIDE if choice is not None and worth_waiting(engines, call, choice, now, waited) else choice
+        return ASIDE if choice is not None and worth_waiting(call, choice, now, waited) else choice
 
     def to_wait(
         self, call: Call, now: float, exclude: frozenset[str] = NO_ENGINES, *, front: bool = False

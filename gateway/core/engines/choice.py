@@ -17,6 +17,7 @@ engine that has not learned its rate counts as fast as the fastest.
 A call whose prompt is mostly cached on an engine that is full now had better wait for it: elsewhere its prompt would be
 read anew and evict as much of others'. `worth_waiting` says so for as long as the reading would take that is spared
 (PATIENCE; ski rental: never more than twice the cost of either), while the call's own targets hold. Others may pass.
+In a fleet that is sampled no call waits: the next look would sample other engines.
 A LoRA adapter that an engine has not loaded makes its cost higher by the score of `adapters.py`. An engine that was
 just started or woken, or is back from a failure, costs more for a while (slow start): its speed is unknown.
 Synchronous and pure; ties are broken by `rng`.
@@ -50,14 +51,16 @@ SCAN_AT_MOST = 32  # beyond this many engines, a random sample of this size: pow
 
 class Choice(msgspec.Struct, frozen=True, gc=False):
     """An engine that can take the call now. `prefill` is the prompt tokens it must still read; `ttft` is seconds.
-    `others_full`: some other engine would have been asked, and has no room. `owed`: its tenant was owed it, so that it
-    waits for no cached prompt's sake."""
+    `others_full`: some other engine would have been asked, and has no room. `usable`: engines that may have the call,
+    with room or without; none if they were a sample. `owed`: its tenant was owed it, so that it waits for no cached
+    prompt's sake."""
 
     engine: Engine
     prefill: int
     cached: int
     ttft: float
     others_full: bool = False
+    usable: Sequence[Engine] = ()
     owed: bool = False
 
 
@@ -141,7 +144,8 @@ def choose(
 
     Engines in `exclude` (already failed this call) are taken only if no other is up.
     """
-    if len(engines) > SCAN_AT_MOST:
+    sampled = len(engines) > SCAN_AT_MOST
+    if sampled:
         engines = rng.sample(engines, SCAN_AT_MOST)
     cost = call.cost
     usable = usable_of(engines, now)
@@ -153,12 +157,12 @@ def choose(
         open_ = [e for e in open_ if e.ledger.leaves_headroom(cost, class_name, now)]
     if not open_:
         return None
-    others_full = len(open_) < len(usable)
+    others_full, seen = len(open_) < len(usable), () if sampled else usable
     if len(open_) == 1:  # there is nothing to compare
         engine = open_[0]
         cached = cached_tokens(engine, call) if call.prefix else 0
         prefill = max(1, call.prompt_tokens - cached)
-        return Choice(engine, prefill, cached, predicted_ttft(engine, prefill, now), others_full)
+        return Choice(engine, prefill, cached, predicted_ttft(engine, prefill, now), others_full, seen)
     if routing.gateways > 1:
         open_ = rng.sample(open_, 2)  # what others send is not known here: never the whole herd to one engine
     else:
@@ -180,23 +184,23 @@ def choose(
         if engine.adapters is not None:
             beyond /= engine.adapters.score(call.model)
         if beyond < least:
-            best, least = Choice(engine, prefill, cached, ttft, others_full), beyond
+            best, least = Choice(engine, prefill, cached, ttft, others_full, seen), beyond
     return best
 
 
-def worth_waiting(engines: Sequence[Engine], call: Call, choice: Choice, now: float, waited: float) -> bool:
+def worth_waiting(call: Call, choice: Choice, now: float, waited: float) -> bool:
     """Whether the call had better wait for a full engine that has most of its prompt cached than go to `choice` now.
     `waited`: seconds so far."""
     if not choice.others_full or not call.prefix:
         return False
-    spared = reading_spared(engines, call, choice, now)
-    return spared > WORTH_WAITING and waited < PATIENCE * spared and _in_time(engines, call, now)
+    spared = reading_spared(call, choice)
+    return spared > WORTH_WAITING and waited < PATIENCE * spared and _in_time(call, choice, now)
 
 
-def reading_spared(engines: Sequence[Engine], call: Call, choice: Choice, now: float) -> float:
+def reading_spared(call: Call, choice: Choice) -> float:
     """Seconds of reading that the call is spared by such a wait; 0: there is no such engine."""
     most = 0.0
-    for engine in usable_of(engines, now):
+    for engine in choice.usable:
         full = engine is not choice.engine and not engine.ledger.fits(call.cost, call.class_name)
         if full and knows(engine, call):
             fewer = choice.prefill - (call.prompt_tokens - cached_tokens(engine, call))
@@ -204,8 +208,8 @@ def reading_spared(engines: Sequence[Engine], call: Call, choice: Choice, now: f
     return most
 
 
-def _in_time(engines: Sequence[Engine], call: Call, now: float) -> bool:
+def _in_time(call: Call, choice: Choice, now: float) -> bool:
     """Whether the call can wait on and have its first token in time all the same, were that twice as late as is
     predicted: nobody is to be refused for having waited where an engine had room."""
-    ttft, _, _ = least_ttft(usable_of(engines, now), call, now)
+    ttft, _, _ = least_ttft(choice.usable, call, now)
     return now + LOOKED_AGAIN + 2.0 * ttft <= min(call.ttft_by, call.deadline)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from gateway.core.engines.choice import choose, worth_waiting
+from gateway.core.engines.choice import SCAN_AT_MOST, choose, worth_waiting
 from gateway.core.engines.engine import Engine
 from gateway.core.policy.policy import Policy, Routing
 from gateway.core.request.call import Call
@@ -33,12 +33,12 @@ def a_turn(tokens: int = 40_000, **fields: Any) -> Call:
     return a_call(prefix=PREFIX, prompt_tokens=tokens, arrived=NOW, deadline=NOW + 600.0, **fields)
 
 
-def decided(engines: list[Engine], call: Call | None = None, waited: float = 0.0) -> str:
+def decided(engines: list[Engine], call: Call | None = None, waited: float = 0.0, failed: str = "") -> str:
     call = call or a_turn()
-    found = choose(engines, call, NOW, routing=Routing(), rng=random.Random(1))
+    found = choose(engines, call, NOW, routing=Routing(), rng=random.Random(1), exclude=frozenset([failed]))
     if found is None:
         return "no room"
-    return "aside" if worth_waiting(engines, call, found, NOW, waited) else found.engine.id
+    return "aside" if worth_waiting(call, found, NOW, waited) else found.engine.id
 
 
 def test_a_call_waits_for_the_engine_that_has_its_prompt_by_what_reading_anew_would_take() -> None:
@@ -58,6 +58,19 @@ def test_no_call_waits_where_no_engine_has_its_prompt_or_none_has_room() -> None
     assert decided([an_engine("home", held=60_000, cached=True), an_engine("other", cached=True)]) == "other"
     engines = [an_engine("home", held=60_000, cached=True), an_engine("other")]
     assert decided(engines, structs.replace(a_turn(), prefix=())) == "other", "its prompt has no block"
+
+
+def test_no_call_waits_for_an_engine_that_has_failed_it() -> None:
+    engines = [an_engine("home", held=60_000, cached=True), an_engine("full", held=60_000), an_engine("other")]
+    assert decided(engines) == "aside"
+    assert decided(engines, failed="home") == "other"
+
+
+@pytest.mark.parametrize(("others", "there"), [(SCAN_AT_MOST - 1, "aside"), (SCAN_AT_MOST, "other")])
+def test_no_call_waits_in_a_fleet_that_is_sampled(others: int, there: str) -> None:
+    """The next look would sample other engines: the call would have waited for nothing."""
+    fleet = [an_engine("other") for _ in range(others)] + [an_engine("home", held=60_000, cached=True)]
+    assert decided(fleet) == there
 
 
 @pytest.mark.parametrize("limit", ["ttft_by", "deadline"])
