@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow  # every one starts processes
 
 # Children that live, serve, and do nothing; `hang` in the folder of a relay's number ends its signs of life.
 PROGRAM = """
-import os, select, signal, socket, sys
+import os, select, signal, socket, sys, time
 from pathlib import Path
 from gateway.serve.processes.parent import Parent
 from gateway.serve.processes.place import ALIVE, CLOSING, END, READY, TAKE
@@ -31,6 +31,23 @@ folder = Path(sys.argv[1])
 
 def tell(*words):
     os.write(1, (" ".join(map(str, words)) + "\\n").encode())  # whole, whoever else writes
+
+def starve():
+    # A neighbour on the same core leaves an idle process next to nothing.
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    starved = os.getpid()
+    neighbour = os.fork()
+    while neighbour == 0:
+        if os.getppid() != starved:
+            os._exit(0)
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    tell(starved, "starves")
+    until = time.monotonic() + 5.0
+    while time.monotonic() < until:
+        pass
+    os.kill(neighbour, signal.SIGKILL)
+    os.waitpid(neighbour, 0)
+    tell(starved, "has a core again")
 
 def body(place):
     name = f"{place.role}-{place.number}"
@@ -44,6 +61,13 @@ def body(place):
     place.beats.send(ALIVE + signs)
     tell(name, "has begun")
     while not (select.select([place.beats], [], [], 0.05)[0] and END in place.beats.recv(64)):
+        starves = folder / f"{name}-{os.getpid()}-starves"
+        if starves.exists():
+            starves.unlink()
+            starve()
+        if (folder / f"{name}-{os.getpid()}-loops").exists():
+            while True:
+                pass
         if not (folder / f"{name}-{os.getpid()}-hangs").exists():
             takes = (folder / "takes").exists()
             place.beats.send(ALIVE + (TAKE if takes else b""))
@@ -64,6 +88,7 @@ if (folder / "before").exists():
 sys.exit(Parent(2, [bound], control, body, tell, inherited).run())
 """
 NAMES = ("decider-0", "relay-1", "relay-2")
+WITHIN = 30.0  # seconds for whatever is waited for
 
 
 class Family:
@@ -79,11 +104,11 @@ class Family:
 
     def wait(self, name: str, lives: int) -> int:
         """The process of its so-manieth life."""
-        assert until(lambda: len(self.pids(name)) >= lives, 5.0) is not None, self.child.output()
+        assert until(lambda: len(self.pids(name)) >= lives, WITHIN) is not None, self.child.output()
         return self.pids(name)[lives - 1]
 
     def said(self, words: str) -> bool:
-        return until(lambda: words in self.child.output(), 5.0) is not None
+        return until(lambda: words in self.child.output(), WITHIN) is not None
 
 
 def state(pid: int) -> str:
@@ -97,12 +122,12 @@ def taking_over(folder: Path) -> Iterator[tuple[Family, socket.socket]]:
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(folder / "before"))
         listening.listen()
-        listening.settimeout(10.0)
+        listening.settimeout(WITHIN)
         family = Family(folder)
         try:
             before, _ = listening.accept()
             with before:
-                before.settimeout(10.0)
+                before.settimeout(WITHIN)
                 yield family, before
         finally:
             family.child.kill()
@@ -143,6 +168,21 @@ def test_who_gives_no_sign_of_life_is_found(family: Family) -> None:
     family.wait("relay-1", 2)
 
 
+def test_who_runs_for_ever_is_found(family: Family) -> None:
+    pid = family.wait("relay-1", 1)
+    (family.folder / f"relay-1-{pid}-loops").touch()
+    assert family.said(f"relay 1 (pid {pid}) hangs: it is killed, and another started")
+    family.wait("relay-1", 2)
+
+
+def test_who_waits_for_a_core_is_not_taken_for_one_that_hangs(family: Family) -> None:
+    pid = family.wait("relay-1", 1)
+    (family.folder / f"relay-1-{pid}-starves").touch()
+    assert family.said(f"{pid} has a core again")
+    assert "hangs" not in family.child.output()
+    assert family.pids("relay-1") == [pid]
+
+
 def test_a_new_decider_is_told_who_lives(family: Family) -> None:
     assert re.search(r"^decider-0 \d+ -?\d+ \[\]$", family.child.output(), re.MULTILINE)
     os.kill(family.pids("decider-0")[0], signal.SIGKILL)
@@ -153,7 +193,7 @@ def test_a_new_decider_is_told_who_lives(family: Family) -> None:
 def test_one_that_cannot_start_ends_all_with_its_status(tmp_path: Path) -> None:
     (tmp_path / "relay-2-cannot").touch()
     family = Family(tmp_path)
-    assert family.child.process.wait(10.0) == 2
+    assert family.child.process.wait(WITHIN) == 2
     assert not family.child.group()
 
 
@@ -177,11 +217,11 @@ def test_a_gateway_that_has_given_up_does_not_tell_the_one_before_to_stop(tmp_pa
         parent = family.child.process.pid
         os.kill(parent, signal.SIGSTOP)  # it finds the death and the signs of the others in one turn
         os.kill(family.wait(name, 1), signal.SIGKILL)
-        assert until(lambda: state(family.wait(name, 1)) == "Z", 5.0) is not None
+        assert until(lambda: state(family.wait(name, 1)) == "Z", WITHIN) is not None
         (tmp_path / "takes").touch()
         assert family.said("can take over")
         os.kill(parent, signal.SIGCONT)
-        assert family.child.process.wait(10.0) == 1
+        assert family.child.process.wait(WITHIN) == 1
         assert before.recv(4096) == b""
         assert not family.child.group()
         assert "ends" not in family.child.output(), "there is nothing to drain"
@@ -201,7 +241,7 @@ def test_one_that_is_killed_before_it_serves_ends_all_otherwise(tmp_path: Path) 
     family = Family(tmp_path)
     assert family.said("decider-0 has begun")
     os.kill(family.wait("decider-0", 1), signal.SIGKILL)
-    assert family.child.process.wait(10.0) == 1
+    assert family.child.process.wait(WITHIN) == 1
     assert not family.child.group()
 
 
@@ -227,7 +267,7 @@ def test_a_child_that_another_signal_has_ended_is_replaced(family: Family, name:
 
 def test_the_first_signal_is_for_the_decider_and_relays_end_after_it(family: Family) -> None:
     family.child.process.send_signal(signal.SIGTERM)
-    assert family.child.process.wait(10.0) == 0
+    assert family.child.process.wait(WITHIN) == 0
     ends = re.findall(r"^(\S+) ends$", family.child.output(), re.MULTILINE)
     assert ends[0] == "decider-0"
     assert sorted(ends) == sorted(NAMES)

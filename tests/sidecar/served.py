@@ -52,7 +52,7 @@ class Box:
         """A sidecar that listens; it gets SIGTERM in the end if it still runs."""
         argv = self.argv("serve", "--gpus-from", str(self.gpus), *flags)
         with Child("sidecar", argv, self.folder / f"serve-{next(NUMBERS)}.log", env=self.env) as child:
-            child.line(r"^control API (\S+)", 20.0)
+            child.line(r"^control API (\S+)", 60.0)
             yield child
 
     def run(self, command: str, *more: str) -> tuple[int, str, str]:

@@ -31,8 +31,9 @@ from gateway.serve.upgrade.receiver import InheritedSockets, tell_ready
 from gateway.shared.service_manager import ServiceManager
 
 LOOK = 0.4  # seconds between two looks at who is silent
-SILENT = 4  # looks without a sign of life after which a process hangs
-STARTS = 50  # the same, before its first sign
+SILENT = 4.0  # looks without a sign of life after which a process hangs
+STARTS = 50.0  # the same, before its first sign
+STARVED = 0.1  # least of a look that counts while a process waits for a core
 QUICK = 2.0  # seconds: who ends within them is started again later each time
 LATEST = 5.0  # seconds
 ENDS_WITHIN = 3.0  # seconds for relays to end once their decider has
@@ -40,14 +41,28 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2, signal.
 
 
 class Process:
-    """A child. `beats`: signs of life from it; `silent`: looks since the last."""
+    """Child of the gateway. `beats`: signs of life from it; `silent`: looks since the last, as far as they count."""
 
     def __init__(self, place: Place, pid: int, beats: socket.socket) -> None:
         self.place = place
         self.pid = pid
         self.beats = beats
         self.silent = SILENT - STARTS
-        self.at = time.monotonic()
+        self.at = self._looked = time.monotonic()
+        self._ran = 0.0
+
+    def look(self) -> None:
+        """Count a look without a sign of life.
+
+        Where the main thread waits for a core, a look counts by the share of its time in which that thread ran: others
+        have the machine, and a restart would need a core too. An endless loop runs, and a deadlock waits for no core.
+        """
+        now = time.monotonic()
+        between, self._looked = now - self._looked, now
+        waits, ran = _main_thread(self.pid)
+        share = (ran - self._ran) / between if waits and between > 0.0 else 1.0
+        self._ran = ran
+        self.silent += min(1.0, max(STARVED, share))
 
     def __str__(self) -> str:
         place = self.place
@@ -229,7 +244,7 @@ class Parent:
             if not signs:
                 time.sleep(0.001)  # it has ended, and is about to be reaped
             if ALIVE in signs:
-                child.silent = 0
+                child.silent = 0.0
             if READY in signs:
                 self._ready.add((child.place.role, child.place.number))
                 if child.place.role == "decider":
@@ -307,7 +322,7 @@ class Parent:
         """Kill who has said nothing for too long."""
         self._manager.beat()
         for child in self._children.values():
-            child.silent += 1
+            child.look()
             if child.silent > SILENT:
                 self._say(f"{child} hangs: it is killed, and another started")
                 child.silent = SILENT - STARTS
@@ -361,6 +376,16 @@ class Parent:
 def _order_end(child: Process) -> None:
     with contextlib.suppress(OSError):  # it has ended, or hangs and is killed soon
         child.beats.send(END)
+
+
+def _main_thread(pid: int) -> tuple[bool, float]:
+    """Whether a process's main thread runs or waits for a core, and the seconds that it has run; by Linux's proc(5)."""
+    try:
+        text = Path(f"/proc/{pid}/task/{pid}/stat").read_bytes()
+    except OSError:  # gone, or another system
+        return False, 0.0
+    fields = text.rpartition(b")")[2].split()  # the name before it may hold anything
+    return fields[0] == b"R", (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _tell_seats(place: Place, free: bool) -> None:

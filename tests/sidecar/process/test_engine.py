@@ -29,6 +29,7 @@ from sidecar.core.measured import Measured
 from sidecar.core.vllm import Completion
 from sidecar.gpus.simulated import SimulatedGPUs, lay_out
 from sidecar.process.engine import VllmEngines, measurement
+from sidecar.process.process_family import marker_of
 from sidecar.residency.effects import Engine, Engines
 from tests.sidecar.nothing_left import children, gone, nothing_left
 
@@ -648,6 +649,8 @@ def test_what_is_left_of_an_earlier_sidecar_is_swept_away(tmp_path: Path) -> Non
         models = "\n".join(f"{name}: {{model_path: x}}" for name in "ab")
         box = Box(tmp_path, vllm(tmp_path, "time.sleep(99)"), models=models)
         kept, left = await box.start("a"), await box.start("b")
+        while not marker_of(pid_of(left)):  # the kernel shows an environment a moment after the program runs
+            await asyncio.sleep(0.01)
         await box.engines.sweep([kept.record(level=0, told=EngineFacts()).process.engine])
         assert "it was ended by SIGKILL" in await left.ended()
         assert not gone(pid_of(kept))
