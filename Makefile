@@ -18,7 +18,7 @@ STAMP := $(VENV)/.weir-installed
 # Some machines set it; then every process of every test, and every worker, would compile all it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test check fast slow coverage rest lint generate format vllm test-vllm ray test-ray test-deploy test-console clients clients-table console-pictures bench-overhead bench-scale failover instructions fidelity figures picture rivals batch-kills residency fuzz corpus diagnoses gpu-facts dst prometheus valkey haproxy alerts boards image docs house clean
+.PHONY: help run test check fast slow coverage rest lint generate format vllm test-vllm ray test-ray test-deploy test-console clients clients-table console-pictures bench-overhead bench-scale instructions fidelity figures picture rivals batch-kills residency fuzz corpus diagnoses gpu-facts dst prometheus valkey haproxy alerts boards image docs house clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -124,9 +124,6 @@ bench-overhead: $(STAMP) ## the gateway's own CPU cost beside nginx, HAProxy and
 
 bench-scale: $(STAMP) ## CPU of relays and their decider beside one process, and the decider's ceiling; BENCH_SCALE=--help tells how
 	$(BIN)/python -m loadtest.lab.cost.scale $(BENCH_SCALE)
-
-failover: $(STAMP) ## processes and machines are killed under twice their load: failed calls, time without grants, holds; FAILOVER=--help tells how
-	$(BIN)/python -m loadtest.lab.failover $(FAILOVER)
 
 corpus: $(STAMP) ## the estimate of GPU memory beside published starts of real vLLM, a line for each
 	$(BIN)/python -m tests.sidecar.corpus_table
