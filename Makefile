@@ -18,7 +18,7 @@ STAMP := $(VENV)/.weir-installed
 # Some machines set it; then every process of every test, and every worker, would compile all it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test check fast slow coverage rest lint generate format vllm test-vllm ray test-ray test-deploy test-console clients clients-table console-pictures bench-overhead bench-scale instructions fidelity figures picture rivals batch-kills residency fuzz corpus diagnoses gpu-facts dst prometheus valkey haproxy alerts boards image docs house clean
+.PHONY: help run test check fast slow coverage rest lint generate format vllm test-vllm ray test-ray test-deploy test-console clients clients-table console-pictures bench-overhead bench-scale instructions fidelity figures picture rivals residency fuzz corpus diagnoses gpu-facts dst prometheus valkey haproxy alerts boards image docs house clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -151,9 +151,6 @@ rivals: $(STAMP) ## Weir with no policy beside vllm-router, or beside rivals' ru
 	@[ -x "$(ROUTER)/bin/python" ] || $(BIN)/python -m venv "$(ROUTER)"
 	@"$(ROUTER)/bin/python" -m pip install --quiet --disable-pip-version-check vllm-router==0.1.17
 	VLLM_ROUTER="$(ROUTER)/bin/vllm-router" $(BIN)/python -m loadtest.lab.rivals $(RIVALS)
-
-batch-kills: $(STAMP) ## 200 SIGKILLs at random moments of batches: no result lost, doubled or another line's; BATCH_KILLS=--help tells how
-	$(BIN)/python -m loadtest.lab.batch_kills $(BATCH_KILLS)
 
 residency: $(STAMP) ## which models have GPU memory and what that costs, of the sidecar in virtual time; RESIDENCY=--help tells how
 	$(BIN)/python -m loadtest.lab.residency $(RESIDENCY)
