@@ -18,13 +18,12 @@ OnProgress = Callable[[str, float], None]  # told a run's name and the share of 
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """`value` against `milestone` and `target` (in words); `met`: whether the milestone is reached, None: no bound."""
+    """`value` against `milestone` (in words); `met`: whether that is reached, None: no bound."""
 
     name: str
     what: str
     value: str
     baseline: str = ""
-    target: str = ""
     milestone: str = ""
     met: bool | None = None
 
@@ -47,10 +46,10 @@ def chosen(parser: argparse.ArgumentParser, text: str, rows: Iterable[str]) -> l
 
 def table_of(rows: Iterable[Row]) -> Table:
     """The rows, one entry each."""
-    table = Table("row", "what", "value", "baseline", "milestone", "target", "")
+    table = Table("row", "what", "value", "baseline", "milestone", "")
     for row in rows:
         mark = "" if row.met is None else "[green]ok[/]" if row.met else "[yellow]below[/]"
-        table.add_row(row.name, row.what, row.value, row.baseline, row.milestone, row.target, mark)
+        table.add_row(row.name, row.what, row.value, row.baseline, row.milestone, mark)
     return table
 
 
@@ -95,14 +94,10 @@ def bars(console: Console) -> Iterator[Bars]:
         yield Bars(progress)
 
 
-def report(
-    console: Console, rows: Sequence[Row], summary: str, *, wrong: Sequence[str] = (), details: Table | None, gate: bool
-) -> int:
+def report(console: Console, rows: Sequence[Row], summary: str, *, wrong: Sequence[str] = (), gate: bool) -> int:
     """Print what was measured, and what went `wrong` meanwhile. The exit status: 1 where something did, and with a
     `gate` where a milestone is missed."""
     console.print(table_of(rows))
-    if details is not None:
-        console.print(details)
     console.print(summary)
     for each in wrong:
         console.print(f"[red]{each}[/]")

@@ -13,11 +13,11 @@ from contextlib import asynccontextmanager
 import pytest
 
 from gateway.control.view import fleet_view
-from loadtest.lab.residency.gateway_callers import GatewayCall, GatewayCallers
 from loadtest.lab.residency.residents import Model
 from loadtest.lab.residency.site import GIB, Site, counted
 from sidecar.core.copies import SLEEPS_AFTER
 from tests.flow.test_manager import virtual
+from tests.gateway_callers import GatewayCall, GatewayCallers
 
 POLICY = """
 fleet: {sidecars: {copies: 2s}}

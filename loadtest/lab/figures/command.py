@@ -14,7 +14,6 @@ from pathlib import Path
 from rich.console import Console
 
 from loadtest.lab.figures import fleet, load
-from loadtest.lab.figures.details import details_of
 from loadtest.lab.figures.runs import POLICY, Setting
 from loadtest.lab.rows import Row, add_arguments, bars, chosen, collect_seldom, report, terminal
 
@@ -24,8 +23,6 @@ ROWS: dict[str, Callable[[Setting], list[Row]]] = {
     "8": load.row8,
     "9": load.row9,
     "10": fleet.row10,
-    "11": fleet.row11,
-    "12": fleet.row12,
     "13": fleet.row13,
     "16": fleet.row16,
 }
@@ -36,7 +33,6 @@ they can carry take seconds, and the same seed gives the same numbers.
   python -m loadtest.lab.figures --quick              a first look: every row, short runs
   python -m loadtest.lab.figures --rows 6,7,8         some rows only
   python -m loadtest.lab.figures --policy mine.yaml   what another policy does to them
-  python -m loadtest.lab.figures --details            who was refused, who waited how long
 
 rows:
   6   goodput under 2, 5 and 10 times the load the engines can carry, over that capacity
@@ -44,8 +40,6 @@ rows:
   8   calls that were given an engine and still missed a target
   9   how full the engines' KV caches are under overload
   10  prefix-cache hits of conversations, over those of one big engine
-  11  what still runs after its client has left
-  12  requests to engines per call while none of them answers
   13  an engine that is killed, and one that hangs
   16  how fast all this is simulated
 
@@ -53,9 +47,9 @@ A call is in time if it meets its class's two targets (first and last token), co
 Clients try again as openai-python does and give up at their class's deadline. Round robin is the same engines
 without a gateway. loadtest/lab/figures/runs.py says what engines and traffic these are.
 
-A figure stands beside its milestone, which should hold on any machine, and the aim beyond it; row 16 is of this
-machine. Exit status 0: measured, whatever came of it; 1: with --gate, a milestone is missed; or a gateway has left
-something behind, which is a bug; 2: bad arguments.
+A figure stands beside its milestone, which should hold on any machine; row 16 is of this machine. Exit status 0:
+measured, whatever came of it; 1: with --gate, a milestone is missed; or a gateway has left something behind, which is
+a bug; 2: bad arguments.
 """
 
 
@@ -69,7 +63,6 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--policy", type=Path, help="a policy file; left out: the defaults, with a ttft of 10s for `default`"
     )
-    parser.add_argument("--details", action="store_true", help="also: what became of every class in every run")
     parser.add_argument("--gate", action="store_true", help="exit with status 1 where a milestone is missed")
     parser.add_argument("--quick", action="store_true", help="30 s warm-up and 40 s measured, in place of 60 and 120")
     parser.add_argument("--retry-after", action="store_true", help="also: who obeys Retry-After, is he admitted?")
@@ -117,5 +110,4 @@ def main(argv: list[str] | None = None) -> int:
 def told(console: Console, setting: Setting, rows: list[Row], summary: str, options: argparse.Namespace) -> int:
     """Print the rows, and what the runs behind them left over; the exit status."""
     wrong = [f"{what}: {left}" for what, outcome in setting.known.items() for left in outcome.left_over]
-    details = details_of(setting) if options.details else None
-    return report(console, rows, summary, wrong=wrong, details=details, gate=options.gate)
+    return report(console, rows, summary, wrong=wrong, gate=options.gate)

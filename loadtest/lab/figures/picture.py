@@ -27,7 +27,6 @@ from statistics import fmean
 import msgspec
 
 from loadtest.die_with_parent import tie
-from loadtest.lab.figures.details import measured
 from loadtest.lab.figures.load import goodput, late
 from loadtest.lab.figures.picture_points import (
     AGENTS,
@@ -41,7 +40,7 @@ from loadtest.lab.figures.picture_points import (
     table,
 )
 from loadtest.lab.figures.picture_svg import draw
-from loadtest.lab.figures.runs import BLOCKS, MIX, Measured, Saturation, Setting, in_time
+from loadtest.lab.figures.runs import BLOCKS, MIX, Measured, Saturation, Setting, in_time, measured
 from loadtest.lab.rivals.loads import ENGINES, LOADS
 from loadtest.lab.rivals.runs import in_virtual_time, row
 from loadtest.simulate.rivals.load import Direct, RoundRobin

@@ -58,13 +58,11 @@ class Saturation(msgspec.Struct, frozen=True):
 class Measured(msgspec.Struct):
     """Run, of which the tries that ended after the warm-up are kept.
 
-    `left_over`: what its gateway left behind (empty: nothing). `again`: calls sent again after their first byte.
-    `cpu`: seconds of this process. `sent`: all tries.
+    `left_over`: what its gateway left behind (empty: nothing). `cpu`: seconds of this process. `sent`: all tries.
     """
 
     result: RunResult
     left_over: list[str]
-    again: int
     cpu: float = 0.0
     sent: int = 0
 
@@ -192,8 +190,8 @@ class Setting(msgspec.Struct, kw_only=True):
         )
         result = await run.until(ends, grace=grace)
         if isinstance(target, Router):
-            return Measured(result, [], 0)
-        return Measured(result, target.left_over(), target.sends.again)
+            return Measured(result, [])
+        return Measured(result, target.left_over())
 
 
 def _engines(seed: int, count: int, size: int, blocks: int) -> list[MemoryEngine]:
@@ -207,6 +205,12 @@ def an_engine(seed: int, size: int = 1, blocks: int = BLOCKS) -> MemoryEngine:
         faster = {name: getattr(profile, name) / size for name in ("base", "prefill", "decode", "context", "attention")}
         profile = msgspec.structs.replace(profile, max_num_seqs=profile.max_num_seqs * size, **faster)
     return MemoryEngine(engine_config(profile, num_gpu_blocks=blocks * size, seed=seed), seed=seed)
+
+
+def measured(setting: Setting, outcome: Measured) -> list[Try]:
+    """The tries that ended in the measured part of a run, but not by its end."""
+    tries = outcome.result.tries
+    return [t for t in tries if setting.warm <= t.finished < setting.ends and t.outcome != "unfinished"]
 
 
 def tokens(tried: Try) -> int:

@@ -17,22 +17,18 @@ from loadtest.lab.rows import OnProgress, Row, add_arguments, bars, chosen, repo
 ROWS: dict[str, Callable[[int, OnProgress, float], list[Row]]] = {
     "turns": figures.turns,
     "rounds": figures.rounds,
-    "copies": figures.copies,
-    "wake": figures.wakes,
 }
 HELP = """\
 The sidecar's manager runs in this process, over simulated engines and GPUs and in virtual time: hours of calls take
 seconds, and the same seed gives the same numbers.
 
   python -m loadtest.lab.residency --quick              a first look: every row, short runs
-  python -m loadtest.lab.residency --rows turns,copies  some rows only
+  python -m loadtest.lab.residency --rows turns         some rows only
   python -m loadtest.lab.residency --machines 1000      the laws, over random machines with faults, on every core
 
 rows:
   turns   three models in turn on memory for two: loads a minute, and whether a Retry-After comes true
   rounds  three models in turn on two GPUs without a pause: whether they wake or start, and foretold waits
-  copies  a hot model with a copy and without, through the gateway's own queues: calls served in time
-  wake    what the manager adds to an engine's own wake time
 
 with --machines N, in their place: N random machines, each with GPUs, models, wrong estimates and faults of its own:
   laws    stuck models, memory beyond a GPU, calls lost without an error, and whatever else must never be
@@ -71,4 +67,4 @@ def main(argv: list[str] | None = None) -> int:
             rows = machines.rows(range(options.seed, options.seed + options.machines), progress)
         else:
             rows = [row for name in options.rows for row in ROWS[name](options.seed, progress, scale)]
-    return report(console, rows, f"in {time.perf_counter() - began:.0f} s", details=None, gate=True)
+    return report(console, rows, f"in {time.perf_counter() - began:.0f} s", gate=True)

@@ -9,7 +9,6 @@ import pytest
 from rich.console import Console
 
 from loadtest.lab.figures.command import ROWS, main, told
-from loadtest.lab.figures.details import details_of
 from loadtest.lab.figures.load import goodput, late, retry_after, throughput, wait
 from loadtest.lab.figures.runs import Measured, Saturation, Setting, in_time
 from loadtest.lab.rows import Row, percent, table_of
@@ -34,7 +33,7 @@ def outcome_of(*tries: Try) -> Measured:
         tries=list(tries), calls=len(tries), samples=[], preempted=0, posts=0, seconds=240.0, unfinished=0,
         last_posts=(), orphans=0,
     )  # fmt: skip
-    return Measured(result, [], 0)
+    return Measured(result, [])
 
 
 def a_setting() -> Setting:
@@ -90,9 +89,9 @@ def test_goodput_is_tokens_in_time_over_the_capacity_and_only_of_the_measured_pa
 def test_a_figure_below_its_milestone_is_told_and_only_a_gate_fails_for_it(
     met: bool | None, gate: bool, left_over: list[str], status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    setting = Setting(known={"a run": Measured(outcome_of().result, left_over, 0)})
+    setting = Setting(known={"a run": Measured(outcome_of().result, left_over)})
     rows = [Row(name="16", what="speed", value="188000", milestone=">= 200,000", met=met)]
-    assert told(Console(), setting, rows, "all", Namespace(details=False, gate=gate)) == status
+    assert told(Console(), setting, rows, "all", Namespace(gate=gate)) == status
     printed = capsys.readouterr().out
     assert ("--gate" in printed) is (met is False and not gate)
     assert all(wrong in printed for wrong in left_over)
@@ -141,5 +140,4 @@ def test_every_row_can_be_measured() -> None:
     rows: list[Row] = [row for measure in (*ROWS.values(), retry_after, wait) for row in measure(setting)]
     assert {row.name for row in rows} >= set(ROWS)
     assert table_of(rows).row_count == len(rows)
-    assert details_of(setting).row_count > 0
     assert [wrong for outcome in setting.known.values() for wrong in outcome.left_over] == []

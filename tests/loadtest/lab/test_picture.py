@@ -53,7 +53,7 @@ def test_a_share_is_of_calls_that_were_to_be_sent_in_the_measured_part() -> None
     result = RunResult(
         tries=tries, calls=5, samples=[], preempted=0, posts=0, seconds=180.0, unfinished=0, last_posts=(), orphans=0
     )
-    assert share_of(setting, Measured(result, [], 0), "chat") == ClassShare(offered=4, in_time=3, first=2)
+    assert share_of(setting, Measured(result, []), "chat") == ClassShare(offered=4, in_time=3, first=2)
 
 
 @pytest.mark.slow

@@ -73,7 +73,7 @@ class GatewayCallers:
             policy,
             (),
             None,
-            random.Random(seed),  # noqa: S311 # ties, no secrets
+            random.Random(seed),  # ties, no secrets
             sidecar_token=TOKEN,
             say=lambda line: self.log.append((site.now, line)),
             sidecar_transport=cast("Transport", Orders(site)),  # it has all of the surface that is used
