@@ -60,7 +60,6 @@ DOORS: dict[str, tuple[str, ...] | None] = {
     ),
     "pynvml": ("sidecar/gpus/nvml.py",),
     "ray": ("sidecar/ray/cluster.py",),
-    "openai": (),  # of the tests' packages
     "redis": ("gateway/serve/cluster/store.py",),
     "uvloop": ("gateway/serve/run.py", "sidecar/serve/run.py", "loadtest/"),
     "zmq": ("gateway/decider/cache_events.py", "loadtest/engine/publisher.py"),

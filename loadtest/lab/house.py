@@ -20,9 +20,6 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from loadtest.clients.stub import serve_stub
-from loadtest.lab.cost.instructions import measure
-from loadtest.lab.cost.overhead import ENGINE_PORT
 from loadtest.lab.layout import (
     DOCUMENTED,
     FUNCTIONS,
@@ -55,7 +52,6 @@ NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
     *(tokenize.ENCODING, tokenize.ENDMARKER),
 }
-INSTRUCTIONS = 492_000  # for each JSON request, before the files moved
 # Prints the modules that a command has imported when it ends.
 LISTING = """\
 import atexit, sys
@@ -81,7 +77,7 @@ class Measure(msgspec.Struct, frozen=True):
 
 
 def measures() -> list[Measure]:
-    """Every measure that takes no valgrind."""
+    """Every measure."""
     code, tests = trees(sources(*ORDER)), trees(sources("tests"))
     up = [
         f"{path}: {problem}"
@@ -169,12 +165,6 @@ def loaded(*argv: str, program: str = "gateway") -> set[str]:
     return {name for name in listed.split() if name.split(".")[0] in ORDER}
 
 
-def instructions() -> Measure:
-    with serve_stub(ENGINE_PORT):
-        request, _ = measure(ROOT)
-    return Measure("instructions for each JSON request", INSTRUCTIONS, round(request))
-
-
 def code_lines(file: str) -> int:
     """Lines of a file without blanks, comments and docstrings."""
     text = (ROOT / file).read_text()
@@ -197,12 +187,9 @@ def longest(files: list[str]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--instructions", action="store_true", help="count those of a JSON request too: two minutes of valgrind"
-    )
     parser.add_argument("--aims", action="store_true", help="list what misses an aim too")
     given = parser.parse_args()
-    rows = [*measures(), *([instructions()] if given.instructions else [])]
+    rows = measures()
     table = Table("measure", "goal", "now", box=None)
     for row in rows:
         style = None if row.kept else "yellow" if row.aim else "bold red"
