@@ -34,6 +34,9 @@ classify, tokenize, metrics, sleep and wake). With --gpu-folder it loads its wei
 others then do not have, and gives it back asleep. To break it while it runs:
   curl -d '{"errors": 0.1}' URL/_faults      and to heal it      curl -d '{}' URL/_faults
 """
+# Flags that are called as what they set.
+AS_GIVEN = ("num_gpu_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "seed", "host", "port", "uds",
+            "speed", "api_key", "kv_events", "max_loras")  # fmt: skip
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -137,23 +140,12 @@ def main(argv: list[str] | None = None) -> int:
         config = sim_config(
             given.profile,
             models=tuple(given.model or ()),
-            num_gpu_blocks=given.num_gpu_blocks,
-            max_num_seqs=given.max_num_seqs,
-            max_num_batched_tokens=given.max_num_batched_tokens,
-            max_model_len=given.max_model_len,
             policy=given.scheduling_policy,
             caching=not given.no_enable_prefix_caching,
-            seed=given.seed,
-            host=given.host,
-            port=given.port,
-            uds=given.uds,
-            speed=given.speed,
-            api_key=given.api_key,
             prompt_details=given.enable_prompt_tokens_details,
-            kv_events=given.kv_events,
-            share=share,
             adapters=tuple(given.lora_module or ()),
-            max_loras=given.max_loras,
+            share=share,
+            **{name: getattr(given, name) for name in AS_GIVEN},
         )
         uvloop.run(_run(config, die_with_parent=given.die_with_parent))
     except StartFailed as error:

@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from loadtest.engine import tokens
-from loadtest.engine.api.checks import ApiError, Limits, check_model, decode, output_room
+from loadtest.engine.api.checks import ApiError, Limits, check_model, check_priority, decode, output_room
 from loadtest.engine.api.openai import prompts_of
 from loadtest.engine.sequence import Sequence
 
@@ -216,13 +216,13 @@ def _generated(
     asked: _Chat | _Text, prompt: bytes, most: int | None, form: tuple[bytes, bytes, bytes], limits: Limits
 ) -> Generated:
     model = check_model(limits, asked.model)
-    priority = _priority(asked.priority, limits)
+    check_priority(limits, asked.priority)
     length = tokens.count(prompt)
     room = output_room(limits, length, most, "max_tokens")
     output, reason = tokens.output_length(prompt, 0, room, least=asked.min_tokens, ignore_end=asked.ignore_eos)
     said = WORD * (output - (reason == "stop"))
     hashes = tokens.block_hashes(prompt + said, (model, asked.cache_salt))
-    sequence = Sequence(length, output, hashes=hashes, reason=reason, priority=priority)
+    sequence = Sequence(length, output, hashes=hashes, reason=reason, priority=asked.priority)
     options = asked.stream_options
     counts = options is not None and options.include_usage is True
     always = counts and options is not None and options.continuous_usage_stats is True
@@ -231,18 +231,11 @@ def _generated(
 
 def _pooled(asked: _Pooling, texts: list[bytes], form: tuple[bytes, bytes], limits: Limits) -> Pooled:
     model = check_model(limits, asked.model)
-    priority = _priority(asked.priority, limits)
+    check_priority(limits, asked.priority)
     sequences = []
     for text in texts:
         length = tokens.count(text)
         output_room(limits, length, None, "input")
         hashes = tokens.block_hashes(text, (model, "pooling", asked.cache_salt))
-        sequences.append(Sequence(length, 0, hashes=hashes, reason="stop", priority=priority))
+        sequences.append(Sequence(length, 0, hashes=hashes, reason="stop", priority=asked.priority))
     return Pooled(tuple(sequences), form)
-
-
-def _priority(asked: int, limits: Limits) -> int:
-    """The scheduler's priority, which an engine without such scheduling refuses."""
-    if asked and not limits.priorities:
-        raise ApiError(400, f"Got priority {asked} but Priority scheduling is not enabled.")
-    return asked

@@ -12,7 +12,7 @@ import msgspec
 
 from loadtest.engine import tokens
 from loadtest.engine.api import tools
-from loadtest.engine.api.checks import ApiError, Limits, check_model, decode, encode, output_room
+from loadtest.engine.api.checks import ApiError, Limits, check_model, check_priority, decode, encode, output_room
 from loadtest.engine.api.generate import Choice, Generation, spawn
 from loadtest.engine.api.http import Connection, chunk
 from loadtest.engine.api.openai import structured
@@ -156,8 +156,7 @@ def message(connection: Connection, body: bytes, request_id: str, limits: Limits
     model = check_model(limits, asked.model)
     if not asked.messages:
         raise ApiError(400, "messages must not be empty.", param="messages")
-    if asked.priority and not limits.priorities:
-        raise ApiError(400, f"Got priority {asked.priority} but Priority scheduling is not enabled.")
+    check_priority(limits, asked.priority)
     choice: Any = asked.tool_choice
     if choice is not None and choice.get("type") != "tool":
         choice = choice.get("type")
@@ -168,17 +167,7 @@ def message(connection: Connection, body: bytes, request_id: str, limits: Limits
     most = output_room(limits, prompt, asked.max_tokens, "max_tokens")
     form = MessageForm(f"chatcmpl-{request_id}", model, call)
     generation = Generation(connection, form, stream=asked.stream is True, prompt=prompt, limits=limits)
-    spawn(
-        generation,
-        data,
-        salt=(model, asked.cache_salt),
-        most=most,
-        least=asked.min_tokens,
-        ignore_end=asked.ignore_eos,
-        priority=asked.priority,
-        said=said,
-    )
-    return generation
+    return spawn(generation, data, asked, most=most, said=said)
 
 
 def count_tokens(body: bytes, limits: Limits) -> bytes:

@@ -57,6 +57,12 @@ def check_model(limits: Limits, model: str | None) -> str:
     return model
 
 
+def check_priority(limits: Limits, priority: int) -> None:
+    """Raise ApiError 400 for a scheduler's priority where the scheduler looks at none."""
+    if priority and not limits.priorities:
+        raise ApiError(400, f"Got priority {priority} but Priority scheduling is not enabled.")
+
+
 def output_room(limits: Limits, prompt: int, asked: int | None, param: str) -> int:
     """Tokens that may be written after `prompt`; `asked` None: all that fit. Raises ApiError 400 beyond the context."""
     most = limits.max_model_len

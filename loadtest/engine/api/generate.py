@@ -166,24 +166,33 @@ class Gathered:
         self.connection.send(error.status, error.body())
 
 
+class SharedFields(Protocol):
+    """Fields that the bodies of all APIs have."""
+
+    min_tokens: int
+    ignore_eos: bool
+    priority: int
+    cache_salt: str | None
+
+
 def spawn(
     generation: Generation,
     data: bytes,
+    asked: SharedFields,
     *,
-    salt: object,
     most: int,
     copies: int = 1,
-    least: int = 0,
-    ignore_end: bool = False,
-    priority: int = 0,
     said: list[bytes] | None = None,
-) -> None:
-    """Give the generation `copies` sequences over one prompt. `said`: exactly these words instead of free ones."""
-    prompt = tokens.count(data)
+) -> Generation:
+    """Give the generation `copies` sequences over one prompt; the generation. `said`: exactly these words instead of
+    free ones."""
+    prompt, salt = tokens.count(data), (generation.form.model, asked.cache_salt)
     for _ in range(copies):
         index = len(generation.choices)
         if said is None:
-            length, reason = tokens.output_length(data, index, most, least=least, ignore_end=ignore_end)
+            length, reason = tokens.output_length(
+                data, index, most, least=asked.min_tokens, ignore_end=asked.ignore_eos
+            )
             words = tokens.words(data, index, length)
             if reason == "stop":
                 words[-1] = b""  # the end token is counted and says nothing
@@ -191,5 +200,6 @@ def spawn(
             words = [*said, b""][:most]
             reason = "stop" if len(words) > len(said) else "length"
         hashes = tokens.block_hashes(data + b"".join(words), salt)
-        sequence = Sequence(prompt, len(words), hashes=hashes, reason=reason, priority=priority)
+        sequence = Sequence(prompt, len(words), hashes=hashes, reason=reason, priority=asked.priority)
         generation.add(sequence, words)
+    return generation

@@ -8,7 +8,7 @@ import msgspec
 
 from loadtest.engine import tokens
 from loadtest.engine.api import examples, tools
-from loadtest.engine.api.checks import ApiError, Limits, check_model, decode, output_room
+from loadtest.engine.api.checks import ApiError, Limits, check_model, check_priority, decode, output_room
 from loadtest.engine.api.generate import Generation, spawn
 from loadtest.engine.api.http import Connection
 from loadtest.engine.api.openai_form import OpenAIForm, StreamOptions
@@ -93,18 +93,7 @@ def chat(connection: Connection, body: bytes, request_id: str, limits: Limits) -
         logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
     )
     generation = Generation(connection, form, stream=asked.stream is True, prompt=prompt, limits=limits)
-    spawn(
-        generation,
-        data,
-        salt=(model, asked.cache_salt),
-        most=most,
-        copies=asked.n or 1,
-        least=asked.min_tokens,
-        ignore_end=asked.ignore_eos,
-        priority=asked.priority,
-        said=said,
-    )
-    return generation
+    return spawn(generation, data, asked, most=most, copies=asked.n or 1, said=said)
 
 
 def completion(connection: Connection, body: bytes, request_id: str, limits: Limits) -> Generation:
@@ -126,25 +115,11 @@ def completion(connection: Connection, body: bytes, request_id: str, limits: Lim
     )
     prompt = sum(map(tokens.count, prompts))
     generation = Generation(connection, form, stream=asked.stream is True, prompt=prompt, limits=limits)
+    wanted = COMPLETION_DEFAULT if asked.max_tokens is None else asked.max_tokens  # unlike chat's, null means 16 too
     for data in prompts:
-        # Null means 16 here too: vLLM's default for completions, unlike chat's.
-        most = output_room(
-            limits,
-            tokens.count(data),
-            COMPLETION_DEFAULT if asked.max_tokens is None else asked.max_tokens,
-            "max_tokens",
-        )
-        spawn(
-            generation,
-            data,
-            salt=(model, asked.cache_salt),
-            most=most,
-            copies=asked.n or 1,
-            least=asked.min_tokens,
-            ignore_end=asked.ignore_eos,
-            priority=asked.priority,
-            said=_constrained(asked.structured_outputs),
-        )
+        most = output_room(limits, tokens.count(data), wanted, "max_tokens")
+        said = _constrained(asked.structured_outputs)
+        spawn(generation, data, asked, most=most, copies=asked.n or 1, said=said)
     return generation
 
 
@@ -190,7 +165,6 @@ def _check(asked: ChatBody | CompletionBody, limits: Limits) -> None:
         raise ApiError(400, f"Requested {wanted} logprobs, of which {MAX_LOGPROBS} may be had.", param="logprobs")
     if asked.n is not None and not 1 <= asked.n <= MAX_N:
         raise ApiError(400, f"n must be from 1 to {MAX_N}, got {asked.n}.", param="n")
-    if asked.priority and not limits.priorities:
-        raise ApiError(400, f"Got priority {asked.priority} but Priority scheduling is not enabled.")
+    check_priority(limits, asked.priority)
     if asked.stream_options is not None and not asked.stream:
         raise ApiError(400, "Stream options can only be defined when `stream=True`.", param="stream_options")

@@ -15,7 +15,7 @@ import msgspec
 from loadtest.engine import tokens
 from loadtest.engine.api import tools
 from loadtest.engine.api.anthropic import event
-from loadtest.engine.api.checks import ApiError, Limits, check_model, decode, encode, output_room
+from loadtest.engine.api.checks import ApiError, Limits, check_model, check_priority, decode, encode, output_room
 from loadtest.engine.api.generate import Choice, Generation, spawn
 from loadtest.engine.api.http import Connection
 from loadtest.engine.api.openai import structured
@@ -161,8 +161,7 @@ def response(connection: Connection, body: bytes, request_id: str, limits: Limit
     model = check_model(limits, asked.model)
     if asked.background:
         raise ApiError(400, "background mode needs a store, which this engine has not.", param="background")
-    if asked.priority and not limits.priorities:
-        raise ApiError(400, f"Got priority {asked.priority} but Priority scheduling is not enabled.")
+    check_priority(limits, asked.priority)
     call, said = tools.called(asked.tools, asked.tool_choice)
     said = said or structured((asked.text or {}).get("format"))
     messages = asked.input
@@ -173,14 +172,4 @@ def response(connection: Connection, body: bytes, request_id: str, limits: Limit
     most = output_room(limits, prompt, asked.max_output_tokens, "max_output_tokens")
     form = ResponseForm(request_id, model, asked, most, call)
     generation = Generation(connection, form, stream=asked.stream is True, prompt=prompt, limits=limits)
-    spawn(
-        generation,
-        data,
-        salt=(model, asked.cache_salt),
-        most=most,
-        least=asked.min_tokens,
-        ignore_end=asked.ignore_eos,
-        priority=asked.priority,
-        said=said,
-    )
-    return generation
+    return spawn(generation, data, asked, most=most, said=said)
