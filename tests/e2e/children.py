@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from loadtest.clients.client import chat
 from loadtest.processes import Child, Gateway, get
+from tests.raw_calls import chat
 
 ONE_AT_A_TIME = "budget: {max_concurrency: 1}\nfleet: {poll: 100ms, health: 200ms}\n"
 

@@ -14,10 +14,10 @@ from urllib.parse import urlsplit
 import pytest
 
 from gateway.serve.descriptors import shared_out, warning
-from loadtest.clients.client import chat
 from loadtest.processes import Child, get, until
 from tests.certificates import certificate
 from tests.e2e.children import SimEngine
+from tests.raw_calls import chat
 
 pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.clients.client import chat
 from loadtest.processes import Gateway, until
+from tests.raw_calls import chat
 
 pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
 

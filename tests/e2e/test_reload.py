@@ -12,10 +12,11 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from loadtest.clients.client import Answer, chat, exchange
+from loadtest.clients.answer import Answer
 from loadtest.processes import SAMPLE, get, total, until
 from tests.e2e.children import SimEngine, post
 from tests.e2e.traffic import CHAT, QUICK, Site, Tree, body
+from tests.raw_calls import chat, exchange
 
 pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
 

@@ -11,10 +11,11 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from loadtest.clients.client import Answer, chat, exchange
+from loadtest.clients.answer import Answer
 from loadtest.processes import until
 from tests.e2e.children import SimEngine
 from tests.e2e.traffic import CHAT, QUICK, Site, Tree, body
+from tests.raw_calls import chat, exchange
 
 pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
 

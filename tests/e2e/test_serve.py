@@ -18,10 +18,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from loadtest.clients.client import chat
 from loadtest.processes import Child, Gateway, answers, get, until
 from tests.certificates import certificate as made_certificate
 from tests.e2e.children import ONE_AT_A_TIME, SimEngine, gateway, post
+from tests.raw_calls import chat
 
 pytestmark = pytest.mark.slow  # a second for each process started
 

@@ -13,9 +13,10 @@ import openai
 import pytest
 import uvloop
 
-from loadtest.clients.client import Answer, chat, exchange
+from loadtest.clients.answer import Answer
 from loadtest.lab.vllm.real_vllm import MODEL, Vllm
 from loadtest.processes import Gateway, until
+from tests.raw_calls import chat, exchange
 from tests.vllm.conftest import Place
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]

@@ -7,7 +7,8 @@ from contextlib import suppress
 
 import pytest
 
-from loadtest.clients.client import Answer, chat, exchange
+from loadtest.clients.answer import Answer
+from tests.raw_calls import chat, exchange
 
 ROLE = b'data: {"choices":[{"delta":{"role":"assistant"}}]}\n\n'
 WORD = b'data: {"choices":[{"delta":{"content":"data: [DONE]\\n\\n"}}]}\n\n'
