@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import argparse
 import signal
-import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -95,17 +93,3 @@ def _self_test() -> int:
         return print_self_test()
     except OSError as error:
         raise BenchError(f"--self-test: {error}") from error
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """The same without the rest of the gateway's commands."""
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtest.bench", description=DESCRIPTION, epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
-    )  # fmt: skip
-    add_arguments(parser)
-    try:
-        return command(parser.parse_args(argv))
-    except BenchError as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return 2

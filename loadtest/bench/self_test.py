@@ -1,6 +1,6 @@
 """Capacity and lag of the bench's own client on one core.
 
-    python -m loadtest.bench --self-test
+    gateway bench --self-test
 
 The engine costs almost nothing and runs on another core. The test first sends more requests, then more events, than the
 client can take. It counts the client's CPU time, which survives a busy machine better than a throughput does. Then it
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import resource
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -107,7 +106,3 @@ def _one_core() -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, cores)
-
-
-if __name__ == "__main__":
-    sys.exit(print_self_test())

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import platform
-import shlex
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from itertools import chain
 from pathlib import Path
 
@@ -23,7 +18,7 @@ from loadtest.bench.run import Ran, TargetRun, probe, run
 from loadtest.clients.targets import Target
 from loadtest.load.scenario import Scenario
 from loadtest.report.capacity import RULE, Capacity, Tried, search, verdict
-from loadtest.report.delivery import Say
+from loadtest.report.delivery import Say, provenance
 from loadtest.report.records import Run, Window
 from loadtest.report.report import check
 
@@ -212,12 +207,8 @@ def _meta(bench: Bench, contender: Contender, scenario: Scenario, taken: Sequenc
     """Return what a reader needs to repeat the run. Nothing in it is secret, because keys are never on command
     lines."""
     fixed = contender.fixed
-    try:
-        weir = version("weir-gateway")
-    except PackageNotFoundError:
-        weir = "unknown"
     return {
-        "command": shlex.join(["gateway", *sys.argv[1:]]),
+        **provenance(),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "scenario": bench.source,
         "what": scenario.what,
@@ -233,7 +224,4 @@ def _meta(bench: Bench, contender: Contender, scenario: Scenario, taken: Sequenc
         "connections": sum(one.ran.connections for one in taken),
         "sender's cpu": sum(one.ran.cpu for one in taken) / max(1e-9, sum(one.ran.seconds for one in taken)),
         "problem": next((one.ran.problem for one in taken if one.ran.problem), ""),
-        "weir": weir,
-        "python": platform.python_version(),
-        "machine": f"{platform.system()} {platform.release()} {platform.machine()}, {os.cpu_count()} cores",
     }

@@ -12,7 +12,7 @@ import random
 import shlex
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -179,17 +179,3 @@ def _ended_by_signals() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """The same without the rest of the gateway's commands."""
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtest.calibrate", description=DESCRIPTION, epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
-    )  # fmt: skip
-    add_arguments(parser)
-    try:
-        return command(parser.parse_args(argv))
-    except CalibrateError as error:
-        print(f"calibrate: {error}", file=sys.stderr)
-        return 2

@@ -6,10 +6,13 @@ A failure of the one, of a terminal or of a pipe, loses nothing of the other. No
 from __future__ import annotations
 
 import os
+import platform
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from importlib.metadata import PackageNotFoundError, version
 from io import StringIO
 from pathlib import Path
 from types import FrameType
@@ -59,6 +62,20 @@ def deliver(
     for problem in found:
         say(f"gateway: {problem}")
     return found
+
+
+def provenance() -> dict[str, object]:
+    """Command line, versions and machine, for a reader who wants to repeat a run."""
+    try:
+        weir = version("weir-gateway")
+    except PackageNotFoundError:
+        weir = "unknown"
+    return {
+        "command": shlex.join(["gateway", *sys.argv[1:]]),
+        "weir": weir,
+        "python": platform.python_version(),
+        "machine": f"{platform.system()} {platform.release()} {platform.machine()}, {os.cpu_count()} cores",
+    }
 
 
 def _printed(text: str) -> str:

@@ -8,21 +8,17 @@ from __future__ import annotations
 
 import argparse
 import math
-import platform
-import shlex
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bars
 
 from loadtest.report.capacity import RULE
-from loadtest.report.delivery import INTERRUPTED, Say, deliver, saying, unhurried
+from loadtest.report.delivery import INTERRUPTED, Say, deliver, provenance, saying, unhurried
 from loadtest.report.number_format import count, seconds
 from loadtest.report.records import Run
 from loadtest.report.report import refusal, table
@@ -97,12 +93,8 @@ def _all_kept(done: Sequence[Done]) -> bool:
 def _described(simulation: Simulation, one: Done, simulated: Simulated) -> Run:
     """The run, with what a reader needs in order to do it again. All but `wall` follows from that."""
     scenario = simulation.scenario
-    try:
-        weir = version("weir-gateway")
-    except PackageNotFoundError:
-        weir = "unknown"
     simulated.run.meta = {
-        "command": shlex.join(["gateway", *sys.argv[1:]]),
+        **provenance(),
         "scenario": simulation.source,
         "what": scenario.what,
         "seed": scenario.seed,
@@ -114,8 +106,6 @@ def _described(simulation: Simulation, one: Done, simulated: Simulated) -> Run:
         "retries": scenario.retries,
         "timeout": scenario.timeout,
         "problem": simulated.problem,
-        "weir": weir,
-        "python": platform.python_version(),
         "wall": {
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
             "seconds": round(simulated.wall, 3),

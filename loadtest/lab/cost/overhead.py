@@ -21,7 +21,8 @@ import statistics
 import sys
 import tempfile
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import uvloop
@@ -159,56 +160,46 @@ def answers_calls(port: int) -> bool:
         return False
 
 
-class ServerUnderTest:
-    """Server under test, alone on core 0. Raises ChildError."""
-
-    def __init__(self, command: list[str], port: int, ready: Callable[[int], bool] = answers_calls) -> None:
-        self.port = port
-        self.ready = ready
-        self.child = Child(command[0], ["taskset", "-c", "0", *command], Path(os.devnull))
-
-    def __enter__(self) -> ServerUnderTest:
-        try:
-            self.child.wait(lambda: self.ready(self.port), 60.0, f"200 on port {self.port}", every=0.1)
-        except BaseException:
-            self.child.kill()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.child.stop()
-
-    def load(self, load: StubLoad) -> tuple[LoadResult, float]:
-        """The result, and CPU seconds of the server meanwhile."""
-        before = cpu_seconds(self.child.pid)
-        result = uvloop.run(load.run(self.port))
-        return result, cpu_seconds(self.child.pid) - before
+@contextmanager
+def under_test(argv: list[str], port: int, cores: str = "0") -> Iterator[Child]:
+    """A server that has these cores and answers calls. Raises ChildError."""
+    with Child(argv[0], ["taskset", "-c", cores, *argv], Path(os.devnull)) as child:
+        child.wait(lambda: answers_calls(port), 60.0, f"200 on port {port}", every=0.1)
+        yield child
 
 
 def measure(command: Command, port: int, row: dict[str, list[float]], *, own: bool) -> None:
-    with ServerUnderTest(command(port), port) as server:
-        row.setdefault("MiB idle", []).append(memory(server.child.pid) / 1024**2)
-        server.load(StubLoad(requests=500, connections=64))
-        plain, cpu = server.load(StubLoad(requests=6000, connections=64))
+    with under_test(command(port), port) as child:
+
+        def spent(load: StubLoad) -> tuple[LoadResult, float]:
+            """The result, and CPU seconds of the server meanwhile."""
+            before = cpu_seconds(child.pid)
+            return uvloop.run(load.run(port)), cpu_seconds(child.pid) - before
+
+        row.setdefault("MiB idle", []).append(memory(child.pid) / 1024**2)
+        spent(StubLoad(requests=500, connections=64))
+        plain, cpu = spent(StubLoad(requests=6000, connections=64))
         row.setdefault(REQUEST, []).append(cpu / plain.finished * 1e6)
-        stream, cpu = server.load(StubLoad(requests=200, connections=100, tokens=TOKENS))
+        stream, cpu = spent(StubLoad(requests=200, connections=100, tokens=TOKENS))
         row.setdefault(STREAM, []).append(cpu / stream.finished * 1e6)
         row.setdefault(EVENT, []).append(cpu / stream.events * 1e6)
         row.setdefault("errors", []).append(plain.errors + stream.errors)
-        uvloop.run(open_streams(server, row, memory(server.child.pid)))
+        before = memory(child.pid)
+        row.setdefault("KiB/stream", []).append((uvloop.run(with_streams(child.pid, port)) - before) / 1000 / 1024)
         if own:
-            refused, cpu = server.load(StubLoad(requests=6000, connections=64, model="nobody"))
+            refused, cpu = spent(StubLoad(requests=6000, connections=64, model="nobody"))
             row.setdefault("refusals/s/core", []).append(refused.finished / cpu)
 
 
-async def open_streams(server: ServerUnderTest, row: dict[str, list[float]], before: int) -> None:
-    """Memory while 1,000 streams are open, over memory before, per stream."""
+async def with_streams(pid: int, port: int) -> int:
+    """Bytes resident while 1,000 streams are open."""
     load = StubLoad(requests=1000, connections=1000, tokens=400)
-    running = asyncio.ensure_future(load.run(server.port))
+    running = asyncio.ensure_future(load.run(port))
     await load.all_streaming.wait()
-    row.setdefault("KiB/stream", []).append((memory(server.child.pid) - before) / 1000 / 1024)
+    resident = memory(pid)
     load.stop()
     await running
+    return resident
 
 
 def main() -> None:

@@ -26,11 +26,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import uvloop
 
 from loadtest.clients.stub import StubLoad, serve_stub
-from loadtest.lab.cost.overhead import ENGINE_PORT, answers_calls, cpu_seconds
-from loadtest.processes import Child, ChildError, get
+from loadtest.lab.cost.overhead import ENGINE_PORT, cpu_seconds, under_test
+from loadtest.processes import ChildError, get
 
 PORT = 19350
 CLIENTS = 64  # at once; of several relays each has its share of them
@@ -39,22 +40,11 @@ POLICY = f"fleet: {{engines: [{{url: 'http://127.0.0.1:{ENGINE_PORT}', max_concu
 Row = dict[str, list[float]]
 
 
-class GatewayUnderTest:
-    """A gateway with so many relays; 1: one process. `cpu` tells each role's seconds."""
+class GatewayUnderTest(msgspec.Struct, frozen=True):
+    """A gateway on `port`. `roles`: of its processes, with their ids."""
 
-    def __init__(self, workers: int, port: int, cores: str, folder: Path) -> None:
-        self.port = port
-        policy = folder / "policy.yaml"
-        policy.write_text(POLICY)
-        command = [
-            *("taskset", "-c", cores, sys.executable, "-m", "gateway.cli", "serve"),
-            *("--policy", str(policy), "--listen", f"127.0.0.1:{port}", "--log", os.devnull),
-            *("--control", f"127.0.0.1:{port + 100}", "--workers", str(workers)),
-        ]
-        self.child = Child(f"{workers} workers", command, Path(os.devnull))
-        self.child.wait(lambda: answers_calls(port), 60.0, f"200 on port {port}", every=0.1)
-        found = json.loads(get(f"http://127.0.0.1:{port + 100}/processes")[1])["processes"]
-        self.roles = [(each["role"], each["pid"]) for each in found if each["role"] != "parent"]
+    port: int
+    roles: list[tuple[str, int]]
 
     def cpu(self) -> dict[str, float]:
         """Seconds of all relays, and of the decider."""
@@ -66,12 +56,18 @@ class GatewayUnderTest:
 
 @contextmanager
 def serving(workers: int, port: int, cores: str) -> Iterator[GatewayUnderTest]:
+    """A gateway with so many relays; 1: one process."""
     with tempfile.TemporaryDirectory(prefix="scale-") as folder:
-        server = GatewayUnderTest(workers, port, cores, Path(folder))
-        try:
-            yield server
-        finally:
-            server.child.stop()
+        policy = Path(folder) / "policy.yaml"
+        policy.write_text(POLICY)
+        control = f"127.0.0.1:{port + 100}"
+        argv = [
+            *(sys.executable, "-m", "gateway.cli", "serve", "--policy", str(policy), "--workers", str(workers)),
+            *("--listen", f"127.0.0.1:{port}", "--control", control, "--log", os.devnull),
+        ]
+        with under_test(argv, port, cores):
+            found = json.loads(get(f"http://{control}/processes")[1])["processes"]
+            yield GatewayUnderTest(port, [(each["role"], each["pid"]) for each in found if each["role"] != "parent"])
 
 
 def per_call_and_event(server: GatewayUnderTest, rows: dict[str, Row], name: str, share: int) -> None:

@@ -166,9 +166,8 @@ class OperatedSite:
         file = self.folder / f"{name}.yaml"
         file.write_text(SCENARIO % (f"{rate:g}", model))
         shutil.rmtree(self.folder / name, ignore_errors=True)
-        argv = [sys.executable, "-m", "loadtest.bench", "--scenario", str(file), "--target", at or self.gateway.url,
-                "--key-env", "KEY", "--out", str(self.folder / name), "--force"]  # fmt: skip
-        argv = argv if key else [word for word in argv if word not in ("--key-env", "KEY")]
+        argv = [sys.executable, "-m", "gateway.cli", "bench", "--scenario", str(file), "--out", str(self.folder / name),
+                "--force", "--target", at or self.gateway.url, *(("--key-env", "KEY") if key else ())]  # fmt: skip
         self._callers[name] = Child(name, argv, self.folder / f"{name}.log", env={**os.environ, "KEY": key})
 
     def no_callers(self, name: str) -> None:

@@ -106,7 +106,7 @@ def latencies(sent: Sequence[RequestResult], played: Sequence[RequestResult]) ->
 
 
 def _run(command: str, *words: str) -> None:
-    argv = [sys.executable, "-m", f"loadtest.{command}", *words]
+    argv = [sys.executable, "-m", "gateway.cli", command, *words]
     with kept_off():
         done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE, check=False)
     if done.returncode not in (0, 1):  # 1: a sender that was late, which the figures have in them

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.calibrate.command import main
+from gateway.cli import main
 from tests.loadtest.bench_servers import DONE, USAGE, WORD, always, plain, served, stream
 
 MODELS = plain(200, b'{"data":[{"id":"m","max_model_len":4096}]}')
@@ -16,7 +16,7 @@ NONE = plain(404, b'{"error":{"message":"no such route"}}')
 
 def said(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     """What it says last, of something that is wrong."""
-    assert main(argv) == 2
+    assert main(["calibrate", *argv]) == 2
     return capsys.readouterr().err.splitlines()[-1]
 
 
