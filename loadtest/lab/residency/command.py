@@ -10,8 +10,8 @@ import sys
 import time
 from collections.abc import Callable
 
-from loadtest.lab.residency import figures, machines
-from loadtest.lab.residency.laws import replay
+from loadtest.lab.residency import figures
+from loadtest.lab.residency.laws import replay, survey
 from loadtest.lab.rows import OnProgress, Row, add_arguments, bars, chosen, report, terminal
 
 ROWS: dict[str, Callable[[int, OnProgress, float], list[Row]]] = {
@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
     scale = 0.2 if options.quick else 1.0
     with bars(console) as progress:
         if options.machines is not None:
-            rows = machines.rows(range(options.seed, options.seed + options.machines), progress)
+            rows = survey(range(options.seed, options.seed + options.machines), progress)
         else:
             rows = [row for name in options.rows for row in ROWS[name](options.seed, progress, scale)]
     return report(console, rows, f"in {time.perf_counter() - began:.0f} s", gate=True)

@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import Counter
 from collections.abc import Iterable
 from itertools import pairwise
@@ -22,6 +23,8 @@ from loadtest.lab.residency.faults import MORE_KINDS, storm
 from loadtest.lab.residency.random_machine import RandomMachine, drawn
 from loadtest.lab.residency.residents import TriedStart
 from loadtest.lab.residency.site import GIB, Site
+from loadtest.lab.rows import OnProgress, Row
+from loadtest.lab.seeds import explore
 from loadtest.simulate import vtime
 from sidecar.core.lifecycle import FIRST_REST
 
@@ -30,6 +33,7 @@ EVENTS = 25
 RATE = 0.15  # calls a second
 HAD_WITHIN = 2 * 3600.0  # seconds in which calls must have a model that failed
 LOOK_EVERY = 0.5  # seconds
+NAMED = 5  # machines that are named where a law was broken
 
 
 class MachineLife(msgspec.Struct, frozen=True):
@@ -128,6 +132,31 @@ def lived(seed: int, log: list[tuple[float, str]] | None = None) -> MachineLife:
 def lives(seeds: range) -> list[MachineLife]:
     """Lives of these seeds."""
     return [lived(seed) for seed in seeds]
+
+
+def survey(seeds: range, progress: OnProgress) -> list[Row]:
+    """A row about the machines of these seeds, on every core; machines on which a law was broken are named."""
+    found: list[MachineLife] = []
+    calls: Counter[str] = Counter()
+    for _, more in explore(seeds, os.cpu_count() or 1, lives):
+        found += more
+        progress("random machines", len(found) / len(seeds))
+    for life in found:
+        calls.update(life.calls)
+    starts, failures = sum(life.starts for life in found), sum(sum(life.failures.values()) for life in found)
+    ends = ", ".join(f"{count} {ending}" for ending, count in calls.most_common())
+    broken = sorted(life.seed for life in found if life.wrong)
+    named = f": --machine {', '.join(map(str, broken[:NAMED]))}{' ...' if len(broken) > NAMED else ''}"
+    return [
+        Row(
+            name="laws",
+            what=f"{len(found)} random machines: those on which a law was broken",
+            value=f"{len(broken)}{named if broken else ''}",
+            baseline=f"{starts} starts, {failures} failed; {calls.total()} calls: {ends}",
+            milestone="0",
+            met=not broken,
+        )
+    ]
 
 
 def replay(seed: int) -> int:
