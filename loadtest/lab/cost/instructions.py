@@ -12,6 +12,9 @@ in the same run, as the baseline.
 
 from __future__ import annotations
 
+import argparse
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,11 +23,12 @@ from pathlib import Path
 import uvloop
 
 from loadtest.clients.stub import StubLoad, serve_stub
-from loadtest.lab.cost.callgrind import baseline, dumped, start_counting
 from loadtest.lab.cost.overhead import ENGINE_PORT, answers_calls
 from loadtest.processes import Child, ChildError
 
 PORT = 19390
+DUMPED = 300.0  # seconds for a dump
+TOTAL = re.compile(r"^(?:summary|totals): (\d+)", re.MULTILINE)
 WARM, FEW, MANY = 300, 200, 1200  # requests
 STREAMS = (5, 205)  # events of a stream
 AT_ONCE = 10  # streams
@@ -54,7 +58,7 @@ class CallgrindGateway:
     def __enter__(self) -> CallgrindGateway:
         try:
             self._child.wait(lambda: answers_calls(PORT), 180.0, "an answer under valgrind", every=1.0)
-            start_counting(self._child.pid)
+            self._control("--instr=on")
         except BaseException:
             self._child.kill()
             raise
@@ -77,7 +81,15 @@ class CallgrindGateway:
     def _dump(self) -> int:
         """Instructions since the last dump."""
         self._dumps += 1
-        return dumped(self._child.pid, self._out, self._dumps)
+        self._control("--dump")
+        found = TOTAL.findall(Path(f"{self._out}.{self._dumps}").read_text())
+        if not found:
+            raise ChildError("callgrind's dump has no total")
+        return int(found[-1])
+
+    def _control(self, order: str) -> None:
+        argv = ["callgrind_control", order, str(self._child.pid)]
+        subprocess.run(argv, check=True, capture_output=True, timeout=DUMPED)
 
 
 def measure(tree: Path) -> tuple[float, float]:
@@ -93,7 +105,11 @@ def measure(tree: Path) -> tuple[float, float]:
 
 
 def main() -> None:
-    tree = baseline("instructions", __doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tree", type=Path, help="another checkout, which is the baseline")
+    tree: Path | None = parser.parse_args().tree
+    if shutil.which("valgrind") is None:
+        sys.exit("instructions: valgrind is not installed (Debian's package valgrind)")
     trees = {"this tree": Path.cwd(), **({"baseline": tree} if tree else {})}
     found = {}
     with serve_stub(ENGINE_PORT):

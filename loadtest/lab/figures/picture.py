@@ -43,7 +43,7 @@ from loadtest.lab.figures.picture_svg import draw
 from loadtest.lab.figures.runs import BLOCKS, MIX, Measured, Saturation, Setting, in_time, measured
 from loadtest.lab.rivals.loads import ENGINES, LOADS
 from loadtest.lab.rivals.runs import in_virtual_time, row
-from loadtest.simulate.rivals.load import Direct, RoundRobin
+from loadtest.simulate.rivals.rules import Direct, RoundRobin
 
 HELP = """\
 Draws what the README shows: goodput and every class's share of calls in time against offered load, on four simulated

@@ -23,8 +23,8 @@ from loadtest.load.workload import Kind, Planned
 from loadtest.simulate import vtime
 from loadtest.simulate.inprocess import ClassTarget, GatewayTarget, targets_of
 from loadtest.simulate.memory_engine import MemoryEngine
-from loadtest.simulate.rivals.load import RoundRobin
 from loadtest.simulate.rivals.router import Router, Rule
+from loadtest.simulate.rivals.rules import RoundRobin
 from loadtest.simulate.run_records import Fault, RunResult
 from loadtest.simulate.simulated_client import Try
 from loadtest.simulate.simulation import SimulationRun

@@ -20,8 +20,8 @@ from loadtest.load.workload import Kind, Planned, Prefix, Sessions, SubAgents, W
 from loadtest.simulate import vtime
 from loadtest.simulate.inprocess import GatewayTarget, targets_of
 from loadtest.simulate.memory_engine import MemoryEngine
-from loadtest.simulate.rivals.load import RoundRobin
 from loadtest.simulate.rivals.router import Router
+from loadtest.simulate.rivals.rules import RoundRobin
 from loadtest.simulate.run_records import Fault, FleetSample, RunResult
 from loadtest.simulate.simulated_client import ClientCall, Try
 from loadtest.simulate.simulation import Broken, SimulationRun

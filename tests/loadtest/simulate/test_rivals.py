@@ -18,11 +18,17 @@ from loadtest.load.workload import Planned
 from loadtest.simulate import vtime
 from loadtest.simulate.memory_engine import MemoryEngine
 from loadtest.simulate.rivals.cache_aware import ABSOLUTE, EVERY, CacheAware
-from loadtest.simulate.rivals.llm_d import MATCHED, LlmD
-from loadtest.simulate.rivals.load import Direct, LeastRequests, RoundRobin
-from loadtest.simulate.rivals.prefill_work import LeastPrefillWork, LMetric
 from loadtest.simulate.rivals.router import Prompt, Router, Rule, Worker
-from loadtest.simulate.rivals.rules import RULES
+from loadtest.simulate.rivals.rules import (
+    MATCHED,
+    RULES,
+    Direct,
+    LeastPrefillWork,
+    LeastRequests,
+    LlmD,
+    LMetric,
+    RoundRobin,
+)
 from loadtest.simulate.simulated_client import Try
 from loadtest.simulate.simulation import SimulationRun
 
