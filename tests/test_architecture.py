@@ -65,6 +65,9 @@ DOORS: dict[str, tuple[str, ...] | None] = {
     "zmq": ("gateway/decider/cache_events.py", "loadtest/engine/publisher.py"),
     "rich": ("loadtest/",),
     "huggingface_hub": ("sidecar/pull/hub_child.py",),
+    "envoy": ("gateway/relay/epp/messages.py",),
+    "grpc": ("gateway/relay/epp/server.py",),
+    "grpc_health": ("gateway/relay/epp/server.py",),
     "shtab": ("gateway/shared/completion.py",),
 }
 # core decides and does nothing else: what would give it a clock, a socket, a thread or a log line.

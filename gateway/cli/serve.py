@@ -123,6 +123,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the token that such a proxy shows; needed for HOST:PORT, while a unix socket has its file mode, 0660",
     )
     parser.add_argument(
+        "--epp",
+        type=argument(_control),
+        metavar="HOST:PORT",
+        help="where Envoy asks to which engine a request goes: the endpoint picker of the Gateway API Inference "
+        "Extension (docs/epp.md), with TLS where --tls-cert is given; needs the extra epp; left out: nowhere",
+    )
+    parser.add_argument(
         "--take-over",
         nargs="?",
         const="",
@@ -209,8 +216,9 @@ def command(given: argparse.Namespace) -> int:
             f"--workers {given.workers}: a sidecar of a gateway's own is for one process: start it by itself, or leave "
             "--workers out"
         )
-    if given.take_over is not None and given.decide:
-        raise Mistake("--take-over: a decide port cannot be handed over: restart the gateway, or leave --decide out")
+    if given.take_over is not None and (given.decide or given.epp):
+        port, flag = ("a decide port", "--decide") if given.decide else ("an endpoint picker", "--epp")
+        raise Mistake(f"--take-over: {port} cannot be handed over: restart the gateway, or leave {flag} out")
     if given.take_over is not None and (embedded or demo or given.sidecar):
         raise Mistake(
             "--take-over: engines and sidecars of a gateway's own end with it: start them by themselves, and name them "
@@ -236,6 +244,7 @@ def command(given: argparse.Namespace) -> int:
             log_format=given.log_format,
             decide=given.decide,
             decide_token=decide_token,
+            epp=given.epp,
             take_over=given.take_over,
             gen_ai_metrics=given.gen_ai_metrics,
             traces=given.otlp_traces_endpoint,
@@ -280,6 +289,11 @@ def _warn_of_the_clear(given: argparse.Namespace, policy: Policy) -> None:
         )
     if given.decide and not (given.decide.startswith("unix:") or is_loopback(split_address(given.decide)[0])):
         told.append(f"--decide {given.decide}: calls, tokens and engines' keys cross the network to it in the clear")
+    if given.epp and not is_loopback(split_address(given.epp)[0]) and not given.tls_client_ca:
+        told.append(
+            f"--epp {given.epp}: whoever reaches it can ask for engines, and engines' keys are not told there: "
+            "--tls-client-ca lets proxies with a certificate in, and tells them the keys"
+        )
     _warn(given, told)
 
 

@@ -147,7 +147,7 @@ class Dispatch:
         """Engines learn that a call wanted more than they had room for."""
         if self.control.may_run(call.class_name):
             cost = call.cost
-            for engine in self.fleet.serving(call.model):
+            for engine in self.control.candidates(call):
                 if engine.health.up and not engine.draining:
                     engine.ledger.press(cost)
 

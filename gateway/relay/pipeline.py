@@ -321,6 +321,7 @@ class Pipeline:
             else:
                 parse = partial(_parse, route, request, snapshot, account, record, metered)
                 call = await self.large.parsed(request.held.owner, parse)
+            call.subset = request.subset
             live.call = call
             trace = call.trace = live.trace
             if snapshot.policy.logging.prompts:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from gateway.control.calls import CallView
 from gateway.control.processes import ProcessView
@@ -24,12 +24,17 @@ from gateway.serve.hub_of import calls_of, hub_of, relays_of, tell_policy
 from gateway.serve.processes.deciding import JOINED_WITHIN, DeciderProcess
 from gateway.serve.processes.place import CLOSING, HANDED, READY, TAKE
 from gateway.serve.saving import Saving, go_on_from
-from gateway.serve.starting import Options
+from gateway.serve.starting import Options, StartError
 from gateway.serve.upgrade.outgoing import OutgoingCalls
 from gateway.serve.upgrade.receiver import InheritedSockets, Predecessor, receive_payload, same_member, tell_ready
 from gateway.serve.upgrade.rendezvous import HandOffPayload, Offer
+from gateway.shared.certificate import Certificate
 from gateway.shared.lines import say
 
+if TYPE_CHECKING:
+    from gateway.serve.epp_port import EppListener
+
+NO_GRPC = "--epp: gRPC is not installed: pip install 'WEIR.whl[epp]'"
 TOLD_WITHIN = 5.0  # seconds for the gateway before to tell what its calls hold
 
 
@@ -76,6 +81,15 @@ class DataPort(Protocol):
         """End it."""
 
 
+def _picker(gateway: Gateway, where: str, certificate: Certificate | None) -> EppListener:
+    """Return the endpoint picker. Raises StartError where gRPC is missing."""
+    try:
+        from gateway.serve.epp_port import EppListener  # noqa: PLC0415 # gRPC is an extra
+    except ModuleNotFoundError as error:
+        raise StartError(NO_GRPC) from error
+    return EppListener(gateway, where, certificate)
+
+
 class MachinePort:
     """A DataPort of one machine.
 
@@ -112,6 +126,8 @@ class MachinePort:
             tell_policy(self._hub, gateway, configuration)
         self._saving = None if process is None else Saving(self._state, self._changes, process.save)
         self.decide = None if options.decide is None else DecideListener(gateway, options.decide, options.decide_token)
+        self.picker = None if options.epp is None else _picker(gateway, options.epp, options.certificate)
+        self._lenders = [port for port in (self.decide, self.picker) if port is not None]
         self._folder = ""  # of the socket for relays, where no parent has made one
         self._server: asyncio.Server | None = None  # for relays
         self._outgoing: OutgoingCalls | None = None
@@ -154,8 +170,8 @@ class MachinePort:
         return path
 
     async def listen(self, context: ssl.SSLContext | None) -> None:
-        if self.decide is not None:
-            await self.decide.listen()
+        for lender in self._lenders:
+            await lender.listen()
         if self._process is not None:
             await self._listen_to_relays(self._process)
             return
@@ -208,7 +224,7 @@ class MachinePort:
         return {**self._hub.relays(), **own}
 
     def offer(self) -> tuple[Offer, list[int]]:
-        if self.decide is not None:
+        if self._lenders:
             return Offer(refused=NOT_GIVEN), []
         process = self._process
         data = self._gateway.server.sockets() if process is None else [each.fileno() for each in process.place.data]
@@ -241,8 +257,8 @@ class MachinePort:
         first, other = (own, relays) if process is None else (relays, own)
         async with asyncio.TaskGroup() as group:
             group.create_task(other)
-            if self.decide is not None:
-                group.create_task(self.decide.drain(within))
+            for lender in self._lenders:
+                group.create_task(lender.drain(within))
             await first
 
     # -- what is there ------------------------------------------------------------------------------------------
@@ -256,8 +272,8 @@ class MachinePort:
     def calls(self) -> Iterable[CallView]:
         yield from self._gateway.calls()
         yield from calls_of(self._hub)
-        if self.decide is not None:
-            yield from self.decide.calls()
+        for lender in self._lenders:
+            yield from lender.calls()
 
     def processes(self) -> list[ProcessView]:
         calls, relays = self._gateway.metrics.counts.calls, relays_of(self._hub)
@@ -272,8 +288,8 @@ class MachinePort:
         ]
 
     async def aclose(self) -> None:
-        if self.decide is not None:
-            self.decide.close()
+        for lender in self._lenders:
+            await lender.aclose()
         if self._server is not None:
             self._server.close()
         if self._outgoing is not None:

@@ -181,7 +181,7 @@ async def serve(
         rng = random.Random()  # noqa: S311 # jitter and tie-breaking, no secrets
         try:
             # Of several processes the decider has calls to log only where a proxy forwards some.
-            log = call_log(options, errors, tell) if place is None or options.decide is not None else None
+            log = call_log(options, errors, tell) if place is None or options.lends else None
             gateway = Gateway(
                 configuration.policy,
                 options.engines,
@@ -292,8 +292,9 @@ def _data_port(
         return MachinePort(gateway, options, configuration, sockets, lost, process)
     if process is None:
         raise StartError("cluster: its relays are processes of their own: give --workers 2 or more")
-    if options.decide is not None:
-        raise StartError("cluster: --decide is for a gateway that is alone: its holds would be of one member only")
+    if options.lends:
+        flag = "--epp" if options.decide is None else "--decide"
+        raise StartError(f"cluster: {flag} is for a gateway that is alone: its holds would be of one member only")
     return ClusterPort(
         gateway,
         process.place,

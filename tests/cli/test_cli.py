@@ -235,6 +235,8 @@ MISTAKES = [
     (["serve", *ENGINE, "--tls-key", "k.pem"], "--tls-key: there is no --tls-cert for it"),
     (["serve", *ENGINE, "--decide", "127.0.0.1:8009"], "give --decide-token-file FILE, or a unix socket, unix:PATH"),
     (["serve", *ENGINE, "--decide", "8009"], "argument --decide: '8009' is not HOST:PORT"),
+    (["serve", *ENGINE, "--epp", "unix:/e"], "argument --epp: 'unix:/e' is not HOST:PORT"),
+    (["serve", *ENGINE, "--epp", "127.0.0.1:9002", "--take-over"], "an endpoint picker cannot be handed over"),
     (["serve", *ENGINE, "--decide-token-file", "t"], "--decide-token-file t: there is no --decide for it"),
     (
         ["serve", *ENGINE, "--decide", "unix:/d", "--decide-token-file", "/dev/null"],

@@ -126,7 +126,7 @@ class AdmissionControl:
         self, call: Call, now: float, rng: random.Random, exclude: frozenset[str], waited: float
     ) -> Choice | Aside | None:
         """The engine that the call may go to now; the call has waited for `waited` seconds."""
-        engines, routing = self.fleet.serving(call.model), self.rules.policy.routing
+        engines, routing = self.candidates(call), self.rules.policy.routing
         choice = choose(engines, call, now, routing=routing, rng=rng, exclude=exclude)
         return ASIDE if choice is not None and worth_waiting(call, choice, now, waited) else choice
 
@@ -139,7 +139,7 @@ class AdmissionControl:
             return Refuse(reason=Reason.DRAINING)
         if now >= call.deadline and not front:
             return Refuse(reason=Reason.OVERDUE, waited=now - call.arrived)
-        engines = self.fleet.serving(call.model)
+        engines = self.candidates(call)
         usable = usable_of(engines, now)
         if not usable:
             return self._to_wait_for_model(call, now, exclude, engines, front=front)
@@ -180,6 +180,8 @@ class AdmissionControl:
         self, call: Call, now: float, exclude: frozenset[str], engines: Sequence[Engine], *, front: bool
     ) -> Wait | Refuse:
         """The same where no engine may be given calls for its model now, and a sidecar may have it made ready."""
+        if call.subset is not None:
+            return self._unserved(call, now, None, 0.0)  # what a sidecar makes ready is not in it
         outlook = self.sidecars.outlook(call.model, now)
         if outlook is None and not engines and not self.sidecars.knows(call.model):
             return self.unknown(call.model, now)
@@ -253,6 +255,10 @@ class AdmissionControl:
         if isinstance(choice, Aside) and queues.owed(ticket) > self._fit_at_a_time(call.model):
             choice = self._choose(call, now, rng, ticket.exclude, math.inf)
             choice = msgspec.structs.replace(choice, owed=True) if isinstance(choice, Choice) else choice
+        if choice is None and call.subset is not None:
+            # Others may go to the engines that this call must not have.
+            waits = usable_of(self.candidates(call), now)
+            return ASIDE if waits else Refuse(reason=Reason.NO_ENGINE, waited=now - ticket.pushed_at)
         if choice is None or isinstance(choice, Aside):
             return choice
         if now >= call.deadline:
@@ -288,7 +294,7 @@ class AdmissionControl:
         return self._unserved(ticket.call, now, outlook, now - ticket.pushed_at)
 
     def _unserved(self, call: Call, now: float, outlook: Outlook | None, waited: float) -> Refuse:
-        engines = self.fleet.serving(call.model)
+        engines = self.candidates(call)
         if outlook is None:
             return Refuse(reason=Reason.NO_ENGINE, engines=engines, waited=waited)
         if outlook.ready_in is None:
@@ -308,6 +314,11 @@ class AdmissionControl:
         return not ticket.paid and too_late(ticket.call, ready_at, *times)
 
     # -- facts --------------------------------------------------------------------------------------------------
+
+    def candidates(self, call: Call) -> Sequence[Engine]:
+        """Engines that serve the call's model, up or not, and that it may go to."""
+        engines, subset = self.fleet.serving(call.model), call.subset
+        return engines if subset is None else tuple(engine for engine in engines if engine.id in subset)
 
     def may_run(self, class_name: str) -> bool:
         """Whether the class may run one call more."""

@@ -69,6 +69,7 @@ class Call(msgspec.Struct, kw_only=True, gc=False):
     merged: bool = False  # made by the batcher from several clients' calls: no client can retry it
     woken: float = 0.0  # seconds that it waited for its model to be made ready
     trace: CallTrace | None = None  # where it is sampled
+    subset: frozenset[str] | None = None  # ids of the only engines that it may go to; None: any
     sent_at: float | None = None  # when it was sent to an engine; None: no engine has it, or that engine failed
 
     @property

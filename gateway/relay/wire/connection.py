@@ -16,13 +16,21 @@ import math
 import socket
 import struct
 from collections.abc import Callable
-from types import MappingProxyType
 from typing import Final, cast
 
 from gateway.core.request.body_memory import SMALL, BodyLease
 from gateway.relay.wire.body import ChunkedBody, CountedBody
 from gateway.relay.wire.http1 import HeadReader
-from gateway.relay.wire.messages import CHUNKED, HTTP_1_1_REQUIRED, PREFACE, Request, ServerSettings, WireError, refusal
+from gateway.relay.wire.messages import (
+    CHUNKED,
+    HTTP_1_1_REQUIRED,
+    NO_ROOM,
+    PREFACE,
+    Request,
+    ServerSettings,
+    WireError,
+    refusal,
+)
 from gateway.relay.wire.responder import Responder
 from gateway.relay.wire.shared import Shared
 from gateway.relay.wire.states import ANSWER, BODY, HEAD, LINGER, NAMES, after
@@ -35,11 +43,6 @@ _WAITS, _CALLS, _ANSWERED = after("wait"), after("call"), after("answer")
 _REFUSES, _CLOSES, _RESETS, _LOST = after("refuse"), after("close"), after("reset"), after("lost")
 
 _BLANK: Final = (b"", b"\r\n")  # a buffer that holds nothing of a request: old clients end a body with an empty line
-_NO_ROOM: Final = MappingProxyType({
-    "memory": "all the memory that this gateway has for requests' bodies (body.memory) is in use; try again shortly",
-    "share": "your requests hold as much of this gateway's memory for bodies as one client may (half of body.memory): "
-             "send fewer or smaller ones at once, or try again shortly",
-})  # fmt: skip
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 _PATH_WITHIN: Final = 256  # bytes of a head
 _TIMER_SLACK: Final = 0.002  # the loop's clock counts milliseconds
@@ -327,7 +330,7 @@ class ClientConnection(asyncio.Protocol):
             held = self._held = BodyLease(self._shared.bodies, owner)
         full = held.resize(size)
         if full:
-            raise WireError(503, _NO_ROOM[full], "bodies")
+            raise WireError(503, NO_ROOM[full], "bodies")
 
     def _drop_body(self) -> None:
         """The body that is being read, if any, will not be whole."""

@@ -100,6 +100,14 @@ _REFUSALS: Final = MappingProxyType({
 })  # fmt: skip
 
 
+# Answers for a body that finds no memory, by the limit that was reached.
+NO_ROOM: Final = MappingProxyType({
+    "memory": "all the memory that this gateway has for requests' bodies (body.memory) is in use; try again shortly",
+    "share": "your requests hold as much of this gateway's memory for bodies as one client may (half of body.memory): "
+             "send fewer or smaller ones at once, or try again shortly",
+})  # fmt: skip
+
+
 def status_line(status: int) -> bytes:
     """`HTTP/1.1 status reason` with its CRLF; a status without a known reason has an empty one."""
     return STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
@@ -153,11 +161,12 @@ class Request:
     pipelined request: when its turn came). `length` is the body's announced size, or CHUNKED. `limit`: bytes that the
     body may have; the handler may lower it when it sees the head. `known`: the client has shown the port's token, which
     the handler checks. `owner`: the name on which the body's memory counts, set by the handler; else the peer. `held`:
-    the lease on that memory. `sink`: receives the body instead, set when the handler sees the head.
+    the lease on that memory. `sink`: receives the body instead, set when the handler sees the head. `subset`: ids of
+    the only engines that may get it; None: any.
     """
 
     __slots__ = ("at", "body", "expects", "fields", "headers", "held", "keep_alive", "known", "length", "limit",
-                 "method", "minor", "owner", "path", "peer", "query", "sink")  # fmt: skip
+                 "method", "minor", "owner", "path", "peer", "query", "sink", "subset")  # fmt: skip
 
     def __init__(
         self,
@@ -188,6 +197,7 @@ class Request:
         self.known = False
         self.held: BodyLease | None = None
         self.sink: Sink | None = None
+        self.subset: frozenset[str] | None = None
 
     def release(self) -> None:
         """Free the body's memory. A second time changes nothing."""

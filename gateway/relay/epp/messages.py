@@ -1,0 +1,139 @@
+"""Messages of Envoy's external processing (`envoy.service.ext_proc.v3`), in the terms of the picker.
+
+The destination's header and its metadata are those of the endpoint picker protocol 1.0.0 of the Gateway API Inference
+Extension. `xds-protos` has the protobufs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+import msgspec
+from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
+from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
+
+SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
+DESTINATION: Final = "x-gateway-destination-endpoint"
+NAMESPACE: Final = "envoy.lb"  # of the destination's metadata
+HINTS, SUBSET = "envoy.lb.subset_hint", "x-gateway-destination-endpoint-subset"  # namespace and key of the subset
+DETAILS: Final = "response.code_details"  # Envoy's attribute: why it answers with this status
+PIECE: Final = 62_000  # bytes of a body in one message: Envoy takes 64 KiB
+_OVERWRITE: Final = 2  # of a header: append_action OVERWRITE_IF_EXISTS_OR_ADD
+
+Modes = processing_mode_pb2.ProcessingMode
+NONE, STREAMED, BUFFERED, DUPLEX = Modes.NONE, Modes.STREAMED, Modes.BUFFERED, Modes.FULL_DUPLEX_STREAMED
+Incoming, Outgoing = ext_proc.ProcessingRequest, ext_proc.ProcessingResponse
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+class Head(msgspec.Struct, frozen=True):
+    """Head of an HTTP message: pseudo headers such as `:path` apart from the others. Names are lower case."""
+
+    pseudo: dict[bytes, bytes]
+    headers: list[tuple[bytes, bytes]]
+    ended: bool  # no body follows
+
+
+def kind_of(message: Any) -> str:
+    """Name of the HTTP part that the message carries, such as `request_body`; empty: none."""
+    return message.WhichOneof("request") or ""
+
+
+def modes_of(first: Any) -> tuple[int, int]:
+    """Body modes of request and response. A proxy that names none uses the protocol's streaming mode."""
+    if not first.HasField("protocol_config"):
+        return DUPLEX, DUPLEX
+    return first.protocol_config.request_body_mode, first.protocol_config.response_body_mode
+
+
+def head_of(part: Any) -> Head:
+    """Read the headers of a request or a response."""
+    pseudo: dict[bytes, bytes] = {}
+    headers: list[tuple[bytes, bytes]] = []
+    for each in part.headers.headers:
+        name, value = each.key.lower().encode(), each.raw_value or each.value.encode()
+        if name.startswith(b":"):
+            pseudo[name] = value
+        else:
+            headers.append((name, value))
+    return Head(pseudo, headers, part.end_of_stream)
+
+
+def subset_of(message: Any) -> frozenset[str] | None:
+    """Endpoints that the proxy allows, as `ADDRESS:PORT`; None: it does not say."""
+    hints = message.metadata_context.filter_metadata
+    if HINTS not in hints or SUBSET not in hints[HINTS].fields:
+        return None
+    value = hints[HINTS].fields[SUBSET]
+    if value.WhichOneof("kind") == "string_value":
+        return frozenset(each.strip() for each in value.string_value.split(",") if each.strip())
+    return frozenset(each.string_value for each in value.list_value.values)
+
+
+def details_of(message: Any) -> str:
+    """Envoy's reason for the status of a response; empty: the filter's `response_attributes` do not ask for it."""
+    for attributes in message.attributes.values():
+        if DETAILS in attributes.fields:
+            return str(attributes.fields[DETAILS].string_value)
+    return ""
+
+
+def immediate(status: int, headers: Headers, body: bytes) -> Any:
+    """Answer of the picker to the client: no endpoint gets the request."""
+    message = Outgoing()
+    answer = message.immediate_response
+    answer.status.code = status
+    answer.body = body
+    _set(answer.headers, headers)
+    return message
+
+
+def go_on(kind: str) -> Any:
+    """Let a part pass as it is, as an answer to a message of this kind."""
+    message = Outgoing()
+    getattr(message, kind).SetInParent()
+    return message
+
+
+def destined(kind: str, endpoints: str, set_: Headers, remove: Iterable[bytes]) -> Any:
+    """Send the request to an endpoint, with other headers, as an answer to a message of this kind."""
+    message = Outgoing()
+    common = getattr(message, kind).response
+    _set(common.header_mutation, [(DESTINATION.encode(), endpoints.encode()), *set_])
+    common.header_mutation.remove_headers.extend(name.decode("latin-1") for name in remove)
+    message.dynamic_metadata.update({NAMESPACE: {DESTINATION: endpoints}})
+    return message
+
+
+def with_headers(set_: Headers) -> Any:
+    """Pass a response's head on with more headers."""
+    message = go_on("response_headers")
+    _set(message.response_headers.response.header_mutation, set_)
+    return message
+
+
+def pieces(kind: str, body: bytes, ended: bool) -> Iterator[Any]:
+    """Messages that pass a body on in FULL_DUPLEX_STREAMED mode. `ended`: nothing follows."""
+    for start in range(0, max(1, len(body)), PIECE):
+        message = Outgoing()
+        piece = getattr(message, kind).response.body_mutation.streamed_response
+        piece.body = body[start : start + PIECE]
+        piece.end_of_stream = ended and start + PIECE >= len(body)
+        yield message
+
+
+def replace(message: Any, kind: str, body: bytes) -> None:
+    """Have the message replace the body that it answers, in a mode other than FULL_DUPLEX_STREAMED."""
+    mutation = getattr(message, kind).response.body_mutation
+    if body:
+        mutation.body = body
+    else:
+        mutation.clear_body = True
+
+
+def _set(mutation: Any, headers: Headers) -> None:
+    for name, value in headers:
+        option = mutation.set_headers.add()
+        option.header.key, option.header.raw_value = name.decode("latin-1"), value
+        option.append_action = _OVERWRITE

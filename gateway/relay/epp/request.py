@@ -1,0 +1,69 @@
+"""Client's request as a proxy tells of it: its head, and the headers that an engine is to be sent."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+from collections.abc import Iterable
+
+from gateway.core.request.outcome import error_body
+from gateway.relay.decide.held_calls import HOLD
+from gateway.relay.epp.messages import Head
+from gateway.relay.wire.messages import CHUNKED, Request, answer
+
+OUTSIDE, FORWARDED = b"x-envoy-external-address", b"x-forwarded-for"
+UNKNOWN = "proxy"  # in place of a client's address
+# Headers of a client's that the proxy itself needs or sets; an engine is sent no other that the picker does not set.
+_OF_PROXY = frozenset({b"host", b"content-length", b"content-type", b"transfer-encoding", b"te", b"x-request-id"})
+_OF_PROXY_TOO = (b"x-envoy-", b"x-forwarded-")
+
+
+class BadHead(ValueError):
+    """A head that is no request's; the message says why."""
+
+
+def request_of(head: Head) -> Request:
+    """Return the request, whose body is to come. Raises BadHead."""
+    method, target = head.pseudo.get(b":method", b""), head.pseudo.get(b":path", b"")
+    if not method or not target.startswith(b"/"):
+        raise BadHead("request_headers: :method or :path is missing")
+    fields: dict[bytes, bytes] = {}
+    headers = [(name, value) for name, value in head.headers if name != HOLD]
+    for name, value in headers:
+        fields[name] = b"%b,%b" % (fields[name], value) if name in fields else value
+    path, _, query = target.partition(b"?")
+    length = fields.get(b"content-length", b"")
+    size = 0 if head.ended else int(length) if length.isdigit() and len(length) < 19 else CHUNKED
+    # HTTP/1.0, so that an answer is written without chunks.
+    request = Request(method, path, query, headers, fields, 0, size, False, False)
+    request.peer = _client(fields)
+    request.at = asyncio.get_running_loop().time()
+    return request
+
+
+def unwanted(request: Request, wanted: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
+    """Return names of the client's headers that the engine is not to be sent, its key for this gateway among them."""
+    kept = {name for name, _ in wanted}
+    return [
+        name
+        for name in request.fields
+        if name not in kept and name not in _OF_PROXY and not name.startswith(_OF_PROXY_TOO)
+    ]
+
+
+def unusable_mode(mode: str) -> bytes:
+    """Return the answer to a client whose proxy does not pass whole bodies to the picker."""
+    message = (
+        f"The proxy's external processing sends request bodies as {mode}: its operator must set request_body_mode to "
+        "FULL_DUPLEX_STREAMED or BUFFERED, so that the endpoint picker can read the prompt."
+    )
+    return answer(500, b"content-type: application/json\r\n", error_body(message, "server_error", "proxy_settings"))
+
+
+def _client(fields: dict[bytes, bytes]) -> str:
+    """Return the client's address as the proxy saw it: the last one that it has noted."""
+    text = fields.get(OUTSIDE) or fields.get(FORWARDED, b"").rpartition(b",")[2].strip()
+    try:
+        return str(ipaddress.ip_address(text.decode("latin-1")))
+    except ValueError:
+        return UNKNOWN

@@ -1,0 +1,141 @@
+"""Response phase of a stream: pass an engine's answer on, read its usage, and report how the call ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from gateway.core.answer.json_usage import JSONUsage
+from gateway.core.answer.sse_usage import SSEUsage, UsageError
+from gateway.core.answer.usage import Usage
+from gateway.core.request.routes import Route
+from gateway.relay.decide.held_calls import HeldCall
+from gateway.relay.decide.messages import EndReport, Failure
+from gateway.relay.epp import messages
+from gateway.relay.epp.reply import HIDE_USAGE, Answer
+
+KINDS = ("response_headers", "response_body", "response_trailers")
+# Envoy's own answers in place of an engine's, by the beginning of their details, first match; see the page
+# "Response code details" of its documentation.
+_FAILURES: tuple[tuple[str, Failure], ...] = (
+    ("upstream_reset_before_response_started{connection_termination", "reset"),
+    ("upstream_reset_before_response_started{remote", "reset"),
+    ("upstream_reset_before_response_started{protocol", "reset"),
+    ("upstream_reset_before_response_started", "connect"),
+    ("no_healthy_upstream", "connect"),
+    ("upstream_response_timeout", "timeout"),
+    ("upstream_per_try_timeout", "timeout"),
+    ("response_timeout", "timeout"),
+)
+
+
+class ResponseReader:
+    """Response of one granted call. `grant` is the pipeline's answer, `mode` the proxy's mode for response bodies."""
+
+    def __init__(self, held: HeldCall, grant: Answer, mode: int, route: Route) -> None:
+        self._held = held
+        self._grant = grant
+        self._mode = mode
+        self._route = route
+        self._status: int | None = None
+        self._failure: Failure | None = None
+        self._usage: SSEUsage | JSONUsage | None = None
+        self._reported = False
+
+    def takes(self, message: Any) -> Iterator[Any]:
+        """Read one message. Yield the messages that answer it."""
+        kind = messages.kind_of(message)
+        if kind == "response_headers":
+            yield self._head(message)
+        elif kind == "response_body":
+            yield from self._body(message.response_body)
+        else:
+            rest = b"" if self._usage is None else self._usage.finish()
+            if rest and self._mode == messages.DUPLEX:
+                yield from messages.pieces("response_body", rest, False)
+            self._finish()
+            yield messages.go_on(kind)
+
+    @property
+    def begun(self) -> bool:
+        """Whether the response's head was read."""
+        return self._status is not None
+
+    def close(self) -> None:
+        """Report the end of the call if the stream has ended before its response."""
+        if self._status is not None and self._mode == messages.NONE:
+            self._finish()
+        else:
+            self._report(EndReport(self._status, "client_gone"))
+
+    def _head(self, message: Any) -> Any:
+        head = messages.head_of(message.response_headers)
+        self._status = int(head.pseudo[b":status"])
+        details = messages.details_of(message)
+        self._failure = next((failure for begins, failure in _FAILURES if details.startswith(begins)), None)
+        fields = dict(head.headers)
+        if self._status < 400 and b"content-encoding" not in fields:
+            stream = fields.get(b"content-type", b"").startswith(b"text/event-stream")
+            self._usage = SSEUsage(hide=self._grant.header(HIDE_USAGE) is not None) if stream else JSONUsage()
+        if self._mode == messages.NONE and self._status < 400:
+            self._held.first_byte()
+        if head.ended:
+            self._finish()
+        return messages.with_headers(self._grant.for_client())
+
+    def _body(self, part: Any) -> Iterator[Any]:
+        data, ended = part.body, part.end_of_stream
+        if data and self._status is not None and self._status < 400:
+            self._held.first_byte()
+        kept = self._read(data, ended)
+        if ended:
+            self._finish()
+        if self._mode == messages.DUPLEX:
+            if kept or ended:
+                yield from messages.pieces("response_body", kept, ended)
+            return
+        answer = messages.go_on("response_body")
+        if kept != data:
+            messages.replace(answer, "response_body", kept)
+        yield answer
+
+    def _read(self, data: bytes, ended: bool) -> bytes:
+        """Read bytes of the body. Return the bytes for the client."""
+        usage = self._usage
+        if usage is None:
+            return data
+        try:
+            kept = usage.feed(data)
+        except UsageError:  # an event without end: the client gets it as it is, and the estimate is charged
+            self._usage = None
+            return usage.finish()
+        return kept + usage.finish() if ended else kept
+
+    def _finish(self) -> None:
+        """Report the end of a whole response."""
+        if self._failure is not None:
+            self._report(EndReport(None, self._failure))
+            return
+        usage = self._usage
+        cut = isinstance(usage, SSEUsage) and not usage.ended(self._route.last_event)
+        self._report(EndReport(self._status, "truncated" if cut else None, _usage(usage)))
+
+    def _report(self, report: EndReport) -> None:
+        if not self._reported:
+            self._reported = True
+            self._held.end(report)
+
+
+def _usage(read: SSEUsage | JSONUsage | None) -> Usage | None:
+    if read is None:
+        return None
+    if isinstance(read, SSEUsage):
+        read.sum_up()
+    if read.prompt_tokens is None:
+        return None
+    fields: dict[str, Any] = {"prompt_tokens": read.prompt_tokens, "completion_tokens": read.completion_tokens or 0}
+    if read.cached_tokens is not None:
+        fields["prompt_tokens_details"] = {"cached_tokens": read.cached_tokens}
+    return msgspec.convert(fields, Usage)

@@ -1,0 +1,249 @@
+"""One stream of external processing: one request of a client, from its head to the end of its answer.
+
+    headers, body -> the pipeline's answer: a refusal, or a grant -> response headers, body -> report of the end
+
+The stream's end is the client's leaving: a waiting call is withdrawn, a running one is reported. Each message of the
+proxy is read while the call waits, so that its end is seen at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+import msgspec
+
+from gateway.core.engines.origin import parse_origin
+from gateway.core.request.body_memory import SMALL, BodyLease, BodyMemory
+from gateway.core.request.routes import route_of
+from gateway.relay.decide.held_calls import HeldCalls
+from gateway.relay.epp import messages
+from gateway.relay.epp.endpoints import Endpoints
+from gateway.relay.epp.reply import UPSTREAM, Answer, Reply
+from gateway.relay.epp.request import BadHead, request_of, unusable_mode, unwanted
+from gateway.relay.epp.response import KINDS, ResponseReader
+from gateway.relay.pipeline import Pipeline
+from gateway.relay.wire.messages import NO_ROOM, Request, ServerSettings, WireError, refusal
+from gateway.upstream.failures import UnknownName
+
+LEFT = object()  # the proxy has ended its half of the stream
+
+
+class Misordered(ValueError):
+    """A message that cannot come now; the text says which can."""
+
+
+class Channel(Protocol):
+    """Stream of messages, as grpc.aio has it."""
+
+    def read(self) -> Coroutine[Any, Any, Any]: ...
+    def write(self, message: Any) -> Coroutine[Any, Any, None]: ...
+
+
+class Picker(msgspec.Struct, frozen=True):
+    """Parts that all streams of a picker share."""
+
+    pipeline: Pipeline
+    held: HeldCalls
+    bodies: BodyMemory
+    endpoints: Endpoints
+    settings: Callable[[], ServerSettings]
+    eof: object  # what `Channel.read` returns at the end of the proxy's half
+    trusted: bool  # proxies may be told engines' keys
+
+
+class PickerStream:
+    """Stream of one request. `run` returns at its end. Raises Misordered, after which nothing is held."""
+
+    def __init__(self, picker: Picker, channel: Channel) -> None:
+        self._picker = picker
+        self._channel = channel
+        self._loop = asyncio.get_running_loop()
+        self._reading: asyncio.Task[Any] | None = None
+        self._mode = self._answer_mode = messages.DUPLEX
+        self._trailers = False  # of the request: they follow its body
+
+    async def run(self) -> None:
+        try:
+            await self._run()
+        except BadHead as error:
+            raise Misordered(str(error)) from error
+        finally:
+            if self._reading is not None:
+                self._reading.cancel()
+                await asyncio.wait((self._reading,))  # so that its exception, if any, has been seen
+
+    async def _run(self) -> None:
+        picker = self._picker
+        first = await self._next(picker.settings().headers_timeout)
+        if first is None or first is LEFT:
+            return
+        if messages.kind_of(first) != "request_headers":
+            raise Misordered("the first message of a stream is request_headers")
+        if first.observability_mode:
+            raise Misordered("observability_mode: nothing can be decided for a proxy that takes no answers")
+        self._mode, self._answer_mode = messages.modes_of(first)
+        head = messages.head_of(first.request_headers)
+        request = request_of(head)
+        if not head.ended and self._mode not in (messages.BUFFERED, messages.DUPLEX):
+            await self._refuse(unusable_mode(messages.Modes.BodySendMode.Name(self._mode)))
+            return
+        request.subset = await picker.endpoints.allowed(messages.subset_of(first))
+        refused = await self._whole(request, head.ended)
+        if refused is LEFT:
+            request.release()
+        elif isinstance(refused, bytes):
+            request.release()
+            await self._refuse(refused)
+        else:
+            await self._decided(request)
+
+    # -- the request --------------------------------------------------------------------------------------------
+
+    async def _whole(self, request: Request, ended: bool) -> object:
+        """Read the request's body. Return None, a refusal's bytes, or LEFT."""
+        pipeline, settings = self._picker.pipeline, self._picker.settings()
+        refused = pipeline.head(request)
+        if refused is not None:
+            return refused
+        limit = min(request.limit, settings.max_body)
+        if request.length > limit:
+            return _over(request, limit)
+        if ended:
+            return None
+        if self._mode == messages.BUFFERED:
+            await self._channel.write(messages.go_on("request_headers"))
+        return await self._body(request, limit, min(request.at + settings.body_total, pipeline.body_by(request)))
+
+    async def _body(self, request: Request, limit: int, until: float) -> object:
+        """Read the body's messages. Return as `_whole` does."""
+        body, ended = bytearray(), False
+        while not ended:
+            left = until - self._loop.time()
+            message = await self._next(min(self._picker.settings().body_timeout, left))
+            if message is LEFT:
+                return LEFT
+            if message is None:
+                return refusal(WireError(408, "the rest of the body did not come in time"), request.path)
+            kind = messages.kind_of(message)
+            if kind == "request_trailers":
+                self._trailers = ended = True
+            elif kind == "request_body":
+                body += message.request_body.body
+                ended = message.request_body.end_of_stream or self._mode == messages.BUFFERED
+            else:
+                raise Misordered(f"{kind or 'an empty message'} came before the end of the request's body")
+            refused = self._counted(request, len(body), limit)
+            if refused is not None:
+                return refused
+        request.body = bytes(body)
+        return None
+
+    def _counted(self, request: Request, size: int, limit: int) -> bytes | None:
+        """Count the body's bytes so far. Return a refusal if they are too many."""
+        if size > limit:
+            return _over(request, limit)
+        if size > SMALL:
+            if request.held is None:
+                request.held = BodyLease(self._picker.bodies, request.owner or request.peer)
+            full = request.held.resize(size)
+            if full:
+                return refusal(WireError(503, NO_ROOM[full], "bodies"), request.path)
+        return None
+
+    async def _decided(self, request: Request) -> None:
+        """Have the pipeline decide, and tell the proxy."""
+        body, picker = request.body, self._picker
+        reply = Reply(request)
+        try:
+            picker.pipeline.call(request, reply.responder)
+            reading = self._read_on()
+            await asyncio.wait((reading, reply.answer), return_when=asyncio.FIRST_COMPLETED)
+            if not reply.answer.done():
+                if reading.result() is not picker.eof:
+                    raise Misordered(f"{messages.kind_of(reading.result())} came before the picker's answer")
+                return
+            answer = reply.answer.result()
+        finally:
+            reply.withdraw()
+        held = None if answer.hold is None else picker.held.get(answer.hold)
+        if held is None:
+            await self._channel.write(messages.immediate(answer.status, answer.for_client(), answer.body))
+            return
+        route = route_of(request.path)
+        assert route is not None  # noqa: S101 # the pipeline has forwarded it
+        response = ResponseReader(held, answer, self._answer_mode, route)
+        try:
+            await self._granted(request, answer, body if answer.status == 204 else answer.body)
+            await self._respond(response)
+        finally:
+            response.close()
+
+    async def _granted(self, request: Request, answer: Answer, body: bytes) -> None:
+        """Tell the proxy where the request goes."""
+        origin = parse_origin((answer.header(UPSTREAM) or b"").decode())
+        try:
+            endpoint = await self._picker.endpoints.of(origin)
+        except UnknownName as error:
+            message = f"the engine's address is not known: {error}"
+            await self._refuse(refusal(WireError(503, message), request.path))
+            return
+        wanted = [each for each in answer.for_engine() if self._picker.trusted or each[0] != b"authorization"]
+        if origin.base_path:
+            path = origin.base_path.encode() + request.path
+            wanted.append((b":path", b"%b?%b" % (path, request.query) if request.query else path))
+        removed = unwanted(request, wanted)
+        write = self._channel.write
+        if self._mode == messages.BUFFERED:
+            message = messages.destined("request_body", endpoint, wanted, removed)
+            if answer.status != 204:
+                messages.replace(message, "request_body", body)
+            await write(message)
+            return
+        await write(messages.destined("request_headers", endpoint, wanted, removed))
+        for piece in messages.pieces("request_body", body, not self._trailers):
+            await write(piece)
+        if self._trailers:
+            await write(messages.go_on("request_trailers"))
+
+    # -- the response -------------------------------------------------------------------------------------------
+
+    async def _respond(self, response: ResponseReader) -> None:
+        """Pass the response on to the proxy's end of the stream."""
+        while (message := await self._next(math.inf)) is not LEFT:
+            kind = messages.kind_of(message)
+            if kind == "request_trailers" and self._mode == messages.BUFFERED and not response.begun:
+                await self._channel.write(messages.go_on(kind))
+                continue
+            if kind not in KINDS or response.begun == (kind == "response_headers"):
+                raise Misordered(f"{kind or 'an empty message'} came where the engine's answer goes on")
+            for each in response.takes(message):
+                await self._channel.write(each)
+
+    # -- messages -----------------------------------------------------------------------------------------------
+
+    def _read_on(self) -> asyncio.Task[Any]:
+        """Return the read that is under way, begun now if there is none: a stream has one at a time."""
+        if self._reading is None:
+            self._reading = self._loop.create_task(self._channel.read())
+        return self._reading
+
+    async def _next(self, within: float) -> Any:
+        """Return the next message, LEFT at the end of the proxy's half, or None after `within` seconds."""
+        reading = self._read_on()
+        await asyncio.wait((reading,), timeout=None if within == math.inf else max(0.0, within))
+        if not reading.done():
+            return None
+        self._reading = None
+        message = reading.result()
+        return LEFT if message is self._picker.eof else message
+
+    async def _refuse(self, written: bytes) -> None:
+        answer = Answer.read(written)
+        await self._channel.write(messages.immediate(answer.status, answer.for_client(), answer.body))
+
+
+def _over(request: Request, limit: int) -> bytes:
+    return refusal(WireError(413, f"the body is over the limit of {limit} bytes"), request.path)
