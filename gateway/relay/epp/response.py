@@ -21,7 +21,7 @@ KINDS = ("response_headers", "response_body", "response_trailers")
 # "Response code details" of its documentation.
 _FAILURES: tuple[tuple[str, Failure], ...] = (
     ("upstream_reset_before_response_started{connection_termination", "reset"),
-    ("upstream_reset_before_response_started{remote", "reset"),
+    ("upstream_reset_before_response_started{remote_re", "reset"),  # remote_reset, remote_refused_stream_reset
     ("upstream_reset_before_response_started{protocol", "reset"),
     ("upstream_reset_before_response_started", "connect"),
     ("no_healthy_upstream", "connect"),

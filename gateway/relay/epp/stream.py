@@ -197,6 +197,8 @@ class PickerStream:
         removed = unwanted(request, wanted)
         write = self._channel.write
         if self._mode == messages.BUFFERED:
+            if answer.status != 204:
+                wanted.append((b"content-length", b"%d" % len(body)))
             message = messages.destined("request_body", endpoint, wanted, removed)
             if answer.status != 204:
                 messages.replace(message, "request_body", body)
