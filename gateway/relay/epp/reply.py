@@ -56,7 +56,7 @@ class Answer(msgspec.Struct, frozen=True):
         return [(name.removeprefix(TO_ENGINE), value) for name, value in self.headers if name.startswith(TO_ENGINE)]
 
 
-class Reply:
+class KeptReply:
     """Transport and connection of one call's responder. `answer` resolves once the answer is whole."""
 
     write_paused = False

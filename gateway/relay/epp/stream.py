@@ -21,7 +21,7 @@ from gateway.core.request.routes import route_of
 from gateway.relay.decide.held_calls import HeldCalls
 from gateway.relay.epp import messages
 from gateway.relay.epp.endpoints import Endpoints
-from gateway.relay.epp.reply import UPSTREAM, Answer, Reply
+from gateway.relay.epp.reply import UPSTREAM, Answer, KeptReply
 from gateway.relay.epp.request import BadHead, request_of, unusable_mode, unwanted
 from gateway.relay.epp.response import KINDS, ResponseReader
 from gateway.relay.pipeline import Pipeline
@@ -35,7 +35,7 @@ class Misordered(ValueError):
     """A message that cannot come now; the text says which can."""
 
 
-class Channel(Protocol):
+class MessageStream(Protocol):
     """Stream of messages, as grpc.aio has it."""
 
     def read(self) -> Coroutine[Any, Any, Any]: ...
@@ -50,14 +50,14 @@ class Picker(msgspec.Struct, frozen=True):
     bodies: BodyMemory
     endpoints: Endpoints
     settings: Callable[[], ServerSettings]
-    eof: object  # what `Channel.read` returns at the end of the proxy's half
+    eof: object  # what `MessageStream.read` returns at the end of the proxy's half
     trusted: bool  # proxies may be told engines' keys
 
 
 class PickerStream:
     """Stream of one request. `run` returns at its end. Raises Misordered, after which nothing is held."""
 
-    def __init__(self, picker: Picker, channel: Channel) -> None:
+    def __init__(self, picker: Picker, channel: MessageStream) -> None:
         self._picker = picker
         self._channel = channel
         self._loop = asyncio.get_running_loop()
@@ -156,7 +156,7 @@ class PickerStream:
     async def _decided(self, request: Request) -> None:
         """Have the pipeline decide, and tell the proxy."""
         body, picker = request.body, self._picker
-        reply = Reply(request)
+        reply = KeptReply(request)
         try:
             picker.pipeline.call(request, reply.responder)
             reading = self._read_on()
