@@ -1,0 +1,84 @@
+"""Batches whose model's machine is away for longer than a sidecar's report is believed; real processes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+from pathlib import Path
+
+import pytest
+from openai import APIStatusError, OpenAI
+
+from loadtest.processes import Gateway, free_port, until
+from sidecar.process import process_family
+from tests.batches.conftest import client
+from tests.e2e.children import SimEngine
+from tests.e2e.traffic import CHAT, body
+from tests.sidecar.served import MODELS, Box, box
+
+pytestmark = pytest.mark.slow
+
+LINES = [("1", "org/A"), ("2", "b"), ("3", "org/A"), ("4", "sim")]
+POLICY = "storage: kept\nbatches: {}\nfleet: {engines: [{url: 'ENGINE'}], sidecars: {token_file: s.token}}\n"
+
+
+def outcome(openai: OpenAI) -> str | None:
+    """The reason for which a call for a model of the sidecar is refused; None: it is answered."""
+    try:
+        openai.chat.completions.create(model="org/A", messages=[{"role": "user", "content": "hi"}], max_tokens=1)
+    except APIStatusError as error:
+        return error.response.headers.get("x-weir-reason")
+    return None
+
+
+def lost(machine: Box) -> None:
+    """End the engines as the machine's power does."""
+    for engine in machine.engines():
+        process_family.send(engine.pid, engine.started, signal.SIGKILL)
+    assert until(lambda: not machine.engines(), 10.0) is not None
+
+
+@pytest.mark.parametrize(("restarts", "reason"), [(False, "no_engine"), (True, "model_away")])
+def test_no_line_fails_because_the_machine_of_its_model_is_away(tmp_path: Path, restarts: bool, reason: str) -> None:
+    """`restarts`: the gateway is started again meanwhile, and has never seen the sidecar."""
+    control = free_port()
+    (tmp_path / "s.token").write_text("of-sixteen-characters")
+    (tmp_path / "s.token").chmod(0o600)
+    more = f"gateways: ['http://127.0.0.1:{control}']\ntoken_file: {tmp_path}/s.token\n{MODELS}"
+    engine = SimEngine(tmp_path / "engine.log", "--model", "sim")
+    file = tmp_path / "policy.yaml"
+    file.write_text(POLICY.replace("ENGINE", engine.url))
+    (tmp_path / "box").mkdir()
+    with engine.child, box(tmp_path / "box", more) as machine, contextlib.ExitStack() as gateways:
+        (machine.folder / "e").chmod(0o700)
+
+        def gateway(log: str) -> tuple[Gateway, OpenAI]:
+            running = Gateway(tmp_path / log, "--policy", str(file), "--control", f"127.0.0.1:{control}")
+            gateways.enter_context(running)
+            return running, gateways.enter_context(client(running, "none"))
+
+        running, openai = gateway("log")
+        with machine.served() as sidecar:
+            assert until(lambda: "org/A" in str(openai.models.list()), 20.0) is not None
+            assert until(lambda: outcome(openai) is None, 20.0) is not None  # its engine is awake
+            sidecar.kill()
+        lost(machine)
+        lines = [{"custom_id": id, "method": "POST", "url": CHAT, "body": body(model=model)} for id, model in LINES]
+        stored = openai.files.create(file=("in", "\n".join(map(json.dumps, lines)).encode()), purpose="batch")
+        id = openai.batches.create(input_file_id=stored.id, endpoint=CHAT, completion_window="24h").id
+        if restarts:
+            running.child.kill()
+            running, openai = gateway("log2")
+        assert until(lambda: outcome(openai) == reason, 60.0, every=0.5) is not None, running.child.output()
+        again = running.total("weir_batch_lines_total", result="again")
+        assert until(lambda: running.total("weir_batch_lines_total", result="again") >= again + 3, 60.0) is not None
+        with machine.served():
+            assert until(lambda: openai.batches.retrieve(id).status == "completed", 60.0, every=0.2) is not None
+        batch = openai.batches.retrieve(id)
+        assert batch.error_file_id is None
+        good = [json.loads(each) for each in openai.files.content(str(batch.output_file_id)).text.splitlines()]
+        assert sorted((each["custom_id"], each["response"]["status_code"]) for each in good) == [
+            (id, 200) for id, _ in LINES
+        ]
+        assert "Traceback" not in running.child.output()
