@@ -76,6 +76,7 @@ _SECOND_HAND = re.compile(
     r"Engine core initialization failed|See (?:the )?root cause|EngineDeadError|EngineCore (?:failed|encountered)"
     r"|See stack trace|WorkerProc (?:failed|hit an exception)|Worker proc \S+ died|WorkerProc initialization failed"
     r"|died unexpectedly|Engine process failed|Exception in worker|Error executing method"
+    r"|^(?:Segmentation fault|Aborted)\b"
 )
 # What a healthy engine writes, though it has a failure's words in it.
 _HEALTHY = re.compile(r"Free memory on device .* on startup\. Desired|shared memory broadcast block found")

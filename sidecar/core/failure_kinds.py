@@ -112,7 +112,7 @@ KINDS = (
         re.compile(
             r"DefaultCPUAllocator|less than desired CPU memory"
             r"|Cannot allocate memory|std::bad_alloc|\bMemoryError\b|\bBus error\b|SIGBUS"
-            r"|OOM.?[Kk]illed"
+            r"|OOM.?[Kk]illed|^Killed$"
             r"|exit ?code:? -(?:9|7)\b|insufficient shared memory|unable to (?:mmap|open shared memory)"
         ),
         "The machine, or the container, has too little memory of its own, or too small a /dev/shm. Give it more, or "
@@ -261,6 +261,7 @@ KINDS = (
         "bad_install",
         re.compile(
             r"^(?:ImportError|ModuleNotFoundError)\b|undefined symbol|cannot open shared object file|Failed to import"
+            r"|\bvllm: (?:command )?not found|No module named '?vllm\b"
             rf"|{_ERROR}(?:\binstall(?:ed)?\b|(?:Config|dict)' object has no attribute"
             rf"|\bmodule '[\w.]+' has no attribute|\bplugin\b|\bvllm\._\w+|extension)"
         ),
@@ -295,9 +296,9 @@ KINDS = (
         re.compile(
             r"SafetensorError|HeaderTooLarge|PytorchStreamReader|UnpicklingError"
             rf"|{_ERROR}(?:[Cc]annot find any .*weights|[Nn]o .*weights? (?:files? )?found|corrupt|truncated"
-            rf"|unexpected EOF)"
+            rf"|unexpected EOF|No such file .*\.(?:safetensors|bin|gguf|pth?)\b|not a valid JSON file)"
         ),
-        "The model's weights are absent, incomplete or damaged. Get them again: `sidecar pull`.",
+        "Files of the model are absent, incomplete or damaged. Get them again: `sidecar pull`.",
         starting=True,
     ),
     Kind(

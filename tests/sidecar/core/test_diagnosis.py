@@ -101,6 +101,20 @@ def test_published_lines_are_understood(told: dict[str, object]) -> None:
     ("line", "kind", "numbers"),
     [
         ("ValueError: something nobody has seen", UNKNOWN, {}),
+        ("Killed", "host_memory", {}),
+        ("Segmentation fault (core dumped)", SECOND_HAND, {}),
+        ("/bin/sh: 1: vllm: not found", "bad_install", {}),
+        ("/usr/bin/python3: No module named vllm", "bad_install", {}),
+        (
+            'FileNotFoundError: No such file or directory: "/models/x/model-00002-of-00004.safetensors"',
+            "weights_unreadable",
+            {},
+        ),
+        (
+            "OSError: It looks like the config file at '/models/x/config.json' is not a valid JSON file.",
+            "weights_unreadable",
+            {},
+        ),
         (OUT, "oom", {"tried_gib": 2.0, "total_gib": 79.18}),
         (
             f"{OUT} of which 112.50 MiB is free. Process 7 has 3.00 GiB memory in use. Including non-PyTorch memory, "
