@@ -51,6 +51,8 @@ def test_nothing_is_wider_than_its_column(browser: Any, site: Path, width: int) 
 def test_search_works_from_the_folder(browser: Any, site: Path) -> None:
     page = browser.new_page()
     page.goto((site / "index.html").as_uri())
-    page.locator(".md-search__input").fill("retry-after")
+    page.locator(".md-search__input").click()  # the index is read once the search is open
+    page.locator(".md-search-result__meta", has_text="Type to start searching").wait_for()
+    page.keyboard.type("retry-after")
     page.locator(".md-search-result__link").first.wait_for()
     page.close()

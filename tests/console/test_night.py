@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import sys
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from loadtest.processes import Child, Gateway, until
+from loadtest.processes import Child, Gateway, get, until
 from tests.console.conftest import Console
 from tests.console.traffic import Traffic, call, chat
 
@@ -36,11 +37,17 @@ def killed(tmp_path: Path, left: Child) -> Iterator[tuple[Gateway, float]]:
         (tmp_path / "policy.yaml").write_text(POLICY % tuple(urls))
         with Gateway(tmp_path / "log", "--policy", str(tmp_path / "policy.yaml")) as gateway:
             with Traffic(lambda: call(gateway.url, chat("sim", 200)), rate=4, threads=8):
-                assert until(lambda: all(each["in_flight"] for each in gateway.fleet()["engines"]), 30.0) is not None
+                assert until(lambda: "left" in streaming(gateway), 30.0) is not None  # else its calls move unseen
                 at = time.time()
                 left.signal(signal.SIGKILL)
                 assert until(lambda: not gateway.fleet()["engines"][0]["up"], 30.0) is not None
             yield gateway, at
+
+
+def streaming(gateway: Gateway) -> set[str]:
+    """Engines in the middle of an answer."""
+    calls = json.loads(get(f"{gateway.control}/calls?state=streaming")[1])["calls"]
+    return {each["engine"] for each in calls}
 
 
 def engine(folder: Path, name: str) -> Child:
