@@ -26,7 +26,11 @@ from gateway.core.request.record import Record
 from gateway.upstream.client import Client, EngineError, Reply
 
 # Failures of an engine before its first byte, by the policy's names for them: nothing of the answer has been used.
-RETRIED = frozenset((429, 502, 503, 504))  # statuses of an engine; each failure of the connection is retried too
+# Statuses that are no answer to the caller: an engine's credentials are the gateway's, and redirects are not followed.
+MISPLACED = dict.fromkeys((401, 407), "it takes no key that the gateway has for it") | dict.fromkeys(
+    range(300, 400), "it sends callers elsewhere, which is not followed"
+)
+RETRIED = frozenset((429, 502, 503, 504, *MISPLACED))  # each failure of the connection is retried too
 CAUSES = {"connect": "connect", "timeout": "timeout"} | dict.fromkeys(
     ("reset", "garbage", "truncated", "stall", "closed"), "reset"
 )
@@ -63,11 +67,10 @@ class Attempts:
                 grant.failed(kind, message, error.reason, over=over)
             else:
                 kind = str(reply.status)
-                grant.answered(reply.status)
+                message = _answered(grant, reply.status)
                 if reply.status not in RETRIED:
                     return reply
                 call.sent_at = None
-                message = f"it answered {kind}"
             self._trace(call, grant, kind)
             failed = set() if failed is None else failed
             pause = None if self._over(call) else await _again(grant, kind, record.attempts, failed, reply)
@@ -116,6 +119,17 @@ def patience(call: Call, grant: Grant, policy: Policy) -> float:
     if call.stream:
         return policy.timeouts.first_byte
     return policy.timeouts.first_byte + SLOWER * (call.shaped or call.asked) * grant.tpot
+
+
+def _answered(grant: Grant, status: int) -> str:
+    """Tell the grant what its engine has answered. Returns words for it, in case it is a failure."""
+    message = f"it answered {status}"
+    if status not in MISPLACED:
+        grant.answered(status)
+        return message
+    message += f": {MISPLACED[status]}"
+    grant.failed(str(status), message, "", over=False)
+    return message
 
 
 async def _again(grant: Grant, kind: str, attempts: int, failed: set[str], reply: Reply | None) -> float | None:

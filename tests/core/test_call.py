@@ -690,6 +690,12 @@ def test_bad_responses(more: dict[str, Any], param: str) -> None:
     assert refusal({"model": "m", **more}, "/v1/responses").param == param
 
 
+@pytest.mark.parametrize("field", ["previous_response_id", "conversation"])
+def test_a_field_that_names_a_stored_conversation_is_told_that_none_is_stored(field: str) -> None:
+    refused = refusal({"model": "m", "input": "x", field: "id_1"}, "/v1/responses")
+    assert refused.message == f"{field} names what nobody stores here: send the whole conversation in the call"
+
+
 def test_tokens_of_messages_are_counted_without_a_limit_of_the_answer() -> None:
     body = {"model": "m", "system": "be", **CHAT, "tools": []}
     made = call(body, "/v1/messages/count_tokens")

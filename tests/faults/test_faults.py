@@ -113,7 +113,9 @@ def test_usage_stays_for_a_client_that_asked() -> None:
     scenario(["good"], body)
 
 
-@pytest.mark.parametrize("bad", ["die_before_headers", "die_after_headers", "garbage", "503", "502", "429", "hang"])
+@pytest.mark.parametrize(
+    "bad", ["die_before_headers", "die_after_headers", "garbage", "503", "502", "429", "401", "307", "hang"]
+)
 def test_a_failure_before_the_first_byte_is_retried_elsewhere_unseen(bad: str) -> None:
     async def body(gateway: Gateway, engines: list[ScriptedEngine]) -> None:
         for _ in range(3):
@@ -130,7 +132,7 @@ def test_a_failure_before_the_first_byte_is_retried_elsewhere_unseen(bad: str) -
     ("bad", "stream"),
     [
         pytest.param(name, stream, marks=[pytest.mark.slow] if name == "hang" else [])
-        for name in ("die_before_headers", "garbage", "503", "502", "hang")
+        for name in ("die_before_headers", "garbage", "503", "502", "401", "307", "hang")
         for stream in (False, True)
     ],
 )

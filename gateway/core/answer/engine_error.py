@@ -30,7 +30,8 @@ def engine_error(status: int, body: bytes, path: str, model: str) -> tuple[bytes
     Its message about its own failure (5xx) may hold paths, addresses and code, so it goes to the log alone. An engine
     without the route at `path` only says "Not Found": the caller is told that `model` does not offer it.
     """
-    advice = STATUS[Outcome.BAD_REQUEST if status < 500 else Outcome.UPSTREAM]
+    outcome = Outcome.UPSTREAM if status >= 500 else Outcome.RATE_LIMITED if status == 429 else Outcome.BAD_REQUEST
+    advice = STATUS[outcome]
     error = error_of(body)
     if status >= 500:
         message = f"The engine failed with status {status}. The gateway's log has its message, under this request's id."

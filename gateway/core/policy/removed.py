@@ -35,7 +35,7 @@ REMOVED = MappingProxyType({
     "limits.per_tenant.quota": "limits.quota",
     "modes.*.only": "refuse: all_but_most_important, or the list of all others",
     "retries.at_least": f"{_FIXED} at 3 in 10s, and none with budget: 0%",
-    "retries.on": f"{_FIXED}: failures of the connection, 429, 502, 503 and 504",
+    "retries.on": f"{_FIXED}: failures of the connection, 401, 407, 429, 502, 503, 504, redirects",
     "routing.affinity": "nothing: calls go where their prompt costs least",
     "routing.affinity_ttl": "nothing: an engine's cache is known by its size and reports",
     "routing.imbalance": "nothing: calls go where their prompt costs least",

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from gateway.core.request.json_body import BY_GATEWAY, LONG, Body, bad_request
+from gateway.core.request.json_body import BY_GATEWAY, LONG, STORED, Body, bad_request
 
 _CHAT = ("messages", "documents", "chat_template")
 _POOLED = ("input", "messages", "chat_template")
@@ -36,7 +36,7 @@ READS: dict[str, tuple[str, ...]] = {
 }
 
 # Prompts that a gateway cannot read: embeddings, an engine's memory of earlier answers, and plugins' data.
-UNREADABLE = ("prompt_embeds", "previous_response_id", "conversation", "data")
+UNREADABLE = ("prompt_embeds", *STORED, "data")
 PROMPTS = frozenset(name for names in READS.values() for name in names).union(UNREADABLE)
 
 

@@ -97,6 +97,7 @@ class Body(msgspec.Struct, gc=False):
 # Fields that only the gateway sets: priority between calls, isolation of tenants in the prefix cache, the source of KV
 # and encoder caches, and the name of a call inside an engine (clients send x-request-id).
 BY_GATEWAY = ("priority", "cache_salt", "kv_transfer_params", "ec_transfer_params", "request_id")
+STORED = ("previous_response_id", "conversation")  # names of what some other API keeps
 
 _fields = msgspec.json.Decoder(dict[str, Raw]).decode
 
@@ -194,6 +195,8 @@ def explained(error: str, data: bytes) -> Refused:
         name = path.rpartition(".")[2]
         if name in BY_GATEWAY:
             return reserved(name)
+        if name in STORED:
+            return bad_request(f"{path} names what nobody stores here: send the whole conversation in the call", path)
         return bad_request(
             f"{path} is not a field of this route, and the engine might read it as a prompt: leave it out", path
         )

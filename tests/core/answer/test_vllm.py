@@ -265,6 +265,7 @@ LONGER = "The decoder prompt (length 9) is longer than the maximum model length 
         (400, {"error": {"message": LONGER, "code": 400}}, LONGER, None, TOO_LONG, None),
         (404, {"detail": "no such thing"}, "no such thing", None, None, None),
         (422, {"detail": [{"loc": ["n"]}]}, '[{"loc":["n"]}]', None, None, None),
+        (429, {"error": "slow"}, "slow", "rate_limit_error", "rate_limit_exceeded", None),
         (403, {}, "The engine answered 403 without saying why.", None, None, None),
         (402, b"<html>", "The engine answered 402 without saying why.", None, None, None),
         (402, b'{"x": ' + b"[" * 9999, "The engine answered 402 without saying why.", None, None, None),
