@@ -63,7 +63,7 @@ class LineCall:
         self._writer: asyncio.Task[None] | None = None
         self._whole = self._closed = False
         self._lease = BodyLease(site.bodies, account.name)
-        request = Request(b"POST", route.path.encode(), b"", list(fields.items()), fields, 0, len(body), False, False)
+        request = Request(b"POST", route.path.encode(), b"", list(fields.items()), fields, 0, len(body), False)
         request.peer = PEER
         request.at = asyncio.get_running_loop().time()
         request.body = body

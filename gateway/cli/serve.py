@@ -89,6 +89,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="run the sidecar of this file too: models that take turns on this machine's GPUs, in one command; it ends "
         "with the gateway, its engines too",
     )
+    _add_processes(parser)
+    _add_proxies(parser)
+    _add_secrets_and_logs(parser)
+
+
+def _add_processes(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say where and in how many processes the gateway serves."""
     parser.add_argument(
         "--listen",
         default="127.0.0.1:8000",
@@ -112,6 +119,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "auto: one for each core but one, of those that a container's quota leaves",
     )
     parser.add_argument(
+        "--take-over",
+        nargs="?",
+        const="",
+        metavar="SOCKET",
+        help="serve in place of the gateway that runs with this --control, on its sockets: it finishes what it has and "
+        "ends, and no connection is refused; SOCKET: where it is found otherwise",
+    )
+    parser.add_argument(
+        "--advertise",
+        type=argument(_control),
+        metavar="HOST:PORT",
+        help="where other members of the policy's cluster reach this one, in place of cluster.advertise",
+    )
+
+
+def _add_proxies(parser: argparse.ArgumentParser) -> None:
+    """Add the flags for proxies that ask this gateway and forward calls themselves."""
+    parser.add_argument(
         "--decide",
         type=argument(_listen),
         metavar="HOST:PORT|unix:PATH",
@@ -129,20 +154,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where Envoy asks to which engine a request goes: the endpoint picker of the Gateway API Inference "
         "Extension (docs/epp.md), with TLS where --tls-cert is given; needs the extra epp; left out: nowhere",
     )
-    parser.add_argument(
-        "--take-over",
-        nargs="?",
-        const="",
-        metavar="SOCKET",
-        help="serve in place of the gateway that runs with this --control, on its sockets: it finishes what it has and "
-        "ends, and no connection is refused; SOCKET: where it is found otherwise",
-    )
-    parser.add_argument(
-        "--advertise",
-        type=argument(_control),
-        metavar="HOST:PORT",
-        help="where other members of the policy's cluster reach this one, in place of cluster.advertise",
-    )
+
+
+def _add_secrets_and_logs(parser: argparse.ArgumentParser) -> None:
+    """Add the flags for certificates, tokens, logs, metrics and traces."""
     parser.add_argument("--tls-cert", metavar="FILE", help="serve HTTPS with this PEM certificate chain")
     parser.add_argument("--tls-key", metavar="FILE", help="its private key, if not in the same file")
     parser.add_argument(
@@ -189,18 +204,10 @@ def command(given: argparse.Namespace) -> int:
     policy = checked(Path(given.policy)) if given.policy else default_policy
     if not (policy.fleet.engines or policy.fleet.sidecars or engines or embedded or demo or given.sidecar):
         raise Mistake(NO_ENGINE)
-    if demo and given.sidecar:
-        raise Mistake(f"--sidecar {given.sidecar}: --engine demo has a sidecar of its own")
-    if given.sidecar and not Path(given.sidecar).is_file():
-        raise Mistake(f"--sidecar {given.sidecar}: there is no such file; `sidecar init` writes one")
-    ids = Counter(engine_id(engine.url) for engine in engines)
-    twice = [id for id, times in ids.items() if times > 1]
+    _check_together(given, policy, own_engines=bool(embedded or demo or given.sidecar))
+    twice = [id for id, times in Counter(engine_id(engine.url) for engine in engines).items() if times > 1]
     if twice:
         raise Mistake(f"--engine: {twice[0]} is there twice")
-    if not given.tls_cert and (given.tls_key or given.tls_client_ca):
-        raise Mistake(f"{'--tls-key' if given.tls_key else '--tls-client-ca'}: there is no --tls-cert for it")
-    if given.control_tls_key and not given.control_tls_cert:
-        raise Mistake("--control-tls-key: there is no --control-tls-cert for it")
     token = admin_token(given.admin_token_file, "--admin-token-file")
     decide_token = _decide_token(given)
     certificate = _certificate(given.tls_cert, given.tls_key, given.tls_client_ca)
@@ -211,20 +218,6 @@ def command(given: argparse.Namespace) -> int:
             f"--control {given.control} can be reached from other machines: "
             f"give --admin-token-file FILE or set {TOKEN_VARIABLE}"
         )
-    if given.workers > 1 and given.sidecar:
-        raise Mistake(
-            f"--workers {given.workers}: a sidecar of a gateway's own is for one process: start it by itself, or leave "
-            "--workers out"
-        )
-    if given.take_over is not None and (given.decide or given.epp):
-        port, flag = ("a decide port", "--decide") if given.decide else ("an endpoint picker", "--epp")
-        raise Mistake(f"--take-over: {port} cannot be handed over: restart the gateway, or leave {flag} out")
-    if given.take_over is not None and (embedded or demo or given.sidecar):
-        raise Mistake(
-            "--take-over: engines and sidecars of a gateway's own end with it: start them by themselves, and name them "
-            "in the policy"
-        )
-    _check_cluster(given, policy)
     _warn_of_the_clear(given, policy)
     return run(
         Options(
@@ -268,8 +261,30 @@ def _decide_token(given: argparse.Namespace) -> str | None:
     return None
 
 
-def _check_cluster(given: argparse.Namespace, policy: Policy) -> None:
-    """Raises Mistake for what a member of a cluster cannot be started with, and another needs not."""
+def _check_together(given: argparse.Namespace, policy: Policy, *, own_engines: bool) -> None:
+    """Check flags that need or exclude another. `own_engines`: engines or a sidecar end with this gateway. Raises
+    Mistake."""
+    if given.sidecar and DEMO in given.engine:
+        raise Mistake(f"--sidecar {given.sidecar}: --engine demo has a sidecar of its own")
+    if given.sidecar and not Path(given.sidecar).is_file():
+        raise Mistake(f"--sidecar {given.sidecar}: there is no such file; `sidecar init` writes one")
+    if not given.tls_cert and (given.tls_key or given.tls_client_ca):
+        raise Mistake(f"{'--tls-key' if given.tls_key else '--tls-client-ca'}: there is no --tls-cert for it")
+    if given.control_tls_key and not given.control_tls_cert:
+        raise Mistake("--control-tls-key: there is no --control-tls-cert for it")
+    if given.workers > 1 and given.sidecar:
+        raise Mistake(
+            f"--workers {given.workers}: a sidecar of a gateway's own is for one process: start it by itself, or leave "
+            "--workers out"
+        )
+    if given.take_over is not None and (given.decide or given.epp):
+        port, flag = ("a decide port", "--decide") if given.decide else ("an endpoint picker", "--epp")
+        raise Mistake(f"--take-over: {port} cannot be handed over: restart the gateway, or leave {flag} out")
+    if given.take_over is not None and own_engines:
+        raise Mistake(
+            "--take-over: engines and sidecars of a gateway's own end with it: start them by themselves, and name them "
+            "in the policy"
+        )
     if given.advertise and policy.cluster is None:
         raise Mistake(f"--advertise {given.advertise}: the policy has no cluster")
 

@@ -71,68 +71,46 @@ async def _counted() -> None:
     """All is counted in this process."""
 
 
-def control_app(
-    fleet: Fleet,
-    dispatch: Dispatch,
-    exposition: Callable[[], bytes],
-    admin_token: str | None,
-    clock: Callable[[], float],
-    *,
-    calls: Callable[[], Iterable[CallView]] = tuple,
-    policy_status: Callable[[], FileStatus] = FileStatus,
-    reload: Callable[[], Awaitable[FileStatus]] | None = None,
-    drain: Callable[[bool], None] | None = None,
-    drain_engine: Callable[[Engine, bool], None] | None = None,
-    is_user_key: Callable[[str], bool] = lambda _: False,
-    sidecars: ReportTaker | None = None,
-    count: Callable[[], Awaitable[None]] = _counted,
-    processes: Callable[[], list[ProcessView]] = list,
-    sources: Sources | None = None,
-    openmetrics: Callable[[], bytes] | None = None,
-    cluster: Callable[[], ClusterView] | None = None,
-    usage: UsageSource | None = None,
-) -> Starlette:
-    """The application. `clock` gives monotonic seconds; without `admin_token` there is no door, see guard.py.
+class ControlParts(msgspec.Struct, frozen=True):
+    """Parts of a gateway that the control port shows or gives orders to."""
 
-    `exposition` gives the Prometheus text, `openmetrics` the same with exemplars (None: no call is traced), `calls` the
-    calls that have not ended.
-    `reload` reads the policy file again, None: there is none. `drain` and `drain_engine` turn it on or off; what they
-    leave as it was they refuse. `is_user_key` knows the data port's keys. `sidecars` takes their reports. `count` has
-    other processes tell what they have counted, `processes` gives all of them. `sources` are the console's. `cluster`:
-    None: it is of none.
-    """
-    control = Control(
-        fleet, dispatch, exposition, clock, calls, policy_status, reload, drain=drain, drain_engine=drain_engine
-    )
-    control.count, control.processes_of, control.cluster_of = count, processes, cluster
-    control.usage_of = usage
-    control.openmetrics = openmetrics
+    fleet: Fleet
+    dispatch: Dispatch
+    exposition: Callable[[], bytes]  # Prometheus text
+    clock: Callable[[], float]  # monotonic seconds
+    calls: Callable[[], Iterable[CallView]] = tuple  # calls that have not ended
+    policy_status: Callable[[], FileStatus] = FileStatus
+    reload: Callable[[], Awaitable[FileStatus]] | None = None  # reads the policy file again; None: there is no file
+    drain: Callable[[bool], None] | None = None  # turns the drain on or off; a drain that stays as it was is refused
+    drain_engine: Callable[[Engine, bool], None] | None = None  # the same for one engine
+    is_user_key: Callable[[str], bool] = lambda _: False  # whether a key is the data port's
+    sidecars: ReportTaker | None = None
+    count: Callable[[], Awaitable[None]] = _counted  # asks other processes for their counts
+    processes: Callable[[], list[ProcessView]] = list
+    sources: Sources = Sources()  # the console's
+    openmetrics: Callable[[], bytes] | None = None  # the exposition with exemplars; None: no call is traced
+    cluster: Callable[[], ClusterView] | None = None  # None: the gateway is alone
+    usage: UsageSource | None = None
+
+
+def control_app(parts: ControlParts, admin_token: str | None) -> Starlette:
+    """The application. Without `admin_token` no request needs a token, see guard.py."""
+    control = Control(parts)
     files = console_files()
-    sources = sources or Sources()
+    fleet, dispatch, sources = parts.fleet, parts.dispatch, parts.sources
     if admin_token is None:
         sources = msgspec.structs.replace(sources, keys=None)  # whoever is on this machine is no operator
-    reading = ConsoleReading(fleet, dispatch, sources, policy_status, clock)
+    reading = ConsoleReading(fleet, dispatch, sources, parts.policy_status, parts.clock)
     console = ConsoleRoutes(files, reading, dispatch, sources)
     app = Starlette(
         routes=[
             *console.routes(),
             *KeyRoutes(sources.keys).routes(),
             *TrialRoutes(dispatch, sources, allowed=admin_token is not None).routes(),
-            Route("/livez", control.livez),
-            Route("/readyz", control.readyz),
-            Route("/metrics", control.metrics),
-            Route("/fleet", control.fleet),
-            Route("/calls", control.calls),
-            Route("/processes", control.processes),
-            Route("/cluster", control.cluster),
-            Route("/usage", control.usage),
-            Route("/policy", control.policy),
-            Route("/policy/reload", control.reload, methods=["POST"]),
-            Route("/drain", control.drain, methods=SWITCH),
-            Route("/engines/{id:path}/drain", control.drain_engine, methods=SWITCH),
-            Route(REPORT_PATH, partial(take_report, sidecars=sidecars), methods=["POST"]),
+            *control.routes(),
+            Route(REPORT_PATH, partial(take_report, sidecars=parts.sidecars), methods=["POST"]),
         ],
-        middleware=[Middleware(Guard, ControlPortRules(admin_token, is_user_key, files).refusal, HEADERS)],
+        middleware=[Middleware(Guard, ControlPortRules(admin_token, parts.is_user_key, files).refusal, HEADERS)],
         exception_handlers={HTTPException: _not_here},
     )
     app.router.redirect_slashes = False  # the address it would name is the client's own word
@@ -142,33 +120,20 @@ def control_app(
 class Control:
     """The answers, one method a route."""
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        dispatch: Dispatch,
-        exposition: Callable[[], bytes],
-        clock: Callable[[], float],
-        calls: Callable[[], Iterable[CallView]],
-        policy_status: Callable[[], FileStatus],
-        reload: Callable[[], Awaitable[FileStatus]] | None,
-        drain: Callable[[bool], None] | None,
-        drain_engine: Callable[[Engine, bool], None] | None,
-    ) -> None:
-        self._fleet = fleet
-        self._dispatch = dispatch
-        self._exposition = exposition
-        self._clock = clock
-        self._calls = calls
-        self._policy_status = policy_status
-        self._reload = reload
-        self._drain = drain or self._leave
-        self._drain_engine = drain_engine or self._leave_engine
-        self.count: Callable[[], Awaitable[None]] = _counted
-        self.processes_of: Callable[[], list[ProcessView]] = list
-        self.openmetrics: Callable[[], bytes] | None = None
-        self.cluster_of: Callable[[], ClusterView] | None = None
-        self.usage_of: UsageSource | None = None
+    def __init__(self, parts: ControlParts) -> None:
+        self._parts = parts
+        self._fleet = parts.fleet
+        self._dispatch = parts.dispatch
         self._by_hand = False  # the drain is an operator's and not the end of the process
+
+    def routes(self) -> list[Route]:
+        pages = (self.livez, self.readyz, self.metrics, self.fleet, self.calls, self.processes, self.cluster)
+        return [
+            *[Route(f"/{page.__name__}", page) for page in (*pages, self.usage, self.policy)],
+            Route("/policy/reload", self.reload, methods=["POST"]),
+            Route("/drain", self.drain, methods=SWITCH),
+            Route("/engines/{id:path}/drain", self.drain_engine, methods=SWITCH),
+        ]
 
     # -- for whoever watches the process ------------------------------------------------------------------------
 
@@ -182,7 +147,7 @@ class Control:
         up = sum(engine.health.up for engine in self._fleet)
         expected = len(self._fleet.expected)
         down = [f"{engine.label} is {state_of(engine)}" for engine in self._fleet if not engine.health.up]
-        of_cluster = [] if self.cluster_of is None else [self.cluster_of().line]
+        of_cluster = [] if self._parts.cluster is None else [self._parts.cluster().line]
         more = [
             *failing(),
             *of_cluster,
@@ -200,36 +165,36 @@ class Control:
         return _text("\n".join([line, *more]))
 
     async def metrics(self, request: Request) -> Response:
-        await self.count()
-        if self.openmetrics is not None and OPENMETRICS in request.headers.get("accept", ""):
+        await self._parts.count()
+        if self._parts.openmetrics is not None and OPENMETRICS in request.headers.get("accept", ""):
             headers = {"content-type": f"{OPENMETRICS}; version=1.0.0; charset=utf-8"}
-            return Response(self.openmetrics(), media_type=None, headers=headers)
-        return Response(self._exposition(), media_type=None, headers={"content-type": EXPOSITION})
+            return Response(self._parts.openmetrics(), media_type=None, headers=headers)
+        return Response(self._parts.exposition(), media_type=None, headers={"content-type": EXPOSITION})
 
     # -- pages to read ------------------------------------------------------------------------------------------
 
     async def fleet(self, _: Request) -> Response:
-        return _json(fleet_view(self._fleet, self._dispatch, self._clock()))
+        return _json(fleet_view(self._fleet, self._dispatch, self._parts.clock()))
 
     async def calls(self, request: Request) -> Response:
         query = request.query_params
         wrong = problem(query)
-        return _json(calls_view(self._calls(), query)) if wrong is None else error(400, "bad_filter", wrong)
+        return _json(calls_view(self._parts.calls(), query)) if wrong is None else error(400, "bad_filter", wrong)
 
     async def processes(self, _: Request) -> Response:
-        await self.count()
-        return _json(ProcessesView(self.processes_of()))
+        await self._parts.count()
+        return _json(ProcessesView(self._parts.processes()))
 
     async def cluster(self, _: Request) -> Response:
-        if self.cluster_of is None:
+        if self._parts.cluster is None:
             return error(404, "no_cluster", "This gateway is alone: its policy has no cluster.")
-        return _json(self.cluster_of())
+        return _json(self._parts.cluster())
 
     async def usage(self, request: Request) -> Response:
-        usage = self.usage_of
+        usage = self._parts.usage
         match request.query_params.get("format", "json"):
             case "json":
-                return _json(usage_view(() if usage is None else usage.windows(), self._clock()))
+                return _json(usage_view(() if usage is None else usage.windows(), self._parts.clock()))
             case "csv":
                 try:
                     history = [] if usage is None else await usage.history()
@@ -240,7 +205,7 @@ class Control:
                 return error(400, "bad_format", "format is json or csv.")
 
     async def policy(self, request: Request) -> Response:
-        policy, status = self._dispatch.policy, self._policy_status()
+        policy, status = self._dispatch.policy, self._parts.policy_status()
         match request.query_params.get("format", "yaml"):
             case "yaml":
                 return Response(policy_yaml(policy, status), media_type="application/yaml")
@@ -252,10 +217,10 @@ class Control:
     # -- orders -------------------------------------------------------------------------------------------------
 
     async def reload(self, _: Request) -> Response:
-        if self._reload is None:
+        if self._parts.reload is None:
             message = "This gateway was started without --policy: there is no file to read again."
             return error(409, "no_policy_file", message)
-        status = await self._reload()
+        status = await self._parts.reload()
         if status.error is not None:
             message = f"Nothing has changed: the policy file cannot be used.\n{status.error}"
             return error(422, "bad_policy", message)
@@ -264,7 +229,7 @@ class Control:
     async def drain(self, request: Request) -> Response:
         if request.method in {"POST", "DELETE"}:
             wanted = request.method == "POST"
-            self._drain(wanted)
+            (self._parts.drain or self._leave)(wanted)
             if self._dispatch.leaving is not wanted:
                 return error(409, "shutting_down", "This gateway is shutting down, and cannot be called back.")
             self._by_hand = wanted
@@ -282,7 +247,7 @@ class Control:
             return error(404, "engine_not_found", "There is no engine of that name. GET /fleet lists those there are.")
         if request.method in {"POST", "DELETE"}:
             wanted = request.method == "POST"
-            self._drain_engine(engine, wanted)
+            (self._parts.drain_engine or self._leave_engine)(engine, wanted)
             if engine.draining is not wanted:
                 message = "The policy, or its sidecar, has no such engine any more: it only ends its calls."
                 return error(409, "engine_retired", message)

@@ -321,8 +321,7 @@ class Pipeline:
             else:
                 parse = partial(_parse, route, request, snapshot, account, record, metered)
                 call = await self.large.parsed(request.held.owner, parse)
-            call.subset = request.subset
-            live.call = call
+            live.call, call.subset = call, request.subset
             trace = call.trace = live.trace
             if snapshot.policy.logging.prompts:
                 record.request = request.body[:LOGGED_AT_MOST].decode("utf-8", "replace")

@@ -17,6 +17,8 @@ from concurrent.futures import Executor
 from itertools import chain
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from gateway.batches.door import FORM
 from gateway.batches.site import BatchSite
 from gateway.control.calls import CallView, active_calls
@@ -78,14 +80,23 @@ class ApplyError(Exception):
     """A policy that is well-formed and cannot be used here; the message says why."""
 
 
+class Monitoring(msgspec.Struct, frozen=True):
+    """Sources of metrics beside the gateway's own objects, and where its records go."""
+
+    lost_lines: Callable[[], int] = int
+    policy_status: Callable[[], FileStatus] = FileStatus
+    relays: Callable[[], Sequence[RelayCounts]] = tuple  # totals of relays that are processes of their own
+    spans: Spans | None = None  # where traces of calls go; None: none is made
+    gen_ai: bool = False  # OpenTelemetry's metrics too
+    history: History | None = None  # where `say` notes events
+
+
 class Gateway:
     """All of one gateway but its sockets: `serve` runs it, tests and simulations drive it.
 
     `entries` are engines beside the policy's: the command line's, which stay whatever the policy says. `say` takes
     lines for the operator. `most_clients`: connections that the process can afford. `sidecar_transport`: in place of
-    sockets to sidecars. `relays`: totals of those that are processes of their own. `spans`: where traces of calls go,
-    None: none is made. `gen_ai`: metrics of OpenTelemetry too. `history`: where `say` notes events. Raises
-    ValueError for a policy that only looks right.
+    sockets to sidecars. Raises ValueError for a policy that only looks right.
     """
 
     def __init__(
@@ -102,52 +113,65 @@ class Gateway:
         sidecar_transport: Transport | None = None,
         witnesses: Witnesses = NOBODY_WATCHES,
         parser: Executor | None = None,
-        lost_lines: Callable[[], int] = int,
-        policy_status: Callable[[], FileStatus] = FileStatus,
         order_token: str | None = None,
         sidecar_trust: Trust | None = None,
-        relays: Callable[[], Sequence[RelayCounts]] = tuple,
-        spans: Spans | None = None,
-        gen_ai: bool = False,
-        history: History | None = None,
+        monitoring: Monitoring = Monitoring(),  # noqa: B008 # it is frozen
     ) -> None:
         self._drawn_secret = secrets.token_bytes(32)  # for cache salts, where no file has one
-        self.current = current = Current(self._snapshot(policy, cache_secret))
+        self.current = Current(self._snapshot(policy, cache_secret))
         self.previous: Policy | None = None  # the one before
         self.rng = rng
         self.say = say
         self.clock = asyncio.get_running_loop().time
+        self._fixed = tuple(entries)
+        self.retired: dict[Engine, str] = {}  # and why
+        self.brought: dict[str, Member] = {}  # by sidecars, by engine id
+        self._by_hand: set[str] = set()  # engines that an operator has drained
+        self._order_token = order_token or sidecar_token
+        self._sidecar_trust = sidecar_trust
+        self._most_clients = most_clients
+        self._deciding(policy, witnesses, sidecar_transport)
+        self._monitoring(monitoring, log)
+        self._relaying(witnesses, parser, monitoring.spans)
+        self._engines(self._entries(policy), api_keys or {}, sidecar_token)
+
+    def _deciding(self, policy: Policy, witnesses: Witnesses, sidecar_transport: Transport | None) -> None:
+        """Build what decides, and what it decides by."""
         self.fleet = Fleet()
         self._announcer = Announcer()
-        self.clients: dict[str, Client] = {}
-        self.retries = RetryBudget(current)
+        self.retries = RetryBudget(self.current)
         self.dispatch = Dispatch(
-            self.fleet, policy, rng, self.clock, self.retries, witnesses.dispatch, wake=self._wake, woken=self._woken
+            self.fleet,
+            policy,
+            self.rng,
+            self.clock,
+            self.retries,
+            witnesses.dispatch,
+            wake=self._wake,
+            woken=self._woken,
         )
         self.telemetry = Telemetry(self.fleet, self.changed, self.clock)
         self.storage: Storage | None = None  # what outlasts the gateway, where the policy wants it
-        self.batches: BatchApi | None = None  # once the storage is open, where the policy offers it
         self.kv_events: KvEvents | None = None  # from the first policy on that wants them
         calendar = Calendar()
         self.limits = LimitBook(policy, witnesses.limits, calendar)
-        self.bodies = BodyMemory(policy.body.memory)
         cost = CostModel(policy.budget.alpha)
-        self.token_use = TokenUse(lambda: self.storage, self.limits.quotas, calendar, self.clock, say)
-        self.decider = LocalDecider(
-            self.fleet,
-            self.dispatch,
-            self.limits,
-            cost,
-            self.telemetry.asked,
-            self.clock,
-            rng,
-        )
         cost.learn_lengths(policy.lengths == "learned")
+        self.token_use = TokenUse(lambda: self.storage, self.limits.quotas, calendar, self.clock, self.say)
+        self.decider = LocalDecider(
+            self.fleet, self.dispatch, self.limits, cost, self.telemetry.asked, self.clock, self.rng
+        )
         self.checkpoints = Checkpoints(self.fleet, self.dispatch, self.limits, cost, self.clock)
-        self.waking = Waking(self.dispatch, say, sidecar_transport)
-        self.sidecars = ReportIntake(self.dispatch, self, self.waking.heard, say)
+        self.waking = Waking(self.dispatch, self.say, sidecar_transport)
+        self.sidecars = ReportIntake(self.dispatch, self, self.waking.heard, self.say)
         self.decider.reported = self.sidecars.reported
+
+    def _monitoring(self, monitoring: Monitoring, log: CallLog | None) -> None:
+        """Build what counts and records."""
+        self.bodies = BodyMemory(self.policy.body.memory)
+        self.batches: BatchApi | None = None  # once the storage is open, where the policy offers it
         self._sidecar_metrics = SidecarMetrics(self.dispatch, self.waking.results)
+        relays, spans, cost = monitoring.relays, monitoring.spans, self.decider.cost
         self.families: list[Families] = [
             self._sidecar_metrics.collect,
             lambda: quota_families(self.limits.quotas, self.clock),
@@ -163,45 +187,35 @@ class Gateway:
             lambda: self.pipeline.batcher,
             self.bodies,
             more=lambda: chain.from_iterable([families() for families in self.families]),
-            lost_lines=lost_lines,
-            policy_status=policy_status,
+            lost_lines=monitoring.lost_lines,
+            policy_status=monitoring.policy_status,
             relays=relays,
             lost_spans=lambda: 0 if spans is None else spans.dropped,
-            gen_ai=gen_ai,
+            gen_ai=monitoring.gen_ai,
         )
         self.ended_calls = EndedCalls()
-        self.recorder = Recorder(current, self.metrics, log, self._ended, self.clock, rng, self.ended_calls)
-        tracing = None if spans is None else Tracing(current, spans.put, rng, self.recorder.labels)
-        self.observer = Observer(
-            History() if history is None else history,
-            self.fleet,
-            self.dispatch,
-            self.metrics.totals,
-            self.ended_calls,
-            self.clock,
-        )
-        self.attempts = Attempts(current, self.clients, self.clock)
+        self.recorder = Recorder(self.current, self.metrics, log, self._ended, self.clock, self.rng, self.ended_calls)
+        history = History() if monitoring.history is None else monitoring.history
+        self.observer = Observer(history, self.fleet, self.dispatch, self.metrics.totals, self.ended_calls, self.clock)
+
+    def _relaying(self, witnesses: Witnesses, parser: Executor | None, spans: Spans | None) -> None:
+        """Build what carries bytes."""
+        self.clients: dict[str, Client] = {}
+        self.attempts = Attempts(self.current, self.clients, self.clock)
         self.pipeline = Pipeline(
-            current,
+            self.current,
             self.decider,
             self.attempts,
             self.recorder.observe,
             self.clock,
-            rng,
+            self.rng,
             self.bodies,
             witness=witnesses.batches,
             large=None if parser is None else LargeBodies(parser, self.clock),
-            tracing=tracing,
+            tracing=None if spans is None else Tracing(self.current, spans.put, self.rng, self.recorder.labels),
         )
-        self._most_clients = most_clients
-        self.server = Server(self.pipeline, server_settings(current.snapshot, self._most_clients), self.bodies)
-        self._fixed = tuple(entries)
-        self.retired: dict[Engine, str] = {}  # and why
-        self.brought: dict[str, Member] = {}  # by sidecars, by engine id
-        self._by_hand: set[str] = set()  # engines that an operator has drained
-        self._order_token = order_token or sidecar_token
-        self._sidecar_trust = sidecar_trust
-        self._engines(self._entries(policy), api_keys or {}, sidecar_token)
+        settings = server_settings(self.current.snapshot, self._most_clients)
+        self.server = Server(self.pipeline, settings, self.bodies)
 
     @property
     def policy(self) -> Policy:

@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 import uvloop
 
-from gateway.control.app import control_app
+from gateway.control.app import ControlParts, control_app
 from gateway.control.console.sources import Sources
 from gateway.control.usage import UsageSource
 from gateway.core.history import History
@@ -34,7 +34,7 @@ from gateway.decider.api_keys import ApiKeys
 from gateway.decider.call_log import CallLog
 from gateway.decider.known_models import KnownModels, file_for
 from gateway.decider.loading import Configuration, LoadError, load
-from gateway.serve.assembly import ApplyError, Gateway
+from gateway.serve.assembly import ApplyError, Gateway, Monitoring
 from gateway.serve.cluster.hashes import same_hashes
 from gateway.serve.cluster.port import ClusterPort
 from gateway.serve.data_port import DataPort, MachinePort
@@ -159,61 +159,33 @@ async def serve(
     place: Place | None = None,
     sockets: InheritedSockets = NOTHING,
 ) -> None:
-    """The whole life of a gateway process, from first object to last. `open_files`: how many it may have; `errors`
-    writes to standard error. `place`: it decides for relays, which are processes of their own. `sockets`: those of one
-    process that are there already."""
+    """Run a gateway process, from first object to last. `open_files`: how many it may have; `errors` writes to standard
+    error. `place`: it decides for relays, which have certificates of their own. `sockets`: open already."""
     async with AsyncExitStack() as stack:
         signals = ProcessSignals(asyncio.get_running_loop(), child=place is not None)
         stack.callback(signals.close)
         beats = None if place is None else Beats(place.beats, signals.end)
         # Of several processes the parent speaks to the service manager, which knows no other.
         manager = stack.enter_context(ServiceManager(os.environ if place is None else {}))
-        beside = None if options.demo else options.sidecar or options.policy
         history = History()
         tell = history.noting(say, time.time)
-        own_token = OwnToken(beside, tell, own=options.demo or options.sidecar is not None)
-        file, configuration = _configuration(
-            options.policy,
-            tell,
-            complete=_complete(own_token, place),
-            default=options.default_policy,
-        )
-        rng = random.Random()  # noqa: S311 # jitter and tie-breaking, no secrets
-        try:
-            # Of several processes the decider has calls to log only where a proxy forwards some.
-            log = call_log(options, errors, tell) if place is None or options.lends else None
-            gateway = Gateway(
-                configuration.policy,
-                options.engines,
-                log,
-                rng,
-                api_keys=configuration.api_keys,
-                sidecar_token=configuration.sidecar_token,
-                cache_secret=configuration.cache_secret,
-                say=tell,
-                most_clients=shared_out(open_files).clients,
-                parser=stack.enter_context(ThreadPoolExecutor(1, "parser")),
-                lost_lines=partial(lost_lines, errors, log),
-                order_token=configuration.order_token,
-                sidecar_trust=configuration.sidecar_trust,
-                policy_status=_policy_status(options, file),
-                relays=lambda: port.totals(),  # noqa: PLW0108 # it is made of the gateway
-                spans=span_export(options.traces, stack) if place is None else None,
-                gen_ai=options.gen_ai_metrics,
-                history=history,
-            )
-        except ApplyError as error:
-            raise StartError(str(error)) from error
-        stack.push_async_callback(gateway.aclose)
+        file, configuration = _configured(options, place, tell)
+        # Of several processes the decider has calls to log only where a proxy forwards some.
+        log = call_log(options, errors, tell) if place is None or options.lends else None
+        lost = partial(lost_lines, errors, log)
+        spans = span_export(options.traces, stack) if place is None else None
+        port: DataPort
+        totals = lambda: port.totals()  # noqa: E731, PLW0108 # the port does not exist yet
+        monitoring = Monitoring(lost, _policy_status(options, file), totals, spans, options.gen_ai_metrics, history)
+        clients = shared_out(open_files).clients
+        gateway = _gateway(options, configuration, log, tell, clients, monitoring, stack)
         _remember(options, gateway)
         _warn(open_files, configuration.policy)
-        port = _data_port(options, gateway, place, beats, configuration, sockets, partial(lost_lines, errors, log))
+        port = _data_port(options, gateway, place, beats, configuration, sockets, lost)
         stack.push_async_callback(port.aclose)
-        if file is not None:
-            file.start(port.apply)
-            stack.push_async_callback(file.aclose)
-        own = options.certificate if place is None else None  # else it is each relay's
-        secure, context = certificate_of("--tls-", own, stack, gateway.server.go_by)
+        _watch(file, port, stack)
+        chain = options.certificate if place is None else None
+        secure, context = certificate_of("--tls-", chain, stack, gateway.server.go_by)
         of_control, control_context = certificate_of("--control-tls-", options.control_certificate, stack)
         signals.on_hangup(partial(_reload, (file, secure, of_control), log))
         app = _control_app(options, gateway, port, signals, file, lambda: _log_trouble(errors, log))
@@ -221,21 +193,53 @@ async def serve(
         stack.push_async_callback(control.aclose)
         gateway.telemetry.start()  # first: a call that comes now waits until its model's engines are known
         await _listen(options, gateway, port, control, context, place, sockets)
-        sidecar = _own_sidecar(options, control.address, configuration.sidecar_token or "")
-        if sidecar is not None:
-            stack.push_async_callback(sidecar.stop)
-            await _reporting(sidecar, control.address, gateway)
-        observing = lasting("the history", partial(gateway.observer.run, port.count))
-        stack.callback(observing.cancel)
+        sidecar = await _own_sidecar(options, gateway, control.address, configuration.sidecar_token or "", stack)
+        stack.callback(lasting("the history", partial(gateway.observer.run, port.count)).cancel)
         freeze()
-        running = _running(gateway, port.addresses, control.address, sidecar, options)
         if place is None or place.first:
-            options.announce(running)
-        manager.ready(f"data port {', '.join(running.data)}, control port {running.control}")
-        sender = listen_for_successor(
-            _rendezvous(options, control.port), port, control, stack, signals if place is None else None
-        )
+            options.announce(_running(gateway, port.addresses, control.address, sidecar, options))
+        manager.ready(f"data port {', '.join(port.addresses)}, control port {control.address}")
+        ending = signals if place is None else None
+        sender = listen_for_successor(_rendezvous(options, control.port), port, control, stack, ending)
         await end(gateway, port, control, signals, sender, manager)
+
+
+def _watch(file: WatchedFile | None, port: DataPort, stack: AsyncExitStack) -> None:
+    if file is not None:
+        file.start(port.apply)
+        stack.push_async_callback(file.aclose)
+
+
+def _gateway(
+    options: Options,
+    configuration: Configuration,
+    log: CallLog | None,
+    tell: Callable[[str], None],
+    most_clients: int,
+    monitoring: Monitoring,
+    stack: AsyncExitStack,
+) -> Gateway:
+    """Build the gateway, which `stack` closes. Raises StartError for a policy that cannot be used here."""
+    try:
+        gateway = Gateway(
+            configuration.policy,
+            options.engines,
+            log,
+            random.Random(),  # noqa: S311 # jitter and tie-breaking, no secrets
+            api_keys=configuration.api_keys,
+            sidecar_token=configuration.sidecar_token,
+            cache_secret=configuration.cache_secret,
+            say=tell,
+            most_clients=most_clients,
+            parser=stack.enter_context(ThreadPoolExecutor(1, "parser")),
+            order_token=configuration.order_token,
+            sidecar_trust=configuration.sidecar_trust,
+            monitoring=monitoring,
+        )
+    except ApplyError as error:
+        raise StartError(str(error)) from error
+    stack.push_async_callback(gateway.aclose)
+    return gateway
 
 
 async def _listen(
@@ -315,11 +319,10 @@ def _control_app(
     log_trouble: Callable[[], tuple[str, float] | None],
 ) -> Any:
     """The control port's application."""
-    return control_app(
+    parts = ControlParts(
         gateway.fleet,
         gateway.dispatch,
         gateway.metrics.exposition,
-        options.admin_token,
         gateway.clock,
         openmetrics=None if options.traces is None else gateway.metrics.openmetrics,
         calls=port.calls,
@@ -346,6 +349,7 @@ def _control_app(
         cluster=port.cluster if isinstance(port, ClusterPort) else None,
         usage=UsageSource(lambda: gateway.limits.quotas, gateway.token_use.history),
     )
+    return control_app(parts, options.admin_token)
 
 
 def _log_trouble(errors: LineWriter, log: CallLog | None) -> tuple[str, float] | None:
@@ -402,11 +406,17 @@ def _configuration(
         raise StartError(str(error)) from error
 
 
-def _complete(own_token: OwnToken, place: Place | None) -> Callable[[Configuration], Configuration]:
-    """Function that adds to a configuration what it leaves out."""
-    if place is None:
-        return own_token.complete
-    return lambda read: place.complete(own_token.complete(read))
+def _configured(
+    options: Options, place: Place | None, tell: Callable[[str], None]
+) -> tuple[WatchedFile | None, Configuration]:
+    """Read the policy file, and add the tokens and secrets that it leaves out. Raises StartError."""
+    beside = None if options.demo else options.sidecar or options.policy
+    own_token = OwnToken(beside, tell, own=options.demo or options.sidecar is not None)
+
+    def complete(read: Configuration) -> Configuration:
+        return own_token.complete(read) if place is None else place.complete(own_token.complete(read))
+
+    return _configuration(options.policy, tell, complete=complete, default=options.default_policy)
 
 
 def _reload(files: Sequence[WatchedFile | None], log: CallLog | None) -> None:
@@ -418,21 +428,23 @@ def _reload(files: Sequence[WatchedFile | None], log: CallLog | None) -> None:
         log.lines.look()
 
 
-def _own_sidecar(options: Options, control: str, token: str) -> EmbeddedSidecar | SidecarProcess | None:
-    """The sidecar that this process runs, if any."""
+async def _own_sidecar(
+    options: Options, gateway: Gateway, control: str, token: str, stack: AsyncExitStack
+) -> EmbeddedSidecar | SidecarProcess | None:
+    """Start the sidecar that this process runs, if any, and wait for its report. Raises StartError."""
+    # A sidecar writes to the same standard error, so its lines get the same format.
+    log_format = () if options.log_format is None else ("--log-format", options.log_format)
+    sidecar: EmbeddedSidecar | SidecarProcess
     if options.sidecar is not None:
-        return SidecarProcess(
-            options.sidecar,
-            *("--gateway", reachable(control), *_log_format(options)),
-            stop_within=SIDECAR_ENDS_WITHIN,
-            say=say,
-        )
-    return EmbeddedSidecar(control, token, say, _log_format(options)) if options.demo else None
-
-
-def _log_format(options: Options) -> Sequence[str]:
-    """The flag that gives a sidecar the format of this process' lines, which are on the same standard error."""
-    return () if options.log_format is None else ("--log-format", options.log_format)
+        flags = ("--gateway", reachable(control), *log_format)
+        sidecar = SidecarProcess(options.sidecar, *flags, stop_within=SIDECAR_ENDS_WITHIN, say=say)
+    elif options.demo:
+        sidecar = EmbeddedSidecar(control, token, say, log_format)
+    else:
+        return None
+    stack.push_async_callback(sidecar.stop)
+    await _reporting(sidecar, control, gateway)
+    return sidecar
 
 
 async def _reporting(sidecar: EmbeddedSidecar | SidecarProcess, control: str, gateway: Gateway) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from gateway.control.app import control_app
+from gateway.control.app import ControlParts, control_app
 from gateway.core.admission.retries import RetryBudget
 from gateway.core.engines.engine import Engine
 from gateway.core.engines.fleet import Fleet
@@ -26,7 +26,7 @@ USER_KEY = "sk-weir-a-user-of-the-data-port"
 
 
 class Parts:
-    """`settings` are control_app's keyword arguments."""
+    """`settings` are further fields of ControlParts."""
 
     def __init__(self, token: str | None = None, policy: Policy | None = None, **settings: Any) -> None:
         loop = asyncio.get_running_loop()
@@ -38,7 +38,7 @@ class Parts:
             self.fleet, policy, random.Random(1), loop.time, RetryBudget(Current(Snapshot(policy)))
         )
         settings = {"is_user_key": USER_KEY.__eq__} | settings
-        app = control_app(self.fleet, self.dispatch, lambda: b"weir_up 1\n", token, loop.time, **settings)
+        app = control_app(ControlParts(self.fleet, self.dispatch, lambda: b"weir_up 1\n", loop.time, **settings), token)
         self.port = ControlPort(app, "127.0.0.1:0")
         self.client = httpx.AsyncClient(trust_env=False)
 

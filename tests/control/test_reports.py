@@ -12,7 +12,7 @@ import httpx
 import msgspec
 import pytest
 
-from gateway.control.app import control_app
+from gateway.control.app import ControlParts, control_app
 from gateway.control.console.sources import Sources
 from gateway.control.reports import is_local
 from gateway.core.policy.policy import FleetPolicy, Policy, SidecarsPolicy
@@ -46,12 +46,12 @@ class Site:
             Policy(fleet=FleetPolicy(sidecars=policy)), (), None, random.Random(1), sidecar_token=token,
             say=self.lines.append,
         )  # fmt: skip
-        app = control_app(
-            self.gateway.fleet, self.gateway.dispatch, self.gateway.metrics.exposition, admin, loop.time,
+        parts = ControlParts(
+            self.gateway.fleet, self.gateway.dispatch, self.gateway.metrics.exposition, loop.time,
             is_user_key="sk-weir-user".__eq__, sidecars=self.gateway.sidecars, drain_engine=self.gateway.drain_engine,
             sources=Sources(observer=self.gateway.observer),
         )  # fmt: skip
-        self.port = ControlPort(app, "127.0.0.1:0")
+        self.port = ControlPort(control_app(parts, admin), "127.0.0.1:0")
         self.client = httpx.AsyncClient(trust_env=False)
 
     async def post(

@@ -29,7 +29,6 @@ def call(
     *,
     settings: CallSettings | None = None,
     tenant: str = "t",
-    salt: str | None = None,
     metered: bool = False,
 ) -> Call:
     data = body if isinstance(body, bytes) else json.dumps(body, ensure_ascii=False).encode()
@@ -43,7 +42,6 @@ def call(
         request_id="r",
         tenant=tenant,
         now=100.0,
-        salt=salt,
         metered=metered,
     )
 
@@ -158,7 +156,6 @@ def test_session_from_the_first_source_there_is() -> None:
     by_header = call(everything, headers={"x-weir-session": "abc"}).session
     assert by_header not in (0, by_key)
     assert by_key != call(everything, tenant="other").session
-    assert by_key == call(everything, tenant="other", salt="t").session
 
 
 @pytest.mark.parametrize(
@@ -611,7 +608,6 @@ def test_prefix_is_a_chain_of_full_blocks() -> None:
     assert prefix("x" * 512 + "y" + "x" * 511 + "x" * 512)[0] == blocks[0]
     assert prefix("x" * 512 + "y" + "x" * 511 + "x" * 512)[1:] != blocks[1:]
     assert not set(prefix("x" * (3 * 512), tenant="other")) & set(blocks)
-    assert prefix("x" * (3 * 512), tenant="other", salt="t") == blocks
     assert len(prefix("x" * 512 * 600)) == 512
     assert prefix("x" * 500) == ()
 

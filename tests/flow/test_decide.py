@@ -133,7 +133,7 @@ class Site:
     def head(self, path: str, body: bytes, headers: dict[str, str] | None = None) -> Callable[[], Answer]:
         """A request whose head is here; its body comes when this is called."""
         fields = {name.encode(): value.encode() for name, value in (headers or {}).items()}
-        request = Request(b"POST", path.encode(), b"", list(fields.items()), fields, 1, len(body), True, False)
+        request = Request(b"POST", path.encode(), b"", list(fields.items()), fields, 1, len(body), True)
         request.peer, request.at = "unix", self.loop.time()
         wire = Wire()
         refused = self.port.handler.head(request)

@@ -101,28 +101,10 @@ def headline(
     run as many calls as their max_concurrency; `lately`: when the last WINDOW began; `classes`: the policy's;
     `names`: those of the engines, by their ids; `since`: when a tenant's calls began to end so, Unix seconds, of the
     first one that is among `ended`."""
-    groups: dict[tuple[Key, Outcome], Group] = {}
-    offered: Counter[Key] = Counter()
-    by_model: Counter[str] = Counter()
-    total = 0
-    for at, record in ended:
-        total += 1
-        by_model[record.model] += 1
-        key = record.class_name, record.tenant, record.model
-        found = key, Outcome.QUEUE_FULL if record.outcome in ROOM else record.outcome
-        if found not in groups:
-            if len(groups) >= GROUPS:
-                continue
-            groups[found] = Group(key, at)
-        groups[found].first = at
-        groups[found].outcomes[record.outcome] += 1
-        if record.engine:
-            groups[found].engines[record.engine] += 1
-        groups[found].ways[record.status, record.outcome] += 1
-        offered[key] += 1
-        groups[found].reasons.setdefault(record.outcome, CUT.get(record.reason, record.reason))
+    groups, offered, by_model = _grouped(ended)
+    total = by_model.total()
     span = "minute" if seconds >= MINUTE else f"{seconds:.0f} s"
-    ranked = sorted(groups.values(), key=lambda group: -group.calls)
+    ranked = sorted(groups, key=lambda group: -group.calls)
     refused = [group for group in ranked if kind_of(group.outcome) in ("refused", "failed")]
     callers = [group for group in ranked if _callers_mistake(group)]
     began = [(group, since(group.key[1], group.outcome, group.first)) for group in refused]
@@ -148,6 +130,30 @@ def headline(
         what += f" {queued} wait now." if queued else ""
         lines = [Line(level="good", what=what, calls=total)]
     return lines
+
+
+def _grouped(ended: Iterable[tuple[float, Record]]) -> tuple[list[Group], Counter[Key], Counter[str]]:
+    """Groups of calls, the calls in them by key, and all calls by model."""
+    groups: dict[tuple[Key, Outcome], Group] = {}
+    offered: Counter[Key] = Counter()
+    by_model: Counter[str] = Counter()
+    for at, record in ended:
+        by_model[record.model] += 1
+        key = record.class_name, record.tenant, record.model
+        found = key, Outcome.QUEUE_FULL if record.outcome in ROOM else record.outcome
+        group = groups.get(found)
+        if group is None:
+            if len(groups) >= GROUPS:
+                continue
+            group = groups[found] = Group(key, at)
+        group.first = at
+        group.outcomes[record.outcome] += 1
+        if record.engine:
+            group.engines[record.engine] += 1
+        group.ways[record.status, record.outcome] += 1
+        group.reasons.setdefault(record.outcome, CUT.get(record.reason, record.reason))
+        offered[key] += 1
+    return list(groups.values()), offered, by_model
 
 
 def _overloads(

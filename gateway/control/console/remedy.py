@@ -10,6 +10,14 @@ from gateway.core.policy.traffic import TrafficClass
 from gateway.core.request.outcome import Outcome
 
 ROOM = (Outcome.QUEUE_FULL, Outcome.SHED, Outcome.DEADLINE_UNREACHABLE, Outcome.EXPIRED)  # more room would have helped
+ALWAYS = {  # whoever calls, and whatever for
+    Outcome.DRAINING: "End the drain below, or let the balancer send calls elsewhere.",
+    Outcome.STORAGE_FULL: (
+        "Free space on the disk of the policy's storage, or let files be deleted sooner: batches.keep."
+    ),
+    Outcome.BUG: "This is a bug in the gateway: report it with the request id that Calls shows.",
+    Outcome.UNAUTHORIZED: "The callers need a key that this gateway knows: gateway key add TENANT --policy FILE.",
+}
 LITTLE = 0.1  # share of the room that other classes hold: there is no more to gain by a weight
 
 Key = tuple[str, str, str]  # class, tenant, model
@@ -29,7 +37,7 @@ class ModelState(msgspec.Struct, frozen=True):
     room: Mapping[str, int] = msgspec.field(default_factory=dict)
 
 
-def remedy(  # noqa: PLR0912 # a table
+def remedy(
     key: Key,
     outcome: Outcome,
     state: ModelState | None,
@@ -69,20 +77,12 @@ def remedy(  # noqa: PLR0912 # a table
             return f"Bring an engine of {model or 'the model'} back: the engines below say what each of them met."
         case Outcome.MODEL_UNAVAILABLE:
             return f"Load {model} below, or make room for it: its sidecar says what is in the way."
-        case Outcome.DRAINING:
-            return "End the drain below, or let the balancer send calls elsewhere."
         case Outcome.UPSTREAM | Outcome.TRUNCATED:
             return f"Read the log of {engines or 'its engines'}. Restart an engine that goes on so, or drain it."
-        case Outcome.STORAGE_FULL:
-            return "Free space on the disk of the policy's storage, or let files be deleted sooner: batches.keep."
-        case Outcome.BUG:
-            return "This is a bug in the gateway: report it with the request id that Calls shows."
-        case Outcome.UNAUTHORIZED:
-            return "The callers need a key that this gateway knows: gateway key add TENANT --policy FILE."
         case Outcome.FORBIDDEN:
             return f"Allow it in the policy (tenants.{tenant}.models or best_class), or have {tenant} ask for another."
         case _:
-            return "The callers must change what they send: the reason says what."
+            return ALWAYS.get(outcome, "The callers must change what they send: the reason says what.")
 
 
 def _larger_share(class_name: str, state: ModelState | None, classes: Mapping[str, TrafficClass]) -> str:

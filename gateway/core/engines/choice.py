@@ -168,6 +168,13 @@ def choose(
     else:
         first = int(rng.random() * len(open_))  # equals are taken in turn, from anywhere
         open_ = open_[first:] + open_[:first]
+    return _soonest(open_, call, now, routing.slow_start, others_full=others_full, seen=seen)
+
+
+def _soonest(
+    open_: Sequence[Engine], call: Call, now: float, slow_start: float, *, others_full: bool, seen: Sequence[Engine]
+) -> Choice | None:
+    """Compare engines that have room by the reading that each has to do before this call's first token."""
     best: Choice | None = None
     least = math.inf
     fastest = max([e.speed.prefill_rate for e in open_ if e.speed.prefill_rate != PREFILL_RATE], default=PREFILL_RATE)
@@ -178,7 +185,7 @@ def choose(
         reading, rate = engine.prefills.reading(prefill, now), engine.speed.prefill_rate
         ttft = engine.speed.tpot + reading / rate
         # The step of `ttft` is left out: one is longer by chance, and costs more cached tokens than it is worth.
-        beyond = reading * (1.0 + NEW * newness(engine, now, routing.slow_start))
+        beyond = reading * (1.0 + NEW * newness(engine, now, slow_start))
         beyond += prefill * (CROWD * engine.ledger.in_flight + TURNOVER * turnover)
         beyond /= fastest if rate == PREFILL_RATE or ALIKE * rate >= fastest else rate
         if engine.adapters is not None:

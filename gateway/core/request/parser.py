@@ -46,57 +46,19 @@ def parse(
     request_id: str,
     tenant: str,
     now: float,
-    salt: str | None = None,
     cache_salt: bytes = b"",
     metered: bool = False,
     hinted: bool = False,
 ) -> Call:
-    """The call of a request on a route that is forwarded. Routes that the gateway answers itself are not accepted.
+    """Read a request on a route that is forwarded; the gateway answers others itself.
 
-    `headers` maps lower-cased names to values. `salt` separates the prefix hashes and sessions of tenants; None: the
-    tenant's name. `cache_salt` is the JSON field, with a comma before it, that separates tenants in an engine's prefix
-    cache. `metered`: a token limit counts this call, so the engine must report usage in every event of a stream.
-    `hinted`: agent hints in its body count. `now`: monotonic seconds. Raises Refused, which names the header or field
-    at fault: 413 for too much text, else 400.
+    `headers` maps lower-cased names to values. `cache_salt`: comma and JSON field that separate tenants in an engine's
+    prefix cache. `metered`: a token limit counts this call, so a stream reports usage in every event. `hinted`: agent
+    hints in the body count. `now`: monotonic seconds. Raises Refused for a header or field: 413 (too much text) or 400.
     """
-    if b"content-encoding" in headers and headers[b"content-encoding"].lower() != b"identity":
-        raise bad_request("content-encoding: this gateway reads uncompressed bodies only", "content-encoding")
-    content_type = headers.get(b"content-type", b"none")
-    salt = tenant if salt is None else salt
-
     prompt = Prompt(settings.media, settings.max_messages, [], [], media_hosts=settings.media_hosts)
-    fields = (
-        _audio(content_type, body, prompt) if route.form else _json(route.kind, content_type, body, prompt, settings)
-    )
-    model = fields.model
-    if model is None:
-        raise bad_request("model is required: the name of a model this gateway serves, see /v1/models", "model")
-
-    n = 1
-    max_tokens = None
-    prefix: tuple[int, ...] = ()
+    fields, model = _fields(route, headers, body, prompt, settings)
     data = "\0".join(prompt.parts).encode()
-    stream = fields.stream is True and (route.generates or route.form)  # the others answer whole, whatever is asked
-    wants_usage = usage_cut = False
-    added = cache_salt if route.cached else b""
-    if route.generates:
-        n, max_tokens = _output(route.kind, fields, prompt, settings)
-        hashed = data + msgspec.json.encode(prompt.ids) if prompt.ids else data
-        if prompt.billing:
-            hashed = hashed.replace(prompt.billing.encode(), b"", 1)
-            body = without_billing_line(body, route.kind) if settings.strip_billing_header else body
-        prefix = chain(hashed, hash((model, salt)), settings.block, settings.max_blocks)
-        if stream and route.usage_option:
-            body, option, wants_usage, usage_cut = request_usage(body, fields.stream_options, metered)
-            added += option
-    if added:
-        # The parsed body is an object with at least a model, so the comma is always right.
-        body = _with(body.rstrip(b" \t\r\n"), added)
-
-    class_asked = asked_class(headers.get(b"x-weir-class"), fields.service_tier, settings)
-    class_name = class_asked or settings.default_class
-    deadline = asked_deadline(headers.get(b"x-weir-deadline-ms"), settings.max_deadline)
-    timeout = sdk_timeout(headers)
     hints = hints_of(body) if hinted and not route.form else NO_HINTS
     session = _session(headers, fields, hints, route)
     # At most fifteen fields by name: for more, CPython makes a dict of them first.
@@ -105,24 +67,75 @@ def parse(
         route=route,
         model=model,
         tenant=tenant,
-        class_name=class_name,
+        class_name=settings.default_class,
         arrived=now,
-        deadline=now + time_limit(deadline, timeout, settings.class_deadlines[class_name]),
-        stream=stream,
-        wants_usage=wants_usage,
-        max_tokens=max_tokens,
-        n=n,
-        prefix=prefix,
-        session=(hash((salt, session)) or 1) if session else 0,
+        deadline=now,
+        stream=fields.stream is True and (route.generates or route.form),  # others answer whole, whatever is asked
+        wants_usage=False,
+        max_tokens=None,
+        n=1,
+        prefix=(),
+        session=(hash((tenant, session)) or 1) if session else 0,
         body=body,
     )
-    call.usage_cut = usage_cut
+    if route.generates:
+        call.n, call.max_tokens = _output(route.kind, fields, prompt, settings)
+        call.prefix = _prefix(prompt, data, hash((model, tenant)), settings)
+        call.shape = _shape(fields)
+    _edit_body(call, fields, prompt, settings, cache_salt if route.cached else b"", metered)
     call.ascii_bytes, call.cjk_bytes, call.other_bytes = scripts(data)
     call.media, call.messages, call.token_ids = prompt.media, prompt.items, len(prompt.ids)
-    call.asked_class, call.asked_deadline, call.sdk_timeout = class_asked, deadline, timeout
-    if route.generates:
-        call.shape = _shape(fields)
+    _set_class_and_deadline(call, headers, fields.service_tier, settings)
     return call if hints is NO_HINTS else hints.given(call)
+
+
+def _fields(
+    route: Route, headers: Mapping[bytes, bytes], body: bytes, prompt: Prompt, settings: CallSettings
+) -> tuple[Body, str]:
+    """Read a body's fields, its prompt into `prompt`, and the model that it names."""
+    if b"content-encoding" in headers and headers[b"content-encoding"].lower() != b"identity":
+        raise bad_request("content-encoding: this gateway reads uncompressed bodies only", "content-encoding")
+    content_type = headers.get(b"content-type", b"none")
+    fields = (
+        _audio(content_type, body, prompt) if route.form else _json(route.kind, content_type, body, prompt, settings)
+    )
+    if fields.model is None:
+        raise bad_request("model is required: the name of a model this gateway serves, see /v1/models", "model")
+    return fields, fields.model
+
+
+def _prefix(prompt: Prompt, data: bytes, seed: int, settings: CallSettings) -> tuple[int, ...]:
+    """Hashes of the prompt's blocks. A billing line, which differs from call to call, is left out."""
+    hashed = data + msgspec.json.encode(prompt.ids) if prompt.ids else data
+    if prompt.billing:
+        hashed = hashed.replace(prompt.billing.encode(), b"", 1)
+    return chain(hashed, seed, settings.block, settings.max_blocks)
+
+
+def _edit_body(call: Call, fields: Body, prompt: Prompt, settings: CallSettings, added: bytes, metered: bool) -> None:
+    """Make the body what an engine is sent. `added`: fields before its last bracket."""
+    route = call.route
+    if route.generates:
+        if prompt.billing and settings.strip_billing_header:
+            call.body = without_billing_line(call.body, route.kind)
+        if call.stream and route.usage_option:
+            call.body, option, call.wants_usage, call.usage_cut = request_usage(
+                call.body, fields.stream_options, metered
+            )
+            added += option
+    if added:
+        # The parsed body is an object with at least a model, so the comma is always right.
+        call.body = _with(call.body.rstrip(b" \t\r\n"), added)
+
+
+def _set_class_and_deadline(
+    call: Call, headers: Mapping[bytes, bytes], service_tier: str | None, settings: CallSettings
+) -> None:
+    call.asked_class = asked = asked_class(headers.get(b"x-weir-class"), service_tier, settings)
+    call.class_name = class_name = asked or settings.default_class
+    call.asked_deadline = deadline = asked_deadline(headers.get(b"x-weir-deadline-ms"), settings.max_deadline)
+    call.sdk_timeout = timeout = sdk_timeout(headers)
+    call.deadline = call.arrived + time_limit(deadline, timeout, settings.class_deadlines[class_name])
 
 
 def _with(body: bytes, added: bytes) -> bytes:

@@ -106,9 +106,8 @@ class Lending:
             grant.first_byte(at)
 
         with self._held.held(HeldCall(request.fields.get(HOLD), now + within, call.deadline, began)) as held:
-            _answer(
-                held, request, responder, live, call, admission, grant, self._upstream(grant.engine.id), within, now
-            )
+            until_first_byte = max(0.0, min(within, call.deadline - now))
+            self._answer(held, request, responder, live, call, admission, grant, until_first_byte)
             call.body = b""
             request.release()
             try:
@@ -171,6 +170,38 @@ class Lending:
         if record.outcome is Outcome.CLIENT_GONE:
             record.status = 499
 
+    def _answer(
+        self,
+        held: HeldCall,
+        request: Request,
+        responder: Responder,
+        live: ActiveCall,
+        call: Call,
+        admission: Admission,
+        grant: Grant,
+        within: float,
+    ) -> None:
+        """Answer the proxy with the grant: 200 with the body for the engine, or 204 if that is the client's own body.
+        `within`: seconds until the first byte."""
+        upstream = self._upstream(grant.engine.id)
+        own = live.unchanged and not call.shaped and not grant.priority
+        body = b"" if own else shape_body(call.body, call.route.kind, call.shaped) if call.shaped else call.body
+        content_type = request.fields.get(b"content-type", b"application/json")
+        left = max(0.0, call.deadline - self._clock())
+        lines = b"%b: %b\r\nx-weir-upstream: %b\r\nx-weir-first-byte-within: %.3f\r\nx-weir-end-within: %.3f\r\n" % (
+            HOLD, held.id.encode(), upstream.url.encode(), within, left,
+        )  # fmt: skip
+        if call.stream and call.route.usage_option and not call.wants_usage:
+            lines += b"x-weir-hide-usage: true\r\n"
+        to_engine = engine_lines(request, call, live.record)
+        if grant.priority:
+            to_engine, body = with_priority(to_engine, body, call.route, grant.priority)
+        if upstream.key is not None:
+            to_engine += b"authorization: Bearer %b\r\n" % upstream.key.encode()
+        lines += b"".join([TO_ENGINE + line for line in to_engine.splitlines(keepends=True)])
+        lines += answer_lines(call, admission, live.record, grant.engine.name, content_type)
+        responder.send(204 if own else 200, lines, body)
+
 
 def _outcome(report: EndReport | None) -> Outcome:
     if report is None or report.failure == "client_gone":
@@ -178,35 +209,3 @@ def _outcome(report: EndReport | None) -> Outcome:
     if report.failure == "truncated":
         return Outcome.TRUNCATED
     return Outcome.OK if report.status is not None and report.status < 400 else Outcome.ENGINE_REFUSED
-
-
-def _answer(
-    held: HeldCall,
-    request: Request,
-    responder: Responder,
-    live: ActiveCall,
-    call: Call,
-    admission: Admission,
-    grant: Grant,
-    upstream: Upstream,
-    within: float,
-    now: float,
-) -> None:
-    """Answer the proxy with the grant: 200 with the body for the engine, or 204 if that is the client's own body."""
-    own = live.unchanged and not call.shaped and not grant.priority
-    body = b"" if own else shape_body(call.body, call.route.kind, call.shaped) if call.shaped else call.body
-    content_type = request.fields.get(b"content-type", b"application/json")
-    left = call.deadline - now
-    lines = b"%b: %b\r\nx-weir-upstream: %b\r\nx-weir-first-byte-within: %.3f\r\nx-weir-end-within: %.3f\r\n" % (
-        HOLD, held.id.encode(), upstream.url.encode(), max(0.0, min(within, left)), max(0.0, left),
-    )  # fmt: skip
-    if call.stream and call.route.usage_option and not call.wants_usage:
-        lines += b"x-weir-hide-usage: true\r\n"
-    to_engine = engine_lines(request, call, live.record)
-    if grant.priority:
-        to_engine, body = with_priority(to_engine, body, call.route, grant.priority)
-    if upstream.key is not None:
-        to_engine += b"authorization: Bearer %b\r\n" % upstream.key.encode()
-    lines += b"".join([TO_ENGINE + line for line in to_engine.splitlines(keepends=True)])
-    lines += answer_lines(call, admission, live.record, grant.engine.name, content_type)
-    responder.send(204 if own else 200, lines, body)

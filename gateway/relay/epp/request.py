@@ -35,7 +35,7 @@ def request_of(head: Head) -> Request:
     length = fields.get(b"content-length", b"")
     size = 0 if head.ended else int(length) if length.isdigit() and len(length) < 19 else CHUNKED
     # HTTP/1.0, so that an answer is written without chunks.
-    request = Request(method, path, query, headers, fields, 0, size, False, False)
+    request = Request(method, path, query, headers, fields, 0, size, False)
     request.peer = _client(fields)
     request.at = asyncio.get_running_loop().time()
     return request

@@ -83,9 +83,9 @@ class KnownHeads:
         fields[b"content-length"] = digits
         headers = like.headers.copy()
         headers[place] = b"content-length", digits
-        return Request(
-            like.method, like.path, like.query, headers, fields, like.minor, length, like.keep_alive, like.expects
-        )
+        request = Request(like.method, like.path, like.query, headers, fields, like.minor, length, like.keep_alive)
+        request.expects = like.expects
+        return request
 
     def add(self, head: bytes, request: Request) -> None:
         """Keep a head that was read in full."""
@@ -98,10 +98,11 @@ class KnownHeads:
             return
         if len(self._known) >= _KNOWN_AT_MOST:
             self._known.clear()
+        fields, keep_alive = request.fields.copy(), request.keep_alive
         copy = Request(
-            request.method, request.path, request.query, request.headers, request.fields.copy(), request.minor, 0,
-            request.keep_alive, request.expects,
-        )  # fmt: skip
+            request.method, request.path, request.query, request.headers, fields, request.minor, 0, keep_alive
+        )
+        copy.expects = request.expects
         place = request.headers.index((b"content-length", head[at:end]))
         self._known[head[:at] + head[end:]] = len(head), place, copy
 
@@ -161,8 +162,8 @@ class HeadReader:
         else:
             keep_alive = connection == b"keep-alive" or _keeps_alive(connection, minor)
         expect = index.get(b"expect")
-        expects = expect is not None and minor == 1 and expect.lower() == b"100-continue"
-        request = Request(method, path, query, headers, index, minor, length, keep_alive, expects)
+        request = Request(method, path, query, headers, index, minor, length, keep_alive)
+        request.expects = expect is not None and minor == 1 and expect.lower() == b"100-continue"
         self._known.add(head, request)
         return request
 

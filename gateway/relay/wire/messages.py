@@ -178,7 +178,6 @@ class Request:
         minor: int,
         length: int,
         keep_alive: bool,
-        expects: bool,
     ) -> None:
         self.method = method
         self.path = path
@@ -188,7 +187,7 @@ class Request:
         self.minor = minor
         self.length = length
         self.keep_alive = keep_alive
-        self.expects = expects
+        self.expects = False
         self.body = b""
         self.peer = ""
         self.at = 0.0

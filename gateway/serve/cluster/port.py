@@ -16,7 +16,7 @@ import msgspec
 from gateway.control.calls import CallView
 from gateway.control.cluster import ClusterView
 from gateway.control.processes import ProcessView
-from gateway.decider.loading import Configuration
+from gateway.decider.loading import ClusterFiles, Configuration
 from gateway.decider.metrics.cluster import cluster_families
 from gateway.decider.relays.elsewhere import channel_from
 from gateway.decider.relays.hub import ELSEWHERE, RelayHub
@@ -44,6 +44,10 @@ from gateway.shared.tasks import lasting, telling
 TICK = 0.05  # seconds between two looks at whether every relay has told what it holds
 JOINED_WITHIN = 5.0  # seconds, at the first start, for somebody to lead and to take the relays
 RELEASED_WITHIN = 2.0  # seconds for a gateway that was taken over to close its members' port
+IN_THE_CLEAR = (
+    "cluster: members of %s talk in the clear: what calls ask for, and engines' keys, can be read on the network "
+    "between them; cluster.tls hides them"
+)
 PROBES = 3  # seconds after the start: whether this member can be reached
 
 
@@ -85,31 +89,11 @@ class ClusterPort:
         self._entrance: asyncio.Server | None = None
         self._task: asyncio.Task[None] | None = None
         self._said = ""
-        self._handed = False  # another gateway has taken over
-        self._draining = False  # relays that end are not replaced
+        self._handed = self._draining = False  # to another gateway; relays that end are not replaced
         self.addresses = [address_of(each, secure) for each in place.data]
         self._member = f"{policy.name} {me}"
+        self.membership = self._join(me, files, secure=secure_control)
         taken = place.inherited.taken
-        life = (taken.offer.life if taken is not None else "") or f"{place.parent_started:.6f}-{place.secret[:16]}"
-        try:
-            clients = [opened(policy.url, files.password, files.store_ca) for _ in range(2)]
-            record = MemberRecord(life, place.relays, control_url(place.control, me, secure=secure_control))
-            store = self._store = Store(clients[0], policy.name, me, record, self._token.fingerprint)
-            self._learned = TermCheckpoints(gateway.checkpoints, CheckpointStore(clients[1], policy.name, me))
-        except ValueError as error:
-            raise StartError(str(error)) from error
-        self.membership = Membership(
-            me,
-            life,
-            store,
-            self._token,
-            Path(place.path).with_name("cluster.json"),
-            self._clock,
-            trust=None if files.trust is None else files.trust.context(),
-            name=None if files.trust is None else files.trust.name,
-            changed=self._changed,
-            say=say,
-        )
         self._relays = RelayProxies(self._clock, self._arrived, self.membership.reached, self._unreached)
         if taken is not None:
             self._relays.pids.update(taken.offer.pids)
@@ -119,10 +103,31 @@ class ClusterPort:
         gateway.sidecars.cluster = (me, lambda: members_of(self.membership.records))
         self._configuration = configuration
         if policy.tls is None and place.first:
-            say(
-                f"cluster: members of {policy.name} talk in the clear: what calls ask for, and engines' keys, can be "
-                "read on the network between them; cluster.tls hides them"
-            )
+            say(IN_THE_CLEAR % policy.name)
+
+    def _join(self, me: str, files: ClusterFiles, *, secure: bool) -> Membership:
+        """Open the store, and become the member `me`. Raises StartError."""
+        place, name, taken = self._place, self._policy.name, self._place.inherited.taken
+        life = (taken.offer.life if taken is not None else "") or f"{place.parent_started:.6f}-{place.secret[:16]}"
+        try:
+            clients = [opened(self._policy.url, files.password, files.store_ca) for _ in range(2)]
+            record = MemberRecord(life, place.relays, control_url(place.control, me, secure=secure))
+            self._store = Store(clients[0], name, me, record, self._token.fingerprint)
+            self._learned = TermCheckpoints(self._gateway.checkpoints, CheckpointStore(clients[1], name, me))
+        except ValueError as error:
+            raise StartError(str(error)) from error
+        return Membership(
+            me,
+            life,
+            self._store,
+            self._token,
+            Path(place.path).with_name("cluster.json"),
+            self._clock,
+            trust=None if files.trust is None else files.trust.context(),
+            name=None if files.trust is None else files.trust.name,
+            changed=self._changed,
+            say=say,
+        )
 
     # -- DataPort -----------------------------------------------------------------------------------------------
 

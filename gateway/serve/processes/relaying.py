@@ -123,14 +123,13 @@ class RelaySide:
         spans: Spans | None = None,
         gen_ai: bool = False,
     ) -> None:
-        loop = asyncio.get_running_loop()
         self._place = place
         self._say = lambda line: say(f"relay {place.number}: {line}")
         self._path = place.path  # of the decider's socket
         self._most_clients = most_clients
         self._lost = lost
         self._rng = random.Random() if rng is None else rng  # noqa: S311 # jitter and tie-breaking, no secrets
-        self._clock = loop.time
+        self._clock = asyncio.get_running_loop().time
         self._names = Names()
         self._client_of = self._new_client if client_of is None else client_of
         self.clients: dict[str, Client] = {}
@@ -138,7 +137,6 @@ class RelaySide:
         self.current = current = Current(Snapshot(Policy()))
         self._spans = spans
         self.bodies = BodyMemory(current.policy.body.memory)
-        attempts = Attempts(current, self.clients, self._clock)
         self._counts = CallCounts(self._known, gen_ai=gen_ai)
         self._ended, self._ended_told = EndedCalls(MOST_RECORDS), 0
         self._recorder = Recorder(current, self._counts, log, lambda _: None, self._clock, self._rng, self._ended)
@@ -146,9 +144,17 @@ class RelaySide:
         self._drain_within: float | None = None
         self._gently = False
         self._drain_order = asyncio.Event()
-        self.link = Link(
-            self._connect if connect is None else connect,
-            Hello(VERSION, place.number, place.epoch, os.getpid() if pid is None else pid, place.started, 0),
+        self.link = self._new_link(connect, os.getpid() if pid is None else pid)
+        self.pipeline = self._new_pipeline(parser)
+        settings = server_settings(current.snapshot, most_clients)
+        self.server = Server(self.pipeline, settings, self.bodies, place.own_seats)
+        self._timer = asyncio.get_running_loop().call_later(COUNT_EVERY, self._tell_counts)
+
+    def _new_link(self, connect: Connect | None, pid: int) -> Link:
+        place = self._place
+        return Link(
+            connect or self._connect,
+            Hello(VERSION, place.number, place.epoch, pid, place.started, 0),
             self._clock,
             on_policy=self._on_policy,
             on_fleet=self._on_fleet,
@@ -156,10 +162,13 @@ class RelaySide:
             counts=self._told,
             say=self._say,
         )
-        self.pipeline = Pipeline(
+
+    def _new_pipeline(self, parser: ThreadPoolExecutor | None) -> Pipeline:
+        current, spans = self.current, self._spans
+        return Pipeline(
             current,
             RemoteDecider(self.link),
-            attempts,
+            Attempts(current, self.clients, self._clock),
             self._recorder.observe,
             self._clock,
             self._rng,
@@ -167,9 +176,6 @@ class RelaySide:
             large=None if parser is None else LargeBodies(parser, self._clock),
             tracing=None if spans is None else Tracing(current, spans.put, self._rng, self._recorder.labels),
         )
-        settings = server_settings(current.snapshot, most_clients)
-        self.server = Server(self.pipeline, settings, self.bodies, place.own_seats)
-        self._timer = loop.call_later(COUNT_EVERY, self._tell_counts)
 
     def offered(self, file: Path | None, policy: Policy) -> AbstractAsyncContextManager[BatchApi | None]:
         """Files and batches, as a policy offers them, once there is a pipeline."""
