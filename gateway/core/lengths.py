@@ -50,8 +50,6 @@ class TenantLengths:
     """All that is known of one tenant's answers from one model. `weights`: value and number of answers, the most
     recently used last. `margin`: of the 0.9 quantile over the prediction. Both and `mean` are natural logarithms."""
 
-    __slots__ = ("answers", "calls", "influence", "largest", "last", "margin", "mean", "pairs", "tau", "weights")
-
     def __init__(self) -> None:
         self.answers = 0  # learned
         self.calls = 0

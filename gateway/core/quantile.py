@@ -24,8 +24,6 @@ def nearest_rank(ordered: Sequence[float], q: float) -> float:
 class TTFTQuantile:
     """Quantiles of one class's time to first token (TTFT). Hedging waits so long before its second attempt."""
 
-    __slots__ = ("_last", "_pending", "_sample", "_sorted")
-
     def __init__(self) -> None:
         self._last: deque[float] = deque(maxlen=REMEMBERED)
         self._sample: list[float] = []  # the copy that values are computed from

@@ -16,8 +16,6 @@ from gateway.core.sidecars.copies import LongWait
 class Estimates:
     """Estimates over the queues of `control`. `clock` gives monotonic seconds."""
 
-    __slots__ = ("_clock", "_control", "_fleet")
-
     def __init__(self, control: AdmissionControl, fleet: Fleet, clock: Callable[[], float]) -> None:
         self._control = control
         self._fleet = fleet

@@ -25,8 +25,6 @@ class ModelWaits:
     wait in seconds of each call that waited for a model.
     """
 
-    __slots__ = ("_clock", "_control", "_giving_up", "_looking_again", "_pump", "_ready_at", "since", "wake", "woken")
-
     def __init__(
         self,
         control: AdmissionControl,

@@ -61,8 +61,6 @@ class Part(msgspec.Struct, kw_only=True, gc=False):
 class _KeyState:
     """State of one key: how fast its calls come, and the batch that is open for them."""
 
-    __slots__ = ("batch", "pace")
-
     def __init__(self) -> None:
         self.pace = BatchWindow()
         self.batch: _Batch | None = None
@@ -81,8 +79,6 @@ class _Member:
 
 class _Batch:
     """Calls that wait to be sent (`timer`), or have been (`sent`)."""
-
-    __slots__ = ("again", "items", "members", "request", "sent", "state", "task", "timer", "tokens")
 
     def __init__(self, state: _KeyState, wait: float, send: Callable[[_Batch, str], None]) -> None:
         self.state = state

@@ -29,8 +29,6 @@ DENIED = frozenset({socket.EAI_NONAME, socket.EAI_NODATA})  # there is no such n
 class _Host:
     """Look-up state of one host. Times are the loop's."""
 
-    __slots__ = ("addresses", "asked_at", "error", "good_until", "under_way", "wait_until")
-
     def __init__(self) -> None:
         self.addresses: tuple[str, ...] = ()
         self.error: UnknownName | None = None  # of the last look-up

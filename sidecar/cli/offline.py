@@ -5,64 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
 
 from sidecar.core.config import SidecarConfig
-from sidecar.core.engine_records import EngineFacts, EngineFailed, EngineRecord
-from sidecar.core.inventory import Size
-from sidecar.core.lesson import FailedStart, Lesson
-from sidecar.core.measured import Measured
+from sidecar.core.engine_records import EngineFailed, EngineRecord
 from sidecar.gpus.monitor import GpuMonitor
 from sidecar.gpus.sampler import Sampler
 from sidecar.process.engine import VllmEngines
-from sidecar.residency.effects import Engine, Engines
 from sidecar.residency.manager import Manager
 from sidecar.residency.state_file import SavedState, StateFile
 from sidecar.serve.assembly import engines_of, gpus_of, host_memory
 from sidecar.serve.operator_log import say
 from sidecar.serve.state_origin import own_state
-
-
-class OnlySizes:
-    """Engines of which only the sizes are asked (`effects.Engines`): nothing is started, taken over or ended."""
-
-    def __init__(self, engines: VllmEngines) -> None:
-        self._engines = engines
-
-    async def size(self, profile: str, total: int, present: int, *, unified: bool = False) -> Size:
-        """Return the memory that the profile's engine will take. Raises Unusable."""
-        return await self._engines.size(profile, total, present, unified=unified)
-
-    def settings(self, profile: str, config: SidecarConfig | None = None) -> str:
-        """A digest of its profile."""
-        return self._engines.settings(profile, config)
-
-    def apply(self, config: SidecarConfig) -> None:
-        """The file is read once."""
-
-    async def start(self, profile: str, gpus: tuple[int, ...], size: Size) -> Engine:
-        """Refused."""
-        raise EngineFailed(f"{profile} on {gpus} ({size}): nothing is started to answer a question")
-
-    async def adopt(self, profile: str, record: EngineRecord) -> Engine:
-        """Refused."""
-        raise EngineFailed(f"{profile} ({record.process.pid}): nothing is taken over to answer a question")
-
-    async def sweep(self, keep: Collection[str]) -> None:
-        """Nothing is ended."""
-
-    def measurement(
-        self, profile: str, told: EngineFacts, *, peak: int, settled: int, asleep: int | None = None
-    ) -> Measured | None:
-        """Nothing was seen."""
-        return None
-
-    def lesson(self, profile: str, failed: FailedStart) -> Lesson | None:
-        """Nothing was started."""
-        return None
 
 
 async def explained(config: SidecarConfig, folder: Path, profile: str, gpus_from: Path | None) -> tuple[str, bool]:
@@ -74,13 +30,19 @@ async def explained(config: SidecarConfig, folder: Path, profile: str, gpus_from
     try:
         on_gpus = any(config.engine_of(name).device == "gpu" for name in config.models)
         machine = GpuMonitor(sampler.sample if on_gpus else None, lambda _: None)
-        only: Engines = OnlySizes(engines_of(config, folder, known))
         asked = SavedState(times=known.times, measured=known.measured, lessons=known.lessons)
         memory = host_memory(config)
         manager = Manager(
-            config, only, machine, None, known=asked, host_memory=memory, clock=time.monotonic, say=lambda _: None
+            config,
+            engines_of(config, folder, known),
+            machine,
+            None,
+            known=asked,
+            host_memory=memory,
+            clock=time.monotonic,
+            say=lambda _: None,
         )
-        await manager.open()
+        await manager.open(only_look=True)
         told = manager.planner.explain(profile)
         unread = [machine.error] if machine.error and config.engine_of(profile).device == "gpu" else []
         usable = not manager.entries[profile].unusable

@@ -11,8 +11,6 @@ class HostMemory:
     """Bookings of at most `bound` bytes in all, by profile. An engine that is taken over may exceed it. Engines that
     keep pools of host memory leave less of it to those that sleep."""
 
-    __slots__ = ("_booked", "_pools", "_taken", "bound")
-
     def __init__(self, bound: int) -> None:
         self.bound = bound
         self._booked: dict[str, int] = {}  # for sleeps that are decided and not over

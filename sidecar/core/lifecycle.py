@@ -137,19 +137,6 @@ class Lifecycle:
     `state`.
     """
 
-    __slots__ = (
-        "failures",
-        "last_error",
-        "pending",
-        "ready_at",
-        "rests",
-        "since",
-        "starved",
-        "state",
-        "taught",
-        "transitions",
-    )
-
     def __init__(self, now: float, state: State = STOPPED) -> None:
         self.state = state
         self.pending: Pending | None = None

@@ -41,8 +41,6 @@ class StartProgress:
     """Progress of one start. The start is ended `stall` seconds after its last sign of progress. `at`: time of the last
     sign; `what`: the sign in words. Times are monotonic seconds."""
 
-    __slots__ = ("_began", "_bytes", "_looked", "_looked_at", "_read", "_shares", "_worked_at", "at", "stall", "what")
-
     def __init__(self, now: float, stall: float) -> None:
         self.at = now
         self.what = "its process began"

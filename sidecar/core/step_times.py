@@ -40,8 +40,6 @@ class StepTimes:
     of this machine; these are added there, in place of earlier ones of the name, whose disk rate is kept. `disk`: bytes
     a second that its starts have read. Measured times are None, or absent, until they were seen."""
 
-    __slots__ = ("_alike", "_eager", "_machine", "disk", "load", "sleep", "stages", "stop", "wakes")
-
     def __init__(self, name: str, alike: str, *, eager: bool, machine: MutableMapping[str, StepTimes]) -> None:
         self.disk: float | None = machine[name].disk if name in machine else None
         self._alike = (alike, eager)
@@ -139,8 +137,6 @@ def _learnt(was: float | None, seconds: float) -> float:
 class StartClock:
     """Clock of one start: the stage that its lines have reached, and since when. `seconds`: duration of each finished
     stage. Times are monotonic seconds."""
-
-    __slots__ = ("_began", "_share", "_share_at", "_since", "seconds", "stage")
 
     def __init__(self, now: float) -> None:
         self.stage: Stage = "process"

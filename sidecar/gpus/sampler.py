@@ -26,8 +26,6 @@ Answer: TypeAlias = "concurrent.futures.Future[tuple[GPU, ...]]"
 class Sampler:
     """Snapshots of `gpus` for one event loop. `aclose` when it is no longer needed."""
 
-    __slots__ = ("_began", "_call", "_gpus", "_limit")
-
     def __init__(self, gpus: GPUs, *, limit: float = LIMIT) -> None:
         self._gpus = gpus
         self._limit = limit

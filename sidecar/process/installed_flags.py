@@ -26,8 +26,6 @@ class InstalledFlags:
     """`sidecar`: its id, which the processes that print a help are marked by. `log`: where they write. `within`:
     seconds for one help."""
 
-    __slots__ = ("_folder", "_known", "_locks", "_log", "_own", "_say", "_sidecar", "_within")
-
     def __init__(
         self,
         sidecar: str,

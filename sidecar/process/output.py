@@ -47,8 +47,6 @@ class Output:
     `path`: None if memory stands in for the file.
     """
 
-    __slots__ = ("_at", "_most", "error", "errors", "fd", "heard", "lost_bytes", "path", "ring")
-
     def __init__(
         self,
         path: Path,

@@ -47,21 +47,6 @@ class Process:
     has not ended.
     """
 
-    __slots__ = (
-        "_child",
-        "_ending",
-        "_exited",
-        "_follower",
-        "_gone",
-        "_handle",
-        "_known",
-        "_watcher",
-        "left",
-        "output",
-        "record",
-        "returncode",
-    )
-
     def __init__(self, record: ProcessRecord, output: Output, *, handle: int | None, child: bool) -> None:
         self.record = record
         self.output = output

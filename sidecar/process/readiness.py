@@ -72,8 +72,6 @@ async def _looks(look: Callable[[], Awaitable[None]] | None, every: float) -> No
 class _Stage:
     """Stage of a start. `why`: the reason why it is not reached yet."""
 
-    __slots__ = ("_clock", "_progress", "why")
-
     def __init__(self, progress: StartProgress, clock: Callable[[], float]) -> None:
         self._progress = progress
         self._clock = clock

@@ -16,8 +16,6 @@ class Ring:
     `dropped_bytes` were never looked at, since the writer was faster than the reader.
     """
 
-    __slots__ = ("_lines", "_most_lines", "_rest", "_size", "dropped_bytes", "size")
-
     def __init__(self, lines: int = LINES, size: int = SIZE) -> None:
         self._lines: deque[bytes] = deque()
         self._most_lines = lines

@@ -59,8 +59,6 @@ class VllmEngine:
     """Engine of vLLM, or a simulated engine (effects.Engine). `folders`: folders that its start fills, by name.
     `released`: called once, when its address is free again."""
 
-    __slots__ = ("_api", "_clock", "_folders", "_identity", "_process", "_released", "_say")
-
     def __init__(
         self,
         process: Process,

@@ -104,9 +104,9 @@ class Manager:
 
     # -- its life ---------------------------------------------------------------------------------------------------
 
-    async def open(self) -> None:
-        """Find the GPUs, the size of each model, and engines that an earlier sidecar has left. A model
-        that cannot be run says so in its report and harms no other."""
+    async def open(self, *, only_look: bool = False) -> None:
+        """Find the GPUs, the size of each model, and engines that an earlier sidecar has left. A model that cannot be
+        run says so in its report and harms no other. `only_look`: end no process, since no engine will be started."""
         await self.monitor.look()
         for name, times in self._known.times.items():
             if name in self.entries:
@@ -122,7 +122,8 @@ class Manager:
                 self.steps.transition(known, "drain")
         self.hours.turn()
         records = [self.steps.record(model) for model in self.entries.values()]
-        await self._engines.sweep({record.process.engine for record in records if record is not None})
+        if not only_look:
+            await self._engines.sweep({record.process.engine for record in records if record is not None})
         self._keep()
 
     async def run(self) -> None:

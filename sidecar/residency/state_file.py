@@ -140,8 +140,6 @@ class StateFile:
     failed; empty: it did not.
     """
 
-    __slots__ = ("_lock", "_say", "_tried", "_wanted", "_write_file", "_writer", "error", "path")
-
     def __init__(
         self, path: Path, say: Callable[[str], None], *, write: Callable[[Path, bytes], None] | None = None
     ) -> None:

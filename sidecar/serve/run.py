@@ -23,6 +23,7 @@ from typing import TypeVar
 import msgspec
 import uvloop
 
+from gateway.shared.control.listener import ControlPort
 from gateway.shared.files.checked import InvalidFile
 from gateway.shared.files.file_status import FileStatus
 from gateway.shared.lines import standard_error
@@ -31,7 +32,6 @@ from gateway.shared.service_manager import ServiceManager
 from gateway.shared.threads import in_thread
 from sidecar import __version__
 from sidecar.control.api import Api, control_app
-from sidecar.control.listener import ControlPort
 from sidecar.control.metrics import Metrics
 from sidecar.control.tokens import Tokens
 from sidecar.core.config import RelaySettings, SidecarConfig, warnings
@@ -102,16 +102,17 @@ async def serve(options: Options) -> None:
             file = view.file = FileReload(options.file, config, options.gateway, manager)
         except (InvalidFile, OSError) as error:  # it has changed since the command line was read
             raise StartError(str(error)) from error
-        port = ControlPort(control_app(api_of(manager, view, file, ending), options.tokens.order), config.listen)
+        app = control_app(api_of(manager, view, file, ending), options.tokens.order)
+        port = ControlPort(app, str(config.listen), log="weir.sidecar")
         try:
             view.relay, relayed = await listeners(port, options, manager, ending.first.is_set, stack)
         except StartError:
             await manager.close(end_engines=False)
             await state.flush()
             raise
-        view.control = f"http://{port.address}"
+        view.control, listen = port.address, msgspec.structs.replace(config.listen, port=port.port)
         view.reporter = Reporter(
-            manager, config.gateways, sidecar=sidecar_id(config), boot=view.boot, listen=port.address, relay=relayed,
+            manager, config.gateways, sidecar=sidecar_id(config), boot=view.boot, listen=listen, relay=relayed,
             token=options.tokens.report, ca=options.ca, say=say,
         )  # fmt: skip
         stack.push_async_callback(view.reporter.aclose)

@@ -65,8 +65,6 @@ AT_ONCE, TOKENS = 8, 65_536
 class Sizing:
     """For one file's profiles. `folder`: what its names are relative to. `inherited`: the sidecar's environment."""
 
-    __slots__ = ("_config", "_folder", "_inherited", "_shapes", "_sizes_only")
-
     def __init__(
         self, config: SidecarConfig, folder: Path, inherited: Mapping[str, str], *, sizes_only: bool = False
     ) -> None:

@@ -63,8 +63,6 @@ class Group:
     """Calls of one class, tenant and model that one change would help: the number of each outcome and of each status
     sent, the last reason for each outcome, and when the first and the last of all ended."""
 
-    __slots__ = ("engines", "first", "key", "last", "outcomes", "reasons", "ways")
-
     def __init__(self, key: Key, last: float) -> None:
         self.key = key
         self.last = self.first = last

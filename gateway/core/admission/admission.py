@@ -53,8 +53,6 @@ class AdmissionControl:
     """The decisions, and the state that they read. `running`: calls that hold a grant, by class. `outages`: since when
     none of a model's engines may be given calls."""
 
-    __slots__ = ("draining", "fleet", "outages", "queues", "rules", "running", "sidecars", "traffic")
-
     def __init__(self, fleet: Fleet, policy: Policy) -> None:
         self.fleet = fleet
         self.rules = AdmissionRules(policy)

@@ -48,8 +48,6 @@ class Booking:
 class Bookings:
     """Bookings in the order they were made, which is roughly the order they are due in."""
 
-    __slots__ = ("_bookings", "_due", "_tokens", "shows")
-
     def __init__(self) -> None:
         self._bookings: dict[int, Booking] = {}
         self._tokens = 0

@@ -33,8 +33,6 @@ class TokenRate:
 
     `tokens`: those since the last `advance`; the owner adds to it."""
 
-    __slots__ = ("_at", "_rate", "_window", "tokens")
-
     def __init__(self, now: float, window: float = WINDOW) -> None:
         self._rate = 0.0
         self._window = window
@@ -65,8 +63,6 @@ class Drain:
     The rate is what came back lately, or what is held over the time a hold lasts, whichever is more: by Little's law
     they are equal in a steady state, but after idleness only the second tells what the engines can do.
     """
-
-    __slots__ = ("_by_class", "_lasted", "_rate", "_tokens", "given", "held")
 
     def __init__(self, now: float) -> None:
         self._rate = TokenRate(now)

@@ -32,25 +32,6 @@ REMEMBERED = 10_000  # tenants that do not wait, per class
 class ClassQueue:
     """Queue of one class of one model. `served`: its counter among the classes (tokens over weight)."""
 
-    __slots__ = (
-        "_floor",
-        "_stamp",
-        "_tenants",
-        "_turns",
-        "_weights",
-        "active",
-        "band",
-        "max_wait",
-        "promised",
-        "promised_tokens",
-        "served",
-        "served_at",
-        "settings",
-        "tickets",
-        "tokens",
-        "weight",
-    )  # fmt: skip
-
     def __init__(self) -> None:
         self.served = 0.0
         self.served_at = -inf

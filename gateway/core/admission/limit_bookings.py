@@ -102,8 +102,6 @@ class LimitBooking:
 class LimitBookings:
     """The bookings of one book of limits. True while there are any."""
 
-    __slots__ = ("_by_key", "_lapses", "_number")
-
     def __init__(self) -> None:
         self._by_key: dict[int, list[tuple[float, int, LimitBooking]]] = {}  # heaps by when they are due, and so lapse
         self._lapses: list[tuple[float, int, LimitBooking]] = []

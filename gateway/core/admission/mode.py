@@ -86,8 +86,6 @@ class ModelMode:
     """Mode of one model. `why`: the signals of the last step, empty before the first. `transitions`: counts by (from,
     to)."""
 
-    __slots__ = ("_known_at", "_rules", "mode", "since", "transitions", "why")
-
     def __init__(self, rules: Modes) -> None:
         self.mode = Mode.NORMAL
         self.since = -math.inf
@@ -185,8 +183,6 @@ def _short(value: float) -> str:
 
 class Window:
     """The signal that is made of first bytes, those of the last WINDOW seconds. O(1) per event."""
-
-    __slots__ = ("_first_bytes",)
 
     def __init__(self) -> None:
         self._first_bytes: deque[tuple[float, float]] = deque(maxlen=SAMPLES)  # when, ratio

@@ -31,12 +31,6 @@ class ModelTraffic:
     """`drain` and `bookings` serve predictions, `level` is the mode as a number: 0 is normal. `scaling` is the signal
     for autoscalers; whoever refuses a call for want of room adds its tokens there."""
 
-    __slots__ = (
-        "_advanced_at", "_away",
-        "_judged_at", "_mode", "_offered", "_order", "_ttfts", "_window", "bookings", "drain", "level",
-        "scaling",
-    )  # fmt: skip
-
     def __init__(self, policy: Policy, now: float) -> None:
         self.drain = Drain(now)
         self.scaling = EnginesWanted(policy.scaling, now)

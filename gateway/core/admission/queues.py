@@ -48,8 +48,6 @@ class QueueBounds:
     """Bounds of a model's queues, by one policy: calls and tokens of all classes together. `classes`: most
     important first."""
 
-    __slots__ = ("calls", "classes", "tokens")
-
     def __init__(self, classes: Mapping[str, TrafficClass]) -> None:
         self.classes = dict(classes)
         self.calls = sum([each.max_queue for each in classes.values()])

@@ -27,8 +27,6 @@ LEEWAY = 3_600.0  # seconds
 class Calendar:
     """`offset`: Unix time less monotonic seconds, kept true by whoever has both clocks."""
 
-    __slots__ = ("offset",)
-
     def __init__(self, offset: float = 0.0) -> None:
         self.offset = offset
 
@@ -45,8 +43,6 @@ class Used(msgspec.Struct, frozen=True):
 class QuotaWindow:
     """The window of one tenant that is now. `amount`: its quota; None: it is only counted. `base`: what was used as
     far as others have told, `since` what was used here."""
-
-    __slots__ = ("_calendar", "amount", "base", "ends", "reserved", "since", "span", "start", "tenant")
 
     def __init__(self, tenant: str, span: Span, calendar: Calendar) -> None:
         self.tenant = tenant

@@ -18,8 +18,6 @@ BACKOFF = 0.025  # seconds, doubled per attempt
 class RetryBudget:
     """Counts calls and retries in one-second slots over the window. O(1) per event."""
 
-    __slots__ = ("_calls", "_current", "_retries", "_second", "calls", "retries")
-
     def __init__(self, current: Current) -> None:
         self._current = current
         self._calls = [0] * WINDOW

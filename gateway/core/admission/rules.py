@@ -10,8 +10,6 @@ class AdmissionRules:
     """`order`: the classes, most important first; `rank`: the place of each in it. `limited`: how many calls of a class
     may run. `weights`: tenants' shares within a class. `predict` and `shed_late` are the policy's."""
 
-    __slots__ = ("limited", "order", "policy", "predict", "rank", "shaping", "shed_late", "weights")
-
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.order = tuple(policy.classes)

@@ -85,8 +85,6 @@ class Shaping:
     """The tiers of one policy. `above`, `level`: the watermark above which, and the mode's value from which, any tier
     can apply; below both, none does."""
 
-    __slots__ = ("_order", "_tiers", "above", "level")
-
     def __init__(self, policy: Policy) -> None:
         self._tiers = policy.shaping
         self._order = tuple(policy.classes)

@@ -78,8 +78,6 @@ class Ticket:
 class TenantQueue:
     """Queue of one tenant in one class: its waiting tickets, and its counter of service (charges over weight)."""
 
-    __slots__ = ("charge", "counter", "latest", "order", "stamp", "tickets", "tokens", "weight")
-
     def __init__(self, weight: float) -> None:
         self.weight = weight
         self.counter = 0.0

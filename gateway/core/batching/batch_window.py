@@ -13,8 +13,6 @@ GAIN = 0.125  # weight of the newest gap in the moving average
 class BatchWindow:
     """Moving average of the gaps between calls of one key. `at`: arrival of the last one, in monotonic seconds."""
 
-    __slots__ = ("_gap", "at")
-
     def __init__(self) -> None:
         self.at = -math.inf
         self._gap = 0.0  # mean gap in seconds, no more than the window

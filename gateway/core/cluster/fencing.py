@@ -15,8 +15,6 @@ from __future__ import annotations
 class FencingToken:
     """Token of one process. `epoch`: the highest that was met; 0: none was."""
 
-    __slots__ = ("epoch",)
-
     def __init__(self, epoch: int = 0) -> None:
         self.epoch = epoch
 

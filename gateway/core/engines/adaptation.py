@@ -17,8 +17,6 @@ TRIM_BELOW = 0.95  # of what holds were measured to turn into
 class Adaptation:
     """Learner of `trim` and `slots` of a ledger. Ask it once for each sample, after `Ledger.measure`."""
 
-    __slots__ = ("_behind", "_full_at", "_ledger", "_most_running")
-
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._behind = -1  # sequences that ran at the last sample, where a queue in the engine was behind them

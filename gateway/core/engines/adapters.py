@@ -19,8 +19,6 @@ REPLACES = 0.6  # another adapter has to go, which may be wanted again
 class Adapters:
     """`names`: the adapters that the engine serves. Until it tells how many it keeps, that is vLLM's default, one."""
 
-    __slots__ = ("_used", "most", "names")
-
     def __init__(self, names: Iterable[str]) -> None:
         self.names = frozenset(names)
         self.most = 1

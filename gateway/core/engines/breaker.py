@@ -104,8 +104,6 @@ def panicked(open_: int, total: int) -> bool:
 class FailureRate:
     """Calls and failures of the last WINDOW seconds, in SLOTS slots. O(1) per event; `now` never goes back."""
 
-    __slots__ = ("_calls", "_ends", "_failures", "_index", "_slot", "calls", "failures")
-
     def __init__(self) -> None:
         self._calls = [0] * SLOTS
         self._failures = [0] * SLOTS
@@ -146,23 +144,6 @@ class CircuitBreaker:
     of the last failures in a row ended; -inf: never. `transitions` counts by the state that was entered; `reopened` is
     how often it has relapsed since it was last closed.
     """
-
-    __slots__ = (
-        "_period",
-        "_probe",
-        "_probe_at",
-        "_serial",
-        "broken_at",
-        "failing_at",
-        "failures",
-        "policy",
-        "probes",
-        "rate",
-        "reopened",
-        "since",
-        "state",
-        "transitions",
-    )
 
     def __init__(self, policy: Breaker) -> None:
         self.policy = policy

@@ -39,8 +39,6 @@ class CacheAge:
     Feed it from one connection: `link` when the connection comes and goes, `take` with every message, in order.
     """
 
-    __slots__ = ("_block_size", "_linked", "_mask", "_young", "cut", "expected", "live", "problem", "stored")
-
     def __init__(self) -> None:
         self.cut = -math.inf
         self.live = False  # connected, and a message since

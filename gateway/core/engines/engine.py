@@ -30,12 +30,6 @@ STEPS = 2.0  # of an engine, in which what was sent may wait for the next; one i
 class Engine:
     """vLLM server and its place in the fleet."""
 
-    __slots__ = (
-        "adaptation", "adapters", "breaker", "cache", "draining", "health", "id", "label", "leaving", "ledger",
-        "models", "name", "number", "only_models", "policy", "prefills", "priorities", "sample", "sampled_at", "speed",
-        "url",
-    )  # fmt: skip
-
     def __init__(
         self,
         id: str,

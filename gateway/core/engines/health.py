@@ -16,11 +16,6 @@ MISSES_OUT = 3  # bad ones that take it out
 class Health:
     """Health of one engine. Change `up` through `Engine`, which also forgets the cache of an engine that is down."""
 
-    __slots__ = (
-        "_silent_since", "back_at", "check_failures", "checked_at", "doubted", "failed_call", "hits", "misses",
-        "outage_at", "trouble", "unmeasured", "up",
-    )  # fmt: skip
-
     def __init__(self) -> None:
         self.up = False
         self.hits = self.misses = 0  # good and bad checks in a row

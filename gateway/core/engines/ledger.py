@@ -39,12 +39,6 @@ class Ledger:
     `max_num_seqs` is in no metric and short contexts run out of batch long before KV.
     """
 
-    __slots__ = (
-        "_fixed_capacity", "_flow", "_flow_at", "_others", "_prefills", "_reserves", "capacity", "excess", "headrooms",
-        "held", "in_flight", "kv_target", "kv_usage", "max_slots", "output_held", "pressed_slots", "pressed_tokens",
-        "slots", "trim", "used",
-    )  # fmt: skip
-
     def __init__(
         self, policy: Policy, prefills: PrefillQueue, capacity: int | None = None, max_slots: int | None = None
     ) -> None:

@@ -17,8 +17,6 @@ SENT_REMEMBERED = 128  # calls
 class PrefillQueue:
     """Prompt tokens that an engine has yet to read."""
 
-    __slots__ = ("awaited", "queued", "sent", "unseen")
-
     def __init__(self) -> None:
         self.queued = 0  # prompt tokens
         self.awaited = 0  # calls whose first byte has not come

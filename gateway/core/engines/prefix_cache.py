@@ -32,8 +32,6 @@ class PrefixCache:
     publishes them.
     """
 
-    __slots__ = ("age", "block_tokens", "blocks", "share")
-
     def __init__(self) -> None:
         self.blocks: dict[int, float] = {}
         self.block_tokens = BLOCK_TOKENS

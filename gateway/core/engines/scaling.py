@@ -50,8 +50,6 @@ class Readings(msgspec.Struct, frozen=True, kw_only=True):
 class FastestPace:
     """The least seconds per output token of late: an engine's pace while it has next to nothing to do."""
 
-    __slots__ = ("_before", "_lately", "_since")
-
     def __init__(self, now: float) -> None:
         self._before = self._lately = math.inf
         self._since = now
@@ -90,9 +88,6 @@ def utilization(engine: Engine, fastest: float) -> float:
 
 class EnginesWanted:
     """The signal with its memory. `refused` counts tokens; whoever refuses adds to it."""
-
-    __slots__ = ("_at", "_busy_at", "_fastest", "_given", "_known", "_least", "_least_until", "_offered", "_policy",
-                 "_recent", "_refused", "_served", "_work", "refused")  # fmt: skip
 
     def __init__(self, policy: Scaling, now: float) -> None:
         self.refused = 0

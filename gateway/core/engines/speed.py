@@ -24,8 +24,6 @@ RATE_BELIEVED = 30.0  # seconds without a first byte after which a low rate is d
 class Speed:
     """Learned rates of one engine."""
 
-    __slots__ = ("_first_bytes", "_unsorted", "_untaught", "pace", "prefill_rate", "tpot", "ttft_spread")
-
     def __init__(self) -> None:
         self.prefill_rate = PREFILL_RATE
         self.ttft_spread = 1.0  # how many times its prediction the slowest first token of ten takes

@@ -23,8 +23,6 @@ class Snapshot:
     """`cache_secret`: the secret that tenants' cache salts are derived from; empty: no salts. Raises ValueError as
     `Tenants` does."""
 
-    __slots__ = ("browser_guard", "calls", "classes", "order", "policy", "small", "tenants", "within_deadline")
-
     def __init__(self, policy: Policy, cache_secret: bytes = b"") -> None:
         self.policy = policy
         self.calls = call_settings(policy)
@@ -41,8 +39,6 @@ class Current:
 
     Only what must react to a new policy (queues, buckets, breakers) has an `apply` of its own.
     """
-
-    __slots__ = ("policy", "snapshot")
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.apply(snapshot)

@@ -18,8 +18,6 @@ class BodyMemory:
     `refused` counts refusals by the limit that was reached, `memory` or `share`.
     """
 
-    __slots__ = ("_owners", "held", "memory", "refused", "share")
-
     def __init__(self, memory: int = 512 * 1024**2, share: float = SHARE) -> None:
         self.held = 0
         self.refused = {"memory": 0, "share": 0}

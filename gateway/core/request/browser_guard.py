@@ -22,8 +22,6 @@ _LOOPBACK = ("127.", "::1", "::ffff:127.")
 class BrowserGuard:
     """The check for one policy. `hosts`: names without a port; `origins`: as in `cors`."""
 
-    __slots__ = ("_everybody", "_good", "_hosts", "_origins")
-
     def __init__(self, hosts: Iterable[str], origins: Iterable[str]) -> None:
         self._hosts = frozenset(hosts)
         self._everybody = bool(self._hosts)  # `server.hosts` holds for all peers, not for loopback alone

@@ -21,8 +21,6 @@ class ClassRules:
     `order`: names from the most to the least important; `rank`: name to place in it. `deadlines`, `ttfts`: seconds.
     """
 
-    __slots__ = ("deadlines", "order", "rank", "rules", "ttfts")
-
     def __init__(self, policy: Policy) -> None:
         self.order = tuple(policy.classes)
         self.rank = {name: rank for rank, name in enumerate(self.order)}

@@ -52,8 +52,6 @@ class Weights:
     more than a short one. The variance of a feature that does not occur returns to its prior, and no further.
     """
 
-    __slots__ = ("calls", "covariance", "values")
-
     def __init__(self) -> None:
         self.calls = 0
         self.values = _PRIOR
@@ -108,8 +106,6 @@ class Quantile:
     A step up weighs QUANTILE, a step down 1 - QUANTILE. So the estimate rests where that share of samples lies below.
     Steps start large. `value` comes down from COLD_ALPHA. `largest` is the largest ratio observed, 0 before the first.
     """
-
-    __slots__ = ("calls", "largest", "log", "samples", "value")
 
     def __init__(self) -> None:
         self.calls = 0

@@ -61,11 +61,6 @@ class Outlook(msgspec.Struct, frozen=True, kw_only=True):
 class Sidecar:
     """Sidecar: its last report with the time of arrival, and the state of requests to the sidecar."""
 
-    __slots__ = (
-        "_pause_until", "answers", "boots", "cards", "control_allowed", "failures", "key", "local", "members", "models",
-        "refused", "report", "reported_at", "used",
-    )  # fmt: skip
-
     def __init__(self, report: CapacityReport, key: bytes, now: float, *, local: bool) -> None:
         self.report = report
         self.key = key  # digest of the key that its reports show

@@ -22,19 +22,8 @@ class ServedCall:
     """`turn`: of the last question about it. `place`: in a queue, if it waits for its turn; `task`: what it waits for
     otherwise."""
 
-    __slots__ = (
-        "admission",
-        "ask",
-        "attempts",
-        "call",
-        "carried",
-        "grant",
-        "place",
-        "record",
-        "second",
-        "task",
-        "turn",
-    )
+    __slots__ = ("admission", "ask", "attempts", "call", "carried", "grant", "place", "record", "second",
+                 "task", "turn")  # fmt: skip
 
     def __init__(self, ask: Ask, route: Route) -> None:
         self.ask = ask

@@ -124,17 +124,8 @@ class RemoteDecider:
 class RemoteAdmission:
     """An Admission, as in gateway/core/admission/decider.py."""
 
-    __slots__ = (
-        "_arrived",
-        "_asked",
-        "_decider",
-        "_left",
-        "_lines",
-        "_record",
-        "_tenant",
-        "_version",
-        "_was_counted",
-    )
+    __slots__ = ("_arrived", "_asked", "_decider", "_left", "_lines", "_record", "_tenant", "_version",
+                 "_was_counted")  # fmt: skip
 
     def __init__(self, decider: RemoteDecider, tenant: str, record: Record, now: float) -> None:
         self._decider = decider

@@ -43,18 +43,8 @@ class CountedBody:
 class ChunkedBody:
     """Decoder of one chunked body. `data`: the bytes decoded so far."""
 
-    __slots__ = (
-        "_chunks",
-        "_left",
-        "_limit",
-        "_settings",
-        "_slack",
-        "_state",
-        "_tail",
-        "_trailer_bytes",
-        "_trailers",
-        "data",
-    )
+    __slots__ = ("_chunks", "_left", "_limit", "_settings", "_slack", "_state", "_tail", "_trailer_bytes",
+                 "_trailers", "data")  # fmt: skip
 
     _SIZE, _DATA, _DATA_END, _TRAILER = range(4)
 

@@ -57,8 +57,6 @@ class KnownHeads:
     exactly like a known head, digits apart, is read in full.
     """
 
-    __slots__ = ("_known",)
-
     def __init__(self) -> None:
         self._known: dict[bytes, tuple[int, int, Request]] = {}  # size, place of Content-Length, request
 

@@ -1,7 +1,7 @@
-"""Listener of the gateway's control port.
+"""Listener of a control port, a gateway's or a sidecar's.
 
 It binds the socket itself and hands it over listening. So an address in use is an OSError of `start`, and port 0 has a
-number to announce. The bounds on clients are in http1.py. The gateway's drain decides when the listener ends: last.
+number to announce. The bounds on clients are in http1.py. The process ends it last.
 """
 
 from __future__ import annotations
@@ -20,14 +20,19 @@ class ControlPort:
     once started."""
 
     def __init__(
-        self, app: Starlette, listen: str, connections: int = CONNECTIONS, tls: ssl.SSLContext | None = None
+        self,
+        app: Starlette,
+        listen: str,
+        connections: int = CONNECTIONS,
+        tls: ssl.SSLContext | None = None,
+        log: str = "weir.control",
     ) -> None:
         self.address = ""
         self.port = 0
         self._listening: socket.socket | None = None
         self._tls = tls
         self._listen = listen
-        self._http = Http1Listener(app, "weir.control", connections)
+        self._http = Http1Listener(app, log, connections)
 
     async def start(self, bound: socket.socket | None = None) -> None:
         """Listen, on a socket that is `bound` where there is one. Raises OSError, ValueError."""

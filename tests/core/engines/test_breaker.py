@@ -54,7 +54,7 @@ def half_open(policy: Breaker = POLICY, now: float = 100.0) -> CircuitBreaker:
 
 
 def everything(breaker: CircuitBreaker) -> dict[str, Any]:
-    state = {name: getattr(breaker, name) for name in CircuitBreaker.__slots__}
+    state = {name: getattr(breaker, name) for name in vars(breaker)}
     rate = state.pop("rate")
     return state | {"transitions": dict(breaker.transitions), "rate": (rate.calls, rate.failures)}
 

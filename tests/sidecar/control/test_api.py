@@ -13,13 +13,12 @@ import msgspec
 import pytest
 
 from gateway.shared import protocol
+from gateway.shared.control.listener import ControlPort
 from gateway.shared.files.file_status import FileStatus
 from sidecar.control import api
 from sidecar.control.api import Api, control_app
-from sidecar.control.listener import ControlPort
 from sidecar.control.metrics import Metrics
 from sidecar.control.status_table import table
-from sidecar.core.addresses import Address
 from sidecar.core.file.reload import Reload
 from sidecar.core.status import GatewayStatus, RelayUse, Reloaded, Status
 from sidecar.residency import state_file
@@ -53,14 +52,14 @@ class Door:
             manager=manager, started=7, view=self.status, exposition=metrics.exposition, read_file=self.reload,
             end=self.stopped.append, leaving=lambda: self.leaving,
         )  # fmt: skip
-        self.port = ControlPort(control_app(api, token), Address("127.0.0.1", 0))
+        self.port = ControlPort(control_app(api, token), "127.0.0.1:0")
         self.client = httpx.AsyncClient(trust_env=False)
 
     async def reload(self) -> Reloaded:
         return self.reloaded
 
     async def ask(self, method: str, path: str, **more: Any) -> httpx.Response:
-        return await self.client.request(method, f"http://{self.port.address}{path}", **more)
+        return await self.client.request(method, f"{self.port.address}{path}", **more)
 
     async def refused(self, method: str, path: str, **more: Any) -> tuple[int, str]:
         answer = await self.ask(method, path, **more)
@@ -260,7 +259,7 @@ def test_what_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         assert (await door.refused("GET", "/nothing"))[0] == 404
         assert (await door.refused("POST", "/models/a/ensure", content=b"{}" + b" " * 70_000))[0] == 413
 
-        reader, writer = await asyncio.open_connection("127.0.0.1", door.port.address.port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", door.port.port)
         writer.write(b"POST /models/a/ensure HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{")
         assert (await reader.readline()).startswith(b"HTTP/1.1 408")
         writer.close()

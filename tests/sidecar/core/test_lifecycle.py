@@ -98,7 +98,7 @@ def stepped(*events: Event, now: float = 200.0) -> Lifecycle:
 
 
 def everything(life: Lifecycle) -> dict[str, Any]:
-    return {name: getattr(life, name) for name in Lifecycle.__slots__} | {"transitions": dict(life.transitions)}
+    return {name: getattr(life, name) for name in vars(life)} | {"transitions": dict(life.transitions)}
 
 
 # -- the tables -------------------------------------------------------------------------------------------------------
