@@ -17,8 +17,7 @@ from gateway.core.policy.advice import advise
 from gateway.core.policy.explained import explain_call
 from gateway.core.policy.file import explain
 from gateway.core.policy.policy import Policy
-from gateway.core.policy.reference import reference_text
-from gateway.core.policy.schema import schema_text
+from gateway.core.policy.schema import reference_text, schema_text
 from gateway.decider.file_modes import unusable_of, unwise_of
 from gateway.decider.loading import Configuration, load
 from gateway.shared.files.checked import InvalidFile, spelled

@@ -40,9 +40,8 @@ from starlette.routing import Route
 from gateway.control.calls import CallView, calls_view, problem
 from gateway.control.cluster import ClusterView
 from gateway.control.console.files import console_files
-from gateway.control.console.keys import KeyRoutes
 from gateway.control.console.reading import ConsoleReading
-from gateway.control.console.routes import ConsoleRoutes
+from gateway.control.console.routes import ConsoleRoutes, KeyRoutes
 from gateway.control.console.sources import Sources
 from gateway.control.console.trial.routes import TrialRoutes
 from gateway.control.guard import HEADERS, JSON, ControlPortRules, error

@@ -19,9 +19,8 @@ import msgspec
 from gateway.core.admission import refusals
 from gateway.core.admission.witness import BatchWitness
 from gateway.core.answer.json_usage import JSONUsage
-from gateway.core.batching.batch_window import BatchWindow
 from gateway.core.batching.merge_pieces import Piece, piece_of, rule_of
-from gateway.core.batching.merging import SplitError, merge, split
+from gateway.core.batching.merging import BatchWindow, SplitError, merge, split
 from gateway.core.policy.traffic import BatchedKind, Merge
 from gateway.core.request.body_memory import BodyLease, BodyMemory
 from gateway.core.request.call import Call

@@ -44,11 +44,8 @@ from gateway.decider.dispatch import Dispatch
 from gateway.decider.ended_calls import EndedCalls
 from gateway.decider.loading import Configuration
 from gateway.decider.local import LocalDecider
-from gateway.decider.metrics.batches import batch_families
-from gateway.decider.metrics.cluster import Families
 from gateway.decider.metrics.collector import Metrics
-from gateway.decider.metrics.families import lengths
-from gateway.decider.metrics.quotas import quota_families
+from gateway.decider.metrics.families import Families, batch_families, lengths, quota_families
 from gateway.decider.metrics.sidecars import SidecarMetrics
 from gateway.decider.observer import Observer
 from gateway.decider.recorder import Recorder

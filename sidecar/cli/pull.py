@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +16,6 @@ from gateway.shared.command_line import argument
 from gateway.shared.formatting import gibs, seconds, shown
 from sidecar.cli.errors import Impossible, Mistake
 from sidecar.cli.files import File, add_config
-from sidecar.cli.pull_progress import PullProgress, stderr_progress
 from sidecar.core.arguments import environment
 from sidecar.core.engine_records import Unusable
 from sidecar.pull import hub
@@ -47,6 +47,47 @@ examples:
   sidecar pull qwen-7b --from /nfs/models/qwen-7b
   sidecar pull qwen-7b --from Qwen/Qwen2.5-7B-Instruct --revision main
   sidecar pull qwen-gguf --from Qwen/Qwen2.5-7B-Instruct-GGUF --only '*q4_k_m*.gguf'"""
+EVERY = 5.0  # seconds between two lines
+MIB = 1 << 20
+
+
+class PullProgress:
+    """A line at the beginning and every few seconds. `say` gets each line; `clock` gives seconds."""
+
+    def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._say = say
+        self._clock = clock
+        self._began = self._said = clock()
+        self._size = self._resumed = 0
+
+    def begin(self, listing: Listing, resumed: int) -> None:
+        """Name the source, and the bytes that an earlier pull has left."""
+        self._began = self._said = self._clock()
+        self._size, self._resumed = listing.size, resumed
+        kept = f", {gibs(resumed)} are here already" if resumed else ""
+        self._say(f"{len(listing.files)} files, {gibs(listing.size)}, from {shown(listing.source)}{kept}")
+
+    def here(self, size: int) -> None:
+        """Note the bytes that are here now."""
+        now = self._clock()
+        if now < self._said + EVERY:
+            return
+        self._said = now
+        if size >= self._size:
+            self._say(f"all {gibs(self._size)} have come, checksums are compared")
+            return
+        rate = (size - self._resumed) / (now - self._began)
+        left = f", {seconds((self._size - size) / rate)} left" if rate > 0 else ""
+        share = size / max(1, self._size)
+        self._say(f"{gibs(size)} of {gibs(self._size)}, {share:.0%}, {rate / MIB:.0f} MiB/s{left}")
+
+
+def stderr_progress(*, quiet: bool) -> PullProgress:
+    """Progress on standard error: one line that changes on a terminal, else line by line; `quiet`: nothing."""
+    if quiet:
+        return PullProgress(lambda _: None)
+    before, after = ("\r\x1b[K", "") if sys.stderr.isatty() else ("", "\n")
+    return PullProgress(lambda line: print(f"{before}sidecar: {line}", end=after, file=sys.stderr, flush=True))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -12,8 +12,7 @@ import pytest
 
 from gateway.decider.relays.elsewhere import process_of
 from gateway.frames.entrance import Token
-from gateway.serve.cluster.control_ports import control_url, members_of
-from gateway.serve.cluster.machines import Machines
+from gateway.serve.cluster.machines import Machines, control_url, members_of
 from gateway.serve.cluster.membership import Membership
 from gateway.serve.cluster.store import MemberRecord, Store
 from gateway.shared.protocol import MAX_MEMBERS, ClusterMember

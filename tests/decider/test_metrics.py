@@ -25,9 +25,8 @@ from gateway.core.request.body_memory import BodyLease, BodyMemory
 from gateway.core.request.outcome import Outcome
 from gateway.core.request.record import Record
 from gateway.decider.dispatch import Dispatch
-from gateway.decider.metrics.batches import batch_families
 from gateway.decider.metrics.collector import Metrics
-from gateway.decider.metrics.families import lengths
+from gateway.decider.metrics.families import batch_families, lengths
 from gateway.frames.messages import RelayCounts
 from gateway.shared.files.file_status import FileStatus
 from gateway.shared.vllm.answers import EngineSample, ModelCard

@@ -11,7 +11,7 @@ import pytest
 
 from gateway.cli import main as gateway
 from gateway.core.policy.policy import Policy
-from gateway.core.policy.reference import reference_text
+from gateway.core.policy.schema import reference_text
 from gateway.core.policy.types import Bounds
 from gateway.shared.files.reference import reference_of
 from gateway.shared.files.schema import schema_of

@@ -10,9 +10,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.batching.batch_window import BatchWindow
 from gateway.core.batching.merge_pieces import Piece, piece_of
-from gateway.core.batching.merging import SplitError, merge, shares, split
+from gateway.core.batching.merging import BatchWindow, SplitError, merge, shares, split
 from gateway.core.request.outcome import Refused
 from tests.pooled import EMBEDDINGS, RERANK, SCORE, answer, asked
 

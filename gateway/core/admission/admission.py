@@ -22,7 +22,7 @@ from gateway.core.admission.deadline import breaks_a_promise, too_late
 from gateway.core.admission.decision import Decision, Foretold, Reason, Refuse, Wait
 from gateway.core.admission.model_traffic import ModelTraffic
 from gateway.core.admission.queues import Queues, Ticket
-from gateway.core.admission.rules import AdmissionRules
+from gateway.core.admission.shaping import Shaping
 from gateway.core.engines.choice import (
     ASIDE,
     LOOKED_AT,
@@ -47,6 +47,23 @@ from gateway.core.sidecars.sidecars import Registry
 NO_ENGINES: frozenset[str] = frozenset()
 LARGE = 1 / 8  # of what an engine can hold: to keep more than that free for one call would idle too much
 SOON = 1.0  # seconds: nothing better is known
+
+
+class AdmissionRules:
+    """`order`: the classes, most important first; `rank`: the place of each in it. `limited`: how many calls of a class
+    may run. `weights`: tenants' shares within a class. `predict` and `shed_late` are the policy's."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.order = tuple(policy.classes)
+        self.rank = {name: place for place, name in enumerate(self.order)}
+        self.shaping = Shaping(policy)
+        self.limited = {
+            name: each.max_concurrency for name, each in policy.classes.items() if each.max_concurrency is not None
+        }
+        self.weights = {name: tenant.weight for name, tenant in policy.tenants.items()}
+        self.predict = policy.deadlines.predict
+        self.shed_late = policy.deadlines.shed_late
 
 
 class AdmissionControl:

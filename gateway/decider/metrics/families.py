@@ -2,18 +2,85 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol, TypeAlias
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from gateway.core.admission.quotas import QuotaBook
 from gateway.core.engines.breaker import BreakerState
 from gateway.core.engines.engine import Engine
 from gateway.core.engines.fleet import Fleet
 from gateway.core.lengths import LengthModel
 from gateway.decider.dispatch import Dispatch
+from gateway.decider.relays.totals import added_up
 from gateway.shared.files.file_status import FileStatus
 
 BREAKER = {BreakerState.CLOSED: 0.0, BreakerState.HALF_OPEN: 0.5, BreakerState.OPEN: 1.0}
+Families: TypeAlias = Callable[[], Iterable[Metric]]
+
+
+def cluster_families(
+    *, leads: bool, granting: bool, epoch: int, since: float, store_up: bool, here: int, silent: int
+) -> Iterable[Metric]:
+    """The metric families at this moment. `since`: seconds since the leader was elected; `here`, `silent`: members."""
+    yield GaugeMetricFamily("weir_cluster_leader", "1: this gateway's decider leads.", value=leads)
+    yield GaugeMetricFamily("weir_cluster_granting", "1: it leads, and may grant.", value=granting)
+    yield GaugeMetricFamily("weir_cluster_epoch", "The highest epoch of a leader that is known.", value=epoch)
+    yield GaugeMetricFamily(
+        "weir_cluster_term_seconds", "Seconds since the election; 0: there is no leader.", value=since
+    )
+    yield GaugeMetricFamily("weir_cluster_store_up", "1: the store has answered last.", value=store_up)
+    members = GaugeMetricFamily("weir_cluster_members", "Members, by whether they are silent.", labels=("state",))
+    members.add_metric(("here",), here)
+    members.add_metric(("silent",), silent)
+    yield members
+
+
+class BatchCounts(Protocol):
+    """Counts of one process: `lines` by what became of them; `line_calls`: lines that wait or run now; `batch_states`:
+    batches by state, empty where another process works them."""
+
+    @property
+    def lines(self) -> Mapping[str, int]: ...
+
+    @property
+    def line_calls(self) -> int: ...
+
+    @property
+    def batch_states(self) -> Mapping[str, int]: ...
+
+
+def batch_families(counts: Sequence[BatchCounts]) -> Iterable[Metric]:
+    """The metric families at this moment; none, where no process has counted a line, not even to 0."""
+    lines = added_up(*(each.lines for each in counts))
+    if not lines:
+        return
+    calls = sum([each.line_calls for each in counts])
+    states = added_up(*(each.batch_states for each in counts))
+    batches = GaugeMetricFamily("weir_batch_jobs", "Batches of the Batch API, by state.", labels=("status",))
+    for status, count in states.items():
+        batches.add_metric((status,), count)
+    yield batches
+    of_batches = CounterMetricFamily(
+        "weir_batch_lines", "Lines of batches that got a result, and that were sent once more.", labels=("result",)
+    )
+    for result, count in lines.items():
+        of_batches.add_metric((result,), count)
+    yield of_batches
+    yield GaugeMetricFamily("weir_batch_calls", "Lines of batches that wait or run now.", calls)
+
+
+def quota_families(quotas: QuotaBook, clock: Callable[[], float]) -> Iterable[Metric]:
+    """The metric families at this moment: of tenants that have a quota."""
+    labels = ("tenant", "window")
+    used = GaugeMetricFamily("weir_quota_used_tokens", "Tokens used in the calendar window, UTC.", labels=labels)
+    amount = GaugeMetricFamily("weir_quota_tokens", "The tenant's quota of the calendar window.", labels=labels)
+    for window in quotas:
+        if window.amount is not None:
+            used.add_metric((window.tenant, window.span), window.used(clock()))
+            amount.add_metric((window.tenant, window.span), window.amount)
+    yield from (used, amount)
 
 
 def policy(status: FileStatus) -> Iterable[Metric]:

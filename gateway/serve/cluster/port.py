@@ -17,7 +17,7 @@ from gateway.control.calls import CallView
 from gateway.control.cluster import ClusterView
 from gateway.control.processes import ProcessView
 from gateway.decider.loading import ClusterFiles, Configuration
-from gateway.decider.metrics.cluster import cluster_families
+from gateway.decider.metrics.families import cluster_families
 from gateway.decider.relays.elsewhere import channel_from
 from gateway.decider.relays.hub import ELSEWHERE, RelayHub
 from gateway.frames.channel import Channel
@@ -27,8 +27,7 @@ from gateway.frames.visitors import Visitors
 from gateway.relay.wire.server import address_of
 from gateway.serve.assembly import ApplyError, Gateway
 from gateway.serve.cluster.checkpoints import NOBODY, TermCheckpoints
-from gateway.serve.cluster.control_ports import control_url, members_of
-from gateway.serve.cluster.machines import Machines
+from gateway.serve.cluster.machines import Machines, control_url, members_of
 from gateway.serve.cluster.membership import Membership
 from gateway.serve.cluster.relay_proxies import RelayProxies, RelayProxy, lives
 from gateway.serve.cluster.store import CheckpointStore, MemberRecord, Store, opened

@@ -8,9 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.core.batching.batch_window import BatchWindow
 from gateway.core.batching.merge_pieces import KEY_AT_MOST, Piece, piece_of, rule_of
-from gateway.core.batching.merging import SplitError, merge, shares, split
+from gateway.core.batching.merging import BatchWindow, SplitError, merge, shares, split
 from gateway.core.policy.traffic import Merge
 from gateway.core.request.call import Call
 from tests.calls import a_call

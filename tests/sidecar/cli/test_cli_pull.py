@@ -20,7 +20,7 @@ import pytest
 
 from loadtest.processes import until
 from sidecar import cli
-from sidecar.cli.pull_progress import PullProgress
+from sidecar.cli.pull import PullProgress
 from sidecar.pull import hub
 from sidecar.pull.listing import Listing, SourceFile
 from sidecar.sizing.model_files import ModelLocation, read_model

@@ -13,7 +13,7 @@ from gateway.shared.protocol import MAX_MEMBERS, ClusterMember
 from sidecar.core.addresses import Address
 from sidecar.core.config import RelaySettings
 from sidecar.reporting import gateway_link
-from sidecar.reporting.cluster_members import KnownGateway, following
+from sidecar.reporting.reporter import KnownGateway, following
 from tests.sidecar.parts import opened
 from tests.sidecar.reporting.test_reporter import BOOT, TOKEN, reporting, reports, until
 from tests.sidecar.scripted import Scripted, answer, play
