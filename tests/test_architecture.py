@@ -55,6 +55,7 @@ DOORS: dict[str, tuple[str, ...] | None] = {
     "hypercorn": ("gateway/shared/control/http1.py",),
     "starlette": ("gateway/control/", "gateway/shared/control/", "sidecar/control/"),
     "prometheus_client": (
+        "gateway/shared/metrics.py",
         "gateway/decider/metrics/",
         "sidecar/control/metrics.py",
     ),

@@ -20,7 +20,6 @@ def posted(path: bytes, fields: Mapping[bytes, bytes], body: bytes, now: float) 
         minor=1,
         length=len(body),
         keep_alive=True,
-        expects=False,
     )
     request.body = body
     request.peer = "127.0.0.1"

@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterable
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from gateway.shared.files.file_status import FileStatus
 from gateway.shared.files.units import MIB
-from gateway.shared.protocol import GPUReport, State
+from gateway.shared.metrics import counter, gauge
+from gateway.shared.protocol import State
 from sidecar.core.status import GatewayStatus, RelayUse
 from sidecar.residency.manager import Manager
 
@@ -63,147 +64,87 @@ class Metrics(Collector):
         yield from self._relayed()
 
     def _gpus(self) -> Iterable[Metric]:
-        gauges: list[tuple[str, str, Callable[[GPUReport], float | None]]] = [
-            ("vllm_gpu_memory_total_mb", "Memory of the GPU in MiB.", lambda gpu: gpu.total / MIB),
-            ("vllm_gpu_memory_used_mb", "Memory in use in MiB, whoever uses it.", lambda gpu: gpu.used / MIB),
-            (
-                "vllm_gpu_utilization_percent",
-                "How busy it was, 0 to 100.",
-                lambda gpu: None if gpu.utilization is None else gpu.utilization * 100,
-            ),
-            ("weir_sidecar_gpu_refused", "1 while nothing is started on it: quarantine, MIG, an error.",
-             lambda gpu: float(bool(gpu.refused))),
-        ]  # fmt: skip
-        gpus = self._manager.gpus()
-        for name, text, read in gauges:
-            family = GaugeMetricFamily(name, text, labels=("gpu_id",))
-            for gpu in gpus:
-                value = read(gpu)
-                if value is not None:
-                    family.add_metric((str(gpu.index),), value)
-            yield family
+        gpus = {str(gpu.index): gpu for gpu in self._manager.gpus()}
+        busy = {index: gpu.utilization * 100 for index, gpu in gpus.items() if gpu.utilization is not None}
+        total = {index: gpu.total / MIB for index, gpu in gpus.items()}
+        used = {index: gpu.used / MIB for index, gpu in gpus.items()}
+        refused = {index: bool(gpu.refused) for index, gpu in gpus.items()}
+        why = "1 while nothing is started on it: quarantine, MIG, an error."
+        yield gauge("vllm_gpu_memory_total_mb", "Memory of the GPU in MiB.", "gpu_id", of=total)
+        yield gauge("vllm_gpu_memory_used_mb", "Memory in use in MiB, whoever uses it.", "gpu_id", of=used)
+        yield gauge("vllm_gpu_utilization_percent", "How busy it was, 0 to 100.", "gpu_id", of=busy)
+        yield gauge("weir_sidecar_gpu_refused", why, "gpu_id", of=refused)
 
     def _models(self) -> Iterable[Metric]:
-        loaded = GaugeMetricFamily("vllm_model_loaded", "1 while an engine of it serves.", labels=("model_id",))
-        active = GaugeMetricFamily(
-            "vllm_model_requests_active", "Its calls in flight, at all gateways.", labels=("model_id",)
-        )
-        state = GaugeMetricFamily("weir_sidecar_model_state", "1 for the state it is in.", labels=("profile", "state"))
-        doing = GaugeMetricFamily(
-            "weir_sidecar_model_pending", "1 for what is being done about it.", labels=("profile", "pending")
-        )
-        level = GaugeMetricFamily(
-            "weir_sidecar_model_sleep_level", "How deep it sleeps; 0: awake.", labels=("profile",)
-        )
-        copy = GaugeMetricFamily(
-            "weir_sidecar_model_copy", "1 while gateways have another engine of its model.", labels=("profile",)
-        )
-        off = GaugeMetricFamily(
-            "weir_sidecar_model_off", "1 while an operator has switched it off.", labels=("profile",)
-        )
         models = self._manager.models()
         serving, calls = Counter[str](), Counter[str]()  # several profiles may be of one model
         for model in models:
             serving[model.model] += model.state == "running"
             calls[model.model] += self._manager.requests_active(model.profile)
-        for name in calls:
-            loaded.add_metric((name,), float(serving[name] > 0))
-            active.add_metric((name,), calls[name])
-        for model in models:
-            off.add_metric((model.profile,), float(self._manager.entries[model.profile].off))
-            for each in get_args(State):
-                state.add_metric((model.profile, each), float(model.state == each))
-            if model.pending is not None:
-                doing.add_metric((model.profile, model.pending), 1.0)
-            level.add_metric((model.profile,), model.sleep_level)
-            copy.add_metric((model.profile,), float(model.copy))
-        yield from (loaded, active, state, doing, level, off, copy)
+        loaded = {name: serving[name] > 0 for name in calls}
+        states = {(model.profile, each): model.state == each for model in models for each in get_args(State)}
+        pending = {(model.profile, model.pending): 1 for model in models if model.pending is not None}
+        levels = {model.profile: model.sleep_level for model in models}
+        off = {model.profile: self._manager.entries[model.profile].off for model in models}
+        copies = {model.profile: model.copy for model in models}
+        copy = "1 while gateways have another engine of its model."
+        yield gauge("vllm_model_loaded", "1 while an engine of it serves.", "model_id", of=loaded)
+        yield gauge("vllm_model_requests_active", "Its calls in flight, at all gateways.", "model_id", of=calls)
+        yield gauge("weir_sidecar_model_state", "1 for the state it is in.", "profile", "state", of=states)
+        doing = "1 for what is being done about it."
+        yield gauge("weir_sidecar_model_pending", doing, "profile", "pending", of=pending)
+        yield gauge("weir_sidecar_model_sleep_level", "How deep it sleeps; 0: awake.", "profile", of=levels)
+        yield gauge("weir_sidecar_model_off", "1 while an operator has switched it off.", "profile", of=off)
+        yield gauge("weir_sidecar_model_copy", copy, "profile", of=copies)
 
     def _memory(self) -> Iterable[Metric]:
-        host = self._manager.host
-        yield GaugeMetricFamily("weir_sidecar_host_memory_limit_bytes", "What sleep at level 1 may fill.", host.bound)
-        booked = GaugeMetricFamily(
-            "weir_sidecar_host_memory_bytes", "Host memory booked for sleep at level 1.", labels=("profile",)
-        )
-        residue = GaugeMetricFamily(
-            "weir_sidecar_residue_bytes", "What it keeps of each of its GPUs asleep, as known now.", labels=("profile",)
-        )
-        for profile, model in self._manager.entries.items():
-            booked.add_metric((profile,), host.held(profile))
-            residue.add_metric((profile,), model.size.residue)
-        blind = GaugeMetricFamily("weir_sidecar_gpu_processes_hidden", "1 while NVML does not list the engines.")
-        blind.add_metric((), float(self._manager.steps.memory.blind))
-        yield from (booked, residue, blind)
+        host, entries = self._manager.host, self._manager.entries
+        booked = {profile: host.held(profile) for profile in entries}
+        residue = {profile: model.size.residue for profile, model in entries.items()}
+        blind = self._manager.steps.memory.blind
+        kept = "What it keeps of each of its GPUs asleep, as known now."
+        yield gauge("weir_sidecar_host_memory_limit_bytes", "What sleep at level 1 may fill.", of=host.bound)
+        yield gauge("weir_sidecar_host_memory_bytes", "Host memory booked for sleep at level 1.", "profile", of=booked)
+        yield gauge("weir_sidecar_residue_bytes", kept, "profile", of=residue)
+        yield gauge("weir_sidecar_gpu_processes_hidden", "1 while NVML does not list the engines.", of=blind)
 
     def _done(self) -> Iterable[Metric]:
-        done = CounterMetricFamily(
-            "weir_sidecar_events",
-            "How often it got ready, slept, woke, stopped, failed; began as a copy, gave its place to another model.",
-            labels=("profile", "event"),
-        )
-        for labels, count in sorted(self._manager.steps.counts.items()):
-            done.add_metric(labels, count)
-        evictions = CounterMetricFamily(
-            "weir_sidecar_evictions",
-            "How often it was put to sleep or stopped, and why: room for another, idle, an order, off.",
-            labels=("profile", "kind", "reason"),
-        )
-        for key, count in sorted(self._manager.steps.evictions.items()):
-            evictions.add_metric(key, count)
-        starts = CounterMetricFamily("weir_sidecar_starts", "Starts of its engine.", labels=("profile",))
-        for profile, count in sorted(self._manager.steps.starts.items()):
-            starts.add_metric((profile,), count)
-        failures = CounterMetricFamily(
-            "weir_sidecar_start_failures",
-            "Starts that failed, by the kind that `sidecar diagnose` names; other: its output tells nothing.",
-            labels=("profile", "kind"),
-        )
-        for failed, count in sorted(self._manager.steps.start_failures.items()):
-            failures.add_metric(failed, count)
-        claims = GaugeMetricFamily(
-            "weir_sidecar_claim_bytes", "What it claims of each of its GPUs while it is awake.", labels=("profile",)
-        )
-        seconds = GaugeMetricFamily(
-            "weir_sidecar_load_seconds",
-            "How long a start is foretold to take, by those before or by its bytes.",
-            labels=("profile",),
-        )
-        for profile, model in self._manager.entries.items():
-            seconds.add_metric((profile,), model.load_seconds)
-            claims.add_metric((profile,), model.size.claim)
-        yield from (done, evictions, starts, failures, claims, seconds)
+        steps, entries = self._manager.steps, self._manager.entries
+        done = "How often it got ready, slept, woke, stopped, failed; began as a copy, gave its place to another model."
+        evicted = "How often it was put to sleep or stopped, and why: room for another, idle, an order, off."
+        failed = "Starts that failed, by the kind that `sidecar diagnose` names; other: its output tells nothing."
+        claims = {profile: model.size.claim for profile, model in entries.items()}
+        loading = {profile: model.load_seconds for profile, model in entries.items()}
+        counts, evictions = sorted(steps.counts.items()), sorted(steps.evictions.items())
+        failures = sorted(steps.start_failures.items())
+        yield counter("weir_sidecar_events", done, "profile", "event", of=counts)
+        yield counter("weir_sidecar_evictions", evicted, "profile", "kind", "reason", of=evictions)
+        yield counter("weir_sidecar_starts", "Starts of its engine.", "profile", of=sorted(steps.starts.items()))
+        yield counter("weir_sidecar_start_failures", failed, "profile", "kind", of=failures)
+        claim = "What it claims of each of its GPUs while it is awake."
+        yield gauge("weir_sidecar_claim_bytes", claim, "profile", of=claims)
+        foretold = "How long a start is foretold to take, by those before or by its bytes."
+        yield gauge("weir_sidecar_load_seconds", foretold, "profile", of=loading)
 
     def _reports(self) -> Iterable[Metric]:
-        taken = GaugeMetricFamily("weir_sidecar_gateway_up", "1 while it takes reports.", labels=("gateway",))
-        failures = CounterMetricFamily(
-            "weir_sidecar_report_failures", "Reports that it did not take.", labels=("gateway",)
-        )
-        for gateway in self._gateways():
-            taken.add_metric((gateway.url,), float(gateway.taken is True))
-            failures.add_metric((gateway.url,), gateway.failures)
-        bad = GaugeMetricFamily("weir_sidecar_state_file_bad", "1 while it cannot be written.")
-        bad.add_metric((), float(bool(self._state_error())))
-        yield from (taken, failures, bad)
+        gateways = list(self._gateways())
+        taken = {gateway.url: gateway.taken is True for gateway in gateways}
+        failures = {gateway.url: gateway.failures for gateway in gateways}
+        yield gauge("weir_sidecar_gateway_up", "1 while it takes reports.", "gateway", of=taken)
+        yield counter("weir_sidecar_report_failures", "Reports that it did not take.", "gateway", of=failures)
+        yield gauge("weir_sidecar_state_file_bad", "1 while it cannot be written.", of=bool(self._state_error()))
 
     def _reloads(self) -> Iterable[Metric]:
         file = self._file()
-        yield GaugeMetricFamily("weir_sidecar_file_version", "Versions of its file since the start.", file.version)
-        yield CounterMetricFamily("weir_sidecar_file_reloads", "Files applied while running.", file.reloads)
-        yield CounterMetricFamily("weir_sidecar_file_failures", "Files that could not be used.", file.failures)
-        yield GaugeMetricFamily(
-            "weir_sidecar_file_bad", "1 while its file cannot be used.", float(file.error is not None)
-        )
+        yield gauge("weir_sidecar_file_version", "Versions of its file since the start.", of=file.version)
+        yield counter("weir_sidecar_file_reloads", "Files applied while running.", of=file.reloads)
+        yield counter("weir_sidecar_file_failures", "Files that could not be used.", of=file.failures)
+        yield gauge("weir_sidecar_file_bad", "1 while its file cannot be used.", of=file.error is not None)
 
     def _relayed(self) -> Iterable[Metric]:
         use = self._relay()
         if use is None:
             return
-        requests = CounterMetricFamily(
-            "weir_sidecar_relay_requests",
-            "Requests at the relay, by outcome: ordered, refused, left, answered, failed, broken.",
-            labels=("outcome",),
-        )
-        for outcome, count in use.outcomes.items():
-            requests.add_metric((outcome,), count)
-        yield requests
-        yield GaugeMetricFamily("weir_sidecar_relay_connections", "Connections of gateways.", use.connections)
+        text = "Requests at the relay, by outcome: ordered, refused, left, answered, failed, broken."
+        yield counter("weir_sidecar_relay_requests", text, "outcome", of=use.outcomes)
+        yield gauge("weir_sidecar_relay_connections", "Connections of gateways.", of=use.connections)

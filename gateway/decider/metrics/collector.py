@@ -6,17 +6,18 @@ only writes the exposition. Labels come from the policy and the fleet, never fro
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.openmetrics.exposition import generate_latest as openmetrics
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 
 from gateway.core.admission.retries import RetryBudget
-from gateway.core.call_counts import CallCounts
+from gateway.core.call_counts import CallCounts, CountRow
 from gateway.core.engines.fleet import Fleet
 from gateway.core.histogram import Histogram
 from gateway.core.request.body_memory import BodyMemory
@@ -27,11 +28,16 @@ from gateway.decider.metrics.gen_ai import gen_ai
 from gateway.decider.relays.totals import added_up
 from gateway.frames.messages import RelayCounts
 from gateway.shared.files.file_status import FileStatus
+from gateway.shared.metrics import counter, gauge, histogram
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 LABELS = ("route", "class", "model", "outcome")
+WAITS = {
+    "weir_predicted_wait_seconds": "Predicted waits, of refused calls too.",
+    "weir_wait_error_seconds": "Between the predicted wait and the real one, either way.",
+}
 
 
 class Batches(Protocol):
@@ -122,40 +128,26 @@ class Metrics(Collector):
         totals, relays = self.totals(), self._relays()
         yield from self._calls(totals)
         yield from engines(self._fleet)
-        queued = GaugeMetricFamily("weir_queued_calls", "Calls waiting for a grant.", labels=("model", "class"))
-        tokens = GaugeMetricFamily("weir_queued_tokens", "Tokens of the calls waiting.", labels=("model", "class"))
-        for model, queues in self._dispatch.queues.items():
-            for name in self._dispatch.policy.classes:
-                queued.add_metric((model, name), queues.length(name))
-                tokens.add_metric((model, name), queues.tokens(name))
-        running = GaugeMetricFamily("weir_running_calls", "Calls that hold a grant.", labels=("class",))
-        for name, count in self._dispatch.running.items():
-            running.add_metric((name,), count)
-        yield from (queued, tokens, running)
-        refusals = CounterMetricFamily(
-            "weir_wire_refusals", "Requests refused for their bytes alone, before they were calls.", labels=("status",)
-        )
-        for status, count in added_up(self._refusals(), *(relay.refusals for relay in relays)).items():
-            refusals.add_metric((str(status),), count)
-        yield refusals
-        yield CounterMetricFamily(
-            "weir_log_lines_lost",
-            "Lines of the call log and of standard error that were lost.",
-            value=self._lost_lines() + sum([relay.lost_lines for relay in relays]),
-        )
-        yield CounterMetricFamily(
-            "weir_trace_spans_dropped",
-            "Spans of sampled calls that no collector took, or that found no room to wait.",
-            value=self._lost_spans() + sum([relay.lost_spans for relay in relays]),
-        )
+        classes, queues = self._dispatch.policy.classes, self._dispatch.queues.items()
+        queued = [((model, name), queue.length(name)) for model, queue in queues for name in classes]
+        tokens = [((model, name), queue.tokens(name)) for model, queue in queues for name in classes]
+        yield gauge("weir_queued_calls", "Calls waiting for a grant.", "model", "class", of=queued)
+        yield gauge("weir_queued_tokens", "Tokens of the calls waiting.", "model", "class", of=tokens)
+        yield gauge("weir_running_calls", "Calls that hold a grant.", "class", of=self._dispatch.running)
+        refusals = added_up(self._refusals(), *(relay.refusals for relay in relays))
+        text = "Requests refused for their bytes alone, before they were calls."
+        by_status = {str(status): count for status, count in refusals.items()}
+        yield counter("weir_wire_refusals", text, "status", of=by_status)
+        lost = self._lost_lines() + sum([relay.lost_lines for relay in relays])
+        yield counter("weir_log_lines_lost", "Lines of the call log and of standard error that were lost.", of=lost)
+        lost = self._lost_spans() + sum([relay.lost_spans for relay in relays])
+        text = "Spans of sampled calls that no collector took, or that found no room to wait."
+        yield counter("weir_trace_spans_dropped", text, of=lost)
         held = self._bodies.held + sum([relay.body_bytes for relay in relays])
-        yield GaugeMetricFamily("weir_body_bytes", "Memory held by requests' bodies.", value=held)
-        bodies = CounterMetricFamily(
-            "weir_body_refusals", "Requests refused as the memory, or their sender's share, was full.", labels=("full",)
-        )
-        for full, count in added_up(self._bodies.refused, *(relay.body_refusals for relay in relays)).items():
-            bodies.add_metric((full,), count)
-        yield bodies
+        yield gauge("weir_body_bytes", "Memory held by requests' bodies.", of=held)
+        bodies = added_up(self._bodies.refused, *(relay.body_refusals for relay in relays))
+        text = "Requests refused as the memory, or their sender's share, was full."
+        yield counter("weir_body_refusals", text, "full", of=bodies)
         yield from self._decisions(totals, relays)
         yield from targets(self._dispatch)
         yield from models(self._dispatch, self._fleet)
@@ -164,83 +156,62 @@ class Metrics(Collector):
             yield from gen_ai(totals.gen_ai)
         yield from self._more()
         connections = self._connections() + sum([relay.connections for relay in relays])
-        yield GaugeMetricFamily("weir_connections", "Open connections of the data port.", value=connections)
+        yield gauge("weir_connections", "Open connections of the data port.", of=connections)
 
     def _calls(self, counts: CallCounts) -> Iterable[Metric]:
-        requests = CounterMetricFamily("weir_requests", "Calls ended, by how they ended.", labels=LABELS)
-        retries = CounterMetricFamily("weir_retries", "Second and later attempts on an engine.", labels=LABELS)
+        rows = [((*key[:3], key[3].value), row) for key, row in counts.rows.items()]
+        counters: list[tuple[str, str, Callable[[CountRow], int]]] = [
+            ("requests", "Calls ended, by how they ended.", lambda row: row.requests),
+            ("retries", "Second and later attempts on an engine.", lambda row: row.attempts),
+            ("affinity_tokens", "Prompt tokens expected to be cached on the engine chosen for them.",
+             lambda row: row.affinity),
+            ("shaped_tokens", "Output tokens asked for and cut by shaping.", lambda row: row.shaped),
+        ]  # fmt: skip
+        for name, text, read in counters:
+            yield counter(f"weir_{name}", text, *LABELS, of=[(labels, read(row)) for labels, row in rows])
         kinds = ("prompt", "completion", "cached")
-        tokens = CounterMetricFamily(
-            "weir_tokens", "Tokens as the engines reported them, by kind.", labels=("kind", *LABELS)
-        )
-        affinity = CounterMetricFamily(
-            "weir_affinity_tokens", "Prompt tokens expected to be cached on the engine chosen for them.", labels=LABELS
-        )
-        shaped = CounterMetricFamily("weir_shaped_tokens", "Output tokens asked for and cut by shaping.", labels=LABELS)
-        queue = HistogramMetricFamily("weir_queue_seconds", "From arrival to grant.", labels=LABELS)
-        ttft = HistogramMetricFamily("weir_ttft_seconds", "From arrival to the engine's first byte.", labels=LABELS)
-        duration = HistogramMetricFamily("weir_request_seconds", "From arrival to the end.", labels=LABELS)
-        for (route, class_name, model, outcome), row in counts.rows.items():
-            labels = (route, class_name, model, outcome.value)
-            requests.add_metric(labels, row.requests)
-            retries.add_metric(labels, row.attempts)
-            affinity.add_metric(labels, row.affinity)
-            shaped.add_metric(labels, row.shaped)
-            for kind in kinds:
-                tokens.add_metric((kind, *labels), getattr(row, kind))
-            for family, histogram in ((queue, row.queue), (ttft, row.ttft), (duration, row.duration)):
-                family.add_metric(labels, _exemplified(histogram), histogram.sum)
-        yield from (requests, retries, tokens, affinity, shaped, queue, ttft, duration)
+        tokens = [((kind, *labels), getattr(row, kind)) for labels, row in rows for kind in kinds]
+        text = "Tokens as the engines reported them, by kind."
+        yield counter("weir_tokens", text, "kind", *LABELS, of=tokens)
+        histograms: list[tuple[str, str, Callable[[CountRow], Histogram]]] = [
+            ("queue", "From arrival to grant.", lambda row: row.queue),
+            ("ttft", "From arrival to the engine's first byte.", lambda row: row.ttft),
+            ("request", "From arrival to the end.", lambda row: row.duration),
+        ]
+        for name, text, waits in histograms:
+            found = [(labels, _exemplified(waits(row)), waits(row).sum) for labels, row in rows]
+            yield histogram(f"weir_{name}_seconds", text, *LABELS, of=found)
 
     def _as_vllm(self, counts: CallCounts) -> Iterable[Metric]:
         """The same calls under the metric names that dashboards for a plain proxy in front of vLLM expect."""
-        requests = CounterMetricFamily("vllm_requests", "Calls ended, by model.", labels=("model_id",))
-        duration = HistogramMetricFamily(
-            "vllm_request_duration_seconds", "From arrival to the end.", labels=("model_id",)
-        )
-        totals: dict[str, tuple[list[int], Histogram]] = {}
+        requests: Counter[str] = Counter()
+        durations: dict[str, Histogram] = {}
         for (_, _, model, _), row in counts.rows.items():
-            count, histogram = totals.setdefault(model, ([0], Histogram()))
-            count[0] += row.requests
-            histogram.add(row.duration)
-        for model, (count, histogram) in totals.items():
-            requests.add_metric((model,), count[0])
-            duration.add_metric((model,), histogram.buckets(), histogram.sum)
-        yield from (requests, duration)
+            requests[model] += row.requests
+            durations.setdefault(model, Histogram()).add(row.duration)
+        found = [(model, each.buckets(), each.sum) for model, each in durations.items()]
+        yield counter("vllm_requests", "Calls ended, by model.", "model_id", of=requests)
+        yield histogram("vllm_request_duration_seconds", "From arrival to the end.", "model_id", of=found)
 
     def _decisions(self, counts: CallCounts, relays: Sequence[RelayCounts]) -> Iterable[Metric]:
-        tenants = CounterMetricFamily(
-            "weir_tenant_requests", "Calls ended, by tenant; without one: unauthorized.", labels=("tenant", "outcome")
-        )
-        used = CounterMetricFamily("weir_tenant_tokens", "Tokens used, by tenant.", labels=("tenant", "outcome"))
-        for (tenant, outcome), (requests, tokens) in counts.tenants.items():
-            tenants.add_metric((tenant, outcome.value), requests)
-            used.add_metric((tenant, outcome.value), tokens)
-        predicted = HistogramMetricFamily(
-            "weir_predicted_wait_seconds", "Predicted waits, of refused calls too.", labels=("class",)
-        )
-        error = HistogramMetricFamily(
-            "weir_wait_error_seconds", "Between the predicted wait and the real one, either way.", labels=("class",)
-        )
-        for name, waits in counts.waits.items():
-            for family, histogram in zip((predicted, error), waits, strict=True):
-                family.add_metric((name,), histogram.buckets(), histogram.sum)
-        cancelled = CounterMetricFamily("weir_cancelled", "Calls ended early, by why.", labels=("reason",))
-        for reason, count in counts.cancelled.items():
-            cancelled.add_metric((reason,), count)
-        yield from (tenants, used, predicted, error, cancelled)
-        yield GaugeMetricFamily(
-            "weir_retry_budget_left", "Retries that may still be made in this window.", value=self._retries.left
-        )
-        batches = CounterMetricFamily("weir_batches", "Requests of the batcher, by what sent them.", labels=("reason",))
+        calls = {(tenant, outcome.value): ended for (tenant, outcome), (ended, _) in counts.tenants.items()}
+        used = {(tenant, outcome.value): tokens for (tenant, outcome), (_, tokens) in counts.tenants.items()}
+        text = "Calls ended, by tenant; without one: unauthorized."
+        yield counter("weir_tenant_requests", text, "tenant", "outcome", of=calls)
+        yield counter("weir_tenant_tokens", "Tokens used, by tenant.", "tenant", "outcome", of=used)
+        for index, (name, text) in enumerate(WAITS.items()):
+            waits = [(each, pair[index].buckets(), pair[index].sum) for each, pair in counts.waits.items()]
+            yield histogram(name, text, "class", of=waits)
+        yield counter("weir_cancelled", "Calls ended early, by why.", "reason", of=counts.cancelled)
+        text = "Retries that may still be made in this window."
+        yield gauge("weir_retry_budget_left", text, of=self._retries.left)
         batcher = self._batcher()
-        for reason, count in added_up(batcher.batches, *(relay.batches for relay in relays)).items():
-            batches.add_metric((reason,), count)
-        yield batches
+        batches = added_up(batcher.batches, *(relay.batches for relay in relays))
         merged = batcher.merged + sum([relay.merged for relay in relays])
         again = batcher.again + sum([relay.again for relay in relays])
-        yield CounterMetricFamily("weir_batched_calls", "Calls answered by a shared request.", merged)
-        yield CounterMetricFamily("weir_batch_resends", "Calls of a refused batch, sent singly.", again)
+        yield counter("weir_batches", "Requests of the batcher, by what sent them.", "reason", of=batches)
+        yield counter("weir_batched_calls", "Calls answered by a shared request.", of=merged)
+        yield counter("weir_batch_resends", "Calls of a refused batch, sent singly.", of=again)
         yield from policy(self._policy_status())
 
 

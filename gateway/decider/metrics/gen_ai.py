@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from prometheus_client.core import HistogramMetricFamily, Metric
+from prometheus_client.core import Metric
 
 from gateway.core.gen_ai import GenAiCounts
+from gateway.shared.metrics import histogram
 
 PROVIDER = "vllm"
 LABELS = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model", "error_type")
@@ -18,17 +19,11 @@ FAMILIES = {
 
 
 def gen_ai(counts: GenAiCounts) -> Iterable[Metric]:
-    for name, (histogram, text) in FAMILIES.items():
-        family = HistogramMetricFamily(name, text, labels=LABELS)
-        for (operation, model, error), row in counts.rows.items():
-            found = row.of(histogram)
-            family.add_metric((operation, PROVIDER, model, error), found.buckets(), found.sum)
-        yield family
-    usage = HistogramMetricFamily(
-        "gen_ai_client_token_usage", "Tokens as the engines reported them.", labels=(*LABELS, "gen_ai_token_type")
-    )
-    for (operation, model, error), row in counts.rows.items():
-        for kind in ("input", "output"):
-            found = row.of(kind)
-            usage.add_metric((operation, PROVIDER, model, error, kind), found.buckets(), found.sum)
-    yield usage
+    rows = [((operation, PROVIDER, model, error), row) for (operation, model, error), row in counts.rows.items()]
+    for name, (kind, text) in FAMILIES.items():
+        found = [(labels, row.of(kind)) for labels, row in rows]
+        yield histogram(name, text, *LABELS, of=[(labels, each.buckets(), each.sum) for labels, each in found])
+    tokens = [((*labels, kind), row.of(kind)) for labels, row in rows for kind in ("input", "output")]
+    text, labels = "Tokens as the engines reported them.", (*LABELS, "gen_ai_token_type")
+    used = [(key, each.buckets(), each.sum) for key, each in tokens]
+    yield histogram("gen_ai_client_token_usage", text, *labels, of=used)
