@@ -31,7 +31,7 @@ def call_of(ask: Ask, route: Route) -> Call:
     """Return the call that a question is about. Its body is what stands for it."""
     fields = asdict(ask.call)
     fields["route"] = route
-    call = Call(class_name=ask.call.asked_class or "default", wants_usage=False, **fields)
+    call = Call(class_name=ask.call.asked_class or "default", **fields)
     if ask.facts is not None:
         fill_in(call, ask.facts)
     return call

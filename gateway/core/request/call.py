@@ -39,12 +39,12 @@ class Call(msgspec.Struct, kw_only=True, gc=False):
     arrived: float
     deadline: float
     stream: bool
-    wants_usage: bool  # the client itself asked for stream_options.include_usage
-    max_tokens: int | None
-    n: int
-    prefix: tuple[int, ...]
-    session: int  # 0: none
-    body: bytes  # as the engine receives it, with `stream_options` and `cache_salt` spliced in where needed
+    wants_usage: bool = False  # the client itself asked for stream_options.include_usage
+    max_tokens: int | None = None
+    n: int = 1
+    prefix: tuple[int, ...] = ()
+    session: int = 0  # 0: none
+    body: bytes = b""  # as the engine receives it, with `stream_options` and `cache_salt` spliced in where needed
     ascii_bytes: int = 0
     cjk_bytes: int = 0
     other_bytes: int = 0

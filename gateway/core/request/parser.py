@@ -71,10 +71,6 @@ def parse(
         arrived=now,
         deadline=now,
         stream=fields.stream is True and (route.generates or route.form),  # others answer whole, whatever is asked
-        wants_usage=False,
-        max_tokens=None,
-        n=1,
-        prefix=(),
         session=(hash((tenant, session)) or 1) if session else 0,
         body=body,
     )
