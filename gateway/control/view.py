@@ -21,6 +21,7 @@ from gateway.core.request.call import Call
 from gateway.core.request.routes import ROUTES
 from gateway.core.sidecars.sidecar import Sidecar, awake
 from gateway.decider.dispatch import Dispatch
+from gateway.shared.fields import made_of
 
 # The call for which predictions are made.
 PROMPT = 500  # tokens
@@ -207,18 +208,13 @@ def _sidecar(sidecar: Sidecar, now: float) -> SidecarView:
         outlook = sidecar.outlook(profile, now)
         ready_in = 0.0 if awake(model) else None if outlook is None else outlook.ready_in
         models.append(
-            SidecarModelView(
-                profile=profile,
-                model=model.model,
-                state=model.state,
-                pending=model.pending,
+            made_of(
+                SidecarModelView,
+                model,
                 engine=engines.get(profile),
                 ready_in_s=None if ready_in is None else round(ready_in, 2),
                 why=model.message or model.why,
-                last_error=model.last_error,
-                copy=model.copy,
                 copy_in_s=None if model.copy_in is None else round(model.copy_in, 2),
-                phase=model.phase,
             )
         )
     return SidecarView(
@@ -229,13 +225,10 @@ def _sidecar(sidecar: Sidecar, now: float) -> SidecarView:
         memory_total=sum(gpu.total for gpu in report.gpus),
         memory_used=sum(gpu.used for gpu in report.gpus),
         gpus=[
-            GPUView(
-                index=gpu.index,
-                total=gpu.total,
-                used=gpu.used,
-                free=gpu.free,
+            made_of(
+                GPUView,
+                gpu,
                 held={each.profile: each.held for each in report.models if each.held and gpu.index in each.gpus},
-                refused=gpu.refused,
             )
             for gpu in report.gpus
         ],

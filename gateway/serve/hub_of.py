@@ -9,6 +9,7 @@ from gateway.control.processes import ProcessView
 from gateway.decider.loading import Configuration
 from gateway.decider.relays.hub import RelayHub
 from gateway.serve.assembly import Gateway
+from gateway.shared.fields import made_of
 from gateway.shared.lines import say
 
 
@@ -47,11 +48,9 @@ def calls_of(hub: RelayHub) -> Iterator[CallView]:
     for session in hub.sessions:
         for served in session.calls.values():
             call, grant = served.call, served.grant
-            yield CallView(
-                request_id=call.request_id,
-                tenant=call.tenant,
-                class_name=call.class_name,
-                model=call.model,
+            yield made_of(
+                CallView,
+                call,
                 engine=None if grant is None else grant.engine.id,
                 state="queued" if grant is None else "running" if grant.hold.prefill else "streaming",
                 age_s=round(now - call.arrived, 3),

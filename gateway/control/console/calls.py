@@ -12,6 +12,7 @@ from gateway.control.console.reading import ConsoleReading
 from gateway.core.request.outcome import got, kind_of
 from gateway.decider.dispatch import Dispatch
 from gateway.decider.ended_calls import EndedCalls
+from gateway.shared.fields import made_of
 
 
 class EndedCall(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -51,31 +52,17 @@ def ended_rows(reading: ConsoleReading, after: int, most: int) -> tuple[int, lis
     first, ended = reading.ended.after(after, most)
     names = reading.names if ended else {}
     rows = [
-        EndedCall(
+        made_of(
+            EndedCall,
+            record,
             serial=serial,
             ended=reading.unix(at) or 0.0,
-            request_id=record.request_id,
-            tenant=record.tenant,
-            class_name=record.class_name,
-            model=record.model,
             engine=names.get(record.engine, record.engine),
             outcome=record.outcome.value,
-            status=record.status,
-            reason=record.reason,
             queue=round(record.queue, 4),
             ttft=round(record.ttft, 4),
             total=round(record.total, 4),
-            prompt_tokens=record.prompt_tokens,
-            completion_tokens=record.completion_tokens,
-            cached_tokens=record.cached_tokens,
-            held_tokens=record.held_tokens,
             predicted_wait=round(record.predicted_wait, 3),
-            affinity_tokens=record.affinity_tokens,
-            shaped_tokens=record.shaped_tokens,
-            attempts=record.attempts,
-            stream=record.stream,
-            settled=record.settled,
-            route=record.route,
             trace_id="" if record.trace_id is UNSET else record.trace_id,
             kind=kind_of(record.outcome),
             got=got(record.outcome, record.status),

@@ -172,9 +172,7 @@ class Conditions:
 
     def _since(self, sidecar: SidecarView, model: SidecarModelView) -> float | None:
         """Unix seconds when a model entered its state; None if unknown."""
-        observer = self._sources.observer
-        known = None if observer is None else observer.states.get((sidecar.id, model.profile))
-        return None if known is None else round(known[2], 1)
+        return self._sources.state_since(sidecar.id, model.profile)
 
     def _starting(self, sidecar: SidecarView, model: SidecarModelView, queued: int) -> Line:
         name = f"{model.profile}@{sidecar.id}"

@@ -81,7 +81,7 @@ class ConsoleReading:
         entries |= models
         entries |= self._classes(view, now)
         entries |= {f"engine/{engine.id}": self._engine(engine, now) for engine in self._fleet}
-        entries |= {f"sidecar/{each.id}": sidecar_entry(each, self._state_since) for each in view.sidecars}
+        entries |= {f"sidecar/{each.id}": sidecar_entry(each, self._sources.state_since) for each in view.sidecars}
         sources = self._sources
         entries |= tenant_entries(self._dispatch.policy.tenants, sources.used(), sources.buckets(), now)
         seconds = self.ended.reach(now, MINUTE)
@@ -106,11 +106,6 @@ class ConsoleReading:
             since=self._began,
         )
         return entries
-
-    def _state_since(self, sidecar: str, profile: str) -> float | None:
-        observer = self._sources.observer
-        known = None if observer is None else observer.states.get((sidecar, profile))
-        return None if known is None else round(known[2], 1)
 
     def _began(self, tenant: str, outcome: Outcome, first: float) -> float | None:
         """Unix seconds when a tenant's calls began to end with `outcome`; None if unknown. `first`: monotonic time of

@@ -35,3 +35,8 @@ class Sources(msgspec.Struct, frozen=True, kw_only=True):
     observer: Observer | None = None
     log_trouble: Callable[[], LogTrouble | None] = lambda: None
     read_log: ReadLog | None = None
+
+    def state_since(self, sidecar: str, profile: str) -> float | None:
+        """Unix seconds when a sidecar's profile entered its state; None: nobody knows."""
+        known = None if self.observer is None else self.observer.states.get((sidecar, profile))
+        return None if known is None else round(known[2], 1)

@@ -26,7 +26,7 @@ from gateway.frames.messages import (
     UnreadRequest,
     WaitAsk,
 )
-from gateway.relay.remote.asked import AskedCall
+from gateway.relay.remote.asked import Answer, AskedCall
 from gateway.relay.remote.grant import RemoteGrant
 from gateway.relay.remote.link import Link
 
@@ -81,17 +81,21 @@ class RemoteDecider:
         return 1.0 if known is None else known.window
 
     async def models(self, path: bytes, account: Account, given_up: Callable[[], bool]) -> tuple[int, bytes]:
-        asked = AskedCall(self.link.number(), None)
-        self.link.calls[asked.number] = asked
-        self.link.send(asked.asks(ModelsAsk(asked.number, 0, path, account.name, self.version)))
-        try:
-            answer = await asked.answered()
-        finally:
-            del self.link.calls[asked.number]
+        answer = await self.ask_once(ModelsAsk(self.link.number(), 0, path, account.name, self.version))
         assert isinstance(answer, ModelsAnswer)  # noqa: S101 # nothing else answers this
         return answer.status, answer.body
 
     # -- for its admissions and grants --------------------------------------------------------------------------
+
+    async def ask_once(self, question: ModelsAsk | ArrivalAsk) -> Answer:
+        """The answer to a question that is about no call. Raises Refused."""
+        link, asked = self.link, AskedCall(question.number, None)
+        link.calls[asked.number] = asked
+        link.send(asked.asks(question))
+        try:
+            return await asked.answered()
+        finally:
+            del link.calls[asked.number]
 
     @property
     def version(self) -> int:
@@ -143,14 +147,7 @@ class RemoteAdmission:
         if link.policy is None or not link.policy.limited:
             return
         self._was_counted = True
-        asked = AskedCall(link.number(), None)
-        link.calls[asked.number] = asked
-        question = ArrivalAsk(asked.number, 0, self._tenant, self._version, self._arrived)
-        link.send(asked.asks(question))
-        try:
-            await asked.answered()
-        finally:
-            del link.calls[asked.number]
+        await self._decider.ask_once(ArrivalAsk(link.number(), 0, self._tenant, self._version, self._arrived))
 
     async def judge(self, call: Call) -> None:
         self._asked = asked = self._decider.begin(call)

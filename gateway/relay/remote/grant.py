@@ -18,7 +18,7 @@ from gateway.frames.messages import (
     SecondAsk,
     SecondEnd,
 )
-from gateway.relay.remote.asked import AskedCall
+from gateway.relay.remote.asked import Answer, AskedCall
 
 if TYPE_CHECKING:
     from gateway.relay.remote.decider import RemoteDecider
@@ -91,19 +91,19 @@ class RemoteGrant:
         self._told = True
         self._decider.link.send(AttemptFailed(self._asked.number, self._asked.turn, kind, message, reason, over))
 
+    async def _answer(self, question: RetryAsk | MoveAsk | SecondAsk) -> Answer:
+        self._decider.link.send(self._asked.asks(question))
+        return await self._asked.answered()
+
     async def again(self, kind: str, attempts: int, failed: set[str]) -> float | None:
         asked = self._asked
-        question = RetryAsk(asked.number, asked.next_turn, kind, attempts, list(failed))
-        self._decider.link.send(asked.asks(question))
-        answer = await asked.answered()
+        answer = await self._answer(RetryAsk(asked.number, asked.next_turn, kind, attempts, list(failed)))
         assert isinstance(answer, RetryAnswer)  # noqa: S101 # nothing else answers this
         return answer.pause
 
     async def move(self, exclude: frozenset[str]) -> None:
         asked = self._asked
-        question = MoveAsk(asked.number, asked.next_turn, list(exclude), self._ending())
-        self._decider.link.send(asked.asks(question))
-        terms = await asked.answered()
+        terms = await self._answer(MoveAsk(asked.number, asked.next_turn, list(exclude), self._ending()))
         assert isinstance(terms, GrantTerms)  # noqa: S101 # nothing else answers this
         self._go_by(terms)
 
@@ -112,8 +112,7 @@ class RemoteGrant:
 
     async def second(self) -> RemoteGrant | None:
         asked = self._asked
-        self._decider.link.send(asked.asks(SecondAsk(asked.number, asked.next_turn)))
-        answer = await asked.answered()
+        answer = await self._answer(SecondAsk(asked.number, asked.next_turn))
         return RemoteGrant(self._decider, asked, alone=False, second=True) if isinstance(answer, GrantTerms) else None
 
     def take(self, other: RemoteGrant) -> None:
