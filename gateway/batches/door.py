@@ -40,6 +40,7 @@ from gateway.core.request.tenants import Account
 from gateway.relay.wire.messages import Request
 from gateway.relay.wire.responder import Responder
 from gateway.shared.storage import StorageError
+from gateway.shared.tasks import cancel
 from gateway.shared.threads import in_thread
 
 JSON = b"content-type: application/json\r\n"
@@ -87,9 +88,7 @@ class BatchDoor:
 
     async def aclose(self) -> None:
         """End the answers under way."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel(*self._tasks)
 
     def _uploaded(self, tenant: str) -> None:
         self._uploads[tenant] -= 1

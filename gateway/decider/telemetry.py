@@ -23,7 +23,7 @@ from gateway.core.engines.engine import Engine
 from gateway.core.engines.fleet import Fleet
 from gateway.core.engines.trouble import OWN, Trouble, asleep
 from gateway.core.policy.policy import FleetPolicy
-from gateway.shared.tasks import lasting
+from gateway.shared.tasks import cancel, lasting
 from gateway.shared.vllm.answers import AnswerError, ModelCard, models_from, sample_from
 from gateway.upstream.client import Client, ClientSettings, EngineError, parse_origin
 from gateway.upstream.names import Names
@@ -310,7 +310,5 @@ class Watcher:
         self._on_change(self.engine)
 
     async def aclose(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel(*self._tasks)
         self._questions.close()

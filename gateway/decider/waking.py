@@ -18,7 +18,7 @@ from gateway.core.sidecars.sidecar import Outlook, awake, beginning
 from gateway.decider.dispatch import Dispatch
 from gateway.shared.control.http_client import AnswerTooLarge, exchange, request_headers
 from gateway.shared.protocol import MAX_BYTES, ProtocolError, ensured
-from gateway.shared.tasks import telling
+from gateway.shared.tasks import cancel, telling
 from gateway.upstream.trust import Trust
 
 WITHIN = 3.0  # seconds for a whole answer
@@ -189,10 +189,7 @@ class Waking:
 
     async def aclose(self) -> None:
         """Stop all tasks."""
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel(*self._tasks.values())
         for transport in (*self._spent, self.transport):
             if transport is not None:
                 await transport.aclose()

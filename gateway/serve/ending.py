@@ -83,13 +83,7 @@ async def hand_over(
     await sender.give(given)
     closing = asyncio.ensure_future(_closed(control))
     say(f"process {pid} has taken over: what is under way here ends within {within:g} s")
-    drained = asyncio.ensure_future(port.drain(within, gently=True))
-    hurried = asyncio.ensure_future(signals.first.wait())
-    await asyncio.wait((drained, hurried), return_when=asyncio.FIRST_COMPLETED)
-    hurried.cancel()
-    if not drained.done():
-        drained.cancel()
-        await port.drain(0.0)
+    await _until(asyncio.ensure_future(port.drain(within, gently=True)), port, signals.first)
     await closing
 
 
@@ -107,7 +101,12 @@ async def drain(gateway: Gateway, port: DataPort, signals: ProcessSignals) -> No
     # before that of any call which is woken here.
     drained = asyncio.ensure_future(port.drain(timeouts.drain))
     dispatch.refuse_waiting()
-    hurried = asyncio.ensure_future(signals.second.wait())
+    await _until(drained, port, signals.second)
+
+
+async def _until(drained: asyncio.Future[None], port: DataPort, signal: asyncio.Event) -> None:
+    """Wait for a drain to end. At the signal it ends at once."""
+    hurried = asyncio.ensure_future(signal.wait())
     await asyncio.wait((drained, hurried), return_when=asyncio.FIRST_COMPLETED)
     hurried.cancel()
     if not drained.done():

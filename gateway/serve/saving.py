@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from gateway.core.checkpoint import CheckpointError
 from gateway.decider.checkpoint import Checkpoints
 from gateway.shared.lines import say
-from gateway.shared.tasks import lasting
+from gateway.shared.tasks import cancel, lasting
 
 EVERY = 1.0  # seconds between two
 SHARE = 0.02  # of this process's time that they may take: a large one is taken less often
@@ -34,9 +34,7 @@ class Saving:
         self._task = lasting("the saving of what this decider has learned", self._keep)
 
     async def aclose(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await cancel(self._task)
 
     async def _keep(self) -> None:
         while True:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 from gateway.core.admission.quotas import DAY, Calendar, QuotaBook, Used
 from gateway.shared.storage import Storage, StorageError
-from gateway.shared.tasks import lasting
+from gateway.shared.tasks import cancel, lasting
 
 EVERY = 1.0  # seconds between two writings, and so the most that SIGKILL loses
 DAYS_KEPT = 62
@@ -61,8 +61,7 @@ class TokenUse:
     async def aclose(self) -> None:
         """Write what has come since the last time. The storage is not closed."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await cancel(self._task)
             self._task = None
             await self._write()
 

@@ -61,3 +61,11 @@ def telling(message: str) -> Callable[[asyncio.Task[Any]], None]:
             task.get_loop().call_exception_handler({"message": message, "exception": error, "task": task})
 
     return told
+
+
+async def cancel(*tasks: asyncio.Future[Any] | None) -> None:
+    """Cancel tasks and wait for their ends, whatever these are. None: there is no task."""
+    there = [task for task in tasks if task is not None]
+    for task in there:
+        task.cancel()
+    await asyncio.gather(*there, return_exceptions=True)

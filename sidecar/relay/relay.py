@@ -28,7 +28,7 @@ from gateway.relay.wire.server import Server
 from gateway.shared.certificate import Certificate
 from gateway.shared.control.guard import BearerToken
 from gateway.shared.protocol import Ensured, ModelReport, encode
-from gateway.shared.tasks import telling
+from gateway.shared.tasks import cancel, telling
 from gateway.shared.watched_file import WatchedFile
 from gateway.upstream.client import Client, ClientSettings, parse_origin
 from sidecar.core.addresses import Address
@@ -106,9 +106,7 @@ class Relay:
         if self._certificate is not None:
             await self._certificate.aclose()
         await self._server.drain(within)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel(*self._tasks)
         for client in self._clients.values():
             client.close()
 

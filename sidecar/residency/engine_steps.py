@@ -14,6 +14,7 @@ from typing import Literal
 
 import msgspec
 
+from gateway.shared.tasks import cancel
 from sidecar.core.engine_records import EngineFacts, EngineFailed, EngineRecord
 from sidecar.core.gpus import GPU
 from sidecar.core.host_memory import HostMemory
@@ -178,9 +179,7 @@ class EngineSteps:
                 if stop.done():
                     return None
         finally:
-            for task in (ready, stop):
-                task.cancel()
-            await asyncio.gather(ready, stop, return_exceptions=True)
+            await cancel(ready, stop)
 
     async def _sized_meanwhile(self, model: ModelState) -> None:
         """See whether the files of its model have come with its start. Raises _Sized where it claims less by them."""

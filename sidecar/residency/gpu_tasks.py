@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
+from gateway.shared.tasks import cancel
+
 ON_CPU = -1  # what engines without a GPU have to themselves: they start one after the other too
 
 Work = Coroutine[Any, Any, object]
@@ -79,6 +81,4 @@ class GpuTasks:
 
     async def aclose(self) -> None:
         """Cancel all tasks and wait for their ends."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel(*self._tasks)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from gateway.shared.tasks import cancel
 from sidecar.core.engine_records import EngineFailed
 from sidecar.core.lifecycle import RUNNING
 from sidecar.core.model_state import ModelState
@@ -58,8 +59,7 @@ class LivenessProbes:
                         await self._tasks.wait(model.name)
         finally:
             del self._watched[engine]
-            ended.cancel()
-            await asyncio.gather(ended, return_exceptions=True)
+            await cancel(ended)
 
     async def _time(self, ended: asyncio.Future[str], now: asyncio.Event) -> None:
         """Until it is time to look."""

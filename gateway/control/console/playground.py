@@ -19,6 +19,7 @@ from msgspec import Meta
 
 from gateway.shared.addresses import reachable
 from gateway.shared.control.http_client import transport_to
+from gateway.shared.tasks import cancel
 
 BODY = 64 * 1024  # bytes of a request
 WITHIN = 120.0  # seconds for all calls
@@ -57,9 +58,7 @@ class Playground:
                 yield b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode(data))
         finally:
             self.busy = False
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancel(*tasks)
 
 
 async def _call(number: int, trial: Trial, address: str, told: asyncio.Queue[tuple[str, dict[str, Any]]]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -171,12 +171,11 @@ class ConsoleRoutes:
         if self._sources.read_log is None:
             return error(404, "no_sidecars", "This gateway has no sidecars.")
         asked = request.path_params
-        try:
-            status, body = await self._sources.read_log(asked["id"], asked["profile"], min(int(lines), MOST_LOG_LINES))
-        except LookupError as unknown:
-            return error(404, "not_known", str(unknown.args[0]))
-        except ConnectionError as silent:
-            return error(502, "sidecar_failed", str(silent))
+        most = min(int(lines), MOST_LOG_LINES)
+        said = await _said(self._sources.read_log(asked["id"], asked["profile"], most))
+        if isinstance(said, Response):
+            return said
+        status, body = said
         if status != 200:
             message = f"The sidecar does not give its log here: on its machine, `sidecar logs {asked['profile']}` does."
             return error(404, "no_log", message)
@@ -197,13 +196,8 @@ class ConsoleRoutes:
             return error(404, "no_such_order", f"Orders are {', '.join(ORDERS)}.")
         if self._sources.order is None:
             return error(404, "no_sidecars", "This gateway has no sidecars.")
-        try:
-            status, body = await self._sources.order(asked["id"], asked["profile"], asked["order"])
-        except LookupError as unknown:
-            return error(404, "not_known", str(unknown.args[0]))
-        except ConnectionError as silent:
-            return error(502, "sidecar_failed", str(silent))
-        return Response(body, status, media_type=JSON)
+        said = await _said(self._sources.order(asked["id"], asked["profile"], asked["order"]))
+        return said if isinstance(said, Response) else Response(said[1], said[0], media_type=JSON)
 
     async def diff(self, _: Request) -> Response:
         """Send the changes from the previous policy to this one, in the format of `diff -u`; empty if nothing
@@ -240,6 +234,16 @@ class ConsoleRoutes:
         if self._playground.busy:
             return error(503, "busy", "Somebody else tries calls just now.", {"retry-after": "5"})
         return StreamAnswer(partial(self._playground.run, trial, addresses[0]))
+
+
+async def _said(answer: Awaitable[tuple[int, bytes]]) -> tuple[int, bytes] | Response:
+    """Status and body of a sidecar's answer; or the error, where nobody knows it or it does not answer."""
+    try:
+        return await answer
+    except LookupError as unknown:
+        return error(404, "not_known", str(unknown.args[0]))
+    except ConnectionError as silent:
+        return error(502, "sidecar_failed", str(silent))
 
 
 def _text(text: str) -> Response:

@@ -35,7 +35,7 @@ from gateway.frames.messages import (
     PolicyNews,
     RelayCounts,
 )
-from gateway.shared.tasks import lasting
+from gateway.shared.tasks import cancel, lasting
 from gateway.upstream.trust import Trust
 
 TICK = 0.1  # seconds between two looks at what relays should know
@@ -109,9 +109,7 @@ class RelayHub:
         self._task = lasting("news for the relays", self._watch)
 
     async def aclose(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await cancel(self._task)
         for session in list(self.sessions):
             session.close("")
             self.leaves(session)

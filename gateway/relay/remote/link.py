@@ -40,7 +40,7 @@ from gateway.frames.messages import (
     Welcome,
 )
 from gateway.relay.remote.asked import AskedCall
-from gateway.shared.tasks import lasting
+from gateway.shared.tasks import cancel, lasting
 
 RETRY = 0.05  # seconds between two tries to reach a decider
 LOOK = 0.1  # seconds between two looks at the deadlines of calls that wait for a decider
@@ -134,9 +134,7 @@ class Link:
     async def aclose(self) -> None:
         """End the link, without a message to the decider."""
         self._channel = None
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await cancel(self._task)
         if self._opened is not None:
             self._opened.close()
 

@@ -38,7 +38,7 @@ from gateway.serve.upgrade.receiver import Predecessor, receive_payload, same_me
 from gateway.serve.upgrade.rendezvous import HandOffPayload, Offer
 from gateway.shared.addresses import split_address
 from gateway.shared.lines import say
-from gateway.shared.tasks import lasting, telling
+from gateway.shared.tasks import cancel, lasting, telling
 
 TICK = 0.05  # seconds between two looks at whether every relay has told what it holds
 JOINED_WITHIN = 5.0  # seconds, at the first start, for somebody to lead and to take the relays
@@ -227,9 +227,7 @@ class ClusterPort:
         for server in (self._server, self._entrance):
             if server is not None:
                 server.close()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await cancel(self._task)
         await self._learned.aclose()
         await self.membership.aclose()
         self._relays.reconnect()

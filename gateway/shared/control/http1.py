@@ -30,6 +30,7 @@ from hypercorn.events import Closed, RawData
 from hypercorn.utils import wrap_app
 
 from gateway.shared.acceptor import Acceptor, reset
+from gateway.shared.tasks import cancel
 
 CONNECTIONS = 1200  # a thousand sidecars, and those who watch
 PER_PEER = 64
@@ -91,9 +92,7 @@ class Http1Listener:
             self._sweep.cancel()
         if self._tasks:
             _, late = await asyncio.wait(self._tasks, timeout=GRACE)
-            for task in late:
-                task.cancel()
-            await asyncio.gather(*late, return_exceptions=True)
+            await cancel(*late)
         for transport in list(self._unsent):
             transport.abort()
 
