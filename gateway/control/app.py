@@ -43,7 +43,7 @@ from gateway.control.console.files import console_files
 from gateway.control.console.reading import ConsoleReading
 from gateway.control.console.routes import ConsoleRoutes, KeyRoutes
 from gateway.control.console.sources import Sources
-from gateway.control.console.trial.routes import TrialRoutes
+from gateway.control.console.trial.simulation import TrialRoutes
 from gateway.control.guard import HEADERS, JSON, ControlPortRules, error
 from gateway.control.policy_view import policy_json, policy_yaml
 from gateway.control.processes import ProcessesView, ProcessView

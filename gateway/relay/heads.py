@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
 from msgspec import UNSET
 
 from gateway.core.admission.decider import Admission
@@ -12,6 +17,7 @@ from gateway.core.request.trace_context import trace_parent
 from gateway.relay.wire.server import Request
 
 PASSED_ON = (b"traceparent", b"tracestate")  # of a request in a trace, for the engine
+_HEADING = re.compile(r"^## `([a-z_]+)`$", re.MULTILINE)
 
 
 def engine_lines(request: Request, call: Call, record: Record) -> bytes:
@@ -51,3 +57,20 @@ def note_trace(request: Request, record: Record) -> None:
     """Note the trace that a request belongs to, if it tells of one."""
     parent = trace_parent(request.headers)
     record.trace_id = UNSET if parent is None else parent.trace_id
+
+
+def outcome_help() -> Mapping[bytes, bytes]:
+    """`/outcomes`: the whole page, and `/outcomes/REASON`: its entry, in Markdown. Reads the file; raises OSError."""
+    text = _file().read_text(encoding="utf-8")
+    _, *parts = _HEADING.split(text)
+    entries = {b"/outcomes": text.encode()}
+    for reason, entry in zip(parts[::2], parts[1::2], strict=True):
+        entries[b"/outcomes/%b" % reason.encode()] = f"{reason}\n\n{entry.strip()}\n".encode()
+    return MappingProxyType(entries)
+
+
+def _file() -> Path:
+    """Path of the page, in an installed package or at the top of the source tree."""
+    here = Path(__file__).parents[1]
+    installed = here / "docs" / "outcomes.md"
+    return installed if installed.is_file() else here.parent / "docs" / "outcomes.md"

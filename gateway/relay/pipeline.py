@@ -44,11 +44,9 @@ from gateway.core.request.tenants import ANONYMOUS, Account
 from gateway.relay.active_call import ActiveCall
 from gateway.relay.attempts import Attempts
 from gateway.relay.batcher import Batcher, Part
-from gateway.relay.forwarding import Forwarding
-from gateway.relay.heads import answer_lines, note_trace
+from gateway.relay.forwarding import Forwarding, MergedCalls
+from gateway.relay.heads import answer_lines, note_trace, outcome_help
 from gateway.relay.large_bodies import LARGE, LargeBodies
-from gateway.relay.merged_call import MergedCalls
-from gateway.relay.outcome_help import outcome_help
 from gateway.relay.progress import Progress
 from gateway.relay.settling import settle_unanswered
 from gateway.relay.stored import Stored

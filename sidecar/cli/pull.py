@@ -19,9 +19,8 @@ from sidecar.cli.files import File, add_config
 from sidecar.core.arguments import environment
 from sidecar.core.engine_records import Unusable
 from sidecar.pull import hub
-from sidecar.pull.folder import copy_file, list_folder
 from sidecar.pull.listing import HUB_ID, REVISION, Listing, PullError, select
-from sidecar.pull.staging import Pulled, Staging, pull_into, write_reference
+from sidecar.pull.staging import Pulled, Staging, copy_file, list_folder, pull_into, write_reference
 from sidecar.sizing.model_files import cache_folder, stored_in
 
 AS_FOLDER = "a folder in model_path is written with / or ./ before it"

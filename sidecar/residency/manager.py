@@ -27,7 +27,6 @@ from sidecar.residency.effects import Engines
 from sidecar.residency.engine_steps import EngineSteps
 from sidecar.residency.file_changes import FileChanges
 from sidecar.residency.gpu_tasks import GpuTasks
-from sidecar.residency.hours import OpeningHours
 from sidecar.residency.liveness import LivenessProbes
 from sidecar.residency.operations import Operations
 from sidecar.residency.orders import Orders
@@ -37,7 +36,7 @@ from sidecar.residency.scheduler import Scheduler
 from sidecar.residency.sleep_steps import SleepSteps
 from sidecar.residency.state_file import SavedState, StateFile, Times
 from sidecar.residency.takeover import take_over
-from sidecar.residency.withdrawals import Withdrawals
+from sidecar.residency.withdrawals import OpeningHours, Withdrawals
 
 SAMPLE_EVERY = 1.0  # seconds between two looks at the GPUs
 KEPT_WITHIN = 5.0  # seconds for the state file, less than whoever has ordered something waits

@@ -10,7 +10,7 @@ import pytest
 from gateway.core.admission.refusals import MODEL_OFF, NO_MEMORY
 from gateway.core.policy.schema import schema_text
 from gateway.core.request.outcome import MODEL_AWAY, STATUS, Outcome
-from gateway.relay.outcome_help import outcome_help
+from gateway.relay.heads import outcome_help
 
 HELP = outcome_help()
 ROOT = Path(__file__).parents[2]

@@ -17,10 +17,9 @@ from gateway.control.console.conditions import Conditions
 from gateway.control.console.figures import WINDOW, ClassFigures, Open, class_figures
 from gateway.control.console.headline import MINUTE, headline
 from gateway.control.console.remedy import ModelState
-from gateway.control.console.sidecars import sidecar_entry
 from gateway.control.console.sources import Sources
 from gateway.control.console.tenants import tenant_entries
-from gateway.control.view import FleetView, ModelView, fleet_view
+from gateway.control.view import FleetView, ModelView, SidecarView, fleet_view
 from gateway.core.engines.announcer import state_of
 from gateway.core.engines.breaker import BreakerState
 from gateway.core.engines.engine import Engine
@@ -29,9 +28,48 @@ from gateway.core.engines.hold import Hold
 from gateway.core.request.outcome import Outcome
 from gateway.decider.dispatch import Dispatch
 from gateway.shared.files.file_status import FileStatus
+from gateway.shared.files.units import GIB
 
 LATE = 3  # samples that an engine may miss before its sample is said to be old
 OLD = 5.0  # seconds, at least
+
+
+def sidecar_entry(sidecar: SidecarView, began: Callable[[str, str], float | None]) -> Mapping[str, object]:
+    """Console entry of a sidecar, sizes in GiB. `began`: Unix seconds when a sidecar's profile entered its state."""
+    return {
+        "control": sidecar.control,
+        "stale": sidecar.stale,
+        "gpus": [
+            {
+                "index": gpu.index,
+                "total": _gib(gpu.total),
+                "used": _gib(gpu.used),
+                "free": _gib(gpu.free),
+                "held": [[profile, _gib(held)] for profile, held in gpu.held.items()],
+                "refused": gpu.refused,
+            }
+            for gpu in sidecar.gpus
+        ],
+        "refused": sidecar.refused,
+        "models": [
+            {
+                "profile": model.profile,
+                "model": model.model,
+                "state": model.state,
+                "pending": model.pending,
+                "phase": model.phase,
+                "engine": model.engine,
+                "began": began(sidecar.id, model.profile) if model.state == "starting" else None,
+                "ready_in": None if model.ready_in_s is None else round(model.ready_in_s),
+                "why": model.why or model.last_error,
+            }
+            for model in sidecar.models
+        ],
+    }
+
+
+def _gib(size: int) -> float:
+    return round(size / GIB, 1)
 
 
 class ConsoleReading:

@@ -43,7 +43,13 @@ NO_KEYS = "Keys are made here only where there is an admin token and a policy fi
 
 
 class KeyRoutes:
-    """`keys` None: none can be made."""
+    """Routes of API keys, only where there is an admin token.
+
+        POST   /tenants/{tenant}/keys           201, with the key, this once
+        DELETE /tenants/{tenant}/keys/{hash}    the key whose SHA-256 begins with these 8 digits or more
+
+    Calls under way go on, with whatever key they came. `keys` None: none can be made.
+    """
 
     def __init__(self, keys: ApiKeys | None) -> None:
         self._keys = keys

@@ -50,8 +50,9 @@ SOON = 1.0  # seconds: nothing better is known
 
 
 class AdmissionRules:
-    """`order`: the classes, most important first; `rank`: the place of each in it. `limited`: how many calls of a class
-    may run. `weights`: tenants' shares within a class. `predict` and `shed_late` are the policy's."""
+    """Rules that one policy has for admission, worked out once. `order`: the classes, most important first; `rank`: the
+    place of each in it. `limited`: how many calls of a class may run. `weights`: tenants' shares within a class.
+    `predict` and `shed_late` are the policy's."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy

@@ -17,13 +17,12 @@ from typing import Any
 
 from gateway.core.request.body_memory import BodyMemory
 from gateway.relay.wire.connection import ClientConnection
-from gateway.relay.wire.handshake import TlsListener
+from gateway.relay.wire.handshake import SharedListener, TlsListener
 from gateway.relay.wire.http1 import KnownHeads
 from gateway.relay.wire.messages import Request, ServerSettings, answer
 from gateway.relay.wire.responder import Responder
 from gateway.relay.wire.seat_board import RelaySeats
 from gateway.relay.wire.shared import Handler, Shared
-from gateway.relay.wire.shared_listener import SharedListener
 
 __all__ = ["Handler", "Request", "Responder", "Server", "ServerSettings", "answer"]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.processes import until
-from sidecar.cli.log_follow import LogFile
+from sidecar.cli.logs import LogFile
 from sidecar.process.output import Output
 
 TELLS = "ValueError: To serve at least one request with the model's max seq len (4096), (1.5 GiB KV cache is needed, "
