@@ -45,6 +45,7 @@ DOORS: dict[str, tuple[str, ...] | None] = {
     "httpx": (
         "gateway/shared/control/http_client.py",
         "gateway/cli/control_client.py",
+        "gateway/decider/kubernetes/api.py",
         "gateway/decider/waking.py",
         "gateway/control/console/playground.py",
         "loadtest/lab/dst/",  # in place of sockets

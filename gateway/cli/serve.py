@@ -202,7 +202,9 @@ def command(given: argparse.Namespace) -> int:
     demo = DEMO in given.engine
     default_policy = checked(shipped(DEMO)) if demo else Policy()
     policy = checked(Path(given.policy)) if given.policy else default_policy
-    if not (policy.fleet.engines or policy.fleet.sidecars or engines or embedded or demo or given.sidecar):
+    fleet = policy.fleet
+    of_policy = fleet.engines or fleet.sidecars or fleet.kubernetes
+    if not (of_policy or engines or embedded or demo or given.sidecar):
         raise Mistake(NO_ENGINE)
     _check_together(given, policy, own_engines=bool(embedded or demo or given.sidecar))
     twice = [id for id, times in Counter(engine_id(engine.url) for engine in engines).items() if times > 1]

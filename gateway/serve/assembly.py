@@ -42,6 +42,8 @@ from gateway.decider.call_log import CallLog
 from gateway.decider.checkpoint import Checkpoints
 from gateway.decider.dispatch import Dispatch
 from gateway.decider.ended_calls import EndedCalls
+from gateway.decider.kubernetes.api import Unreachable
+from gateway.decider.kubernetes.source import PodEngines
 from gateway.decider.loading import Configuration
 from gateway.decider.local import LocalDecider
 from gateway.decider.metrics.collector import Metrics
@@ -130,6 +132,8 @@ class Gateway:
         self._deciding(policy, witnesses, sidecar_transport)
         self._monitoring(monitoring, log)
         self._relaying(witnesses, parser, monitoring.spans)
+        self.pods = PodEngines(self._pods_changed, say, rng)
+        self._watch_pods(policy)
         self._engines(self._entries(policy), api_keys or {}, sidecar_token)
 
     def _deciding(self, policy: Policy, witnesses: Witnesses, sidecar_transport: Transport | None) -> None:
@@ -224,8 +228,9 @@ class Gateway:
     def apply(self, configuration: Configuration) -> None:
         """Go by this policy from now on. Raises ApplyError, and then nothing has changed."""
         policy = configuration.policy
-        entries = self._entries(policy)
+        self._entries(policy)  # may raise
         snapshot = self._snapshot(policy, configuration.cache_secret)
+        self._watch_pods(policy)
         self.previous = self.policy
         self.current.apply(snapshot)
         self.decider.cost.set_alpha(policy.budget.alpha)
@@ -233,10 +238,22 @@ class Gateway:
         self.limits.apply(policy, self.clock())
         self._order_token = configuration.order_token or configuration.sidecar_token
         self._sidecar_trust = configuration.sidecar_trust
-        self._engines(entries, configuration.api_keys, configuration.sidecar_token)
+        self._engines(self._entries(policy), configuration.api_keys, configuration.sidecar_token)
         self.server.settings = server_settings(snapshot, self._most_clients)
         self.bodies.apply(policy.body.memory)
         self.dispatch.apply(policy)
+
+    def _watch_pods(self, policy: Policy) -> None:
+        """Raises ApplyError where no API server can be asked for the pods that the policy wants."""
+        try:
+            self.pods.apply(policy.fleet.kubernetes)
+        except Unreachable as error:
+            raise ApplyError(f"fleet.kubernetes: {error}") from error
+
+    def _pods_changed(self) -> None:
+        """Make the fleet what the pods of now say."""
+        self._engines(self._entries(self.policy), self._api_keys, self._sidecar_token)
+        self.dispatch.pump()
 
     def _snapshot(self, policy: Policy, cache_secret: str | None) -> Snapshot:
         return Snapshot(policy, self._drawn_secret if cache_secret is None else cache_secret.encode())
@@ -250,6 +267,7 @@ class Gateway:
             if id in entries:
                 raise ApplyError(f"the engine {id} is there twice: in the policy, and there or on the command line")
             entries[id] = entry
+        entries = {**self.pods.entries, **entries}
         if self.kv_events is None and any(entry.kv_events for entry in entries.values()):
             self.kv_events = self._listeners()
         return entries
@@ -265,7 +283,7 @@ class Gateway:
         self, entries: Mapping[str, EngineEntry], api_keys: Mapping[str, str], sidecar_token: str | None
     ) -> None:
         """Make the fleet what `entries` say, with what sidecars have brought and may still bring."""
-        self._api_keys = api_keys
+        self._api_keys, self._sidecar_token = api_keys, sidecar_token
         self.waking.go_by(self._order_token, self._sidecar_trust)
         self.sidecars.apply(self.policy.fleet.sidecars, sidecar_token, entries)
         settings = client_settings(self.policy)
@@ -473,6 +491,7 @@ class Gateway:
         if self.batches is not None:
             await self.batches.aclose()
         self.sidecars.close()
+        await self.pods.aclose()
         await self.waking.aclose()
         await self.telemetry.aclose()
         if self.kv_events is not None:

@@ -207,7 +207,7 @@ MISTAKES = [
     (["bench"], "where to? Give --target URL, or --engines sim:2"),
     (
         ["serve"],
-        "no engine: give --engine URL, --engine sim, --sidecar FILE, or fleet.engines or fleet.sidecars in the policy",
+        "--engine sim, --sidecar FILE, or fleet.engines, fleet.sidecars or fleet.kubernetes in the policy",
     ),
     (["serve", "--frobnicate"], "gateway serve: unrecognized arguments: --frobnicate (see gateway serve --help)"),
     (["serve", "--polcy", "x"], "unrecognized arguments: --polcy x: did you mean --policy? (see gateway serve --help)"),

@@ -99,22 +99,23 @@ def test_templates_use_values_that_there_are() -> None:
 # -- what is rendered -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", ["smallest", "everything", "cluster"])
+@pytest.mark.parametrize("case", ["smallest", "everything", "cluster", "pool"])
 def test_it_is_of_kubernetes_schemas(case: str) -> None:
     validator = imported("kubernetes_validate")
     documents = rendered(case)
     for document in documents:
-        if document["kind"] not in CUSTOM:
+        if document["kind"] not in CUSTOM | {"InferencePool"}:
             for version in KUBERNETES:
                 validator.validate(document, version, strict=True)
     assert (CUSTOM & {it["kind"] for it in documents} == CUSTOM) == (case == "everything")
 
 
 def test_all_that_was_asked_for_is_rendered() -> None:
-    kinds = {it["kind"] for case in ("everything", "cluster") for it in rendered(case)}
+    kinds = {it["kind"] for case in ("everything", "cluster", "pool") for it in rendered(case)}
     assert kinds == {
         *("ConfigMap", "DaemonSet", "Deployment", "HorizontalPodAutoscaler", "NetworkPolicy", "PodDisruptionBudget"),
         *("PrometheusRule", "ScaledObject", "Secret", "Service", "ServiceMonitor"),
+        *("InferencePool", "Role", "RoleBinding", "ServiceAccount"),
     }
 
 
@@ -138,7 +139,7 @@ def test_a_page_of_runbooks_is_a_web_page(runbooks: str) -> None:
         jsonschema.validate(VALUES | {"prometheusRule": {"runbooks": runbooks}}, SCHEMA)
 
 
-@pytest.mark.parametrize("case", ["smallest", "everything", "cluster"])
+@pytest.mark.parametrize("case", ["smallest", "everything", "cluster", "pool"])
 def test_selectors_find_the_pods_and_volumes_are_there(case: str) -> None:
     documents = rendered(case)
     pods = [it["spec"]["template"] for it in documents if it["kind"] in {"DaemonSet", "Deployment"}]
@@ -167,7 +168,7 @@ def test_selectors_find_the_pods_and_volumes_are_there(case: str) -> None:
         assert pod["spec"]["securityContext"]["runAsUser"] == int(of("gateway", "USER").partition(":")[0])
 
 
-@pytest.mark.parametrize("case", ["smallest", "everything", "cluster"])
+@pytest.mark.parametrize("case", ["smallest", "everything", "cluster", "pool"])
 def test_the_gateway_knows_its_flags_and_reads_its_policy(case: str, tmp_path: Path) -> None:
     documents = rendered(case)
     (container,) = one(documents, "Deployment")["spec"]["template"]["spec"]["containers"]
@@ -266,3 +267,41 @@ def test_every_name_of_a_release_makes_names_of_services(release: str) -> None:
 def test_gateways_that_know_of_each_other_need_no_cluster() -> None:
     flags = ("--set=gateway.replicas=2", "--set=policy.routing.gateways=2")
     assert one(rendered("smallest", *flags), "Deployment")["spec"]["replicas"] == 2
+
+
+# -- an InferencePool -------------------------------------------------------------------------------------------------
+
+
+def test_a_pools_gateway_may_read_the_pool_and_is_its_picker() -> None:
+    documents = rendered("pool")
+    pool = one(documents, "InferencePool", "llama")["spec"]
+    assert pool["targetPorts"] == [{"number": 8000}, {"number": 8001}]
+    picker = one(documents, "Service", pool["endpointPickerRef"]["name"])["spec"]
+    assert picker["ports"][0]["port"] == pool["endpointPickerRef"]["port"]["number"]
+    spec = one(documents, "Deployment")["spec"]["template"]["spec"]
+    assert spec["automountServiceAccountToken"]
+    (subject,) = one(documents, "RoleBinding")["subjects"]
+    assert spec["serviceAccountName"] == subject["name"] == one(documents, "ServiceAccount")["metadata"]["name"]
+    rules = one(documents, "Role")["rules"]
+    assert [(rule["resources"], rule["verbs"]) for rule in rules] == [
+        (["pods"], ["list", "watch"]),
+        (["inferencepools"], ["get"]),
+    ]
+    arguments = spec["containers"][0]["args"]
+    given = parser_for(arguments).parse_args(arguments)
+    assert given.epp.rpartition(":")[2] == str(spec["containers"][0]["ports"][-1]["containerPort"])
+
+
+@pytest.mark.parametrize(
+    ("flag", "told"),
+    [
+        ("policy.fleet=null", "policy.fleet.kubernetes.inference_pool"),
+        ("inferencePool.selector=null", "inferencePool.selector"),
+        ("inferencePool.picker=false", "an InferencePool names its endpoint picker"),
+        ("policy.cluster.advertise=a:1", "an endpoint picker is for one gateway"),
+    ],
+)
+def test_a_pool_that_would_not_work_is_refused(flag: str, told: str) -> None:
+    ran = helm(f"--values={CASES / 'pool.yaml'}", f"--set={flag}")
+    assert ran.returncode
+    assert told in ran.stderr

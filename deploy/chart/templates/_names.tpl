@@ -36,8 +36,27 @@ readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end }}
 
+{{/* Name of the InferencePool whose pods are engines; empty: none. */}}
+{{- define "weir.pool" -}}
+{{- $fleet := .Values.policy.fleet | default dict -}}
+{{- $kubernetes := $fleet.kubernetes | default dict -}}
+{{- $kubernetes.inference_pool | default "" -}}
+{{- end }}
+
 {{/* What would run and be wrong. */}}
 {{- define "weir.checked" -}}
+{{- if and .Values.inferencePool.create (not (include "weir.pool" .)) -}}
+{{- fail "inferencePool.create: name it in policy.fleet.kubernetes.inference_pool" -}}
+{{- end -}}
+{{- if and .Values.inferencePool.create (not .Values.inferencePool.selector) -}}
+{{- fail "inferencePool.selector: labels of the pods that are its engines" -}}
+{{- end -}}
+{{- if and .Values.inferencePool.create (not .Values.inferencePool.picker) -}}
+{{- fail "inferencePool.picker: an InferencePool names its endpoint picker: true" -}}
+{{- end -}}
+{{- if and .Values.inferencePool.picker .Values.policy.cluster -}}
+{{- fail "inferencePool.picker: an endpoint picker is for one gateway, without policy.cluster" -}}
+{{- end -}}
 {{- $many := or .Values.autoscaling.enabled (gt (int .Values.gateway.replicas) 1) -}}
 {{- $shared := int (dig "routing" "gateways" 1 .Values.policy) -}}
 {{- if and .Values.autoscaling.enabled (not .Values.policy.cluster) -}}

@@ -41,6 +41,7 @@ from gateway.core.policy.types import (
     Moment,
     Name,
     Network,
+    ObjectName,
     Part,
     Positive,
     TenantName,
@@ -209,6 +210,15 @@ class SidecarsPolicy(msgspec.Struct, frozen=True, kw_only=True):
     copies: Annotated[Seconds, Bounds(ge=0, le=3600)] | None = 2.0
 
 
+class KubernetesPool(msgspec.Struct, frozen=True, kw_only=True):
+    """Engines that are pods of an InferencePool, in the namespace of the gateway's own pod.
+
+    `inference_pool`: Name of the InferencePool. Its ready pods are engines, on each of its target ports.
+    """
+
+    inference_pool: ObjectName
+
+
 class FleetPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """Engines of the gateway, and the intervals of their health checks and metrics.
 
@@ -216,12 +226,14 @@ class FleetPolicy(msgspec.Struct, frozen=True, kw_only=True):
     `health`: Time between two checks of an engine's /health. Three failures take it out, two successes bring it back.
     `engines`: Engines that calls go to, beside those given with --engine.
     `sidecars`: Sidecars whose engines are used too; null: no sidecar's report is taken.
+    `kubernetes`: An InferencePool whose pods are engines too; null: none.
     """
 
     poll: Annotated[Seconds, Bounds(ge=0.02, le=60)] = 0.5
     health: Annotated[Seconds, Bounds(ge=0.02, le=60)] = 2.0
     engines: tuple[EngineEntry, ...] = ()
     sidecars: SidecarsPolicy | None = None
+    kubernetes: KubernetesPool | None = None
 
 
 class ServerPolicy(msgspec.Struct, frozen=True, kw_only=True):

@@ -30,6 +30,9 @@ ModelName = Annotated[str, Text(r"[!-~]{1,200}", "a model name without spaces")]
 FileName = Annotated[str, Text(r"[^\x00-\x1f]{1,4096}", "a file name")]
 HeaderName = Annotated[str, Text(r"[a-z0-9][a-z0-9-]{0,63}", "a header's name in lower case")]
 HostName = Annotated[str, Text(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?", "a host's name in lower case, no port")]
+ObjectName = Annotated[
+    str, Text(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?", "a name of an object in Kubernetes, in lower case")
+]
 KeyHash = Annotated[
     str, Text(r"[0-9a-f]{64}", "the SHA-256 of a key: 64 digits, 0-9 and a-f; see gateway key add", secret=True)
 ]
