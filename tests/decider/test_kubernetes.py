@@ -17,7 +17,7 @@ import pytest
 
 from gateway.core.policy.policy import FleetPolicy, KubernetesPool, Policy
 from gateway.decider.kubernetes import source
-from gateway.decider.kubernetes.api import Account, KubernetesApi, Unreachable
+from gateway.decider.kubernetes.api import KubernetesApi, ServiceAccount, Unreachable
 from gateway.decider.kubernetes.pool import BadObject, Pods, Pool
 from gateway.decider.kubernetes.watch import PoolWatch
 from gateway.decider.loading import Configuration
@@ -60,10 +60,10 @@ class ApiServer:
         self._server: asyncio.Server | None = None
         self.port = 0
 
-    async def start(self) -> Account:
+    async def start(self) -> ServiceAccount:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, ssl=self._context)
         self.port = self._server.sockets[0].getsockname()[1]
-        return Account(f"https://localhost:{self.port}", self.folder)
+        return ServiceAccount(f"https://localhost:{self.port}", self.folder)
 
     async def stop(self) -> None:
         assert self._server is not None
@@ -304,7 +304,7 @@ def test_pods_are_a_gateways_engines_while_the_policy_names_the_pool(
         server = ApiServer(tmp_path)
         server.pods = {"a": pod("a", "127.0.0.1")}
         account = await server.start()
-        monkeypatch.setattr(source, "Account", SimpleNamespace(of=lambda _: account))
+        monkeypatch.setattr(source, "ServiceAccount", SimpleNamespace(of=lambda _: account))
         with_pool = Policy(fleet=FleetPolicy(kubernetes=KubernetesPool(inference_pool="llama")))
         gateway = Gateway(with_pool, (), None, random.Random(1), say=lambda _: None)
         world = World(server)
@@ -341,6 +341,6 @@ def test_outside_of_a_pod_the_policy_is_refused(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_servers_address_is_read_as_kubernetes_tells_it() -> None:
     environ = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "6443"}
-    assert Account.of(environ).url == "https://[fd00::1]:6443"
+    assert ServiceAccount.of(environ).url == "https://[fd00::1]:6443"
     with pytest.raises(Unreachable, match="token mounted"):
-        Account.of(environ).text("no-such-file")
+        ServiceAccount.of(environ).text("no-such-file")

@@ -32,14 +32,14 @@ class Unreachable(Exception):
         self.status = status
 
 
-class Account(msgspec.Struct, frozen=True):
+class ServiceAccount(msgspec.Struct, frozen=True):
     """Address of the API server, and the folder with token, ca.crt and namespace of a service account."""
 
     url: str
     folder: Path = ACCOUNT
 
     @classmethod
-    def of(cls, environ: Mapping[str, str]) -> Account:
+    def of(cls, environ: Mapping[str, str]) -> ServiceAccount:
         """Read what Kubernetes tells every pod. Raises Unreachable outside of one."""
         host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "443")
         if not host:
@@ -58,7 +58,7 @@ class Account(msgspec.Struct, frozen=True):
 class KubernetesApi:
     """Client of the API server. `aclose` ends it."""
 
-    def __init__(self, account: Account) -> None:
+    def __init__(self, account: ServiceAccount) -> None:
         self.account = account
         self._transport: httpx.AsyncHTTPTransport | None = None
 

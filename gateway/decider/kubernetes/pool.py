@@ -77,7 +77,7 @@ class PodList(msgspec.Struct):
     items: list[Pod]
 
 
-class Event(msgspec.Struct):
+class WatchEvent(msgspec.Struct):
     """Line of a watch."""
 
     type: str
@@ -119,7 +119,7 @@ class Pods:
 
     def take(self, line: bytes) -> None:
         """Take one line of a watch. Raises Gone, BadObject."""
-        event = decoded(line, Event)
+        event = decoded(line, WatchEvent)
         if event.type == "ERROR":
             raise Gone(bytes(event.object)[:200].decode("utf-8", "replace"))
         pod = decoded(bytes(event.object), Pod)

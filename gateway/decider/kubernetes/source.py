@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from gateway.core.engines.origin import engine_id
 from gateway.core.policy.policy import EngineEntry, KubernetesPool
-from gateway.decider.kubernetes.api import Account, KubernetesApi
+from gateway.decider.kubernetes.api import KubernetesApi, ServiceAccount
 from gateway.decider.kubernetes.watch import PoolWatch
 from gateway.shared.tasks import lasting
 
@@ -25,7 +25,7 @@ class PodEngines:
         changed: Callable[[], None],
         say: Callable[[str], None],
         rng: random.Random,
-        account: Callable[[], Account] = lambda: Account.of(os.environ),
+        account: Callable[[], ServiceAccount] = lambda: ServiceAccount.of(os.environ),
     ) -> None:
         self.entries: dict[str, EngineEntry] = {}  # by engine id
         self._changed = changed
