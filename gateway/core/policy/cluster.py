@@ -25,8 +25,8 @@ class ClusterTls(msgspec.Struct, frozen=True, kw_only=True):
 class ClusterPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """Gateways on several machines. It takes effect at a start, with --workers 2 or more.
 
-    `url`: Store of who the members are and who rules: Valkey 7.2 or later, or Redis 7 or later, with
-    its user where that is not the default one. It is on no call's way.
+    `url`: Store of the members and the leader's lease: Valkey 7.2 or later, or Redis 7 or later; with the user, unless
+    the default one. No call waits for the store.
     `password_file`: File with the password at the store, alone in it. Its path is relative to this file.
     `store_ca_file`: File with the certificates of who signs the store's, in PEM; null: the system's authorities.
     `name`: Name of the cluster in the store. Clusters of one store have different names.
