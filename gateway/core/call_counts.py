@@ -44,6 +44,7 @@ class _State(msgspec.Struct, array_like=True):
     cancelled: dict[str, int]
     tenants: list[tuple[str, Outcome, int, int]]
     gen_ai: list[tuple[GenAiKey, list[_Times]]]
+    prefills: list[tuple[str, str, int]] = []
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -61,6 +62,7 @@ class CallCounts:
         self.rows: dict[RowKey, CountRow] = {}
         self.waits: dict[str, tuple[Histogram, Histogram]] = {}
         self.cancelled: dict[str, int] = {}
+        self.prefills: dict[tuple[str, str], int] = {}  # by where the prompt was read, and why
         self.tenants: dict[tuple[str, Outcome], list[int]] = {}
 
     def observe(self, record: Record) -> None:
@@ -85,14 +87,13 @@ class CallCounts:
         if record.traced is True or self._with_gen_ai:
             self._beside(record, row, model)
         if record.predicted_wait:
-            waits = self.waits.get(record.class_name)
-            if waits is None:
-                waits = self.waits[record.class_name] = Histogram(), Histogram()
-            waits[0].observe(record.predicted_wait)
-            if engine:
-                waits[1].observe(abs(record.queue - record.predicted_wait))
+            self._waited(record)
         if record.attempts > 1:
             row.attempts += record.attempts - 1
+        if record.prefill is not UNSET:
+            note = record.prefill
+            prefill = ("there" if note.is_there else "here", note.failure or note.reason)
+            self.prefills[prefill] = self.prefills.get(prefill, 0) + 1
         if record.reason in CANCELLED:
             self.cancelled[record.reason] = self.cancelled.get(record.reason, 0) + 1
         tenant = self.tenants.get((record.tenant, record.outcome))
@@ -101,6 +102,15 @@ class CallCounts:
         tenant[0] += 1
         if engine:
             tenant[1] += record.prompt_tokens + record.completion_tokens
+
+    def _waited(self, record: Record) -> None:
+        """Count a predicted wait and its error."""
+        waits = self.waits.get(record.class_name)
+        if waits is None:
+            waits = self.waits[record.class_name] = Histogram(), Histogram()
+        waits[0].observe(record.predicted_wait)
+        if record.engine:
+            waits[1].observe(abs(record.queue - record.predicted_wait))
 
     def _beside(self, record: Record, row: CountRow, model: str) -> None:
         """Exemplars of a traced call, and OpenTelemetry's counts."""
@@ -137,6 +147,7 @@ class CallCounts:
                 self.cancelled,
                 [(*key, counts[0], counts[1]) for key, counts in self.tenants.items()],
                 [(key, [_times(row.of(name)) for name in GEN_AI]) for key, row in self.gen_ai.rows.items()],
+                [(*key, calls) for key, calls in self.prefills.items()],
             )
         )
 
@@ -155,6 +166,8 @@ class CallCounts:
             _add(waits[1], error)
         for reason, calls in state.cancelled.items():
             self.cancelled[reason] = self.cancelled.get(reason, 0) + calls
+        for place, reason, calls in state.prefills:
+            self.prefills[place, reason] = self.prefills.get((place, reason), 0) + calls
         for labels, times in state.gen_ai:
             for name, each in zip(GEN_AI, times, strict=True):
                 _add(self.gen_ai.row(labels).of(name), each)

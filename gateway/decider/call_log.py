@@ -47,6 +47,10 @@ def text_line(record: Record, ended: float) -> bytes:
         facts.append(f"{'' if record.settled else 'about '}{record.prompt_tokens}+{record.completion_tokens} tokens")
     if record.shaped_tokens:
         facts.append(f"output cut by {record.shaped_tokens}")
+    if record.prefill is not UNSET:
+        note = record.prefill
+        where = f"on {note.engine}" if note.is_there else "here"
+        facts.append(f"prompt read {where} ({note.failure or note.reason}: {note.here:.3f} or {note.there:.3f})")
     if record.attempts > 1:
         facts.append(f"{record.attempts} attempts")
     if record.reason:

@@ -20,6 +20,8 @@ import random
 from collections.abc import Callable, Iterable
 from itertools import count
 
+import msgspec
+
 from gateway.core.admission import refusals
 from gateway.core.admission.admission import NO_ENGINES, AdmissionControl
 from gateway.core.admission.bookings import HORIZON
@@ -383,7 +385,12 @@ class Dispatch:
                 call.shaped = given
                 call.output_tokens = min(call.output_tokens, call.shaped * call.n)
                 call.expected_tokens = min(call.expected_tokens, call.shaped)
+        plan = None if exclude else self.control.read_where(call, choice, now)
+        if plan is not None and plan.engine is not None:
+            choice = msgspec.structs.replace(choice, prefill=1, ttft=plan.there)
         grant = LocalGrant(self, call, choice, now, ticket)
+        if plan is not None:
+            grant.split(plan, now)
         if witness is not None:
             witness.granted(call, grant.hold)
         if self._turns and call.class_name in self.control.rules.limited:

@@ -13,8 +13,11 @@ from gateway.core.admission.decider import NOT_FOUND, SLOWER
 from gateway.core.engines.breaker import FAILURE, NEUTRAL, Ending, ending_of
 from gateway.core.engines.choice import Choice, usable_of
 from gateway.core.engines.engine import Engine
+from gateway.core.engines.transfer import Prefill
 from gateway.core.engines.trouble import OWN, Trouble
+from gateway.core.kv_transfer import FETCH
 from gateway.core.request.call import Call
+from gateway.decider.prefill_half import PrefillHalf
 
 if TYPE_CHECKING:
     from gateway.core.admission.queues import Ticket
@@ -28,8 +31,8 @@ class LocalGrant:
     """A Grant, as in gateway/core/admission/decider.py. `ticket`: the call's ticket, if it waited."""
 
     __slots__ = (
-        "_dispatch", "_first_at", "cached", "call", "ending", "engine", "expected", "hold", "probe",
-        "ticket",
+        "_dispatch", "_first_at", "cached", "call", "ending", "engine", "expected", "half", "hold",
+        "prefill", "probe", "ticket",
     )  # fmt: skip
 
     def __init__(self, dispatch: Dispatch, call: Call, choice: Choice, now: float, ticket: Ticket | None) -> None:
@@ -48,6 +51,8 @@ class LocalGrant:
         self.probe = choice.engine.breaker.sent(now)
         self.ending = NEUTRAL  # until it is known how it ended
         self._first_at = 0.0
+        self.prefill: Prefill | None = None
+        self.half: PrefillHalf | None = None
         if not call.stream:
             choice.engine.prefills.expect(self.hold, now + choice.ttft)
         dispatch.running[call.class_name] += 1
@@ -72,13 +77,42 @@ class LocalGrant:
         """Rank of the call's class, 0 for the most important, if its engine schedules by priorities; else 0."""
         return self._dispatch.control.rules.rank.get(self.call.class_name, 0) if self.engine.priorities else 0
 
+    # -- its prompt, read elsewhere -----------------------------------------------------------------------------
+
+    def split(self, plan: Prefill, now: float, *, restored: bool = False) -> None:
+        """Go by the decision where the prompt is read. There it is held, too."""
+        self.prefill = plan
+        if plan.engine is not None:
+            self.half = PrefillHalf(self._dispatch, self.call, plan.engine, plan, now, restored=restored)
+
+    def prefilled(self, now: float, failure: str, message: str, reason: str) -> None:
+        half = self.half
+        if half is None:
+            return
+        if not failure:
+            half.succeeded(now)
+            return
+        if failure != FETCH:
+            half.failed(failure, message, reason, now)
+        half.read_at = 0.0
+        if self.hold.live and self.hold.prefill:
+            self.hold.reads(half.plan.moved)
+
+    def _fetched(self, half: PrefillHalf, now: float) -> None:
+        """Learn how fast the engine fetched the prompt, where it had nothing else to read."""
+        if half.read_at and not self.engine.prefills.ahead(now):
+            self.engine.transfers.fetched(half.plan.moved, now - half.read_at - self.engine.speed.tpot, now)
+
     # -- an answer ----------------------------------------------------------------------------------------------
 
     def first_byte(self, now: float) -> None:
         call, engine = self.call, self.engine
         self._first_at = now
         engine.breaker.first_byte(self.probe)
-        self.hold.first_byte(now, teach=call.stream)
+        half = self.half
+        self.hold.first_byte(now, teach=call.stream and half is None)
+        if half is not None and call.stream:
+            self._fetched(half, now)
         if self._dispatch.successor is not None:
             self._dispatch.successor.began(self.hold, now)
         if call.stream:  # a whole answer's first byte comes with its last
@@ -99,7 +133,7 @@ class LocalGrant:
     def finished(self, now: float, prompt_tokens: int, completion_tokens: int, cached_tokens: int | None) -> None:
         """Learn the time per output token and what the engine has cached, and charge the tenant's queue for real
         usage."""
-        if cached_tokens is not None:
+        if cached_tokens is not None and self.half is None:  # what was fetched counts as cached
             self.engine.cache.told(self.cached, cached_tokens)
         if self.ticket is not None:
             self._correct(self.ticket, prompt_tokens, completion_tokens)
@@ -207,9 +241,12 @@ class LocalGrant:
         self.close()
         self.engine, self.hold, self.expected, self.probe = other.engine, other.hold, other.expected, other.probe
         self.ending, self.cached = other.ending, other.cached
+        self.prefill, self.half = other.prefill, other.half
 
     def close(self) -> None:
         """Tells the engine's breaker how it went, too."""
+        if self.half is not None:
+            self.half.close()
         hold = self.hold
         if hold.live:
             hold.release()

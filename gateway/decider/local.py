@@ -60,7 +60,7 @@ class LocalDecider:
 
     @property
     def up(self) -> bool:
-        able = self.fleet.expected or any(engine.health.up for engine in self.fleet)
+        able = self.fleet.expected or any(engine.health.up and engine.transfers.answers for engine in self.fleet)
         return bool(able) and not self.dispatch.leaving
 
     def arrive(self, snapshot: Snapshot, account: Account, record: Record, now: float, body: bytes) -> LocalAdmission:

@@ -7,10 +7,20 @@ from operator import attrgetter
 from msgspec.structs import asdict, astuple
 
 from gateway.core.engines.hold import Hold
+from gateway.core.engines.transfer import Prefill
 from gateway.core.request.call import Call
 from gateway.core.request.outcome import Refused
 from gateway.core.request.routes import Route
-from gateway.frames.messages import Ask, CallFacts, CallRequest, EngineTerms, GrantTerms, RefusalFacts, RefusedCall
+from gateway.frames.messages import (
+    Ask,
+    CallFacts,
+    CallRequest,
+    EngineTerms,
+    GrantTerms,
+    PrefillTerms,
+    RefusalFacts,
+    RefusedCall,
+)
 
 _FACTS = CallFacts.__struct_fields__
 _request_fields = attrgetter(
@@ -46,6 +56,12 @@ def fill_in(call: Call, facts: CallFacts) -> None:
     """Set what another process has found out about the call."""
     for name, value in zip(_FACTS, astuple(facts), strict=True):
         setattr(call, name, value)
+
+
+def prefill_terms(plan: Prefill) -> PrefillTerms:
+    """Return the decision where a prompt is read, as its relay is told."""
+    engine = None if plan.engine is None else EngineTerms(*_engine_fields(plan.engine))
+    return PrefillTerms(engine, plan.reason, plan.here, plan.there, plan.within, plan.unread, plan.moved, plan.priority)
 
 
 def terms_of(number: int, turn: int, epoch: int, call: Call, hold: Hold) -> GrantTerms:

@@ -21,7 +21,7 @@ from gateway.core.request.outcome import Outcome
 from gateway.core.request.record import Record
 
 MOST_RECORDS = 500  # in one message
-VERSION = 3  # of these messages: both sides must have the same
+VERSION = 4  # of these messages: both sides must have the same
 Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Hash = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -58,6 +58,7 @@ class CallRequest(msgspec.Struct, array_like=True, forbid_unknown_fields=True, g
     asked_deadline: float
     sdk_timeout: float
     merged: bool
+    splits: bool
     shape: Annotated[int, Meta(ge=0, le=255)]
     hinted_tokens: Count
     hinted_ahead: float
@@ -89,6 +90,20 @@ class EngineTerms(msgspec.Struct, array_like=True, forbid_unknown_fields=True, f
     url: str
     tpot: float
     pace: float
+
+
+class PrefillTerms(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False):
+    """Decision where a prompt is read; a PrefillPlan of gateway/core/admission/decider.py. Tokens: `unread`,
+    `moved`."""
+
+    engine: EngineTerms | None
+    reason: Word
+    here: float
+    there: float
+    within: float
+    unread: Count
+    moved: Count
+    priority: Count
 
 
 class RefusalFacts(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
@@ -271,6 +286,17 @@ class ArrivalAsk(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc
     at: float
 
 
+class Prefilled(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=20):
+    """The prompt was read elsewhere, or was not; see Grant.prefilled."""
+
+    number: Number
+    turn: Count
+    at: float
+    failure: Word
+    message: str
+    reason: Word
+
+
 class RelayCounts(msgspec.Struct, array_like=True, forbid_unknown_fields=True, tag=17):
     """A relay's totals since its start. `calls` are those of `CallCounts`, `ended` their number. `lines`: of the Batch
     API, by what became of them; empty: it is not offered. `line_calls`: lines that wait or run now; `batch_states`:
@@ -373,6 +399,7 @@ class GrantTerms(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc
     hedge_after: float | None = None  # seconds; None: never
     second: bool = False  # it is for a second attempt
     priority: Count = 0  # what the engine is told
+    elsewhere: PrefillTerms | None = None  # where the prompt is read
 
 
 class RefusedCall(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=37):
@@ -432,7 +459,7 @@ class DrainOrder(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc
 FromRelay: TypeAlias = (
     Hello | Ask | WaitAsk | FirstByte | Answered | AttemptFailed | RetryAsk | MoveAsk | SecondAsk | SecondEnd
     | CallEnd | Held | AllHeld | UnreadRequest | ModelsAsk | RelayCounts | ArrivalAsk
-    | EndedRecords
+    | EndedRecords | Prefilled
 )  # fmt: skip
 FromDecider: TypeAlias = (
     Welcome | PolicyNews | FleetNews | Judgement | GrantTerms | RefusedCall | RetryAnswer | SecondNone | ModelsAnswer

@@ -13,16 +13,20 @@ from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any
 
+from msgspec import UNSET
+
 from gateway.core.admission import refusals
 from gateway.core.admission.decider import SLOWER, Grant, GrantedEngine
 from gateway.core.admission.shaping import shape_body
 from gateway.core.engines.breaker import Ending, ending_of
+from gateway.core.kv_transfer import FETCH, decode_body
 from gateway.core.policy.policy import Policy
 from gateway.core.policy.snapshot import Current
 from gateway.core.request.call import Call
 from gateway.core.request.engine_priority import with_priority
 from gateway.core.request.outcome import Refused
 from gateway.core.request.record import Record
+from gateway.relay.prefilling import Prefilling
 from gateway.upstream.client import Client, EngineError, Reply
 
 # Failures of an engine before its first byte, by the policy's names for them: nothing of the answer has been used.
@@ -44,29 +48,31 @@ class Attempts:
         self.current = current
         self.clients = clients
         self.clock = clock
+        self.prefilling = Prefilling(clients, clock)
 
     async def send(self, path: bytes, headers: bytes, call: Call, grant: Grant, record: Record) -> Reply:
         """Send the call; on a failure try another engine within the budget. `grant` is then of the engine that
         answered. `headers` are lines for the engine. Raises Refused."""
         failed: set[str] | None = None
+        params = b"" if grant.prefill is None else await self.prefilling.params(path, headers, call, grant, record)
         while True:
-            after = grant.hedge_after()
+            after = None if params else grant.hedge_after()
             reply: Reply | None = None
             try:
                 if after is None:
-                    reply = await self._send(path, headers, call, record, grant)
+                    reply = await self._send(path, headers, call, record, grant, params)
                 else:
                     send = partial(self._send, path, headers, call, record)
                     reply = await hedged(grant, send, after)
                     record.engine = grant.engine.id
             except EngineError as error:
-                kind, message = CAUSES[error.kind], str(error)
-                over = self._over(call)
-                if kind != "timeout" or not over:  # else it was at work
-                    call.sent_at = None
-                grant.failed(kind, message, error.reason, over=over)
+                kind, message = self._unanswered(call, grant, error)
             else:
                 kind = str(reply.status)
+                if params and reply.status >= 400 and reply.status not in RETRIED:
+                    reply.close()
+                    params = self._unfetched(grant, record, params)
+                    continue
                 message = _answered(grant, reply.status)
                 if reply.status not in RETRIED:
                     return reply
@@ -85,12 +91,29 @@ class Attempts:
             failed.add(grant.engine.id)
             if pause:
                 await asyncio.sleep(pause)
+            params = self._unfetched(grant, record, params)
             await grant.move(frozenset(failed))
 
+    def _unanswered(self, call: Call, grant: Grant, error: EngineError) -> tuple[str, str]:
+        """Report an attempt without an answer. Return its kind, by the policy's names, and what happened."""
+        kind, over = CAUSES[error.kind], self._over(call)
+        if kind != "timeout" or not over:  # else it was at work
+            call.sent_at = None
+        grant.failed(kind, str(error), error.reason, over=over)
+        return kind, str(error)
+
+    def _unfetched(self, grant: Grant, record: Record, params: bytes) -> bytes:
+        """The call's own engine did not answer with a prompt that was read elsewhere: it reads the prompt itself, or
+        the next engine does. Return no parameters."""
+        if params and record.prefill is not UNSET:
+            record.prefill.failure = FETCH
+            grant.prefilled(self.clock(), FETCH, "", "")
+        return b""
+
     def _send(
-        self, path: bytes, headers: bytes, call: Call, record: Record, grant: Grant
+        self, path: bytes, headers: bytes, call: Call, record: Record, grant: Grant, params: bytes = b""
     ) -> Coroutine[Any, Any, Reply]:
-        """Make one attempt, on the grant's engine."""
+        """Make one attempt, on the grant's engine. `params`: where that fetches the prompt's KV cache."""
         engine, now = grant.engine, self.clock()
         if call.trace is not None:
             headers += call.trace.attempt(engine.id, now)
@@ -99,6 +122,7 @@ class Attempts:
             call.sent_at = now
         record.engine = engine.id
         body = shape_body(call.body, call.route.kind, call.shaped) if call.shaped else call.body
+        body = decode_body(body, params)
         if grant.priority:
             headers, body = with_priority(headers, body, call.route, grant.priority)
         timeout = min(patience(call, grant, self.current.policy), call.deadline - now)

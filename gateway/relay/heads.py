@@ -12,7 +12,7 @@ from msgspec import UNSET
 from gateway.core.admission.decider import Admission
 from gateway.core.admission.shaping import shaped_header
 from gateway.core.request.call import Call
-from gateway.core.request.record import Record
+from gateway.core.request.record import PrefillNote, Record
 from gateway.core.request.trace_context import trace_parent
 from gateway.relay.wire.server import Request
 
@@ -46,11 +46,24 @@ def answer_lines(call: Call, admission: Admission, record: Record, engine_name: 
     ))  # fmt: skip
     if call.shaped:
         lines += shaped_header(call.shaped, call.asked)
+    if record.prefill is not UNSET:
+        lines += prefill_line(record.prefill)
     if record.trace_id is not UNSET:
         lines += b"x-trace-id: %b\r\n" % record.trace_id.encode()
     if call.asked_class and call.asked_class != call.class_name:
         lines += b"x-weir-class-asked: %b\r\n" % call.asked_class.encode()
     return lines + admission.headers(call.arrived + record.ttft)
+
+
+def prefill_line(note: PrefillNote) -> bytes:
+    """The answer's line that says where the prompt was read, and why."""
+    words = [f"there; engine={note.engine}" if note.is_there else "here", f"reason={note.reason}"]
+    if note.failure:
+        words.append(f"failure={note.failure}")
+    words.append(f"here_ms={1000 * note.here:.0f}")
+    if note.there:
+        words.append(f"there_ms={1000 * note.there:.0f}")
+    return b"x-weir-prefill: %b\r\n" % "; ".join(words).encode()
 
 
 def note_trace(request: Request, record: Record) -> None:

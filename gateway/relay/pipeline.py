@@ -320,6 +320,7 @@ class Pipeline:
                 parse = partial(_parse, route, request, snapshot, account, record, metered)
                 call = await self.large.parsed(request.held.owner, parse)
             live.call, call.subset = call, request.subset
+            call.splits = self._forwards and call.route.generates and call.n == 1 and not call.media
             trace = call.trace = live.trace
             if snapshot.policy.logging.prompts:
                 record.request = request.body[:LOGGED_AT_MOST].decode("utf-8", "replace")

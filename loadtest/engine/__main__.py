@@ -20,6 +20,7 @@ import uvloop
 
 from loadtest.engine.config import SimConfig, sim_config
 from loadtest.engine.engine_memory import GpuShare, StartFailed
+from loadtest.engine.kv_transfer import OnFailure
 from loadtest.engine.profile_file import profiles
 from loadtest.engine.scheduler import Policy
 from loadtest.engine.server import SimServer
@@ -36,7 +37,7 @@ others then do not have, and gives it back asleep. To break it while it runs:
 """
 # Flags that are called as what they set.
 AS_GIVEN = ("num_gpu_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "seed", "host", "port", "uds",
-            "speed", "api_key", "kv_events", "max_loras")  # fmt: skip
+            "speed", "api_key", "kv_events", "max_loras", "kv_transfer", "on_kv_failure")  # fmt: skip
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -84,6 +85,14 @@ def _add_of_vllm(parser: argparse.ArgumentParser) -> None:
     vllm.add_argument("--no-enable-prefix-caching", action="store_true", help="find no prefix again")
     vllm.add_argument("--enable-prompt-tokens-details", action="store_true", help="tell cached tokens in usage")
     vllm.add_argument("--api-key", metavar="KEY", help="guards /v1 only, as vLLM's does")
+    vllm.add_argument("--kv-transfer", action="store_true", help="exchange prompts with other simulated engines")
+    vllm.add_argument(
+        "--kv-load-failure-policy",
+        dest="on_kv_failure",
+        default="fail",
+        choices=get_args(OnFailure),
+        help="of a call whose prompt cannot be fetched (fail)",
+    )
     vllm.add_argument(
         "--kv-events",
         metavar="ENDPOINT",

@@ -8,6 +8,7 @@ import msgspec
 
 from loadtest.engine.engine_config import EngineConfig, engine_config
 from loadtest.engine.engine_memory import GpuShare
+from loadtest.engine.kv_transfer import OnFailure
 from loadtest.engine.profile_file import profile_of
 
 
@@ -15,7 +16,8 @@ class SimConfig(msgspec.Struct, frozen=True, kw_only=True):
     """`speed` 2.0: everything takes half the time. `port` 0: any free one of `host`; `uds`: a unix socket instead.
     `kv_events`: a ZeroMQ endpoint on which the cache's events are published. `share`: of simulated GPUs; None: it takes
     none, and no time to start, sleep and wake. `adapters`: names of LoRA adapters of the first model, of which
-    `max_loras` are loaded at once."""
+    `max_loras` are loaded at once. `kv_transfer`: prompts can be read for other engines, and by them. `on_kv_failure`:
+    what becomes of a call whose prompt cannot be fetched."""
 
     engine: EngineConfig
     models: tuple[str, ...]
@@ -29,6 +31,8 @@ class SimConfig(msgspec.Struct, frozen=True, kw_only=True):
     share: GpuShare | None = None
     adapters: tuple[str, ...] = ()
     max_loras: int = 1
+    kv_transfer: bool = False
+    on_kv_failure: OnFailure = "fail"
 
     def __post_init__(self) -> None:
         if self.speed <= 0.0:

@@ -17,6 +17,7 @@ import msgspec
 
 from loadtest.engine.blocks import Blocks
 from loadtest.engine.engine_config import EngineConfig
+from loadtest.engine.kv_transfer import KeptPrompts
 from loadtest.engine.scheduler import Scheduler
 from loadtest.engine.sequence import Sequence, SequenceState
 from loadtest.engine.stats import Stats
@@ -43,7 +44,7 @@ class Engine:
     """A simulated EngineCore. `stats` is what it has done, `scheduler` what it is doing. Without `times` the histograms
     stay empty: where nobody scrapes them they are not worth their cost."""
 
-    def __init__(self, config: EngineConfig, *, times: bool = True) -> None:
+    def __init__(self, config: EngineConfig, *, times: bool = True, engine_id: str = "sim") -> None:
         self.config = config
         self._times = times
         self.stats = Stats(config.max_model_len)
@@ -53,6 +54,7 @@ class Engine:
             max_num_batched_tokens=config.max_num_batched_tokens,
             policy=config.policy,
         )
+        self.kept = KeptPrompts(self.scheduler, engine_id)
         self.asleep: int | None = None  # the level it sleeps at
         self.weights: Weights = "loaded"
         self.cache_ready = True
@@ -199,6 +201,7 @@ class Engine:
         self.asleep = level
         if level:
             self.scheduler.preempt_all()
+            self.kept.drop()
             self.scheduler.blocks.reset()
             self.weights = "offloaded" if level == 1 else "discarded"
             self.cache_ready = False

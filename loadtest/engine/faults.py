@@ -12,6 +12,8 @@ from urllib.parse import quote
 
 import msgspec
 
+from loadtest.engine.kv_transfer import Wrong
+
 
 class Faults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """All of them off."""
@@ -20,6 +22,7 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     hang: bool = False  # no more steps; /health stays 200, as with a stopped EngineCore, and /is_sleeping never answers
     errors: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.0  # share of the calls, drawn by the seed
     status: Annotated[int, msgspec.Meta(ge=400, le=599)] = 500  # of these errors
+    transfer: Wrong = ""  # what is wrong with the parameters of prompts that it reads for others
     stale_metrics: bool = False  # /metrics stays as it was when this was set
     hang_end: bool = False  # SIGTERM does not end it
     # At its start, and without effect later:

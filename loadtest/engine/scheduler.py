@@ -125,7 +125,7 @@ class Scheduler:
             for sequence in ending:
                 if sequence.ends_at == at:
                     result.finished.append(sequence)
-                    self._leave(sequence)
+                    self._leave(sequence, keep=sequence.keeps)
                     sequence.state = SequenceState.FINISHED
         return result
 
@@ -181,7 +181,7 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         self._leave(sequence)
         sequence.preemptions += 1
-        sequence.computed = 0
+        sequence.computed = sequence.loaded = 0
         self._added += 1
         key = sequence.key if self.policy == "priority" else (-1.0, 0.0, -self._added)
         self._enqueue(sequence, key)
@@ -209,7 +209,7 @@ class Scheduler:
             self.running[sequence] = None
             sequence.state = SequenceState.RUNNING
             blocks.share(sequence, found)
-            sequence.computed = found * BLOCK
+            sequence.computed = max(found * BLOCK, min(sequence.loaded, tokens - 1))
             sequence.owns = found
             if sequence.cached < 0:
                 sequence.cached = sequence.computed
@@ -238,7 +238,7 @@ class Scheduler:
             sequence.generated += 1
         if sequence.generated >= sequence.output:
             result.finished.append(sequence)
-            self._leave(sequence)
+            self._leave(sequence, keep=sequence.keeps)
             sequence.state = SequenceState.FINISHED
             return
         sequence.since = self.step
@@ -249,8 +249,8 @@ class Scheduler:
         self._endings.setdefault(sequence.ends_at, []).append(sequence)
         self._context += sequence.computed
 
-    def _leave(self, sequence: Sequence) -> None:
-        """Out of the batch, its counts brought up to date and its blocks given back."""
+    def _leave(self, sequence: Sequence, *, keep: bool = False) -> None:
+        """Out of the batch, its counts brought up to date and its blocks given back, unless it is to `keep` them."""
         del self.running[sequence]
         if sequence is self.partial:
             self.partial = None
@@ -264,5 +264,10 @@ class Scheduler:
             sequence.ends_at = sequence.bucket = -1
             sequence.owns = blocks_for(sequence.computed)
             self.blocks.publish(sequence, sequence.computed // BLOCK)
+        if not keep:
+            self.release(sequence)
+
+    def release(self, sequence: Sequence) -> None:
+        """Give back the blocks of a sequence that no longer runs."""
         self.blocks.give_back(sequence, sequence.owns)
         sequence.owns = 0

@@ -49,7 +49,9 @@ class Sequence:
         "generated",
         "hashes",
         "held",
+        "keeps",
         "key",
+        "loaded",
         "output",
         "owner",
         "owns",
@@ -91,6 +93,8 @@ class Sequence:
         self.published = 0  # leading blocks already offered to the cache
         self.cached = -1  # prompt tokens found in the cache when it first ran; -1: it has not
         self.preemptions = 0
+        self.keeps = False  # its blocks stay in use after its last token, until `Scheduler.release`
+        self.loaded = 0  # prompt tokens whose KV came from another engine
         self.arrived_at = 0.0  # seconds, the driver's clock
         self.admitted_at = -1.0
         self.first_token_at = -1.0

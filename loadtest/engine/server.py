@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import secrets
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -19,11 +20,13 @@ from loadtest.engine.api.checks import BROKEN, DEAD, ApiError
 from loadtest.engine.api.generate import Choice, Gathered, Generation
 from loadtest.engine.api.http import Connection
 from loadtest.engine.api.routes import Routes
+from loadtest.engine.api.side_channel import SideChannel
 from loadtest.engine.config import SimConfig
 from loadtest.engine.core_calls import CoreCalls
 from loadtest.engine.engine import Engine, StepResult
 from loadtest.engine.engine_memory import Resident
 from loadtest.engine.faults import Faults, faults_of
+from loadtest.engine.kv_transfer import TransferParams
 from loadtest.engine.latency import Front
 from loadtest.engine.sequence import Sequence, SequenceState
 from loadtest.engine.sleeping import Sleeping
@@ -45,7 +48,8 @@ class SimServer:
 
     def __init__(self, config: SimConfig) -> None:
         self.config = config
-        self.engine = Engine(config.engine)
+        self.engine = Engine(config.engine, engine_id=secrets.token_hex(8))
+        self.transfers = SideChannel(self)
         self.faults = Faults()
         self.dead = False  # out of memory: EngineCore is gone
         self.died = asyncio.Event()
@@ -97,6 +101,7 @@ class SimServer:
     async def stop(self) -> None:
         """Stop listening, drop every connection and every sequence, give the memory back."""
         self.core.close()
+        self.transfers.close()
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -140,20 +145,34 @@ class SimServer:
                 (running if sequence in self.engine.scheduler.running else waiting)[answer.form.model] = None
         return tuple(running), tuple(waiting)
 
-    def submit(self, answer: Generation | Gathered) -> None:
-        """Put every sequence of a request into the engine; the client leaving takes them out again."""
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port that it listens on."""
+        return self._address
+
+    def submit(
+        self, answer: Generation | Gathered, request_id: str = "", transfer: TransferParams | None = None
+    ) -> None:
+        """Put every sequence of a request into the engine; the client leaving takes them out again. `transfer`: its
+        prompt is read for another engine, or was read by another."""
         now = self._loop.time()
         answer.connection.gone = lambda: self.withdraw(answer)
         answer.garbled = self.engine.garbage
         if answer.stream:
             answer.connection.start()
+        if transfer is not None and isinstance(answer, Generation):
+            if transfer.do_remote_prefill:
+                self.transfers.fetch(answer, transfer, now)
+                return
+            self.transfers.keep(answer, request_id)
         reaches = self._front.reaches(now)
         if reaches > now:
-            self._coming[answer] = self._loop.call_at(reaches, self._enter, answer, now)
+            self._coming[answer] = self._loop.call_at(reaches, self.enter, answer, now)
         else:
-            self._enter(answer, now)
+            self.enter(answer, now)
 
-    def _enter(self, answer: Generation | Gathered, came: float) -> None:
+    def enter(self, answer: Generation | Gathered, came: float) -> None:
+        """Give the scheduler the sequences of a request that came then."""
         self._coming.pop(answer, None)
         for choice in answer.choices:
             self.sleeping.add(choice.sequence, came)
@@ -161,6 +180,8 @@ class SimServer:
 
     def withdraw(self, answer: Generation | Gathered) -> None:
         """Abort what is left of a request and free its blocks at once."""
+        if self.transfers.withdraw(answer):
+            return
         coming = self._coming.pop(answer, None)
         if coming is not None:
             coming.cancel()

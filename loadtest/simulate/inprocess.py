@@ -18,7 +18,7 @@ import msgspec
 
 from gateway.core.admission.witness import NOBODY_WATCHES, Witnesses
 from gateway.core.policy.file import decode
-from gateway.core.policy.policy import EngineEntry, Logging, Policy
+from gateway.core.policy.policy import EngineEntry, Logging, Policy, Role
 from gateway.core.request.body_memory import BodyMemory
 from gateway.core.request.record import Record
 from gateway.core.request.tenants import ANONYMOUS, with_keys
@@ -145,7 +145,8 @@ class Door(Protocol):
 
 class GatewayTarget:
     """A gateway over simulated engines. `policy` is YAML, as an operator writes it, or was read; b"" is the default;
-    `tenants`: who calls with a key, of `policy_for`; `sidecar_token`: what sidecars show."""
+    `tenants`: who calls with a key, of `policy_for`; `sidecar_token`: what sidecars show; `roles`: of engines that
+    exchange KV caches."""
 
     def __init__(
         self,
@@ -157,6 +158,7 @@ class GatewayTarget:
         sidecar_token: str | None = None,
         sidecar_transport: Transport | None = None,
         watcher: Watcher | None = None,
+        roles: Sequence[Role] = (),
     ) -> None:
         parsed = policy_for(policy, tenants) if isinstance(policy, bytes) else policy
         self.keys = {name: key_of(name) for name in tenants if name != ANONYMOUS and name in parsed.tenants}
@@ -164,6 +166,8 @@ class GatewayTarget:
         self.policy = msgspec.structs.replace(parsed, fleet=fleet, logging=Logging(calls=1.0))
         self.records = Records(None if watcher is None else watcher.heard)
         entries = [EngineEntry(url=f"http://engine-{number}:8000") for number in range(len(engines))]
+        for number, role in enumerate(roles):
+            entries[number] = msgspec.structs.replace(entries[number], transfer="kv", role=role)
         rng = random.Random(seed)  # noqa: S311 # a simulation
         log = cast("CallLog", self.records)
         self.gateway = Gateway(

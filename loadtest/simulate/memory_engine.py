@@ -13,12 +13,24 @@ import asyncio
 import random
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Literal
 
-from loadtest.engine.api.checks import ApiError, Limits
+from loadtest.engine.api.checks import BROKEN, ApiError, Limits
 from loadtest.engine.engine import LEAST_AHEAD, Engine, StepResult
 from loadtest.engine.engine_config import EngineConfig
+from loadtest.engine.kv_transfer import (
+    FAILED,
+    KEPT,
+    OnFailure,
+    TransferParams,
+    Wrong,
+    transfer_of,
+    transfer_seconds,
+    with_params,
+)
 from loadtest.engine.latency import Front
+from loadtest.engine.sequence import BLOCK, Sequence
 from loadtest.simulate.memory_requests import JSON, Taker, Work, read
 from loadtest.simulate.step_times import Pace
 
@@ -33,16 +45,21 @@ class MemoryEngine:
 
     Faults: `die`; `stop` (SIGSTOP: connections stay open, nothing comes); `stall` (calls alone hang: health checks and
     samples are answered); `slow` (every step takes this many times as long); `errors` (this share of requests is
-    answered with `status` at once); `recover`.
+    answered with `status` at once); `transfer` (what is wrong with its answers to prompts read for others); `recover`.
+    `peers`: engines that it exchanges prompts with; None: with none.
     """
 
     def __init__(
         self, config: EngineConfig, *, model: str = "sim", seed: int = 0, more: tuple[str, ...] = (),
-        pace: Pace | None = None,
+        pace: Pace | None = None, peers: list[MemoryEngine] | None = None, on_kv_failure: OnFailure = "fail",
     ) -> None:  # fmt: skip
         self.config = config
         self.model = model
-        self._engine = Engine(config, times=False)
+        self.lives = 0  # so many times it has died
+        self.peers = peers
+        self.on_kv_failure = on_kv_failure
+        self._seed = seed
+        self._engine = self._new_engine(seed)
         self._front = Front(config.profile)
         self.limits = Limits(
             models=(model, *more),
@@ -55,6 +72,7 @@ class MemoryEngine:
         self.changed_at = 0.0  # when it died, stopped or recovered last
         self._slow = 1.0
         self.errors = 0.0
+        self.transfer: Wrong = ""
         self.status = 503
         self.posts = 0
         self.posted_at = -1.0
@@ -102,7 +120,7 @@ class MemoryEngine:
 
     # -- requests -----------------------------------------------------------------------------------------------
 
-    def post(self, path: bytes, body: bytes, taker: Taker) -> Callable[[], None]:
+    def post(self, path: bytes, body: bytes, taker: Taker, request_id: str = "") -> Callable[[], None]:
         """Take a request. The function returned ends it: a connection that is closed. Raises ConnectionRefusedError."""
         self.posts += 1
         self.posted_at = self._loop.time()
@@ -116,16 +134,51 @@ class MemoryEngine:
             return _nothing
         try:
             work = Work(taker, read(path, body, self.limits))
+            fetched = self._transfer(work, None if self.peers is None else transfer_of(body), request_id)
         except ApiError as error:
             self._refuse(taker, error)
             return _nothing
         self.open[taker] = work
-        reaches = self._front.reaches(self.posted_at)
+        reaches = max(self._front.reaches(self.posted_at), fetched)
         if reaches > self.posted_at:
             work.coming = self._loop.call_at(reaches, self._enter, work, self.posted_at)
         else:
             self._enter(work, self.posted_at)
         return lambda: self._withdraw(taker)
+
+    def _new_engine(self, seed: int) -> Engine:
+        return Engine(self.config, times=False, engine_id=f"{self.model}-{seed}-{self.lives}")
+
+    def _transfer(self, work: Work, params: TransferParams | None, request_id: str) -> float:
+        """Have the prompt kept for another engine, or fetch it from there. Return the time when it is here; 0: nothing
+        comes. Raises ApiError where it cannot be fetched."""
+        if params is None or self.peers is None:
+            return 0.0
+        sequence = work.asked.sequences[0]
+        if not params.do_remote_prefill:
+            sequence.keeps = True
+            work.told = partial(self._keep, self._engine, sequence, request_id)
+            return 0.0
+        up = [peer.engine.kept for peer in self.peers if peer.condition == "up"]
+        kept = next((each for each in up if each.engine_id == params.remote_engine_id), None)
+        read = None if kept is None else kept.fetch(params.remote_engine_id, params.remote_request_id)
+        if read is not None:
+            whole = sequence.prompt // BLOCK
+            if read.prompt != sequence.prompt or read.hashes[:whole] != sequence.hashes[:whole]:
+                raise RuntimeError(f"{request_id} fetches the KV cache of another prompt: {read} for {sequence}")
+            sequence.loaded = read.prompt
+            return self.posted_at + transfer_seconds(read.prompt)
+        if self.on_kv_failure == "fail":
+            raise ApiError(500, FAILED, type=BROKEN)
+        return 0.0
+
+    def _keep(self, engine: Engine, sequence: Sequence, request_id: str, answer: bytes) -> bytes:
+        params = engine.kept.keep(request_id, sequence)
+        if sequence.reason != "length":
+            engine.kept.expire(request_id)
+            return answer
+        self._loop.call_later(KEPT, engine.kept.expire, request_id)
+        return with_params(answer, params, self.transfer)
 
     def _enter(self, work: Work, came: float) -> None:
         work.coming = None
@@ -224,7 +277,8 @@ class MemoryEngine:
     def die(self) -> None:
         """SIGKILL: connections are refused, answers are cut, the cache is gone."""
         self._becomes("dead")
-        self._engine = Engine(self.config, times=False)
+        self.lives += 1
+        self._engine = self._new_engine(self._seed)
         lost, self.open = self.open, {}
         for taker, work in lost.items():
             if work is not None and work.coming is not None:
@@ -248,7 +302,7 @@ class MemoryEngine:
             self.die()
         if self.condition != "up":
             self._becomes("up")
-        self.slow, self.errors = 1.0, 0.0
+        self.slow, self.errors, self.transfer = 1.0, 0.0, ""
 
     def _becomes(self, condition: Condition) -> None:
         self._settle()

@@ -9,6 +9,7 @@ generated one says the same word again and again.
 from __future__ import annotations
 
 from asyncio import TimerHandle
+from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -162,12 +163,13 @@ class Work:
     """Request under way, and the places of its tokens. `tokens`: for each reading of its prompt (more than one after
     preemptions), the token written at the end of it, counted from 1, and the engine's step that wrote it."""
 
-    __slots__ = ("asked", "begun", "coming", "left", "taker", "tokens")
+    __slots__ = ("asked", "begun", "coming", "left", "taker", "tokens", "told")
 
     def __init__(self, taker: Taker, asked: Asked) -> None:
         self.taker = taker
         self.asked = asked
         self.begun = False
+        self.told: Callable[[bytes], bytes] | None = None  # adds to a whole answer where its KV cache is kept
         self.coming: TimerHandle | None = None  # until the scheduler has it
         self.left = len(asked.sequences)
         self.tokens: list[tuple[int, int]] = []
@@ -183,6 +185,8 @@ class Work:
     def finished(self) -> None:
         """The last token is out."""
         answer = self.asked.answer()
+        if self.told is not None:
+            answer = self.told(answer)
         if self.begun:
             self.taker.data(answer)
         else:

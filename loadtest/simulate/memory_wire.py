@@ -15,6 +15,7 @@ from loadtest.simulate.memory_engine import HANGS, MemoryEngine
 from loadtest.simulate.simulated_client import ClientCall
 
 REQUEST_ID = b"x-request-id: "
+FOR_ANOTHER = b'"do_remote_decode":true'  # a request whose answer another engine writes
 REMEMBERED = 1 << 16  # a run of any length has its place in memory
 Kind = Literal["connect", "reset", "truncated", "timeout", "stall"]
 
@@ -132,7 +133,7 @@ class MemoryReply:
         whole: Callable[[bytes], None] | None = None,
     ) -> None:
         """See `Reply.relay`; nothing is framed here, so `whole` has no use."""
-        if self.status < 400:
+        if self.status < 400 and self.request_id:
             self._sends.relayed(self.request_id)
         early, self._early = self._early, []
         self._data, self._done = data, done
@@ -197,10 +198,12 @@ class MemoryClient:
         waiter: asyncio.Future[None] = loop.create_future()
         at = headers.find(REQUEST_ID) + len(REQUEST_ID)
         request_id = headers[at : headers.find(b"\r\n", at)]
-        self._sends.sent(request_id)
-        reply = MemoryReply(waiter, self._failure, request_id, self._sends)
+        prefill = FOR_ANOTHER in body  # the call itself is sent after it
+        if not prefill:
+            self._sends.sent(request_id)
+        reply = MemoryReply(waiter, self._failure, b"" if prefill else request_id, self._sends)
         try:
-            reply.opened(self.engine.post(path, body, reply))
+            reply.opened(self.engine.post(path, body, reply, request_id.decode()))
         except ConnectionRefusedError as error:
             raise self._failure("connect", f"cannot connect: {error}", before_bytes=True) from error
         timer = loop.call_later(timeout, self._late, reply)

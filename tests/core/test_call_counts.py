@@ -7,7 +7,7 @@ import pytest
 
 from gateway.core.call_counts import CallCounts
 from gateway.core.request.outcome import Outcome
-from gateway.core.request.record import Record
+from gateway.core.request.record import PrefillNote, Record
 
 
 def record(**fields: object) -> Record:
@@ -21,6 +21,10 @@ RECORDS = [
     record(engine="", outcome=Outcome.DEADLINE_UNREACHABLE, predicted_wait=8.0, model="who knows"),
     record(reason="deadline", outcome=Outcome.EXPIRED, tenant="other"),
     record(reason="deadline", outcome=Outcome.EXPIRED, tenant="other"),
+    record(prefill=PrefillNote(reason="sooner", here=2.0, there=1.0, engine="engine-2")),
+    record(prefill=PrefillNote(reason="sooner", here=2.0, there=1.0, engine="engine-2", failure="timeout")),
+    record(prefill=PrefillNote(reason="short", here=0.1)),
+    record(prefill=PrefillNote(reason="short", here=0.1)),
 ]
 
 
@@ -39,6 +43,7 @@ def test_counts_of_several_processes_add_up() -> None:
             assert (mine if isinstance(mine, int) else mine.counts) == (
                 theirs if isinstance(theirs, int) else theirs.counts
             )
+    assert both.prefills == one.prefills == {("there", "sooner"): 1, ("here", "timeout"): 1, ("here", "short"): 2}
     assert (both.tenants, both.outcomes(), both.calls) == (one.tenants, one.outcomes(), len(RECORDS))
 
 

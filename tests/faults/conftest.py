@@ -9,7 +9,7 @@ from tests.faults import scripted
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if metafunc.module.__name__.endswith("test_faults"):
+    if metafunc.module.__name__.endswith(("test_faults", "test_prefill")):
         metafunc.parametrize("decider", ["direct", "frames"], indirect=True)
 
 

@@ -38,6 +38,7 @@ from gateway.core.engines.choice import (
 from gateway.core.engines.engine import Engine
 from gateway.core.engines.fleet import Fleet
 from gateway.core.engines.ledger import ceiling
+from gateway.core.engines.transfer import Prefill, where
 from gateway.core.policy.policy import Policy
 from gateway.core.request.call import Call
 from gateway.core.sidecars.copies import LongWait
@@ -52,7 +53,8 @@ SOON = 1.0  # seconds: nothing better is known
 class AdmissionRules:
     """Rules that one policy has for admission, worked out once. `order`: the classes, most important first; `rank`: the
     place of each in it. `limited`: how many calls of a class may run. `weights`: tenants' shares within a class.
-    `predict` and `shed_late` are the policy's."""
+    `tpots`: targets for the time per output token, of classes that have one. `predict` and `shed_late` are the
+    policy's."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
@@ -63,6 +65,7 @@ class AdmissionRules:
             name: each.max_concurrency for name, each in policy.classes.items() if each.max_concurrency is not None
         }
         self.weights = {name: tenant.weight for name, tenant in policy.tenants.items()}
+        self.tpots = {name: each.tpot for name, each in policy.classes.items() if each.tpot is not None}
         self.predict = policy.deadlines.predict
         self.shed_late = policy.deadlines.shed_late
 
@@ -145,6 +148,14 @@ class AdmissionControl:
         engines, routing = self.candidates(call), self.rules.policy.routing
         choice = choose(engines, call, now, routing=routing, rng=rng, exclude=exclude)
         return ASIDE if choice is not None and worth_waiting(call, choice, now, waited) else choice
+
+    def read_where(self, call: Call, choice: Choice, now: float) -> Prefill | None:
+        """Where the prompt of a call for `choice` is read; None: no other engine could read it."""
+        readers = self.fleet.readers(call.model)
+        plan = where(call, choice, readers, self.rules.tpots, now) if readers else None
+        if plan is not None and plan.engine is not None and plan.engine.priorities:
+            return msgspec.structs.replace(plan, priority=self.rules.rank.get(call.class_name, 0))
+        return plan
 
     def to_wait(
         self, call: Call, now: float, exclude: frozenset[str] = NO_ENGINES, *, front: bool = False

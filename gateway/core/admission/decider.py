@@ -50,12 +50,31 @@ class GrantedHold(Protocol):
     def taken_at(self) -> float: ...
 
 
+class PrefillPlan(Protocol):
+    """Decision where a call's prompt is read: on `engine`; None: on the grant's own. `reason` and predictions as in
+    transfer.py; `within`: seconds that the reading may take there; `priority`: as in Grant, for that engine."""
+
+    @property
+    def engine(self) -> GrantedEngine | None: ...
+    @property
+    def reason(self) -> str: ...
+    @property
+    def here(self) -> float: ...
+    @property
+    def there(self) -> float: ...
+    @property
+    def within(self) -> float: ...
+    @property
+    def priority(self) -> int: ...
+
+
 class Grant(Protocol):
     """Permission to use one engine, until it is left or closed. Its engine changes only before the first byte.
 
     `cached`: prompt tokens that the engine has probably cached. `tpot`, `pace`: its seconds an output token: usual,
-    and the fastest seen lately. `priority`: what the engine is told, lower goes first;
-    0: nothing. `ending`: what the attempt says of its engine; the decider reads it when the grant is closed.
+    and the fastest seen lately. `priority`: what the engine is told, lower goes first; 0: nothing. `prefill`: where the
+    prompt is read; None: nothing was to be decided. `ending`: what the attempt says of its engine; the decider reads it
+    when the grant is closed.
     """
 
     ending: Ending
@@ -72,9 +91,15 @@ class Grant(Protocol):
     def pace(self) -> float: ...
     @property
     def priority(self) -> int: ...
+    @property
+    def prefill(self) -> PrefillPlan | None: ...
 
     def __enter__(self) -> Self: ...
     def __exit__(self, *_: object) -> None: ...
+
+    def prefilled(self, now: float, failure: str, message: str, reason: str) -> None:
+        """The prompt was read elsewhere, or was not: then `failure` is its kind (a name of the policy's, a status,
+        `unreadable` or `fetch`), `reason` one of trouble.REASONS, and the grant's own engine reads it."""
 
     def answered(self, status: int) -> None:
         """The head of an answer is here."""

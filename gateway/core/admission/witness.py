@@ -46,6 +46,12 @@ class DispatchWitness(Protocol):
     def granted(self, call: Call, hold: Hold) -> None:
         """The call holds its cost on the engine's ledger."""
 
+    def prefilling(self, call: Call, hold: Hold) -> None:
+        """The call holds its prompt on the engine that reads it for another, too."""
+
+    def prefilled(self, call: Call, hold: Hold) -> None:
+        """The prompt's hold came back."""
+
     def moved_free(self, call: Call) -> None:
         """The call has lost its engine and may move from there at no cost to the retry budget."""
 

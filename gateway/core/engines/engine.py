@@ -18,6 +18,7 @@ from gateway.core.engines.ledger import Ledger
 from gateway.core.engines.prefill_queue import PrefillQueue
 from gateway.core.engines.prefix_cache import PrefixCache
 from gateway.core.engines.speed import Speed
+from gateway.core.engines.transfers import Transfers
 from gateway.core.engines.trouble import Trouble, asleep
 from gateway.core.policy.policy import EngineEntry, Policy
 from gateway.shared.vllm.answers import EngineSample, ModelCard
@@ -124,6 +125,7 @@ class Engine:
         self.health = Health()
         self.breaker = CircuitBreaker(policy.breaker)
         self.cache = PrefixCache()
+        self.transfers = Transfers()
 
     def __repr__(self) -> str:
         state, ledger = "up" if self.health.up else "down", self.ledger
@@ -142,6 +144,7 @@ class Engine:
         self.only_models = frozenset(entry.models)
         self.name, self.label = entry.name or self.number, entry.name or self.id
         self.priorities = entry.scheduling_policy == "priority"
+        self.transfers.group, self.transfers.role = entry.transfer or "", entry.role
 
     def expect_sizes(self, capacity: int | None, slots: int | None) -> None:
         """Take the KV tokens that the engine will probably hold, and the calls that it will run at once, until it

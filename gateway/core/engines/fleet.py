@@ -16,6 +16,7 @@ class Fleet:
         self.expected: dict[str, ModelCard] = {}  # models that sidecars have or can have ready
         self.unasked: set[str] = set()  # engines that are asked for the first time: nobody knows their models
         self._serving: dict[str, tuple[Engine, ...]] = {}
+        self._readers: dict[str, tuple[Engine, ...]] = {}
         self._contexts: dict[str, int | None] = {}
         self._added = 0  # engines so far, those that are gone included
 
@@ -38,10 +39,15 @@ class Fleet:
 
     def _index(self) -> None:
         serving: dict[str, list[Engine]] = {}
+        readers: dict[str, list[Engine]] = {}
         for engine in self:
             for model in engine.models:
-                serving.setdefault(model, []).append(engine)
+                if engine.transfers.answers:
+                    serving.setdefault(model, []).append(engine)
+                if engine.transfers.reads_for_others:
+                    readers.setdefault(model, []).append(engine)
         self._serving = {model: tuple(engines) for model, engines in serving.items()}
+        self._readers = {model: tuple(engines) for model, engines in readers.items()}
         self._contexts = {id: card.max_model_len for id, card in self.expected.items()} | {
             model: max(e.models[model].max_model_len or 0 for e in engines) or None
             for model, engines in serving.items()
@@ -57,8 +63,12 @@ class Fleet:
         return self.engines.get(name) or next((engine for engine in self if engine.label == name), None)
 
     def serving(self, model: str) -> tuple[Engine, ...]:
-        """Engines known to have `model`, up or not; empty: nobody has ever had it."""
+        """Engines that answer calls for `model`, up or not; empty: nobody has ever had it."""
         return self._serving.get(model, ())
+
+    def readers(self, model: str) -> tuple[Engine, ...]:
+        """Engines that read prompts of `model` for others, up or not."""
+        return self._readers.get(model, ())
 
     @property
     def models(self) -> dict[str, ModelCard]:
@@ -66,7 +76,7 @@ class Fleet:
         the longest context."""
         cards: dict[str, ModelCard] = {}
         for engine in self:
-            for id, card in engine.models.items():
+            for id, card in engine.models.items() if engine.transfers.answers else ():
                 known = cards.get(id)
                 if known is None or (card.max_model_len or 0) > (known.max_model_len or 0):
                     cards[id] = card

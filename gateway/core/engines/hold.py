@@ -35,6 +35,11 @@ class Hold:
             self.prefill_done()
         self.answered()
 
+    def reads(self, prefill: int) -> None:
+        """Count so many prompt tokens as yet to be read, in place of those known so far."""
+        self.engine.prefills.queued += prefill - self.prefill
+        self.prefill = prefill
+
     def answered(self) -> None:
         """Note that the first byte is here."""
         if self.awaited:

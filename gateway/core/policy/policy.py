@@ -9,7 +9,7 @@ sees of it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
@@ -49,6 +49,8 @@ from gateway.core.policy.types import (
     WebPage,
 )
 from gateway.shared.files.units import SAMPLE, Bytes, Count, Seconds, Share
+
+Role: TypeAlias = Literal["prefill", "decode", "both"]
 
 
 def default_service_tiers() -> Mapping[str, str]:
@@ -165,6 +167,10 @@ class EngineEntry(msgspec.Struct, frozen=True, kw_only=True):
     `scheduling_policy`: The engine's --scheduling-policy. priority: calls carry the place of their class in `classes`
     as their priority. An engine that runs fcfs refuses them.
     `kv_events`: Address where the engine publishes KV events (vLLM's --kv-events-config); null: it publishes none.
+    `transfer`: Name of the group of engines that exchange KV caches with it (vLLM's --kv-transfer-config): those of the
+    same connector, model, block size, parallelism and dtype; null: it exchanges none. See docs/prefill.md.
+    `role`: With a transfer group: prefill reads prompts for others and answers no call; decode answers calls and reads
+    no prompt for others; both.
     """
 
     url: EngineUrl
@@ -174,6 +180,8 @@ class EngineEntry(msgspec.Struct, frozen=True, kw_only=True):
     max_concurrency: Positive | None = None
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     kv_events: EventsUrl | None = None
+    transfer: Name | None = None
+    role: Role = "both"
 
 
 class SidecarTls(msgspec.Struct, frozen=True, kw_only=True):

@@ -253,7 +253,12 @@ def _engines(policy: Policy) -> Iterator[Fault]:
     first: dict[str, int] = {}
     names: dict[str, int] = {}
     for index, engine in enumerate(policy.fleet.engines):
-        yield from readable(_url(index, engine, first), _name(index, engine, names), _events(index, engine))
+        yield from readable(
+            _url(index, engine, first),
+            _name(index, engine, names),
+            _events(index, engine),
+            _role(index, engine, policy.fleet.engines),
+        )
 
 
 def _name(index: int, engine: EngineEntry, first: dict[str, int]) -> Iterator[Fault]:
@@ -281,6 +286,22 @@ def _events(index: int, engine: EngineEntry) -> Iterator[Fault]:
     expected = address_fault(engine.kv_events or "")
     if expected is not None:
         yield Fault(("fleet", "engines", index, "kv_events"), str(engine.kv_events), expected)
+
+
+def _role(index: int, engine: EngineEntry, engines: Sequence[EngineEntry]) -> Iterator[Fault]:
+    """A role is of an engine that exchanges KV caches, and what it reads another one must answer."""
+    path = ("fleet", "engines", index, "role")
+    if engine.role != "both" and engine.transfer is None:
+        yield Fault(path, engine.role, "transfer too: the name of the engines that exchange KV caches")
+    elif engine.role == "prefill" and not any(_answers_for(each, engine) for each in engines):
+        expected = f"an engine of transfer group {engine.transfer} that answers its models' calls (role decode or both)"
+        yield Fault(path, "prefill", expected)
+
+
+def _answers_for(other: EngineEntry, engine: EngineEntry) -> bool:
+    """Whether the other engine may answer calls whose prompts this one reads. No models: all that it has."""
+    same = not other.models or not engine.models or bool({*other.models} & {*engine.models})
+    return other.role != "prefill" and other.transfer == engine.transfer and same
 
 
 def quotas_of(policy: Policy) -> Iterator[tuple[Path, TokenQuota]]:

@@ -52,6 +52,8 @@ class TrafficClass(msgspec.Struct, frozen=True, kw_only=True):
     one of weight 2.
     `strict`: Whether it goes before every later class, whatever the weights. Bound it with max_concurrency.
     `ttft`: Target for the time to first token. Calls that miss it are refused or dropped (see deadlines); null: none.
+    `tpot`: Target for the time per output token. A prompt that would break it for streams of this class is read on
+    another engine, where engines exchange KV caches (see fleet.engines); null: none.
     `deadline`: Time from arrival to the last token. A client may set another one with x-weir-deadline-ms.
     `max_queue`: Calls that may wait for each model. One more is refused with 503.
     `max_queued_tokens`: Tokens of calls that may wait for each model; null: no limit.
@@ -66,6 +68,7 @@ class TrafficClass(msgspec.Struct, frozen=True, kw_only=True):
     weight: Weight = 1.0
     strict: bool = False
     ttft: Moment | None = None
+    tpot: Moment | None = None
     deadline: Moment = 300.0
     max_queue: Annotated[Count, Bounds(ge=0, le=1_000_000)] = 512
     max_queued_tokens: Positive | None = None

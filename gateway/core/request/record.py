@@ -13,6 +13,21 @@ if TYPE_CHECKING:
     from gateway.core.request.call import Call
 
 
+class PrefillNote(msgspec.Struct, kw_only=True, gc=False):
+    """Where a call's prompt was read. `engine`: the one that read it for the call's own; empty: none was asked."""
+
+    reason: str  # of the decision, as in transfer.py
+    here: float  # predicted seconds to the first token, if the call's own engine reads the prompt
+    there: float = 0.0  # the same with the other engine; 0: none was compared
+    engine: str = ""
+    failure: str = ""  # why the call's own engine read the prompt all the same
+
+    @property
+    def is_there(self) -> bool:
+        """Whether another engine read the prompt."""
+        return bool(self.engine) and not self.failure
+
+
 class Record(msgspec.Struct, kw_only=True, gc=False):
     """The facts of one ended call.
 
@@ -45,6 +60,7 @@ class Record(msgspec.Struct, kw_only=True, gc=False):
     predicted_wait: float = 0.0
     affinity_tokens: int = 0  # prompt tokens expected in the chosen engine's prefix cache
     shaped_tokens: int = 0  # tokens by which shaping cut the client's output limit
+    prefill: PrefillNote | UnsetType = UNSET  # where its prompt was read, if engines exchange KV caches
     trace_id: str | UnsetType = UNSET  # of the client's traceparent, or of a trace that begins here
     traced: bool | UnsetType = UNSET  # its spans are sent
     request: str | UnsetType = UNSET  # the client's body, where the policy wants it logged

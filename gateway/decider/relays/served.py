@@ -14,7 +14,7 @@ from gateway.core.request.routes import Route
 from gateway.decider.dispatch import QueuePlace
 from gateway.decider.grant import LocalGrant
 from gateway.decider.local import LocalAdmission
-from gateway.frames.calls import call_of, terms_of
+from gateway.frames.calls import call_of, prefill_terms, terms_of
 from gateway.frames.messages import Ask, CallEnd, GrantTerms, Left
 
 
@@ -49,6 +49,7 @@ class ServedCall:
         terms.cached, terms.expected, terms.hedge_after = grant.cached, grant.expected, hedge_after
         terms.lines = b"" if self.admission is None else self.admission.headers(now)
         terms.second, terms.priority = grant is self.second, grant.priority
+        terms.elsewhere = None if grant.prefill is None else prefill_terms(grant.prefill)
         return terms
 
     def ended(self, end: CallEnd) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from gateway.core.admission import refusals
 from gateway.core.cluster.fencing import FencingToken
 from gateway.core.engines.choice import Choice
+from gateway.core.engines.transfer import Prefill
 from gateway.core.policy.snapshot import Snapshot
 from gateway.core.request.outcome import Outcome, Refused
 from gateway.core.request.record import Record
@@ -39,12 +40,14 @@ from gateway.frames.messages import (
     FirstByte,
     FleetNews,
     FromRelay,
+    GrantTerms,
     Held,
     Hello,
     Judgement,
     ModelsAnswer,
     ModelsAsk,
     MoveAsk,
+    Prefilled,
     RelayCounts,
     RetryAnswer,
     RetryAsk,
@@ -145,11 +148,13 @@ class RelaySession:
 
     def _of_grant(
         self,
-        message: WaitAsk | Answered | AttemptFailed | RetryAsk | MoveAsk | SecondAsk | SecondEnd,
+        message: WaitAsk | Prefilled | Answered | AttemptFailed | RetryAsk | MoveAsk | SecondAsk | SecondEnd,
         served: ServedCall,
         grant: LocalGrant,
     ) -> None:
         match message:
+            case Prefilled() if message.turn == served.turn:
+                grant.prefilled(message.at, message.failure, message.message, message.reason)
             case Answered() if message.turn == served.turn:
                 grant.answered(message.status)
             case AttemptFailed() if message.turn == served.turn:
@@ -343,7 +348,8 @@ class RelaySession:
 
     def _tell_granted(self, served: ServedCall, grant: LocalGrant, turn: int) -> None:
         hub = self.hub
-        if grant.engine.id not in self.engines:
+        plan = grant.prefill
+        if grant.engine.id not in self.engines or (plan and plan.engine and plan.engine.id not in self.engines):
             hub.tell_fleet(self)
         self.send(served.terms(grant, turn, hub.epoch, grant.hedge_after(), hub.clock()))
 
@@ -432,6 +438,15 @@ class RelaySession:
             served.second = grant
         else:
             served.grant = grant
+            self._restore_half(grant, terms)
+
+    def _restore_half(self, grant: LocalGrant, terms: GrantTerms) -> None:
+        """Take over the hold of a prompt that another engine still reads."""
+        plan = terms.elsewhere
+        if plan is not None and plan.engine is not None:
+            engine = self.hub.engine_of(plan.engine.id, plan.engine.url)
+            told = (plan.here, plan.there, plan.unread, plan.moved, plan.priority, plan.within)
+            grant.split(Prefill(engine, plan.reason, *told), terms.taken_at, restored=True)
 
     def _carry(self, served: ServedCall) -> None:
         """An earlier decider let it in: its tokens count in its tenant's quota here."""
@@ -454,6 +469,8 @@ class RelaySession:
         self.calls[number] = served
         self.orphans.pop(number, None)
         served.turn = held.ask.turn
+        if held.terms.elsewhere is None and grant.half is not None:
+            grant.half.close()  # the news of its end was lost
         if held.first_byte and grant.hold.prefill:
             grant.first_byte(held.first_byte)
         return True

@@ -13,6 +13,8 @@ from gateway.frames.messages import (
     FirstByte,
     GrantTerms,
     MoveAsk,
+    Prefilled,
+    PrefillTerms,
     RetryAnswer,
     RetryAsk,
     SecondAsk,
@@ -64,6 +66,10 @@ class RemoteGrant:
     def priority(self) -> int:
         return self.terms.priority
 
+    @property
+    def prefill(self) -> PrefillTerms | None:
+        return self.terms.elsewhere
+
     def __enter__(self) -> RemoteGrant:
         return self
 
@@ -80,6 +86,10 @@ class RemoteGrant:
 
     def finished(self, now: float, prompt_tokens: int, completion_tokens: int, cached_tokens: int | None) -> None:
         self._asked.end.finished = (prompt_tokens, completion_tokens, cached_tokens)
+
+    def prefilled(self, now: float, failure: str, message: str, reason: str) -> None:
+        self.terms.elsewhere = None  # a new decider takes over no hold there
+        self._decider.link.send(Prefilled(self._asked.number, self._asked.turn, now, failure, message, reason))
 
     def answered(self, status: int) -> None:
         self.ending = ending_of(status)

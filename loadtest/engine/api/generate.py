@@ -6,6 +6,7 @@ An API module parses its body and builds the prompt (`tokens.py`). `Generation` 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from loadtest.engine import tokens
@@ -55,6 +56,7 @@ class Generation:
         self.left = 0
         self.events = 0
         self.garbled = False
+        self.told: Callable[[bytes], bytes] | None = None  # adds to a whole answer where its KV cache is kept
 
     def add(self, sequence: Sequence, words: list[bytes]) -> None:
         """Add a choice, in the order of their indices."""
@@ -113,7 +115,8 @@ class Generation:
                 self.connection.write(self.form.closing(self))
                 self.connection.end()
         elif self.left == 0:
-            self.connection.send(200, self.form.whole(self))
+            whole = self.form.whole(self)
+            self.connection.send(200, whole if self.told is None else self.told(whole))
 
     def _open(self) -> None:
         if self.events == 0:

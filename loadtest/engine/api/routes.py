@@ -19,6 +19,7 @@ from loadtest.engine.api.generate import Gathered, Generation
 from loadtest.engine.api.http import Connection, Request
 from loadtest.engine.engine import SleepMode
 from loadtest.engine.faults import Faults
+from loadtest.engine.kv_transfer import TransferParams, transfer_of
 
 if TYPE_CHECKING:
     from loadtest.engine.server import SimServer
@@ -74,6 +75,7 @@ class Routes:
             b"/collective_rpc": self._collective_rpc,
             b"/reset_prefix_cache": self._reset_prefix_cache,
             b"/_faults": self._set_faults,
+            b"/_kv": self._hand_over,
         }
 
     def handle(self, request: Request, connection: Connection) -> None:
@@ -115,7 +117,8 @@ class Routes:
                 raise ApiError(faults.status, "Injected fault.", type=BROKEN)
             given = request.headers.get(b"x-request-id")
             request_id = f"{server.rng.getrandbits(128):032x}" if given is None else given.decode("latin-1")
-            server.submit(api(connection, request.body, request_id, self.limits))
+            answer = api(connection, request.body, request_id, self.limits)
+            server.submit(answer, request_id, transfer_of(request.body) if server.config.kv_transfer else None)
 
         return handler
 
@@ -217,6 +220,12 @@ class Routes:
     def _reset_prefix_cache(self, request: Request, connection: Connection) -> None:
         blocks = self._server.engine.scheduler.blocks
         self._core(lambda: connection.send(200, encode({"success": blocks.reset()})))
+
+    def _hand_over(self, request: Request, connection: Connection) -> None:
+        """Another engine fetches a prompt."""
+        params = msgspec.json.decode(request.body, type=TransferParams)
+        kept = self._server.engine.kept.fetch(params.remote_engine_id, params.remote_request_id)
+        connection.send(404 if kept is None else 200, b"%d" % (0 if kept is None else kept.prompt), b"")
 
     def _faults(self, request: Request, connection: Connection) -> None:
         connection.send(200, encode(self._server.faults))

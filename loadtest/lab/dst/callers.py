@@ -6,7 +6,10 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
+from msgspec import UNSET
+
 from gateway.core.admission.witness import Witnesses
+from gateway.core.kv_transfer import FETCH
 from gateway.core.request.record import Record
 from gateway.relay.decide.held_calls import GRACE
 from loadtest.lab.dst.answers import Reader
@@ -126,7 +129,9 @@ class Callers:
         if self._case.cancels and call.within and record.total > within + BACKOFF:
             self._wrong(f"call {record.request_id} had {within} s and took {record.total:.4f} s")
         retries = self._target.gateway.policy.retries.per_call  # which all of the case's policies have
-        if record.attempts > 1 + retries + 1:  # the last of them may have been hedged
+        unfetched = record.prefill is not UNSET and record.prefill.failure == FETCH
+        self.invariants.retries.free += unfetched  # the same engine reads the prompt itself
+        if record.attempts > 1 + retries + 1 + unfetched:  # the last of them may have been hedged
             self._wrong(f"call {record.request_id} was sent {record.attempts} times")
         self.invariants.ended(record.request_id)
         self.ledger.count(record)

@@ -43,6 +43,7 @@ class Invariants:
         self._loop = asyncio.get_running_loop()
         self._rng = random.Random(0)  # noqa: S311 # of its own: to look must change nothing
         self._holds: list[tuple[Hold, Call]] = []
+        self._prompts: list[tuple[Hold, Call]] = []  # holds of prompts that are read for another engine
         self._ended: set[str] = set()  # ids of calls
         self._moved: set[str] = set()  # ids of calls that have had their free move
         self._idle_for: dict[str, str] = {}  # calls that enter a queue -> an engine that was idle
@@ -127,6 +128,17 @@ class Invariants:
         self._settled = False
         self._holds.append((hold, call))
         self.retries.granted(call.request_id)
+
+    def prefilling(self, call: Call, hold: Hold) -> None:
+        """A prompt is held on the engine that reads it for another, once."""
+        self._settled = False
+        if any(each.live and other is call for each, other in self._prompts):
+            self._wrong(f"the prompt of {call.request_id} is held twice")
+        self._prompts.append((hold, call))
+
+    def prefilled(self, call: Call, hold: Hold) -> None:
+        """The books are compared again."""
+        self._settled = False
 
     def retried(self, call: Call) -> None:
         self.retries.retried(self._dispatch.policy.retries)
@@ -262,6 +274,15 @@ class Invariants:
             running[hold.class_name] += 1
             drained[call.model] += hold.tokens
             used[id, hold.class_name] += hold.tokens
+        self._prompts = [entry for entry in self._prompts if entry[0].live]
+        for hold, call in self._prompts:
+            id = hold.engine.id
+            if call.request_id in self._ended:
+                self._wrong(f"call {call.request_id} has ended and its prompt is still held on {id}")
+            tokens[id] += hold.tokens
+            calls[id] += 1
+            prefill[id] += hold.prefill
+            used[id, hold.class_name] += hold.tokens
         ranked = {engine_id(each.url) for each in dispatch.policy.fleet.engines if each.scheduling_policy == "priority"}
         for engine in dispatch.fleet:
             if engine.priorities != (engine.id in ranked) and engine not in self._gateway.retired:
@@ -291,6 +312,7 @@ class Invariants:
         self._compare()
         left = {
             "holds": [hold.tokens for hold, _ in self._holds],
+            "holds of prompts": [hold.tokens for hold, _ in self._prompts],
             **dispatch.left_over(),
             "engines to be forgotten": gateway.retired,
             "models asked for": gateway.waking.models,

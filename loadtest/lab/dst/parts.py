@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, get_args
 
 import msgspec
 
+from gateway.core.policy.policy import Role
 from loadtest.engine.engine_config import EngineConfig
 from loadtest.engine.latency import Profile
 from loadtest.engine.scheduler import Policy
-from loadtest.lab.dst.case import Call, EngineSpec
+from loadtest.lab.dst.case import Call, Case, EngineSpec
 from loadtest.load.prompts import PATHS
 from loadtest.load.workload import Planned
 from loadtest.simulate.memory_engine import MemoryEngine
+
+EXCHANGING = 0.5  # of cases, the share whose engines exchange KV caches
 
 
 def planned(number: int, call: Call) -> Planned:
@@ -76,3 +80,29 @@ def engine_of(machine: EngineSpec, seed: int, scheduling: Policy = "fcfs") -> Me
         policy=scheduling,
     )
     return MemoryEngine(config, model=machine.model, seed=seed)
+
+
+def roles_of(case: Case) -> tuple[Role, ...]:
+    """Return the roles of the command line's engines; empty: they exchange nothing. Each model has one that answers."""
+    rng = random.Random(f"roles{case.seed}")  # noqa: S311 # a test's draw
+    if rng.random() >= EXCHANGING:
+        return ()
+    roles: list[Role] = []
+    for number, machine in enumerate(case.fixed):
+        first = machine.model not in {each.model for each in case.fixed[:number]}
+        roles.append(rng.choice(("decode", "both") if first else get_args(Role)))
+    return tuple(roles)
+
+
+def faults_of_transfers(case: Case, number: int, engines: Sequence[MemoryEngine]) -> None:
+    """Let one engine exchange with all, in some cases by answers that are wrong or without reading what it lacks."""
+    rng = random.Random(f"transfers{case.seed}{number}")  # noqa: S311 # a test's draw
+    engine = engines[number]
+    engine.peers = list(engines)
+    engine.on_kv_failure = rng.choice(("fail", "recompute"))
+    engine.transfer = rng.choice(("", "", "", "none", "another", "stale", "garbage"))
+
+
+def rate_of(case: Case, number: int) -> float:
+    """Prompt tokens a second that the gateway takes an engine for at first: what it believes is drawn, too."""
+    return random.Random(f"rate{case.seed}{number}").choice((100.0, 1000.0, 20_000.0))  # noqa: S311 # a test's draw

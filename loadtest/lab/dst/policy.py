@@ -128,6 +128,7 @@ class Traits:
         for each in classes.values():
             each["max_queue"] = rng.choice((2, 8, 200))
             each["strict"] = rng.random() < 0.1
+        classes["default"]["tpot"] = self._beside("tpot").choice((None, "5ms"))
         if "batch" in classes:
             classes["batch"]["headroom"] = self._beside("headroom").choice(("0%", "0%", "40%"))
         return classes

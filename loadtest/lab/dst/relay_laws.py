@@ -303,4 +303,5 @@ class DispatchLaws:
     def _ignored(self, *_: object, **__: object) -> None:
         """Ignore every other event."""
 
+    prefilling = prefilled = _ignored
     applying = refused = pushing = popping = popped = granted = moved_free = retried = corrected = _ignored

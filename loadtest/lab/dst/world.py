@@ -25,7 +25,7 @@ from loadtest.lab.dst.callers import Callers
 from loadtest.lab.dst.case import Call, Case, Event, OperatorDrain, Reload, SidecarAct
 from loadtest.lab.dst.course import Course
 from loadtest.lab.dst.decide.proxies import Proxies
-from loadtest.lab.dst.parts import engine_of, scheduling_of
+from loadtest.lab.dst.parts import engine_of, faults_of_transfers, rate_of, roles_of, scheduling_of
 from loadtest.lab.dst.sidecars import PlayedSidecar
 from loadtest.simulate.inprocess import GatewayTarget, policy_of
 from loadtest.simulate.memory_engine import MemoryEngine
@@ -53,9 +53,13 @@ class World:
         for number, machine in enumerate(case.extra):
             self.memories[f"extra-{number}:8000"] = engine_of(machine, 10 + number, scheduling_of(number))
         self.callers = Callers(case, course.tell, course.found, course.end_if_all)
+        roles = roles_of(case)
+        for number, _ in enumerate(roles):
+            faults_of_transfers(case, number, fixed)
         self.target = GatewayTarget(
             case.policy.encode(),
             fixed,
+            roles=roles,
             seed=case.seed,
             sidecar_token=TOKEN,
             sidecar_transport=httpx.MockTransport(self._order),
@@ -66,6 +70,8 @@ class World:
         )
         self.callers.watch(self.target, self.proxies)
         self.gateway = gateway = self.target.gateway
+        for number, _ in enumerate(roles):
+            gateway.fleet.engines[f"engine-{number}:8000"].speed.prefill_rate = rate_of(case, number)
         self.invariants = self.callers.invariants
         self._kv_feeds: list[KvEventFeed] = []
         for engine in gateway.fleet:

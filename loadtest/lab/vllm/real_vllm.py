@@ -7,13 +7,14 @@ small machine. Only the standard library is used, as the installer needs the pat
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import tempfile
 from pathlib import Path
 
-from loadtest.processes import Child, answers, total
+from loadtest.processes import Child, answers, free_port, total
 
 VERSION = "0.32.0"
 MARKER = ".weir-complete"  # written last into what is installed
@@ -29,6 +30,14 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
 }
+
+TRANSFER = {
+    "kv_connector": "NixlConnector",
+    "kv_role": "kv_both",
+    "kv_buffer_device": "cpu",
+    "kv_load_failure_policy": "recompute",
+}
+SIDE_CHANNEL = {"VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1", "UCX_TLS": "tcp,self,sm"}
 
 
 def cache() -> Path:
@@ -56,9 +65,12 @@ def absent() -> str | None:
 
 class Vllm:
     """Server of vLLM, ready to serve. `flags` are appended to its command line. `with` stops the server. `apart`: the
-    last core is for its worker, and its API server and EngineCore are kept off that core."""
+    last core is for its worker, and its API server and EngineCore are kept off that core. `exchanges`: it
+    exchanges KV caches with others like it, by nixl."""
 
-    def __init__(self, log: Path, port: int, *flags: str, timeout: float = READY, apart: bool = False) -> None:
+    def __init__(
+        self, log: Path, port: int, *flags: str, timeout: float = READY, apart: bool = False, exchanges: bool = False
+    ) -> None:
         argv = [str(venv() / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server"]
         argv += ["--model", str(model()), "--served-model-name", MODEL]
         argv += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "bfloat16", "--enforce-eager"]
@@ -66,6 +78,9 @@ class Vllm:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV", "VLLM_"))}
         # It leaves sockets and files in TMPDIR. A short path: a unix socket's has 107 bytes at most.
         self._scratch = tempfile.TemporaryDirectory(prefix="vllm-")
+        if exchanges:
+            argv += ["--kv-transfer-config", json.dumps(TRANSFER)]
+            kept |= {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()), **SIDE_CHANNEL}
         environment = kept | ENVIRONMENT | {"TMPDIR": self._scratch.name, "PYTHONPATH": str(STARTUP)}
         cores = sorted(os.sched_getaffinity(0))
         if apart and len(cores) > 1:

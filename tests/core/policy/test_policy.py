@@ -75,6 +75,7 @@ def test_the_commented_default_file_shows_every_field() -> None:
         "max_queued_tokens",
         "reserve",
         "headroom",
+        "tpot",
         "max_wait",
     }  # of its table of classes
     assert {name for name in expected - columns if f"{name}:" not in text} == set()

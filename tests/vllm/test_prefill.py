@@ -1,0 +1,108 @@
+"""A prompt that one real vLLM reads and another answers: hits, the same text, and each half that dies."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from loadtest.lab.vllm.real_vllm import MODEL, Vllm
+from loadtest.processes import Gateway, free_port
+from tests.vllm.conftest import Place
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(540)]
+CHAT = "/v1/chat/completions"
+# Any stream misses such a target, so that a long prompt is read elsewhere while there is one.
+POLICY = """
+version: 1
+classes: {{default: {{tpot: 1ms, deadline: 500s}}}}
+fleet:
+  health: 500ms
+  engines:
+    - {{url: "{reader}", name: reader, transfer: pool, role: prefill}}
+    - {{url: "{writer}", name: writer, transfer: pool, role: decode}}
+"""
+
+
+def body(text: str) -> dict[str, object]:
+    messages = [{"role": "user", "content": text + " ".join(f"word{number}" for number in range(200))}]
+    return {"model": MODEL, "messages": messages, "max_tokens": 6, "temperature": 0}
+
+
+def streaming(gateway: Gateway, text: str, tokens: int) -> socket.socket:
+    """A stream that is being read by nobody yet."""
+    asked = json.dumps(body(text) | {"max_tokens": tokens, "stream": True, "ignore_eos": True}).encode()
+    place = urlsplit(gateway.url)
+    stream = socket.create_connection((place.hostname, place.port))
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    stream.sendall(f"{head}content-length: {len(asked)}\r\n\r\n".encode() + asked)
+    return stream
+
+
+def asked(url: str, fields: dict[str, object], **headers: str) -> httpx.Response:
+    return httpx.post(f"{url}{CHAT}", json=fields, headers=headers, timeout=200.0, trust_env=False)
+
+
+def said(answer: httpx.Response) -> str:
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["choices"][0]["message"]["content"])
+
+
+def test_one_reads_and_another_answers_until_either_is_killed(place: Place, tmp_path: Path) -> None:
+    place.close()
+    with (
+        Vllm(tmp_path / "reader.log", free_port(), exchanges=True) as reader,
+        Vllm(tmp_path / "writer.log", free_port(), exchanges=True) as writer,
+    ):
+        policy = tmp_path / "policy.yaml"
+        policy.write_text(POLICY.format(reader=reader.url, writer=writer.url))
+        with Gateway(tmp_path / "gateway.log", "--policy", str(policy)) as gateway:
+            _both_halves(gateway, reader, writer)
+            _client_leaves(gateway, reader, writer)
+            reader.kill()
+            answer = asked(gateway.url, body("killed "))
+            assert said(answer)
+            assert answer.headers["x-weir-prefill"].startswith("here; ")
+            writer.kill()
+            answer = asked(gateway.url, body("both killed "), **{"x-weir-deadline-ms": "3000"})
+            assert answer.status_code in (502, 503, 504), answer.text
+            wait(gateway, gateway.idle)
+
+
+def wait(gateway: Gateway, reached: Callable[[], bool]) -> None:
+    gateway.child.wait(reached, 120.0, "what the test waits for")
+
+
+def _both_halves(gateway: Gateway, reader: Vllm, writer: Vllm) -> None:
+    stream = streaming(gateway, "busy ", 1500)
+    wait(gateway, lambda: writer.running() == 1)
+    answer = asked(gateway.url, body("split "))
+    alone = asked(reader.url, body("split "))
+    assert said(answer) == said(alone)
+    assert answer.headers["x-weir-prefill"].startswith("there; engine=reader; reason=stalls"), answer.headers
+    prompt = answer.json()["usage"]["prompt_tokens"]
+    assert writer.metric("vllm:external_prefix_cache_hits_total") == prompt
+    assert gateway.total("weir_prefills_total", place="there", reason="stalls") == 1
+    gone = {"remote_engine_id": "gone", "remote_request_id": "chatcmpl-gone", "remote_block_ids": [[1]]}
+    gone |= {"remote_host": "127.0.0.1", "remote_port": free_port(), "tp_size": 1, "remote_num_tokens": prompt}
+    stale = {"do_remote_prefill": True, "do_remote_decode": False} | gone
+    again = asked(writer.url, body("stale ") | {"kv_transfer_params": stale})
+    assert said(again) == said(asked(reader.url, body("stale "))), "an engine that is gone: the prompt is computed anew"
+    stream.close()
+
+
+def _client_leaves(gateway: Gateway, reader: Vllm, writer: Vllm) -> None:
+    wait(gateway, gateway.idle)
+    stream = streaming(gateway, "busy again ", 1500)
+    wait(gateway, lambda: writer.running() == 1)
+    leaver = streaming(gateway, "leaves ", 500)
+    wait(gateway, lambda: gateway.fleet()["engines"][0]["in_flight"] == 1)
+    leaver.close()
+    stream.close()
+    wait(gateway, gateway.idle)
+    wait(gateway, lambda: reader.running() + reader.waiting() + writer.running() + writer.waiting() == 0)
