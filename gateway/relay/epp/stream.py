@@ -234,6 +234,9 @@ class PickerStream:
 
     async def _next(self, within: float) -> Any:
         """Return the next message, LEFT at the end of the proxy's half, or None after `within` seconds."""
+        if within == math.inf and self._reading is None:  # the whole of an answer: a task for each piece would be dear
+            message = await self._channel.read()
+            return LEFT if message is self._picker.eof else message
         reading = self._read_on()
         await asyncio.wait((reading,), timeout=None if within == math.inf else max(0.0, within))
         if not reading.done():
