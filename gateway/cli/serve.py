@@ -210,16 +210,11 @@ def command(given: argparse.Namespace) -> int:
     twice = [id for id, times in Counter(engine_id(engine.url) for engine in engines).items() if times > 1]
     if twice:
         raise Mistake(f"--engine: {twice[0]} is there twice")
-    token = admin_token(given.admin_token_file, "--admin-token-file")
+    token = _admin_token(given)
     decide_token = _decide_token(given)
     certificate = _certificate(given.tls_cert, given.tls_key, given.tls_client_ca)
     of_control = _certificate(given.control_tls_cert, given.control_tls_key)
     _warn_of_modes(given, policy, certificate, of_control)
-    if token is None and not is_loopback(split_address(given.control)[0]):
-        raise Mistake(
-            f"--control {given.control} can be reached from other machines: "
-            f"give --admin-token-file FILE or set {TOKEN_VARIABLE}"
-        )
     _warn_of_the_clear(given, policy)
     return run(
         Options(
@@ -247,6 +242,17 @@ def command(given: argparse.Namespace) -> int:
             relays=given.workers if given.workers > 1 else 0,
         )
     )
+
+
+def _admin_token(given: argparse.Namespace) -> str | None:
+    """The control port's token; None: only this machine reaches the port. Raises Mistake."""
+    token = admin_token(given.admin_token_file, "--admin-token-file")
+    if token is None and not is_loopback(split_address(given.control)[0]):
+        raise Mistake(
+            f"--control {given.control} can be reached from other machines: "
+            f"give --admin-token-file FILE or set {TOKEN_VARIABLE}"
+        )
+    return token
 
 
 def _decide_token(given: argparse.Namespace) -> str | None:
