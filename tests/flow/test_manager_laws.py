@@ -16,16 +16,30 @@ import random
 import msgspec
 import pytest
 
-from loadtest.lab.residency.faults import TEXT, TOTALS, Storm, models, storm
+from loadtest.lab.residency.faults import Storm, storm
 from loadtest.lab.residency.residents import Model
 from loadtest.lab.residency.site import GIB, Site, counted, file
 from loadtest.simulate import vtime
+
+TEXT = file(
+    "abcdef",
+    2,
+    a="sleep: {after: 40s}, stop_after: 3m",
+    b="sleep: {level: 2}, max_starvation: 20s",
+    c="sleep: null, max_starvation: 20s",
+    d="tensor_parallel: 2, max_starvation: 30s",
+    e="stop_after: 60s",
+    f="gpus: [1]",
+)
+TOTALS = (24 * GIB, 40 * GIB)
+CLAIMS = {"a": 11, "b": 11, "c": 8, "d": 12, "e": 5, "f": 16}  # GiB
+MODELS = {name: Model(weights=claim * GIB // 2, claim=claim * GIB) for name, claim in CLAIMS.items()}
 
 
 async def weathered(seed: int, *, orders: bool, events: int = 100, seconds: float = 600.0) -> Storm:
     """One storm on two GPUs, and nothing wrong after it. With odd seeds host memory is short, and engines keep theirs
     when they have woken, half as much again as was thought; with every third NVML lists the host's pids."""
-    made_of, host = models(), 1 << 50
+    made_of, host = MODELS, 1 << 50
     if seed % 2:
         made_of = {n: msgspec.structs.replace(each, pinned=1.5, keeps_pinned=True) for n, each in made_of.items()}
         host = 15 * GIB

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 
 import msgspec
 
@@ -145,57 +144,36 @@ class Setting(msgspec.Struct, kw_only=True):
         blocks: int | None = None,
     ) -> Measured:
         """Run this setting's engines (or one that is as `big` as all of them), and keep the run by its name."""
-        known = self.known.get(what)
-        if known is None:
-            began = time.process_time()
-            count, size = (1, self.engines) if big else (self.engines, 1)
-            blocks = self.blocks if blocks is None else blocks
-            made = partial(_engines, self.seed, count, size, blocks)
-            known = vtime.run(
-                self._run(what, calls, made, clients, faults, closed, ends or self.ends, gateway=gateway, grace=grace)
-            )
-            known.cpu = time.process_time() - began
-            known.sent = len(known.result.tries)
-            # A run at ten times the load is hundreds of thousands of tries: those of the warm-up are not kept.
-            known.result.tries = [tried for tried in known.result.tries if tried.finished >= self.warm]
-            self.tries += known.sent
-            self.known[what] = known
-        return known
-
-    async def _run(
-        self,
-        what: str,
-        calls: Iterable[Planned],
-        made: Callable[[], list[MemoryEngine]],
-        clients: Clients | None,
-        faults: Sequence[Fault],
-        closed: int,
-        ends: float,
-        *,
-        gateway: bool,
-        grace: float,
-    ) -> Measured:
+        if what in self.known:
+            return self.known[what]
+        count, size = (1, self.engines) if big else (self.engines, 1)
+        cache, until = self.blocks if blocks is None else blocks, ends or self.ends
         waits = Clients(patience={name: target.deadline for name, target in self.targets.items()})
-        engines = made()  # in the loop of the run
-        target = GatewayTarget(self.policy, engines, seed=self.seed) if gateway else Router(engines, self.without())
-        run = SimulationRun(
-            engines,
-            target,
-            calls,
-            clients=(Clients() if closed else waits) if clients is None else clients,
-            seed=self.seed,
-            faults=faults,
-            closed=closed * len(engines),
-            progress=lambda now: self.progress(what, now / ends),
-        )
-        result = await run.until(ends, grace=grace)
-        if isinstance(target, Router):
-            return Measured(result, [])
-        return Measured(result, target.left_over())
 
+        async def whole() -> Measured:
+            engines = [an_engine(self.seed * 100 + number, size, cache) for number in range(count)]
+            target = GatewayTarget(self.policy, engines, seed=self.seed) if gateway else Router(engines, self.without())
+            run = SimulationRun(
+                engines,
+                target,
+                calls,
+                clients=(Clients() if closed else waits) if clients is None else clients,
+                seed=self.seed,
+                faults=faults,
+                closed=closed * len(engines),
+                progress=lambda now: self.progress(what, now / until),
+            )
+            result = await run.until(until, grace=grace)
+            return Measured(result, [] if isinstance(target, Router) else target.left_over())
 
-def _engines(seed: int, count: int, size: int, blocks: int) -> list[MemoryEngine]:
-    return [an_engine(seed * 100 + number, size, blocks) for number in range(count)]
+        began = time.process_time()
+        made = self.known[what] = vtime.run(whole())
+        made.cpu = time.process_time() - began
+        made.sent = len(made.result.tries)
+        self.tries += made.sent
+        # A run at ten times the load is hundreds of thousands of tries: those of the warm-up are not kept.
+        made.result.tries = [tried for tried in made.result.tries if tried.finished >= self.warm]
+        return made
 
 
 def an_engine(seed: int, size: int = 1, blocks: int = BLOCKS) -> MemoryEngine:

@@ -17,24 +17,11 @@ import msgspec
 from loadtest.engine.vllm_lines import OTHER_CAUSES, line
 from loadtest.lab.residency.callers import CallOutcome, ModelCallers
 from loadtest.lab.residency.machine import MachineFaults
-from loadtest.lab.residency.residents import Model
-from loadtest.lab.residency.site import GIB, Site, file
+from loadtest.lab.residency.site import Site
 from sidecar.residency.orders import Refused
 
 FORGIVEN = 15.0  # seconds after it was cut off for which a gateway may be wrong
 HANG = 30.0  # seconds for which a call may hang with its engine: until that is found out, and it is ended
-TEXT = file(
-    "abcdef",
-    2,
-    a="sleep: {after: 40s}, stop_after: 3m",
-    b="sleep: {level: 2}, max_starvation: 20s",
-    c="sleep: null, max_starvation: 20s",
-    d="tensor_parallel: 2, max_starvation: 30s",
-    e="stop_after: 60s",
-    f="gpus: [1]",
-)
-TOTALS = (24 * GIB, 40 * GIB)
-CLAIMS = {"a": 11, "b": 11, "c": 8, "d": 12, "e": 5, "f": 16}  # GiB
 ORDERS = ("sleep", "stop", "drain", "off", "on", "ensure")
 KINDS = (
     "kill", "kill", "kill", "hang", "fail_start", "fail_wake", "fail_sleep", "keep_asleep", "oom", "cut", "driver",
@@ -62,11 +49,6 @@ class Storm(msgspec.Struct):
     answers: Counter[str] = msgspec.field(default_factory=Counter)
     wrong: list[str] = msgspec.field(default_factory=list)
     events: Counter[str] = msgspec.field(default_factory=Counter)
-
-
-def models() -> dict[str, Model]:
-    """Return the models of TEXT."""
-    return {name: Model(weights=claim * GIB // 2, claim=claim * GIB) for name, claim in CLAIMS.items()}
 
 
 async def storm(
