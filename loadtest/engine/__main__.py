@@ -50,7 +50,7 @@ def arguments() -> argparse.ArgumentParser:
     )
     where = parser.add_argument_group("where it listens")
     where.add_argument("--host", default="127.0.0.1", help="address (default: %(default)s)")
-    where.add_argument("--port", type=_port, default=0, help="port; 0 (the default): any free one")
+    where.add_argument("--port", type=int, default=0, help="port; 0 (the default): any free one")
     where.add_argument("--uds", metavar="PATH", help="on a unix socket instead")
     what = parser.add_argument_group("what it simulates")
     names = f"speed and limits: {', '.join(profiles())}, or a file of `gateway calibrate` (h100-8b)"
@@ -120,14 +120,6 @@ def _add_of_gpus(parser: argparse.ArgumentParser) -> None:
     gpus.add_argument(
         "--kv-cache-memory-bytes", type=int, metavar="N", help="bytes of KV cache; default: the rest of the share"
     )
-
-
-def _port(text: str) -> int:
-    """uvloop takes a port modulo 65,536."""
-    port = int(text)
-    if not 0 <= port <= 65_535:
-        raise argparse.ArgumentTypeError(f"port must be 0 to 65535, not {port}")
-    return port
 
 
 def _gpus(text: str) -> tuple[int, ...]:
