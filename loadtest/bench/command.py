@@ -17,12 +17,12 @@ from rich.console import Console
 from loadtest.bench.flags import add_arguments
 from loadtest.bench.help_text import DESCRIPTION, EXAMPLES
 from loadtest.bench.options import BenchError, bench_of
-from loadtest.bench.progress import following
 from loadtest.bench.self_test import print_self_test
 from loadtest.bench.session import BenchSession
 from loadtest.processes import ChildError
 from loadtest.report.capacity import RULE
 from loadtest.report.delivery import INTERRUPTED, Say, deliver, saying, unhurried
+from loadtest.report.progress import following
 from loadtest.report.report import refusal, table
 
 __all__ = ["DESCRIPTION", "EXAMPLES", "BenchError", "add_arguments", "command"]

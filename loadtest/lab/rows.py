@@ -9,8 +9,9 @@ from contextlib import contextmanager
 
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
+
+from loadtest.report.progress import Tell, following
 
 WIDTH = 180  # of a table that nobody looks at in a terminal
 
@@ -67,19 +68,6 @@ def collect_seldom() -> None:
 # -- a terminal -------------------------------------------------------------------------------------------------------
 
 
-class Bars:
-    """Progress bar for each run."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._tasks: dict[str, TaskID] = {}
-
-    def __call__(self, what: str, share: float) -> None:
-        if what not in self._tasks:
-            self._tasks[what] = self._progress.add_task(what, total=1.0)
-        self._progress.update(self._tasks[what], completed=share)
-
-
 def terminal() -> Console:
     """Console where figures are printed; wide enough for the table where it is no terminal."""
     console = Console()
@@ -87,11 +75,17 @@ def terminal() -> Console:
 
 
 @contextmanager
-def bars(console: Console) -> Iterator[Bars]:
-    """Progress bars that are gone in the end."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        yield Bars(progress)
+def bars(console: Console) -> Iterator[OnProgress]:
+    """Progress bars that are gone in the end; none where nobody looks on."""
+    with following(console, lambda line, style="": None) as follow:
+        runs: dict[str, Tell] = {}
+
+        def tell(what: str, share: float) -> None:
+            if what not in runs:
+                runs[what] = follow(what)
+            runs[what](share, lambda: "")
+
+        yield tell
 
 
 def report(console: Console, rows: Sequence[Row], summary: str, *, wrong: Sequence[str] = (), gate: bool) -> int:

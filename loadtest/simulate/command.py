@@ -9,17 +9,15 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 from rich.console import Console
-from rich.progress import BarColumn, TextColumn
-from rich.progress import Progress as Bars
 
 from loadtest.report.capacity import RULE
 from loadtest.report.delivery import INTERRUPTED, Say, deliver, provenance, saying, unhurried
 from loadtest.report.number_format import count, seconds
+from loadtest.report.progress import Follow, Tell, following
 from loadtest.report.records import Run
 from loadtest.report.report import refusal, table
 from loadtest.simulate.findings import answers, kept, speed
@@ -32,7 +30,6 @@ from loadtest.simulate.simulation import Broken
 __all__ = ["DESCRIPTION", "EXAMPLES", "SimulateError", "add_arguments", "command"]
 
 MISTAKES = (SimulateError,)
-PLAIN_EVERY = 5.0  # seconds
 
 
 def command(given: argparse.Namespace) -> int:
@@ -46,8 +43,8 @@ def command(given: argparse.Namespace) -> int:
         say(f"gateway: {note}")
     began = time.perf_counter()
     try:
-        with _following(simulation, errors, say) as tell:
-            done, stopped = run_all(simulation.jobs, simulation.at_once, tell)
+        with following(errors, say) as follow:
+            done, stopped = run_all(simulation.jobs, simulation.at_once, _heard(simulation, follow))
     except (JobError, Broken) as error:
         raise SimulateError(str(error)) from error
     with unhurried(say):
@@ -119,34 +116,17 @@ def _described(simulation: Simulation, one: Done, simulated: Simulated) -> Run:
 # -- while it runs ----------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def _following(simulation: Simulation, console: Console, say: Say) -> Iterator[Callable[[Progress], None]]:
-    """Yield the observer of the runs' progress: a bar each on a terminal, a line every few seconds elsewhere. Progress
-    goes to standard error, so that standard output has the report."""
-    begun: dict[str, float] = {}
-    if not console.is_terminal or console.is_dumb_terminal:
-        due = time.monotonic() + PLAIN_EVERY
+def _heard(simulation: Simulation, follow: Follow) -> Callable[[Progress], None]:
+    """Hear the progress of all runs, each of which begins as it is heard of first."""
+    runs: dict[str, tuple[Tell, float]] = {}
 
-        def lines(progress: Progress) -> None:
-            nonlocal due
-            begun.setdefault(progress.of, time.monotonic())
-            if time.monotonic() >= due:
-                due = time.monotonic() + PLAIN_EVERY
-                said = _said(simulation, progress, time.monotonic() - begun[progress.of])
-                say(f"{progress.of}: {said}")
+    def hear(progress: Progress) -> None:
+        if progress.of not in runs:
+            runs[progress.of] = follow(progress.of), time.monotonic()
+        tell, began = runs[progress.of]
+        tell(_share(simulation, progress), lambda: _said(simulation, progress, time.monotonic() - began))
 
-        yield lines
-        return
-    columns = (TextColumn("[bold]{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[said]}"))
-    with Bars(*columns, console=console, transient=True, refresh_per_second=4) as bars:
-        tasks = {job.cell.name: bars.add_task(job.cell.name, total=1.0, said="") for job in simulation.jobs}
-
-        def draw(progress: Progress) -> None:
-            began = begun.setdefault(progress.of, time.monotonic())
-            said = _said(simulation, progress, time.monotonic() - began)
-            bars.update(tasks[progress.of], completed=_share(simulation, progress), said=said)
-
-        yield draw
+    return hear
 
 
 def _share(simulation: Simulation, progress: Progress) -> float:
