@@ -29,6 +29,12 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     met: bool | None = None
 
 
+def parser_of(command: str, text: str) -> argparse.ArgumentParser:
+    """Parser of `python -m loadtest.lab.COMMAND`, whose help begins with `text` as it stands."""
+    prog = f"python -m loadtest.lab.{command}"
+    return argparse.ArgumentParser(prog, description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
 def add_arguments(parser: argparse.ArgumentParser, rows: Iterable[str], seeded: str) -> None:
     """The flags of everything that measures such rows. `seeded`: what follows the seed."""
     parser.add_argument("--rows", default=",".join(rows), help="which rows (default: %(default)s)")

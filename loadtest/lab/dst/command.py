@@ -23,6 +23,7 @@ from loadtest.lab.dst.draw import case
 from loadtest.lab.dst.relay_case import RelayCase, relay_case
 from loadtest.lab.dst.relay_world import simulate_relays
 from loadtest.lab.dst.world import simulate
+from loadtest.lab.rows import parser_of
 from loadtest.lab.seeds import explore
 from loadtest.simulate import vtime
 from loadtest.simulate.inprocess import policy_of
@@ -162,9 +163,7 @@ def report(failure: Failure) -> str:
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line. Exits with status 2 where it cannot be understood."""
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtest.lab.dst", description=HELP, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of("dst", HELP)
     parser.add_argument("--seeds", type=int, default=1000, metavar="N", help="how many to run (default: 1000)")
     parser.add_argument("--first", type=int, default=0, metavar="N", help="the first of them (default: 0)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="processes at a time")

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from loadtest.lab.figures import fleet, load
 from loadtest.lab.figures.runs import POLICY, Setting
-from loadtest.lab.rows import Row, add_arguments, bars, chosen, collect_seldom, report, terminal
+from loadtest.lab.rows import Row, add_arguments, bars, chosen, collect_seldom, parser_of, report, terminal
 
 ROWS: dict[str, Callable[[Setting], list[Row]]] = {
     "6": load.row6,
@@ -55,9 +55,7 @@ a bug; 2: bad arguments.
 
 def arguments(argv: list[str]) -> argparse.Namespace:
     """The command line. Exits with status 2 where it cannot be understood."""
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtest.lab.figures", description=HELP, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of("figures", HELP)
     add_arguments(parser, ROWS, seeded="traffic, engines and the gateway")
     parser.add_argument("--engines", type=int, default=4, help="simulated engines (default: 4)")
     parser.add_argument(

@@ -43,6 +43,7 @@ from loadtest.lab.figures.picture_svg import draw
 from loadtest.lab.figures.runs import BLOCKS, MIX, Measured, Saturation, Setting, in_time, measured
 from loadtest.lab.rivals.loads import ENGINES, LOADS
 from loadtest.lab.rivals.runs import in_virtual_time, row
+from loadtest.lab.rows import parser_of
 from loadtest.simulate.rivals.rules import Direct, RoundRobin
 
 HELP = """\
@@ -124,11 +125,7 @@ def agents() -> list[AgentPoint]:
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line. Exits with status 2 where it cannot be understood."""
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtest.lab.figures.picture",
-        description=HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("figures.picture", HELP)
     parser.add_argument("--draw-only", action="store_true", help="draw FOLDER/picture.json and print its table")
     parser.add_argument("--agents-only", action="store_true", help="measure the coding agents alone")
     parser.add_argument("--seeds", type=int, default=3, metavar="N", help="runs of each point, averaged (default: 3)")

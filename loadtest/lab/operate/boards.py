@@ -9,7 +9,6 @@ Exit status 0: every query of every panel has data; 1: not so; 2: bad arguments,
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import tempfile
@@ -21,7 +20,7 @@ from rich.table import Table
 
 from loadtest.lab.operate.debian import PROMETHEUS, NoProgram
 from loadtest.lab.operate.site import OperatedSite
-from loadtest.lab.rows import terminal
+from loadtest.lab.rows import parser_of, terminal
 from loadtest.processes import until
 
 FOLDER = Path(__file__).parents[3] / "deploy/grafana"
@@ -62,10 +61,7 @@ def _empty(site: OperatedSite, board: dict[str, Any]) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run and print; the exit status."""
-    argparse.ArgumentParser(
-        prog="python -m loadtest.lab.operate.boards",
-        description="Grafana boards: whether each query finds data in a real Prometheus.",
-    ).parse_args(argv)
+    parser_of("operate.boards", "Grafana boards: whether each query finds data in a real Prometheus.").parse_args(argv)
     console = terminal()
     try:
         PROMETHEUS.install()

@@ -6,7 +6,6 @@ Exit status 0: both were built, and the gateway's ran as it should; 1: not so; 2
 
 from __future__ import annotations
 
-import argparse
 import json
 import resource
 import shutil
@@ -18,7 +17,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from loadtest.lab.rows import terminal
+from loadtest.lab.rows import parser_of, terminal
 from loadtest.lab.vllm.real_vllm import cache
 from loadtest.processes import until
 
@@ -143,11 +142,7 @@ def tried(images: Images) -> list[tuple[str, str, bool]]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Build, run and print; the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtest.lab.operate.image",
-        description=HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("operate.image", HELP)
     parser.add_argument("--base", metavar="IMAGE", help="with a Python, in place of Debian's, such as python:3.13-slim")
     parser.add_argument("--engine-base", metavar="IMAGE", help="with vLLM, such as vllm/vllm-openai:v0.32.0")
     options = parser.parse_args(argv)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from loadtest.lab.residency import figures
 from loadtest.lab.residency.laws import replay, survey
-from loadtest.lab.rows import OnProgress, Row, add_arguments, bars, chosen, report, terminal
+from loadtest.lab.rows import OnProgress, Row, add_arguments, bars, chosen, parser_of, report, terminal
 
 ROWS: dict[str, Callable[[int, OnProgress, float], list[Row]]] = {
     "turns": figures.turns,
@@ -38,9 +38,7 @@ with --machines N, in their place: N random machines, each with GPUs, models, wr
 
 def arguments(argv: list[str]) -> argparse.Namespace:
     """The command line. Exits with status 2 where it cannot be understood."""
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtest.lab.residency", description=HELP, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of("residency", HELP)
     add_arguments(parser, ROWS, seeded="calls and faults")
     parser.add_argument("--quick", action="store_true", help="a fifth of the calls")
     parser.add_argument(

@@ -19,6 +19,7 @@ from loadtest.bench.rivals import ROUTER, absent, is_rival, parse_compared
 from loadtest.lab.rivals.loads import LOADS, RivalLoad
 from loadtest.lab.rivals.real import REAL
 from loadtest.lab.rivals.runs import WEIR, RivalRow, in_virtual_time, medians, over_processes, row, verdict
+from loadtest.lab.rows import parser_of
 from loadtest.lab.vllm import real_vllm
 from loadtest.load.scenario import Scenario
 from loadtest.load.scenario_flags import seconds, told, whole
@@ -56,9 +57,7 @@ $VLLM_ROUTER, else it is left out.
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line. Exits with status 2 where it cannot be understood."""
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtest.lab.rivals", description=HELP, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of("rivals", HELP)
     parser.add_argument("--only", metavar="LOADS", help="loads (default: all)")
     parser.add_argument(
         "--rivals", metavar="NAMES", help=f"in this order (default: {','.join(PROCESSES)}; of --virtual all rules)"

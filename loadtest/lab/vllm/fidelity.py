@@ -26,6 +26,7 @@ from loadtest.calibrate.fit_table import table
 from loadtest.calibrate.live_engine import CalibrateError
 from loadtest.calibrate.observations import EngineLimits, Observed
 from loadtest.engine.latency import Profile
+from loadtest.lab.rows import parser_of
 from loadtest.lab.vllm.fidelity_load import (
     CLOSED,
     OPEN,
@@ -188,11 +189,7 @@ def engine(folder: Path) -> Vllm:
 
 def main(argv: list[str] | None = None) -> int:
     """Measure and print; the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtest.lab.vllm.fidelity",
-        description=HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("vllm.fidelity", HELP)
     parser.add_argument("--laps", type=int, default=LAPS, help=f"how often everything is done ({LAPS})")
     parser.add_argument("--seed", type=int, default=1, help="of the load (1)")
     given = parser.parse_args(argv)
