@@ -1,6 +1,6 @@
 """Command `gateway bench`: measures targets under a load, and reports.
 
-`flags.py` has the flags and `help_text.py` their texts, `session.py` the sequence of runs, `run.py` one run.
+`options.py` has the flags and `help_text.py` their texts, `session.py` the sequence of runs, `run.py` one run.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from typing import NoReturn
 
 from rich.console import Console
 
-from loadtest.bench.flags import add_arguments
 from loadtest.bench.help_text import DESCRIPTION, EXAMPLES
-from loadtest.bench.options import BenchError, bench_of
+from loadtest.bench.options import BenchError, add_arguments, bench_of
 from loadtest.bench.self_test import print_self_test
 from loadtest.bench.session import BenchSession
 from loadtest.processes import ChildError

@@ -1,4 +1,4 @@
-"""Options of `gateway bench`: the flags and the scenario file together.
+"""Options of `gateway bench`: the flags, whose texts `help_text.py` has, and the scenario file together.
 
 Every mistake in either is found before anything starts.
 """
@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from gateway.core.policy.file import decode
 from gateway.shared.files.checked import InvalidFile
-from loadtest.bench.fleet import Fleet
-from loadtest.bench.rivals import absent, is_rival
+from loadtest.bench.fleet import Fleet, parse_fleet
+from loadtest.bench.help_text import GROUPS
+from loadtest.bench.rivals import absent, is_rival, parse_compared
 from loadtest.clients.driver import Load
 from loadtest.clients.retries import Clients
 from loadtest.clients.targets import Address, Target, parse_url, tls_of
@@ -28,9 +31,11 @@ from loadtest.load.scenario import (
     keys_of,
     planned,
 )
-from loadtest.load.scenario_flags import overridden, scenario_of
+from loadtest.load.scenario_flags import add_groups, overridden, scenario_of, seconds, whole
 
 DRAIN = 60.0  # seconds
+MOST_REPEATS = 100
+_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 
 
 class BenchError(Exception):
@@ -185,3 +190,33 @@ def _destination(
     if key:
         headers[b"authorization"] = b"Bearer " + key.encode()
     return _fixed(name, parse_url(place.url), headers, watched, place.model)
+
+
+# -- flags ------------------------------------------------------------------------------------------------------------
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of a load and those of GROUPS."""
+    readers: dict[str, Callable[[str], Any]] = {
+        "target": _target, "engines": parse_fleet, "metrics": _metrics, "drain": seconds,
+        "repeat": whole(1, MOST_REPEATS), "compare": parse_compared, "max-model-len": whole(16, 10_000_000),
+    }  # fmt: skip
+    add_groups(parser, GROUPS, readers)
+
+
+def _target(text: str) -> tuple[str, Address]:
+    name, equals, url = text.partition("=")
+    if not equals or "/" in name:
+        address = parse_url(text)
+        name = re.sub(r"[^a-z0-9_.-]", "-", (address.unix or address.name).lower()).strip("-.")
+        return name, address
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is not a name of lower-case letters, digits, _ . and -")
+    return name, parse_url(url)
+
+
+def _metrics(text: str) -> tuple[str, Address]:
+    name, equals, url = text.partition("=")
+    if not equals:
+        raise ValueError(f"{text!r}: write NAME=URL, with the name of a target")
+    return name, parse_url(url.removesuffix("/metrics"))

@@ -8,8 +8,7 @@ from typing import NoReturn
 
 import pytest
 
-from loadtest.bench.flags import add_arguments
-from loadtest.bench.options import Bench, BenchError, bench_of
+from loadtest.bench.options import Bench, BenchError, add_arguments, bench_of
 from loadtest.clients.targets import Address, parse_url
 from loadtest.report.records import Window
 

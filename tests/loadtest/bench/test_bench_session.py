@@ -27,7 +27,7 @@ def session() -> BenchSession:
         tls=ssl.create_default_context(), repeat=2, drain=1.0, together=False, find_capacity=False, named_model=False,
         out=None, force=False,
     )  # fmt: skip
-    return BenchSession(bench, Path(), lambda title: lambda state: None, Console(file=io.StringIO()))
+    return BenchSession(bench, Path(), lambda title: lambda done, said: None, Console(file=io.StringIO()))
 
 
 def taken(own: BenchSession, contender: Contender, repeat: int, outcome: str, *, stopped: bool = False) -> Taken:
