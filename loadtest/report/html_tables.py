@@ -79,12 +79,19 @@ def _comparison(summaries: Sequence[Summary], *, classes: bool) -> str:
             other = base.classes.get(name) if base else None
             cells = "".join(f"<td>{_value(column, part)}{_change(column, part, other)}</td>" for column in COLUMNS)
             rows.append(f'<tr><th scope="row" class="class">{escape(name)}</th>{cells}</tr>')
-    heads = "".join(f'<th scope="col">{column.title}</th>' for column in COLUMNS)
     label = "runs and their classes" if classes else "runs"
-    return (
-        f'<div class="wide"><table aria-label="{label}"><thead><tr><th scope="col">run</th>{heads}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table></div>"
-    )
+    return _wide(_table(label, ["run", *(column.title for column in COLUMNS)], rows))
+
+
+def _table(label: str, heads: Iterable[str], rows: Iterable[str]) -> str:
+    """A table of rows as they stand."""
+    named = "".join(f'<th scope="col">{head}</th>' for head in heads)
+    return f'<table aria-label="{label}"><thead><tr>{named}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
+
+
+def _wide(table: str) -> str:
+    """A table that is scrolled where it has no room."""
+    return f'<div class="wide">{table}</div>'
 
 
 def _cells(summary: Summary, base: Summary | None) -> Iterable[str]:
@@ -135,11 +142,8 @@ def distribution_table(summaries: Sequence[Summary], titles: Sequence[str]) -> s
             rows.append(
                 f'<tr><th scope="row">{label}, {escape(title)}</th>{figures}<td>{count(distribution.count)}</td></tr>'
             )
-    heads = "".join(f'<th scope="col">{figure.replace("p999", "p99.9")}</th>' for figure in FIGURES)
-    return (
-        f'<table aria-label="latencies"><thead><tr><th scope="col">latency</th>{heads}<th scope="col">values</th></tr>'
-        f"</thead><tbody>{''.join(rows)}</tbody></table>"
-    )
+    heads = ["latency", *(figure.replace("p999", "p99.9") for figure in FIGURES), "values"]
+    return _table("latencies", heads, rows)
 
 
 # -- endings ----------------------------------------------------------------------------------------------------------
@@ -187,7 +191,7 @@ def _key(name: str, keys: dict[str, int]) -> str:
 
 
 def _endings_table(summaries: Sequence[Summary], titles: Sequence[str]) -> str:
-    rows = "".join(
+    rows = (
         f'<tr><th scope="row">{escape(title)}: {escape(name)}</th><td class="text">{escape(ending.outcome)}</td>'
         f'<td class="text">{escape(ending.reason)}</td><td>{ending.count:,}</td>'
         f"<td>{share(ending.count / part.offered)}</td></tr>"
@@ -195,8 +199,4 @@ def _endings_table(summaries: Sequence[Summary], titles: Sequence[str]) -> str:
         for name, part in summary.classes.items()
         for ending in part.endings
     )
-    heads = "".join(f'<th scope="col">{head}</th>' for head in ("class", "outcome", "reason", "requests", "share"))
-    return (
-        f'<div class="wide"><table aria-label="how requests ended"><thead><tr>{heads}</tr></thead>'
-        f"<tbody>{rows}</tbody></table></div>"
-    )
+    return _wide(_table("how requests ended", ("class", "outcome", "reason", "requests", "share"), rows))
