@@ -111,9 +111,9 @@ def test_a_machine_on_which_a_law_is_broken_is_named(monkeypatch: pytest.MonkeyP
     (row,) = laws.survey(range(1), lambda what, share: None)
     assert (row.value, row.met) == ("0", True)
     _plant(monkeypatch, UNTAUGHT)
-    broken = [seed for seed in SOME if lived(seed).wrong]
-    (row,) = laws.survey(range(broken[0], broken[0] + 1), lambda what, share: None)
-    assert (row.value, row.met) == (f"1: --machine {broken[0]}", False)
+    broken = next(seed for seed in SOME if lived(seed).wrong)
+    (row,) = laws.survey(range(broken, broken + 1), lambda what, share: None)
+    assert (row.value, row.met) == (f"1: --machine {broken}", False)
 
 
 @pytest.mark.slow
