@@ -29,14 +29,15 @@ fleet:
 """
 
 
-def body(text: str) -> dict[str, object]:
-    messages = [{"role": "user", "content": text + " ".join(f"word{number}" for number in range(200))}]
+def body(text: str, words: int = 600) -> dict[str, object]:
+    """A prompt of some 4.5 tokens a word, of which the gateway takes reading 600 for worth sparing."""
+    messages = [{"role": "user", "content": text + " ".join(f"word{number}" for number in range(words))}]
     return {"model": MODEL, "messages": messages, "max_tokens": 6, "temperature": 0}
 
 
-def streaming(gateway: Gateway, text: str, tokens: int) -> socket.socket:
+def streaming(gateway: Gateway, text: str, words: int, tokens: int) -> socket.socket:
     """A stream that is being read by nobody yet."""
-    asked = json.dumps(body(text) | {"max_tokens": tokens, "stream": True, "ignore_eos": True}).encode()
+    asked = json.dumps(body(text, words) | {"max_tokens": tokens, "stream": True, "ignore_eos": True}).encode()
     place = urlsplit(gateway.url)
     stream = socket.create_connection((place.hostname, place.port))
     head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
@@ -79,7 +80,7 @@ def wait(gateway: Gateway, reached: Callable[[], bool]) -> None:
 
 
 def _both_halves(gateway: Gateway, reader: Vllm, writer: Vllm) -> None:
-    stream = streaming(gateway, "busy ", 1500)
+    stream = streaming(gateway, "busy ", 20, 1500)
     wait(gateway, lambda: writer.running() == 1)
     answer = asked(gateway.url, body("split "))
     alone = asked(reader.url, body("split "))
@@ -98,9 +99,9 @@ def _both_halves(gateway: Gateway, reader: Vllm, writer: Vllm) -> None:
 
 def _client_leaves(gateway: Gateway, reader: Vllm, writer: Vllm) -> None:
     wait(gateway, gateway.idle)
-    stream = streaming(gateway, "busy again ", 1500)
+    stream = streaming(gateway, "busy again ", 20, 1500)
     wait(gateway, lambda: writer.running() == 1)
-    leaver = streaming(gateway, "leaves ", 500)
+    leaver = streaming(gateway, "leaves ", 600, 500)
     wait(gateway, lambda: gateway.fleet()["engines"][0]["in_flight"] == 1)
     leaver.close()
     stream.close()
