@@ -37,8 +37,10 @@ from gateway.core.engines.hold import Hold
 from gateway.core.policy.policy import Policy
 from gateway.core.request.call import Call
 from gateway.core.request.outcome import Refused
+from gateway.core.request.tenants import MIRROR
 from gateway.decider.estimates import Estimates
 from gateway.decider.grant import LocalGrant
+from gateway.decider.model_routes import ModelRoutes
 from gateway.decider.model_waits import ModelWaits
 from gateway.decider.successor import HandedOver, Successor
 
@@ -102,6 +104,7 @@ class Dispatch:
         self._late: list[tuple[Ticket, Refuse]] = []  # met by the pump, to be shed
         self.waits = ModelWaits(control, clock, self._pump_model, wake, woken)
         self.estimates = Estimates(control, fleet, clock)
+        self.routes = ModelRoutes(control, clock)
         self.holds: dict[Hold, Call] = {}  # of all grants
         self.successor: Successor | None = None  # who decides in this one's place
 
@@ -147,7 +150,7 @@ class Dispatch:
 
     def _press(self, call: Call) -> None:
         """Engines learn that a call wanted more than they had room for."""
-        if self.control.may_run(call.class_name):
+        if self.control.may_run(call.class_name) and call.tenant != MIRROR:
             cost = call.cost
             for engine in self.control.candidates(call):
                 if engine.health.up and not engine.draining:
@@ -155,7 +158,7 @@ class Dispatch:
 
     async def enter(self, call: Call, exclude: frozenset[str], *, front: bool = False) -> LocalGrant:
         """Wait in the class's queue for a grant. Raises Refused; cancellation withdraws the call."""
-        if self.successor is not None:
+        if self.successor is not None and call.tenant != MIRROR:
             return await self.successor.grant(call, exclude, front=front)
         place = self.queue(call, exclude, front=front)
         try:
@@ -168,6 +171,8 @@ class Dispatch:
 
     def queue(self, call: Call, exclude: frozenset[str], *, front: bool = False) -> QueuePlace:
         """A place in the class's queue, which is to be left if nobody waits for its turn any more. Raises Refused."""
+        if call.tenant == MIRROR:
+            raise refusals.no_room_for_copy()
         now, witness = self.clock(), self.witness
         if witness is not None:
             witness.entering(call, exclude, front=front)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 from msgspec import UNSET
@@ -16,14 +16,18 @@ Ended = tuple[float, Record]  # when, in monotonic seconds
 
 
 class EndedCalls:
-    """The last `kept` calls. Each has a serial number, counted from 1 since the start; `last` is the newest one's."""
+    """The last `kept` calls. Each has a serial number, counted from 1 since the start; `last` is the newest one's.
+    `routed` takes each call for a model route, and when it ended."""
 
-    def __init__(self, kept: int = KEPT) -> None:
+    def __init__(self, kept: int = KEPT, routed: Callable[[Record, float], None] | None = None) -> None:
         self.last = 0
+        self._routed = routed
         self._calls: deque[Ended] = deque(maxlen=kept)
 
     def add(self, record: Record, now: float) -> None:
         """Keep a record, which nobody else reads any more: its prompt, where one is logged, is forgotten."""
+        if record.asked_model is not UNSET and self._routed is not None:
+            self._routed(record, now)
         record.request = UNSET
         if len(record.reason) > REASON:
             record.reason = record.reason[:REASON]

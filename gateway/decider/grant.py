@@ -17,6 +17,7 @@ from gateway.core.engines.transfer import Prefill
 from gateway.core.engines.trouble import OWN, Trouble
 from gateway.core.kv_transfer import FETCH
 from gateway.core.request.call import Call
+from gateway.core.request.tenants import MIRROR
 from gateway.decider.prefill_half import PrefillHalf
 
 if TYPE_CHECKING:
@@ -181,6 +182,8 @@ class LocalGrant:
         """A 429 goes elsewhere or nowhere, and at once: an engine that is too busy says nothing of the others."""
         dispatch = self._dispatch
         retries = dispatch.retries
+        if self.call.tenant == MIRROR:
+            return None
         if attempts > dispatch.policy.retries.per_call or (kind == "429" and not self._others(failed)):
             return None
         if self._lost_one(kind, attempts, failed):
@@ -213,13 +216,15 @@ class LocalGrant:
 
     async def move(self, exclude: frozenset[str]) -> None:
         self.close()
+        if self.call.others and self._dispatch.routes.reroute(self.call, exclude):
+            self.ticket = None  # of another model's queue
         self.take(await self._dispatch.enter(self.call, exclude, front=True))
 
     # -- a second attempt ---------------------------------------------------------------------------------------
 
     def hedge_after(self) -> float | None:
         after = self._dispatch.control.rules.policy.hedging
-        if after is None or not self.call.stream:
+        if after is None or not self.call.stream or self.call.tenant == MIRROR:
             return None
         traffic = self._dispatch.traffic[self.call.model]
         if traffic.level:

@@ -22,7 +22,7 @@ from gateway.core.request.classes import classify
 from gateway.core.request.cost import CostModel
 from gateway.core.request.outcome import Outcome, Refused
 from gateway.core.request.record import Record
-from gateway.core.request.tenants import Account
+from gateway.core.request.tenants import MIRROR, Account
 from gateway.decider.dispatch import Dispatch
 from gateway.decider.grant import LocalGrant
 
@@ -65,7 +65,7 @@ class LocalDecider:
 
     def arrive(self, snapshot: Snapshot, account: Account, record: Record, now: float, body: bytes) -> LocalAdmission:
         admission = LocalAdmission(self, snapshot, account, record)
-        if self.limits.limited:
+        if self.limits.limited and account.name != MIRROR:
             admission.arrive(now, body)
         return admission
 
@@ -94,7 +94,7 @@ class LocalDecider:
             await self.reported(
                 lambda: sidecars.remembered <= sidecars.names or given_up() or self.dispatch.draining, LIST_WITHIN
             )
-        return model_list(self.fleet, path, account.models, self.dispatch.sidecars.aliases)
+        return model_list(self.fleet, path, account.models, self.dispatch.sidecars.aliases, self.dispatch.policy.models)
 
     @property
     def uncertain(self) -> bool:
@@ -104,19 +104,26 @@ class LocalDecider:
     async def known(self, call: Call, snapshot: Snapshot) -> None:
         """Wait until some engine has the model, or all were asked for theirs, and until a sidecar that had it before
         has reported; as long as the call's class waits."""
-        sidecars, model = self.dispatch.sidecars, call.model
-        if self._up(model) or sidecars.knows(model):
+        route = snapshot.policy.models.get(call.asked_model) if call.asked_model else None
+        names = (call.model,) if route is None else tuple([member.model for member in route.members])
+        sidecars, dispatch = self.dispatch.sidecars, self.dispatch
+
+        def known() -> bool:
+            return any(self._up(name) or sidecars.knows(name) for name in names)
+
+        if known():
             return
         each = snapshot.policy.classes[call.class_name]
         waits = [seconds for seconds in (each.ttft, each.max_wait) if seconds is not None]
         within = min([call.deadline - self.clock(), *waits])
         until = self.clock() + within
-        await self.asked(lambda: self._up(model) or sidecars.knows(model) or self.dispatch.draining, within)
-        if not self._up(model) and sidecars.recalls(model):
-            await self.reported(
-                lambda: self._up(model) or not sidecars.recalls(model) or self.dispatch.draining,
-                until - self.clock(),
-            )
+        await self.asked(lambda: known() or dispatch.draining, within)
+
+        def recalled() -> bool:
+            return not any(self._up(name) for name in names) and any(map(sidecars.recalls, names))
+
+        if recalled():
+            await self.reported(lambda: not recalled() or dispatch.draining, until - self.clock())
 
     def _up(self, model: str) -> bool:
         """Whether an engine that is up has the model: one that is being asked may have told its models alone."""
@@ -155,19 +162,20 @@ class LocalAdmission:
     def judge_now(self, call: Call) -> None:
         """`judge`, by the engines that are known now."""
         decider, account, snapshot, record = self._decider, self._account, self._snapshot, self._record
+        route = snapshot.policy.models.get(call.asked_model) if call.asked_model else None
+        if route is not None:
+            decider.dispatch.routes.resolve(call, route, account, self._appraise)
         served = decider.fleet.serving(call.model)
         if not served:
-            call.model = decider.dispatch.sidecars.aliases.get(call.model, call.model)
+            call.model = decider.dispatch.control.model_of(call.model)
             served = decider.fleet.serving(call.model)
-        decider.cost.estimate_prompt(call)
-        classify(call, snapshot.classes, account.default_class, account.best)
-        decider.cost.estimate_output(call, decider.fleet.context(call.model))
+        self._appraise(call)
         record.note(call)
-        if account.models and call.model not in account.models:
+        if route is None and account.models and call.model not in account.models:
             raise refusals.forbidden_model(call)
         if not served and not decider.dispatch.sidecars.knows(call.model):
             raise decider.dispatch.unknown(call.model)  # before tokens are charged for it
-        if not decider.limits.limited:
+        if not decider.limits.limited or account.name == MIRROR:
             return
         try:
             self._charge = decider.limits.charge(
@@ -176,6 +184,13 @@ class LocalAdmission:
         except Refused as refused:
             self._in_own_words(refused, call.class_name, call.model)
             raise
+
+    def _appraise(self, call: Call) -> None:
+        """Estimate the call's tokens with its model, and find its class."""
+        decider, account, rules = self._decider, self._account, self._snapshot.classes
+        decider.cost.estimate_prompt(call)
+        classify(call, rules, account.default_class, account.best)
+        decider.cost.estimate_output(call, decider.fleet.context(call.model))
 
     def _in_own_words(self, refused: Refused, class_name: str, model: str) -> None:
         """A limit's refusal, as the tenant has it where it has words of its own."""

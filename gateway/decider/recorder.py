@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from gateway.core.call_counts import CallCounts
 from gateway.core.policy.snapshot import Current
-from gateway.core.request.record import Record
+from gateway.core.request.record import COPY, Record
 from gateway.decider.call_log import CallLog
 from gateway.decider.ended_calls import EndedCalls
 from gateway.decider.metrics.collector import Metrics
@@ -46,7 +46,8 @@ class Recorder:
 
     def observe(self, record: Record) -> None:
         """Take the record of a call that has just ended."""
-        self._count(record)
+        if record.mirrored != COPY:
+            self._count(record)
         label = self.labels.get(record.engine) if self.labels else None
         if self.watched:
             self._ended(record)  # it may forget the engine

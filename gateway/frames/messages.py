@@ -62,6 +62,9 @@ class CallRequest(msgspec.Struct, array_like=True, forbid_unknown_fields=True, g
     shape: Annotated[int, Meta(ge=0, le=255)]
     hinted_tokens: Count
     hinted_ahead: float
+    asked_model: Word
+    conversation: Hash
+    no_fallback: bool
     body: Annotated[bytes, Meta(max_length=16)]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 from gateway.core.admission.decider import Admission
 from gateway.core.request.call import Call
@@ -10,17 +11,21 @@ from gateway.core.request.call_trace import CallTrace
 from gateway.core.request.record import Record
 from gateway.core.request.tenants import Account
 
+if TYPE_CHECKING:
+    from gateway.relay.mirror import MirrorCopy
+
 
 class ActiveCall:
     """`leave` ends it from outside, saying why."""
 
-    __slots__ = ("account", "admission", "begun", "call", "record", "task", "trace", "unchanged")
+    __slots__ = ("account", "admission", "begun", "call", "copy", "record", "task", "trace", "unchanged")
 
     def __init__(self, record: Record) -> None:
         self.record = record
         self.account: Account | None = None  # if it is known already
         self.admission: Admission | None = None  # once it has arrived
         self.call: Call | None = None  # once it is parsed
+        self.copy: MirrorCopy | None = None  # of a call for a model route with a mirror, until it begins
         self.trace: CallTrace | None = None  # where it is sampled
         self.task: asyncio.Task[None] | None = None
         self.unchanged = True  # the body for the engine is the client's own

@@ -14,6 +14,7 @@ from gateway.core.answer.engine_error import NO_SUCH_ROUTE, engine_error
 from gateway.core.answer.error_event import error_event
 from gateway.core.answer.error_shape import shaped
 from gateway.core.answer.json_usage import JSONUsage
+from gateway.core.answer.naming import AnswerNaming
 from gateway.core.answer.sse_usage import SSEUsage, UsageError
 from gateway.core.request.call import Call
 from gateway.core.request.outcome import BUG, OK, STATUS, Outcome, error_body
@@ -34,8 +35,8 @@ class Relay:
     """
 
     __slots__ = (
-        "_call", "_end", "_headers", "_loan", "_reads", "_reply", "_responder", "detail", "error", "held_up", "outcome",
-        "status", "usage",
+        "_call", "_end", "_headers", "_loan", "_naming", "_reads", "_reply", "_responder", "detail", "error", "held_up",
+        "outcome", "status", "usage",
     )  # fmt: skip
 
     def __init__(self, call: Call, reply: Reply, responder: Responder, headers: bytes) -> None:
@@ -50,6 +51,8 @@ class Relay:
         self._reads = 0
         self._loan: Loan | None = None  # of a stream whose events the pump may pass on
         self.held_up = False
+        # Of a call for a model route: the answer has the route's name.
+        self._naming = AnswerNaming(call.asked_model, stream=call.stream) if call.asked_model else None
         self.outcome = BUG
         self.usage = (
             SSEUsage(hide=call.route.usage_option and not call.wants_usage, cut=call.usage_cut, single=call.n == 1)
@@ -69,15 +72,19 @@ class Relay:
         if reply.complete and isinstance(usage, JSONUsage):  # the common short answer: one write, no future
             body = reply.whole()
             usage.whole(body)
+            if self._naming is not None:
+                body = self._naming.finish(body)
             responder.send(reply.status, self._headers, body)
             self.outcome = OK
             return
         self._end = asyncio.get_running_loop().create_future()
         responder.flow(self._hold_up, reply.resume)
         if not responder.started:  # else progress comments went before
-            responder.start(reply.status, self._headers, None if self._call.stream else reply.length)
+            length = None if self._call.stream or self._naming is not None else reply.length
+            responder.start(reply.status, self._headers, length)
         # Anthropic's streams end without [DONE]: their last event is told by what was read, so all of it is read.
-        whole = self.chunk if isinstance(usage, SSEUsage) and not self._call.route.last_event else None
+        as_it_came = isinstance(usage, SSEUsage) and not self._call.route.last_event and self._naming is None
+        whole = self.chunk if as_it_came else None
         if whole is not None and Pump is not None:
             self._loan = Loan(reply, responder)
         reply.relay(self.data, self._done, whole)
@@ -88,6 +95,11 @@ class Relay:
     def reads(self) -> int:
         """Pieces that came of a body."""
         return self._reads if self._loan is None else self._reads + self._loan.reads
+
+    @property
+    def finish_reason(self) -> str:
+        """The finish reason, of a call for a model route; empty: none was read."""
+        return "" if self._naming is None else self._naming.reason
 
     @property
     def told(self) -> bool:
@@ -119,6 +131,8 @@ class Relay:
             self._reply.close()
             self._done(EngineError("garbage", str(error)))
             return
+        if self._naming is not None:
+            data = self._naming.feed(data)
         if data:
             self._responder.write(data)
 
@@ -145,7 +159,7 @@ class Relay:
             if isinstance(usage, SSEUsage) and not usage.ended(self._call.route.last_event):
                 self.error = EngineError("truncated", "the stream ended before its last event")
             else:
-                responder.write(rest)
+                responder.write(rest if self._naming is None else self._naming.finish(rest))
         if self.error is None:
             responder.end()
             # An error event inside a stream is the engine's own ending: passed on, and not counted as a success.

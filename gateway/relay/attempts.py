@@ -24,6 +24,7 @@ from gateway.core.policy.policy import Policy
 from gateway.core.policy.snapshot import Current
 from gateway.core.request.call import Call
 from gateway.core.request.engine_priority import with_priority
+from gateway.core.request.model_name import with_model
 from gateway.core.request.outcome import Refused
 from gateway.core.request.record import Record
 from gateway.relay.prefilling import Prefilling
@@ -92,7 +93,7 @@ class Attempts:
             if pause:
                 await asyncio.sleep(pause)
             params = self._unfetched(grant, record, params)
-            await grant.move(frozenset(failed))
+            await _move(grant, frozenset(failed), call, headers, record)
 
     def _unanswered(self, call: Call, grant: Grant, error: EngineError) -> tuple[str, str]:
         """Report an attempt without an answer. Return its kind, by the policy's names, and what happened."""
@@ -136,6 +137,16 @@ class Attempts:
     def _over(self, call: Call) -> bool:
         """Whether the call's deadline is why an attempt has ended now, or leaves no time for another."""
         return self.clock() + EARLY >= call.deadline
+
+
+async def _move(grant: Grant, failed: frozenset[str], call: Call, lines: bytes, record: Record) -> None:
+    """Move the grant to another engine. A call for a model route may get another model with it."""
+    model = call.model
+    await grant.move(failed)
+    if call.model != model:
+        content_type = lines.partition(b"\r\n")[0].removeprefix(b"content-type: ")  # the first, see engine_lines
+        call.body = with_model(call.body, call.model, content_type, call.route)
+        record.model = call.model
 
 
 def patience(call: Call, grant: Grant, policy: Policy) -> float:

@@ -86,6 +86,8 @@ class Forwarding:
                     raise
                 responder.end()
             finally:
+                if call.asked_model and relay.finish_reason:
+                    record.finish = relay.finish_reason
                 settle(call, grant, admission, relay, reply.heard_at, record, self._decider, self._clock())
         finally:
             reply.close()

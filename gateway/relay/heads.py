@@ -44,6 +44,8 @@ def answer_lines(call: Call, admission: Admission, record: Record, engine_name: 
         b"\r\nx-weir-class: ", call.class_name.encode(),
         b"\r\nx-weir-queue-ms: %d\r\n" % (record.queue * 1000),
     ))  # fmt: skip
+    if call.asked_model:
+        lines += b"x-weir-model: %b\r\n" % call.model.encode()
     if call.shaped:
         lines += shaped_header(call.shaped, call.asked)
     if record.prefill is not UNSET:

@@ -28,6 +28,7 @@ from gateway.core.admission.witness import BatchWitness
 from gateway.core.answer.engine_error import engine_error
 from gateway.core.answer.error_event import error_event
 from gateway.core.answer.error_shape import refusal_body
+from gateway.core.answer.naming import named
 from gateway.core.engines.models import as_anthropic
 from gateway.core.policy.snapshot import Current, Snapshot, largest_body
 from gateway.core.request.body_memory import BodyMemory
@@ -47,6 +48,7 @@ from gateway.relay.batcher import Batcher, Part
 from gateway.relay.forwarding import Forwarding, MergedCalls
 from gateway.relay.heads import answer_lines, note_trace, outcome_help
 from gateway.relay.large_bodies import LARGE, LargeBodies
+from gateway.relay.mirror import MirrorCopy, Mirrors
 from gateway.relay.progress import Progress
 from gateway.relay.settling import settle_unanswered
 from gateway.relay.stored import Stored
@@ -99,6 +101,7 @@ class Pipeline:
         self.observe = observe
         self.large = large  # who parses large bodies; None: the event loop
         self.tracing = tracing
+        self.mirrors = Mirrors(self.begin, rng)
         self.stored: Stored | None = None  # /v1/files and /v1/batches, where the policy offers them
         self.clock = clock
         self.rng = rng
@@ -185,8 +188,8 @@ class Pipeline:
         self._whose = self._account = None
         self.begin(request, responder, route, account)
 
-    def begin(self, request: Request, responder: Responder, route: Route, account: Account | None) -> None:
-        """A call's task, on a route that is forwarded. `account`: who pays, where it is known already."""
+    def begin(self, request: Request, responder: Responder, route: Route, account: Account | None) -> ActiveCall:
+        """Start a call's task, on a route that is forwarded. `account`: who pays, where it is known already."""
         record = Record(request_id=self._request_id(request), route=route.path, bytes_in=len(request.body))
         if b"traceparent" in request.fields:
             note_trace(request, record)
@@ -197,6 +200,7 @@ class Pipeline:
         live.task = asyncio.get_running_loop().create_task(self._run(request, responder, route, live))
         self.tasks[live.task] = live
         responder.watch(live.leave)
+        return live
 
     def _answer_stored(self, request: Request, responder: Responder) -> None:
         assert self.stored is not None  # noqa: S101 # head() has refused the others
@@ -325,6 +329,7 @@ class Pipeline:
             if snapshot.policy.logging.prompts:
                 record.request = request.body[:LOGGED_AT_MOST].decode("utf-8", "replace")
             live.unchanged = call.body is request.body
+            live.copy = self._copy(request, live, call, snapshot) if call.asked_model else None
             request.body = b""  # what is sent is the call's
             asked = call.model
             if trace is not None:
@@ -333,8 +338,7 @@ class Pipeline:
             if trace is not None:
                 trace.judged = self.clock()
             if call.model != asked:
-                call.body = with_model(call.body, call.model, request.fields.get(b"content-type", b""), call.route)
-                live.unchanged = False
+                asked = _rename(request, live, call)
             piece = self.batcher.piece(call) if call.route.merges and self._forwards else None
             if piece is None:
                 every = 0.0
@@ -347,6 +351,8 @@ class Pipeline:
                     )  # fmt: skip
                     asking = Progress(responder, lines, every, partial(admission.foreseen, call)).of(asking)
                 with await asking as grant:
+                    if call.model != asked:  # another decider has judged it meanwhile
+                        _rename(request, live, call)
                     if trace is not None:
                         trace.taken_at, trace.woken = grant.hold.taken_at, call.woken
                     await self._exchange(request, responder, live, call, admission, grant)
@@ -357,6 +363,10 @@ class Pipeline:
                 settle_unanswered(call, admission, record, 0, self.clock())
                 raise
             self._answer_part(part, call, admission, responder, record)
+
+    def _copy(self, request: Request, live: ActiveCall, call: Call, snapshot: Snapshot) -> MirrorCopy | None:
+        """The call's copy for its route's mirror, to be begun once the call is judged."""
+        return self.mirrors.drawn(call, request, snapshot, live.record) if self._forwards else None
 
     def _answer_part(self, part: Part, call: Call, admission: Admission, responder: Responder, record: Record) -> None:
         """A call's own part of an answer that others may share."""
@@ -374,6 +384,8 @@ class Pipeline:
             record.settled = True
             record.prompt_tokens = part.prompt_tokens
         admission.settle(record.prompt_tokens, self.clock())
+        if call.asked_model and exchanged.status < 400:
+            body = named(body, call.asked_model)
         headers = answer_lines(call, admission, record, exchanged.engine_name, exchanged.content_type)
         responder.send(exchanged.status, headers, body)
 
@@ -447,6 +459,16 @@ def _parse(route: Route, request: Request, snapshot: Snapshot, account: Account,
         metered=metered,
         hinted=account.hinted,
     )
+
+
+def _rename(request: Request, live: ActiveCall, call: Call) -> str:
+    """Put the call's model into its body, and begin its copy. Return the model."""
+    call.body = with_model(call.body, call.model, request.fields.get(b"content-type", b""), call.route)
+    live.unchanged = False
+    copy, live.copy = live.copy, None
+    if copy is not None:
+        copy.begin()
+    return call.model
 
 
 def _let_go(request: Request, call: Call | None) -> None:

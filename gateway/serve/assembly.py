@@ -48,6 +48,7 @@ from gateway.decider.loading import Configuration
 from gateway.decider.local import LocalDecider
 from gateway.decider.metrics.collector import Metrics
 from gateway.decider.metrics.families import Families, batch_families, lengths, quota_families
+from gateway.decider.metrics.model_routes import route_families
 from gateway.decider.metrics.sidecars import SidecarMetrics
 from gateway.decider.observer import Observer
 from gateway.decider.recorder import Recorder
@@ -176,6 +177,7 @@ class Gateway:
         self.families: list[Families] = [
             self._sidecar_metrics.collect,
             lambda: quota_families(self.limits.quotas, self.clock),
+            lambda: route_families(self.dispatch.routes),
             lambda: batch_families([*([] if self.batches is None else [self.batches]), *relays()]),
             lambda: () if cost.lengths is None else lengths(cost.lengths),
         ]
@@ -194,7 +196,8 @@ class Gateway:
             lost_spans=lambda: 0 if spans is None else spans.dropped,
             gen_ai=monitoring.gen_ai,
         )
-        self.ended_calls = EndedCalls()
+        self.dispatch.routes.say = self.say
+        self.ended_calls = EndedCalls(routed=self.dispatch.routes.observe)
         self.recorder = Recorder(self.current, self.metrics, log, self._ended, self.clock, self.rng, self.ended_calls)
         history = History() if monitoring.history is None else monitoring.history
         self.observer = Observer(history, self.fleet, self.dispatch, self.metrics.totals, self.ended_calls, self.clock)
@@ -488,6 +491,7 @@ class Gateway:
             await self.storage.share()
 
     async def aclose(self) -> None:
+        self.pipeline.mirrors.close()
         if self.batches is not None:
             await self.batches.aclose()
         self.sidecars.close()

@@ -40,12 +40,15 @@ BLOCKS = [
 @cache
 def take(text: str) -> str:
     """Have the reader of such a file read it; its name. Raises InvalidFile, ValidationError."""
-    fields = yaml.safe_load(text).keys()
+    tree = yaml.safe_load(text)
+    models = tree.get("models") or {}
     for kind, reader in READERS:
-        if fields <= set(kind.__struct_encode_fields__):
+        if kind is Policy and models and not any("members" in (each or ()) for each in models.values()):
+            continue  # models of a sidecar, not model routes
+        if tree.keys() <= set(kind.__struct_encode_fields__):
             reader(text)
             return kind.__name__
-    jsonschema.validate(yaml.safe_load(text), CHART)
+    jsonschema.validate(tree, CHART)
     return "values"
 
 

@@ -66,6 +66,11 @@ class Conditions:
         if view.draining:
             what = "This gateway is drained: balancers are told to send calls elsewhere."
             yield Line(level="warn", what=what, change="End the drain once it may get calls again.")
+        for name, model_out, why in self._dispatch.routes.canaries():
+            if why:
+                what = f"The canary {model_out} gets no more calls of {name}: it is worse than the other members."
+                change = f"Mend it, then change its member in models.{name}: the trial begins anew."
+                yield Line(level="warn", what=what, why=why, change=change, model=model_out)
         for model in view.models:
             if model.mode != "normal":
                 state = self._dispatch.traffic[model.id].state

@@ -364,6 +364,10 @@ class AdmissionControl:
         """Whether an engine may be given calls for the model, if its breaker allows."""
         return any(engine.health.up and not engine.draining for engine in self.fleet.serving(model))
 
+    def model_of(self, name: str) -> str:
+        """Return the model that a name means: a name that no engine serves may be another name of a sidecar's model."""
+        return name if self.fleet.serving(name) else self.sidecars.aliases.get(name, name)
+
     def held_until(self, model: str, now: float) -> float:
         """Time when calls that wait for an engine of the model to come back are given up. Negative infinity if an
         engine may receive calls, or if no engine is expected back."""

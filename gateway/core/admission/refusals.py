@@ -287,3 +287,8 @@ def cut_by_drain() -> Refused:
 
 def bug(request_id: str) -> Refused:
     return Refused(Outcome.BUG, f"This is a bug in the gateway. Please report request id {request_id}.")
+
+
+def no_room_for_copy() -> Refused:
+    """A mirrored copy found no room at once: it waits for nobody."""
+    return Refused(Outcome.QUEUE_FULL, "No engine had room at once for this copy of a call, so it was dropped.")

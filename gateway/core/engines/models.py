@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Mapping
 from types import MappingProxyType
 from urllib.parse import unquote_to_bytes
@@ -10,6 +11,7 @@ import msgspec
 
 from gateway.core.answer.error_shape import ANTHROPIC_PATH, shaped
 from gateway.core.engines.fleet import Fleet
+from gateway.core.policy.routes import ModelRoute
 from gateway.core.request.outcome import STATUS, Outcome, error_body
 from gateway.shared.vllm.answers import ModelCard
 
@@ -46,18 +48,25 @@ class _AnthropicList(msgspec.Struct, frozen=True):
 
 
 def model_list(
-    fleet: Fleet, path: bytes, allowed: Container[str] = (), aliases: Mapping[str, str] = MappingProxyType({})
+    fleet: Fleet,
+    path: bytes,
+    allowed: Container[str] = (),
+    aliases: Mapping[str, str] = MappingProxyType({}),
+    routes: Mapping[str, ModelRoute] = MappingProxyType({}),
 ) -> tuple[int, bytes]:
     """Status and JSON for `/v1/models` or `/v1/models/{id}` (percent-encoded or raw; ids may hold slashes).
 
     `allowed`: the models the caller may use, empty: all. `aliases`: other names of models.
+    `routes`: model routes, each with the shortest context of its models that are known.
     """
+    of_routes = _cards_of(routes, fleet, allowed, aliases)
     cards = {id: card for id, card in fleet.models.items() if not allowed or id in allowed}
     cards |= {
         name: msgspec.structs.replace(cards[id], id=name)
         for name, id in aliases.items()
         if id in cards and name not in cards
     }
+    cards |= of_routes
     id = unquote_to_bytes(path.removeprefix(b"/v1/models").removeprefix(b"/")).decode("utf-8", "replace")
     if not id:
         return 200, msgspec.json.encode(_ModelList(list(cards.values())))
@@ -67,6 +76,20 @@ def model_list(
     advice = STATUS[Outcome.NOT_FOUND]
     message = f"The model {id[:200]!r} does not exist here. GET /v1/models lists what does."
     return advice.status, error_body(message, advice.type, advice.code, "model")
+
+
+def _cards_of(
+    routes: Mapping[str, ModelRoute], fleet: Fleet, allowed: Container[str], aliases: Mapping[str, str]
+) -> dict[str, ModelCard]:
+    """The cards of the routes of which some model is known."""
+    cards = {}
+    for name, route in routes.items():
+        names = [model for model in route.models if not allowed or name in allowed or model in allowed]
+        known = [fleet.models[id] for model in names if (id := aliases.get(model, model)) in fleet.models]
+        if known:
+            least = min(known, key=lambda card: card.max_model_len or math.inf)
+            cards[name] = msgspec.structs.replace(least, id=name)
+    return cards
 
 
 def as_anthropic(status: int, body: bytes) -> bytes:

@@ -38,7 +38,7 @@ def explain_call(policy: Policy, tenant: str, asked: str, model: str) -> str:
     name = class_of(policy, policy.tenants[tenant], wanted)
     sections = (
         ("tenant", _tenant(policy, tenant)),
-        ("model", _model(policy.tenants[tenant], tenant, model)),
+        ("model", _model(policy, tenant, model)),
         ("class", _class(policy, tenant, asked, wanted, model)),
         ("time", _time(policy, name)),
         ("order", _order(policy, policy.tenants[tenant], name)),
@@ -85,11 +85,17 @@ def _tenant(policy: Policy, name: str) -> Iterator[str]:
     yield f"{name}: {'; '.join(ways) or 'nobody, it has no key'}"
 
 
-def _model(tenant: Tenant, name: str, model: str) -> Iterator[str]:
+def _model(policy: Policy, name: str, model: str) -> Iterator[str]:
+    tenant, route = policy.tenants[name], policy.models.get(model)
     if tenant.models and model not in tenant.models:
         yield f"{model}: refused with 403, {name} may use only {', '.join(tenant.models)}"
     else:
         yield f"{model}: {'one of those it may use' if tenant.models else 'it may use all'}"
+    if route is not None:
+        weights = sum(member.weight for member in route.members)
+        shares = [f"{member.model} {SHARE.show(round(member.weight / weights, 4))}" for member in route.members]
+        fallback = ", ".join(route.fallback) or "nobody"
+        yield f"a model route: {', '.join(shares)}; where none can serve in time: {fallback}"
 
 
 def _class(policy: Policy, name: str, asked: str, wanted: str, model: str) -> Iterator[str]:

@@ -15,6 +15,7 @@ import msgspec
 
 from gateway.core.policy.batches import BatchesPolicy
 from gateway.core.policy.cluster import ClusterPolicy
+from gateway.core.policy.routes import ModelRoute
 from gateway.core.policy.traffic import (
     BatchedKind,
     Breaker,
@@ -322,6 +323,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     {embeddings: {window: 20ms}}.
     `cors`: Origins of web pages that may call the data port, such as https://chat.example.com; *: all. CORS binds
     browsers only.
+    `models`: Model routes: names that callers use, each with the models that answer it. See docs/routes.md.
     `cluster`: Gateways on several machines, of which one decides for all; null: alone. See docs/scale.md.
     `storage`: Folder for what outlasts the gateway, in the file weir.db, on a disk of this machine; null: none. It
     takes effect at a start, is made if it is missing, and serves one gateway at a time. See docs/operating.md.
@@ -356,6 +358,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     cors: tuple[WebOrigin, ...] = ()
     logging: Logging = Logging()
     console: ConsoleLinks = ConsoleLinks()
+    models: Mapping[ModelName, ModelRoute] = {}
     cluster: ClusterPolicy | None = None
     storage: FileName | None = None
     batches: BatchesPolicy | None = None

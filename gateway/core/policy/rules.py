@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from gateway.core.engines.origin import engine_id, url_fault
 from gateway.core.policy.policy import EngineEntry, Policy
+from gateway.core.policy.route_rules import route_faults
 from gateway.core.policy.traffic import ModeRule, ShapingTier, Tenant, Threshold, TokenQuota, TrafficClass, When
 from gateway.core.policy.types import OF_NOTHING
 from gateway.core.request.body_memory import SHARE as SHARE_OF_OWNER
@@ -41,6 +42,7 @@ def faults(policy: Policy) -> Iterator[Fault]:
         _memory,
         _quotas,
         _batches,
+        _model_routes,
     )
     yield from readable(*(rule(policy) for rule in rules))
 
@@ -50,6 +52,21 @@ def _batches(policy: Policy) -> Iterator[Fault]:
         yield Fault(("batches",), "batches without storage", "storage too, whose folder has the files and the results")
     if policy.batches is not None and policy.cluster is not None:
         yield Fault(("batches",), "batches in a cluster", "a gateway of one machine: no other has its folder")
+
+
+def _model_routes(policy: Policy) -> Iterator[Fault]:
+    known = _models(policy)
+    batch = policy.classes.get("batch")
+    for name in policy.models:
+        yield from readable(route_faults(policy.models, name, known, headroom=0.0 if batch is None else batch.headroom))
+
+
+def _models(policy: Policy) -> frozenset[str] | None:
+    """All models of the fleet; None: engines of a sidecar, or engines that list no models, may have others."""
+    if policy.fleet.sidecars is not None or not policy.fleet.engines:
+        return None
+    listed = [engine.models for engine in policy.fleet.engines]
+    return frozenset(model for models in listed for model in models) if all(listed) else None
 
 
 def _default(policy: Policy) -> Iterator[Fault]:

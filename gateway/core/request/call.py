@@ -26,6 +26,10 @@ class Call(msgspec.Struct, kw_only=True, gc=False):
     number of its images and audio parts. `token_ids`: the number of prompt tokens that the client sent as numbers.
     `messages`: the number of messages, prompts, inputs or documents.
 
+    `asked_model`: the model route that the client named, empty: none; `model` is then the member that answers. Of such
+    calls alone `conversation` is a hash of what stays the same in all calls of a conversation, and `no_fallback` true
+    where the client accepts no fallback. `others`: the models that may answer in place of `model`, in order.
+
     `asked_class`: the class the client named by header or service tier, empty: none; `classify` in `classes.py` sets
     `class_name` from it. `asked_deadline`: the client's deadline. `sdk_timeout`: its SDK's read timeout. Both are in
     seconds from `arrived`, 0: not given.
@@ -52,6 +56,10 @@ class Call(msgspec.Struct, kw_only=True, gc=False):
     messages: int = 0
     token_ids: int = 0
     shape: int = 0  # what sets its answer's length apart: TOOLS, FORMAT and STOP
+    asked_model: str = ""
+    conversation: int = 0
+    no_fallback: bool = False
+    others: tuple[str, ...] = ()
     asked_class: str = ""
     asked_deadline: float = 0.0
     sdk_timeout: float = 0.0
@@ -83,8 +91,8 @@ class CallSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The policy's limits on requests. `class_deadlines`: every class with its deadline in seconds.
 
     `media`: `data_urls_only` (default), `none`, or `any`. With `any` engines fetch whatever URL a client names. With
-    `data_urls_only` they fetch from `media_hosts` only. `strip_billing_header`: see
-    `billing_header.py`. Raises ValueError where a class has no deadline.
+    `data_urls_only` they fetch from `media_hosts` only. `model_routes`: names of the policy's model routes.
+    `strip_billing_header`: see `billing_header.py`. Raises ValueError where a class has no deadline.
     """
 
     class_deadlines: dict[str, float] = msgspec.field(
@@ -106,6 +114,7 @@ class CallSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_blocks: int = 512
     media: Literal["data_urls_only", "any", "none"] = "data_urls_only"
     media_hosts: frozenset[str] = frozenset()
+    model_routes: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         unknown = {self.default_class, *self.service_tiers.values()}.difference(self.class_deadlines)

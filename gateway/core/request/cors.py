@@ -15,7 +15,7 @@ ALL = "*"
 MAX_AGE = 600  # seconds for which a browser may cache the answer to a preflight
 # Answer headers that a page may read, beside the few that every page may.
 EXPOSED = (
-    b"x-request-id, x-trace-id, x-weir-engine, x-weir-class, x-weir-queue-ms, x-weir-reason, "
+    b"x-request-id, x-trace-id, x-weir-engine, x-weir-model, x-weir-class, x-weir-queue-ms, x-weir-reason, "
     b"x-weir-estimated, link, retry-after, retry-after-ms, x-should-retry"
 )
 _NAMES = re.compile(rb"[A-Za-z0-9-]{1,64}(?: ?, ?[A-Za-z0-9-]{1,64}){0,63}")

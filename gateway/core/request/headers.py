@@ -1,7 +1,7 @@
 """Request headers by which a client names its class and its deadline.
 
 `x-weir-class` names a class, `x-weir-deadline-ms` a deadline. A bad value of either is refused with status 400.
-`x-weir-progress` asks for comments while a stream waits.
+`x-weir-progress` asks for comments while a stream waits. `x-weir-fallback: none` refuses a model route's fallbacks.
 `x-stainless-read-timeout` is the read timeout of OpenAI's and Anthropic's SDKs. A bad value of it is ignored.
 """
 
@@ -58,6 +58,14 @@ def progress_interval(header: bytes | None, default: float | None) -> float:
             "x-weir-progress",
         )
     return seconds
+
+
+def accepts_fallback(header: bytes | None) -> bool:
+    """Whether the client of a model route accepts a fallback. Raises Refused (400) for a value other than `none`."""
+    if header is not None and header != b"none":
+        found = header[:80].decode("latin-1")
+        raise bad_request(f"x-weir-fallback must be none, or left out, found {found}", "x-weir-fallback")
+    return header is None
 
 
 def sdk_timeout(headers: Mapping[bytes, bytes]) -> float:

@@ -17,11 +17,11 @@ from gateway.core.agent_hints import NO_HINTS, AgentHints, hints_of
 from gateway.core.billing_header import without_billing_line
 from gateway.core.request.allowed_fields import DECODERS, check_unread
 from gateway.core.request.call import FORMAT, STOP, TOOLS, Call, CallSettings
-from gateway.core.request.headers import asked_class, asked_deadline, sdk_timeout, time_limit
+from gateway.core.request.headers import accepts_fallback, asked_class, asked_deadline, sdk_timeout, time_limit
 from gateway.core.request.json_body import BY_GATEWAY, LONG, Body, bad_request, body_of, reserved
 from gateway.core.request.multipart_form import form_fields
 from gateway.core.request.outcome import Outcome, Refused
-from gateway.core.request.prompt import Prompt, chain, scripts
+from gateway.core.request.prompt import Prompt, beginning, chain, scripts
 from gateway.core.request.prompt_readers import READERS
 from gateway.core.request.routes import Route
 from gateway.core.request.stream_options import request_usage
@@ -82,6 +82,9 @@ def parse(
     call.ascii_bytes, call.cjk_bytes, call.other_bytes = scripts(data)
     call.media, call.messages, call.token_ids = prompt.media, prompt.items, len(prompt.ids)
     _set_class_and_deadline(call, headers, fields.service_tier, settings)
+    if model in settings.model_routes:
+        call.asked_model, call.no_fallback = model, not accepts_fallback(headers.get(b"x-weir-fallback"))
+        call.conversation = call.session or hash((tenant, *beginning(prompt)))
     return call if hints is NO_HINTS else hints.given(call)
 
 

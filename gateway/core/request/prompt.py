@@ -22,6 +22,7 @@ _MEDIA = _URLS | _MEDIA_OBJECTS | {"file_data", "image_embeds", "audio_embeds", 
 _NOT_TEXT = frozenset(("type", "id", "call_id", "tool_use_id", "cache_control", "detail", "status"))
 
 
+BEGINNING = 64  # token ids
 SAMPLED = 4096  # bytes of a medium hashed at its start, and at most so many more at even steps
 
 
@@ -140,6 +141,14 @@ class Prompt(msgspec.Struct, gc=False):
         # start and at even steps. Only the guess at what an engine has cached depends on it.
         sample = hash((len(data), data[:SAMPLED], data[:: len(data) // SAMPLED + 1]))
         self.parts.append(f"{sample & 0xFFFFFFFFFFFFFFFF:016x}")
+
+
+def beginning(prompt: Prompt) -> list[Any]:
+    """The part of a prompt that all calls of a conversation share: everything up to the first user's message; of a
+    prompt without messages all of it, of token ids the first BEGINNING."""
+    parts = prompt.parts
+    end = parts.index("user") + 2 if "user" in parts else len(parts)
+    return [*parts[:end], *prompt.ids[:BEGINNING]]
 
 
 def _check_opaque(part: dict[str, Any], param: str) -> None:

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from gateway.core.request.call import Call
 
 
+COPY, MEMBER = "copy", "member"
+
+
 class PrefillNote(msgspec.Struct, kw_only=True, gc=False):
     """Where a call's prompt was read. `engine`: the one that read it for the call's own; empty: none was asked."""
 
@@ -63,6 +66,9 @@ class Record(msgspec.Struct, kw_only=True, gc=False):
     prefill: PrefillNote | UnsetType = UNSET  # where its prompt was read, if engines exchange KV caches
     trace_id: str | UnsetType = UNSET  # of the client's traceparent, or of a trace that begins here
     traced: bool | UnsetType = UNSET  # its spans are sent
+    asked_model: str | UnsetType = UNSET  # the model route that the client named; `model` is then the member
+    mirrored: str | UnsetType = UNSET  # COPY, or MEMBER: the call of which a copy was made
+    finish: str | UnsetType = UNSET  # of a call for a model route: its finish reason
     request: str | UnsetType = UNSET  # the client's body, where the policy wants it logged
 
     def note(self, call: Call) -> None:
@@ -70,3 +76,5 @@ class Record(msgspec.Struct, kw_only=True, gc=False):
         self.class_name, self.model, self.stream = call.class_name, call.model, call.stream
         self.prompt_tokens = self.estimated_prompt_tokens = call.prompt_tokens
         self.held_tokens = call.cost
+        if call.asked_model:
+            self.asked_model = call.asked_model

@@ -25,6 +25,7 @@ from gateway.core.request.outcome import Outcome, Refused
 from gateway.shared.files.checked import InvalidFile, Problem, nearest
 
 ANONYMOUS = "anonymous"
+MIRROR = "(mirror)"  # owner of mirrored copies of calls; no tenant of a policy can have the name
 MAX_KEYS = 100_000
 MAX_KEYS_BYTES = 16 * 1024**2  # 100k lines of the longest names, with a date
 PEERS_REMEMBERED = 1024
@@ -162,6 +163,7 @@ class Tenants:
         self.accounts = {
             name: Account(name, tenant, classes, _cache_salt(secret, name)) for name, tenant in policy.tenants.items()
         }
+        self.mirror = Account(MIRROR, Tenant(), classes, b"")
         own = [(key, name) for name, tenant in policy.tenants.items() for key in tenant.keys]
         self._by_digest: dict[bytes, tuple[bytes, Account | None]] = {}
         for key, name in (*own, *keys.items()):
@@ -216,6 +218,10 @@ class Tenants:
         if self._keyless and self._anonymous is not None:
             return self._anonymous
         return _unauthorized()
+
+    def account(self, name: str) -> Account | None:
+        """The account of a tenant, or of mirrored copies, by name. No caller can name the latter."""
+        return self.mirror if name == MIRROR else self.accounts.get(name)
 
     def has_key(self, key: str) -> bool:
         """Whether `key` is a tenant's. Takes the same time for every key."""

@@ -291,7 +291,7 @@ class RelaySession:
         """The policy of a request, and who pays. Raises Refused where a reload has done away with the tenant."""
         hub = self.hub
         snapshot = hub.snapshot(policy)
-        account = snapshot.tenants.accounts.get(tenant) or hub.snapshot(hub.version).tenants.accounts.get(tenant)
+        account = snapshot.tenants.account(tenant) or hub.snapshot(hub.version).tenants.account(tenant)
         if account is None:
             raise Refused(Outcome.UNAUTHORIZED, "The tenant of this key is no longer there.")
         return snapshot, account

@@ -209,6 +209,7 @@ class RelaySide:
             await self.batches.give()
 
     async def aclose(self) -> None:
+        self.pipeline.mirrors.close()
         self._timer.cancel()
         await self.link.aclose()
         for client in self.clients.values():

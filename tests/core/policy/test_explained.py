@@ -322,3 +322,13 @@ def test_lengths_that_are_learned_and_what_they_order() -> None:
     shown = explain_call(decode(b"lengths: learned"), "anonymous", "default", "m")
     assert "lengths         learned of the tenant's own calls" in shown
     assert "                its waiting calls of a class go by expected length, the shortest first" in shown
+
+
+def test_a_model_route_tells_its_members_and_fallbacks() -> None:
+    policy = decode(b"models: {support: {members: [{model: a, weight: 95}, {model: b, weight: 5}], fallback: [c]}}")
+    text = explain_call(policy, "anonymous", NOTHING, "support")
+    assert "a model route: a 95%, b 5%; where none can serve in time: c\n" in text
+    alone = decode(b"models: {support: {members: [a]}}")
+    assert "a model route: a 100%; where none can serve in time: nobody\n" in explain_call(
+        alone, "anonymous", NOTHING, "support"
+    )

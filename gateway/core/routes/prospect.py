@@ -1,0 +1,51 @@
+"""Whether a model can serve a call within its targets, and why not."""
+
+from __future__ import annotations
+
+import random
+from enum import Enum
+
+import msgspec
+
+from gateway.core.admission.admission import AdmissionControl
+from gateway.core.admission.decision import Refuse, Wait
+from gateway.core.request.call import Call
+
+
+class Readiness(Enum):
+    """How soon a model can serve a call: the smaller, the sooner."""
+
+    AT_ONCE = 0
+    IN_TIME = 1  # after a wait in its queue
+    WHEN_READY = 2  # in time too, once a sidecar has made the model ready
+    HELD = 3  # an engine is expected back
+    NEVER = 4
+
+
+class Prospect(msgspec.Struct, frozen=True):
+    """`refusal`: why the call would be refused; None: it would not."""
+
+    readiness: Readiness
+    refusal: Refuse | None = None
+
+    @property
+    def in_time(self) -> bool:
+        """Whether the call is served within its targets, as far as anybody can predict."""
+        return self.readiness is not Readiness.HELD and self.readiness is not Readiness.NEVER
+
+
+def prospect_of(control: AdmissionControl, call: Call, now: float, rng: random.Random) -> Prospect:
+    """Say whether `call.model` can serve the call within the call's targets and, if not, why.
+
+    It is the decision of admission itself, asked beforehand: a model that is full, asleep, out of service, too small or
+    too late gets the refusal that the call would get. Nothing changes. The call must have its estimates and its class.
+    `now`: monotonic seconds. `rng` breaks ties between engines.
+    """
+    decision = control.decide(call, now, rng)
+    if isinstance(decision, Refuse):
+        return Prospect(Readiness.NEVER, decision)
+    if not isinstance(decision, Wait):
+        return Prospect(Readiness.AT_ONCE)
+    if decision.held:
+        return Prospect(Readiness.HELD)
+    return Prospect(Readiness.IN_TIME if decision.outlook is None else Readiness.WHEN_READY)

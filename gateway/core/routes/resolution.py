@@ -1,0 +1,86 @@
+"""Resolution of a route: the model that a call goes to, before it is charged and admitted.
+
+    its own member, if that can serve at once
+    else another member that can, the soonest first
+    else the first fallback that can serve within the call's targets
+    else whatever may still come to serve it, and the ordinary path refuses the call or lets it wait
+
+A member that is full or asleep is not waited for while another can serve in time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable
+
+import msgspec
+
+from gateway.core.admission.decision import KEPT
+from gateway.core.policy.routes import ModelRoute
+from gateway.core.routes.prospect import Prospect, Readiness
+from gateway.core.routes.weights import ordered
+
+Asks = Callable[[str], Prospect]
+
+
+class Resolved(msgspec.Struct, frozen=True):
+    """`how`: member, the call's own; moved, to another member; or fallback."""
+
+    model: str
+    how: str
+
+
+class _Candidate(msgspec.Struct, frozen=True):
+    resolved: Resolved
+    prospect: Prospect
+
+    @property
+    def rank(self) -> tuple[int, bool]:
+        """The least is the best. Of refusals, one with a booking is best: a retry is admitted."""
+        refusal = self.prospect.refusal
+        return self.prospect.readiness.value, refusal is not None and refusal.reason not in KEPT
+
+
+def resolve(
+    route: ModelRoute,
+    conversation: int,
+    asks: Asks,
+    *,
+    permitted: Callable[[str], bool],
+    fallback: bool,
+    out: Container[str] = (),
+) -> Resolved | None:
+    """Return the model for a call; None: its tenant may use none of them.
+
+    `asks` says how soon a model can serve the call. `permitted`: whether the tenant may use the model. `fallback`:
+    whether the caller accepts one. `out`: canaries that were taken out.
+    """
+    members_in = [member for member in route.members if member.model not in out and permitted(member.model)]
+    own = [
+        member.model
+        for place, member in enumerate(ordered(members_in, conversation))
+        if not place or member.until is None  # a canary gets its share of calls, and no others
+    ]
+    members = _asked(own, "member", asks, until=lambda prospect: prospect.readiness is Readiness.AT_ONCE)
+    if members and members[-1].prospect.readiness is Readiness.AT_ONCE:
+        return members[-1].resolved
+    best = min(members, key=lambda each: each.rank, default=None)
+    if best is not None and best.prospect.in_time:
+        return best.resolved
+    others = [model for model in route.fallback if fallback and permitted(model)]
+    found = _asked(others, "fallback", asks, until=lambda prospect: prospect.in_time)
+    if found and found[-1].prospect.in_time:
+        return found[-1].resolved
+    best = min([*members, *found], key=lambda each: each.rank, default=None)
+    return None if best is None else best.resolved
+
+
+def _asked(models: Iterable[str], how: str, asks: Asks, until: Callable[[Prospect], bool]) -> list[_Candidate]:
+    """Ask the models in order until one is soon enough."""
+    found = []
+    for place, model in enumerate(models):
+        prospect = asks(model)
+        named = "moved" if place and how == "member" else how
+        found.append(_Candidate(Resolved(model, named), prospect))
+        if until(prospect):
+            break
+    return found

@@ -1,0 +1,126 @@
+"""Model routes of one decider: each call for a route gets its member, or a fallback, before it is charged."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from msgspec import UNSET
+
+from gateway.core.admission import refusals
+from gateway.core.admission.admission import AdmissionControl
+from gateway.core.engines.choice import usable_of
+from gateway.core.policy.routes import ModelRoute
+from gateway.core.request.call import Call
+from gateway.core.request.outcome import Outcome
+from gateway.core.request.record import COPY, Record
+from gateway.core.request.tenants import Account
+from gateway.core.routes.canary import CanaryTrial
+from gateway.core.routes.mirrored import Answers
+from gateway.core.routes.prospect import Prospect, prospect_of
+from gateway.core.routes.resolution import resolve
+from gateway.shared.notice import Notice
+
+
+def _unheard(_: str) -> None:
+    """Do nothing: the default if nothing listens."""
+
+
+class ModelRoutes:
+    """Resolves calls by what `control` would decide about them. `clock` gives monotonic seconds. `say` takes lines for
+    the operator.
+
+    `resolved` counts calls by route, model, and how they came to it: member, moved or fallback (see `resolve`); failed:
+    the first model failed them.
+    """
+
+    def __init__(self, control: AdmissionControl, clock: Callable[[], float]) -> None:
+        self._control = control
+        self._clock = clock
+        self._rng = random.Random(0)  # noqa: S311 # breaks ties of questions, whose answers nobody obeys
+        self._trials: dict[str, CanaryTrial] = {}
+        self.say: Callable[[str], None] = _unheard
+        self.mirrored: dict[tuple[str, str], Answers] = {}  # by route and side: COPY or MEMBER
+        self.resolved: Counter[tuple[str, str, str]] = Counter()
+
+    def resolve(self, call: Call, route: ModelRoute, account: Account, appraise: Callable[[Call], None]) -> None:
+        """Set the call's model. `appraise` fills in the estimates and the class that the call has with a model.
+
+        Raises Refused if the tenant may use none of the route's models. A tenant with the route among its `models` may
+        use all of them.
+        """
+        control, allowed, now = self._control, account.models, self._clock()
+
+        def asks(model: str) -> Prospect:
+            call.model = control.model_of(model)
+            appraise(call)
+            return prospect_of(control, call, now, self._rng)
+
+        def permitted(model: str) -> bool:
+            return not allowed or call.asked_model in allowed or model in allowed
+
+        trial = self._trial(call.asked_model)
+        out = () if trial is None else trial.out
+        resolved = resolve(route, call.conversation, asks, permitted=permitted, fallback=not call.no_fallback, out=out)
+        if resolved is None:
+            call.model = call.asked_model
+            raise refusals.forbidden_model(call)
+        call.model = control.model_of(resolved.model)
+        others = [member.model for member in route.members if member.until is None]
+        others += () if call.no_fallback else route.fallback
+        call.others = tuple([model for model in others if model != resolved.model and permitted(model)])
+        self.resolved[call.asked_model, resolved.model, resolved.how] += 1
+
+    def reroute(self, call: Call, exclude: frozenset[str]) -> bool:
+        """Give a call another of its route's models if all engines of its own have failed it (`exclude`), and another
+        model can serve it in time. Return whether it did. The call stays charged for the first."""
+        control, now, own = self._control, self._clock(), call.model
+        if any(engine.id not in exclude for engine in usable_of(control.fleet.serving(own), now)):
+            return False
+        for other in call.others:
+            call.model = control.model_of(other)
+            if prospect_of(control, call, now, self._rng).in_time:
+                call.others = tuple([model for model in call.others if model != other])
+                control.open(call.model, now)
+                self.resolved[call.asked_model, other, "failed"] += 1
+                self._observe(call.asked_model, own, Outcome.UPSTREAM, None, now)
+                return True
+        call.model = own
+        return False
+
+    # -- canaries -----------------------------------------------------------------------------------------------
+
+    def observe(self, record: Record, now: float) -> None:
+        """Take a call for a route that has ended, at `now`: it may take its model out."""
+        if record.mirrored is not UNSET:
+            self.mirrored.setdefault((str(record.asked_model), record.mirrored), Answers()).add(record)
+        if record.mirrored != COPY:
+            self._observe(str(record.asked_model), record.model, record.outcome, record, now)
+
+    def _observe(self, name: str, model: str, outcome: Outcome, record: Record | None, now: float) -> None:
+        trial = self._trial(name)
+        if trial is None:
+            return
+        member = next((each for each in trial.members if self._control.model_of(each) == model), model)
+        words = trial.observe(member, outcome, record, now)
+        if words is not None:
+            line = f"{member} gets no more calls of the model route {name}, whose canary it was: {words}"
+            self.say(Notice(line, "canary_out", "warning"))
+
+    def _trial(self, name: str) -> CanaryTrial | None:
+        """The trial of a route with canaries, as the policy has it now."""
+        route, trial = self._control.rules.policy.models.get(name), self._trials.get(name)
+        if route is None or not route.has_canaries:
+            return None
+        if trial is None or trial.route != route:
+            trial = self._trials[name] = CanaryTrial(route)
+        return trial
+
+    def canaries(self) -> Iterator[tuple[str, str, str]]:
+        """Return every canary: its route, its model, and why it was taken out; empty: it was not."""
+        for name, route in self._control.rules.policy.models.items():
+            trial = self._trial(name)
+            for member in () if trial is None else route.members:
+                if trial is not None and member.until is not None:
+                    yield name, member.model, trial.out.get(member.model, "")

@@ -1,0 +1,120 @@
+"""Mirrors: copies of a share of a model route's calls, sent to another model, whose answers are thrown away.
+
+A copy is a call of the tenant `MIRROR` and the class `batch`. It waits for nobody: without room at once it is dropped
+(`Dispatch.queue`). So no caller ever waits for one, and a copy is charged to nobody. MOST copies of MOST_BYTES together
+run in one process; beyond that none is made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import cast
+
+from gateway.core.answer.naming import finish_reason
+from gateway.core.policy.snapshot import Snapshot
+from gateway.core.request.call import Call
+from gateway.core.request.model_name import with_model
+from gateway.core.request.record import COPY, MEMBER, Record
+from gateway.core.request.routes import Route
+from gateway.core.request.tenants import Account
+from gateway.relay.active_call import ActiveCall
+from gateway.relay.wire.messages import Request
+from gateway.relay.wire.responder import Responder
+
+MOST = 64
+MOST_BYTES = 16 * 1024**2  # of their bodies
+CLASS = b"batch"
+PEER = "mirror"  # in place of a client's address
+KEPT = 64  # bytes of an answer's last piece: a finish reason may be cut in two
+
+Begin = Callable[[Request, Responder, Route, Account], ActiveCall]
+
+
+class Mirrors:
+    """Copies under way. `begin` starts a call."""
+
+    def __init__(self, begin: Begin, rng: random.Random) -> None:
+        self._begin = begin
+        self._rng = rng
+        self._copies: set[MirrorCopy] = set()
+        self._bytes = 0
+
+    def drawn(self, call: Call, request: Request, snapshot: Snapshot, record: Record) -> MirrorCopy | None:
+        """Return a copy of the call, to be begun; None: its route has no mirror, chance spares it, or there are too
+        many. The request must still have its body."""
+        route = snapshot.policy.models.get(call.asked_model)
+        if route is None or route.mirror is None or self._rng.random() >= route.mirror.share:
+            return None
+        if len(self._copies) >= MOST or self._bytes + len(request.body) > MOST_BYTES:
+            return None
+        record.mirrored = MEMBER
+        content_type = request.fields.get(b"content-type", b"application/json")
+        body = with_model(request.body, route.mirror.model, content_type, call.route)
+        return MirrorCopy(self, call, content_type, body, snapshot.tenants.mirror)
+
+    def begin(self, copy: MirrorCopy, request: Request, responder: Responder, account: Account) -> None:
+        """Start a copy's call."""
+        self._copies.add(copy)
+        self._bytes += copy.size
+        copy.live = self._begin(request, responder, copy.route, account)
+        copy.live.record.mirrored, copy.live.record.asked_model = COPY, copy.name
+
+    def ended(self, copy: MirrorCopy) -> None:
+        """Forget a copy whose answer has ended."""
+        if copy in self._copies:
+            self._copies.remove(copy)
+            self._bytes -= copy.size
+
+    def close(self) -> None:
+        """Cancel all copies."""
+        for copy in list(self._copies):
+            copy.close()
+
+
+class MirrorCopy:
+    """One copy. It stands in for the connection of a client, and reads of the answer why it ended."""
+
+    def __init__(self, mirrors: Mirrors, call: Call, content_type: bytes, body: bytes, account: Account) -> None:
+        self.write_paused = False
+        self.live: ActiveCall | None = None
+        self.size = len(body)
+        self._mirrors = mirrors
+        self.route, self.name = call.route, call.asked_model
+        self._account = account
+        self._last = b""
+        fields = {b"content-type": content_type, b"x-weir-class": CLASS}
+        path = call.route.path.encode()
+        request = Request(b"POST", path, b"", list(fields.items()), fields, 0, len(body), False)
+        request.peer, request.body = PEER, body
+        self._request = request
+        self._responder = Responder(self, cast(asyncio.Transport, self), request)
+
+    def begin(self) -> None:
+        self._request.at = asyncio.get_running_loop().time()
+        self._mirrors.begin(self, self._request, self._responder, self._account)
+
+    def close(self) -> None:
+        """Give the copy up."""
+        if not self._responder.closed:
+            self._responder.left("client_gone")
+        self._mirrors.ended(self)
+
+    # -- as the responder's transport and connection
+
+    def write(self, data: bytes) -> None:
+        read = self._last + bytes(data)
+        found = finish_reason(read)
+        if found and self.live is not None:
+            self.live.record.finish = found
+        self._last = read[-KEPT:]
+
+    def keeps_alive(self, request: Request) -> bool:
+        return False
+
+    def answered(self, close: bool) -> None:
+        self._mirrors.ended(self)
+
+    def abandoned(self) -> None:
+        self._mirrors.ended(self)
