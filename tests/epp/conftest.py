@@ -110,6 +110,11 @@ def limited(engines: list[SimEngine], tmp_path_factory: pytest.TempPathFactory) 
 @pytest.fixture(scope="session")
 def narrow(engines: list[SimEngine], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """A picker of one engine that runs one call at a time."""
-    policy = "budget: {max_concurrency: 1}\nfleet: {poll: 100ms, health: 200ms}\n"
-    urls = [engine.url for engine in engines][:1]
-    yield from _site("EPP_NARROW", start(tmp_path_factory.mktemp("narrow"), urls, policy) if _own() else None)
+    if not _own():
+        yield from _site("EPP_NARROW", None)
+        return
+    url = engines[0].url
+    policy = f"fleet: {{poll: 100ms, health: 200ms, engines: [{{url: '{url}', max_concurrency: 1}}]}}\n"
+    site = start(tmp_path_factory.mktemp("narrow"), [], policy)
+    site.endpoints = [url.partition("//")[2]]
+    yield from _site("EPP_NARROW", site)

@@ -11,8 +11,8 @@ from pathlib import Path
 import openai
 import pytest
 
-from loadtest.processes import Gateway
-from tests.e2e.children import SimEngine
+from loadtest.processes import Gateway, get
+from tests.e2e.children import Call, SimEngine
 from tests.epp.conftest import Site, start
 from tests.epp.envoy import envoy, waits
 
@@ -23,13 +23,19 @@ MESSAGES: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user",
 
 @contextlib.contextmanager
 def served(
-    folder: Path, engines: list[SimEngine], policy: str = FAST, *, allow: bool = False, mode: str = ""
+    folder: Path,
+    engines: list[SimEngine],
+    policy: str = FAST,
+    *,
+    mode: str = "",
+    behind: list[SimEngine] | None = None,
 ) -> Iterator[tuple[Gateway, openai.OpenAI, str]]:
-    """A gateway with a picker, Envoy, and a client of Envoy."""
+    """A gateway with a picker, Envoy, and a client of Envoy. `behind`: the engines, where the policy names them."""
     site: Site = start(folder, [engine.url for engine in engines], policy)
     assert site.gateway is not None
     with site.gateway as gateway:
-        child, url = envoy(folder, site.address, site.endpoints, allow=allow, mode=mode)
+        endpoints = [engine.url.partition("//")[2] for engine in behind or engines]
+        child, url = envoy(folder, site.address, endpoints, mode=mode)
         with child, openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=20.0) as client:
             yield gateway, client, url
             assert child.alive, child.output()
@@ -80,6 +86,25 @@ def test_a_refusal_has_its_body_and_its_retry_after(tmp_path: Path, engines: lis
         assert refused.value.code == "rate_limit_exceeded"
 
 
+def test_a_client_that_leaves_while_it_waits_is_withdrawn(tmp_path: Path) -> None:
+    engine = SimEngine(tmp_path / "engine.log")
+    policy = f"fleet: {{poll: 100ms, health: 200ms, engines: [{{url: '{engine.url}', max_concurrency: 1}}]}}\n"
+    with engine.child, served(tmp_path, [], policy, behind=[engine]) as (gateway, client, url):
+        engine.faults(hang=True)
+        first = Call(url, stream=True)
+        waits(lambda: _states(gateway) == ["running"], "the first runs")
+        second = Call(url, stream=True)
+        waits(lambda: sorted(_states(gateway)) == ["queued", "running"], "the second waits")
+        second.close()
+        waits(lambda: _states(gateway) == ["running"], "the second is withdrawn")
+        first.close()
+        gone = ["client_gone"] * 2
+        waits(lambda: [record["outcome"] for record in records(gateway)] == gone, "both are recorded")
+        waits(gateway.idle, "nothing is held")
+        engine.faults(hang=False)
+        assert ask(client).usage is not None
+
+
 @pytest.mark.parametrize("allow", [False, True], ids=["refused", "allowed"])
 def test_a_picker_that_is_killed(tmp_path: Path, engines: list[SimEngine], allow: bool) -> None:
     site = start(tmp_path, [engine.url for engine in engines], FAST)
@@ -113,3 +138,7 @@ def test_an_engine_that_dies(tmp_path: Path) -> None:
         assert failed < 6, "the other engine gets the calls"
         ask(client)
         waits(gateway.idle, "nothing is held")
+
+
+def _states(gateway: Gateway) -> list[str]:
+    return [call["state"] for call in json.loads(get(f"{gateway.control}/calls")[1])["calls"]]
