@@ -53,6 +53,7 @@ DOORS: dict[str, tuple[str, ...] | None] = {
         "sidecar/reporting/gateway_link.py",
     ),
     "opentelemetry": ("gateway/serve/otlp.py",),
+    "jwt": ("gateway/core/policy/signed_token.py",),
     "hypercorn": ("gateway/shared/control/http1.py",),
     "starlette": ("gateway/control/", "gateway/shared/control/", "sidecar/control/"),
     "prometheus_client": (

@@ -28,6 +28,7 @@ Read = Callable[[Path], bytes]
 TOKEN_LENGTH = 16  # characters at least, as of the control port's token
 MAX_SECRET = 4096  # bytes
 CLOSED = "a file that others may not change"
+NO_PYJWT = "auth needs PyJWT, which is not installed here: pip install 'WEIR.whl[jwt]'"
 NO_PYZMQ = "pyzmq, which is not installed here: pip install 'WEIR.whl[kv-events]', or leave kv_events out"
 
 
@@ -48,8 +49,8 @@ class Configuration(msgspec.Struct, frozen=True):
     `policy`: with the keys of its keys file among its tenants'. `api_keys`: the engines' own API keys by URL.
     `sidecar_token`: the token that sidecars must show; None: not given. `order_token`: the one that sidecars are shown;
     None: the same. `sidecar_trust`: in their certificates; None: no matter of the policy. `cache_secret`: the secret of
-    the cache salts; None: drawn at each start. `cluster`: the secrets of its cluster; None: it is of none. `tree`: the
-    parsed policy file, for line numbers.
+    the cache salts; None: drawn at each start. `cluster`: the secrets of its cluster; None: it is of none. `jwks`: the
+    content of `auth.jwks_file`. `tree`: the parsed policy file, for line numbers.
     """
 
     policy: Policy = Policy()
@@ -59,6 +60,7 @@ class Configuration(msgspec.Struct, frozen=True):
     sidecar_trust: Trust | None = None
     cache_secret: str | None = None
     cluster: ClusterFiles | None = None
+    jwks: bytes = b""
     tree: Value | None = None
 
 
@@ -89,6 +91,7 @@ def load(path: Path, read: Read, *, files: bool = True) -> Configuration:
         named.sidecar_trust,
         named.cache_secret,
         named.cluster,
+        named.jwks,
         reading.root,
     )
 
@@ -103,6 +106,7 @@ class Named:
         self.sidecar_trust: Trust | None = None
         self.cache_secret: str | None = None
         self.cluster: ClusterFiles | None = None
+        self.jwks = b""
         self.policy: Policy | None = None  # with the keys of its keys file
         self.problems: list[checked.Problem] = []  # in other files
         self.failure: OSError | None = None
@@ -112,7 +116,12 @@ class Named:
     def faults(self, policy: Policy) -> Iterator[Fault]:
         """The faults of the files, each at the policy's field that names the file."""
         yield from readable(
-            self._engines(policy), self._tokens(policy), self._trust(policy), self._salt(policy), self._cluster(policy)
+            self._engines(policy),
+            self._tokens(policy),
+            self._trust(policy),
+            self._salt(policy),
+            self._cluster(policy),
+            self._auth(policy),
         )
 
     def _engines(self, policy: Policy) -> Iterator[Fault]:
@@ -183,6 +192,27 @@ class Named:
         name = policy.routing.cache_secret_file
         if name is not None:
             self.cache_secret = yield from self._secret(name, ("routing", "cache_secret_file"), "secret", TOKEN_LENGTH)
+
+    def _auth(self, policy: Policy) -> Iterator[Fault]:
+        """The issuer's keys, where a file has them."""
+        auth = policy.auth
+        if auth is not None and importlib.util.find_spec("jwt") is None:
+            yield Fault(("auth",), NO_PYJWT, "PyJWT, or no auth")
+        elif auth is not None and auth.jwks_file is not None:
+            from gateway.core.policy.signed_token import KeySet  # noqa: PLC0415 # PyJWT is an extra
+
+            file, at, expected = self._path.parent / auth.jwks_file, ("auth", "jwks_file"), "the issuer's JWK Set"
+            try:
+                self.jwks, wrong = self._read(file), refused(file)
+                KeySet(self.jwks)
+            except OSError as error:
+                self.failure = self.failure or error
+                yield Fault(at, f"{file}: {error.strerror or error}", expected)
+            except ValueError as error:
+                yield Fault(at, f"{file}: {error}", expected)
+            else:
+                if wrong is not None:
+                    yield Fault(at, f"{file}: {wrong}", CLOSED)
 
     def _secret(self, name: str, at: checked.Path, kind: str, least: int = 1) -> Generator[Fault, None, str]:
         """The one word in a file."""

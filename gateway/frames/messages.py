@@ -339,13 +339,15 @@ class Welcome(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=Fa
 
 
 class PolicyNews(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=33):
-    """The policy to go by from now on. `limited`: it has limits; `metered`: tenants whose tokens one counts."""
+    """The policy to go by from now on. `limited`: it has limits; `metered`: tenants whose tokens one counts.
+    `jwks`: the keys of its issuer, where a file has them."""
 
     version: Number
     policy: msgspec.Raw
     cache_secret: bytes
     limited: bool
     metered: list[Word]
+    jwks: bytes = b""
 
 
 class EngineNews(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False):

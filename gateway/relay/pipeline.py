@@ -33,6 +33,7 @@ from gateway.core.engines.models import as_anthropic
 from gateway.core.policy.snapshot import Current, Snapshot, largest_body
 from gateway.core.request.body_memory import BodyMemory
 from gateway.core.request.call import Call
+from gateway.core.request.classes import claim
 from gateway.core.request.cors import preflight, shared_lines
 from gateway.core.request.headers import head_time_limit, progress_interval
 from gateway.core.request.model_name import with_model
@@ -41,7 +42,7 @@ from gateway.core.request.outcome import Outcome, Refused, refusal_headers
 from gateway.core.request.parser import parse
 from gateway.core.request.record import Record
 from gateway.core.request.routes import Route, route_of
-from gateway.core.request.tenants import ANONYMOUS, Account
+from gateway.core.request.tenants import ANONYMOUS, Account, AwaitsKeys
 from gateway.relay.active_call import ActiveCall
 from gateway.relay.attempts import Attempts
 from gateway.relay.batcher import Batcher, Part
@@ -135,22 +136,29 @@ class Pipeline:
             request.limit = KEYLESS_BODY
             return None
         else:
-            try:
-                self._account = snapshot.tenants.identify(request.fields, request.peer)
-                self._whose = request
-                if snapshot.browser_guard is not None:
-                    snapshot.browser_guard.check(request.fields, request.peer)
-            except Refused as unknown:
-                refused = unknown
-            else:
-                if route.stored and self.stored is not None:
-                    return self._stored_head(request, route, self.stored, self._account)
-                if not 0 <= request.length <= snapshot.small:
-                    request.limit = largest_body(snapshot.policy, route)
-                    name = self._account.name
-                    request.owner = request.peer if name == ANONYMOUS else name
-                return None
+            return self._sender_head(request, route, snapshot)
         return self._refused_head(refused, request, route)
+
+    def _sender_head(self, request: Request, route: Route, snapshot: Snapshot) -> bytes | None:
+        """Refuse by who sends it. None: read on."""
+        self._whose = self._account = None
+        name = ANONYMOUS
+        try:
+            account = snapshot.tenants.identify(request.fields, request.peer)
+            if snapshot.browser_guard is not None:
+                snapshot.browser_guard.check(request.fields, request.peer)
+        except Refused as refused:
+            if not isinstance(refused, AwaitsKeys) or route.here or route.stored:
+                return self._refused_head(refused, request, route)
+            # `_serve` asks again, once its issuer's keys are here.
+        else:
+            if route.stored and self.stored is not None:
+                return self._stored_head(request, route, self.stored, account)
+            self._whose, self._account, name = request, account, account.name
+        if not 0 <= request.length <= snapshot.small:
+            request.limit = largest_body(snapshot.policy, route)
+            request.owner = request.peer if name == ANONYMOUS else name
+        return None
 
     def _refused_head(self, refused: Refused, request: Request, route: Route | None, tenant: str = "") -> bytes:
         record = Record(request_id=self._request_id(request), route=route.path if route else "other", tenant=tenant)
@@ -259,7 +267,12 @@ class Pipeline:
                 responder.send(200, TEXT + id, page)
             return
         if route.kind == "models":
-            account = self.current.snapshot.tenants.identify(request.fields, request.peer)
+            try:
+                account = self.current.snapshot.tenants.identify(request.fields, request.peer)
+            except Refused as refused:  # its key or token has ended while its body came
+                lines = JSON + id + refusal_headers(refused, self.rng)
+                responder.send(refused.status, lines, refusal_body(route.path, refused))
+                return
             task = asyncio.get_running_loop().create_task(self._list(request, responder, account))
             self._listing.add(task)
             task.add_done_callback(self._listing.discard)
@@ -311,8 +324,8 @@ class Pipeline:
             self.observe(record)
 
     async def _serve(self, request: Request, responder: Responder, route: Route, live: ActiveCall) -> None:
+        account = live.account or await self._identified(request)
         record, snapshot = live.record, self.current.snapshot
-        account = live.account or snapshot.tenants.identify(request.fields, request.peer)
         record.tenant = account.name
         fields, decider = request.fields, self.decider
         with decider.arrive(snapshot, account, record, request.at, request.body) as admission:
@@ -367,6 +380,16 @@ class Pipeline:
     def _copy(self, request: Request, live: ActiveCall, call: Call, snapshot: Snapshot) -> MirrorCopy | None:
         """The call's copy for its route's mirror, to be begun once the call is judged."""
         return self.mirrors.drawn(call, request, snapshot, live.record) if self._forwards else None
+
+    async def _identified(self, request: Request) -> Account:
+        """Return who pays. Wait for the keys of a token's issuer, once. Raises Refused."""
+        tenants = self.current.snapshot.tenants
+        try:
+            return tenants.identify(request.fields, request.peer)
+        except AwaitsKeys:
+            if tenants.tokens is not None:
+                await tenants.tokens.keys_read()
+        return self.current.snapshot.tenants.identify(request.fields, request.peer)
 
     def _answer_part(self, part: Part, call: Call, admission: Admission, responder: Responder, record: Record) -> None:
         """A call's own part of an answer that others may share."""
@@ -447,7 +470,7 @@ class Pipeline:
 
 def _parse(route: Route, request: Request, snapshot: Snapshot, account: Account, record: Record, metered: bool) -> Call:
     """Return what the client asks for. Large bodies are parsed in a thread. Raises Refused."""
-    return parse(
+    call = parse(
         route,
         request.fields,
         request.body,
@@ -459,6 +482,9 @@ def _parse(route: Route, request: Request, snapshot: Snapshot, account: Account,
         metered=metered,
         hinted=account.hinted,
     )
+    if account.claimed:
+        claim(call, snapshot.classes, account.claimed)
+    return call
 
 
 def _rename(request: Request, live: ActiveCall, call: Call) -> str:

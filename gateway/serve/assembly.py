@@ -44,7 +44,7 @@ from gateway.decider.dispatch import Dispatch
 from gateway.decider.ended_calls import EndedCalls
 from gateway.decider.kubernetes.api import Unreachable
 from gateway.decider.kubernetes.source import PodEngines
-from gateway.decider.loading import Configuration
+from gateway.decider.loading import NO_PYJWT, Configuration
 from gateway.decider.local import LocalDecider
 from gateway.decider.metrics.collector import Metrics
 from gateway.decider.metrics.families import Families, batch_families, lengths, quota_families
@@ -62,6 +62,7 @@ from gateway.relay.pipeline import Pipeline
 from gateway.relay.tracing import Tracing
 from gateway.relay.wire.server import Server, ServerSettings
 from gateway.serve.batch_api import BatchApi
+from gateway.serve.issuers import issuer_of
 from gateway.serve.starting import Spans
 from gateway.serve.token_use import TokenUse
 from gateway.shared.files.file_status import FileStatus
@@ -72,6 +73,7 @@ from gateway.upstream.trust import Trust
 
 if TYPE_CHECKING:
     from gateway.decider.cache_events import KvEvents
+    from gateway.relay.issuer import Issuer
 
 NO_PYZMQ = "kv_events: pyzmq is not installed: pip install 'WEIR.whl[kv-events]', or leave kv_events out"
 
@@ -96,7 +98,8 @@ class Gateway:
 
     `entries` are engines beside the policy's: the command line's, which stay whatever the policy says. `say` takes
     lines for the operator. `most_clients`: connections that the process can afford. `sidecar_transport`: in place of
-    sockets to sidecars. Raises ValueError for a policy that only looks right.
+    sockets to sidecars. `jwks`: the content of the policy's `auth.jwks_file`. Raises ValueError for a policy that only
+    looks right.
     """
 
     def __init__(
@@ -116,12 +119,14 @@ class Gateway:
         order_token: str | None = None,
         sidecar_trust: Trust | None = None,
         monitoring: Monitoring = Monitoring(),  # noqa: B008 # it is frozen
+        jwks: bytes = b"",
     ) -> None:
         self._drawn_secret = secrets.token_bytes(32)  # for cache salts, where no file has one
-        self.current = Current(self._snapshot(policy, cache_secret))
+        self.say = say
+        self.issuer: Issuer | None = None  # of callers' tokens, where the policy has one
+        self.current = Current(self._snapshot(policy, cache_secret, jwks))
         self.previous: Policy | None = None  # the one before
         self.rng = rng
-        self.say = say
         self.clock = asyncio.get_running_loop().time
         self._fixed = tuple(entries)
         self.retired: dict[Engine, str] = {}  # and why
@@ -232,7 +237,7 @@ class Gateway:
         """Go by this policy from now on. Raises ApplyError, and then nothing has changed."""
         policy = configuration.policy
         self._entries(policy)  # may raise
-        snapshot = self._snapshot(policy, configuration.cache_secret)
+        snapshot = self._snapshot(policy, configuration.cache_secret, configuration.jwks)
         self._watch_pods(policy)
         self.previous = self.policy
         self.current.apply(snapshot)
@@ -258,8 +263,12 @@ class Gateway:
         self._engines(self._entries(self.policy), self._api_keys, self._sidecar_token)
         self.dispatch.pump()
 
-    def _snapshot(self, policy: Policy, cache_secret: str | None) -> Snapshot:
-        return Snapshot(policy, self._drawn_secret if cache_secret is None else cache_secret.encode())
+    def _snapshot(self, policy: Policy, cache_secret: str | None, jwks: bytes) -> Snapshot:
+        try:
+            self.issuer = issuer_of(policy, jwks, self.issuer, self.say)
+        except ModuleNotFoundError as error:
+            raise ApplyError(NO_PYJWT) from error
+        return Snapshot(policy, self._drawn_secret if cache_secret is None else cache_secret.encode(), self.issuer)
 
     def _entries(self, policy: Policy) -> dict[str, EngineEntry]:
         """The engines there are to be, by id. Raises ApplyError if the policy names one of the command line's, or wants
@@ -494,6 +503,8 @@ class Gateway:
         self.pipeline.mirrors.close()
         if self.batches is not None:
             await self.batches.aclose()
+        if self.issuer is not None:
+            await self.issuer.aclose()
         self.sidecars.close()
         await self.pods.aclose()
         await self.waking.aclose()

@@ -236,6 +236,7 @@ def _gateway(
             order_token=configuration.order_token,
             sidecar_trust=configuration.sidecar_trust,
             monitoring=monitoring,
+            jwks=configuration.jwks,
         )
     except ApplyError as error:
         raise StartError(str(error)) from error

@@ -10,6 +10,7 @@ import pytest
 from gateway.decider.loading import load
 from gateway.shared.files.checked import InvalidFile
 from gateway.upstream.trust import Trust
+from tests.tokens import KeyPair, key_set
 from tests.wire.test_server_seats import made
 
 ENGINES = "fleet: {engines: [{url: 'http://h:1', api_key_file: a.key}, {url: 'http://h:2'}]}\n"
@@ -103,3 +104,27 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
         load(written(tmp_path, p_yaml="nonsense: 1\n"), Path.read_bytes)
     with pytest.raises(FileNotFoundError):
         load(tmp_path / "none.yaml", Path.read_bytes)
+
+
+AUTH = "auth: {issuer: i, audience: a, jwks_file: k.json}\ntenants: {acme: {}}\n"
+
+
+def test_the_keys_of_an_issuer_are_in_their_file(tmp_path: Path) -> None:
+    keys = key_set(KeyPair("one"))
+    path = written(tmp_path, p_yaml=AUTH, k_json=keys.decode())
+    assert load(path, Path.read_bytes).jwks == keys
+    (tmp_path / "k.json").chmod(0o666)
+    with pytest.raises(InvalidFile, match=r"auth\.jwks_file: .*everybody on this machine may write"):
+        load(path, Path.read_bytes)
+    with pytest.raises(InvalidFile, match=r"auth\.jwks_file: .*no public key that verifies tokens"):
+        load(written(tmp_path, p_yaml=AUTH, k_json='{"keys": []}'), Path.read_bytes)
+    (tmp_path / "k.json").unlink()
+    with pytest.raises(InvalidFile, match=r"auth\.jwks_file: .*No such file"):
+        load(path, Path.read_bytes)
+
+
+def test_tokens_need_pyjwt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path, p_yaml=AUTH, k_json=key_set(KeyPair("one")).decode())
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(InvalidFile, match=r"auth: .*pip install 'WEIR\.whl\[jwt\]'"):
+        load(path, Path.read_bytes)

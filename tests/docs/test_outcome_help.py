@@ -9,7 +9,7 @@ import pytest
 
 from gateway.core.admission.refusals import MODEL_OFF, NO_MEMORY
 from gateway.core.policy.schema import schema_text
-from gateway.core.request.outcome import MODEL_AWAY, STATUS, Outcome
+from gateway.core.request.outcome import ISSUER_KEYS, MODEL_AWAY, STATUS, Outcome
 from gateway.relay.heads import outcome_help
 
 HELP = outcome_help()
@@ -24,7 +24,7 @@ def entry(reason: str) -> str:
 
 
 def test_every_outcome_and_reason_has_an_entry_and_there_are_no_others() -> None:
-    reasons = {outcome.value for outcome in Outcome} | {NO_MEMORY, MODEL_OFF, MODEL_AWAY, *OF_THE_WIRE}
+    reasons = {outcome.value for outcome in Outcome} | {NO_MEMORY, MODEL_OFF, MODEL_AWAY, ISSUER_KEYS, *OF_THE_WIRE}
     assert {path.decode() for path in HELP} == {f"/outcomes/{reason}" for reason in reasons} | {"/outcomes"}
     assert {found for source in SOURCES for found in LITERAL.findall(source)} <= reasons
 

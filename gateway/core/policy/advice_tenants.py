@@ -31,14 +31,14 @@ def _tenants(policy: Policy) -> Found:
     order = list(policy.classes)
     if not policy.tenants:
         yield ("tenants",), "there are none, so every call is refused with 401"
-    nameless = policy.keys_file is None and not policy.trusted_proxies.addresses
+    nameless = policy.keys_file is None and policy.auth is None and not policy.trusted_proxies.addresses
     for name, tenant in policy.tenants.items():
         best = tenant.best_class
         if best is not None and tenant.class_ is None and order.index("default") < order.index(best):
             text = f"calls that ask for no class are of class default, which is above it: add class: {best}"
             yield ("tenants", name, "best_class"), text
         if name != ANONYMOUS and not tenant.keys and nameless:
-            yield ("tenants", name), "nobody can be this tenant: no keys, no keys_file, no trusted proxy"
+            yield ("tenants", name), "nobody can be this tenant: no keys, no keys_file, no auth, no trusted proxy"
 
 
 def _anonymous(policy: Policy) -> Found:

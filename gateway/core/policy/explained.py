@@ -80,6 +80,8 @@ def _tenant(policy: Policy, name: str) -> Iterator[str]:
         ways.append(f"{len(tenant.keys)} {'keys' if len(tenant.keys) > 1 else 'key'} in the policy")
     if policy.keys_file is not None:
         ways.append(f"keys in {policy.keys_file}")
+    if policy.auth is not None and name != ANONYMOUS:
+        ways.append(f"tokens of {policy.auth.issuer} whose claim {policy.auth.tenant_claim} names it")
     if proxies.addresses:
         ways.append(f"{proxies.tenant_header} from {', '.join(proxies.addresses)}")
     yield f"{name}: {'; '.join(ways) or 'nobody, it has no key'}"

@@ -13,6 +13,7 @@ from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
+from gateway.core.policy.auth import AuthPolicy
 from gateway.core.policy.batches import BatchesPolicy
 from gateway.core.policy.cluster import ClusterPolicy
 from gateway.core.policy.routes import ModelRoute
@@ -311,6 +312,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     `tenants`: Tenants, who own keys, limits and shares. A call without a key is the tenant `anonymous`'s; without such
     a tenant it gets 401.
     `keys_file`: File with more keys, a line of SHA-256 and tenant each; `gateway key add` writes it.
+    `auth`: Issuer whose tokens (JWT) callers may send in place of a key; null: none. See docs/operating.md.
     `shaping`: Caps on max_tokens while engines are full; the smallest that applies counts.
     `lengths`: Estimate of an answer's length, which sets its booked tokens (with budget.alpha: auto) and its
     predicted end. by_model: learned by model, class and max_tokens; learned: from each tenant's calls too, by session,
@@ -335,6 +337,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     service_tiers: Mapping[Name, Name] = msgspec.field(default_factory=default_service_tiers)
     tenants: Mapping[TenantName, Tenant] = msgspec.field(default_factory=default_tenants)
     keys_file: FileName | None = None
+    auth: AuthPolicy | None = None
     trusted_proxies: TrustedProxies = TrustedProxies()
     limits: Limits = Limits()
     budget: Budget = Budget()

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from gateway.core.engines.origin import engine_id, url_fault
+from gateway.core.policy.auth import auth_faults
 from gateway.core.policy.policy import EngineEntry, Policy
 from gateway.core.policy.route_rules import route_faults
 from gateway.core.policy.traffic import ModeRule, ShapingTier, Tenant, Threshold, TokenQuota, TrafficClass, When
@@ -34,6 +35,7 @@ def faults(policy: Policy) -> Iterator[Fault]:
         _classes,
         _reserves,
         _tenants,
+        _auth,
         _proxies,
         _allowed,
         _shaping,
@@ -204,6 +206,10 @@ def _keys(name: str, tenant: Tenant, owners: dict[str, str]) -> Iterator[Fault]:
             owner = owners.setdefault(key, f"{name}.keys[{index}]")
             if owner != f"{name}.keys[{index}]":
                 yield Fault(("tenants", name, "keys", index), f"the key of tenants.{owner} again", "each key once")
+
+
+def _auth(policy: Policy) -> Iterator[Fault]:
+    yield from auth_faults(policy.auth, policy.tenants)
 
 
 def _proxies(policy: Policy) -> Iterator[Fault]:

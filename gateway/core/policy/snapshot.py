@@ -12,7 +12,7 @@ from gateway.core.request.browser_guard import BrowserGuard
 from gateway.core.request.call import CallSettings
 from gateway.core.request.classes import ClassRules
 from gateway.core.request.routes import Route
-from gateway.core.request.tenants import Tenants
+from gateway.core.request.tenants import Tenants, TokenCheck
 
 BYTES_PER_VALUE = 20  # of the largest body: so many JSON values and field names may it hold
 BYTES_PER_MESSAGE = 1024  # the same, of messages, prompts, inputs and documents
@@ -20,15 +20,15 @@ LEAST_VALUES, LEAST_MESSAGES = 104_857, 2048  # however small the largest body i
 
 
 class Snapshot:
-    """`cache_secret`: the secret that tenants' cache salts are derived from; empty: no salts. Raises ValueError as
-    `Tenants` does."""
+    """`cache_secret`: the secret that tenants' cache salts are derived from; empty: no salts. `tokens`: who verifies
+    tokens; None: none are. Raises ValueError as `Tenants` does."""
 
-    def __init__(self, policy: Policy, cache_secret: bytes = b"") -> None:
+    def __init__(self, policy: Policy, cache_secret: bytes = b"", tokens: TokenCheck | None = None) -> None:
         self.policy = policy
         self.calls = call_settings(policy)
         self.classes = ClassRules(policy)
         self.order = self.classes.order
-        self.tenants = Tenants(policy, cache_secret=cache_secret)
+        self.tenants = Tenants(policy, cache_secret=cache_secret, tokens=tokens)
         self.small = min(SMALL, policy.body.max)  # bytes of a body that every route takes, and that is not counted
         self.browser_guard = BrowserGuard(policy.server.hosts, policy.cors) if self.tenants.open else None
         self.within_deadline = policy.deadlines.on_deadline == "cancel"

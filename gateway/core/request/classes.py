@@ -33,6 +33,13 @@ class ClassRules:
         return self.order[best] if self.rank[name] < best else name
 
 
+def claim(call: Call, rules: ClassRules, claimed: str) -> None:
+    """Apply the class that the caller's token names: of calls that ask for none, and the best that it may ask for."""
+    asked, best = call.asked_class, rules.rank.get(claimed)
+    if best is not None and (not asked or rules.rank[asked] < best):
+        call.asked_class = claimed
+
+
 def classify(call: Call, rules: ClassRules, default_class: str | None = None, best: int = 0) -> None:
     """Set the call's `class_name`, `deadline` and `ttft_by`. Needs its estimate of `prompt_tokens`.
 

@@ -15,6 +15,7 @@ from typing import Literal
 import msgspec
 
 MODEL_AWAY = "model_away"  # a reason of NOT_FOUND
+ISSUER_KEYS = "issuer_keys"  # a reason of UPSTREAM
 LONGEST = 60.0  # seconds of Retry-After that clients obey; openai-python's bound
 
 

@@ -12,9 +12,9 @@ import hashlib
 import hmac
 import ipaddress
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Iterator, Mapping
 from types import MappingProxyType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import msgspec
 
@@ -23,6 +23,9 @@ from gateway.core.policy.traffic import Tenant
 from gateway.core.policy.types import OF_NOTHING
 from gateway.core.request.outcome import Outcome, Refused
 from gateway.shared.files.checked import InvalidFile, Problem, nearest
+
+if TYPE_CHECKING:  # it needs PyJWT, which is an extra
+    from gateway.core.policy.signed_token import Verified
 
 ANONYMOUS = "anonymous"
 MIRROR = "(mirror)"  # owner of mirrored copies of calls; no tenant of a policy can have the name
@@ -117,18 +120,36 @@ def _of_key(file: str, digest: str, found: str, expected: str, hint: str | None 
     return Problem(file=file, line=0, path=f"{digest[:12]}...", found=found, expected=expected, nearest=hint)
 
 
+class AwaitsKeys(Refused):
+    """The issuer's keys are being read; once they are, the token may be accepted."""
+
+
+class TokenCheck(Protocol):
+    """Whoever verifies tokens of an issuer. `jwks`: its keys where a file has them, else empty."""
+
+    jwks: bytes
+
+    def holder(self, token: bytes, digest: bytes) -> Verified:
+        """Return the claims of a token, whose SHA-256 is `digest`. Raises Refused."""
+
+    def keys_read(self) -> Awaitable[None]:
+        """Wait until the reading under way has ended."""
+
+
 class Account:
     """A tenant, prepared for its calls.
 
-    `best`: rank of the most important class it may ask for, 0: any. `models`: those it may use, empty: all.
-    `cache_salt`: a JSON field for the body of each of its calls, with a comma before it; empty: none. `refusal`: its
-    own refusal answer. `hinted`: its calls' agent hints count.
+    `claimed`: the class that a caller's token names, the most important of its calls; empty: none. `best`: rank of the
+    most important class it may ask for, 0: any. `models`: those it may use, empty: all. `cache_salt`: a JSON field for
+    the body of each of its calls, with a comma before it; empty: none. `refusal`: its own refusal answer. `hinted`: its
+    calls' agent hints count.
     """
 
-    __slots__ = ("best", "cache_salt", "default_class", "hinted", "models", "name", "refusal", "weight")
+    __slots__ = ("best", "cache_salt", "claimed", "default_class", "hinted", "models", "name", "refusal", "weight")
 
-    def __init__(self, name: str, tenant: Tenant, classes: list[str], cache_salt: bytes) -> None:
+    def __init__(self, name: str, tenant: Tenant, classes: list[str], cache_salt: bytes, claimed: str = "") -> None:
         self.name = name
+        self.claimed = claimed
         self.cache_salt = cache_salt
         self.default_class = tenant.class_
         self.best = 0 if tenant.best_class is None else classes.index(tenant.best_class)
@@ -152,18 +173,23 @@ class Tenants:
     """
 
     def __init__(
-        self, policy: Policy, keys: Mapping[str, str] = MappingProxyType({}), *, cache_secret: bytes = b""
+        self,
+        policy: Policy,
+        keys: Mapping[str, str] = MappingProxyType({}),
+        *,
+        cache_secret: bytes = b"",
+        tokens: TokenCheck | None = None,
     ) -> None:
         """`keys`: further keys from a keys file, as {SHA-256 in hexadecimal: tenant}. Keys of a tenant that the policy
         does not have are ignored. A key of two tenants belongs to the policy's, or to the first. `cache_secret`: the
-        secret that cache salts are derived from; empty: no salts."""
-        classes = list(policy.classes)
+        secret that cache salts are derived from; empty: no salts. `tokens`: who verifies tokens; None: none are."""
+        self.tokens = tokens
+        self._policy = policy
         isolated = policy.routing.cache_isolation == "tenant" and len(policy.tenants) > 1
-        secret = cache_secret if isolated else b""
-        self.accounts = {
-            name: Account(name, tenant, classes, _cache_salt(secret, name)) for name, tenant in policy.tenants.items()
-        }
-        self.mirror = Account(MIRROR, Tenant(), classes, b"")
+        self._secret = cache_secret if isolated else b""
+        self.accounts = {name: self._account(name) for name in policy.tenants}
+        self._claimed: dict[tuple[str, str], Account] = {}  # by tenant and class, as tokens have named them
+        self.mirror = Account(MIRROR, Tenant(), list(policy.classes), b"")
         own = [(key, name) for name, tenant in policy.tenants.items() for key in tenant.keys]
         self._by_digest: dict[bytes, tuple[bytes, Account | None]] = {}
         for key, name in (*own, *keys.items()):
@@ -172,7 +198,7 @@ class Tenants:
                 self._by_digest.setdefault(digest, (digest, self.accounts[name]))
         self._anonymous = self.accounts.get(ANONYMOUS)
         # SDKs send a key even to servers without keys (`api_key="none"`). So without any keys every key is accepted.
-        self._keyless = not own and not keys and policy.keys_file is None
+        self._keyless = not own and not keys and policy.keys_file is None and policy.auth is None
         self._proxies = bool(policy.trusted_proxies.addresses)
         self._open = self._anonymous if self._keyless and not self._proxies else None  # everybody's account
         self._header = policy.trusted_proxies.tenant_header.encode()
@@ -196,8 +222,9 @@ class Tenants:
     def identify(self, headers: Mapping[bytes, bytes], peer: str) -> Account:
         """The account of a request. `headers` maps lower-cased names to values; `peer` is an address or `unix`.
 
-        Order: a trusted proxy's header, `Authorization: Bearer KEY`, `x-api-key: KEY`, the tenant `anonymous`. Raises
-        Refused (UNAUTHORIZED), with the same message for every cause.
+        Order: a trusted proxy's header, `Authorization: Bearer KEY`, `x-api-key: KEY`, the tenant `anonymous`. In place
+        of a key there may be an issuer's token. Raises Refused (UNAUTHORIZED), with the same message for every cause;
+        for a token the message names the check that failed. Raises AwaitsKeys while the issuer's keys are read.
         """
         if self._open is not None:
             return self._open
@@ -215,6 +242,8 @@ class Tenants:
         known, found = self._by_digest.get(digest, _UNKNOWN)
         if hmac.compare_digest(known, digest) and found is not None:
             return found
+        if self.tokens is not None and key is not None and key.count(b".") == 2:
+            return self._holder(self.tokens.holder(key, digest))
         if self._keyless and self._anonymous is not None:
             return self._anonymous
         return _unauthorized()
@@ -222,6 +251,24 @@ class Tenants:
     def account(self, name: str) -> Account | None:
         """The account of a tenant, or of mirrored copies, by name. No caller can name the latter."""
         return self.mirror if name == MIRROR else self.accounts.get(name)
+
+    def _account(self, name: str, claimed: str = "") -> Account:
+        salt = _cache_salt(self._secret, name)
+        return Account(name, self._policy.tenants[name], list(self._policy.classes), salt, claimed)
+
+    def _holder(self, token: Verified) -> Account:
+        """The account of a token's holder. Raises Refused."""
+        tenant, class_name = token.tenant, token.class_name
+        if tenant not in self.accounts:
+            raise Refused(Outcome.UNAUTHORIZED, "The token was refused: it names no tenant of this gateway.")
+        if not class_name:
+            return self.accounts[tenant]
+        if class_name not in self._policy.classes:
+            raise Refused(Outcome.UNAUTHORIZED, "The token was refused: it names no class of this gateway.")
+        found = self._claimed.get((tenant, class_name))
+        if found is None:
+            found = self._claimed[tenant, class_name] = self._account(tenant, class_name)
+        return found
 
     def has_key(self, key: str) -> bool:
         """Whether `key` is a tenant's. Takes the same time for every key."""

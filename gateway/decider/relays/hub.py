@@ -234,7 +234,8 @@ class RelayHub:
         limits = self.decider.limits
         metered = [name for name in snapshot.tenants.accounts if limits.limited and limits.counts_tokens(name)]
         policy = msgspec.Raw(msgspec.msgpack.encode(snapshot.policy))
-        self._policy = PolicyNews(self.version, policy, cache_secret, limits.limited, metered)
+        jwks = b"" if snapshot.tenants.tokens is None else snapshot.tenants.tokens.jwks
+        self._policy = PolicyNews(self.version, policy, cache_secret, limits.limited, metered, jwks)
         for session in self.sessions:
             session.send(self._policy)
             self.tell_fleet(session)

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -43,6 +44,7 @@ from gateway.relay.wire.server import Server
 from gateway.serve.assembly import client_settings, server_settings
 from gateway.serve.batch_api import BatchApi
 from gateway.serve.descriptors import shared_out
+from gateway.serve.issuers import issuer_of
 from gateway.serve.processes.place import READY, Beats, Place
 from gateway.serve.relay_counts import relay_counts
 from gateway.serve.starting import (
@@ -61,6 +63,9 @@ from gateway.shared.watched_file import WatchedFile
 from gateway.upstream.client import Client
 from gateway.upstream.names import Names
 from gateway.upstream.trust import Trust
+
+if TYPE_CHECKING:
+    from gateway.relay.issuer import Issuer
 
 COUNT_EVERY = 1.0  # seconds
 TOLD_WITHIN = 2.0  # seconds for a decider to be there for the last totals
@@ -131,6 +136,7 @@ class RelaySide:
         self._rng = random.Random() if rng is None else rng  # noqa: S311 # jitter and tie-breaking, no secrets
         self._clock = asyncio.get_running_loop().time
         self._names = Names()
+        self._issuer: Issuer | None = None
         self._client_of = self._new_client if client_of is None else client_of
         self.clients: dict[str, Client] = {}
         self._engines: dict[str, EngineNews] = {}  # as they were told of last
@@ -212,6 +218,8 @@ class RelaySide:
         self.pipeline.mirrors.close()
         self._timer.cancel()
         await self.link.aclose()
+        if self._issuer is not None:
+            await self._issuer.aclose()
         for client in self.clients.values():
             client.close()
         await self._recorder.aclose()
@@ -223,7 +231,8 @@ class RelaySide:
 
     def _on_policy(self, news: PolicyNews) -> None:
         policy = msgspec.msgpack.decode(news.policy, type=Policy)
-        self.current.apply(Snapshot(policy, news.cache_secret))
+        self._issuer = issuer_of(policy, news.jwks, self._issuer, self._say)
+        self.current.apply(Snapshot(policy, news.cache_secret, self._issuer))
         self.server.settings = server_settings(self.current.snapshot, self._most_clients)
         self.bodies.apply(policy.body.memory // self._place.relays)
         for id, engine in self._engines.items():

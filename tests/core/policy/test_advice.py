@@ -249,7 +249,7 @@ TENANTS = [
     ("tenants: {}", ["p:1: warning: tenants: there are none, so every call is refused with 401"]),
     (
         "tenants: {acme: {}}",
-        ["p:1: warning: tenants.acme: nobody can be this tenant: no keys, no keys_file, no trusted proxy"],
+        ["p:1: warning: tenants.acme: nobody can be this tenant: no keys, no keys_file, no auth, no trusted proxy"],
     ),
     ("tenants: {acme: {}}\nkeys_file: k", []),
     ("tenants: {acme: {}}\ntrusted_proxies: {addresses: [10.0.0.1]}", []),

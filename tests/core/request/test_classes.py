@@ -8,7 +8,7 @@ import pytest
 
 from gateway.core.policy.policy import Policy
 from gateway.core.policy.traffic import TrafficClass, When
-from gateway.core.request.classes import ClassRules, classify
+from gateway.core.request.classes import ClassRules, claim, classify
 from gateway.core.request.routes import ROUTES
 from tests.calls import a_call
 
@@ -75,3 +75,19 @@ def test_what_a_class_promises(fields: dict[str, object], deadline: float, ttft:
 def test_order_and_rank_are_the_policys() -> None:
     assert RULES.order == ("interactive", "default", "long_context", "offline")
     assert [RULES.rank[name] for name in RULES.order] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("asked", "claimed", "found"),
+    [
+        ("", "batch", "batch"),
+        ("interactive", "batch", "batch"),
+        ("batch", "default", "batch"),
+        ("default", "default", "default"),
+        ("interactive", "gone", "interactive"),
+    ],
+)
+def test_a_tokens_class_is_the_best_and_that_of_calls_that_name_none(asked: str, claimed: str, found: str) -> None:
+    call = a_call(asked_class=asked)
+    claim(call, ClassRules(Policy()), claimed)
+    assert call.asked_class == found

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 
 import msgspec
 import pytest
 
+from gateway.core.policy.auth import AuthPolicy
 from gateway.core.policy.file import decode
 from gateway.core.policy.policy import Policy, Routing, TrustedProxies
+from gateway.core.policy.signed_token import Verified
 from gateway.core.policy.traffic import Refusal, Tenant
 from gateway.core.request import tenants
 from gateway.core.request.outcome import Outcome, Refused
@@ -304,3 +306,63 @@ def test_who_is_alone_or_shares_has_none() -> None:
     assert set(salts(Policy()).values()) == {b""}
     assert set(salts(Policy(tenants=POLICY.tenants, routing=Routing(cache_isolation="none"))).values()) == {b""}
     assert set(salts(POLICY, b"").values()) == {b""}
+
+
+# -- tokens of an issuer ----------------------------------------------------------------------------------------------
+
+
+class Tokens:
+    """Holders of tokens by the token itself, as an issuer would verify them."""
+
+    jwks = b""
+
+    def holder(self, token: bytes, digest: bytes) -> Verified:
+        assert digest == hashlib.sha256(token).digest()
+        known = {
+            b"a.b.c": ("acme", ""),
+            b"a.b.batch": ("acme", "batch"),
+            b"a.b.no": ("acme", "no"),
+            b"x.y.z": ("x", ""),
+        }
+        if token not in known:
+            raise Refused(Outcome.UNAUTHORIZED, "The token was refused: its signature.")
+        return Verified(*known[token], 2.0**40)
+
+    def keys_read(self) -> Awaitable[None]:
+        raise AssertionError
+
+
+AUTH = Policy(tenants={"acme": Tenant()}, auth=AuthPolicy(issuer="i", audience="a", jwks_file="k"))
+
+
+def test_a_token_says_who_and_which_class() -> None:
+    who = Tenants(AUTH, {hash_of("weir.key.dots"): "acme"}, tokens=Tokens())
+    account = who.identify({b"authorization": b"Bearer a.b.c"}, "10.0.0.1")
+    assert account is who.accounts["acme"]
+    assert not account.claimed
+    batch = who.identify({b"x-api-key": b"a.b.batch"}, "10.0.0.1")
+    assert (batch.name, batch.claimed) == ("acme", "batch")
+    assert who.identify({b"authorization": b"Bearer a.b.batch"}, "10.0.0.1") is batch
+    assert who.identify({b"authorization": b"Bearer weir.key.dots"}, "10.0.0.1").name == "acme"  # a key comes first
+
+
+@pytest.mark.parametrize(
+    ("token", "message"),
+    [
+        (b"x.y.z", "it names no tenant of this gateway"),
+        (b"a.b.no", "it names no class of this gateway"),
+        (b"a.b.x", "its signature"),
+        (b"weir-wrong", "No valid API key."),
+        (b"a.b", "No valid API key."),
+    ],
+)
+def test_a_refused_token_is_told_why_and_a_key_is_not(token: bytes, message: str) -> None:
+    who = Tenants(AUTH, tokens=Tokens())
+    assert message in refused(who, {b"authorization": b"Bearer " + token}).message
+    assert who.keyed
+    assert not who.open
+
+
+def test_without_an_issuer_a_token_is_a_wrong_key() -> None:
+    who = Tenants(CLOSED, KEYS)
+    assert "No valid API key." in refused(who, {b"authorization": b"Bearer a.b.c"}).message

@@ -1,0 +1,71 @@
+"""Policy of callers' tokens: JSON Web Tokens (RFC 7519) that an issuer signs, accepted beside API keys."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable, Iterator
+from typing import Annotated
+
+import msgspec
+
+from gateway.core.engines.origin import parse_origin
+from gateway.core.policy.types import FileName, WebPage
+from gateway.shared.files.checked import Fault
+from gateway.shared.files.kinds import Text
+
+Issued = Annotated[str, Text(r"[!-~]{1,512}", "an issuer or audience without spaces, as the tokens have it")]
+Claim = Annotated[str, Text(r"[!-~]{1,200}", "the name of a claim, without spaces")]
+
+
+class AuthPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """JSON Web Tokens of an issuer, accepted beside API keys. They need the extra `jwt`.
+
+    `issuer`: Issuer of the tokens: their claim iss, character for character.
+    `audience`: This gateway's name in the tokens' claim aud.
+    `jwks_file`: File with the issuer's public keys, a JWK Set; null: see jwks_url.
+    `jwks_url`: Address of the issuer's JWK Set, https:// (http:// on this machine). It is read every 5 min, and for a
+    token of an unknown key. Without an answer the known keys are valid for a day.
+    `tenant_claim`: Claim that names the caller's tenant.
+    `class_claim`: Claim that names the caller's class: that of calls that name none, and the most important that it may
+    ask for; null, or no such claim: as the tenant's other callers.
+    """
+
+    issuer: Issued
+    audience: Issued
+    jwks_file: FileName | None = None
+    jwks_url: WebPage | None = None
+    tenant_claim: Claim = "tenant"
+    class_claim: Claim | None = None
+
+
+def auth_faults(auth: AuthPolicy | None, tenants: Iterable[str]) -> Iterator[Fault]:
+    """Settings by which nobody could be let in, or keys that someone on the way could replace."""
+    if auth is None:
+        return
+    if (auth.jwks_file is None) == (auth.jwks_url is None):
+        both = auth.jwks_file is not None
+        found = "jwks_file and jwks_url" if both else "neither jwks_file nor jwks_url"
+        yield Fault(("auth",), found, "one of jwks_file and jwks_url: the issuer's public keys")
+    if not set(tenants) - {"anonymous"}:
+        found = "auth, and no tenant but anonymous: its tokens would let nobody in"
+        yield Fault(("auth",), found, "tenants whom tokens can name")
+    if auth.jwks_url is not None:
+        yield from _url(auth.jwks_url)
+
+
+def _url(url: str) -> Iterator[Fault]:
+    try:
+        origin = parse_origin(url)
+    except ValueError as error:
+        yield Fault(("auth", "jwks_url"), str(error), "https://HOST/PATH of a JWK Set")
+        return
+    if not origin.tls and not _is_loopback(origin.host):
+        found = f"{url}: whoever is on the way could replace the keys"
+        yield Fault(("auth", "jwks_url"), found, "https://, or http:// of this machine")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
