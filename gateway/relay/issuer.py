@@ -15,8 +15,7 @@ from collections.abc import Callable
 
 from gateway.core.policy.auth import AuthPolicy
 from gateway.core.policy.signed_token import MOST_BYTES, KeySet, TokenFault, UnknownKey, Verified
-from gateway.core.request.outcome import ISSUER_KEYS, Outcome, Refused
-from gateway.core.request.tenants import AwaitsKeys
+from gateway.core.request.outcome import ISSUER_KEYS, AwaitsKeys, Outcome, Refused
 from gateway.upstream.client import Client, ClientSettings, EngineError, parse_origin
 
 EVERY = 300.0  # seconds

@@ -38,11 +38,11 @@ from gateway.core.request.cors import preflight, shared_lines
 from gateway.core.request.headers import head_time_limit, progress_interval
 from gateway.core.request.model_name import with_model
 from gateway.core.request.not_found import canonical, no_method, no_route
-from gateway.core.request.outcome import Outcome, Refused, refusal_headers
+from gateway.core.request.outcome import AwaitsKeys, Outcome, Refused, refusal_headers
 from gateway.core.request.parser import parse
 from gateway.core.request.record import Record
 from gateway.core.request.routes import Route, route_of
-from gateway.core.request.tenants import ANONYMOUS, Account, AwaitsKeys
+from gateway.core.request.tenants import ANONYMOUS, Account
 from gateway.relay.active_call import ActiveCall
 from gateway.relay.attempts import Attempts
 from gateway.relay.batcher import Batcher, Part

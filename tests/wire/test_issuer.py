@@ -9,8 +9,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from gateway.core.policy.auth import AuthPolicy
-from gateway.core.request.outcome import Outcome, Refused
-from gateway.core.request.tenants import AwaitsKeys
+from gateway.core.request.outcome import AwaitsKeys, Outcome, Refused
 from gateway.relay import issuer as of_issuer
 from gateway.relay.issuer import Issuer
 from tests.tokens import AUDIENCE, ISSUER, KeyPair, KeyServer, key_set

@@ -234,6 +234,10 @@ class Refused(Exception):
         return error_body(self.full_message, advice.type, self.code or advice.code, self.param)
 
 
+class AwaitsKeys(Refused):
+    """The issuer's keys are being read; once they are, the token may be accepted."""
+
+
 def refusal_headers(refused: Refused, rng: random.Random) -> bytes:
     """Header lines of a refusal: `x-weir-reason`, a link to its explanation, and Retry-After or `x-should-retry`.
 

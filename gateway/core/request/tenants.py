@@ -120,10 +120,6 @@ def _of_key(file: str, digest: str, found: str, expected: str, hint: str | None 
     return Problem(file=file, line=0, path=f"{digest[:12]}...", found=found, expected=expected, nearest=hint)
 
 
-class AwaitsKeys(Refused):
-    """The issuer's keys are being read; once they are, the token may be accepted."""
-
-
 class TokenCheck(Protocol):
     """Whoever verifies tokens of an issuer. `jwks`: its keys where a file has them, else empty."""
 
