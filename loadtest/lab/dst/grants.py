@@ -65,7 +65,11 @@ class Grants:
         known = {call.session, *call.prefix}
         if choice.cached and not any((choice.engine.id, call.tenant, each) in self._read for each in known):
             yield f"{choice.engine.id} for {choice.cached} cached tokens of a prompt that it was never sent"
-        self._read.update([(choice.engine.id, call.tenant, each) for each in known])
+        self.read(choice.engine.id, call)
+
+    def read(self, engine: str, call: Call) -> None:
+        """Note that the engine was sent the call's prompt."""
+        self._read.update([(engine, call.tenant, each) for each in (call.session, *call.prefix)])
 
     def _order(self, ticket: Ticket, queues: Queues) -> Iterator[str]:
         """Within a class a tenant's calls go by deadline, or by likely length with ageing, but first those that lost

@@ -135,6 +135,7 @@ class Invariants:
         if any(each.live and other is call for each, other in self._prompts):
             self._wrong(f"the prompt of {call.request_id} is held twice")
         self._prompts.append((hold, call))
+        self._grants.read(hold.engine.id, call)
 
     def prefilled(self, call: Call, hold: Hold) -> None:
         """The books are compared again."""
