@@ -126,9 +126,16 @@ class Control:
         self._by_hand = False  # the drain is an operator's and not the end of the process
 
     def routes(self) -> list[Route]:
-        pages = (self.livez, self.readyz, self.metrics, self.fleet, self.calls, self.processes, self.cluster)
         return [
-            *[Route(f"/{page.__name__}", page) for page in (*pages, self.usage, self.policy)],
+            Route("/livez", self.livez),
+            Route("/readyz", self.readyz),
+            Route("/metrics", self.metrics),
+            Route("/fleet", self.fleet),
+            Route("/calls", self.calls),
+            Route("/processes", self.processes),
+            Route("/cluster", self.cluster),
+            Route("/usage", self.usage),
+            Route("/policy", self.policy),
             Route("/policy/reload", self.reload, methods=["POST"]),
             Route("/drain", self.drain, methods=SWITCH),
             Route("/engines/{id:path}/drain", self.drain_engine, methods=SWITCH),

@@ -15,19 +15,18 @@ import sys
 import sysconfig
 import termios
 from pathlib import Path
-from types import SimpleNamespace
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway import native
-from gateway.core.request.call import Call
 from gateway.core.request.routes import Route
 from gateway.relay import answer
 from gateway.relay.answer import Relay
 from gateway.upstream.client import Client, ClientSettings, Reply, parse_origin
+from tests.calls import a_call
 from tests.examples import examples
 from tests.wire.client_harness import CHUNKED, chunk, open_fds
 from tests.wire.server_harness import Rig, serve
@@ -77,7 +76,7 @@ class Stream:
         await reader.readuntil(b"{}")
         writer.write(CHUNKED + pieces[0])
         reply = await sending
-        relay = Relay(_call(), reply, responder, b"")
+        relay = Relay(a_call(route=CHAT, stream=True, prompt_tokens=5), reply, responder, b"")
         finishing = asyncio.create_task(relay.finished())
         reading = asyncio.create_task(client.end())
         for piece in pieces[1:]:
@@ -126,12 +125,6 @@ def _unchunked(body: bytes) -> bytes:
         data += rest[:length]
         body = rest[length + 2 :]
     return data
-
-
-def _call() -> Call:
-    return cast(
-        Call, SimpleNamespace(route=CHAT, stream=True, wants_usage=False, usage_cut=False, n=1, prompt_tokens=5)
-    )
 
 
 def both(pieces: list[bytes], **how: bool) -> tuple[Seen, Seen, int]:

@@ -10,6 +10,7 @@ from gateway.core.engines.engine import Engine
 from gateway.core.engines.fleet import Fleet
 from gateway.core.engines.models import as_anthropic, model_list
 from gateway.core.policy.policy import Policy
+from gateway.core.policy.routes import ModelRoute, RouteMember
 from gateway.shared.vllm.answers import ModelCard
 
 
@@ -67,3 +68,19 @@ def test_anthropics_clients_read_it_in_their_shape() -> None:
     assert (gone["type"], gone["error"]["type"]) == ("error", "not_found_error")
     nothing = json.loads(as_anthropic(*model_list(Fleet(), b"/v1/models")))
     assert nothing == {"data": [], "first_id": None, "last_id": None, "has_more": False}
+
+
+def test_a_route_is_listed_with_the_shortest_context_of_its_models() -> None:
+    routes = {
+        "support": ModelRoute(members=(RouteMember(model="é b"), RouteMember(model="alias")), fallback=("gone",)),
+        "nowhere": ModelRoute(members=(RouteMember(model="gone"),)),
+    }
+
+    def told(*allowed: str) -> dict[str, int | None]:
+        body = model_list(fleet(), b"/v1/models", allowed, {"alias": "org/m"}, routes)[1]
+        return {card["id"]: card["max_model_len"] for card in json.loads(body)["data"]}
+
+    assert told() == {"org/m": 200, "é b": None, "alias": 200, "support": 200}
+    assert told("support") == {"support": 200}
+    assert told("é b") == {"é b": None, "support": None}
+    assert told("gone") == {}

@@ -566,3 +566,9 @@ def test_any_text_is_a_policy_or_a_list_of_problems(text: str) -> None:
 def test_what_was_meant_by_a_rate(text: str, meant: str | None) -> None:
     (line,) = problems(f'limits: {{per_tenant: {{requests: "{text}"}}}}')
     assert (f"(did you mean {meant}?)" in line) if meant else ("did you mean" not in line)
+
+
+def test_a_route_with_a_mirror_beside_headroom_is_good() -> None:
+    route = "{members: [{model: a}, {model: b, weight: 5, until: {errors: 2%}}], mirror: {model: c, share: 1%}}"
+    text = f"version: 1\nclasses: {{default: {{}}, batch: {{headroom: 30%}}}}\nmodels: {{support: {route}}}\n"
+    assert decode(text.encode()).models["support"].models == ("a", "b")
