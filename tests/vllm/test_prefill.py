@@ -22,7 +22,6 @@ POLICY = """
 version: 1
 classes: {{default: {{tpot: 1ms, deadline: 500s}}}}
 fleet:
-  health: 500ms
   engines:
     - {{url: "{reader}", name: reader, transfer: pool, role: prefill}}
     - {{url: "{writer}", name: writer, transfer: pool, role: decode}}

@@ -181,13 +181,13 @@ class Metrics(Collector):
         text = "Tokens as the engines reported them, by kind."
         yield counter("weir_tokens", text, "kind", *LABELS, of=tokens)
         histograms: list[tuple[str, str, Callable[[CountRow], Histogram]]] = [
-            ("queue", "From arrival to grant.", lambda row: row.queue),
-            ("ttft", "From arrival to the engine's first byte.", lambda row: row.ttft),
-            ("request", "From arrival to the end.", lambda row: row.duration),
+            ("weir_queue_seconds", "From arrival to grant.", lambda row: row.queue),
+            ("weir_ttft_seconds", "From arrival to the engine's first byte.", lambda row: row.ttft),
+            ("weir_request_seconds", "From arrival to the end.", lambda row: row.duration),
         ]
         for name, text, waits in histograms:
             found = [(labels, _exemplified(waits(row)), waits(row).sum) for labels, row in rows]
-            yield histogram(f"weir_{name}_seconds", text, *LABELS, of=found)
+            yield histogram(name, text, *LABELS, of=found)
 
     def _as_vllm(self, counts: CallCounts) -> Iterable[Metric]:
         """The same calls under the metric names that dashboards for a plain proxy in front of vLLM expect."""

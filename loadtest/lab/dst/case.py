@@ -105,7 +105,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     """Simulation. `fixed` engines are the command line's, `extra` ones are there while the policy names them.
 
     `cancels`: what runs past its deadline is cancelled, by every policy. `lost`: the share of the engines' messages of
-    their caches that do not come; negative: they send none.
+    their caches that do not come; negative: they send none. `exchanges`: the `fixed` engines exchange KV caches.
     """
 
     seed: int
@@ -117,3 +117,4 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     numbers: tuple[int, ...]  # of the events, in the whole case
     cancels: bool
     lost: float = -1.0
+    exchanges: bool = False

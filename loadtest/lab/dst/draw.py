@@ -73,6 +73,7 @@ def case(seed: int) -> Case:
         numbers=tuple(range(len(events))),
         cancels=cancels,
         lost=rng.choice((-1.0, -1.0, 0.0, 0.1)),
+        exchanges=random.Random(f"exchanges{seed}").random() < 0.5,  # noqa: S311 # a test's draw
     )
 
 

@@ -17,8 +17,6 @@ from loadtest.load.prompts import PATHS
 from loadtest.load.workload import Planned
 from loadtest.simulate.memory_engine import MemoryEngine
 
-EXCHANGING = 0.5  # of cases, the share whose engines exchange KV caches
-
 
 def planned(number: int, call: Call) -> Planned:
     """Body and headers that a client sends."""
@@ -84,9 +82,9 @@ def engine_of(machine: EngineSpec, seed: int, scheduling: Policy = "fcfs") -> Me
 
 def roles_of(case: Case) -> tuple[Role, ...]:
     """Return the roles of the command line's engines; empty: they exchange nothing. Each model has one that answers."""
-    rng = random.Random(f"roles{case.seed}")  # noqa: S311 # a test's draw
-    if rng.random() >= EXCHANGING:
+    if not case.exchanges:
         return ()
+    rng = random.Random(f"roles{case.seed}")  # noqa: S311 # a test's draw
     roles: list[Role] = []
     for number, machine in enumerate(case.fixed):
         first = machine.model not in {each.model for each in case.fixed[:number]}

@@ -12,6 +12,7 @@ import asyncio
 from typing import TYPE_CHECKING, cast
 
 import httpx
+import msgspec
 
 from gateway.core.engines.engine import Engine
 from gateway.core.engines.origin import engine_id
@@ -71,7 +72,9 @@ class World:
         self.callers.watch(self.target, self.proxies)
         self.gateway = gateway = self.target.gateway
         for number, _ in enumerate(roles):
-            gateway.fleet.engines[f"engine-{number}:8000"].speed.prefill_rate = rate_of(case, number)
+            engine = gateway.fleet.engines[f"engine-{number}:8000"]
+            learned = engine.checkpoint(0.0, 0)
+            engine.speed.restore(msgspec.structs.replace(learned, prefill_rate=rate_of(case, number)))
         self.invariants = self.callers.invariants
         self._kv_feeds: list[KvEventFeed] = []
         for engine in gateway.fleet:
