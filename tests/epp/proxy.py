@@ -9,14 +9,13 @@ from typing import Any
 
 import grpc
 import msgspec
-from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
-from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
+
+from gateway.relay.epp.protobufs import BodyMode, ProcessingRequest, ProcessingResponse
 
 METHOD = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 DESTINATION = "x-gateway-destination-endpoint"
 WITHIN = 20.0  # seconds for a whole stream
-Modes = processing_mode_pb2.ProcessingMode
-DUPLEX, BUFFERED, STREAMED, NONE = Modes.FULL_DUPLEX_STREAMED, Modes.BUFFERED, Modes.STREAMED, Modes.NONE
+DUPLEX, BUFFERED, STREAMED, NONE = BodyMode.FULL_DUPLEX_STREAMED, BodyMode.BUFFERED, BodyMode.STREAMED, BodyMode.NONE
 Message = Any
 
 
@@ -43,8 +42,8 @@ class Stream:
         self._outgoing: queue.SimpleQueue[Message] = queue.SimpleQueue()
         process = channel.stream_stream(
             METHOD,
-            request_serializer=ext_proc.ProcessingRequest.SerializeToString,
-            response_deserializer=ext_proc.ProcessingResponse.FromString,
+            request_serializer=ProcessingRequest.SerializeToString,
+            response_deserializer=ProcessingResponse.FromString,
         )
         self.call = process(iter(self._outgoing.get, None), timeout=within)
 
@@ -90,7 +89,7 @@ class Stream:
             size = max(1, len(body))
         self.send(*request_bodies(body, size, ended=not trailers))
         if trailers:
-            self.send(ext_proc.ProcessingRequest(request_trailers=ext_proc.HttpTrailers()))
+            self.send(ProcessingRequest(request_trailers={}))
         return picked(self._until_decided(mode, trailers))
 
     def _until_decided(self, mode: int, trailers: bool) -> Iterator[Message]:
@@ -162,7 +161,7 @@ def request_headers(
     configured: bool = True,
     headers: Sequence[tuple[str, str]] = (),
 ) -> Message:
-    message = ext_proc.ProcessingRequest()
+    message = ProcessingRequest()
     fields = [
         (":method", method),
         (":path", path),
@@ -187,14 +186,14 @@ def request_headers(
 
 def request_bodies(body: bytes, size: int, *, ended: bool = True) -> Iterator[Message]:
     for start in range(0, max(1, len(body)), size):
-        message = ext_proc.ProcessingRequest()
+        message = ProcessingRequest()
         message.request_body.body = body[start : start + size]
         message.request_body.end_of_stream = ended and start + size >= len(body)
         yield message
 
 
 def response_headers(status: int, *, details: str = "", ended: bool = False, **headers: str) -> Message:
-    message = ext_proc.ProcessingRequest()
+    message = ProcessingRequest()
     for name, value in {":status": str(status), "content-type": "application/json", **headers}.items():
         header = message.response_headers.headers.headers.add()
         header.key, header.raw_value = name.replace("_", "-"), value.encode()
@@ -205,7 +204,7 @@ def response_headers(status: int, *, details: str = "", ended: bool = False, **h
 
 
 def response_body(chunk: bytes, ended: bool) -> Message:
-    message = ext_proc.ProcessingRequest()
+    message = ProcessingRequest()
     message.response_body.body = chunk
     message.response_body.end_of_stream = ended
     return message

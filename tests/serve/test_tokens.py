@@ -75,6 +75,8 @@ def test_a_token_is_a_key_until_its_end_or_that_of_its_issuers_key(site: tuple[G
     assert ask(new).status_code == 401
     server.answer = (200, key_set(TWO))
     assert until(lambda: ask(new).status_code == 200, 20.0, every=0.2) is not None
-    assert until(lambda: ask(good).status_code == 401, 20.0, every=0.2) is not None  # by each relay
+    assert until(lambda: ask(good).status_code == 401, 20.0, every=0.2) is not None
+    # A refusal ends its connection, so another relay may have the next, and has still to read the new keys.
+    assert until(lambda: ask(new).status_code == 200, 20.0, every=0.2) is not None
     server.answer = (500, b"")
     assert ask(TWO.token(jti="later")).status_code == 200

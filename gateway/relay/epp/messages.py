@@ -1,7 +1,7 @@
 """Messages of Envoy's external processing (`envoy.service.ext_proc.v3`), in the terms of the picker.
 
 The destination's header and its metadata are those of the endpoint picker protocol 1.0.0 of the Gateway API Inference
-Extension. `xds-protos` has the protobufs.
+Extension.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
-from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
-from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
+
+from gateway.relay.epp.protobufs import BodyMode, ProcessingRequest, ProcessingResponse
 
 SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
 DESTINATION: Final = "x-gateway-destination-endpoint"
@@ -21,9 +21,8 @@ DETAILS: Final = "response.code_details"  # Envoy's attribute: why it answers wi
 PIECE: Final = 62_000  # bytes of a body in one message: Envoy takes 64 KiB
 _OVERWRITE: Final = 2  # of a header: append_action OVERWRITE_IF_EXISTS_OR_ADD
 
-Modes = processing_mode_pb2.ProcessingMode
-NONE, STREAMED, BUFFERED, DUPLEX = Modes.NONE, Modes.STREAMED, Modes.BUFFERED, Modes.FULL_DUPLEX_STREAMED
-Incoming, Outgoing = ext_proc.ProcessingRequest, ext_proc.ProcessingResponse
+NONE, STREAMED, BUFFERED, DUPLEX = BodyMode.NONE, BodyMode.STREAMED, BodyMode.BUFFERED, BodyMode.FULL_DUPLEX_STREAMED
+Incoming, Outgoing = ProcessingRequest, ProcessingResponse
 Headers = Sequence[tuple[bytes, bytes]]
 
 
@@ -45,6 +44,11 @@ def modes_of(first: Any) -> tuple[int, int]:
     if not first.HasField("protocol_config"):
         return DUPLEX, DUPLEX
     return first.protocol_config.request_body_mode, first.protocol_config.response_body_mode
+
+
+def mode_name(mode: int) -> str:
+    """Name of a body mode, also of one that this version of the protocol does not have."""
+    return next((known.name for known in BodyMode if known == mode), str(mode))
 
 
 def head_of(part: Any) -> Head:

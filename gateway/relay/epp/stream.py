@@ -62,7 +62,7 @@ class PickerStream:
         self._channel = channel
         self._loop = asyncio.get_running_loop()
         self._reading: asyncio.Task[Any] | None = None
-        self._mode = self._answer_mode = messages.DUPLEX
+        self._mode = self._answer_mode = int(messages.DUPLEX)
         self._trailers = False  # of the request: they follow its body
 
     async def run(self) -> None:
@@ -88,7 +88,7 @@ class PickerStream:
         head = messages.head_of(first.request_headers)
         request = request_of(head)
         if not head.ended and self._mode not in (messages.BUFFERED, messages.DUPLEX):
-            await self._refuse(unusable_mode(messages.Modes.BodySendMode.Name(self._mode)))
+            await self._refuse(unusable_mode(messages.mode_name(self._mode)))
             return
         request.subset = await picker.endpoints.allowed(messages.subset_of(first))
         refused = await self._whole(request, head.ended)
