@@ -18,7 +18,7 @@ STAMP := $(VENV)/.weir-installed
 # Some machines set it; then every process of every test, and every worker, would compile all it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test check fast slow coverage rest lint generate format vllm test-vllm ray test-ray test-deploy test-console clients clients-table console-pictures bench-overhead bench-scale instructions fidelity figures picture rivals residency fuzz corpus diagnoses gpu-facts dst prometheus valkey haproxy envoy alerts boards image docs house clean
+.PHONY: help run test check fast slow coverage rest lint generate format vllm test-vllm test-prefill ray test-ray test-deploy test-console clients clients-table console-pictures bench-overhead bench-scale instructions fidelity figures picture rivals residency fuzz corpus diagnoses gpu-facts dst prometheus valkey haproxy envoy alerts boards image docs house clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -85,7 +85,10 @@ vllm: $(STAMP) ## install a real vLLM for CPU and a tiny model, outside the tree
 	$(BIN)/python tests/vllm/install.py
 
 test-vllm: vllm ## the tests against that real vLLM
-	WEIR_REQUIRE_VLLM=1 $(PYTEST) -m vllm tests/vllm
+	WEIR_REQUIRE_VLLM=1 $(PYTEST) -m vllm tests/vllm --ignore=tests/vllm/test_prefill.py
+
+test-prefill: vllm ## two of them that read prompts for each other: 4 GB of memory, five minutes
+	WEIR_REQUIRE_VLLM=1 $(PYTEST) tests/vllm/test_prefill.py
 
 # Outside the tree, as large as it is; everything else is tested without it.
 RAY := $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/weir/ray
