@@ -68,7 +68,7 @@ DOORS: dict[str, tuple[str, ...] | None] = {
     "zmq": ("gateway/decider/cache_events.py", "loadtest/engine/publisher.py"),
     "rich": ("loadtest/",),
     "huggingface_hub": ("sidecar/pull/hub_child.py",),
-    "envoy": ("gateway/relay/epp/messages.py",),
+    "google": ("gateway/relay/epp/protobufs.py",),
     "grpc": ("gateway/relay/epp/server.py",),
     "grpc_health": ("gateway/relay/epp/server.py",),
     "shtab": ("gateway/shared/completion.py",),

@@ -10,12 +10,12 @@ from typing import Any
 import grpc
 import msgspec
 
-from gateway.relay.epp.protobufs import BodyMode, ProcessingRequest, ProcessingResponse
+from gateway.relay.epp.protobufs import BODY_MODES, ProcessingRequest, ProcessingResponse
 
 METHOD = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 DESTINATION = "x-gateway-destination-endpoint"
 WITHIN = 20.0  # seconds for a whole stream
-DUPLEX, BUFFERED, STREAMED, NONE = BodyMode.FULL_DUPLEX_STREAMED, BodyMode.BUFFERED, BodyMode.STREAMED, BodyMode.NONE
+NONE, STREAMED, BUFFERED, DUPLEX = map(BODY_MODES.index, ("NONE", "STREAMED", "BUFFERED", "FULL_DUPLEX_STREAMED"))
 Message = Any
 
 

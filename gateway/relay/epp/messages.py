@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.relay.epp.protobufs import BodyMode, ProcessingRequest, ProcessingResponse
+from gateway.relay.epp.protobufs import BODY_MODES, ProcessingRequest, ProcessingResponse
 
 SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
 DESTINATION: Final = "x-gateway-destination-endpoint"
@@ -21,7 +21,7 @@ DETAILS: Final = "response.code_details"  # Envoy's attribute: why it answers wi
 PIECE: Final = 62_000  # bytes of a body in one message: Envoy takes 64 KiB
 _OVERWRITE: Final = 2  # of a header: append_action OVERWRITE_IF_EXISTS_OR_ADD
 
-NONE, STREAMED, BUFFERED, DUPLEX = BodyMode.NONE, BodyMode.STREAMED, BodyMode.BUFFERED, BodyMode.FULL_DUPLEX_STREAMED
+NONE, STREAMED, BUFFERED, DUPLEX = map(BODY_MODES.index, ("NONE", "STREAMED", "BUFFERED", "FULL_DUPLEX_STREAMED"))
 Incoming, Outgoing = ProcessingRequest, ProcessingResponse
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -48,7 +48,7 @@ def modes_of(first: Any) -> tuple[int, int]:
 
 def mode_name(mode: int) -> str:
     """Name of a body mode, also of one that this version of the protocol does not have."""
-    return next((known.name for known in BodyMode if known == mode), str(mode))
+    return BODY_MODES[mode] if 0 <= mode < len(BODY_MODES) else str(mode)
 
 
 def head_of(part: Any) -> Head:

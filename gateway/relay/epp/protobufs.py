@@ -8,7 +8,6 @@ files of OpenTelemetry's.
 
 from __future__ import annotations
 
-from enum import IntEnum
 from typing import Any, Final
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, struct_pb2
@@ -47,21 +46,12 @@ _MESSAGES: Final = {
         "immediate_response=7:ImmediateResponse] dynamic_metadata=8:Struct"
     ),
 }
+# Parts of a body that the proxy sends, by number: ProcessingMode.BodySendMode.
+BODY_MODES: Final = ("NONE", "STREAMED", "BUFFERED", "BUFFERED_PARTIAL", "FULL_DUPLEX_STREAMED", "GRPC")
 _SCALARS: Final = {
     name: descriptor_pb2.FieldDescriptorProto.Type.Value(f"TYPE_{name.upper()}")
     for name in ("string", "bytes", "bool", "int32")
 }
-
-
-class BodyMode(IntEnum):
-    """What the proxy sends of a body; `ProcessingMode.BodySendMode`."""
-
-    NONE = 0
-    STREAMED = 1
-    BUFFERED = 2
-    BUFFERED_PARTIAL = 3
-    FULL_DUPLEX_STREAMED = 4
-    GRPC = 5
 
 
 def _typed(field: Any, type_: str) -> None:

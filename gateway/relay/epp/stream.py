@@ -62,7 +62,7 @@ class PickerStream:
         self._channel = channel
         self._loop = asyncio.get_running_loop()
         self._reading: asyncio.Task[Any] | None = None
-        self._mode = self._answer_mode = int(messages.DUPLEX)
+        self._mode = self._answer_mode = messages.DUPLEX
         self._trailers = False  # of the request: they follow its body
 
     async def run(self) -> None:
