@@ -133,7 +133,7 @@ def test_an_engine_killed_in_a_stream_says_so_and_is_used_again_once_it_is_back(
     assert b"[DONE]" not in received
     assert until(gateway.idle, 2.0) is not None
     with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as asking:
-        ask = asking.with_options(timeout=30.0).completions.create
+        ask = asking.with_options(timeout=90.0).completions.create  # routing.hold_unserved is a minute
         assert until(lambda: not gateway.fleet()["engines"][0]["up"], 10.0) is not None
         with pytest.raises(openai.InternalServerError) as refused:
             ask(model=MODEL, prompt="anyone?", max_tokens=3)

@@ -117,7 +117,7 @@ def measure(folder: Path, url: str, *, laps: int, seed: int, console: Console) -
         console.print(f"lap {number + 1} of {laps}: {LAP:.0f} s ...", highlight=False)
         observed = observe_in(url, done[0].observed.limits if done else None)
         saturated = measured(folder, url, CLOSED, SATURATED, laps * seed + number)
-        rate = rate or LOAD * tokens(saturated) / fmean(one.completion_tokens for one in saturated)
+        rate = rate or LOAD * len(saturated) / max(one.finished for one in saturated)
         opened = measured(folder, url, f"{{poisson: {rate:.2f}/s}}", OPEN, laps * (seed + 1) + number)
         done.append(Lap(observed, saturated, opened))
     observed = pooled([lap.observed for lap in done])
@@ -162,7 +162,7 @@ def compared(folder: Path, profile: Profile, laps: Sequence[Lap]) -> list[Fideli
     figures = [FidelityFigure("throughput", seen, made, ratios, BOUNDS["throughput"])]
     each = [latencies(*pair) for pair in zip(real, ours, strict=True)]
     for name, (seen, made) in latencies(*([one for lap in side for one in lap] for side in (real, ours))).items():
-        ratios = tuple(lap[name][1] / lap[name][0] for lap in each)
+        ratios = tuple(made / seen for seen, made in (lap[name] for lap in each) if seen)  # none: no call in that lap
         figures.append(FidelityFigure(name, seen, made, ratios, BOUNDS[name.split()[-1]]))
     return figures
 
