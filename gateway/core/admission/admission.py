@@ -150,7 +150,7 @@ class AdmissionControl:
         return ASIDE if choice is not None and worth_waiting(call, choice, now, waited) else choice
 
     def read_where(self, call: Call, choice: Choice, now: float) -> Prefill | None:
-        """Where the prompt of a call for `choice` is read; None: no other engine could read it."""
+        """Decide where the prompt of a call for `choice` is read; None: no other engine could read it."""
         readers = self.fleet.readers(call.model)
         plan = where(call, choice, readers, self.rules.tpots, now) if readers else None
         if plan is not None and plan.engine is not None and plan.engine.priorities:

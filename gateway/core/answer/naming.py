@@ -18,8 +18,6 @@ _HOLDERS = ("message", "response")
 HELD = 1 << 20  # bytes of an answer that are kept until it is whole
 _FIRST = re.compile(rb'\A\s*\{(?:\s*"[^"\\]*"\s*:\s*(?:"[^"\\]*"|[-+.\w]+)\s*,)*?\s*"model"\s*:\s*("[^"\\]*")')
 _LINE = re.compile(rb"^data: ?(\{.*\})[ \t]*\r?$", re.MULTILINE)
-
-
 _FINISH = re.compile(rb'"(?:finish|stop)_reason"\s*:\s*"(\w{1,32})"')
 FINISHES = frozenset((
     "stop", "length", "tool_calls", "content_filter", "end_turn", "max_tokens", "tool_use", "stop_sequence",

@@ -53,7 +53,7 @@ class Transfers:
             self._learned_at = now
 
     def failed(self, now: float) -> None:
-        """It did not read a prompt for another engine as it should have."""
+        """Note that the engine did not read a prompt for another engine."""
         self._failed_at = now
 
     def shunned(self, now: float) -> bool:

@@ -11,8 +11,8 @@ from gateway.shared.files.units import Share
 
 
 class Until(msgspec.Struct, frozen=True, kw_only=True):
-    """What takes a canary out: it is worse than the members without `until`, by a sequential test over three minutes or
-    more. A change of the route puts it back.
+    """Bounds of a canary, which is taken out once it is worse than the members without `until`, by a sequential test
+    over three minutes or more. A change of the route puts it back.
 
     `errors`: Share of its calls that fail, beyond the others' share; null: not judged.
     `ttft`: Time to first token, as a multiple of the others' median, that more than half of its calls exceed; null: not
@@ -24,7 +24,7 @@ class Until(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RouteMember(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the models that share a route's calls. A bare name such as llama-3-8b is one too.
+    """Model that shares a route's calls. A bare name such as llama-3-8b is one too.
 
     `model`: Model of an engine.
     `weight`: Its share of the route's calls. Of weights 95 and 5, the second gets five calls of a hundred.

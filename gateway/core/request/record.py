@@ -17,7 +17,7 @@ COPY, MEMBER = "copy", "member"
 
 
 class PrefillNote(msgspec.Struct, kw_only=True, gc=False):
-    """Where a call's prompt was read. `engine`: the one that read it for the call's own; empty: none was asked."""
+    """Place where a call's prompt was read. `engine` read it for the call's own; empty: none was asked."""
 
     reason: str  # of the decision, as in transfer.py
     here: float  # predicted seconds to the first token, if the call's own engine reads the prompt

@@ -13,7 +13,7 @@ from gateway.core.request.call import Call
 
 
 class Readiness(Enum):
-    """How soon a model can serve a call: the smaller, the sooner."""
+    """Speed at which a model can serve a call: the smaller, the sooner."""
 
     AT_ONCE = 0
     IN_TIME = 1  # after a wait in its queue

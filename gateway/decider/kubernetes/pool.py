@@ -89,7 +89,7 @@ class Gone(Exception):
 
 
 class Pool(msgspec.Struct, frozen=True):
-    """Which pods are of the pool, and on which ports their engines listen."""
+    """Selector of the pool's pods, and the ports on which their engines listen."""
 
     labels: tuple[tuple[str, str], ...]
     ports: tuple[int, ...]

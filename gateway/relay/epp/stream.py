@@ -1,4 +1,4 @@
-"""One stream of external processing: one request of a client, from its head to the end of its answer.
+"""Stream of external processing: one request of a client, from its head to the end of its answer.
 
     headers, body -> the pipeline's answer: a refusal, or a grant -> response headers, body -> report of the end
 
