@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
+from multiprocessing.resource_tracker import ensure_running
 from types import FrameType
 
 import msgspec
@@ -127,6 +128,7 @@ def _in_processes(
     done: dict[int, Done] = {}
     running: dict[Connection, tuple[int, SpawnProcess]] = {}
     told = False
+    ensure_running()  # else the first start does it, which unblocks signals in the middle
     try:
         while running or (coming and not stop.asked):
             while coming and len(running) < at_once and not stop.asked:

@@ -24,6 +24,7 @@ from loadtest.engine.profile_file import profiles
 from loadtest.load.prompts import body_of, message
 from loadtest.load.scenario import Scenario, decode, of_trace
 from loadtest.load.trace import REORDER
+from loadtest.processes import until
 from loadtest.report.sketch import Sketch
 from loadtest.report.stats import latency_of
 from loadtest.simulate import vtime
@@ -325,6 +326,28 @@ def test_ctrl_c_leaves_a_report_marked_partial_and_no_process(tmp_path: Path, en
     assert len(made["runs"]) == engines.count(",") + 1
     assert all(0.0 < run["window"]["duration"] < 36_000.0 for run in made["runs"])
     assert ended(process.pid), "no process of its group is left"
+
+
+def test_ctrl_c_before_a_simulation_has_begun_is_answered_by_that_simulation_too(tmp_path: Path) -> None:
+    """A process that still imports its modules takes the signal afterwards."""
+    out = tmp_path / "out"
+    flags = ("--duration", "10h", "--engines", "2,4", "--jobs", "2", "--out", str(out))
+    with subprocess.Popen(command(*flags), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                          start_new_session=True) as process:  # fmt: skip
+        try:
+            assert until(lambda: spawned(process.pid) == 2, 20.0) is not None
+            os.killpg(process.pid, signal.SIGINT)
+            said, errors = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert process.returncode == 130, errors
+    assert len(report(out)["runs"]) == 2, said
+
+
+def spawned(parent: int) -> int:
+    """Number of simulations that a process has started."""
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    return sum(b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children)
 
 
 def test_one_that_is_killed_takes_its_processes_along() -> None:
