@@ -20,7 +20,7 @@ from gateway.core.request.tenants import keys_from, with_keys
 from gateway.shared.certificate import Certificate
 from gateway.shared.files import checked
 from gateway.shared.files.checked import Fault, InvalidFile, Reading, Value, readable
-from gateway.shared.files.modes import refused
+from gateway.shared.files.modes import refused, unwise
 from gateway.upstream.trust import Trust
 
 Read = Callable[[Path], bytes]
@@ -46,7 +46,8 @@ class ClusterFiles(msgspec.Struct, frozen=True):
 class Configuration(msgspec.Struct, frozen=True):
     """A policy and its secrets.
 
-    `policy`: with the keys of its keys file among its tenants'. `api_keys`: the engines' own API keys by URL.
+    `policy`: with the keys of its keys file among its tenants'. `api_keys`: the engines' own API keys by URL, and the
+    providers' by name.
     `sidecar_token`: the token that sidecars must show; None: not given. `order_token`: the one that sidecars are shown;
     None: the same. `sidecar_trust`: in their certificates; None: no matter of the policy. `cache_secret`: the secret of
     the cache salts; None: drawn at each start. `cluster`: the secrets of its cluster; None: it is of none. `jwks`: the
@@ -122,6 +123,7 @@ class Named:
             self._salt(policy),
             self._cluster(policy),
             self._auth(policy),
+            self._providers(policy),
         )
 
     def _engines(self, policy: Policy) -> Iterator[Fault]:
@@ -133,6 +135,15 @@ class Named:
             at = ("fleet", "engines", index, "api_key_file")
             key = yield from self._secret(engine.api_key_file, at, "key")
             self.api_keys[engine.url] = key
+
+    def _providers(self, policy: Policy) -> Iterator[Fault]:
+        for name, provider in policy.providers.items():
+            at = ("providers", name, "key_file")
+            self.api_keys[name] = yield from self._secret(provider.key_file, at, "key")
+            file = self._path.parent / provider.key_file
+            wrong = unwise(file)
+            if wrong is not None and refused(file) is None:
+                yield Fault(at, f"{file}: {wrong}", "a file that others may not read")
 
     def _tokens(self, policy: Policy) -> Iterator[Fault]:
         sidecars = policy.fleet.sidecars

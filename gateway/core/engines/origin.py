@@ -13,7 +13,7 @@ NO_ROUTE = rf"(?!.*{_ROUTES}$)"
 _COPIED = re.compile(rf"(.*?){_ROUTES}")
 _NO_SCHEME = re.compile(r"(?:[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}(?:/.*)?|localhost(?:/.*)?")
 _SOCKET = re.compile(r"(?:unix:)?/+([^/].*)")
-_HOST = re.compile(r"(?!.{254})(?:[a-z0-9_-]{1,63}\.)*[a-z0-9_-]{1,63}\.?|[0-9a-f:.]*:[0-9a-f:.]*")
+HOST = re.compile(r"(?!.{254})(?:[a-z0-9_-]{1,63}\.)*[a-z0-9_-]{1,63}\.?|[0-9a-f:.]*:[0-9a-f:.]*")
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +81,7 @@ def parse_origin(url: str) -> Origin:
         raise ValueError(f"{url!r}: write it without /v1, which is added to it{_hint(meant_url(url))}")
     if parts.username is not None or "?" in url or "#" in url:
         raise ValueError(f"{url!r}: no user, query or fragment in an engine's URL; its key goes into api_key_file")
-    if _HOST.fullmatch(parts.hostname) is None:
+    if HOST.fullmatch(parts.hostname) is None:
         raise ValueError(f"{url!r}: {parts.hostname!r} is neither a host name nor an address")
     tls = parts.scheme == "https"
     try:

@@ -44,7 +44,7 @@ def advise(policy: Policy, written: Value | None = None) -> list[Advice]:
     """Return unwise settings of a policy, in the order of its lines if `written`, the file's tree, is given."""
     rules = (
         *(_weights, _prompts, _queues, _agents, tenant_rules, _shaping, _modes, _steps),
-        *(_attempts, _ports, _sidecars, in_the_clear, _cold, _doors, _batches),
+        *(_attempts, _ports, _sidecars, in_the_clear, _cold, _doors, _batches, _providers),
     )
     found = [
         Advice(path=spelled(path), text=text, mark=None if written is None else written.mark_of(path))
@@ -330,3 +330,10 @@ def _batches(policy: Policy) -> Found:
             f"lines of batches fill engines, and first tokens of {listed(waited_for)} come late: give {name} headroom"
         )
         yield ("batches", "class"), text
+
+
+def _providers(policy: Policy) -> Found:
+    for name, provider in policy.providers.items():
+        if not provider.tenants or not provider.classes:
+            missing = " and ".join([field for field in ("tenants", "classes") if not getattr(provider, field)])
+            yield ("providers", name), f"no call may leave the house: it names no {missing}"

@@ -16,6 +16,7 @@ import msgspec
 from gateway.core.policy.auth import AuthPolicy
 from gateway.core.policy.batches import BatchesPolicy
 from gateway.core.policy.cluster import ClusterPolicy
+from gateway.core.policy.providers import Provider
 from gateway.core.policy.routes import ModelRoute
 from gateway.core.policy.traffic import (
     BatchedKind,
@@ -326,6 +327,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     `cors`: Origins of web pages that may call the data port, such as https://chat.example.com; *: all. CORS binds
     browsers only.
     `models`: Model routes: names that callers use, each with the models that answer it. See docs/routes.md.
+    `providers`: APIs outside the house, as the last resort of model routes, within a budget of money. See
+    docs/providers.md.
     `cluster`: Gateways on several machines, of which one decides for all; null: alone. See docs/scale.md.
     `storage`: Folder for what outlasts the gateway, in the file weir.db, on a disk of this machine; null: none. It
     takes effect at a start, is made if it is missing, and serves one gateway at a time. See docs/operating.md.
@@ -362,6 +365,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     logging: Logging = Logging()
     console: ConsoleLinks = ConsoleLinks()
     models: Mapping[ModelName, ModelRoute] = {}
+    providers: Mapping[Name, Provider] = {}
     cluster: ClusterPolicy | None = None
     storage: FileName | None = None
     batches: BatchesPolicy | None = None

@@ -12,10 +12,15 @@ MOST = 16  # members of a route, and fallbacks: each is asked for every call
 
 
 def route_faults(
-    routes: Mapping[str, ModelRoute], name: str, known: Collection[str] | None, *, headroom: float
+    routes: Mapping[str, ModelRoute],
+    name: str,
+    known: Collection[str] | None,
+    *,
+    outside: Collection[str],
+    headroom: float,
 ) -> Iterator[Fault]:
-    """Yield the faults of one route. `known`: all models of the fleet; None: nobody knows them beforehand. `headroom`:
-    that of the class batch; 0: there is no such class."""
+    """Yield the faults of one route. `known`: all models of the fleet; None: nobody knows them beforehand. `outside`:
+    models of providers. `headroom`: that of the class batch; 0: there is no such class."""
     route, path = routes[name], ("models", name)
     yield from readable(
         _name(name, path, known),
@@ -24,7 +29,7 @@ def route_faults(
         _twice(route, path),
         _canaries(route, path),
         _mirror(route, path, headroom=headroom),
-        (fault for at, model in _models(route, path) for fault in _model(at, model, routes, known)),
+        (fault for at, model in _models(route, path) for fault in _model(at, model, routes, known, outside)),
     )
 
 
@@ -48,10 +53,15 @@ def _models(route: ModelRoute, path: Path) -> Iterator[tuple[Path, str]]:
         yield (*path, "mirror", "model"), route.mirror.model
 
 
-def _model(path: Path, model: str, routes: Mapping[str, ModelRoute], known: Collection[str] | None) -> Iterator[Fault]:
+def _model(
+    path: Path, model: str, routes: Mapping[str, ModelRoute], known: Collection[str] | None, outside: Collection[str]
+) -> Iterator[Fault]:
     if model in routes:
         found = "the route itself" if path[1] == model else f"the route {model}"
         yield Fault(path, found, "a model of an engine: a route leads to no route")
+    elif model in outside:
+        if path[2] != "fallback":
+            yield Fault(path, f"{model}, a provider's model", "a model of the house: providers' are for fallback alone")
     elif known is not None and model not in known:
         expected = f"a model of fleet.engines: {listed(sorted(known))}"
         yield Fault(path, model, expected, nearest(model, sorted(known)))

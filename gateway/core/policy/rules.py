@@ -13,6 +13,7 @@ from typing import TypeVar
 from gateway.core.engines.origin import engine_id, url_fault
 from gateway.core.policy.auth import auth_faults
 from gateway.core.policy.policy import EngineEntry, Policy
+from gateway.core.policy.provider_rules import provider_faults
 from gateway.core.policy.route_rules import route_faults
 from gateway.core.policy.traffic import ModeRule, ShapingTier, Tenant, Threshold, TokenQuota, TrafficClass, When
 from gateway.core.policy.types import OF_NOTHING
@@ -45,6 +46,7 @@ def faults(policy: Policy) -> Iterator[Fault]:
         _quotas,
         _batches,
         _model_routes,
+        _providers,
     )
     yield from readable(*(rule(policy) for rule in rules))
 
@@ -59,8 +61,33 @@ def _batches(policy: Policy) -> Iterator[Fault]:
 def _model_routes(policy: Policy) -> Iterator[Fault]:
     known = _models(policy)
     batch = policy.classes.get("batch")
+    outside = frozenset(model for provider in policy.providers.values() for model in provider.models)
     for name in policy.models:
-        yield from readable(route_faults(policy.models, name, known, headroom=0.0 if batch is None else batch.headroom))
+        yield from readable(
+            route_faults(
+                policy.models,
+                name,
+                known,
+                outside=outside,
+                headroom=0.0 if batch is None else batch.headroom,
+            )
+        )
+
+
+def _providers(policy: Policy) -> Iterator[Fault]:
+    listed_models = frozenset(model for engine in policy.fleet.engines for model in engine.models)
+    for name in policy.providers:
+        yield from readable(
+            provider_faults(
+                policy.providers,
+                name,
+                tenants=policy.tenants,
+                classes=policy.classes,
+                routes=policy.models,
+                known=listed_models,
+                storage=policy.storage,
+            )
+        )
 
 
 def _models(policy: Policy) -> frozenset[str] | None:

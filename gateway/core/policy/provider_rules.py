@@ -1,0 +1,126 @@
+"""Validation of providers: addresses that could leak, names that have another meaning, budgets that hold nothing."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Collection, Iterator, Mapping
+from urllib.parse import urlsplit
+
+from gateway.core.engines.origin import HOST
+from gateway.core.policy.providers import Provider
+from gateway.core.policy.routes import ModelRoute
+from gateway.shared.files.checked import UNREAD, Fault, Path, listed, nearest, readable
+from gateway.shared.files.units import FACTOR
+
+NO_USER = "no user or password, and no query or fragment: the key is in key_file"
+PRIVATE = "https:// at a public address; or allow_private: true, for a provider within the house"
+HTTPS = "https://, or whoever is on the way could read calls and key; or allow_private: true"
+
+
+def provider_faults(
+    providers: Mapping[str, Provider],
+    name: str,
+    *,
+    tenants: Collection[str],
+    classes: Collection[str],
+    routes: Mapping[str, ModelRoute],
+    known: Collection[str],
+    storage: str | None,
+) -> Iterator[Fault]:
+    """Yield the faults of one provider. `known`: models of the fleet's engines, as far as the policy lists them."""
+    provider, path = providers[name], ("providers", name)
+    yield from readable(
+        _url(provider, path),
+        _models(providers, name, routes, known),
+        _named(provider.tenants, (*path, "tenants"), "tenants", tenants),
+        _named(provider.classes, (*path, "classes"), "classes", classes),
+        _prices(provider, path),
+        _budget(provider, path, storage),
+    )
+
+
+def _url(provider: Provider, path: Path) -> Iterator[Fault]:
+    path = (*path, "url")
+    try:
+        parts = urlsplit(provider.url)
+        host, port = parts.hostname or "", parts.port
+    except ValueError:
+        yield Fault(path, "an address with a malformed host or port", "https://HOST/v1")
+        return
+    if parts.username is not None or "?" in provider.url or "#" in provider.url:
+        yield Fault(path, "an address with more than host and path", NO_USER)
+    elif HOST.fullmatch(host) is None or port == 0:
+        yield Fault(path, "an address with a malformed host or port", "https://HOST/v1")
+    elif parts.scheme != "https" and not provider.allow_private:
+        yield Fault(path, "http://", HTTPS)
+    elif is_private(host) and not provider.allow_private:
+        yield Fault(path, f"{host}, which is no public address", PRIVATE)
+
+
+def is_private(host: str) -> bool:
+    """Whether the address (or name) is within the house: of this machine, of a private or link-local network, or of
+    any other that is not reached over the internet. A name other than localhost is not, as far as anybody can say."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host.rstrip(".").rpartition(".")[2] == "localhost"
+    inner = _inner(address)
+    return not address.is_global or address.is_multicast or (inner is not None and is_private(str(inner)))
+
+
+def _inner(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
+    """The IPv4 address that an IPv6 address leads to: mapped, of 6to4, or of NAT64 (RFC 6052)."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return None
+    if int(address) >> 32 == 0x64_FF9B << 64:
+        return ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
+    return address.ipv4_mapped or address.sixtofour
+
+
+def _models(
+    providers: Mapping[str, Provider], name: str, routes: Mapping[str, ModelRoute], known: Collection[str]
+) -> Iterator[Fault]:
+    provider, path = providers[name], ("providers", name, "models")
+    if not provider.models:
+        yield Fault(path, "no model", "models by the names that callers use, such as {mini: small-model-name}")
+    for model in provider.models:
+        if model in routes:
+            yield Fault((*path, model), "the name of a model route", "a name of its own, for the route's fallback")
+        elif model in known:
+            yield Fault(
+                (*path, model), "the name of an engine's model", "a name of its own: calls would leave the house"
+            )
+        else:
+            yield from readable(_twice(providers, name, model))
+
+
+def _twice(providers: Mapping[str, Provider], name: str, model: str) -> Iterator[Fault]:
+    for other, each in providers.items():
+        if other == name:
+            return
+        if model in each.models:
+            yield Fault(
+                ("providers", name, "models", model), f"{model} again (as in providers.{other})", "each name once"
+            )
+
+
+def _named(names: Collection[str], path: Path, what: str, known: Collection[str]) -> Iterator[Fault]:
+    for index, name in enumerate(names):
+        if name is not UNREAD and name not in known:
+            yield Fault((*path, index), name, f"one of the {what} {listed(known)}", nearest(name, known))
+
+
+def _prices(provider: Provider, path: Path) -> Iterator[Fault]:
+    cached, prompt = provider.prices.cached, provider.prices.prompt
+    if cached is not None and cached > prompt:
+        yield Fault((*path, "prices", "cached"), FACTOR.show(cached), f"at most the prompt's, {FACTOR.show(prompt)}")
+
+
+def _budget(provider: Provider, path: Path, storage: str | None) -> Iterator[Fault]:
+    budget, path = provider.budget, (*path, "budget")
+    if budget.day is None and budget.month is None:
+        yield Fault(path, "neither day nor month", "one of them, or both: money that calls may cost")
+    elif budget.day is not None and budget.month is not None and budget.day > budget.month:
+        yield Fault((*path, "day"), FACTOR.show(budget.day), f"at most the month's, {FACTOR.show(budget.month)}")
+    if storage is None:
+        yield Fault(path, "a budget, and no storage", "storage: FOLDER too, where the money spent is kept")
