@@ -200,13 +200,15 @@ class Control:
         usage = self._parts.usage
         match request.query_params.get("format", "json"):
             case "json":
-                return _json(usage_view(() if usage is None else usage.windows(), self._parts.clock()))
+                windows, money = ((), None) if usage is None else (usage.windows(), usage.money)
+                return _json(usage_view(windows, money, self._parts.clock()))
             case "csv":
                 try:
                     history = [] if usage is None else await usage.history()
+                    spent = [] if usage is None or usage.spent is None else await usage.spent()
                 except StorageError as failed:
                     return error(503, "storage", str(failed))
-                return Response(usage_csv(history), media_type="text/csv")
+                return Response(usage_csv(history, spent), media_type="text/csv")
             case _:
                 return error(400, "bad_format", "format is json or csv.")
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from itertools import islice
 
+import msgspec
+
 from gateway.core.admission.limits import Charge, LimitBook
 from gateway.core.checkpoint import (
     MOST_ENGINES,
@@ -16,11 +18,13 @@ from gateway.core.checkpoint import (
     MOST_PREFIXES,
     Checkpoint,
     SavedEngine,
+    SavedMoney,
     decoded,
     encoded,
 )
 from gateway.core.engines.engine import Engine
 from gateway.core.engines.fleet import Fleet
+from gateway.core.money.book import Spent
 from gateway.core.request.cost import CostModel
 from gateway.decider.dispatch import Dispatch
 
@@ -41,11 +45,13 @@ class Checkpoints:
         self._awaited: dict[str, SavedEngine] = {}  # engines that no sidecar has brought again yet
         self._then = 0.0
         self._same_hashes = False
+        self._money: list[Spent] = []  # of the checkpoint that was taken last
 
     def take(self, waiting: Iterable[Charge] = ()) -> bytes:
         """The state of now. `waiting`: charges of calls that the next decider will judge and charge anew."""
         now, traffic = self._clock(), self._dispatch.traffic
         each = max(1, MOST_PLACES // max(1, sum(len(known.bookings) for known in traffic.values())))
+        self._money = self._limits.money.states(now)
         blocks = MOST_PREFIXES // max(1, len(self._fleet.engines))
         return encoded(
             Checkpoint(
@@ -54,6 +60,7 @@ class Checkpoints:
                 self._cost.checkpoint(),
                 self._limits.checkpoint(now, waiting),
                 [known.checkpoint(model, now, each) for model, known in islice(traffic.items(), MOST_MODELS)],
+                [SavedMoney(*msgspec.structs.astuple(each)) for each in self._money],
             )
         )
 
@@ -68,8 +75,21 @@ class Checkpoints:
             self.joined(engine)
         self._cost.restore(checkpoint.costs)
         self._limits.restore(checkpoint.limits, then, places=places)
+        money = self._limits.money
+        money.restore([Spent(*msgspec.structs.astuple(each)) for each in checkpoint.money], then, kept=money.in_store)
         for saved in checkpoint.traffic:
             self._dispatch.control.open(saved.model, then)[1].restore(saved, then, places=places)
+
+    def begin(self, *, first: bool) -> None:
+        """Begin a term of a cluster's leader. `first`: no leader has left a checkpoint. Else no money is spent before
+        one is restored."""
+        self._limits.money.known = first
+
+    def saved(self) -> None:
+        """Note that a cluster's store has the checkpoint that was taken last: money may be spent up to its marks."""
+        self._limits.money.keep(self._money)
+        if self._limits.money:
+            self._dispatch.pump()
 
     def joined(self, engine: Engine) -> None:
         """An engine is there: it goes on with what was learned of it before."""

@@ -28,12 +28,14 @@ from gateway.core.admission.bookings import HORIZON
 from gateway.core.admission.decision import KEPT, WANT_OF_ROOM, Reason, Refuse
 from gateway.core.admission.model_traffic import ModelTraffic
 from gateway.core.admission.queues import Queues, Ticket
+from gateway.core.admission.quotas import Calendar
 from gateway.core.admission.retries import RetryBudget
 from gateway.core.admission.witness import DispatchWitness
 from gateway.core.engines.choice import Aside, Choice
 from gateway.core.engines.engine import Engine
 from gateway.core.engines.fleet import Fleet
 from gateway.core.engines.hold import Hold
+from gateway.core.money.book import MoneyBook
 from gateway.core.policy.policy import Policy
 from gateway.core.request.call import Call
 from gateway.core.request.outcome import Refused
@@ -81,6 +83,7 @@ class Dispatch:
         retries: RetryBudget,
         witness: DispatchWitness | None = None,
         *,
+        money: MoneyBook | None = None,
         wake: Callable[[str, float], None] = _ignored,
         woken: Callable[[str, float], None] = _ignored,
     ) -> None:
@@ -106,6 +109,7 @@ class Dispatch:
         self.estimates = Estimates(control, fleet, clock)
         self.routes = ModelRoutes(control, clock)
         self.holds: dict[Hold, Call] = {}  # of all grants
+        self.money = MoneyBook(policy, Calendar()) if money is None else money
         self.successor: Successor | None = None  # who decides in this one's place
 
     @property
@@ -201,7 +205,7 @@ class Dispatch:
             self._withdraw(ticket)
             self._pump(ticket.call.model, self.queues[ticket.call.model])
         elif not turn.cancelled() and turn.exception() is None:
-            turn.result().close()  # granted in the very moment it was given up
+            turn.result().discard()  # granted in the very moment it was given up
 
     def _ticket(self, call: Call, exclude: frozenset[str], now: float, *, front: bool) -> Ticket:
         """The call's place in the queue. Raises Refused."""
@@ -396,6 +400,8 @@ class Dispatch:
         grant = LocalGrant(self, call, choice, now, ticket)
         if plan is not None:
             grant.split(plan, now)
+        if choice.engine.provider:
+            grant.spend(choice.engine.provider, now)
         if witness is not None:
             witness.granted(call, grant.hold)
         if self._turns and call.class_name in self.control.rules.limited:

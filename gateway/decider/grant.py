@@ -16,6 +16,7 @@ from gateway.core.engines.engine import Engine
 from gateway.core.engines.transfer import Prefill
 from gateway.core.engines.trouble import OWN, Trouble
 from gateway.core.kv_transfer import FETCH
+from gateway.core.money.book import Spending
 from gateway.core.request.call import Call
 from gateway.core.request.tenants import MIRROR
 from gateway.decider.prefill_half import PrefillHalf
@@ -33,7 +34,7 @@ class LocalGrant:
 
     __slots__ = (
         "_dispatch", "_first_at", "cached", "call", "ending", "engine", "expected", "half", "hold",
-        "prefill", "probe", "ticket",
+        "prefill", "probe", "spending", "ticket",
     )  # fmt: skip
 
     def __init__(self, dispatch: Dispatch, call: Call, choice: Choice, now: float, ticket: Ticket | None) -> None:
@@ -54,6 +55,7 @@ class LocalGrant:
         self._first_at = 0.0
         self.prefill: Prefill | None = None
         self.half: PrefillHalf | None = None
+        self.spending: Spending | None = None  # at a provider
         if not call.stream:
             choice.engine.prefills.expect(self.hold, now + choice.ttft)
         dispatch.running[call.class_name] += 1
@@ -77,6 +79,13 @@ class LocalGrant:
     def priority(self) -> int:
         """Rank of the call's class, 0 for the most important, if its engine schedules by priorities; else 0."""
         return self._dispatch.control.rules.rank.get(self.call.class_name, 0) if self.engine.priorities else 0
+
+    def spend(self, provider: str, now: float) -> None:
+        """Reserve the highest cost of the call, whose answer is bounded for that, also where its client does not."""
+        call = self.call
+        if call.max_tokens is None and call.route.generates and not call.shaped:
+            call.shaped = call.asked
+        self.spending = self._dispatch.money.reserve(provider, call, now)
 
     # -- its prompt, read elsewhere -----------------------------------------------------------------------------
 
@@ -138,10 +147,16 @@ class LocalGrant:
             self.engine.cache.told(self.cached, cached_tokens)
         if self.ticket is not None:
             self._correct(self.ticket, prompt_tokens, completion_tokens)
+        if self.spending is not None:
+            self.spending.usage = (prompt_tokens, cached_tokens or 0, completion_tokens)
         tokens = completion_tokens / self.call.n
         began = self._first_at if self.call.stream else self.hold.taken_at + self.expected
         self.engine.speed.learn_tpot(tokens, now - began)
         self.engine.speed.learn_pace(tokens, now - began)
+
+    def wrote(self, tokens: int) -> None:
+        if self.spending is not None:
+            self.spending.tokens = tokens
 
     def _correct(self, ticket: Ticket, prompt_tokens: int, completion_tokens: int) -> None:
         queues, witness = self._dispatch.queues[self.call.model], self._dispatch.witness
@@ -162,6 +177,7 @@ class LocalGrant:
 
     def failed(self, kind: str, message: str, reason: str, *, over: bool) -> None:
         engine = self.engine
+        self._unbilled(kind, reason)
         if reason == OWN or (kind == "timeout" and over and self._hurried()):
             self.ending = Ending.NEUTRAL
             return
@@ -170,6 +186,11 @@ class LocalGrant:
         if kind == "connect":  # until its health answers again
             engine.down(Trouble(reason, f"{message} (a call)", self._dispatch.clock()))
             self._dispatch.changed(engine)  # who waits for it may have to go elsewhere
+
+    def _unbilled(self, kind: str, reason: str = "") -> None:
+        """No provider takes money for a status of its own in place of an answer, or for a call that it never got."""
+        if self.spending is not None and (kind.isdigit() or kind == "connect" or reason == OWN):
+            self.spending.unbilled = True
 
     def _hurried(self) -> bool:
         """Whether the call's own deadline left the engine less time than it may well need: that is no fault of it, and
@@ -182,6 +203,7 @@ class LocalGrant:
         """A 429 goes elsewhere or nowhere, and at once: an engine that is too busy says nothing of the others."""
         dispatch = self._dispatch
         retries = dispatch.retries
+        self._unbilled(kind)
         if self.call.tenant == MIRROR:
             return None
         if attempts > dispatch.policy.retries.per_call or (kind == "429" and not self._others(failed)):
@@ -237,7 +259,7 @@ class LocalGrant:
             return None
         second = dispatch.at_once(self.call, frozenset((self.engine.id,)))
         if second is not None and (second.engine is self.engine or not self._pays()):
-            second.close()
+            second.discard()
             return None
         return second
 
@@ -246,7 +268,7 @@ class LocalGrant:
         self.close()
         self.engine, self.hold, self.expected, self.probe = other.engine, other.hold, other.expected, other.probe
         self.ending, self.cached = other.ending, other.cached
-        self.prefill, self.half = other.prefill, other.half
+        self.prefill, self.half, self.spending = other.prefill, other.half, other.spending
 
     def close(self) -> None:
         """Tells the engine's breaker how it went, too."""
@@ -259,4 +281,12 @@ class LocalGrant:
             if self._first_at and self.engine.health.up:
                 self._remember(now)  # only from now on may the engine evict it
             self.engine.breaker.ended(self.probe, self.ending, now)
+            if self.spending is not None:
+                self.spending.end(now)
             self._dispatch.released(self.call, hold, now)
+
+    def discard(self) -> None:
+        """Close a grant that nobody has used."""
+        if self.spending is not None:
+            self.spending.unbilled = True
+        self.close()

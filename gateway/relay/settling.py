@@ -91,6 +91,7 @@ def settle(
         return
     if not (answer.told if call.stream else usage.prompt_tokens is not None):
         record.completion_tokens = 0 if answer.status >= 400 else _written(call, grant, answer, heard_at, record, now)
+        grant.wrote(call.prompt_tokens + record.completion_tokens)
         admission.settle(call.prompt_tokens + record.completion_tokens, now)
         return
     record.settled = True
@@ -102,6 +103,8 @@ def settle(
     if outcome is OK:
         decider.learn(call, record.prompt_tokens, record.completion_tokens)
         grant.finished(now, record.prompt_tokens, record.completion_tokens, usage.cached_tokens)
+    else:
+        grant.wrote(record.prompt_tokens + record.completion_tokens)
 
 
 def _written(call: Call, grant: Grant, answer: EndedAnswer, heard_at: float, record: Record, now: float) -> int:

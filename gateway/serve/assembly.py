@@ -47,7 +47,7 @@ from gateway.decider.kubernetes.source import PodEngines
 from gateway.decider.loading import NO_PYJWT, Configuration
 from gateway.decider.local import LocalDecider
 from gateway.decider.metrics.collector import Metrics
-from gateway.decider.metrics.families import Families, batch_families, lengths, quota_families
+from gateway.decider.metrics.families import Families, batch_families, lengths, money_families, quota_families
 from gateway.decider.metrics.model_routes import route_families
 from gateway.decider.metrics.sidecars import SidecarMetrics
 from gateway.decider.observer import Observer
@@ -147,6 +147,8 @@ class Gateway:
         self.fleet = Fleet()
         self._announcer = Announcer()
         self.retries = RetryBudget(self.current)
+        calendar = Calendar()
+        self.limits = LimitBook(policy, witnesses.limits, calendar)
         self.dispatch = Dispatch(
             self.fleet,
             policy,
@@ -154,17 +156,24 @@ class Gateway:
             self.clock,
             self.retries,
             witnesses.dispatch,
+            money=self.limits.money,
             wake=self._wake,
             woken=self._woken,
         )
         self.telemetry = Telemetry(self.fleet, self.changed, self.clock)
         self.storage: Storage | None = None  # what outlasts the gateway, where the policy wants it
         self.kv_events: KvEvents | None = None  # from the first policy on that wants them
-        calendar = Calendar()
-        self.limits = LimitBook(policy, witnesses.limits, calendar)
         cost = CostModel(policy.budget.alpha)
         cost.learn_lengths(policy.lengths == "learned")
-        self.token_use = TokenUse(lambda: self.storage, self.limits.quotas, calendar, self.clock, self.say)
+        self.token_use = TokenUse(
+            lambda: self.storage,
+            self.limits.quotas,
+            self.limits.money,
+            calendar,
+            self.clock,
+            self.say,
+            self.dispatch.pump,
+        )
         self.decider = LocalDecider(
             self.fleet, self.dispatch, self.limits, cost, self.telemetry.asked, self.clock, self.rng
         )
@@ -182,6 +191,7 @@ class Gateway:
         self.families: list[Families] = [
             self._sidecar_metrics.collect,
             lambda: quota_families(self.limits.quotas, self.clock),
+            lambda: money_families(self.limits.money, self.clock),
             lambda: route_families(self.dispatch.routes),
             lambda: batch_families([*([] if self.batches is None else [self.batches]), *relays()]),
             lambda: () if cost.lengths is None else lengths(cost.lengths),

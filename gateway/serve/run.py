@@ -349,7 +349,12 @@ def _control_app(
             read_log=gateway.waking.read_log,
         ),
         cluster=port.cluster if isinstance(port, ClusterPort) else None,
-        usage=UsageSource(lambda: gateway.limits.quotas, gateway.token_use.history),
+        usage=UsageSource(
+            lambda: gateway.limits.quotas,
+            gateway.token_use.history,
+            gateway.limits.money,
+            gateway.token_use.money,
+        ),
     )
     return control_app(parts, options.admin_token)
 

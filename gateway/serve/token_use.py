@@ -1,39 +1,50 @@
-"""Tokens that tenants have used, kept in the storage over restarts: read at the start, written each second."""
+"""Tokens that tenants have used and money that providers cost, kept in the storage over restarts: read at the start,
+written each second. Marks of money that calls wait for are written at once."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
 import time
 from collections.abc import Callable, Iterable
 
 from gateway.core.admission.quotas import DAY, Calendar, QuotaBook, Used
+from gateway.core.money.book import MoneyBook, Spent
 from gateway.shared.storage import Storage, StorageError
 from gateway.shared.tasks import cancel, lasting
 
-EVERY = 1.0  # seconds between two writings, and so the most that SIGKILL loses
+EVERY = 1.0  # seconds between two writings, and so the most that SIGKILL loses of tokens; of money it loses nothing
+PAUSE = 0.05  # seconds after a writing, so that a disk that fails is not asked for each call
 DAYS_KEPT = 62
 MONTHS_KEPT = 36 * 31  # in days
 NOT_OPEN = "storage takes effect at a start: tokens are counted, and not kept over a restart, until the next"
 
 
 class TokenUse:
-    """The counts of one gateway's quotas. `storage`: None: there is none, or it is not open yet."""
+    """The counts of one gateway's quotas and money. `storage`: None: there is none, or it is not open yet. `raised` is
+    called when more money may be spent than before."""
 
     def __init__(
         self,
         storage: Callable[[], Storage | None],
         quotas: QuotaBook,
+        money: MoneyBook,
         calendar: Calendar,
         clock: Callable[[], float],
         say: Callable[[str], None],
+        raised: Callable[[], None],
     ) -> None:
         self._storage = storage
         self._quotas = quotas
+        self._money = money
+        self._raised = raised
         self._calendar = calendar
         self._clock = clock
         self._say = say
         self._kept: dict[tuple[str, str, int], int] = {}  # what is in the file
+        self._spent: set[Spent] = set()  # the same of money
+        self._short = asyncio.Event()
         self._said = ""
         self._task: asyncio.Task[None] | None = None
 
@@ -46,9 +57,15 @@ class TokenUse:
         storage = self._storage()
         self.set_calendar()
         if storage is not None:
-            kept = await storage.run(_read)
+            kept, spent = await storage.run(lambda database: (_read(database), _read_money(database)))
             self._kept = {(each.tenant, each.span, each.start): each.tokens for each in kept}
             self._quotas.told(kept, self._clock())
+            self._money.restore(spent, self._clock(), kept=not self._money.in_store)
+            self._spent = set(spent)
+            if self._money:
+                await self._write()
+        if not self._money.in_store:
+            self._money.short = self._short.set
         self._task = lasting("the storing of the tokens that tenants use", self._keep)
 
     async def history(self) -> list[Used]:
@@ -58,34 +75,52 @@ class TokenUse:
         both = {_key(each): each for each in kept} | now
         return [both[key] for key in sorted(both)]
 
+    async def money(self) -> list[Spent]:
+        """All money that is kept, and that of now as it is, by provider, tenant, model and time."""
+        storage, now = self._storage(), {_money_key(each): each for each in self._money.states(self._clock())}
+        kept = [] if storage is None else await storage.run(_read_money)
+        both = {_money_key(each): each for each in kept} | now
+        return [both[key] for key in sorted(both) if both[key].model]
+
     async def aclose(self) -> None:
-        """Write what has come since the last time. The storage is not closed."""
+        """Write what has come since the last time; no more money is spent. The storage is not closed."""
         if self._task is not None:
             await cancel(self._task)
             self._task = None
-            await self._write()
+            self._money.known = False
+            await self._write(last=True)
 
     async def _keep(self) -> None:
         while True:
-            await asyncio.sleep(EVERY)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(EVERY):
+                    await self._short.wait()
+            self._short.clear()
             self.set_calendar()
             await self._write()
+            await asyncio.sleep(min(EVERY, PAUSE))
 
-    async def _write(self) -> None:
-        storage, quotas = self._storage(), self._quotas
+    async def _write(self, *, last: bool = False) -> None:
+        storage, quotas, money = self._storage(), self._quotas, self._money
         if storage is None:
-            self._tell(NOT_OPEN if quotas else "")
+            self._tell(NOT_OPEN if quotas or money else "")
             return
         changed = [each for each in quotas.states() if self._kept.get(_key(each)) != each.tokens]
-        if not changed:
+        states = money.states(self._clock(), last=last)
+        spent = [each for each in states if each not in self._spent]
+        if not changed and not spent:
             return
         try:
-            await storage.run(lambda database: _put(database, changed))
+            await storage.run(lambda database: _put(database, changed, spent))
         except StorageError as error:
             self._tell(f"tokens that tenants use cannot be kept: {error}")
         else:
             self._kept.update({_key(each): each.tokens for each in changed})
+            self._spent = set(states)
             self._tell("")
+            if spent and not money.in_store and not last:
+                money.keep(states)
+                self._raised()
 
     def _tell(self, line: str) -> None:
         """A line that was not the last one."""
@@ -103,12 +138,29 @@ def _read(database: sqlite3.Connection) -> list[Used]:
     return [Used(*row) for row in rows]
 
 
-def _put(database: sqlite3.Connection, changed: Iterable[Used]) -> None:
+def _money_key(spent: Spent) -> tuple[str, str, str, str, int]:
+    return spent.provider, spent.tenant, spent.model, spent.span, spent.start
+
+
+def _read_money(database: sqlite3.Connection) -> list[Spent]:
+    rows = database.execute("SELECT provider, tenant, model, span, start, micro, tokens FROM money_use")
+    return [Spent(*row) for row in rows]
+
+
+def _put(database: sqlite3.Connection, changed: Iterable[Used], spent: Iterable[Spent]) -> None:
     database.executemany(
         "INSERT INTO token_use (tenant, span, start, tokens) VALUES (?, ?, ?, ?) "
         "ON CONFLICT (tenant, span, start) DO UPDATE SET tokens = excluded.tokens",
         [(each.tenant, each.span, each.start, each.tokens) for each in changed],
     )
-    newest = max(each.start for each in changed)
-    for span, days in (("day", DAYS_KEPT), ("month", MONTHS_KEPT)):
-        database.execute("DELETE FROM token_use WHERE span = ? AND start < ?", (span, newest - days * DAY))
+    database.executemany(
+        "INSERT INTO money_use (provider, tenant, model, span, start, micro, tokens) VALUES (?, ?, ?, ?, ?, ?, ?) "
+        "ON CONFLICT (provider, tenant, model, span, start) DO UPDATE SET micro = excluded.micro, "
+        "tokens = excluded.tokens",
+        [(*_money_key(each), each.micro, each.tokens) for each in spent],
+    )
+    for table, rows in (("token_use", changed), ("money_use", spent)):
+        newest = max([each.start for each in rows], default=0)
+        for span, days in (("day", DAYS_KEPT), ("month", MONTHS_KEPT)):
+            # No name of a table is from outside.
+            database.execute(f"DELETE FROM {table} WHERE span = ? AND start < ?", (span, newest - days * DAY))  # noqa: S608

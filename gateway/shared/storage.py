@@ -91,6 +91,11 @@ SCHEMA: tuple[tuple[str, ...], ...] = (
         "CREATE TRIGGER batch_goes AFTER DELETE ON batches BEGIN "
         "UPDATE kept SET bytes = bytes - old.kept WHERE tenant = old.tenant; END",
     ),
+    (  # money that calls to providers cost, in micro-units, gateway/serve/token_use.py
+        "CREATE TABLE money_use (provider TEXT NOT NULL, tenant TEXT NOT NULL, model TEXT NOT NULL, "
+        "span TEXT NOT NULL, start INTEGER NOT NULL, micro INTEGER NOT NULL, tokens INTEGER NOT NULL, "
+        "PRIMARY KEY (provider, tenant, model, span, start)) STRICT, WITHOUT ROWID",
+    ),
 )
 BUSY_WITHIN = 5.0  # seconds for a reader of the file, such as a backup, to let a commit through
 LOOK = 0.05  # seconds between two tries for the folder's lock

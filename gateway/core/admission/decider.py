@@ -130,6 +130,9 @@ class Grant(Protocol):
     def finished(self, now: float, prompt_tokens: int, completion_tokens: int, cached_tokens: int | None) -> None:
         """The whole answer is here, with the engine's own numbers; None: it does not tell."""
 
+    def wrote(self, tokens: int) -> None:
+        """Tokens of prompt and answer, as estimated for an answer of which the engine has not told the whole."""
+
     def close(self) -> None:
         """Give the hold back; a second time changes nothing."""
 

@@ -23,6 +23,7 @@ from gateway.core.admission.quotas import Calendar, QuotaBook, Used, Windows, ti
 from gateway.core.admission.refusals import quota_exceeded, rate_limited
 from gateway.core.admission.witness import LimitWitness
 from gateway.core.checkpoint import MOST_BUCKETS, MOST_PLACES, SavedBucket, SavedLimitPlace, SavedLimits, SavedQuota
+from gateway.core.money.book import MoneyBook
 from gateway.core.policy.policy import Policy
 from gateway.core.policy.traffic import AnyLimit, RateLimit, TenantLimits
 from gateway.core.request.outcome import Refused
@@ -123,7 +124,9 @@ class LimitBook:
 
     def __init__(self, policy: Policy, witness: LimitWitness | None = None, calendar: Calendar | None = None) -> None:
         self._witness = witness
+        calendar = calendar or Calendar()
         self.quotas = QuotaBook(policy, calendar)
+        self.money = MoneyBook(policy, calendar)
         self._free = Charge((), (), 0, live=False)  # of no bucket, with nothing to end: one serves all
         self._buckets: dict[Key, Bucket] = {}
         self._routes: dict[Level, Route] = {}
@@ -137,6 +140,7 @@ class LimitBook:
         settle on them as before."""
         self._policy = policy
         self.quotas.apply(policy)
+        self.money.apply(policy)
         limits, tenants = policy.limits, {name: _own(tenant.limits) for name, tenant in policy.tenants.items()}
         shared: list[AnyLimit] = [limits.global_, limits.per_tenant, limits.per_model]
         shared += [*limits.classes.values(), *limits.models.values()]

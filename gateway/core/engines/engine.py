@@ -110,6 +110,7 @@ class Engine:
         self.name = self.number = "engine"  # for clients, who see no address; its fleet numbers it
         self.url = url
         self.policy = policy
+        self.provider = ""  # the policy's name for it, where it is an API outside the house
         self.priorities = False  # it runs vLLM's priority scheduling: calls are sent with the rank of their class
         self.only_models = frozenset(models)  # what the policy lets this engine serve; empty: all it has
         self.models: dict[str, ModelCard] = {}

@@ -12,6 +12,8 @@ from gateway.core.engines.breaker import BreakerState
 from gateway.core.engines.engine import Engine
 from gateway.core.engines.fleet import Fleet
 from gateway.core.lengths import LengthModel
+from gateway.core.money.book import MoneyBook
+from gateway.core.money.tariff import MICRO
 from gateway.decider.dispatch import Dispatch
 from gateway.decider.relays.totals import added_up
 from gateway.shared.files.file_status import FileStatus
@@ -69,6 +71,25 @@ def quota_families(quotas: QuotaBook, clock: Callable[[], float]) -> Iterable[Me
     yield gauge("weir_quota_used_tokens", text, "tenant", "window", of=used)
     text = "The tenant's quota of the calendar window."
     yield gauge("weir_quota_tokens", text, "tenant", "window", of=amounts)
+
+
+def money_families(money: MoneyBook, clock: Callable[[], float]) -> Iterable[Metric]:
+    """The metric families at this moment; none without providers. Labels are of the policy."""
+    if not money:
+        return
+    now = clock()
+    purses = {(provider, purse.window.span): purse for provider, tenant, purse in money.purses() if not tenant}
+    spent = {key: purse.window.used(now) / MICRO for key, purse in purses.items()}
+    reserved = {key: purse.window.reserved / MICRO for key, purse in purses.items()}
+    budgets = {key: (purse.window.amount or 0) / MICRO for key, purse in purses.items()}
+    yield gauge("weir_money_spent", "Money spent in the calendar window, UTC.", "provider", "window", of=spent)
+    yield gauge("weir_money_reserved", "Money reserved for calls under way.", "provider", "window", of=reserved)
+    yield gauge("weir_money_budget", "Budget of the calendar window.", "provider", "window", of=budgets)
+    labels = ("provider", "tenant", "model")
+    costs = {payer: micro / MICRO for payer, (micro, _) in money.totals.items()}
+    tokens = {payer: count for payer, (_, count) in money.totals.items()}
+    yield counter("weir_money", "Money that calls to providers have cost.", *labels, of=costs)
+    yield counter("weir_money_tokens", "Tokens of calls to providers.", *labels, of=tokens)
 
 
 def policy(status: FileStatus) -> Iterable[Metric]:

@@ -87,6 +87,9 @@ class RemoteGrant:
     def finished(self, now: float, prompt_tokens: int, completion_tokens: int, cached_tokens: int | None) -> None:
         self._asked.end.finished = (prompt_tokens, completion_tokens, cached_tokens)
 
+    def wrote(self, tokens: int) -> None:
+        """The call's end tells the decider, as it does what the call is charged."""
+
     def prefilled(self, now: float, failure: str, message: str, reason: str) -> None:
         self.terms.elsewhere = None  # a new decider takes over no hold there
         self._decider.link.send(Prefilled(self._asked.number, self._asked.turn, now, failure, message, reason))

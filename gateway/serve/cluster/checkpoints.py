@@ -32,6 +32,7 @@ class TermCheckpoints:
         """A term, whose relays `hub` has. It judges nothing before what the leader before has learned is there."""
         self.ends()
         self._hub = hub
+        self._checkpoints.begin(first=False)
         self._loading = asyncio.get_running_loop().create_task(self._load(hub))
         self._loading.add_done_callback(telling("what the leader before has learned"))
 
@@ -54,7 +55,10 @@ class TermCheckpoints:
         except StoreError as error:
             say(f"cluster: what the leader before has learned is left out: the store does not answer: {error}")
         else:
-            go_on_from(self._checkpoints, state, passed)
+            if state:
+                go_on_from(self._checkpoints, state, passed)
+            else:
+                self._checkpoints.begin(first=True)
         hub.expect({})
 
     def _take(self) -> bytes:
@@ -72,3 +76,4 @@ class TermCheckpoints:
                 await self._store.save(state, self._hub.epoch)
             except StoreError as error:
                 raise OSError(f"the store of the cluster: {error}") from error
+            self._checkpoints.saved()

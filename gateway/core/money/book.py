@@ -1,0 +1,242 @@
+"""Money that calls to providers cost: reserved at the highest cost before a call goes out, settled by real usage.
+
+A provider has a budget a day and a month, and a tenant its share of both. What is spent and reserved together never
+exceeds one of them. Amounts are integers, micro-units of the currency. Windows and calendar are those of token quotas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import msgspec
+
+from gateway.core.admission.quotas import SPANS, Calendar, QuotaWindow, Span, Used
+from gateway.core.money.purse import Purse
+from gateway.core.money.tariff import MICRO, Tariff, tariff_of
+from gateway.core.policy.policy import Policy
+from gateway.core.request.call import Call
+
+Key = tuple[str, str]  # provider and tenant; "": all of the provider's together
+Payer = tuple[str, str, str]  # provider, tenant, model
+
+
+def _unheard() -> None:
+    """Do nothing: the default if nothing listens."""
+
+
+class Spent(msgspec.Struct, frozen=True):
+    """One window to keep. With a `model`, `micro` and `tokens` are those used; without, `micro` is the mark of a budget:
+    the provider's, or the tenant's share of it. `start`: Unix time."""
+
+    provider: str
+    tenant: str
+    model: str
+    span: Span
+    start: int
+    micro: int
+    tokens: int
+
+
+class Spending:
+    """Reservation of one attempt's highest cost. It ends once, by `end`: at the usage that was reported, else at what
+    can have been used, else at the highest cost.
+
+    `usage`: prompt, cached and completion tokens, as reported for the whole answer. `tokens`: of prompt and answer, as
+    estimated for one that was cut short. `unbilled`: the provider has refused the call, or never got it.
+    """
+
+    __slots__ = ("_book", "_call", "_payer", "_tariff", "_windows", "live", "reserved", "tokens", "unbilled", "usage")
+
+    def __init__(
+        self, book: MoneyBook, call: Call, payer: Payer, tariff: Tariff, windows: tuple[QuotaWindow, ...], reserved: int
+    ) -> None:
+        self._book = book
+        self._call = call
+        self._payer = payer
+        self._tariff = tariff
+        self._windows = windows
+        self.reserved = reserved
+        self.usage: tuple[int, int, int] | None = None
+        self.tokens: int | None = None
+        self.unbilled = False
+        self.live = True
+
+    def end(self, now: float) -> None:
+        """Replace the reservation by the cost of the attempt. A second time changes nothing."""
+        if not self.live:
+            return
+        self.live = False
+        used = self._used()
+        if used is None:  # nobody has told
+            cost, tokens = self.reserved, self._call.prompt_tokens
+        else:
+            cost, tokens = min(self.reserved, self._tariff.cost(*used)), used[0] + used[2]
+        for window in self._windows:
+            window.settle(self.reserved, cost, now)
+        self._book.count(self._payer, cost, tokens, now)
+
+    def _used(self) -> tuple[int, int, int] | None:
+        """Tokens of the prompt, of it cached, and of the answer; None: not known, or the provider's numbers cannot
+        be."""
+        if self.unbilled:
+            return 0, 0, 0
+        if self.usage is not None:
+            prompt, cached, completion = self.usage
+            return self.usage if prompt > 0 and cached >= 0 and completion >= 0 else None
+        if self.tokens is None or self.tokens < 0:
+            return None
+        prompt = self._call.prompt_tokens
+        return prompt, 0, max(0, self.tokens - prompt)
+
+
+class Line:
+    """Money and tokens of one tenant's calls for one model of a provider, in one kind of window."""
+
+    def __init__(self, name: str, span: Span, calendar: Calendar) -> None:
+        self.money = QuotaWindow(name, span, calendar)
+        self.tokens = QuotaWindow(name, span, calendar)
+
+
+class MoneyBook:
+    """The money of every provider. `ahead`: nothing is spent beyond the marks that are kept.
+
+    `known`: whether the amounts of the gateway before are here; until then nothing is spent. `short` is called when a
+    mark is to be raised at once.
+    """
+
+    def __init__(self, policy: Policy, calendar: Calendar, *, ahead: bool = True) -> None:
+        self._calendar = calendar
+        self.ahead = ahead
+        self.known = not ahead
+        self.short: Callable[[], None] = _unheard
+        self.in_store = False  # marks are kept by a cluster's store, not by this machine's storage
+        self._tariffs: dict[str, Tariff] = {}
+        self._of: dict[Key, tuple[Purse, ...]] = {}  # of the policy
+        self._purses: dict[tuple[str, str, Span], Purse] = {}  # those of providers that are gone too
+        self.lines: dict[tuple[str, str, str, Span], Line] = {}
+        self.totals: dict[Payer, tuple[int, int]] = {}  # micro-units and tokens since the start
+        self.apply(policy)
+
+    def __bool__(self) -> bool:
+        return bool(self._tariffs)
+
+    def apply(self, policy: Policy) -> None:
+        """Apply another policy. Windows keep what is spent and reserved."""
+        self.in_store = policy.cluster is not None
+        self._tariffs = {name: tariff_of(provider.prices) for name, provider in policy.providers.items()}
+        self._of = {}
+        for name, provider in policy.providers.items():
+            budget = provider.budget
+            for tenant in ("", *(provider.tenants if budget.per_tenant < 1 else ())):
+                share = budget.per_tenant if tenant else 1.0
+                found = []
+                for span, amount in (("day", budget.day), ("month", budget.month)):
+                    if amount is not None:
+                        purse = self._purse(name, tenant, span)
+                        purse.window.amount = int(amount * share * MICRO)
+                        found.append(purse)
+                self._of[name, tenant] = tuple(found)
+
+    def _purse(self, provider: str, tenant: str, span: Span) -> Purse:
+        key = (provider, tenant, span)
+        purse = self._purses.get(key)
+        if purse is None:
+            purse = self._purses[key] = Purse(f"{tenant or 'all tenants'} at {provider}", span, self._calendar)
+        return purse
+
+    # -- one call -----------------------------------------------------------------------------------------------
+
+    def may_spend(self, provider: str, call: Call, now: float) -> bool:
+        """Whether the highest cost of the call is within the budgets of the provider and of the call's tenant, and
+        within what is kept of them."""
+        tariff = self._tariffs.get(provider)
+        if tariff is None or not self.known:
+            return False
+        cost = tariff.highest(call)
+        purses = self._purses_of(provider, call.tenant)
+        if not all(purse.window.allows(cost, now) for purse in purses):
+            return False
+        if self.ahead and not all([purse.covers(cost, now) for purse in purses]):
+            self.short()
+            return False
+        return True
+
+    def spent_until(self, provider: str, call: Call, now: float) -> float | None:
+        """Return the seconds until a budget that keeps the call out begins anew; None: no budget does."""
+        tariff = self._tariffs.get(provider)
+        cost = 0 if tariff is None else tariff.highest(call)
+        waits = [
+            purse.window.resets_in(now)
+            for purse in self._purses_of(provider, call.tenant)
+            if not purse.window.allows(cost, now)
+        ]
+        return max(waits, default=None)
+
+    def reserve(self, provider: str, call: Call, now: float) -> Spending:
+        """Reserve the highest cost of the call, which `may_spend` has allowed at this moment."""
+        tariff = self._tariffs[provider]
+        cost = tariff.highest(call)
+        windows = tuple([purse.window for purse in self._purses_of(provider, call.tenant)])
+        for window in windows:
+            window.reserve(cost, now)
+        return Spending(self, call, (provider, call.tenant, call.model), tariff, windows, cost)
+
+    def _purses_of(self, provider: str, tenant: str) -> tuple[Purse, ...]:
+        return self._of.get((provider, ""), ()) + self._of.get((provider, tenant), ())
+
+    def count(self, payer: Payer, micro: int, tokens: int, now: float) -> None:
+        """Count what a call has cost."""
+        before = self.totals.get(payer, (0, 0))
+        self.totals[payer] = before[0] + micro, before[1] + tokens
+        for span in SPANS:
+            line = self._line(payer, span)
+            line.money.settle(0, micro, now)
+            line.tokens.settle(0, tokens, now)
+
+    def _line(self, payer: Payer, span: Span) -> Line:
+        line = self.lines.get((*payer, span))
+        if line is None:
+            line = self.lines[*payer, span] = Line(" ".join(payer), span, self._calendar)
+        return line
+
+    # -- what outlasts the gateway ------------------------------------------------------------------------------
+
+    def states(self, now: float, *, last: bool = False) -> list[Spent]:
+        """Return all that is to be kept. `last`: nothing more goes out, and marks come down to what was promised."""
+        found = [
+            Spent(*key, line.money.start, line.money.state().tokens, line.tokens.state().tokens)
+            for key, line in self.lines.items()
+            if line.money.state().tokens or line.tokens.state().tokens
+        ]
+        for (provider, tenant), purses in self._of.items():
+            for purse in purses:
+                window = purse.window
+                promised = window.used(now) + window.reserved
+                mark = promised if last else purse.next_mark(now)
+                found.append(Spent(provider, tenant, "", window.span, window.start_at(now), mark, 0))
+        return found
+
+    def keep(self, states: Iterable[Spent]) -> None:
+        """Note that these are kept."""
+        for each in states:
+            purse = self._purses.get((each.provider, each.tenant, each.span))
+            if purse is not None and not each.model:
+                purse.keep(each.micro, each.start)
+                purse.wanted = 0
+
+    def restore(self, states: Iterable[Spent], now: float, *, kept: bool) -> None:
+        """Go on from what was kept before. `kept`: it is still kept where marks are."""
+        for each in states:
+            if each.model:
+                line = self._line((each.provider, each.tenant, each.model), each.span)
+                line.money.goes_on(Used("", each.span, each.start, each.micro), now)
+                line.tokens.goes_on(Used("", each.span, each.start, each.tokens), now)
+            else:
+                self._purse(each.provider, each.tenant, each.span).restore(each.micro, each.start, now)
+        self.known = self.known or kept
+
+    def purses(self) -> Iterator[tuple[str, str, Purse]]:
+        """Yield every budget of the policy: provider, tenant ("": all), and its purse."""
+        for (provider, tenant), purses in self._of.items():
+            for purse in purses:
+                yield provider, tenant, purse
