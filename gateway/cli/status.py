@@ -49,6 +49,7 @@ class StatusView(msgspec.Struct, frozen=True):
     engines: dict[str, Entry] = {}
     sidecars: dict[str, Entry] = {}
     tenants: dict[str, Entry] = {}
+    providers: dict[str, Entry] = {}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -93,6 +94,7 @@ def table(status: StatusView, url: str) -> str:
         (ENGINE, map(_engine, sorted(status.engines.items(), key=_trouble))),
         (SIDECAR, _sidecars(status.sidecars)),
         (TENANT, map(_tenant, status.tenants.items() if len(status.tenants) > 1 else ())),
+        (PROVIDER, _providers(status.providers)),
     ):
         lines += _section(heading, rows)
     return "\n".join(lines)
@@ -104,6 +106,7 @@ MODEL = ("MODEL", "MODE", "ENGINES", "WANTED", "QUEUED", "WAIT", "ROOM FOR CALLS
 ENGINE = ("ENGINE", "STATE", "CALLS", "HELD", "KV CACHE", "MODELS")
 SIDECAR = ("SIDECAR", "MODEL", "STATE", "READY IN", "")
 TENANT = ("TENANT", "CALLS", "ANSWERED", "TOKENS")
+PROVIDER = ("PROVIDER", "WINDOW", "SPENT", "RESERVED", "BUDGET")
 
 
 def _section(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
@@ -174,3 +177,9 @@ def _sidecars(sidecars: Mapping[str, Entry]) -> Iterator[Sequence[str]]:
 def _tenant(item: tuple[str, Entry]) -> Sequence[str]:
     name, it = item
     return name, str(it["ended"]), str(it["answered"]), str(it["tokens"])
+
+
+def _providers(providers: Mapping[str, Entry]) -> Iterator[Sequence[str]]:
+    for name, it in providers.items():
+        for window, *amounts in it["budgets"]:
+            yield shown(name), window, *(f"{amount:.2f}" for amount in amounts)

@@ -28,7 +28,6 @@ from gateway.core.admission.bookings import HORIZON
 from gateway.core.admission.decision import KEPT, WANT_OF_ROOM, Reason, Refuse
 from gateway.core.admission.model_traffic import ModelTraffic
 from gateway.core.admission.queues import Queues, Ticket
-from gateway.core.admission.quotas import Calendar
 from gateway.core.admission.retries import RetryBudget
 from gateway.core.admission.witness import DispatchWitness
 from gateway.core.engines.choice import Aside, Choice
@@ -87,7 +86,7 @@ class Dispatch:
         wake: Callable[[str, float], None] = _ignored,
         woken: Callable[[str, float], None] = _ignored,
     ) -> None:
-        self.control = control = AdmissionControl(fleet, policy)
+        self.control = control = AdmissionControl(fleet, policy, money)
         self.fleet = fleet
         self.rng = rng
         self.clock = clock
@@ -109,7 +108,6 @@ class Dispatch:
         self.estimates = Estimates(control, fleet, clock)
         self.routes = ModelRoutes(control, clock)
         self.holds: dict[Hold, Call] = {}  # of all grants
-        self.money = MoneyBook(policy, Calendar()) if money is None else money
         self.successor: Successor | None = None  # who decides in this one's place
 
     @property

@@ -85,7 +85,7 @@ class LocalGrant:
         call = self.call
         if call.max_tokens is None and call.route.generates and not call.shaped:
             call.shaped = call.asked
-        self.spending = self._dispatch.money.reserve(provider, call, now)
+        self.spending = self._dispatch.control.money.reserve(provider, call, now)
 
     # -- its prompt, read elsewhere -----------------------------------------------------------------------------
 

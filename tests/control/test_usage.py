@@ -7,11 +7,14 @@ import asyncio
 from gateway.control.usage import UsageSource
 from gateway.core.admission.limits import LimitBook
 from gateway.core.admission.quotas import Calendar, Used
+from gateway.core.money.book import Spent
 from gateway.core.policy.file import decode
 from gateway.shared.storage import StorageError
 from tests.control.parts import Parts, play
+from tests.core.money.test_money import book, call
 
 POLICY = decode(b"tenants: {acme: {limits: {quota: {day: 1M}}}}\nstorage: kept\n")
+HEAD = "tenant,window,start,tokens,provider,model,money\n"
 NOON = 1_764_504_000.0  # 2025-11-30 12:00 UTC
 
 
@@ -49,7 +52,7 @@ def test_csv_has_all_that_is_kept() -> None:
     async def scene(parts: Parts) -> None:
         answer = await parts.get("/usage?format=csv")
         assert answer.headers["content-type"].startswith("text/csv")
-        assert answer.text == "tenant,window,start,tokens\nacme,day,2025-11-29,5\nacme,month,2025-11-01,12\n"
+        assert answer.text == f"{HEAD}acme,day,2025-11-29,5,,,\nacme,month,2025-11-01,12,,,\n"
         assert (await parts.get("/usage?format=xml")).status_code == 400
 
     play(scene, usage=UsageSource(tuple, history))
@@ -58,7 +61,7 @@ def test_csv_has_all_that_is_kept() -> None:
 def test_a_gateway_that_keeps_nothing_says_so_and_a_disk_that_fails_is_told() -> None:
     async def nothing(parts: Parts) -> None:
         assert (await parts.get("/usage")).json() == {"tenants": {}}
-        assert (await parts.get("/usage?format=csv")).text == "tenant,window,start,tokens\n"
+        assert (await parts.get("/usage?format=csv")).text == HEAD
 
     async def fails(parts: Parts) -> None:
         answer = await parts.get("/usage?format=csv")
@@ -67,3 +70,30 @@ def test_a_gateway_that_keeps_nothing_says_so_and_a_disk_that_fails_is_told() ->
 
     play(nothing)
     play(fails, usage=UsageSource(tuple, broken))
+
+
+async def spent() -> list[Spent]:
+    return [Spent("cloud", "acme", "mini", "day", 1_764_374_400, 1_000_005, 12)]
+
+
+def test_money_by_provider_tenant_and_model() -> None:
+    async def scene(parts: Parts) -> None:
+        now = asyncio.get_running_loop().time()
+        money.restore([], now, kept=True)
+        spending = money.reserve("cloud", call(), now)
+        spending.usage = (900, 0, 50)
+        spending.end(now)
+        money.reserve("cloud", call(), now)
+        found = (await parts.get("/usage")).json()["providers"]["cloud"]
+        for each in (found["budgets"]["day"], found["shares"]["acme"]["day"]):
+            assert (each["spent"], each["reserved"], each["kept"]) == (0.001, 0.003, 0.0)
+        assert [found["budgets"]["day"]["budget"], found["shares"]["other"]["day"]["budget"]] == [1.0, 0.5]
+        rows = [
+            (each["window"], each["tenant"], each["model"], each["money"], each["tokens"]) for each in found["spent"]
+        ]
+        assert rows == [(span, "acme", "mini", 0.001, 950) for span in ("day", "month")]
+        text = (await parts.get("/usage?format=csv")).text
+        assert text.splitlines()[-1] == "acme,day,2025-11-29,12,cloud,mini,1.000005"
+
+    money = book("{day: 1, per_tenant: 50%}")
+    play(scene, usage=UsageSource(tuple, history, money, spent))

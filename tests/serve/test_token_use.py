@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from gateway.core.admission.quotas import Calendar, QuotaBook, Used
+from gateway.core.money.book import MoneyBook
 from gateway.core.policy.file import decode
 from gateway.serve import token_use
 from gateway.serve.token_use import NOT_OPEN, TokenUse
@@ -69,7 +70,7 @@ def test_what_is_used_is_counted_to_the_token_over_an_upgrade_and_a_kill(
         assert 0 < int(refused.headers["retry-after"]) <= 31 * 86_400
         assert until(lambda: kept(tmp_path) == total, 5.0) is not None, "within a second, is promised"
         csv = get(f"{made.control}/usage?format=csv")[1].decode()
-        assert any(line.startswith("anonymous,month,") and line.endswith(f",{total}") for line in csv.splitlines())
+        assert any(line.startswith("anonymous,month,") and line.endswith(f",{total},,,") for line in csv.splitlines())
         made.gateway.child.kill()
     with world(tmp_path, *words, policy=QUOTA) as made:
         assert used(made)["used"] == total
@@ -86,7 +87,10 @@ class Books:
         self.calendar = Calendar()
         self.quotas = QuotaBook(policy, self.calendar)
         self.said: list[str] = []
-        self.use = TokenUse(lambda: storage, self.quotas, self.calendar, lambda: 5.0, self.said.append)
+        money = MoneyBook(policy, self.calendar)
+        self.use = TokenUse(
+            lambda: storage, self.quotas, money, self.calendar, lambda: 5.0, self.said.append, lambda: None
+        )
 
     def add(self, tokens: int) -> None:
         for window in self.quotas.of("a"):
@@ -124,8 +128,8 @@ def test_windows_of_long_ago_are_forgotten(tmp_path: Path) -> None:
         try:
             await storage.open()
             old = [Used("a", "day", 0, 1), Used("a", "month", 0, 1), Used("a", "day", 86_400 * 40, 2)]
-            await storage.run(lambda database: token_use._put(database, old))
-            await storage.run(lambda database: token_use._put(database, [Used("a", "day", 86_400 * 70, 3)]))
+            await storage.run(lambda database: token_use._put(database, old, []))
+            await storage.run(lambda database: token_use._put(database, [Used("a", "day", 86_400 * 70, 3)], []))
             left = await storage.run(token_use._read)
         finally:
             await storage.aclose()

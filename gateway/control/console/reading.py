@@ -16,6 +16,7 @@ from gateway import __version__
 from gateway.control.console.conditions import Conditions
 from gateway.control.console.figures import WINDOW, ClassFigures, Open, class_figures
 from gateway.control.console.headline import MINUTE, headline
+from gateway.control.console.money import money_entries
 from gateway.control.console.remedy import ModelState
 from gateway.control.console.sources import Sources
 from gateway.control.console.tenants import tenant_entries
@@ -122,6 +123,7 @@ class ConsoleReading:
         entries |= {f"sidecar/{each.id}": sidecar_entry(each, self._sources.state_since) for each in view.sidecars}
         sources = self._sources
         entries |= tenant_entries(self._dispatch.policy.tenants, sources.used(), sources.buckets(), now)
+        entries |= money_entries(self._dispatch.control.money, now)
         seconds = self.ended.reach(now, MINUTE)
         room = self._room()
         states = {model.id: self._state(model, room.get(model.id, {})) for model in view.models}

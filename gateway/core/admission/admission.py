@@ -22,6 +22,7 @@ from gateway.core.admission.deadline import breaks_a_promise, too_late
 from gateway.core.admission.decision import Decision, Foretold, Reason, Refuse, Wait
 from gateway.core.admission.model_traffic import ModelTraffic
 from gateway.core.admission.queues import Queues, Ticket
+from gateway.core.admission.quotas import Calendar
 from gateway.core.admission.shaping import Shaping
 from gateway.core.engines.choice import (
     ASIDE,
@@ -39,6 +40,7 @@ from gateway.core.engines.engine import Engine
 from gateway.core.engines.fleet import Fleet
 from gateway.core.engines.ledger import ceiling
 from gateway.core.engines.transfer import Prefill, where
+from gateway.core.money.book import MoneyBook
 from gateway.core.policy.policy import Policy
 from gateway.core.request.call import Call
 from gateway.core.sidecars.copies import LongWait
@@ -74,8 +76,9 @@ class AdmissionControl:
     """The decisions, and the state that they read. `running`: calls that hold a grant, by class. `outages`: since when
     none of a model's engines may be given calls."""
 
-    def __init__(self, fleet: Fleet, policy: Policy) -> None:
+    def __init__(self, fleet: Fleet, policy: Policy, money: MoneyBook | None = None) -> None:
         self.fleet = fleet
+        self.money = MoneyBook(policy, Calendar()) if money is None else money
         self.rules = AdmissionRules(policy)
         self.sidecars = Registry()
         self.queues: dict[str, Queues] = {}
@@ -146,8 +149,14 @@ class AdmissionControl:
     ) -> Choice | Aside | None:
         """The engine that the call may go to now; the call has waited for `waited` seconds."""
         engines, routing = self.candidates(call), self.rules.policy.routing
+        if engines and engines[0].provider:
+            engines = self._affordable(engines, call, now)
         choice = choose(engines, call, now, routing=routing, rng=rng, exclude=exclude)
         return ASIDE if choice is not None and worth_waiting(call, choice, now, waited) else choice
+
+    def _affordable(self, engines: Sequence[Engine], call: Call, now: float) -> Sequence[Engine]:
+        """Providers whose budgets have room for what the call may cost."""
+        return [engine for engine in engines if self.money.may_spend(engine.provider, call, now)]
 
     def read_where(self, call: Call, choice: Choice, now: float) -> Prefill | None:
         """Decide where the prompt of a call for `choice` is read; None: no other engine could read it."""
@@ -171,8 +180,9 @@ class AdmissionControl:
         if not usable:
             return self._to_wait_for_model(call, now, exclude, engines, front=front)
         largest = max([engine.ledger.largest for engine in engines])
-        if call.cost > largest:
-            return Refuse(reason=Reason.TOO_LARGE, largest=largest)
+        why = self._too_much(usable, largest, call, now)
+        if why is not None:
+            return why
         large = call.cost > LARGE * largest
         if front:
             return Wait(ticket=Ticket(call, now, exclude, large=large))
@@ -202,6 +212,16 @@ class AdmissionControl:
             return Wait(ticket=ticket, predicted=wait, victim=victim, newcomer=True)
         wait = traffic.wait(queues, call, now, ticket)
         return Wait(ticket=ticket, predicted=wait, victim=victim, booking=booking)
+
+    def _too_much(self, usable: Sequence[Engine], largest: int, call: Call, now: float) -> Refuse | None:
+        """Refuse a call that no engine can hold, or that no provider's budget has room for."""
+        if call.cost > largest:
+            return Refuse(reason=Reason.TOO_LARGE, largest=largest)
+        provider = usable[0].provider
+        if provider and not self._affordable(usable, call, now):
+            resets_in = self.money.spent_until(provider, call, now)
+            return Refuse(reason=Reason.UNAFFORDABLE, words=provider, retry_in=resets_in)
+        return None
 
     def _to_wait_for_model(
         self, call: Call, now: float, exclude: frozenset[str], engines: Sequence[Engine], *, front: bool

@@ -27,6 +27,7 @@ class Reason(Enum):
     NO_ENGINE = "no_engine"  # no engine of its model may be given calls
     UNAVAILABLE = "unavailable"  # no sidecar can have its model ready
     TOO_LARGE = "too_large"  # no engine can ever hold it
+    UNAFFORDABLE = "unaffordable"  # no budget of a provider has room for it
     MODE = "mode"  # its model's mode refuses it
     NOT_READY = "not_ready"  # its model will be ready too late
     TOO_LATE = "too_late"  # its turn would come too late
@@ -92,10 +93,11 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
 class Refuse(msgspec.Struct, frozen=True, kw_only=True):
     """The call is refused for `reason`; the other fields are the numbers that the reason goes by.
 
-    `largest`: tokens of the largest call. `words`: the bound that is full, the mode's rule, or the class that takes its
-    place. `wait`: seconds until all that waits now has been served. `waited`: seconds since it came. `engines`: of its
-    model. `reports_awaited`: sidecars may have its model, and have not said so yet. `away`: one had it. `retry_in`,
-    `why`: the words of the sidecar that cannot have the model ready; None: it does not know. The rest is as in `Wait`.
+    `largest`: tokens of the largest call. `words`: the bound that is full, the mode's rule, the provider, or the class
+    that takes its place. `wait`: seconds until all that waits now has been served. `waited`: seconds since it came.
+    `engines`: of its model. `reports_awaited`: sidecars may have its model, and have not said so yet. `away`: one had
+    it. `retry_in`, `why`: the words of the sidecar that cannot have the model ready, or seconds until a budget begins
+    anew; None: it does not know. The rest is as in `Wait`.
     """
 
     reason: Reason

@@ -41,6 +41,8 @@ def refused(why: Refuse, call: Call, now: float, due_in: float | None = None) ->
             return no_engine(call.model, why.engines, why.waited)
         case Reason.UNAVAILABLE:
             return unavailable(call.model, why.words, why.retry_in, why=why.why)
+        case Reason.UNAFFORDABLE:
+            return unaffordable(call, why.words, why.retry_in)
         case Reason.TOO_LARGE:
             return too_large(call, why.largest)
         case Reason.MODE:
@@ -177,6 +179,19 @@ def unavailable(model: str, message: str, retry_in: float | None, *, why: str) -
         retry_after=UNKNOWN if retry_in is None else retry_in,
         reason=NO_MEMORY if why == NO_MEMORY else "",
     )
+
+
+def unaffordable(call: Call, provider: str, resets_in: float | None) -> Refused:
+    """The budget of a provider, or the tenant's share of it. `resets_in`: seconds until it begins anew; None: it has
+    room, of which the storage has not yet been told."""
+    if resets_in is None:
+        message = f"Money for the provider {provider} is being set aside for calls such as this one."
+        return Refused(Outcome.RATE_LIMITED, message, retry_after=SOON, code=QUOTA)
+    message = (
+        f"The budget of the provider {provider} for tenant {call.tenant!r} has no room for what this call may cost at "
+        f"most. A smaller max_tokens costs less; the next budget begins with nothing spent."
+    )
+    return Refused(Outcome.RATE_LIMITED, message, retry_after=resets_in, code=QUOTA)
 
 
 def not_ready(call: Call, now: float, foretold: Foretold) -> Refused:

@@ -25,8 +25,8 @@ def _unheard() -> None:
 
 
 class Spent(msgspec.Struct, frozen=True):
-    """One window to keep. With a `model`, `micro` and `tokens` are those used; without, `micro` is the mark of a budget:
-    the provider's, or the tenant's share of it. `start`: Unix time."""
+    """One window to keep. With a `model`, `micro` and `tokens` are those used. Without, `micro` is the mark of a
+    budget: the provider's, or the tenant's share of it. `start`: Unix time."""
 
     provider: str
     tenant: str
@@ -156,7 +156,7 @@ class MoneyBook:
         purses = self._purses_of(provider, call.tenant)
         if not all(purse.window.allows(cost, now) for purse in purses):
             return False
-        if self.ahead and not all([purse.covers(cost, now) for purse in purses]):
+        if self.ahead and [purse for purse in purses if not purse.covers(cost, now)]:
             self.short()
             return False
         return True

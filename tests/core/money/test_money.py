@@ -1,0 +1,272 @@
+"""Money of providers: prices, highest costs, reservations, what a call is charged, shares, and marks that run ahead."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.core.admission.quotas import DAY, Calendar
+from gateway.core.money.book import MoneyBook, Spending
+from gateway.core.money.purse import CALLS, LOT
+from gateway.core.money.tariff import MICRO, Tariff, tariff_of
+from gateway.core.policy.file import decode
+from gateway.core.policy.policy import Policy
+from gateway.core.policy.providers import Prices
+from gateway.core.request.call import Call
+from gateway.core.request.routes import ROUTES
+
+NOON = 1_764_504_000.0  # 2025-11-30 12:00 UTC, the last day of its month
+NOW = 1000.0
+CHAT = ROUTES[b"/v1/chat/completions"]
+
+
+def policy(budget: str = "{day: 1}", prices: str = "{prompt: 1, cached: 0.5, completion: 2}") -> Policy:
+    return decode(
+        f"""\
+tenants: {{acme: {{}}, other: {{}}}}
+storage: kept
+models: {{chat: {{members: [home], fallback: [mini]}}}}
+providers:
+  cloud:
+    url: https://api.example.com/v1
+    key_file: cloud.key
+    models: {{mini: small}}
+    prices: {prices}
+    budget: {budget}
+    tenants: [acme, other]
+    classes: [default]
+""".encode()
+    )
+
+
+def book(budget: str = "{day: 1}", *, ahead: bool = False) -> MoneyBook:
+    """Its monotonic clock began 1000 s before NOON."""
+    return MoneyBook(policy(budget), Calendar(NOON - NOW), ahead=ahead)
+
+
+def call(prompt: int = 1000, output: int = 1000, *, tenant: str = "acme", size: int = 0, n: int = 1) -> Call:
+    made = Call(
+        request_id="r", route=CHAT, model="mini", tenant=tenant, class_name="default", arrived=0.0, deadline=60.0,
+        stream=True, n=n, ascii_bytes=size,
+    )  # fmt: skip
+    made.prompt_tokens, made.asked = prompt, output
+    return made
+
+
+def spend(from_: MoneyBook, made: Call | None = None, now: float = NOW) -> Spending:
+    made = made or call()
+    assert from_.may_spend("cloud", made, now)
+    return from_.reserve("cloud", made, now)
+
+
+def amounts(from_: MoneyBook, now: float = NOW) -> dict[tuple[str, str], tuple[int, int]]:
+    """Spent and reserved, by tenant ("": all) and window."""
+    return {
+        (tenant, purse.window.span): (purse.window.used(now), purse.window.reserved)
+        for _, tenant, purse in from_.purses()
+    }
+
+
+# -- prices -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tokens", "micro"),
+    [((0, 0, 0), 0), ((1, 0, 0), 1), ((10, 4, 0), 8), ((10, 50, 1), 7), ((1_000_000, 0, 1_000_000), 3 * MICRO)],
+    ids=["nothing", "rounded up", "cached", "more cached than there are", "millions"],
+)
+def test_a_cost_is_exact_and_rounded_up_once(tokens: tuple[int, int, int], micro: int) -> None:
+    assert tariff_of(Prices(prompt=1.0, cached=0.5, completion=2.0)).cost(*tokens) == micro
+
+
+def test_cached_tokens_cost_as_much_as_others_where_the_policy_says_nothing() -> None:
+    assert tariff_of(Prices(prompt=0.15, completion=0.6)) == Tariff(150_000, 150_000, 600_000)
+
+
+def test_the_highest_cost_has_each_byte_as_a_token_and_the_longest_of_all_answers() -> None:
+    tariff = Tariff(MICRO, 3 * MICRO, 2 * MICRO)
+    assert tariff.highest(call(10, 100, size=40, n=2)) == 3 * (10 + 40) + 2 * 200
+    shaped = call(10, 100)
+    shaped.shaped = 7
+    assert tariff.highest(shaped) == 3 * 10 + 2 * 7
+
+
+# -- one call ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_highest_cost_is_reserved_and_the_real_one_is_spent() -> None:
+    money = book()
+    spending = spend(money)
+    assert amounts(money) == {("", "day"): (0, 3000)}
+    spending.usage = (900, 100, 50)
+    spending.end(NOW)
+    spending.end(NOW)
+    assert amounts(money) == {("", "day"): (800 + 50 + 100, 0)}
+    assert money.totals == {("cloud", "acme", "mini"): (950, 950)}
+
+
+@pytest.mark.parametrize(
+    ("usage", "tokens", "unbilled", "micro"),
+    [
+        ((10**9, 0, 10**9), None, False, 3000),
+        ((-5, 0, 10), None, False, 3000),
+        ((0, 0, 0), None, False, 3000),
+        ((5, -1, 0), None, False, 3000),
+        ((5, 0, -1), 1001, False, 3000),
+        (None, None, False, 3000),
+        (None, -1, False, 3000),
+        (None, 1100, False, 1200),
+        (None, 10, False, 1000),
+        (None, None, True, 0),
+    ],
+    ids=[
+        "absurd", "negative", "of nothing", "negative cached", "negative answer", "nobody told", "negative estimate",
+        "cut short", "cut short at once", "refused by the provider",
+    ],
+)  # fmt: skip
+def test_no_usage_costs_more_than_was_reserved_and_a_lie_costs_all_of_that(
+    usage: tuple[int, int, int] | None, tokens: int | None, unbilled: bool, micro: int
+) -> None:
+    money = book()
+    spending = spend(money)
+    spending.usage, spending.tokens, spending.unbilled = usage, tokens, unbilled
+    spending.end(NOW)
+    assert amounts(money) == {("", "day"): (micro, 0)}
+
+
+def test_two_hundred_calls_at_the_edge_of_a_budget_spend_no_more_than_that() -> None:
+    money = book("{day: 0.01}")  # 10,000 micro-units: three calls of 3000
+    gone = []
+    for _ in range(200):
+        if money.may_spend("cloud", call(), NOW):
+            gone.append(money.reserve("cloud", call(), NOW))
+    assert len(gone) == 3
+    for spending in gone:
+        spending.end(NOW)  # nobody tells what they used
+    assert amounts(money) == {("", "day"): (9000, 0)}
+    assert not money.may_spend("cloud", call(), NOW)
+    assert money.spent_until("cloud", call(), NOW) == DAY / 2
+    assert money.may_spend("cloud", call(500, 250), NOW), "1000 are left"
+    assert money.spent_until("cloud", call(500, 250), NOW) is None
+
+
+def test_the_tighter_of_day_and_month_binds_and_a_new_day_begins_with_nothing_spent() -> None:
+    money = book("{day: 0.01, month: 0.012}")
+    for _ in range(3):
+        spend(money).end(NOW)
+    assert not money.may_spend("cloud", call(), NOW)
+    assert money.may_spend("cloud", call(), NOW + DAY), "a day and a month later"
+    calendar = Calendar(NOON - NOW - 3 * DAY)
+    money = MoneyBook(policy("{day: 0.01, month: 0.012}"), calendar, ahead=False)
+    for _ in range(3):
+        spend(money).end(NOW)
+    assert money.spent_until("cloud", call(), NOW) == 3 * DAY + DAY / 2
+    assert not money.may_spend("cloud", call(), NOW + DAY), "the month has 3000 left"
+    assert money.may_spend("cloud", call(), NOW + DAY) is money.may_spend("cloud", call(2, 1500), NOW + DAY)
+
+
+def test_what_is_reserved_goes_on_into_the_next_day() -> None:
+    money = book("{day: 0.01}")
+    spending = [spend(money) for _ in range(3)]
+    assert not money.may_spend("cloud", call(), NOW + DAY)
+    for each in spending:
+        each.end(NOW + DAY)
+    assert amounts(money, NOW + DAY) == {("", "day"): (9000, 0)}
+
+
+def test_one_tenant_spends_no_more_than_its_share() -> None:
+    money = book("{day: 0.01, per_tenant: 35%}")
+    spend(money)
+    assert not money.may_spend("cloud", call(), NOW)
+    spend(money, call(tenant="other"))
+    assert amounts(money) == {("", "day"): (0, 6000), ("acme", "day"): (0, 3000), ("other", "day"): (0, 3000)}
+
+
+def test_a_reload_keeps_what_is_spent_and_calls_settle_at_the_price_they_went_for() -> None:
+    money = book("{day: 0.01}")
+    spending = spend(money)
+    money.apply(policy("{day: 0.02}", "{prompt: 100, completion: 100}"))
+    spending.end(NOW)
+    assert amounts(money) == {("", "day"): (3000, 0)}
+    money.apply(Policy())
+    assert not money
+    assert not money.may_spend("cloud", call(), NOW)
+    assert money.spent_until("cloud", call(), NOW) is None
+    money.apply(policy("{day: 0.02}"))
+    assert amounts(money) == {("", "day"): (3000, 0)}
+
+
+# -- marks ------------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_spent_before_the_gateway_before_is_known_nor_beyond_the_mark() -> None:
+    money, heard = book(ahead=True), list[None]()
+    money.short = lambda: heard.append(None)
+    assert not money.may_spend("cloud", call(), NOW)
+    assert not heard
+    money.restore([], NOW, kept=True)
+    assert not money.may_spend("cloud", call(), NOW)
+    assert heard, "a mark is to be raised"
+    states = money.states(NOW)
+    assert [each.micro for each in states] == [CALLS * 3000], "a lot would be less"
+    money.keep(states)
+    for _ in range(CALLS):
+        spend(money)
+    assert not money.may_spend("cloud", call(), NOW)
+    assert money.spent_until("cloud", call(), NOW) is None, "it is no budget that is spent"
+    money.keep(money.states(NOW))
+    assert money.may_spend("cloud", call(), NOW)
+
+
+def test_a_mark_is_raised_by_a_lot_once_half_of_its_lead_is_used() -> None:
+    money = book("{day: 10}", ahead=True)
+    money.restore([], NOW, kept=True)
+    money.keep(money.states(NOW))
+    lot = 10 * MICRO // LOT
+    assert [each.micro for each in money.states(NOW)] == [lot]
+    spend(money, call(lot // 2, 0))
+    assert [each.micro for each in money.states(NOW)] == [lot]
+    spend(money, call(1, 0))
+    assert [each.micro for each in money.states(NOW)] == [lot + lot // 2 + 1]
+
+
+def test_a_mark_is_no_more_than_the_budget() -> None:
+    money = book("{day: 0.01}", ahead=True)
+    money.restore([], NOW, kept=True)
+    money.may_spend("cloud", call(), NOW)
+    money.keep(money.states(NOW))
+    for _ in range(3):
+        spend(money)
+    assert [each.micro for each in money.states(NOW)] == [10_000]
+    assert money.may_spend("cloud", call(500, 250), NOW)
+
+
+def test_after_a_kill_the_mark_counts_as_spent_and_after_an_end_what_was_promised() -> None:
+    money = book("{day: 0.1, per_tenant: 50%}", ahead=True)
+    money.restore([], NOW, kept=True)
+    money.may_spend("cloud", call(), NOW)
+    money.keep(money.states(NOW))
+    spend(money).end(NOW)
+    spend(money)
+    killed = book("{day: 0.1, per_tenant: 50%}", ahead=True)
+    killed.restore(money.states(NOW), NOW, kept=True)
+    assert amounts(killed)["", "day"] == (CALLS * 3000, 0)
+    assert killed.totals == {}
+    assert [(key, line.money.used(NOW)) for key, line in killed.lines.items()] == [
+        (("cloud", "acme", "mini", span), 3000) for span in ("day", "month")
+    ]
+    ended = book("{day: 0.1, per_tenant: 50%}", ahead=True)
+    ended.restore(money.states(NOW, last=True), NOW, kept=True)
+    assert amounts(ended) == {("", "day"): (6000, 0), ("acme", "day"): (6000, 0), ("other", "day"): (0, 0)}
+
+
+def test_a_mark_of_yesterday_lets_nothing_out_today() -> None:
+    money = book(ahead=True)
+    money.restore([], NOW, kept=True)
+    money.keep(money.states(NOW))
+    assert money.may_spend("cloud", call(), NOW)
+    assert not money.may_spend("cloud", call(), NOW + DAY)
+    late = book(ahead=True)
+    late.restore(money.states(NOW), NOW + DAY, kept=True)
+    assert amounts(late, NOW + DAY) == {("", "day"): (0, 0)}
+    money.keep(money.states(NOW + DAY))
+    assert money.may_spend("cloud", call(), NOW + DAY)
