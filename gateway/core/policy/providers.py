@@ -9,7 +9,7 @@ import msgspec
 
 from gateway.core.policy.types import Bounds, FileName, ModelName, Name, Positive, TenantName
 from gateway.shared.files.kinds import Text
-from gateway.shared.files.units import Factor
+from gateway.shared.files.units import Factor, Share
 
 MOST_PRICE = 10_000  # for a million tokens: a hundred times what the dearest APIs take
 Price = Annotated[Factor, Bounds(ge=0.000001, le=MOST_PRICE)]
@@ -37,10 +37,12 @@ class MoneyBudget(msgspec.Struct, frozen=True, kw_only=True):
 
     `day`: Money a day; null: the month's budget alone.
     `month`: Money a calendar month; null: the day's budget alone.
+    `per_tenant`: Share of both that one tenant may use.
     """
 
     day: Money | None = None
     month: Money | None = None
+    per_tenant: Annotated[Share, Bounds(ge=0.001, le=1)] = 1.0
 
 
 class Provider(msgspec.Struct, frozen=True, kw_only=True):
