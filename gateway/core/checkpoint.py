@@ -159,18 +159,6 @@ class SavedLimits(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_f
     quotas: Annotated[list[SavedQuota], Meta(max_length=MOST_BUCKETS)] = []
 
 
-class SavedMoney(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """Money of one window, as `Spent` in gateway/core/money/book.py."""
-
-    provider: str
-    tenant: str
-    model: str
-    span: Literal["day", "month"]
-    start: Annotated[int, Meta(ge=-(2**53), le=2**53)]
-    micro: Count
-    tokens: Count
-
-
 class SavedPlace(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     """A booking in a queue. `age`: seconds since its call first came."""
 
@@ -206,7 +194,6 @@ class Checkpoint(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fi
     costs: SavedCosts
     limits: SavedLimits
     traffic: Annotated[list[SavedTraffic], Meta(max_length=MOST_MODELS)]
-    money: Annotated[list[SavedMoney], Meta(max_length=MOST_BUCKETS)] = []
 
 
 class _Envelope(msgspec.Struct, array_like=True):

@@ -17,8 +17,8 @@ from gateway.core.checkpoint import (
     MOST_PLACES,
     MOST_PREFIXES,
     Checkpoint,
+    CheckpointError,
     SavedEngine,
-    SavedMoney,
     decoded,
     encoded,
 )
@@ -45,13 +45,12 @@ class Checkpoints:
         self._awaited: dict[str, SavedEngine] = {}  # engines that no sidecar has brought again yet
         self._then = 0.0
         self._same_hashes = False
-        self._money: list[Spent] = []  # of the checkpoint that was taken last
+        self._money: list[Spent] = []  # as it was taken last
 
     def take(self, waiting: Iterable[Charge] = ()) -> bytes:
         """The state of now. `waiting`: charges of calls that the next decider will judge and charge anew."""
         now, traffic = self._clock(), self._dispatch.traffic
         each = max(1, MOST_PLACES // max(1, sum(len(known.bookings) for known in traffic.values())))
-        self._money = self._limits.money.states(now)
         blocks = MOST_PREFIXES // max(1, len(self._fleet.engines))
         return encoded(
             Checkpoint(
@@ -60,7 +59,6 @@ class Checkpoints:
                 self._cost.checkpoint(),
                 self._limits.checkpoint(now, waiting),
                 [known.checkpoint(model, now, each) for model, known in islice(traffic.items(), MOST_MODELS)],
-                [SavedMoney(*msgspec.structs.astuple(each)) for each in self._money],
             )
         )
 
@@ -75,21 +73,36 @@ class Checkpoints:
             self.joined(engine)
         self._cost.restore(checkpoint.costs)
         self._limits.restore(checkpoint.limits, then, places=places)
-        money = self._limits.money
-        money.restore([Spent(*msgspec.structs.astuple(each)) for each in checkpoint.money], then, kept=money.in_store)
         for saved in checkpoint.traffic:
             self._dispatch.control.open(saved.model, then)[1].restore(saved, then, places=places)
 
-    def begin(self, *, first: bool) -> None:
-        """Begin a term of a cluster's leader. `first`: no leader has left a checkpoint. Else no money is spent before
-        one is restored."""
-        self._limits.money.known = first
+    # -- money of a cluster, which its store keeps for longer ------------------------------------------------------
 
-    def saved(self) -> None:
-        """Note that a cluster's store has the checkpoint that was taken last: money may be spent up to its marks."""
-        self._limits.money.keep(self._money)
-        if self._limits.money:
+    def forget_money(self) -> None:
+        """Spend no money before what the leader before has spent is known."""
+        self._limits.money.known = False
+
+    def take_money(self) -> bytes:
+        """The money of now, and marks up to which it may be spent once it is kept; empty without providers, or before
+        the money of the leader before is known."""
+        money = self._limits.money
+        self._money = money.states(self._clock()) if money and money.known else []
+        return msgspec.msgpack.encode(self._money) if self._money else b""
+
+    def money_kept(self) -> None:
+        """Note that the store has what was taken last."""
+        if self._money:
+            self._limits.money.keep(self._money)
             self._dispatch.pump()
+
+    def restore_money(self, data: bytes) -> None:
+        """Go on from the money that the leader before has kept; empty: there is none. Raises CheckpointError, and then
+        no money is spent."""
+        try:
+            states = msgspec.msgpack.decode(data, type=list[Spent]) if data else []
+        except msgspec.MsgspecError as error:
+            raise CheckpointError(f"it is no money: {error}") from error
+        self._limits.money.restore(states, self._clock(), kept=True)
 
     def joined(self, engine: Engine) -> None:
         """An engine is there: it goes on with what was learned of it before."""

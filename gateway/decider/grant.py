@@ -170,6 +170,8 @@ class LocalGrant:
 
     def answered(self, status: int) -> None:
         self.ending = ending_of(status)
+        if self.spending is not None and status >= 400:
+            self.spending.unbilled = True
         if self.ending is FAILURE:
             self.engine.health.failed_call = f"it answered {status}"
         elif status == NOT_FOUND:

@@ -31,6 +31,16 @@ def answers(done: Sequence[Done], *, traced: bool) -> Iterator[str]:
             yield _enough(printable(name), group)
 
 
+def bills(done: Sequence[Done]) -> Iterator[str]:
+    """Yield a line on the money of each run that had any calls at providers."""
+    for one in done:
+        for made in one.made:
+            if made.outside and made.seconds:
+                hourly = 3600.0 * made.money / made.seconds
+                tokens = count(made.outside)
+                yield f"{printable(one.cell.name)}: {hourly:.2f} an hour at providers, {tokens} tokens in all"
+
+
 def _enough(name: str, group: Sequence[Done]) -> str:
     """Numbers of engines that keep the SLO."""
     offered = count(group[0].made[0].run.rate)

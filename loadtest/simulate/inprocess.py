@@ -17,6 +17,7 @@ from typing import Protocol, cast
 import msgspec
 
 from gateway.core.admission.witness import NOBODY_WATCHES, Witnesses
+from gateway.core.money.tariff import MICRO
 from gateway.core.policy.file import decode
 from gateway.core.policy.policy import EngineEntry, Logging, Policy, Role
 from gateway.core.request.body_memory import BodyMemory
@@ -32,6 +33,7 @@ from gateway.shared.files.checked import InvalidFile
 from gateway.upstream.client import Client, EngineError
 from loadtest.load.workload import Planned
 from loadtest.simulate.memory_engine import MemoryEngine
+from loadtest.simulate.memory_provider import AT_A_PROVIDER, MemoryProvider, ProviderPace
 from loadtest.simulate.memory_requests import Taker
 from loadtest.simulate.memory_watch import Watch
 from loadtest.simulate.memory_wire import MemoryClient, MemoryReply, Sends, Wire
@@ -159,6 +161,7 @@ class GatewayTarget:
         sidecar_transport: Transport | None = None,
         watcher: Watcher | None = None,
         roles: Sequence[Role] = (),
+        provider_pace: ProviderPace = AT_A_PROVIDER,
     ) -> None:
         parsed = policy_for(policy, tenants) if isinstance(policy, bytes) else policy
         self.keys = {name: key_of(name) for name in tenants if name != ANONYMOUS and name in parsed.tenants}
@@ -183,12 +186,30 @@ class GatewayTarget:
         self._loop = asyncio.get_running_loop()
         self._sent = 0
         self.doors: Sequence[Door] = (self.gateway,)  # calls go to each in turn
-        self.memories = {engine.id: memory for engine, memory in zip(self.gateway.fleet, engines, strict=True)}
+        own = [engine for engine in self.gateway.fleet if not engine.provider]
+        self.memories = {engine.id: memory for engine, memory in zip(own, engines, strict=True)}
         self.sends = Sends() if watcher is None else Sends(watcher.sending, watcher.failed)
-        for number, (engine, memory) in enumerate(zip(self.gateway.fleet, engines, strict=True)):
+        self._offer_providers(provider_pace)
+        for number, (engine, memory) in enumerate(zip(own, engines, strict=True)):
             client = MemoryClient(memory, self.policy.timeouts.stall, EngineError, self.sends)
             self.gateway.clients[engine.id] = cast("Client", client)  # it has all of the surface that is used
             Watch(self.gateway, engine, memory, client).start(number / len(engines))
+
+    def _offer_providers(self, pace: ProviderPace) -> None:
+        """Put simulated providers in the place of the policy's. Their money is in memory alone."""
+        money = self.gateway.limits.money
+        money.ahead, money.known = False, True
+        for engine in self.gateway.fleet:
+            if engine.provider:
+                memory = MemoryProvider(self.policy.providers[engine.provider].models.values(), pace)
+                client = MemoryClient(memory, self.policy.timeouts.stall, EngineError, self.sends)
+                self.gateway.clients[engine.id] = cast("Client", client)
+
+    @property
+    def spent(self) -> tuple[float, int]:
+        """Money that providers have cost since the start, and their tokens."""
+        totals = self.gateway.limits.money.totals.values()
+        return sum([micro for micro, _ in totals]) / MICRO, sum([tokens for _, tokens in totals])
 
     def send(self, call: Planned, client_call: ClientCall, tried: Try, upload: float = 0.0) -> Callable[[], None]:
         """Send a request through the gateway's pipeline, as its data port would hand it over. `upload`: seconds from
@@ -257,6 +278,9 @@ class GatewayTarget:
             for engine in self.gateway.fleet
             if (engine.ledger.held, engine.ledger.in_flight, engine.prefills.queued) != (0, 0, 0)
         ]
+        for _, _, purse in self.gateway.limits.money.purses():
+            if purse.window.reserved:
+                wrong.append(f"{purse.window.tenant} has {purse.window.reserved} micro-units reserved")
         if any(self.gateway.dispatch.queues.values()):
             wrong.append("a queue is not empty")
         for door in self.doors:

@@ -23,6 +23,9 @@ class ProviderPace(msgspec.Struct, frozen=True, kw_only=True):
     at_once: int = 1024
 
 
+AT_A_PROVIDER = ProviderPace()
+
+
 class MemoryProvider:
     """Simulated provider of `models`. `posts` counts the requests that it took, `turned_away` those that it did not."""
 

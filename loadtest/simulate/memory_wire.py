@@ -11,7 +11,8 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Literal, Protocol
 
-from loadtest.simulate.memory_engine import HANGS, MemoryEngine
+from loadtest.simulate.memory_engine import HANGS, Condition
+from loadtest.simulate.memory_requests import Taker, Work
 from loadtest.simulate.simulated_client import ClientCall
 
 REQUEST_ID = b"x-request-id: "
@@ -24,6 +25,20 @@ class FailureFactory(Protocol):
     """Makes the exception the gateway expects of a failed engine."""
 
     def __call__(self, kind: Kind, message: str, *, before_bytes: bool) -> Exception: ...
+
+
+class Upstream(Protocol):
+    """Answerer of requests: a simulated engine, or a simulated provider."""
+
+    @property
+    def condition(self) -> Condition: ...
+    @property
+    def changed_at(self) -> float: ...
+    @property
+    def open(self) -> dict[Taker, Work | None]: ...
+
+    def post(self, path: bytes, body: bytes, taker: Taker, request_id: str = "") -> Callable[[], None]:
+        """Take a request; the function returned ends it. Raises ConnectionRefusedError."""
 
 
 class Sends:
@@ -183,7 +198,7 @@ class MemoryClient:
 
     idle = 0
 
-    def __init__(self, engine: MemoryEngine, stall: float, failure: FailureFactory, sends: Sends) -> None:
+    def __init__(self, engine: Upstream, stall: float, failure: FailureFactory, sends: Sends) -> None:
         self.engine = engine
         self.active = 0
         self._stall = stall

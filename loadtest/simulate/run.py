@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import resource
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from loadtest.report import records
 from loadtest.report.records import RequestResult, Window
 from loadtest.report.tally import Tally
 from loadtest.simulate import vtime
-from loadtest.simulate.inprocess import GatewayTarget
+from loadtest.simulate.inprocess import GatewayTarget, policy_of
 from loadtest.simulate.memory_engine import MemoryEngine
 from loadtest.simulate.memory_requests import Taker
 from loadtest.simulate.rivals.router import Router, paced
@@ -64,7 +64,7 @@ class Progress(msgspec.Struct, frozen=True):
 class Simulated(msgspec.Struct, kw_only=True):
     """Outcome of one run. `calls` and `tries`, over `seconds` of virtual time, in `wall` and `cpu` seconds;
     `memory`: bytes its process had at most, until then; `left`: what its gateway left behind, which must be nothing;
-    `problem`: what ended the calls before their time."""
+    `problem`: what ended the calls before their time; `money`: of providers, and `outside`: their tokens."""
 
     run: records.Run
     calls: int
@@ -76,6 +76,8 @@ class Simulated(msgspec.Struct, kw_only=True):
     stopped: bool
     problem: str
     left: list[str]
+    money: float
+    outside: int
 
 
 def simulate(cell: Cell, tell: Callable[[Progress], bool] = lambda progress: False) -> Simulated:
@@ -92,7 +94,8 @@ def simulate(cell: Cell, tell: Callable[[Progress], bool] = lambda progress: Fal
 async def _simulate(cell: Cell, tell: Callable[[Progress], bool]) -> Simulated:
     scenario = cell.scenario
     mix, tenants = scenario.workload.mix, tuple(scenario.workload.tenants) or ("",)
-    models = tuple(dict.fromkeys(kind.model or scenario.workload.model for kind in mix))
+    asked = dict.fromkeys(kind.model or scenario.workload.model for kind in mix)
+    models = served(cell, asked) if cell.before == "gateway" else tuple(asked)
     listening = Listening(cell, tell)
     engines = []
     for number in range(cell.engines):
@@ -119,6 +122,7 @@ async def _simulate(cell: Cell, tell: Callable[[Progress], bool]) -> Simulated:
     # Every try ends by its client's patience, so waiting for the last costs only virtual time.
     grace = (scenario.timeout + LONGEST_ADVICE) * (scenario.retries + 1)
     result = await run.until(scenario.seconds, grace=grace)
+    money, outside = target.spent if isinstance(target, GatewayTarget) else (0.0, 0)
     stopped, problem = listening.stopped, str(run.failed or "")
     if stopped or problem or (scenario.clients and result.seconds < scenario.seconds):
         listening.cut(result.seconds)
@@ -126,7 +130,18 @@ async def _simulate(cell: Cell, tell: Callable[[Progress], bool]) -> Simulated:
         run=listening.made(), calls=result.calls, tries=listening.tries, seconds=result.seconds, wall=0.0, cpu=0.0,
         memory=0, stopped=stopped, problem=problem,
         left=target.left_over() if isinstance(target, GatewayTarget) and not stopped else [],
+        money=money, outside=outside,
     )  # fmt: skip
+
+
+def served(cell: Cell, asked: Iterable[str]) -> tuple[str, ...]:
+    """Models that the engines of a policy serve: those that are asked for, and the models of routes, but for
+    providers'."""
+    policy = policy_of(cell.policy)
+    outside = {model for provider in policy.providers.values() for model in provider.models}
+    routed = [policy.models[name].models if name in policy.models else (name,) for name in asked]
+    found = dict.fromkeys(model for names in routed for model in names if model not in outside)
+    return tuple(found) or ("sim",)
 
 
 class Listening:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gateway.core.admission.quotas import Calendar, QuotaBook
+from gateway.core.money.book import MoneyBook
 from gateway.core.policy.policy import Policy
 from gateway.serve.starting import StartError
 from gateway.serve.stored import check, opened, storage_of
@@ -65,7 +66,8 @@ def stored(folder: Path) -> Storage:
 
 def unused(storage: Storage | None) -> TokenUse:
     """Of a gateway that counts nothing."""
-    return TokenUse(lambda: storage, QuotaBook(Policy()), Calendar(), float, lambda _: None)
+    money = MoneyBook(Policy(), Calendar())
+    return TokenUse(lambda: storage, QuotaBook(Policy()), money, Calendar(), float, lambda _: None, lambda: None)
 
 
 def test_a_file_that_cannot_be_used_keeps_the_gateway_from_its_start(

@@ -7,8 +7,10 @@ exceeds one of them. Amounts are integers, micro-units of the currency. Windows 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from gateway.core.admission.quotas import SPANS, Calendar, QuotaWindow, Span, Used
 from gateway.core.money.purse import Purse
@@ -24,7 +26,7 @@ def _unheard() -> None:
     """Do nothing: the default if nothing listens."""
 
 
-class Spent(msgspec.Struct, frozen=True):
+class Spent(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     """One window to keep. With a `model`, `micro` and `tokens` are those used. Without, `micro` is the mark of a
     budget: the provider's, or the tenant's share of it. `start`: Unix time."""
 
@@ -32,9 +34,9 @@ class Spent(msgspec.Struct, frozen=True):
     tenant: str
     model: str
     span: Span
-    start: int
-    micro: int
-    tokens: int
+    start: Annotated[int, Meta(ge=-(2**53), le=2**53)]
+    micro: Annotated[int, Meta(ge=0, le=2**62)]
+    tokens: Annotated[int, Meta(ge=0, le=2**62)]
 
 
 class Spending:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from gateway.core.checkpoint import CheckpointError
 from gateway.decider.checkpoint import Checkpoints
 from gateway.decider.relays.hub import RelayHub
 from gateway.serve.cluster.store import CheckpointStore, StoreError
@@ -32,7 +33,7 @@ class TermCheckpoints:
         """A term, whose relays `hub` has. It judges nothing before what the leader before has learned is there."""
         self.ends()
         self._hub = hub
-        self._checkpoints.begin(first=False)
+        self._checkpoints.forget_money()
         self._loading = asyncio.get_running_loop().create_task(self._load(hub))
         self._loading.add_done_callback(telling("what the leader before has learned"))
 
@@ -52,13 +53,15 @@ class TermCheckpoints:
     async def _load(self, hub: RelayHub) -> None:
         try:
             state, passed = await self._store.load()
+            money = await self._store.load_money()
         except StoreError as error:
             say(f"cluster: what the leader before has learned is left out: the store does not answer: {error}")
         else:
-            if state:
-                go_on_from(self._checkpoints, state, passed)
-            else:
-                self._checkpoints.begin(first=True)
+            go_on_from(self._checkpoints, state, passed)
+            try:
+                self._checkpoints.restore_money(money)
+            except CheckpointError as error:
+                say(f"cluster: money that providers have cost cannot be read, so none is spent: {error}")
         hub.expect({})
 
     def _take(self) -> bytes:
@@ -73,7 +76,8 @@ class TermCheckpoints:
         """Raises OSError."""
         if self._hub is not None:
             try:
-                await self._store.save(state, self._hub.epoch)
+                kept = await self._store.save(state, self._hub.epoch, self._checkpoints.take_money())
             except StoreError as error:
                 raise OSError(f"the store of the cluster: {error}") from error
-            self._checkpoints.saved()
+            if kept:
+                self._checkpoints.money_kept()

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 WITHIN = 0.4  # seconds for an answer
 STATE_WITHIN = 1.0  # seconds for that to a checkpoint's, which a new decider waits for
 KEPT = 3600.0  # seconds that a checkpoint is kept
+MONEY_KEPT = 62 * 86_400.0  # seconds that money is: longer than a month
 TURN = """
 local p, name, life, record = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
 local ttl, forgotten = tonumber(ARGV[4]), tonumber(ARGV[5])
@@ -114,8 +115,10 @@ return 1
 SAVE = """
 if redis.call('GET', KEYS[1] .. 'leader') ~= ARGV[1] then return 0 end
 redis.call('SET', KEYS[1] .. 'checkpoint', ARGV[2], 'PX', ARGV[3])
+if ARGV[4] ~= '' then redis.call('SET', KEYS[1] .. 'money', ARGV[4], 'PX', ARGV[5]) end
 return 1
 """
+LOAD_MONEY = "return redis.call('GET', KEYS[1] .. 'money') or ''"
 LOAD = """
 local found = redis.call('GET', KEYS[1] .. 'checkpoint')
 if not found then return {} end
@@ -223,9 +226,16 @@ class CheckpointStore:
         self._prefix = f"weir:{{{cluster}}}:"
         self._me = me
 
-    async def save(self, checkpoint: bytes, epoch: int) -> None:
-        """Keep it, if this member leads in this epoch. Raises StoreError."""
-        await self._asked(SAVE, f"{epoch} {self._me}", checkpoint, int(KEPT * 1000))
+    async def save(self, checkpoint: bytes, epoch: int, money: bytes = b"") -> bool:
+        """Keep it, with the money if there is any, if this member leads in this epoch. Return whether it does. Raises
+        StoreError."""
+        lives = int(KEPT * 1000), money, int(MONEY_KEPT * 1000)
+        return bool(await self._asked(SAVE, f"{epoch} {self._me}", checkpoint, *lives) == 1)
+
+    async def load_money(self) -> bytes:
+        """Return the money that was kept last; empty: none was. Raises StoreError."""
+        found = await self._asked(LOAD_MONEY)
+        return found if isinstance(found, bytes) else b""
 
     async def load(self) -> tuple[bytes, float]:
         """Return the last checkpoint, and its age in seconds by the store's clock; empty: there is none. Raises

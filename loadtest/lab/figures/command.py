@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from loadtest.lab.figures import fleet, load
+from loadtest.lab.figures import fleet, load, outside
 from loadtest.lab.figures.runs import POLICY, Setting
 from loadtest.lab.rows import Row, add_arguments, bars, chosen, collect_seldom, parser_of, report, terminal
 
@@ -25,6 +25,7 @@ ROWS: dict[str, Callable[[Setting], list[Row]]] = {
     "10": fleet.row10,
     "13": fleet.row13,
     "16": fleet.row16,
+    "21": outside.outside,
 }
 HELP = """\
 The whole gateway runs in this process, over simulated engines and in virtual time: four engines at ten times the load
@@ -42,6 +43,7 @@ rows:
   10  prefix-cache hits of conversations, over those of one big engine
   13  an engine that is killed, and one that hangs
   16  how fast all this is simulated
+  21  money of a provider for calls that would be late, beside the least that would do
 
 A call is in time if it meets its class's two targets (first and last token), counted from when that try was sent.
 Clients try again as openai-python does and give up at their class's deadline. Round robin is the same engines
