@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -13,7 +14,7 @@ from gateway.core.money.book import MoneyBook, Spending, Spent
 from tests.core.money.test_money import NOON, NOW, call, policy
 from tests.examples import examples
 
-BUDGET = "{day: 0.05, month: 0.12, per_tenant: 60%}"
+POLICY = policy("{day: 0.05, month: 0.12, per_tenant: 60%}")
 TENANTS = ("acme", "other")
 NUMBERS = st.integers(-10, 4000)
 
@@ -48,7 +49,7 @@ class Money(RuleBasedStateMachine):
         self.begins()
 
     def begins(self) -> None:
-        self.book = MoneyBook(policy(BUDGET), Calendar(NOON - NOW))
+        self.book = MoneyBook(POLICY, Calendar(NOON - NOW))
         self.book.restore(self.kept.values(), self.now, kept=True)
 
     @rule(prompt=st.integers(0, 4000), output=st.integers(0, 4000), tenant=st.sampled_from(TENANTS))
@@ -125,5 +126,5 @@ class Money(RuleBasedStateMachine):
         assert all(purse.window.reserved == 0 for _, _, purse in self.book.purses())
 
 
-TestMoney = Money.TestCase
-TestMoney.settings = settings(max_examples=examples(200), stateful_step_count=40, deadline=None)
+TestMoney = pytest.mark.slow(Money.TestCase)
+TestMoney.settings = settings(max_examples=examples(100), stateful_step_count=30, deadline=None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import sqlite3
 import subprocess
@@ -20,7 +21,7 @@ from gateway.core.policy.file import decode
 from gateway.serve import token_use
 from gateway.serve.token_use import NOT_OPEN, TokenUse
 from gateway.shared.storage import Storage, StorageError
-from loadtest.die_with_parent import die_with_parent
+from loadtest.die_with_parent import tie
 from tests.core.money.test_money import call, policy, spend
 
 BUDGET = "{day: 0.3, month: 1, per_tenant: 80%}"
@@ -104,7 +105,7 @@ asyncio.run(lives(Path(sys.argv[1])))
 
 async def lives(folder: Path) -> None:
     """Send calls until the budget is spent, each told on standard output before it may go out; half of them end."""
-    die_with_parent()
+    tie(os.getppid())
     async with opened(folder) as made:
         numbers = count()
         while await made.may():

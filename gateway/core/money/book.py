@@ -132,7 +132,8 @@ class MoneyBook:
             for tenant in ("", *(provider.tenants if budget.per_tenant < 1 else ())):
                 share = budget.per_tenant if tenant else 1.0
                 found = []
-                for span, amount in (("day", budget.day), ("month", budget.month)):
+                amounts: dict[Span, float | None] = {"day": budget.day, "month": budget.month}
+                for span, amount in amounts.items():
                     if amount is not None:
                         purse = self._purse(name, tenant, span)
                         purse.window.amount = int(amount * share * MICRO)
