@@ -162,5 +162,5 @@ def _put(database: sqlite3.Connection, changed: Iterable[Used], spent: Iterable[
     for table, rows in (("token_use", changed), ("money_use", spent)):
         newest = max([each.start for each in rows], default=0)
         for span, days in (("day", DAYS_KEPT), ("month", MONTHS_KEPT)):
-            # No name of a table is from outside.
-            database.execute(f"DELETE FROM {table} WHERE span = ? AND start < ?", (span, newest - days * DAY))  # noqa: S608
+            old = newest - days * DAY
+            database.execute(f"DELETE FROM {table} WHERE span = ? AND start < ?", (span, old))  # noqa: S608 # a constant
