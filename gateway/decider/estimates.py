@@ -61,9 +61,11 @@ class Estimates:
         return place, ready_in + traffic.wait(queues, call, now, own)
 
     def engines_wanted(self) -> dict[str, int]:
-        """Return the scaling signal of each model that calls have come for."""
+        """Return the scaling signal of each model of the house that calls have come for."""
         now, fleet, queues = self._clock(), self._fleet, self._control.queues
+        outside = self._control.rules.outside
         return {
             model: traffic.scale(fleet.serving(model), queues[model].total_tokens, now)
             for model, traffic in self._control.traffic.items()
+            if model not in outside
         }

@@ -18,6 +18,7 @@ from gateway.core.engines.trouble import OWN, Trouble
 from gateway.core.kv_transfer import FETCH
 from gateway.core.money.book import Spending
 from gateway.core.request.call import Call
+from gateway.core.request.provider_call import LONGEST_PAUSE
 from gateway.core.request.tenants import MIRROR
 from gateway.decider.prefill_half import PrefillHalf
 
@@ -177,7 +178,7 @@ class LocalGrant:
         elif status == NOT_FOUND:
             self.engine.health.doubted = True
 
-    def failed(self, kind: str, message: str, reason: str, *, over: bool) -> None:
+    def failed(self, kind: str, message: str, reason: str, *, over: bool, pause: float = 0.0) -> None:
         engine = self.engine
         self._unbilled(kind, reason)
         if reason == OWN or (kind == "timeout" and over and self._hurried()):
@@ -185,7 +186,10 @@ class LocalGrant:
             return
         self.ending = Ending.FAILURE
         engine.health.failed_call = message
-        if kind == "connect":  # until its health answers again
+        if engine.provider:  # whose health nobody checks
+            if pause > 0.0:
+                engine.breaker.pause(min(pause, LONGEST_PAUSE), self._dispatch.clock())
+        elif kind == "connect":  # until its health answers again
             engine.down(Trouble(reason, f"{message} (a call)", self._dispatch.clock()))
             self._dispatch.changed(engine)  # who waits for it may have to go elsewhere
 

@@ -60,7 +60,9 @@ class LocalDecider:
 
     @property
     def up(self) -> bool:
-        able = self.fleet.expected or any(engine.health.up and engine.transfers.answers for engine in self.fleet)
+        able = self.fleet.expected or any(
+            engine.health.up and engine.transfers.answers and not engine.provider for engine in self.fleet
+        )
         return bool(able) and not self.dispatch.leaving
 
     def arrive(self, snapshot: Snapshot, account: Account, record: Record, now: float, body: bytes) -> LocalAdmission:
@@ -94,7 +96,10 @@ class LocalDecider:
             await self.reported(
                 lambda: sidecars.remembered <= sidecars.names or given_up() or self.dispatch.draining, LIST_WITHIN
             )
-        return model_list(self.fleet, path, account.models, self.dispatch.sidecars.aliases, self.dispatch.policy.models)
+        providers = self.dispatch.policy.providers.values()
+        hidden = {model for each in providers if account.name not in each.tenants for model in each.models}
+        aliases, routes = self.dispatch.sidecars.aliases, self.dispatch.policy.models
+        return model_list(self.fleet, path, account.models, aliases, routes, hidden)
 
     @property
     def uncertain(self) -> bool:
@@ -171,6 +176,9 @@ class LocalAdmission:
             served = decider.fleet.serving(call.model)
         self._appraise(call)
         record.note(call)
+        outside = decider.dispatch.control.rules.outside
+        if outside and call.model in outside and not decider.dispatch.control.may_leave(call, call.model):
+            raise decider.dispatch.unknown(call.model)
         if route is None and account.models and call.model not in account.models:
             raise refusals.forbidden_model(call)
         if not served and not decider.dispatch.sidecars.knows(call.model):

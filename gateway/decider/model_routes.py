@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from msgspec import UNSET
 
@@ -31,8 +31,8 @@ class ModelRoutes:
     """Resolves calls by what `control` would decide about them. `clock` gives monotonic seconds. `say` takes lines for
     the operator.
 
-    `resolved` counts calls by route, model, and how they came to it: member, moved or fallback (see `resolve`); failed:
-    the first model failed them.
+    `resolved` counts calls by route, model, and how they came to it: member, moved, fallback or spilled (see
+    `resolve`); failed: the first model failed them.
     """
 
     def __init__(self, control: AdmissionControl, clock: Callable[[], float]) -> None:
@@ -60,16 +60,43 @@ class ModelRoutes:
         def permitted(model: str) -> bool:
             return not allowed or call.asked_model in allowed or model in allowed
 
+        outside = control.rules.outside
+
+        def leaves(model: str) -> bool:
+            call.model = model
+            appraise(call)
+            return outside[model].spill != "never" and control.may_leave(call, model)
+
+        def spills(model: str, members: Sequence[Prospect]) -> bool:
+            if not leaves(model):
+                return False
+            return outside[model].spill == "late" or all(prospect.is_down for prospect in members)
+
         trial = self._trial(call.asked_model)
         out = () if trial is None else trial.out
-        resolved = resolve(route, call.conversation, asks, permitted=permitted, fallback=not call.no_fallback, out=out)
+        resolved = resolve(
+            route,
+            call.conversation,
+            asks,
+            permitted=permitted,
+            fallback=not call.no_fallback,
+            out=out,
+            spills=spills if outside else None,
+            outside=outside,
+        )
         if resolved is None:
             call.model = call.asked_model
             raise refusals.forbidden_model(call)
-        call.model = control.model_of(resolved.model)
         others = [member.model for member in route.members if member.until is None]
         others += () if call.no_fallback else route.fallback
-        call.others = tuple([model for model in others if model != resolved.model and permitted(model)])
+        call.others = tuple(
+            [
+                model
+                for model in others
+                if model != resolved.model and permitted(model) and (model not in outside or leaves(model))
+            ]
+        )
+        call.model = control.model_of(resolved.model)
         self.resolved[call.asked_model, resolved.model, resolved.how] += 1
 
     def reroute(self, call: Call, exclude: frozenset[str]) -> bool:
@@ -80,6 +107,8 @@ class ModelRoutes:
             return False
         for other in call.others:
             call.model = control.model_of(other)
+            if other in control.rules.outside and not control.may_leave(call, other):
+                continue  # a reload has done away with its permission
             if prospect_of(control, call, now, self._rng).in_time:
                 call.others = tuple([model for model in call.others if model != other])
                 control.open(call.model, now)

@@ -214,6 +214,10 @@ class Watcher:
         at once. `asked_once` is called after the first check.
         """
         id = self.engine.id
+        if self.engine.provider:  # nobody checks it: its calls alone tell how it does
+            self.tried.set()
+            self._tasks.append(lasting(f"turns of {id}", self._turns))
+            return
         self._tasks += [
             lasting(f"health checks of {id}", partial(self.watch_health, share, asked_once)),
             lasting(f"samples of {id}", partial(self.watch_metrics, share)),
@@ -238,6 +242,12 @@ class Watcher:
                     self.engine.health.doubted and self._models_due(self._clock())
                 ):
                     break
+
+    async def _turns(self) -> None:
+        """Look at what waits for a provider from time to time, as its breaker may be due for a probe."""
+        while True:
+            self._on_change(self.engine)
+            await asyncio.sleep(self._policy.health)
 
     async def watch_metrics(self, share: float) -> None:
         await self.tried.wait()

@@ -21,7 +21,7 @@ from gateway.core.request.outcome import Outcome
 from gateway.core.request.record import Record
 
 MOST_RECORDS = 500  # in one message
-VERSION = 5  # of these messages: both sides must have the same
+VERSION = 6  # of these messages: both sides must have the same
 Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Hash = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -58,6 +58,7 @@ class CallRequest(msgspec.Struct, array_like=True, forbid_unknown_fields=True, g
     asked_deadline: float
     sdk_timeout: float
     merged: bool
+    leaves: bool
     splits: bool
     shape: Annotated[int, Meta(ge=0, le=255)]
     hinted_tokens: Count
@@ -185,6 +186,7 @@ class AttemptFailed(msgspec.Struct, array_like=True, forbid_unknown_fields=True,
     message: str
     reason: Word
     over: bool
+    pause: float = 0.0
 
 
 class RetryAsk(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=7):

@@ -51,8 +51,9 @@ class Relay:
         self._reads = 0
         self._loan: Loan | None = None  # of a stream whose events the pump may pass on
         self.held_up = False
-        # Of a call for a model route: the answer has the route's name.
-        self._naming = AnswerNaming(call.asked_model, stream=call.stream) if call.asked_model else None
+        # Of a call for a model route or to a provider: the answer has the name that was asked for.
+        name = call.answers_as or call.asked_model
+        self._naming = AnswerNaming(name, stream=call.stream) if name else None
         self.outcome = BUG
         self.usage = (
             SSEUsage(hide=call.route.usage_option and not call.wants_usage, cut=call.usage_cut, single=call.n == 1)

@@ -9,6 +9,7 @@ send that is cancelled closes its connection, and vLLM aborts its request.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any
@@ -19,6 +20,7 @@ from gateway.core.admission import refusals
 from gateway.core.admission.decider import SLOWER, Grant, GrantedEngine
 from gateway.core.admission.shaping import shape_body
 from gateway.core.engines.breaker import Ending, ending_of
+from gateway.core.engines.origin import PROVIDER
 from gateway.core.kv_transfer import FETCH, decode_body
 from gateway.core.policy.policy import Policy
 from gateway.core.policy.snapshot import Current
@@ -26,6 +28,7 @@ from gateway.core.request.call import Call
 from gateway.core.request.engine_priority import with_priority
 from gateway.core.request.model_name import with_model
 from gateway.core.request.outcome import Refused
+from gateway.core.request.provider_call import dropped_line, pause_of, provider_body, provider_lines
 from gateway.core.request.record import Record
 from gateway.relay.prefilling import Prefilling
 from gateway.upstream.client import Client, EngineError, Reply
@@ -39,6 +42,9 @@ RETRIED = frozenset((429, 502, 503, 504, *MISPLACED))  # each failure of the con
 CAUSES = {"connect": "connect", "timeout": "timeout"} | dict.fromkeys(
     ("reset", "garbage", "truncated", "stall", "closed"), "reset"
 )
+# Statuses of a provider that say nothing of the call: its key, its money, its model, its limits. Its 429 is no 429 of
+# the caller's: it counts as a 503.
+REFUSED_OUTSIDE = {429: "503"} | {status: str(status) for status in (*MISPLACED, 402, 403, 404, 408)}
 EARLY = 0.005  # seconds that a time-out may come before its time: loops count milliseconds, and timers have slack
 
 
@@ -69,13 +75,12 @@ class Attempts:
             except EngineError as error:
                 kind, message = self._unanswered(call, grant, error)
             else:
-                kind = str(reply.status)
                 if params and reply.status >= 400 and reply.status not in RETRIED:
                     reply.close()
                     params = self._unfetched(grant, record, params)
                     continue
-                message = _answered(grant, reply.status)
-                if reply.status not in RETRIED:
+                kind, message = _heard(grant, reply)
+                if not message:
                     return reply
                 call.sent_at = None
             self._trace(call, grant, kind)
@@ -127,7 +132,20 @@ class Attempts:
         if grant.priority:
             headers, body = with_priority(headers, body, call.route, grant.priority)
         timeout = min(patience(call, grant, self.current.policy), call.deadline - now)
+        if engine.id.startswith(PROVIDER):
+            path, headers, body = self._for_provider(path, call, body, grant)
         return self.clients[engine.id].send(b"POST", path, headers, body, timeout=timeout)
+
+    def _for_provider(self, path: bytes, call: Call, body: bytes, grant: Grant) -> tuple[bytes, bytes, bytes]:
+        """Return path, head and body as a provider takes them. Raises Refused where the policy no longer has it."""
+        provider = self.current.policy.providers.get(grant.engine.id.removeprefix(PROVIDER))
+        model = None if provider is None else provider.models.get(call.model)
+        if model is None or not call.leaves:
+            raise failure(grant.engine, "the policy no longer has it", "the policy no longer has it")
+        call.answers_as = call.asked_model or call.model
+        body, dropped = provider_body(call, body, model)
+        call.dropped = dropped_line(dropped)
+        return path.removeprefix(b"/v1"), provider_lines(call), body
 
     def _trace(self, call: Call, grant: Grant, kind: str) -> None:
         """Note the failure of an attempt where the call is traced."""
@@ -141,7 +159,7 @@ class Attempts:
 
 async def _move(grant: Grant, failed: frozenset[str], call: Call, lines: bytes, record: Record) -> None:
     """Move the grant to another engine. A call for a model route may get another model with it."""
-    model = call.model
+    model, call.answers_as, call.dropped = call.model, "", b""
     await grant.move(failed)
     if call.model != model:
         content_type = lines.partition(b"\r\n")[0].removeprefix(b"content-type: ")  # the first, see engine_lines
@@ -154,6 +172,20 @@ def patience(call: Call, grant: Grant, policy: Policy) -> float:
     if call.stream:
         return policy.timeouts.first_byte
     return policy.timeouts.first_byte + SLOWER * (call.shaped or call.asked) * grant.tpot
+
+
+def _heard(grant: Grant, reply: Reply) -> tuple[str, str]:
+    """Report the head of an answer. Return the kind of failure that its status is, and words for it; empty: it is an
+    answer to the caller. What a provider says of the gateway's key, money or limits is none."""
+    status = reply.status
+    if not grant.engine.id.startswith(PROVIDER) or (status < 500 and status not in REFUSED_OUTSIDE):
+        message = _answered(grant, status)
+        return str(status), message if status in RETRIED else ""
+    kind = REFUSED_OUTSIDE.get(status, str(status))
+    pause = pause_of(reply.headers.get(b"retry-after", b""), time.time())
+    message = f"it answered {status}" + (f", and asked for {pause:.0f} s without calls" if pause else "")
+    grant.failed(kind, message, "", over=False, pause=pause)
+    return kind, message
 
 
 def _answered(grant: Grant, status: int) -> str:

@@ -46,6 +46,8 @@ def answer_lines(call: Call, admission: Admission, record: Record, engine_name: 
     ))  # fmt: skip
     if call.asked_model:
         lines += b"x-weir-model: %b\r\n" % call.model.encode()
+    if call.dropped:
+        lines += call.dropped
     if call.shaped:
         lines += shaped_header(call.shaped, call.asked)
     if record.prefill is not UNSET:

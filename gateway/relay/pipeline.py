@@ -40,6 +40,7 @@ from gateway.core.request.model_name import with_model
 from gateway.core.request.not_found import canonical, no_method, no_route
 from gateway.core.request.outcome import AwaitsKeys, Outcome, Refused, refusal_headers
 from gateway.core.request.parser import parse
+from gateway.core.request.provider_call import may_leave
 from gateway.core.request.record import Record
 from gateway.core.request.routes import Route, route_of
 from gateway.core.request.tenants import ANONYMOUS, Account
@@ -337,6 +338,7 @@ class Pipeline:
                 parse = partial(_parse, route, request, snapshot, account, record, metered)
                 call = await self.large.parsed(request.held.owner, parse)
             live.call, call.subset = call, request.subset
+            call.leaves = bool(snapshot.policy.providers) and self._forwards and may_leave(call)
             call.splits = self._forwards and call.route.generates and call.n == 1 and not call.media
             trace = call.trace = live.trace
             if snapshot.policy.logging.prompts:

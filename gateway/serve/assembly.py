@@ -29,7 +29,7 @@ from gateway.core.admission.witness import NOBODY_WATCHES, Witnesses
 from gateway.core.engines.announcer import Announcer
 from gateway.core.engines.engine import Engine
 from gateway.core.engines.fleet import Fleet
-from gateway.core.engines.origin import engine_id
+from gateway.core.engines.origin import PROVIDER, engine_id, origin_of, parse_origin
 from gateway.core.history import History
 from gateway.core.policy.policy import EngineEntry, Policy
 from gateway.core.policy.snapshot import Current, Snapshot, largest_body
@@ -68,13 +68,15 @@ from gateway.serve.token_use import TokenUse
 from gateway.shared.files.file_status import FileStatus
 from gateway.shared.storage import Storage
 from gateway.shared.vllm.answers import ModelCard
-from gateway.upstream.client import Client, ClientSettings, parse_origin
+from gateway.upstream.client import Client, ClientSettings
 from gateway.upstream.trust import Trust
 
 if TYPE_CHECKING:
     from gateway.decider.cache_events import KvEvents
     from gateway.relay.issuer import Issuer
 
+UNBOUNDED = 10**12  # tokens: a provider has no KV cache that calls here could fill
+PROVIDER_CONNECTS_WITHIN = 5.0  # seconds, TLS included
 NO_PYZMQ = "kv_events: pyzmq is not installed: pip install 'WEIR.whl[kv-events]', or leave kv_events out"
 
 
@@ -289,7 +291,7 @@ class Gateway:
             if id in entries:
                 raise ApplyError(f"the engine {id} is there twice: in the policy, and there or on the command line")
             entries[id] = entry
-        entries = {**self.pods.entries, **entries}
+        entries = {**self.pods.entries, **entries, **provider_entries(policy)}
         if self.kv_events is None and any(entry.kv_events for entry in entries.values()):
             self.kv_events = self._listeners()
         return entries
@@ -322,8 +324,13 @@ class Gateway:
             engine.go_by(entry)
             self.fleet.has_models(engine, engine.models.values())  # those it may no longer serve are gone at once
             self.recorder.name(id, engine.label)
-            self.clients[id].go_by(settings, api_keys.get(entry.url))
-            self.telemetry.watch(engine, api_keys.get(entry.url))
+            key = api_keys.get(engine.provider or entry.url)
+            self.clients[id].go_by(client_settings(self.policy, id), key)
+            if engine.provider:
+                self.fleet.has_models(engine, [ModelCard(id=model) for model in entry.models])
+                if not engine.health.up:
+                    engine.ready(self.clock())
+            self.telemetry.watch(engine, key)
             if self.kv_events is not None:
                 self.kv_events.listen(engine, entry.kv_events)
         self._retire()
@@ -331,13 +338,22 @@ class Gateway:
     def _engine(self, id: str, url: str) -> Engine:
         """The engine of this id, made if there is none; one that was to be forgotten is wanted again."""
         if id not in self.fleet.engines:
-            self.fleet.add(Engine(id, url, self.policy))
-            settings = client_settings(self.policy)
-            self.clients[id] = Client(parse_origin(url), settings, names=self.telemetry.names)
+            outside = id.startswith(PROVIDER)
+            self.fleet.add(Engine(id, url, self.policy, capacity=UNBOUNDED if outside else None))
+            self.fleet.engines[id].provider = id.removeprefix(PROVIDER) if outside else ""
+            self._new_client(id, url)
         engine = self.fleet.engines[id]
+        if engine.provider and engine.url != url:
+            engine.url = url
+            self.clients.pop(id).close()
+            self._new_client(id, url)
         if self.retired.pop(engine, None) is not None:
             engine.draining = engine.leaving = False
         return engine
+
+    def _new_client(self, id: str, url: str) -> None:
+        settings = client_settings(self.policy, id)
+        self.clients[id] = Client(origin_of(id, url), settings, names=self.telemetry.names)
 
     def _leaves(self, engine: Engine, why: str) -> None:
         """Send the engine no new calls, and forget it once it has none."""
@@ -477,7 +493,11 @@ class Gateway:
 
     def shown(self, engine: Engine) -> tuple[str | None, Trust | None]:
         """Key and trust for an engine's connections."""
-        return self._shown(engine) if engine.id in self.brought else (self._api_keys.get(engine.url), None)
+        return (
+            self._shown(engine)
+            if engine.id in self.brought
+            else (self._api_keys.get(engine.provider or engine.url), None)
+        )
 
     def call_ended(self, id: str) -> None:
         """A call of this engine (empty: of none) has ended while engines come and go."""
@@ -529,9 +549,25 @@ class Gateway:
             await self.storage.aclose()
 
 
-def client_settings(policy: Policy) -> ClientSettings:
-    """Return what a pool of connections to an engine needs of the policy."""
-    return ClientSettings(stall_timeout=policy.timeouts.stall)
+def client_settings(policy: Policy, id: str = "") -> ClientSettings:
+    """Return what a pool of connections to an engine needs of the policy; to a provider, by its `id`."""
+    if not id.startswith(PROVIDER):
+        return ClientSettings(stall_timeout=policy.timeouts.stall)
+    provider = policy.providers.get(id.removeprefix(PROVIDER))
+    public_only = provider is None or not provider.allow_private
+    return ClientSettings(
+        stall_timeout=policy.timeouts.stall, connect_timeout=PROVIDER_CONNECTS_WITHIN, public_only=public_only
+    )
+
+
+def provider_entries(policy: Policy) -> dict[str, EngineEntry]:
+    """Return the policy's providers as engines, by id."""
+    return {
+        PROVIDER + name: EngineEntry(
+            url=each.url, name=name, models=tuple(each.models), max_concurrency=each.max_concurrency
+        )
+        for name, each in policy.providers.items()
+    }
 
 
 def server_settings(snapshot: Snapshot, most_clients: int) -> ServerSettings:

@@ -28,6 +28,26 @@ def is_loopback(host: str) -> bool:
         return host.lower() == "localhost"
 
 
+def is_private(host: str) -> bool:
+    """Whether the address (or name) is within the house: of this machine, of a private or link-local network, or of
+    any other that is not reached over the internet. A name other than localhost is not, as far as anybody can say."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host.rstrip(".").rpartition(".")[2] == "localhost"
+    inner = _inner(address)
+    return not address.is_global or address.is_multicast or (inner is not None and is_private(str(inner)))
+
+
+def _inner(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
+    """The IPv4 address that an IPv6 address leads to: mapped, of 6to4, or of NAT64 (RFC 6052)."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return None
+    if int(address) >> 32 == 0x64_FF9B << 64:
+        return ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
+    return address.ipv4_mapped or address.sixtofour
+
+
 def reachable(url: str) -> str:
     """The URL by which this machine reaches a listener: loopback in place of every interface."""
     for every, loopback in EVERY_INTERFACE.items():

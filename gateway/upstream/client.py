@@ -17,8 +17,9 @@ from collections.abc import Callable, Sequence
 
 from gateway.core.engines.origin import Origin, parse_origin
 from gateway.native.loan import Loan
+from gateway.shared.addresses import is_private
 from gateway.upstream.connection import ClientSettings, EngineConnection, EngineError, Kind
-from gateway.upstream.failures import reason_of
+from gateway.upstream.failures import PrivateAddress, reason_of
 from gateway.upstream.names import Names
 from gateway.upstream.trust import Trust
 
@@ -127,6 +128,8 @@ class Client:
                 resolving = True
                 addresses = await self._names.addresses(origin.host)
                 resolving = False
+                if self.settings.public_only:
+                    addresses = _public(origin.host, addresses)
                 return await self._connect_to(addresses, made)
         except TimeoutError:
             # A caller in a hurry is no proof that the engine is down.
@@ -192,6 +195,15 @@ class Client:
     async def aclose(self) -> None:
         """`close`, for those who close many things alike."""
         self.close()
+
+
+def _public(host: str, addresses: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the addresses that are on the internet. Raises OSError without any: whoever owns the name may have it lead
+    into the house."""
+    public = tuple([address for address in addresses if not is_private(address)])
+    if not public:
+        raise PrivateAddress(f"{host} leads to {addresses[0]}, which is no public address")
+    return public
 
 
 class Reply:

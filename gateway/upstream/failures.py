@@ -28,10 +28,16 @@ class UnknownName(OSError):
     """A host name without an address, as far as the name servers say."""
 
 
+class PrivateAddress(OSError):
+    """A host whose addresses are all within the house, where it may not be."""
+
+
 def reason_of(error: OSError) -> tuple[str, str]:
     """The reason of a connection that failed, and what to tell an operator."""
     if isinstance(error, UnknownName):
         return "name", str(error)
+    if isinstance(error, PrivateAddress):
+        return "unreachable", str(error)
     if isinstance(error, ssl.SSLCertVerificationError):
         said = error.verify_message
         if error.verify_code in EXPIRED:

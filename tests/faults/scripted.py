@@ -166,11 +166,15 @@ class ScriptedEngine:
 async def gateway_over(
     engines: list[ScriptedEngine] | list[str], policy: Policy | None = None, seed: int = 1, **wire: float
 ) -> AsyncIterator[Gateway]:
-    """A gateway on an ephemeral port over `engines` (or URLs), all up and serving model `m`. `wire`: settings of the
-    data port that differ."""
+    """A gateway on an ephemeral port over `engines` (or URLs), all up and serving model `m`, and the policy's
+    providers. `wire`: settings of the data port that differ."""
     entries = [EngineEntry(url=engine if isinstance(engine, str) else engine.url) for engine in engines]
-    gateway = Gateway(policy or Policy(), entries, None, random.Random(seed))
-    for engine in gateway.fleet:
+    policy = policy or Policy()
+    keys = {name: f"key-of-{name}" for name in policy.providers}
+    gateway = Gateway(policy, entries, None, random.Random(seed), keys)
+    gateway.limits.money.restore((), gateway.clock(), kept=True)  # no storage: nothing was spent before
+    gateway.limits.money.ahead = False
+    for engine in [engine for engine in gateway.fleet if not engine.provider]:
         gateway.fleet.has_models(engine, [ModelCard(id="m", max_model_len=8192)])
         engine.check(True, gateway.clock())
     gateway.server.settings = structs.replace(gateway.server.settings, **wire)

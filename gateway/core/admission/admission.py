@@ -56,7 +56,7 @@ class AdmissionRules:
     """Rules that one policy has for admission, worked out once. `order`: the classes, most important first; `rank`: the
     place of each in it. `limited`: how many calls of a class may run. `weights`: tenants' shares within a class.
     `tpots`: targets for the time per output token, of classes that have one. `predict` and `shed_late` are the
-    policy's."""
+    policy's. `outside`: models of providers, each with its provider."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
@@ -68,6 +68,7 @@ class AdmissionRules:
         }
         self.weights = {name: tenant.weight for name, tenant in policy.tenants.items()}
         self.tpots = {name: each.tpot for name, each in policy.classes.items() if each.tpot is not None}
+        self.outside = {model: each for each in policy.providers.values() for model in each.models}
         self.predict = policy.deadlines.predict
         self.shed_late = policy.deadlines.shed_late
 
@@ -155,8 +156,10 @@ class AdmissionControl:
         return ASIDE if choice is not None and worth_waiting(call, choice, now, waited) else choice
 
     def _affordable(self, engines: Sequence[Engine], call: Call, now: float) -> Sequence[Engine]:
-        """Providers whose budgets have room for what the call may cost."""
-        return [engine for engine in engines if self.money.may_spend(engine.provider, call, now)]
+        """Providers that may have the call, and whose budgets have room for what it may cost. Every call to a provider
+        comes by here."""
+        may_leave = self.may_leave(call, call.model)
+        return [engine for engine in engines if may_leave and self.money.may_spend(engine.provider, call, now)]
 
     def read_where(self, call: Call, choice: Choice, now: float) -> Prefill | None:
         """Decide where the prompt of a call for `choice` is read; None: no other engine could read it."""
@@ -366,6 +369,13 @@ class AdmissionControl:
         """Engines that serve the call's model, up or not, and that it may go to."""
         engines, subset = self.fleet.serving(call.model), call.subset
         return engines if subset is None else tuple(engine for engine in engines if engine.id in subset)
+
+    def may_leave(self, call: Call, model: str) -> bool:
+        """Whether the provider of the model may have the call. Fails closed: tenant and class must be named."""
+        provider = self.rules.outside.get(model)
+        return provider is not None and (
+            call.leaves and call.tenant in provider.tenants and call.class_name in provider.classes
+        )
 
     def may_run(self, class_name: str) -> bool:
         """Whether the class may run one call more."""

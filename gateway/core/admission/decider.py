@@ -104,9 +104,9 @@ class Grant(Protocol):
     def answered(self, status: int) -> None:
         """The head of an answer is here."""
 
-    def failed(self, kind: str, message: str, reason: str, *, over: bool) -> None:
+    def failed(self, kind: str, message: str, reason: str, *, over: bool, pause: float = 0.0) -> None:
         """No answer: `kind` is the policy's name for the failure, `reason` one of trouble.REASONS. `over`: the call's
-        own deadline ended the attempt."""
+        own deadline ended the attempt. `pause`: seconds for which a provider wants no calls; 0: it has not said."""
 
     def again(self, kind: str, attempts: int, failed: set[str]) -> Awaitable[float | None]:
         """Seconds to wait before another attempt, which is now paid for; None: there is none. `attempts` were made,

@@ -154,14 +154,17 @@ class CircuitBreaker:
         self.state = CLOSED
         self.since = self.broken_at = self.failing_at = -math.inf
         self.transitions = {state.value: 0 for state in BreakerState}
+        self.paused_until = -math.inf  # the engine has asked for no calls before
         self.failures = 0  # in a row, while CLOSED
         self.probes = 0  # good ones, while HALF_OPEN
         self.reopened = 0
 
     @property
     def probe_at(self) -> float:
-        """Time when an OPEN breaker lets a probe through: `open_for` x 2^n after it opened, at most x LONGEST."""
-        return self.since + self.policy.open_for * min(1 << min(self.reopened, MOST_DOUBLINGS), LONGEST)
+        """Time when an OPEN breaker lets a probe through: `open_for` x 2^n after it opened, at most x LONGEST, and no
+        earlier than the engine has asked for."""
+        doubled = min(1 << min(self.reopened, MOST_DOUBLINGS), LONGEST)
+        return max(self.paused_until, self.since + self.policy.open_for * doubled)
 
     def allows(self, now: float) -> bool:
         """Whether a call may go to this engine."""
@@ -227,6 +230,11 @@ class CircuitBreaker:
         """The engine works on none of its calls: it gets no more but probes, whatever those before have told."""
         if self.state is not OPEN:
             self._move("trip" if self.state is CLOSED else "relapse", now)
+
+    def pause(self, seconds: float, now: float) -> None:
+        """Open for so many seconds at least: the engine has asked for it (Retry-After)."""
+        self.stalled(now)
+        self.paused_until = max(self.paused_until, now + seconds)
 
     def checkpoint(self, now: float) -> SavedBreaker:
         """State of the breaker for the next decider, without the calls within the window."""

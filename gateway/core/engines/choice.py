@@ -95,7 +95,7 @@ def newness(engine: Engine, now: float, slow_start: float) -> float:
 def usable_of(engines: Sequence[Engine], now: float) -> Sequence[Engine]:
     """Engines that may receive calls: up, not draining, their breaker closed or due for a probe.
 
-    If more than half of the breakers are open, breakers are ignored.
+    If more than half of the breakers are open, breakers are ignored; never a provider's.
     """
     for engine in engines:
         if not engine.health.up or engine.draining or engine.breaker.state is not CLOSED:
@@ -105,7 +105,7 @@ def usable_of(engines: Sequence[Engine], now: float) -> Sequence[Engine]:
     usable = [e for e in engines if e.health.up and not e.draining]
     allowed = [e for e in usable if e.breaker.allows(now)]
     shut = len(usable) - len(allowed)
-    return usable if shut and panicked(shut, len(usable)) else allowed
+    return usable if shut and panicked(shut, len(usable)) and not usable[0].provider else allowed
 
 
 def any_idle(engines: Sequence[Engine], call: Call) -> bool:

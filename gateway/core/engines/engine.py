@@ -143,7 +143,7 @@ class Engine:
         """Take the policy's entry for this engine."""
         self.ledger.go_by(entry)
         self.only_models = frozenset(entry.models)
-        self.name, self.label = entry.name or self.number, entry.name or self.id
+        self.name, self.label = entry.name or self.number, (not self.provider and entry.name) or self.id
         self.priorities = entry.scheduling_policy == "priority"
         self.transfers.group, self.transfers.role = entry.transfer or "", entry.role
 
@@ -178,14 +178,18 @@ class Engine:
             prefills.advance(now)
         reading = prefills.reading(prefill, now) if teaches else 0
         output = cost if output is None else output
+        if self.provider:
+            prefill = 1  # a provider reads prompts beside each other
         hold = Hold(self, cost, prefill, now, class_name, output=output, reading=reading)
         self.ledger.add(hold)
         prefills.add(hold)
         return hold
 
     def remember(self, prefix: tuple[int, ...], tokens: int, now: float) -> None:
-        """Note that the engine has read, or has just finished with, this prompt of `tokens`."""
-        self.cache.use(prefix, tokens, self.ledger.capacity, now)
+        """Note that the engine has read, or has just finished with, this prompt of `tokens`. Nobody knows the size of a
+        provider's cache, so nothing is noted of that."""
+        if not self.provider:
+            self.cache.use(prefix, tokens, self.ledger.capacity, now)
 
     # -- samples ------------------------------------------------------------------------------------------------
 

@@ -53,14 +53,16 @@ def model_list(
     allowed: Container[str] = (),
     aliases: Mapping[str, str] = MappingProxyType({}),
     routes: Mapping[str, ModelRoute] = MappingProxyType({}),
+    hidden: Container[str] = (),
 ) -> tuple[int, bytes]:
     """Status and JSON for `/v1/models` or `/v1/models/{id}` (percent-encoded or raw; ids may hold slashes).
 
     `allowed`: the models the caller may use, empty: all. `aliases`: other names of models.
+    `hidden`: providers' models that the caller may not use.
     `routes`: model routes, each with the shortest context of its models that are known.
     """
-    of_routes = _cards_of(routes, fleet, allowed, aliases)
-    cards = {id: card for id, card in fleet.models.items() if not allowed or id in allowed}
+    of_routes = _cards_of(routes, fleet, allowed, aliases, hidden)
+    cards = {id: card for id, card in fleet.models.items() if (not allowed or id in allowed) and id not in hidden}
     cards |= {
         name: msgspec.structs.replace(cards[id], id=name)
         for name, id in aliases.items()
@@ -79,12 +81,17 @@ def model_list(
 
 
 def _cards_of(
-    routes: Mapping[str, ModelRoute], fleet: Fleet, allowed: Container[str], aliases: Mapping[str, str]
+    routes: Mapping[str, ModelRoute],
+    fleet: Fleet,
+    allowed: Container[str],
+    aliases: Mapping[str, str],
+    hidden: Container[str],
 ) -> dict[str, ModelCard]:
     """The cards of the routes of which some model is known."""
     cards = {}
     for name, route in routes.items():
         names = [model for model in route.models if not allowed or name in allowed or model in allowed]
+        names = [model for model in names if model not in hidden]
         known = [fleet.models[id] for model in names if (id := aliases.get(model, model)) in fleet.models]
         if known:
             least = min(known, key=lambda card: card.max_model_len or math.inf)

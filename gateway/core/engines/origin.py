@@ -95,5 +95,19 @@ def parse_origin(url: str) -> Origin:
     )
 
 
+PROVIDER = "provider:"  # begins the ids of providers; no URL has such an id, as a port is a number
+
+
+def origin_of(id: str, url: str) -> Origin:
+    """Return the origin of an engine's URL, or of a provider's: its path takes the place of the routes' /v1. Raises
+    ValueError."""
+    if not id.startswith(PROVIDER):
+        return parse_origin(url)
+    parts = urlsplit(url)
+    tls = parts.scheme == "https"
+    port = parts.port or (443 if tls else 80)
+    return Origin(url=url, host=parts.hostname or "", port=port, tls=tls, base_path=parts.path.rstrip("/"))
+
+
 def _hint(meant: str | None) -> str:
     return "" if meant is None else f" (did you mean {meant}?)"

@@ -74,10 +74,13 @@ class Call(msgspec.Struct, kw_only=True, gc=False):
     shaped: int = 0  # the lower output limit that replaced `asked`, 0: none did
     predicted_wait: float = 0.0  # seconds, where it had to wait
     usage_cut: bool = False  # the engine reports usage in every event, and the client did not ask for that
+    leaves: bool = False  # a provider may be asked, where the policy names its tenant and class
     splits: bool = False  # its prompt may be read on another engine than that which answers it
     merged: bool = False  # made by the batcher from several clients' calls: no client can retry it
     woken: float = 0.0  # seconds that it waited for its model to be made ready
     trace: CallTrace | None = None  # where it is sampled
+    dropped: bytes = b""  # the answer's line about fields that its provider does not get
+    answers_as: str = ""  # the model that its answer names, where that is not the engine's word; empty: it is
     subset: frozenset[str] | None = None  # ids of the only engines that it may go to; None: any
     sent_at: float | None = None  # when it was sent to an engine; None: no engine has it, or that engine failed
 

@@ -8,8 +8,10 @@ from enum import Enum
 import msgspec
 
 from gateway.core.admission.admission import AdmissionControl
-from gateway.core.admission.decision import Refuse, Wait
+from gateway.core.admission.decision import Reason, Refuse, Wait
 from gateway.core.request.call import Call
+
+DOWN = frozenset({Reason.UNKNOWN_MODEL, Reason.NO_ENGINE, Reason.UNAVAILABLE})
 
 
 class Readiness(Enum):
@@ -32,6 +34,12 @@ class Prospect(msgspec.Struct, frozen=True):
     def in_time(self) -> bool:
         """Whether the call is served within its targets, as far as anybody can predict."""
         return self.readiness is not Readiness.HELD and self.readiness is not Readiness.NEVER
+
+    @property
+    def is_down(self) -> bool:
+        """Whether no engine of the model works: a want of engines, not of room or time."""
+        refusal = self.refusal
+        return self.readiness is Readiness.HELD or (refusal is not None and refusal.reason in DOWN)
 
 
 def prospect_of(control: AdmissionControl, call: Call, now: float, rng: random.Random) -> Prospect:

@@ -2,7 +2,7 @@
 
     its own member, if that can serve at once
     else another member that can, the soonest first
-    else the first fallback that can serve within the call's targets
+    else the first fallback that can serve within the call's targets, providers after the own models
     else whatever may still come to serve it, and the ordinary path refuses the call or lets it wait
 
 A member that is full or asleep is not waited for while another can serve in time.
@@ -10,7 +10,7 @@ A member that is full or asleep is not waited for while another can serve in tim
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 
 import msgspec
 
@@ -23,7 +23,7 @@ Asks = Callable[[str], Prospect]
 
 
 class Resolved(msgspec.Struct, frozen=True):
-    """`how`: member, the call's own; moved, to another member; or fallback."""
+    """`how`: member, the call's own; moved, to another member; fallback; or spilled, to a provider."""
 
     model: str
     how: str
@@ -48,11 +48,14 @@ def resolve(
     permitted: Callable[[str], bool],
     fallback: bool,
     out: Container[str] = (),
+    spills: Callable[[str, Sequence[Prospect]], bool] | None = None,
+    outside: Container[str] = (),
 ) -> Resolved | None:
     """Return the model for a call; None: its tenant may use none of them.
 
     `asks` says how soon a model can serve the call. `permitted`: whether the tenant may use the model. `fallback`:
-    whether the caller accepts one. `out`: canaries that were taken out.
+    whether the caller accepts one. `out`: canaries that were taken out. `outside`: models of providers. `spills`:
+    whether one of these may have the call, by the prospects of the members.
     """
     members_in = [member for member in route.members if member.model not in out and permitted(member.model)]
     own = [
@@ -66,10 +69,17 @@ def resolve(
     best = min(members, key=lambda each: each.rank, default=None)
     if best is not None and best.prospect.in_time:
         return best.resolved
-    others = [model for model in route.fallback if fallback and permitted(model)]
+    fallbacks = [model for model in route.fallback if fallback and permitted(model)]
+    others = [model for model in fallbacks if model not in outside]
     found = _asked(others, "fallback", asks, until=lambda prospect: prospect.in_time)
     if found and found[-1].prospect.in_time:
         return found[-1].resolved
+    if spills is not None and members:
+        prospects = [each.prospect for each in members]
+        last = [model for model in fallbacks if model in outside and spills(model, prospects)]
+        spilled = _asked(last, "spilled", asks, until=lambda prospect: prospect.in_time)
+        if spilled and spilled[-1].prospect.in_time:
+            return spilled[-1].resolved
     best = min([*members, *found], key=lambda each: each.rank, default=None)
     return None if best is None else best.resolved
 

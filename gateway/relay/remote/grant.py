@@ -100,9 +100,10 @@ class RemoteGrant:
         if self.ending is Ending.FAILURE or status == NOT_FOUND:
             self._decider.link.send(Answered(self._asked.number, self._asked.turn, status))
 
-    def failed(self, kind: str, message: str, reason: str, *, over: bool) -> None:
+    def failed(self, kind: str, message: str, reason: str, *, over: bool, pause: float = 0.0) -> None:
         self._told = True
-        self._decider.link.send(AttemptFailed(self._asked.number, self._asked.turn, kind, message, reason, over))
+        number, turn = self._asked.number, self._asked.turn
+        self._decider.link.send(AttemptFailed(number, turn, kind, message, reason, over, pause))
 
     async def _answer(self, question: RetryAsk | MoveAsk | SecondAsk) -> Answer:
         self._decider.link.send(self._asked.asks(question))

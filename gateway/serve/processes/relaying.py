@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gateway.core.call_counts import CallCounts
-from gateway.core.engines.origin import parse_origin
+from gateway.core.engines.origin import origin_of
 from gateway.core.policy.policy import Policy
 from gateway.core.policy.snapshot import Current, Snapshot
 from gateway.core.request.body_memory import BodyMemory
@@ -246,9 +246,12 @@ class RelaySide:
         for engine in news.engines:
             self._recorder.name(engine.id, engine.label or engine.id)
             client = self.clients.get(engine.id)
+            before = self._engines.get(engine.id)
+            if client is not None and before is not None and before.url != engine.url:
+                client.close()
+                client = before = None
             if client is None:
                 client = self.clients[engine.id] = self._client_of(engine)
-            before = self._engines.get(engine.id)
             if before is None or (before.api_key, before.trust) != (engine.api_key, engine.trust):
                 self._go_by(client, engine)
             if before is not None and before.up and not engine.up:
@@ -256,11 +259,12 @@ class RelaySide:
         self._engines = {engine.id: engine for engine in news.engines}
 
     def _new_client(self, engine: EngineNews) -> Client:
-        return Client(parse_origin(engine.url), client_settings(self.current.policy), names=self._names)
+        settings = client_settings(self.current.policy, engine.id)
+        return Client(origin_of(engine.id, engine.url), settings, names=self._names)
 
     def _go_by(self, client: Client, engine: EngineNews) -> None:
         trust = None if engine.trust is None else Trust(ca=engine.trust[0], name=engine.trust[1])
-        client.go_by(client_settings(self.current.policy), engine.api_key, trust)
+        client.go_by(client_settings(self.current.policy, engine.id), engine.api_key, trust)
 
     def _on_drain(self, order: DrainOrder) -> None:
         self._drain_within, self._gently = order.within, order.gently
