@@ -18,7 +18,6 @@ from gateway.core.engines.trouble import OWN, Trouble
 from gateway.core.kv_transfer import FETCH
 from gateway.core.money.book import Spending
 from gateway.core.request.call import Call
-from gateway.core.request.provider_call import LONGEST_PAUSE
 from gateway.core.request.tenants import MIRROR
 from gateway.decider.prefill_half import PrefillHalf
 
@@ -188,7 +187,7 @@ class LocalGrant:
         engine.health.failed_call = message
         if engine.provider:  # whose health nobody checks
             if pause > 0.0:
-                engine.breaker.pause(min(pause, LONGEST_PAUSE), self._dispatch.clock())
+                engine.breaker.pause(pause, self._dispatch.clock())
         elif kind == "connect":  # until its health answers again
             engine.down(Trouble(reason, f"{message} (a call)", self._dispatch.clock()))
             self._dispatch.changed(engine)  # who waits for it may have to go elsewhere

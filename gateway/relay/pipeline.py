@@ -40,7 +40,7 @@ from gateway.core.request.model_name import with_model
 from gateway.core.request.not_found import canonical, no_method, no_route
 from gateway.core.request.outcome import AwaitsKeys, Outcome, Refused, refusal_headers
 from gateway.core.request.parser import parse
-from gateway.core.request.provider_call import may_leave
+from gateway.core.routes.provider_call import may_leave
 from gateway.core.request.record import Record
 from gateway.core.request.routes import Route, route_of
 from gateway.core.request.tenants import ANONYMOUS, Account

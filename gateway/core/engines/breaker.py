@@ -88,6 +88,7 @@ PANIC = 0.5  # share of the fleet above which open breakers are ignored; Envoy's
 CALLS_NEEDED = 10  # a share of fewer says more of one call than of the engines
 UNCOUNTED = 0  # the token of a call that went to an engine its breaker would not have sent it to
 MOST_DOUBLINGS = 4  # past LONGEST
+LONGEST_PAUSE = 86_400.0  # seconds that an engine may ask for
 
 
 def ending_of(status: int | None) -> Ending:
@@ -232,9 +233,9 @@ class CircuitBreaker:
             self._move("trip" if self.state is CLOSED else "relapse", now)
 
     def pause(self, seconds: float, now: float) -> None:
-        """Open for so many seconds at least: the engine has asked for it (Retry-After)."""
+        """Open for so many seconds at least, up to LONGEST_PAUSE: the engine has asked for it (Retry-After)."""
         self.stalled(now)
-        self.paused_until = max(self.paused_until, now + seconds)
+        self.paused_until = max(self.paused_until, now + min(seconds, LONGEST_PAUSE))
 
     def checkpoint(self, now: float) -> SavedBreaker:
         """State of the breaker for the next decider, without the calls within the window."""

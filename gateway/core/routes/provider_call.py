@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from datetime import UTC
-from email.utils import parsedate_to_datetime
 
 import msgspec
 from msgspec import Raw
@@ -34,7 +32,6 @@ _ANTHROPIC = b"anthropic-version: 2023-06-01\r\n"
 _USAGE = Raw(b'{"include_usage":true}')
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 MOST_NAMED = 16  # dropped fields in the answer's header
-LONGEST_PAUSE = 86_400.0  # seconds that a provider may ask for
 
 
 class _Tool(msgspec.Struct):
@@ -82,17 +79,3 @@ def dropped_line(names: Iterable[str]) -> bytes:
     """Return the answer's line that names dropped fields. Names that no header can hold are left out."""
     shown = [name for name in names if _NAME.fullmatch(name)][:MOST_NAMED]
     return b"x-weir-dropped: %b\r\n" % ", ".join(shown).encode() if shown else b""
-
-
-def pause_of(header: bytes, wall: float) -> float:
-    """Return the seconds that a Retry-After asks for: a number, or a date (RFC 9110, 10.2.3); 0: none that is
-    understood. `wall`: Unix time."""
-    text = header.decode("latin-1").strip()
-    if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text):
-        return min(LONGEST_PAUSE, float(text))
-    try:
-        at = parsedate_to_datetime(text)
-    except ValueError:
-        return 0.0
-    at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
-    return min(LONGEST_PAUSE, max(0.0, at.timestamp() - wall))
