@@ -28,8 +28,8 @@ from gateway.core.request.call import Call
 from gateway.core.request.engine_priority import with_priority
 from gateway.core.request.model_name import with_model
 from gateway.core.request.outcome import Refused
-from gateway.core.routes.provider_call import dropped_line, provider_body, provider_lines
 from gateway.core.request.record import Record
+from gateway.core.routes.provider_call import dropped_line, provider_body, provider_lines
 from gateway.relay.prefilling import Prefilling
 from gateway.upstream.client import Client, EngineError, Reply
 from gateway.upstream.retry_after import pause_of

@@ -40,10 +40,10 @@ from gateway.core.request.model_name import with_model
 from gateway.core.request.not_found import canonical, no_method, no_route
 from gateway.core.request.outcome import AwaitsKeys, Outcome, Refused, refusal_headers
 from gateway.core.request.parser import parse
-from gateway.core.routes.provider_call import may_leave
 from gateway.core.request.record import Record
 from gateway.core.request.routes import Route, route_of
 from gateway.core.request.tenants import ANONYMOUS, Account
+from gateway.core.routes.provider_call import may_leave
 from gateway.relay.active_call import ActiveCall
 from gateway.relay.attempts import Attempts
 from gateway.relay.batcher import Batcher, Part

@@ -21,9 +21,9 @@ from gateway.core.policy.policy import EngineEntry, Policy
 from gateway.core.policy.providers import MoneyBudget, Prices, Provider
 from gateway.core.policy.routes import ModelRoute, RouteMember
 from gateway.core.policy.traffic import Breaker
-from gateway.core.routes.provider_call import dropped_line, may_leave, provider_body, provider_lines
 from gateway.core.request.routes import ROUTES
 from gateway.core.routes.prospect import Prospect, Readiness
+from gateway.core.routes.provider_call import dropped_line, may_leave, provider_body, provider_lines
 from gateway.core.routes.resolution import Resolved, resolve
 from gateway.shared.addresses import is_private
 from gateway.shared.vllm.answers import ModelCard

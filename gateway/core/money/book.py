@@ -91,7 +91,7 @@ class Spending:
         return prompt, 0, max(0, self.tokens - prompt)
 
 
-class Line:
+class SpentLine:
     """Money and tokens of one tenant's calls for one model of a provider, in one kind of window."""
 
     def __init__(self, name: str, span: Span, calendar: Calendar) -> None:
@@ -115,7 +115,7 @@ class MoneyBook:
         self._tariffs: dict[str, Tariff] = {}
         self._of: dict[Key, tuple[Purse, ...]] = {}  # of the policy
         self._purses: dict[tuple[str, str, Span], Purse] = {}  # those of providers that are gone too
-        self.lines: dict[tuple[str, str, str, Span], Line] = {}
+        self.lines: dict[tuple[str, str, str, Span], SpentLine] = {}
         self.totals: dict[Payer, tuple[int, int]] = {}  # micro-units and tokens since the start
         self.apply(policy)
 
@@ -196,10 +196,10 @@ class MoneyBook:
             line.money.settle(0, micro, now)
             line.tokens.settle(0, tokens, now)
 
-    def _line(self, payer: Payer, span: Span) -> Line:
+    def _line(self, payer: Payer, span: Span) -> SpentLine:
         line = self.lines.get((*payer, span))
         if line is None:
-            line = self.lines[*payer, span] = Line(" ".join(payer), span, self._calendar)
+            line = self.lines[*payer, span] = SpentLine(" ".join(payer), span, self._calendar)
         return line
 
     # -- what outlasts the gateway ------------------------------------------------------------------------------
