@@ -45,7 +45,7 @@ class MemoryProvider:
             if len(self.open) >= self.pace.at_once:
                 self.turned_away += 1
                 raise ApiError(429, "Too many requests at once.", type="rate_limit_error")
-            work = Work(taker, read(path, body, self.limits))
+            work = Work(taker, read(b"/v1" + path, body, self.limits))  # its URL ends with /v1
         except ApiError as error:
             refusal = error.body()
             taker.begin(error.status, JSON, refusal, len(refusal))

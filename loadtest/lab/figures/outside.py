@@ -6,7 +6,7 @@ price for a token leave the house until the tokens of the others are no more tha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import msgspec
 
@@ -87,12 +87,11 @@ def cost(tried: Try) -> int:
 
 def cheapest(sent: Iterable[Try], able: float) -> float:
     """The least micro-units for which the calls that stay have no more tokens than `able`, one call in part."""
-    calls: Sequence[Try] = sorted(sent, key=lambda each: cost(each) / max(1, tokens(each)))
+    calls = sorted([each for each in sent if tokens(each)], key=lambda each: cost(each) / tokens(each))
     over, money = sum(map(tokens, calls)) - able, 0.0
     for each in calls:
-        if over <= 0 or not tokens(each):
+        if over <= 0:
             break
-        part = min(1.0, over / tokens(each))
-        money += part * cost(each)
-        over -= part * tokens(each)
+        money += min(1.0, over / tokens(each)) * cost(each)
+        over -= tokens(each)
     return money

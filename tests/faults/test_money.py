@@ -1,0 +1,51 @@
+"""Money over real sockets: 200 calls at once at the edge of a budget, and a caller that leaves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from gateway.core.policy.providers import MoneyBudget, Prices
+from gateway.serve.assembly import Gateway
+from tests.faults.scripted import ScriptedEngine, ask, port_of
+from tests.faults.test_providers import asked, outside_of, over, own_of, spent
+
+__all__ = ["over"]  # a fixture
+pytestmark = pytest.mark.slow
+
+
+def test_two_hundred_calls_at_once_spend_no_more_than_the_budget(over: Callable[..., None]) -> None:
+    async def body(gateway: Gateway, engine: ScriptedEngine, provider: ScriptedEngine) -> None:
+        own_of(gateway).down()
+        calls = [ask(port_of(gateway), asked("mini")) for _ in range(200)]
+        most, budget = 0, 100_000
+        tasks = asyncio.gather(*calls)
+        while not tasks.done():
+            for _, _, purse in gateway.limits.money.purses():
+                most = max(most, purse.window.used(gateway.clock()) + purse.window.reserved)
+            await asyncio.sleep(0)
+        statuses = [answer.status for answer in tasks.result()]
+        assert set(statuses) == {200, 429}
+        assert len(provider.requests) == statuses.count(200)
+        assert spent(gateway) == 1300 * statuses.count(200)
+        assert budget / 2 < most <= budget, "it was at the edge"
+
+    over(body, budget=MoneyBudget(day=0.1), prices=Prices(prompt=100.0, completion=200.0))
+
+
+def test_a_caller_that_leaves_is_charged_and_nothing_stays_reserved(over: Callable[..., None]) -> None:
+    async def body(gateway: Gateway, engine: ScriptedEngine, provider: ScriptedEngine) -> None:
+        own_of(gateway).down()
+        running = asyncio.create_task(ask(port_of(gateway), asked("mini")))
+        while not provider.requests:
+            await asyncio.sleep(0.001)
+        assert any(purse.window.reserved for _, _, purse in gateway.limits.money.purses())
+        running.cancel()
+        await asyncio.wait([running])
+        while outside_of(gateway).ledger.in_flight:
+            await asyncio.sleep(0.001)
+        assert spent(gateway) > 0
+
+    over(body, outside="hang")
