@@ -15,7 +15,7 @@ from gateway.relay.decide.held_calls import GRACE
 from loadtest.lab.dst.answers import Reader
 from loadtest.lab.dst.books import Charges, Ledger
 from loadtest.lab.dst.case import KEYS, Call, Case
-from loadtest.lab.dst.course import OpenCalls
+from loadtest.lab.dst.course import Course, OpenCalls
 from loadtest.lab.dst.decide.proxies import Proxies
 from loadtest.lab.dst.invariants import BACKOFF, SLACK, Invariants
 from loadtest.load.workload import Planned
@@ -35,21 +35,13 @@ DIES = ("lost", "dies")
 
 
 class Callers:
-    """Clients of a gateway, and the gateway's Watcher. `tell` takes what happens, `wrong` what must not happen, each a
-    line. `over` is called when no client has a call open any more. `watch` comes before the first call."""
+    """Clients of a gateway, and the gateway's Watcher. `watch` comes before the first call."""
 
-    def __init__(
-        self,
-        case: Case,
-        tell: Callable[[str], None],
-        wrong: Callable[[str], None],
-        over: Callable[[], None],
-    ) -> None:
+    def __init__(self, case: Case, course: Course) -> None:
         self._case = case
-        self.say = self._tell = tell
-        self._wrong = wrong
-        self._over = over
-        self.calls = OpenCalls(case.seed, self, tell, wrong, self._end_if_all)
+        self.say = self._tell = course.tell
+        self._wrong = wrong = course.found
+        self.calls = OpenCalls(case.seed, self, course)
         self._loop = asyncio.get_running_loop()
         self._events = dict(zip(case.numbers, case.events, strict=True))
         self._asked: dict[int, tuple[Try, Call]] = {}  # by the try's identity
@@ -86,10 +78,6 @@ class Callers:
         if event.leaves_granted and self._target.records.open:
             self._flighty[next(reversed(self._target.records.open))] = client_call
         return leave
-
-    def _end_if_all(self) -> None:
-        if not self.calls.numbers:
-            self._over()
 
     # -- the gateway --------------------------------------------------------------------------------------------
 

@@ -54,15 +54,13 @@ class RelayWorld:
         self._rng = random.Random(f"relays {case.seed}")  # noqa: S311 # a simulation
         self._memories = [engine_of(machine, number) for number, machine in enumerate(case.fixed)]
         self._events = dict(zip(case.numbers, case.events, strict=True))
-        self._calls = OpenCalls(case.seed, self, course.tell, course.found, course.end_if_all)
+        self._calls = OpenCalls(case.seed, self, course)
         self._asked: dict[int, tuple[Try, Call]] = {}  # by the try's identity
         self._ending: set[asyncio.Task[None]] = set()
         self._epoch = 0  # of the last process that began
         self.relays: list[Relay] = []
         self._rule: OneDecider | Members = Members(self) if case.members else OneDecider(self)
-        self.laws = RelayLaws(
-            self.found, self.tell, lambda: self._rule.deciders, lambda: self.relays, self._rule.untroubled
-        )
+        self.laws = RelayLaws(course, self._rule, self.relays)
         self._target = self._rule.begin()
         self._target.records.heard = self._heard
         for number in range(1, case.relays + 1):

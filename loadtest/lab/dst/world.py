@@ -53,7 +53,7 @@ class World:
         self.memories = {f"engine-{number}:8000": memory for number, memory in enumerate(fixed)}
         for number, machine in enumerate(case.extra):
             self.memories[f"extra-{number}:8000"] = engine_of(machine, 10 + number, scheduling_of(number))
-        self.callers = Callers(case, course.tell, course.found, course.end_if_all)
+        self.callers = Callers(case, course)
         roles = roles_of(case)
         for number, _ in enumerate(roles):
             faults_of_transfers(case, number, fixed)
@@ -66,9 +66,7 @@ class World:
             sidecar_transport=httpx.MockTransport(self._order),
             watcher=self.callers,
         )
-        self.proxies = Proxies(
-            self.target, self.memories, self.callers.sending, self.callers.failed, course.found, course.end_if_all
-        )
+        self.proxies = Proxies(self.target, self.memories, self.callers, course)
         self.callers.watch(self.target, self.proxies)
         self.gateway = gateway = self.target.gateway
         for number, _ in enumerate(roles):
