@@ -189,15 +189,15 @@ def wait_for(
             return gpus.snapshot()
 
         for index in (0, 1):
-            claim(folder, index, size)
+            claim(folder, {index: size})
         before = gpus.snapshot()
         for index in (0, 1):
-            claim(folder, index, left)
+            claim(folder, {index: left})
         waited.back = await memory_back(sample, before, claims)
         waited.seconds = loop.time()
         for index in (0, 1):
             (folder / f"GPU-{index}.lost").unlink(missing_ok=True)
-            claim(folder, index, 0)
+            claim(folder, {index: 0})
 
     vtime.run(main())
     return waited
