@@ -231,14 +231,10 @@ class EngineSteps:
 
     async def _ended(self, model: ModelState) -> bool:
         """End its processes; from then on it has no GPUs. False: its memory has not come back."""
-        back = await self._memory_back(model)
-        model.gone()
-        self._host.release(model.name)
-        return back
-
-    async def _memory_back(self, model: ModelState) -> bool:
         back = await self._processes_ended(model)
         await self.sizes.size(model)  # by what was measured
+        model.gone()
+        self._host.release(model.name)
         return back
 
     async def _processes_ended(self, model: ModelState) -> bool:
