@@ -11,6 +11,7 @@ import asyncio
 
 from gateway.core.admission import refusals
 from gateway.core.answer.engine_error import NO_SUCH_ROUTE, engine_error
+from gateway.core.answer.engine_head import retry_after, retry_after_line
 from gateway.core.answer.error_event import error_event
 from gateway.core.answer.error_shape import shaped
 from gateway.core.answer.json_usage import JSONUsage
@@ -196,7 +197,6 @@ class Relay:
             self._responder.write(error_event(self._call.route, body))
             self._responder.end(close=True)
         else:
-            after = self._reply.headers.get(b"retry-after", b"")  # an engine knows best when it can do more
-            told = b"retry-after: %b\r\n" % after if after.isdigit() and len(after) < 7 else b""
-            self._responder.send(self.status, self._headers + told, body)
+            again = retry_after(self._reply.headers)  # an engine knows best when it can do more
+            self._responder.send(self.status, self._headers + retry_after_line(again), body)
         self.outcome = Outcome.ENGINE_REFUSED if self.status < 500 else Outcome.UPSTREAM

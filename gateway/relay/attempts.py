@@ -18,6 +18,7 @@ from msgspec import UNSET
 from gateway.core.admission import refusals
 from gateway.core.admission.decider import SLOWER, Grant, GrantedEngine
 from gateway.core.admission.shaping import shape_body
+from gateway.core.answer.engine_head import retry_after, wrong_body
 from gateway.core.engines.breaker import Ending, ending_of
 from gateway.core.kv_transfer import FETCH, decode_body
 from gateway.core.policy.policy import Policy
@@ -59,6 +60,7 @@ class Attempts:
         while True:
             after = None if params else grant.hedge_after()
             reply: Reply | None = None
+            again: int | None = None
             try:
                 if after is None:
                     reply = await self._send(path, headers, call, record, grant, params)
@@ -78,6 +80,7 @@ class Attempts:
                 if reply.status not in RETRIED:
                     return reply
                 call.sent_at = None
+                again = retry_after(reply.headers)
             self._trace(call, grant, kind)
             failed = set() if failed is None else failed
             pause = None if self._over(call) else await _again(grant, kind, record.attempts, failed, reply)
@@ -88,7 +91,7 @@ class Attempts:
             if pause is None:
                 if self._over(call):
                     raise refusals.no_first_byte()
-                raise failure(grant.engine, message, "it cannot be reached" if kind == "connect" else message)
+                raise failure(grant.engine, message, "it cannot be reached" if kind == "connect" else message, again)
             failed.add(grant.engine.id)
             if pause:
                 await asyncio.sleep(pause)
@@ -111,10 +114,11 @@ class Attempts:
             grant.prefilled(self.clock(), FETCH, "", "")
         return b""
 
-    def _send(
+    async def _send(
         self, path: bytes, headers: bytes, call: Call, record: Record, grant: Grant, params: bytes = b""
-    ) -> Coroutine[Any, Any, Reply]:
-        """Make one attempt, on the grant's engine. `params`: where that fetches the prompt's KV cache."""
+    ) -> Reply:
+        """Make one attempt, on the grant's engine. `params`: where that fetches the prompt's KV cache. Raises
+        EngineError, also for an answer that cannot be the engine's."""
         engine, now = grant.engine, self.clock()
         if call.trace is not None:
             headers += call.trace.attempt(engine.id, now)
@@ -127,7 +131,12 @@ class Attempts:
         if grant.priority:
             headers, body = with_priority(headers, body, call.route, grant.priority)
         timeout = min(patience(call, grant, self.current.policy), call.deadline - now)
-        return self.clients[engine.id].send(b"POST", path, headers, body, timeout=timeout)
+        reply = await self.clients[engine.id].send(b"POST", path, headers, body, timeout=timeout)
+        wrong = wrong_body(call, reply.headers, reply.length) if reply.status == 200 else ""
+        if wrong:
+            reply.close()
+            raise EngineError("garbage", wrong)
+        return reply
 
     def _trace(self, call: Call, grant: Grant, kind: str) -> None:
         """Note the failure of an attempt where the call is traced."""
@@ -177,9 +186,9 @@ async def _again(grant: Grant, kind: str, attempts: int, failed: set[str], reply
         raise
 
 
-def failure(engine: GrantedEngine, message: str, told: str) -> Refused:
-    """The refusal after an engine's failure."""
-    return refusals.engine_failed(engine.name, engine.id, message, told)
+def failure(engine: GrantedEngine, message: str, told: str, again: int | None = None) -> Refused:
+    """The refusal after an engine's failure. `again`: seconds of the engine's own Retry-After."""
+    return refusals.engine_failed(engine.name, engine.id, message, told, again)
 
 
 async def hedged(

@@ -9,6 +9,7 @@ from contextlib import closing
 from msgspec import UNSET
 
 from gateway.core.admission.decider import Admission, Decider, Grant
+from gateway.core.answer.engine_head import retry_after
 from gateway.core.answer.json_usage import JSONUsage
 from gateway.core.engines.breaker import Ending
 from gateway.core.request.call import Call
@@ -144,6 +145,7 @@ class MergedCalls:
             engine=record.engine,
             engine_name=grant.engine.name,
             content_type=reply.headers.get(b"content-type", b"application/json"),
+            again=retry_after(reply.headers),
             attempts=record.attempts,
             granted=granted,
             first_byte=first_byte,

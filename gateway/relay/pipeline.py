@@ -26,6 +26,7 @@ from gateway.core.admission import refusals
 from gateway.core.admission.decider import Admission, Decider, Grant
 from gateway.core.admission.witness import BatchWitness
 from gateway.core.answer.engine_error import engine_error
+from gateway.core.answer.engine_head import retry_after_line
 from gateway.core.answer.error_event import error_event
 from gateway.core.answer.error_shape import refusal_body
 from gateway.core.answer.naming import named
@@ -397,10 +398,11 @@ class Pipeline:
         record.engine, record.attempts = exchanged.engine, exchanged.attempts
         record.queue, record.ttft = exchanged.granted - call.arrived, exchanged.first_byte - call.arrived
         record.status = exchanged.status
-        body = part.body
+        body, again = part.body, b""
         if exchanged.status >= 400:
             record.outcome = Outcome.ENGINE_REFUSED if exchanged.status < 500 else Outcome.UPSTREAM
             body, record.reason = engine_error(exchanged.status, body, call.route.path, call.model)
+            again = retry_after_line(exchanged.again)
         else:
             record.outcome = Outcome.OK
         if part.prompt_tokens is not None:
@@ -410,7 +412,7 @@ class Pipeline:
         if call.asked_model and exchanged.status < 400:
             body = named(body, call.asked_model)
         headers = answer_lines(call, admission, record, exchanged.engine_name, exchanged.content_type)
-        responder.send(exchanged.status, headers, body)
+        responder.send(exchanged.status, headers + again, body)
 
     # -- headers ------------------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from gateway.shared.vllm.answers import ModelCard
 EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"hello"}}]}\n\n'
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":3,"total_tokens":10}}\n\n'
 DONE = b"data: [DONE]\n\n"
+NOW = b"Thu, 26 Nov 2026 09:00:00 GMT"
 SSE = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
@@ -96,9 +97,16 @@ class ScriptedEngine:
             name = name.removeprefix("slow_").replace("slow", "good")
         status, _, after = name.partition(" after ")
         if status.isdigit():
-            fields = b"Retry-After: %b\r\n" % after.encode() if after else b""
+            fields = b"date: %b\r\nRetry-After: %b\r\n" % (NOW, after.encode()) if after else b""
             told = b'{"error":{"message":"scripted","type":"x","param":null,"code":null}}'
             writer.write(answer(int(status), told, fields))
+            return True
+        if name == "empty":
+            writer.write(answer(200, b""))
+            return True
+        if "/" in name:  # a good status, and a body of this type in place of the answer
+            page = b"<html>Sign in</html>"
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ncontent-length: 20\r\n\r\n" % name.encode() + page)
             return True
         if name == "no_route":  # FastAPI's answer
             writer.write(answer(404, b'{"detail":"Not Found"}'))

@@ -96,7 +96,15 @@ def test_a_429_that_nobody_else_can_help_with_is_passed_through(
 
 
 @pytest.mark.parametrize(
-    ("said", "told"), [("17", "17"), ("0", "0"), ("Tue, 24 Nov 2026 00:00:00 GMT", None), ("-1", None), ("9" * 7, None)]
+    ("said", "told"),
+    [
+        ("17", "17"),
+        ("0", "0"),
+        ("Thu, 26 Nov 2026 09:00:25 GMT", "25"),
+        ("Tue, 24 Nov 2026 00:00:00 GMT", "0"),
+        ("-1", None),
+        ("9" * 7, "86400"),
+    ],
 )
 def test_seconds_after_which_an_engine_can_do_more_are_passed_through(said: str, told: str | None) -> None:
     async def body(gateway: Gateway, engines: list[ScriptedEngine]) -> None:
@@ -104,6 +112,14 @@ def test_seconds_after_which_an_engine_can_do_more_are_passed_through(said: str,
         assert (answer.status, answer.headers.get("retry-after")) == (429, told)
 
     scenario([f"429 after {said}"], body, Policy(**PLAIN))  # type: ignore[arg-type]
+
+
+def test_seconds_after_which_an_engine_is_back_are_told_with_its_failure() -> None:
+    async def body(gateway: Gateway, engines: list[ScriptedEngine]) -> None:
+        answer = await ask(port_of(gateway), request())
+        assert (answer.status, 30 <= int(answer.headers["retry-after"]) <= 40) == (502, True)
+
+    scenario(["503 after Thu, 26 Nov 2026 09:00:30 GMT"], body, Policy(**PLAIN))  # type: ignore[arg-type]
 
 
 def test_when_everything_fails_retries_stay_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
