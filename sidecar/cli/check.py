@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gateway.shared.files.checked import Fault, InvalidFile, Value, readable
 from gateway.shared.files.findings import Shown, mistake, mistakes, warning
+from gateway.shared.files.plain_file import open_plain
 from gateway.shared.findings_report import Report
 from sidecar.cli.errors import Mistake
 from sidecar.cli.files import ca_of, tokens_of
@@ -82,7 +83,7 @@ def check(names: Sequence[str], *, full: bool, form: str = "text", files: bool =
 def _checked(path: Path, *, files: bool, here: bool) -> tuple[list[Shown], SidecarConfig | None]:
     """Return the findings in the file, and its config if there is no mistake among them, else None."""
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             reading = read_config(file.read(MAX_BYTES + 1), str(path))
         if files:
             reading.judge(_named(reading.value, path))

@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from gateway.shared.files.checked import UNREAD
+from gateway.shared.files.plain_file import open_plain
 from sidecar.cli.errors import Impossible, Mistake
 from sidecar.control.client import ControlClient, NoSidecar, Rejected
 from sidecar.control.tokens import Tokens
@@ -88,7 +89,7 @@ def _token(name: str | None, field: str, path: Path) -> str | None:
 
 def _read(path: Path, most: int) -> bytes:
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             return file.read(most)
     except OSError as error:
         raise Mistake(f"{path}: {error.strerror}") from error

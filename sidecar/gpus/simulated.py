@@ -36,6 +36,7 @@ from gateway.shared.files.units import GIB
 from sidecar.core.gpus import GPU, GPUError, Selection, chosen
 
 _CLAIM = re.compile(r"GPU-(?P<index>[0-9]+)\.(?P<pid>[0-9]+)\.(?P<start>[0-9]+)")
+ENTRY_BYTES = 4096  # of a file in the folder that are read
 _LOST = "it has fallen off the bus (simulated)"
 _MIG = "it is divided by MIG, and the sidecar uses whole GPUs (simulated)"
 
@@ -218,9 +219,12 @@ def _started(pid: int) -> int | None:
 
 def _text(folder: Path, name: str) -> str | None:
     try:
-        return (folder / name).read_text("ascii", "replace").strip()
+        with (folder / name).open("rb") as file:  # which a pipe holds up, as a driver that hangs does
+            return file.read(ENTRY_BYTES).decode("ascii", "replace").strip()
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise GPUError(f"{folder / name}: {error.strerror}") from error
 
 
 def _bytes(folder: Path, name: str) -> int | None:

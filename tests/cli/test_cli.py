@@ -240,13 +240,13 @@ MISTAKES = [
     (["serve", *ENGINE, "--decide-token-file", "t"], "--decide-token-file t: there is no --decide for it"),
     (
         ["serve", *ENGINE, "--decide", "unix:/d", "--decide-token-file", "/dev/null"],
-        "--decide-token-file /dev/null: a token is at least 16",
+        "--decide-token-file /dev/null: not a plain file",
     ),
     (
         ["serve", *ENGINE, "--admin-token-file", "/nowhere/t"],
         "--admin-token-file /nowhere/t: No such file or directory",
     ),
-    (["serve", *ENGINE, "--admin-token-file", "/dev/null"], "--admin-token-file /dev/null: a token is at least 16"),
+    (["serve", *ENGINE, "--admin-token-file", "/dev/null"], "--admin-token-file /dev/null: not a plain file"),
     (["serve", "--policy", "/nowhere/p.yaml"], "/nowhere/p.yaml: No such file or directory"),
     (["serve", "--policy", "/"], "/: Is a directory"),
     (["key"], "the following arguments are required: add | list | revoke"),

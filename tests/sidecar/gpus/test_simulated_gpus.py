@@ -321,3 +321,17 @@ def test_files_that_say_something_else(tmp_path: Path, name: str, text: str, mes
     (tmp_path / name).write_text(text)
     with pytest.raises(GPUError, match=message):
         gpus.snapshot()
+
+
+@pytest.mark.parametrize("name", ["GPU-0.total", "error", "GPU-0.error", "GPU-0.1.2"])
+def test_an_entry_that_is_a_folder_or_a_link_to_itself_is_told(tmp_path: Path, name: str) -> None:
+    lay_out(tmp_path, [1000])
+    entry = tmp_path / name
+    entry.unlink(missing_ok=True)
+    entry.mkdir()
+    with pytest.raises(GPUError, match=f"{name}: Is a directory"):
+        SimulatedGPUs(tmp_path).snapshot()
+    entry.rmdir()
+    entry.symlink_to(name)
+    with pytest.raises(GPUError, match=f"{name}: Too many levels of symbolic links"):
+        SimulatedGPUs(tmp_path).snapshot()
