@@ -110,6 +110,7 @@ class LocalGrant:
         call, engine = self.call, self.engine
         self._first_at = now
         engine.breaker.first_byte(self.probe)
+        self._dispatch.fleet.note_prefix(engine, call.prefix)
         half = self.half
         self.hold.first_byte(now, teach=call.stream and half is None)
         if half is not None and call.stream:

@@ -26,6 +26,7 @@ from gateway.core.admission.shaping import Shaping
 from gateway.core.engines.choice import (
     ASIDE,
     LOOKED_AT,
+    SCAN_AT_MOST,
     Aside,
     Choice,
     any_idle,
@@ -146,7 +147,8 @@ class AdmissionControl:
     ) -> Choice | Aside | None:
         """The engine that the call may go to now; the call has waited for `waited` seconds."""
         engines, routing = self.candidates(call), self.rules.policy.routing
-        choice = choose(engines, call, now, routing=routing, rng=rng, exclude=exclude)
+        likely = self.fleet.likely(call.prefix) if len(engines) > SCAN_AT_MOST else ()
+        choice = choose(engines, call, now, routing=routing, rng=rng, exclude=exclude, likely=likely)
         return ASIDE if choice is not None and worth_waiting(call, choice, now, waited) else choice
 
     def read_where(self, call: Call, choice: Choice, now: float) -> Prefill | None:

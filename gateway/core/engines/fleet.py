@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from gateway.core.engines.choice import SCAN_AT_MOST
 from gateway.core.engines.engine import Engine
+from gateway.core.engines.prefix_index import PrefixIndex
 from gateway.shared.vllm.answers import ModelCard
 
 
@@ -18,6 +20,7 @@ class Fleet:
         self._serving: dict[str, tuple[Engine, ...]] = {}
         self._readers: dict[str, tuple[Engine, ...]] = {}
         self._contexts: dict[str, int | None] = {}
+        self._prefixes = PrefixIndex()
         self._added = 0  # engines so far, those that are gone included
 
     def __iter__(self) -> Iterator[Engine]:
@@ -69,6 +72,15 @@ class Fleet:
     def readers(self, model: str) -> tuple[Engine, ...]:
         """Engines that read prompts of `model` for others, up or not."""
         return self._readers.get(model, ())
+
+    def note_prefix(self, engine: Engine, prefix: tuple[int, ...]) -> None:
+        """Note where a prompt was read, if the fleet is so large that a choice does not look at all its engines."""
+        if len(self.engines) > SCAN_AT_MOST:
+            self._prefixes.note(prefix, engine.id)
+
+    def likely(self, prefix: tuple[int, ...]) -> list[Engine]:
+        """Engines that probably have most of a prompt cached; of a large fleet alone."""
+        return [self.engines[id] for id in self._prefixes.readers(prefix) if id in self.engines]
 
     @property
     def models(self) -> dict[str, ModelCard]:
