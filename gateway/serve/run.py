@@ -89,6 +89,7 @@ NO_ENGINE = (
 def run(options: Options) -> int:
     """Serve until SIGTERM or SIGINT; the exit status. Raises StartError."""
     sys.setswitchinterval(SWITCH)
+    open_files = raised()
     configuration = None
     if options.relays:
         configuration = _configuration(options.policy)[1]
@@ -103,7 +104,7 @@ def run(options: Options) -> int:
         if configuration is not None:
             return _several(options, configuration.policy, sockets)
         errors = stack.enter_context(standard_error(text=as_text(options.log_format)))
-        uvloop.run(serve(options, raised(), errors, sockets=sockets))
+        uvloop.run(serve(options, open_files, errors, sockets=sockets))
     return 0
 
 

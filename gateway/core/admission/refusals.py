@@ -262,7 +262,7 @@ def expired(call: Call, waited: float) -> Refused:
 # -- calls that an engine was given ------------------------------------------------------------------------------------
 
 
-def engine_failed(name: str, id: str, message: str, told: str, again: int | None) -> Refused:
+def engine_failed(name: str, id: str, message: str, told: str, again: int | None = None) -> Refused:
     """An engine's failure. Its address, and `message` where that may hold one, are for the log. `again`: seconds of its
     own Retry-After."""
     detail = f"Engine {id} failed: {message}."
