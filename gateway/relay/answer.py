@@ -11,7 +11,6 @@ import asyncio
 
 from gateway.core.admission import refusals
 from gateway.core.answer.engine_error import NO_SUCH_ROUTE, engine_error
-from gateway.core.answer.engine_head import retry_after, retry_after_line
 from gateway.core.answer.error_event import error_event
 from gateway.core.answer.error_shape import shaped
 from gateway.core.answer.json_usage import JSONUsage
@@ -21,6 +20,7 @@ from gateway.core.request.call import Call
 from gateway.core.request.outcome import BUG, OK, STATUS, Outcome, error_body
 from gateway.native import Pump
 from gateway.native.loan import Loan
+from gateway.relay.retry_after import retry_after, retry_after_line
 from gateway.relay.wire.server import Responder
 from gateway.upstream.client import EngineError, Reply
 

@@ -18,7 +18,7 @@ from msgspec import UNSET
 from gateway.core.admission import refusals
 from gateway.core.admission.decider import SLOWER, Grant, GrantedEngine
 from gateway.core.admission.shaping import shape_body
-from gateway.core.answer.engine_head import retry_after, wrong_body
+from gateway.core.answer.engine_head import wrong_body
 from gateway.core.engines.breaker import Ending, ending_of
 from gateway.core.kv_transfer import FETCH, decode_body
 from gateway.core.policy.policy import Policy
@@ -29,6 +29,7 @@ from gateway.core.request.model_name import with_model
 from gateway.core.request.outcome import Refused
 from gateway.core.request.record import Record
 from gateway.relay.prefilling import Prefilling
+from gateway.relay.retry_after import retry_after
 from gateway.upstream.client import Client, EngineError, Reply
 
 # Failures of an engine before its first byte, by the policy's names for them: nothing of the answer has been used.

@@ -9,7 +9,6 @@ from contextlib import closing
 from msgspec import UNSET
 
 from gateway.core.admission.decider import Admission, Decider, Grant
-from gateway.core.answer.engine_head import retry_after
 from gateway.core.answer.json_usage import JSONUsage
 from gateway.core.engines.breaker import Ending
 from gateway.core.request.call import Call
@@ -21,6 +20,7 @@ from gateway.relay.answer import Relay
 from gateway.relay.attempts import Attempts, failure
 from gateway.relay.batcher import Exchanged
 from gateway.relay.heads import answer_lines, engine_lines
+from gateway.relay.retry_after import retry_after
 from gateway.relay.settling import note_grant, settle, settle_unanswered
 from gateway.relay.tracing import Tracing
 from gateway.relay.wire.server import Request, Responder

@@ -26,7 +26,6 @@ from gateway.core.admission import refusals
 from gateway.core.admission.decider import Admission, Decider, Grant
 from gateway.core.admission.witness import BatchWitness
 from gateway.core.answer.engine_error import engine_error
-from gateway.core.answer.engine_head import retry_after_line
 from gateway.core.answer.error_event import error_event
 from gateway.core.answer.error_shape import refusal_body
 from gateway.core.answer.naming import named
@@ -52,6 +51,7 @@ from gateway.relay.heads import answer_lines, note_trace, outcome_help
 from gateway.relay.large_bodies import LARGE, LargeBodies
 from gateway.relay.mirror import MirrorCopy, Mirrors
 from gateway.relay.progress import Progress
+from gateway.relay.retry_after import retry_after_line
 from gateway.relay.settling import settle_unanswered
 from gateway.relay.stored import Stored
 from gateway.relay.tracing import Tracing

@@ -1,15 +1,13 @@
-"""Head of an engine's answer: whether its body can be the one asked for, and when to come again."""
+"""Head of an engine's answer: whether its body can be the one asked for."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
 
 from gateway.core.request.call import Call
 
 EVENTS = b"text/event-stream"
 SHOWN = 60  # characters of a content type
-AGAIN_AT_MOST = 24 * 3600  # seconds
 
 
 def wrong_body(call: Call, headers: Mapping[bytes, bytes], length: int | None) -> str:
@@ -26,30 +24,3 @@ def wrong_body(call: Call, headers: Mapping[bytes, bytes], length: int | None) -
         return ""
     due = "an event stream" if call.stream else "JSON"
     return f"it answered 200 with {found[:SHOWN].decode('latin-1')!a} instead of {due}"
-
-
-def retry_after(headers: Mapping[bytes, bytes]) -> int | None:
-    """Seconds until the engine can do more, at most AGAIN_AT_MOST; None: it does not say, or not in a known form.
-
-    A date is compared with the answer's own Date, so the clocks of the two machines need not agree.
-    Source: RFC 9110, 10.2.3 and 5.6.7 (IMF-fixdate alone).
-    """
-    told = headers.get(b"retry-after", b"")
-    if told.isdigit() and len(told) <= SHOWN:
-        return min(int(told), AGAIN_AT_MOST)
-    then, now = _date(told), _date(headers.get(b"date", b""))
-    if then is None or now is None:
-        return None
-    return min(max(0, int((then - now).total_seconds())), AGAIN_AT_MOST)
-
-
-def retry_after_line(seconds: int | None) -> bytes:
-    """The answer's line; empty for None."""
-    return b"" if seconds is None else b"retry-after: %d\r\n" % seconds
-
-
-def _date(value: bytes) -> datetime | None:
-    try:
-        return datetime.strptime(value.decode("latin-1"), "%a, %d %b %Y %H:%M:%S GMT").replace(tzinfo=UTC)
-    except ValueError:
-        return None

@@ -1,14 +1,12 @@
-"""What the head of an engine's answer says of its body, and of when to come again."""
+"""What the head of an engine's answer says of its body."""
 
 from __future__ import annotations
 
 import pytest
 
-from gateway.core.answer.engine_head import AGAIN_AT_MOST, retry_after, retry_after_line, wrong_body
+from gateway.core.answer.engine_head import wrong_body
 from gateway.core.request.routes import ROUTES
 from tests.calls import a_call
-
-NOW = b"Thu, 26 Nov 2026 09:00:00 GMT"
 
 
 @pytest.mark.parametrize(
@@ -43,32 +41,3 @@ def test_which_answers_are_not_the_engines(
     assert wrong in found
     assert found.isascii()
     assert len(found) < 300
-
-
-@pytest.mark.parametrize(
-    ("told", "date", "seconds"),
-    [
-        (b"7", None, 7),
-        (b"0", None, 0),
-        (b"86401", None, AGAIN_AT_MOST),
-        (b"9" * 60, None, AGAIN_AT_MOST),
-        (b"9" * 61, None, None),
-        (b"Thu, 26 Nov 2026 09:00:30 GMT", NOW, 30),
-        (b"Thu, 26 Nov 2026 08:59:30 GMT", NOW, 0),
-        (b"Fri, 31 Dec 9999 23:59:59 GMT", NOW, AGAIN_AT_MOST),
-        (b"Thu, 26 Nov 2026 09:00:30 GMT", None, None),
-        (b"Thu, 26 Nov 2026 09:00:30 GMT", b"yesterday", None),
-        (b"Thu, 26 Nov 2026 09:00:30 +0100", NOW, None),
-        (b"Thu, 66 Nov 2026 09:00:30 GMT", NOW, None),
-        (b"-1", NOW, None),
-        (b"1.5", NOW, None),
-        (b"\xb2", NOW, None),
-        (b"", NOW, None),
-        (None, NOW, None),
-    ],
-)
-def test_when_to_come_again(told: bytes | None, date: bytes | None, seconds: int | None) -> None:
-    headers = {b"retry-after": told, b"date": date}
-    found = retry_after({name: value for name, value in headers.items() if value is not None})
-    assert found == seconds
-    assert retry_after_line(found) == (b"" if seconds is None else b"retry-after: %d\r\n" % seconds)
