@@ -1,4 +1,4 @@
-"""Files that commands are given: what is no plain file is refused at once, whoever is to write or read it."""
+"""Shell pipes, plain files, and all that only looks like one: opened, or refused at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the head of an engine's answer says of its body."""
+"""Content types of good answers: those of engines pass, others are of something in their place."""
 
 from __future__ import annotations
 
