@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 from gateway.shared.files.findings import Shown, as_github, as_json, as_text
+from gateway.shared.files.plain_file import open_plain
 from gateway.shared.files.yaml_file import MAX_BYTES
 
 
@@ -44,7 +46,7 @@ class Report:
     def _source(self, file: str) -> list[str]:
         if file not in self._lines:
             text = b""
-            with suppress(OSError), open(file, "rb") as opened:
+            with suppress(OSError), open_plain(Path(file)) as opened:
                 text = opened.read(MAX_BYTES)
             self._lines[file] = text.decode("utf-8-sig", "replace").split("\n")
         return self._lines[file]
