@@ -18,7 +18,7 @@ STAMP := $(VENV)/.weir-installed
 # Some machines set it; then every process of every test, and every worker, would compile all it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test check fast slow coverage rest lint generate format vllm test-vllm test-prefill ray test-ray test-deploy test-console clients clients-table console-pictures bench-overhead bench-scale instructions fidelity figures picture rivals residency fuzz corpus diagnoses gpu-facts dst prometheus valkey envoy alerts boards image docs house clean
+.PHONY: help run test check fast slow coverage rest lint generate format vllm test-vllm test-prefill ray test-ray test-deploy test-console clients clients-table console-pictures bench-overhead bench-scale instructions fidelity figures picture rivals residency fuzz corpus diagnoses gpu-facts dst prometheus valkey haproxy envoy alerts boards image docs house clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -122,7 +122,7 @@ clients-table: $(STAMP) ## the same, and the table of docs/clients.md is written
 console-pictures: $(STAMP) ## write the pictures of docs/console.md again, by the tests that `make test-console` has prepared
 	WEIR_WRITE_PICTURES=1 $(PYTEST) -m console tests/console/test_views.py -k pictures
 
-bench-overhead: $(STAMP) ## the gateway's own CPU cost beside nginx and vllm-router, where they are installed
+bench-overhead: $(STAMP) ## the gateway's own CPU cost beside nginx, HAProxy and vllm-router, where they are installed
 	$(BIN)/python -m loadtest.lab.cost.overhead $(BENCH)
 
 bench-scale: $(STAMP) ## CPU of relays and their decider beside one process, and the decider's ceiling; BENCH_SCALE=--help tells how
@@ -166,7 +166,8 @@ dst: $(STAMP) ## a thousand random simulations of the whole gateway, faults and 
 
 prometheus: $(STAMP) ## find a real Prometheus on this machine, or unpack Debian's outside the tree
 valkey: $(STAMP) ## find a real Valkey or Redis on this machine, or unpack Debian's Redis outside the tree
-prometheus valkey:
+haproxy: $(STAMP) ## find a real HAProxy on this machine, or unpack Debian's outside the tree
+prometheus valkey haproxy:
 	@$(BIN)/python -m loadtest.lab.operate.debian $@
 
 # Outside the tree: its modules have the same name as those of its protobufs.

@@ -1,12 +1,12 @@
 """Overhead of the gateway: CPU per streamed call, request and SSE event, memory idle and per open stream.
 
-    python -m loadtest.lab.cost.overhead [--rounds 3] [--peers nginx,vllm-router] [--trace]
+    python -m loadtest.lab.cost.overhead [--rounds 3] [--peers nginx,haproxy,vllm-router] [--trace]
 
 Every server runs alone on core 0; an engine that costs almost nothing and the load share core 1. CPU time is what the
 kernel accounts to the server's processes, which survives a noisy machine far better than a throughput does. Rounds are
 interleaved, medians are printed, a row for each figure, and the gateway's ratio to each peer. The first row is what a
 gateway of LLMs does all day: a streamed call of 200 tokens, its request and the end included. An event is a 200th of
-it. Peers are used where they are installed: nginx and vllm-router (on PATH, or named by the environment's
+it. Peers are used where they are installed: nginx, HAProxy and vllm-router (on PATH, or named by the environment's
 VLLM_ROUTER) by both of its policies.
 """
 
@@ -28,6 +28,7 @@ from pathlib import Path
 import uvloop
 
 from loadtest.clients.stub import LoadResult, StubLoad, serve_stub
+from loadtest.lab.operate.debian import HAPROXY, NoProgram
 from loadtest.processes import Child, ChildError
 
 ENGINE_PORT = 19301
@@ -39,6 +40,19 @@ http {{ access_log off;
   server {{ listen 127.0.0.1:{port} backlog=4096; keepalive_requests 1000000;
     location / {{ proxy_pass http://engine; proxy_http_version 1.1; proxy_set_header Connection "";
                   proxy_buffering off; client_body_buffer_size 128k; }} }} }}
+"""
+PLAIN_HAPROXY = """global
+    maxconn 4096
+    nbthread 1
+defaults
+    mode http
+    timeout connect 5s
+    timeout client 60s
+    timeout server 60s
+listen clients
+    bind 127.0.0.1:{port}
+    http-reuse always
+    server engine 127.0.0.1:{engine}
 """
 TOKENS = 200  # of a streamed call
 STREAM, REQUEST, EVENT = f"us/stream of {TOKENS}", "us/request", "us/event"
@@ -73,6 +87,8 @@ def peers(wanted: set[str], folder: Path) -> dict[str, Command]:
             return [nginx, "-c", str(config)]
 
         found["nginx"] = start_nginx
+    if not wanted or "haproxy" in wanted:
+        found |= _haproxy(folder)
     router = os.environ.get("VLLM_ROUTER") or shutil.which("vllm-router")
     if router and (not wanted or "vllm-router" in wanted):
         for policy in ("round_robin", "cache_aware"):
@@ -86,6 +102,20 @@ def peers(wanted: set[str], folder: Path) -> dict[str, Command]:
 
             found[f"vllm-router {policy}"] = start_router
     return found
+
+
+def _haproxy(folder: Path) -> dict[str, Command]:
+    try:
+        program = HAPROXY.command()
+    except NoProgram:
+        return {}
+
+    def start(port: int) -> list[str]:
+        config = folder / f"haproxy-{port}.cfg"
+        config.write_text(PLAIN_HAPROXY.format(port=port, engine=ENGINE_PORT))
+        return [*program, "-db", "-f", str(config)]
+
+    return {"haproxy": start}
 
 
 def tree(pid: int) -> list[int]:

@@ -1,6 +1,6 @@
 """Servers that tests and measurements start: that of the machine, else of Debian's packages, unpacked outside the tree.
 
-    python -m loadtest.lab.operate.debian prometheus | valkey
+    python -m loadtest.lab.operate.debian prometheus | valkey | haproxy
 
 finds one, or gets it, and prints where it is. Nobody need be root, and nothing of the machine changes.
 """
@@ -78,7 +78,12 @@ VALKEY = DebianProgram(
         "redis-server", "redis-tools", "libatomic1", "libjemalloc2", "liblua5.1-0", "liblzf1", "lua-bitop", "lua-cjson",
     ),
 )  # fmt: skip
-PROGRAMS = {program.target: program for program in (PROMETHEUS, VALKEY)}
+HAPROXY = DebianProgram(
+    "haproxy",
+    ("haproxy",),
+    ("haproxy", "liblua5.3-0", "libopentracing-c-wrapper0", "libopentracing1", "libpcre2-8-0"),
+)
+PROGRAMS = {program.target: program for program in (PROMETHEUS, VALKEY, HAPROXY)}
 
 
 def main() -> int:
