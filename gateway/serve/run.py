@@ -68,7 +68,7 @@ from gateway.shared.addresses import reachable, split_address
 from gateway.shared.control.listener import ControlPort
 from gateway.shared.files.checked import InvalidFile
 from gateway.shared.files.file_status import FileStatus
-from gateway.shared.lines import LineWriter, say, standard_error
+from gateway.shared.lines import LineWriter, open_to_append, say, standard_error
 from gateway.shared.notice import Notice
 from gateway.shared.operator_log import as_text, plain
 from gateway.shared.service_manager import ServiceManager
@@ -130,7 +130,7 @@ def _try_relays(options: Options) -> None:
     """Find what would keep a relay from its start, before another gateway stops for it. Raises StartError."""
     if options.log not in {"-", "none"}:
         try:
-            Path(options.log).open("ab").close()
+            os.close(open_to_append(Path(options.log)))
         except OSError as error:
             raise StartError(f"--log {options.log}: {error.strerror}") from error
     certificate_now("--tls-", options.certificate)

@@ -249,6 +249,8 @@ MISTAKES = [
     (["serve", *ENGINE, "--admin-token-file", "/dev/null"], "--admin-token-file /dev/null: not a plain file"),
     (["serve", "--policy", "/nowhere/p.yaml"], "/nowhere/p.yaml: No such file or directory"),
     (["serve", "--policy", "/"], "/: Is a directory"),
+    (["serve", "--sidecar", "/" + "x" * 300], "x: File name too long"),
+    (["simulate", "--engines", "1", "--profile", "/" + "x" * 300], "x: File name too long"),
     (["key"], "the following arguments are required: add | list | revoke"),
     (["key", "add", "acme"], "the following arguments are required: --policy"),
     (["key", "add", "--policy", "p.yaml"], "the following arguments are required: TENANT"),
