@@ -17,7 +17,7 @@ import msgspec
 from gateway.core.policy.file import read_policy
 from gateway.core.policy.policy import EngineEntry, Policy
 from gateway.core.request.tenants import keys_from, with_keys
-from gateway.shared.certificate import Certificate
+from gateway.shared.certificate import Certificate, authorities_in
 from gateway.shared.files import checked
 from gateway.shared.files.checked import Fault, InvalidFile, Reading, Value, readable
 from gateway.shared.files.modes import refused
@@ -156,7 +156,7 @@ class Named:
             return None
         file, expected = self._path.parent / name, "a file of certificates, in PEM"
         try:
-            ca = self._read(file).decode("ascii", "replace")
+            ca = authorities_in(self._read(file))
             Trust(ca=ca).context()
         except ssl.SSLError as error:
             yield Fault(at, f"{file}: {error.reason or error}", expected)

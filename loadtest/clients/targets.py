@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from gateway.shared.certificate import authorities_in
 from gateway.shared.files.plain_file import open_plain
 from loadtest.clients.answer import Answer
 from loadtest.clients.client import Exchange, ResponseListener
@@ -89,7 +90,7 @@ def tls_of(ca: str | None, *, insecure: bool) -> ssl.SSLContext:
     try:
         if ca is not None:
             with open_plain(Path(ca)) as file:
-                trusted = file.read(CA_BYTES).decode("ascii", "replace") or "nothing"
+                trusted = authorities_in(file.read(CA_BYTES))
         context = ssl.create_default_context(cadata=trusted)
     except OSError as error:
         raise Unusable(f"--ca {ca}: {error.strerror or 'no PEM certificates'}") from error
