@@ -53,6 +53,34 @@ def test_a_class_that_throttles_the_first_calls_of_coding_agents() -> None:
     assert len(told("classes: {top: {}, default: {max_concurrency: 1}}\nservice_tiers: {}\n")) == 1
 
 
+def exchanging(*engines: str, tpot: str = "") -> list[str]:
+    """The warnings of engines `a`, `b`, ... with these fields, without their common beginning."""
+    found = told(
+        f"classes: {{default: {{{tpot}}}}}\nservice_tiers: {{}}\nfleet:\n  engines:\n"
+        + "".join(f"    - {{url: 'http://{name}:1', {fields}}}\n" for name, fields in zip("abc", engines, strict=False))
+    )
+    return [each.partition("fleet.engines")[2] for each in found]
+
+
+def test_engines_that_exchange_and_never_read_for_each_other() -> None:
+    nobody = "serve a model so that one reads (role prefill or both) and another answers: prompts are always read where"
+    reads, answers, both = "transfer: p, role: prefill", "transfer: p, role: decode", "transfer: p"
+    for good in ((both, both), (reads, answers), (reads, both), (answers, both)):
+        assert exchanging(*good, tpot="tpot: 50ms") == []
+    (warning,) = exchanging(answers, answers)
+    assert warning == f"[0].transfer: no two engines of group p {nobody} they are answered", "told once"
+    assert len(exchanging(both, "transfer: q")) == 2
+    assert len(exchanging(both + ", models: [m]", both + ", models: [n]")) == 1
+    (warning,) = exchanging(reads, both, "transfer: q, role: decode", tpot="tpot: 1s")[:1]
+    outside = "http://c:1 may answer the same models and is not of group p: its prompts are never read here"
+    assert warning == f"[0].role: {outside}"
+    assert exchanging(reads + ", models: [m]", both, "models: [n]", tpot="tpot: 1s") == []
+    assert exchanging(reads, both) == [
+        "[0].role: no class has a tpot, so prompts are read here only if that brings the first token sooner; "
+        "meanwhile this engine answers no call"
+    ]
+
+
 def test_sidecars_that_may_do_too_much_or_too_little() -> None:
     waits = "classes: {default: {}}\nservice_tiers: {}\n"
     assert told(f"{waits}fleet: {{sidecars: {{}}}}") == []
