@@ -380,7 +380,8 @@ class Gateway:
             self.clients[member.id].go_by(client_settings(self.policy), *self._shown(engine))
             self.telemetry.forget(engine)
             self.telemetry.watch(engine, *self._shown(engine))
-        if member.open and (not before.open or member.served != before.served):
+        role = (member.transfer, member.role) != (before.transfer, before.role)
+        if member.open and (not before.open or member.served != before.served or role):
             self._open(engine, member)
         elif member.open:
             engine.expect_sizes(member.kv_tokens, member.max_concurrency)
@@ -410,6 +411,7 @@ class Gateway:
         """Let the engine have calls for what it serves."""
         engine.expect_sizes(member.kv_tokens, member.max_concurrency)
         engine.priorities = member.priorities
+        self.fleet.take_role(engine, member.transfer, member.role)
         if not engine.models.keys() >= set(member.served):
             context = member.context_length or None
             model = member.served[0]  # the others are its LoRA adapters

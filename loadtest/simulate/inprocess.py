@@ -18,7 +18,7 @@ import msgspec
 
 from gateway.core.admission.witness import NOBODY_WATCHES, Witnesses
 from gateway.core.policy.file import decode
-from gateway.core.policy.policy import EngineEntry, Logging, Policy, Role
+from gateway.core.policy.policy import EngineEntry, Logging, Policy
 from gateway.core.request.body_memory import BodyMemory
 from gateway.core.request.record import Record
 from gateway.core.request.tenants import ANONYMOUS, with_keys
@@ -29,6 +29,7 @@ from gateway.relay.wire.messages import Request, WireError, refusal
 from gateway.relay.wire.responder import Responder
 from gateway.serve.assembly import Gateway
 from gateway.shared.files.checked import InvalidFile
+from gateway.shared.protocol import Role
 from gateway.upstream.client import Client, EngineError
 from loadtest.load.workload import Planned
 from loadtest.simulate.memory_engine import MemoryEngine

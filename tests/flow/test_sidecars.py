@@ -676,6 +676,26 @@ def test_what_its_sidecar_says_of_an_engine_is_believed_until_it_tells_itself() 
     virtual(scenario)
 
 
+def test_engines_of_a_sidecar_have_the_roles_that_it_reports() -> None:
+    async def scenario(world: World) -> None:
+        sidecar = world.sidecar(profiles=("p", "q"))
+        sidecar.say("p", transfer="nixl", role="prefill")
+        sidecar.say("q", transfer="nixl")
+        sidecar.running("p")
+        sidecar.running("q")
+        fleet = world.gateway.fleet
+        reader, writer = (fleet.engines[engine_id(sidecar.url(profile))] for profile in ("p", "q"))
+        assert fleet.serving("m") == (writer,)
+        assert fleet.readers("m") == (reader, writer)
+        assert {engine.transfers.group for engine in fleet} == {"nixl@a"}
+        sidecar.say("p", role="both")
+        assert fleet.serving("m") == (reader, writer), "a role that changes while it runs"
+        sidecar.say("q", transfer="")
+        assert fleet.readers("m") == (reader,)
+
+    virtual(scenario)
+
+
 def test_an_engine_that_has_slept_begins_anew() -> None:
     async def scenario(world: World) -> None:
         sidecar = world.sidecar()

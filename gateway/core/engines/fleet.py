@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from gateway.core.engines.choice import SCAN_AT_MOST
 from gateway.core.engines.engine import Engine
 from gateway.core.engines.prefix_index import PrefixIndex
+from gateway.shared.protocol import Role
 from gateway.shared.vllm.answers import ModelCard
 
 
@@ -97,6 +98,11 @@ class Fleet:
     def context(self, model: str) -> int | None:
         """The longest context, in tokens, any engine gives this model; None where none tells."""
         return self._contexts.get(model)
+
+    def take_role(self, engine: Engine, group: str, role: Role) -> None:
+        """Take the engine's part in exchanges of KV caches, as in `Transfers`."""
+        engine.transfers.group, engine.transfers.role = group, role
+        self._index()
 
     def has_models(self, engine: Engine, cards: Iterable[ModelCard]) -> None:
         """Take the engine's own list of models."""

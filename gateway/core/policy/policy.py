@@ -9,7 +9,7 @@ sees of it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -51,8 +51,7 @@ from gateway.core.policy.types import (
     WebPage,
 )
 from gateway.shared.files.units import SAMPLE, Bytes, Count, Seconds, Share
-
-Role: TypeAlias = Literal["prefill", "decode", "both"]
+from gateway.shared.protocol import Role
 
 
 def default_service_tiers() -> Mapping[str, str]:

@@ -10,8 +10,9 @@ from gateway.core.engines.engine import Engine
 from gateway.core.engines.fleet import Fleet
 from gateway.core.engines.transfer import UNKNOWN_WITHIN, WITHIN, Prefill, where
 from gateway.core.engines.transfers import BELIEVED, RATE, Transfers
-from gateway.core.policy.policy import EngineEntry, Policy, Role
+from gateway.core.policy.policy import EngineEntry, Policy
 from gateway.core.request.call import Call
+from gateway.shared.protocol import Role
 from gateway.shared.vllm.answers import ModelCard
 from tests.calls import a_call
 
