@@ -2,6 +2,7 @@
 
 - Nothing is promised over an engine's budget: no decider grants what does not fit beside all that living relays have,
   and its ledger has at least that.
+- A prompt that another engine reads is held there once, and nowhere once its grant is given back.
 - Nothing is settled twice: a decider hears the end of a call once, and no call is charged as two, unless the first
   grant was on its way when its decider died.
 - A relay obeys one decider: each grant is of the epoch that it has met last, and no two deciders share an epoch.
@@ -23,6 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from gateway.core.admission.queues import Ticket
 from gateway.core.checkpoint import decoded
 from gateway.core.engines.choice import Choice
+from gateway.core.engines.hold import Hold
 from gateway.core.request.call import Call
 from gateway.decider.grant import LocalGrant
 from gateway.decider.relays.session import RelaySession
@@ -110,8 +112,9 @@ class RelayLaws:
         """Compare a decider's ledgers with what it keeps of calls and with what relays have."""
         held: dict[str, int] = {}
         for grant in grants(decider):
-            if grant.hold.live:
-                held[grant.engine.id] = held.get(grant.engine.id, 0) + grant.hold.tokens
+            for hold in (grant.hold, None if grant.half is None else grant.half.hold):
+                if hold is not None and hold.live:
+                    held[hold.engine.id] = held.get(hold.engine.id, 0) + hold.tokens
         complete = asking and decider.hub.complete and now < decider.gateway.dispatch.lease_until
         promised = self._promises(decider, asking) if complete else {}
         for engine in decider.gateway.fleet:
@@ -235,6 +238,7 @@ class DispatchLaws:
         self._decider, self._laws, self._wrong, self._tell = decider, laws, laws.wrong, laws.tell
         self._loop = asyncio.get_running_loop()
         self._corrected: set[Ticket] = set()
+        self._prompts: dict[str, Hold] = {}  # holds of prompts that another engine reads, by call
         self._asked = -1.0  # the arrival of the last call that was asked for when all had told
         self._told: list[RelaySession] = []  # by then
 
@@ -284,8 +288,19 @@ class DispatchLaws:
             self._wrong(f"call {ticket.call.request_id} is settled for the second time")
         self._corrected.add(ticket)
 
+    def prefilling(self, call: Call, hold: Hold) -> None:
+        """A prompt is held on the engine that reads it for another."""
+        self._tell(f"prompt of {call.request_id} on {hold.engine.id}")
+        last = self._prompts.get(call.request_id)
+        if last is not None and last.live:
+            self._wrong(f"the prompt of {call.request_id} is held twice")
+        self._prompts[call.request_id] = hold
+
+    def prefilled(self, call: Call, hold: Hold) -> None:
+        """It is held no longer."""
+        self._tell(f"prompt of {call.request_id} is given back on {hold.engine.id}")
+
     def _ignored(self, *_: object, **__: object) -> None:
         """Ignore every other event."""
 
-    prefilling = prefilled = _ignored
     applying = refused = pushing = popping = popped = granted = moved_free = retried = corrected = _ignored
