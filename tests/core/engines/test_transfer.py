@@ -109,6 +109,20 @@ def test_a_prompt_that_stalls_streams_beyond_their_target_is_read_elsewhere() ->
     assert reason(decided(call(30_000), own, [other])) == ("here", "later"), "it would stall others instead"
 
 
+def test_a_prompt_is_read_where_fewer_calls_wait_for_it() -> None:
+    own, other = engine("own"), engine("other")
+    for _ in range(20):  # 0.4 s of reading is worth 0.16 s to them, and moving the prompt takes 0.11 s
+        own.hold(100, 0, NOW, "default", output=100)
+    assert reason(decided(call(), own, [other])) == ("other", "crowded")
+    assert reason(decided(call(ttft_by=NOW + 0.5), own, [other])) == ("here", "later"), "it would be late"
+    other.hold(1000, 1000, NOW)  # 0.1 s more
+    assert reason(decided(call(), own, [other])) == ("here", "later")
+    idle = engine("idle", rate=9000.0)
+    for _ in range(20):
+        other.hold(100, 0, NOW, "default", output=100)
+    assert reason(decided(call(), own, [other, idle])) == ("idle", "crowded"), "less is lost there than at the faster"
+
+
 def test_streams_without_a_target_are_not_spared_and_no_call_waits_for_ever() -> None:
     own, other = engine("own"), engine("other")
     streams(own, class_name="default")
