@@ -93,12 +93,11 @@ def test_a_driver_that_hangs_costs_one_thread_and_no_waiting(folder: Path) -> No
 def test_a_bug_is_told_to_who_waits_and_shown(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[type[BaseException]] = []
     monkeypatch.setattr(threading, "excepthook", lambda arguments: shown.append(arguments.exc_type))
-    (folder / "error").mkdir()  # no fault that the fake knows
 
     async def main() -> None:
-        with pytest.raises(IsADirectoryError):
-            await Sampler(SimulatedGPUs(folder)).sample()
-        await until(lambda: shown == [IsADirectoryError])
+        with pytest.raises(ZeroDivisionError):
+            await Sampler(SimulatedGPUs(folder, clock=lambda: 1 / 0)).sample()
+        await until(lambda: shown == [ZeroDivisionError])
 
     asyncio.run(main())
 
