@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from loadtest.lab.figures import fleet, load
+from loadtest.lab.figures import fleet, load, prefill
 from loadtest.lab.figures.runs import POLICY, Setting
 from loadtest.lab.rows import Row, add_arguments, bars, chosen, collect_seldom, parser_of, report, terminal
 
@@ -25,6 +25,7 @@ ROWS: dict[str, Callable[[Setting], list[Row]]] = {
     "10": fleet.row10,
     "13": fleet.row13,
     "16": fleet.row16,
+    "prefill": prefill.row_prefill,
 }
 HELP = """\
 The whole gateway runs in this process, over simulated engines and in virtual time: four engines at ten times the load
@@ -42,6 +43,8 @@ rows:
   10  prefix-cache hits of conversations, over those of one big engine
   13  an engine that is killed, and one that hangs
   16  how fast all this is simulated
+  prefill  prompts read on another engine: all mixed, all split, and decided per call, of four A100s: calls in time;
+           first token (mean, p99); between tokens (p99); per token (p99)
 
 A call is in time if it meets its class's two targets (first and last token), counted from when that try was sent.
 Clients try again as openai-python does and give up at their class's deadline. Round robin is the same engines
@@ -61,6 +64,8 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--policy", type=Path, help="a policy file; left out: the defaults, with a ttft of 10s for `default`"
     )
+    parser.add_argument("--chats", type=Path, metavar="FILE", help="row prefill: a trace of conversations, Azure's")
+    parser.add_argument("--prompts", type=Path, metavar="FILE", help="row prefill: a trace of long prompts, Mooncake's")
     parser.add_argument("--gate", action="store_true", help="exit with status 1 where a milestone is missed")
     parser.add_argument("--quick", action="store_true", help="30 s warm-up and 40 s measured, in place of 60 and 120")
     parser.add_argument("--retry-after", action="store_true", help="also: who obeys Retry-After, is he admitted?")
@@ -97,6 +102,7 @@ def main(argv: list[str] | None = None) -> int:
             warm=warm,
             measured=length,
             progress=progress,
+            traces={name: file for name in ("chats", "prompts") if (file := getattr(options, name))},
         )
         rows = [row for measure in wanted for row in measure(setting)]
     seconds = time.perf_counter() - began
@@ -108,4 +114,5 @@ def main(argv: list[str] | None = None) -> int:
 def told(console: Console, setting: Setting, rows: list[Row], summary: str, options: argparse.Namespace) -> int:
     """Print the rows, and what the runs behind them left over; the exit status."""
     wrong = [f"{what}: {left}" for what, outcome in setting.known.items() for left in outcome.left_over]
+    wrong += setting.left
     return report(console, rows, summary, wrong=wrong, gate=options.gate)
