@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gateway.core.admission.decider import NOT_FOUND, SLOWER
+from gateway.core.admission.retries import PER_CALL
 from gateway.core.engines.breaker import FAILURE, NEUTRAL, Ending, ending_of
 from gateway.core.engines.choice import Choice, usable_of
 from gateway.core.engines.engine import Engine
@@ -185,7 +186,7 @@ class LocalGrant:
         retries = dispatch.retries
         if self.call.tenant == MIRROR:
             return None
-        if attempts > dispatch.policy.retries.per_call or (kind == "429" and not self._others(failed)):
+        if attempts > PER_CALL or (kind == "429" and not self._others(failed)):
             return None
         if self._lost_one(kind, attempts, failed):
             if dispatch.witness is not None:

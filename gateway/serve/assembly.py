@@ -254,9 +254,9 @@ class Gateway:
     def _watch_pods(self, policy: Policy) -> None:
         """Raises ApplyError where no API server can be asked for the pods that the policy wants."""
         try:
-            self.pods.apply(policy.fleet.kubernetes)
+            self.pods.apply(policy.fleet.inference_pool)
         except Unreachable as error:
-            raise ApplyError(f"fleet.kubernetes: {error}") from error
+            raise ApplyError(f"fleet.inference_pool: {error}") from error
 
     def _pods_changed(self) -> None:
         """Make the fleet what the pods of now say."""

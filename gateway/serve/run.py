@@ -81,8 +81,8 @@ SIDECAR_ENDS_WITHIN = 120.0  # seconds for calls and then for engines to end
 NOTHING = InheritedSockets()
 DEFAULTS = Policy()
 NO_ENGINE = (
-    "no engine: give --engine URL, --engine sim, --sidecar FILE, or fleet.engines, fleet.sidecars or fleet.kubernetes "
-    "in the policy"
+    "no engine: give --engine URL, --engine sim, --sidecar FILE, or fleet.engines, fleet.sidecars or "
+    "fleet.inference_pool in the policy"
 )
 
 

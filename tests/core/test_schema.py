@@ -67,7 +67,7 @@ def test_every_shipped_policy_is_valid_and_tells_editors_so(file: Path) -> None:
         "",
         "version: 1",
         "budget:\nclasses: {default: }\n",
-        "retries: {budget: 0.5, per_call: 0}",
+        "retries: 0.5",
         "timeouts: {stall: 1.5s}\nbody: {max: 4096, max_n: '8'}",
         "logging: {calls: true, prompts: false}",
         "logging: {calls: 10%}",

@@ -24,7 +24,7 @@ MACHINE = EngineSpec(model="sim", blocks=400, sequences=8, step=1 / 32, prefill=
 POLICY: dict[str, Any] = {
     "version": 1,
     "limits": {"global": {"requests": DAYS, "tokens": DAYS}},
-    "retries": {"per_call": 0},
+    "retries": "0%",
     "routing": {"slow_start": "0s"},
 }
 CALL = Call(at=0.0, class_name="default", key="", model="sim", prompt=400, asked=200, stream=True, group=0)

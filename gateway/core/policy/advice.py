@@ -256,10 +256,9 @@ def _steps(policy: Policy) -> Found:
 
 
 def _attempts(policy: Policy) -> Found:
-    retries = policy.retries
-    for field in [field for field in ("per_call", "budget") if not getattr(retries, field)][:1]:
-        yield ("retries", field), "no call is ever tried again: clients see every restart of an engine"
-    if policy.hedging is not None and not retries.budget:
+    if not policy.retries:
+        yield ("retries",), "no call is ever tried again: clients see every restart of an engine"
+    if policy.hedging is not None and not policy.retries:
         yield ("hedging",), "second attempts come out of the budget of retries, which is nothing"
 
 

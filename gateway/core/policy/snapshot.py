@@ -69,6 +69,5 @@ def call_settings(policy: Policy) -> CallSettings:
         media=policy.body.media,
         media_hosts=frozenset(policy.body.media_hosts),
         model_routes=frozenset(policy.models),
-        strip_billing_header=policy.body.strip_billing_header,
         block=policy.routing.block,
     )

@@ -8,6 +8,7 @@ from typing import cast
 
 from msgspec import UNSET
 
+from gateway.core.admission.retries import PER_CALL
 from gateway.core.admission.witness import Witnesses
 from gateway.core.kv_transfer import FETCH
 from gateway.core.request.record import Record
@@ -116,10 +117,9 @@ class Callers:
         within = max(call.within, call.upload) + (0.0 if call.proxied is None else GRACE)
         if self._case.cancels and call.within and record.total > within + BACKOFF:
             self._wrong(f"call {record.request_id} had {within} s and took {record.total:.4f} s")
-        retries = self._target.gateway.policy.retries.per_call  # which all of the case's policies have
         unfetched = record.prefill is not UNSET and record.prefill.failure == FETCH
         self.invariants.retries.free += unfetched  # the same engine reads the prompt itself
-        if record.attempts > 1 + retries + 1 + unfetched:  # the last of them may have been hedged
+        if record.attempts > 1 + PER_CALL + 1 + unfetched:  # the last of them may have been hedged
             self._wrong(f"call {record.request_id} was sent {record.attempts} times")
         self.invariants.ended(record.request_id)
         self.ledger.count(record)
