@@ -355,15 +355,11 @@ class Pipeline:
                 asked = _rename(request, live, call)
             piece = self.batcher.piece(call) if call.route.merges and self._forwards else None
             if piece is None:
-                every = 0.0
+                asking = admission.ask(call)
                 if call.stream and self._forwards:
                     every = progress_interval(fields.get(b"x-weir-progress"), snapshot.policy.server.progress)
-                asking = admission.ask(call)
-                if every:
-                    lines = b"x-request-id: %b\r\nx-weir-class: %b\r\n" % (
-                        record.request_id.encode(), call.class_name.encode(),
-                    )  # fmt: skip
-                    asking = Progress(responder, lines, every, partial(admission.foreseen, call)).of(asking)
+                    if every:
+                        asking = Progress(responder, call, every, partial(admission.foreseen, call)).of(asking)
                 with await asking as grant:
                     if call.model != asked:  # another decider has judged it meanwhile
                         _rename(request, live, call)
@@ -374,7 +370,7 @@ class Pipeline:
             try:
                 part = await self.batcher.answer(piece)
             except (asyncio.CancelledError, Refused):
-                settle_unanswered(call, admission, record, 0, self.clock())
+                settle_unanswered(call, admission, record, self.clock())
                 raise
             self._answer_part(part, call, admission, responder, record)
 

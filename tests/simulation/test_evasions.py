@@ -70,7 +70,7 @@ def test_nothing_is_got_for_nothing(what: str) -> None:
 
 @pytest.mark.parametrize("what", [what for what in EVASIONS if "before its first" in what or "whole" in what])
 def test_it_would_be_without_the_charge_for_what_was_left(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def free(*_: Any) -> None:
+    def free(*_: Any, **__: Any) -> None:
         """As if no engine had it."""
 
     for module in (forwarding, pipeline):
