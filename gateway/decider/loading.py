@@ -63,6 +63,11 @@ class Configuration(msgspec.Struct, frozen=True):
     jwks: bytes = b""
     tree: Value | None = None
 
+    @property
+    def orders_by(self) -> str | None:
+        """Token that this gateway shows sidecars."""
+        return self.order_token or self.sidecar_token
+
 
 class LoadError(Exception):
     """A required file, named outside of the policy, cannot be used. The message gives the file and the reason."""
@@ -85,14 +90,14 @@ def load(path: Path, read: Read, *, files: bool = True) -> Configuration:
     policy = named.policy or reading.value
     return Configuration(
         policy,
-        named.api_keys,
-        named.sidecar_token,
-        named.order_token,
-        named.sidecar_trust,
-        named.cache_secret,
-        named.cluster,
-        named.jwks,
-        reading.root,
+        api_keys=named.api_keys,
+        sidecar_token=named.sidecar_token,
+        order_token=named.order_token,
+        sidecar_trust=named.sidecar_trust,
+        cache_secret=named.cache_secret,
+        cluster=named.cluster,
+        jwks=named.jwks,
+        tree=reading.root,
     )
 
 

@@ -224,20 +224,14 @@ def _gateway(
     """Build the gateway, which `stack` closes. Raises StartError for a policy that cannot be used here."""
     try:
         gateway = Gateway(
-            configuration.policy,
+            configuration,
             options.engines,
             log,
             random.Random(),  # noqa: S311 # jitter and tie-breaking, no secrets
-            api_keys=configuration.api_keys,
-            sidecar_token=configuration.sidecar_token,
-            cache_secret=configuration.cache_secret,
             say=tell,
             most_clients=most_clients,
             parser=stack.enter_context(ThreadPoolExecutor(1, "parser")),
-            order_token=configuration.order_token,
-            sidecar_trust=configuration.sidecar_trust,
             monitoring=monitoring,
-            jwks=configuration.jwks,
         )
     except ApplyError as error:
         raise StartError(str(error)) from error

@@ -23,6 +23,7 @@ from gateway.core.request.body_memory import BodyMemory
 from gateway.core.request.record import Record
 from gateway.core.request.tenants import ANONYMOUS, with_keys
 from gateway.decider.call_log import CallLog
+from gateway.decider.loading import Configuration
 from gateway.decider.waking import Transport
 from gateway.relay.pipeline import Pipeline
 from gateway.relay.wire.messages import Request, WireError, refusal
@@ -172,11 +173,10 @@ class GatewayTarget:
         rng = random.Random(seed)  # noqa: S311 # a simulation
         log = cast("CallLog", self.records)
         self.gateway = Gateway(
-            self.policy,
+            Configuration(self.policy, sidecar_token=sidecar_token),
             entries,
             log,
             rng,
-            sidecar_token=sidecar_token,
             say=_unsaid if watcher is None else watcher.say,
             sidecar_transport=sidecar_transport,
             witnesses=NOBODY_WATCHES if watcher is None else watcher.witnesses,

@@ -306,7 +306,7 @@ def test_pods_are_a_gateways_engines_while_the_policy_names_the_pool(
         account = await server.start()
         monkeypatch.setattr(source, "ServiceAccount", SimpleNamespace(of=lambda _: account))
         with_pool = Policy(fleet=FleetPolicy(inference_pool="llama"))
-        gateway = Gateway(with_pool, (), None, random.Random(1), say=lambda _: None)
+        gateway = Gateway(Configuration(with_pool), (), None, random.Random(1), say=lambda _: None)
         world = World(server)
         try:
             await world.until(lambda: len(gateway.fleet.engines) == 1)
@@ -334,7 +334,7 @@ def test_outside_of_a_pod_the_policy_is_refused(monkeypatch: pytest.MonkeyPatch)
     async def main() -> None:
         policy = Policy(fleet=FleetPolicy(inference_pool="llama"))
         with pytest.raises(ApplyError, match="does not run in a pod"):
-            Gateway(policy, (), None, random.Random(1), say=lambda _: None)
+            Gateway(Configuration(policy), (), None, random.Random(1), say=lambda _: None)
 
     asyncio.run(main())
 

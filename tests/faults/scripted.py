@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from msgspec import structs
 
 from gateway.core.policy.policy import EngineEntry, Policy
+from gateway.decider.loading import Configuration
 from gateway.serve.run import Gateway
 from gateway.shared.vllm.answers import ModelCard
 
@@ -177,7 +178,7 @@ async def gateway_over(
     """A gateway on an ephemeral port over `engines` (or URLs), all up and serving model `m`. `wire`: settings of the
     data port that differ."""
     entries = [EngineEntry(url=engine if isinstance(engine, str) else engine.url) for engine in engines]
-    gateway = Gateway(policy or Policy(), entries, None, random.Random(seed))
+    gateway = Gateway(Configuration(policy or Policy()), entries, None, random.Random(seed))
     for engine in gateway.fleet:
         gateway.fleet.has_models(engine, [ModelCard(id="m", max_model_len=8192)])
         engine.check(True, gateway.clock())

@@ -105,7 +105,7 @@ class World:
     def __init__(self, policy: Policy = POLICY) -> None:
         self.loop = asyncio.get_running_loop()
         self.lines: list[str] = []
-        self.gateway = Gateway(policy, (), None, random.Random(1), say=self.say)
+        self.gateway = Gateway(Configuration(policy), (), None, random.Random(1), say=self.say)
         self.gateway.waking.transport = httpx.MockTransport(self._answer)
         self.dispatch = self.gateway.dispatch
         self.sidecars: list[PlayedSidecar] = []
