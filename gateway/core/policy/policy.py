@@ -24,7 +24,6 @@ from gateway.core.policy.traffic import (
     Limits,
     Merge,
     Modes,
-    Scaling,
     ShapingTier,
     Tenant,
     TrafficClass,
@@ -128,9 +127,8 @@ class BodyPolicy(msgspec.Struct, frozen=True, kw_only=True):
     Smaller limits allow as many as 2 MiB do.
     `max_media`: Largest body with images, audio and files. Data URLs are a third larger than their files.
     `max_n`: Choices (n) that one request may ask for.
-    `media`: Images, audio and files in a prompt. data_urls_only: in the body itself; any: also URLs, which engines
-    fetch; none: text only.
-    `media_hosts`: Hosts from which engines may fetch media with data_urls_only, such as [images.example.com].
+    `media`: Images, audio and files in a prompt. data_urls_only: in the body itself; a list such as
+    [images.example.com]: also URLs of these hosts, which engines fetch; any: URLs of all hosts; none: text only.
     `memory`: Memory for the bodies of all requests while they arrive, wait and are sent. Beyond it requests get 503.
     One tenant, or one address among clients without a key, may use half of it.
     """
@@ -138,8 +136,7 @@ class BodyPolicy(msgspec.Struct, frozen=True, kw_only=True):
     max: Buffer = 2 * 1024**2
     max_media: Buffer = 16 * 1024**2
     max_n: Annotated[Count, Bounds(ge=1, le=1024)] = 8
-    media: Literal["data_urls_only", "any", "none"] = "data_urls_only"
-    media_hosts: tuple[HostName, ...] = ()
+    media: Literal["data_urls_only", "any", "none"] | tuple[HostName, ...] = "data_urls_only"
     memory: Annotated[Bytes, Bounds(ge=1024**2, le=1024**4)] = 512 * 1024**2
 
 
@@ -290,6 +287,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     budget of retries.
     `batching`: Request batching: kinds of call that are merged before they go to an engine, such as
     {embeddings: {window: 20ms}}.
+    `scaling`: Share of what engines can do that calls should fill, by weir_engines_wanted: the engines that each model
+    needs, for an autoscaler such as KEDA. After 10 min without a call a model wants none.
     `cors`: Origins of web pages that may call the data port, such as https://chat.example.com; *: all. CORS binds
     browsers only.
     `console`: Dashboard of yours that the console links to, such as deploy/grafana/fleet.json in your Grafana; null: no
@@ -322,7 +321,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     breaker: Breaker = Breaker()
     modes: Modes = Modes()
     batching: Mapping[BatchedKind, Merge] = {}
-    scaling: Scaling = Scaling()
+    scaling: Annotated[Share, Bounds(ge=0.1, le=1)] = 0.83
     timeouts: Timeouts = Timeouts()
     body: BodyPolicy = BodyPolicy()
     fleet: FleetPolicy = FleetPolicy()

@@ -10,9 +10,11 @@ _BOUND = "nothing: the bound is fixed"
 # `*`: any class, tenant or entry. The text stands behind "found a field that is gone, expected".
 REMOVED = MappingProxyType({
     "batches.max_answer": f"{_BOUND} at 64MiB",
+    "batches.max_line": "nothing: a line may be as large as a request, body.max_media",
     "batches.max_requests": f"{_BOUND} at 50,000 lines",
     "body.max_messages": "nothing: body.max allows one message for each KiB",
     "body.max_values": "nothing: body.max allows one value for each 20 bytes",
+    "body.media_hosts": "the hosts themselves, media: [images.example.com]",
     "body.share": f"{_FIXED} at half of body.memory",
     "body.strip_billing_header": "nothing: engines never get that line",
     "breaker.at_least": f"{_FIXED} at 20 calls",
@@ -45,7 +47,9 @@ REMOVED = MappingProxyType({
     "routing.affinity": "nothing: calls go where their prompt costs least",
     "routing.affinity_ttl": "nothing: an engine's cache is known by its size and reports",
     "routing.imbalance": "nothing: calls go where their prompt costs least",
+    "scaling.cooldown_period": f"{_FIXED} at 10min",
     "scaling.stabilization_window": f"{_FIXED} at 40s",
+    "scaling.target_utilization": "the share itself, scaling: 83%",
     "server.max_header_fields": f"{_BOUND} at 100 headers",
     "server.max_headers": f"{_BOUND} at 16KiB",
     "server.max_per_peer": f"{_FIXED} at half of max_connections; trusted_proxies may have all",

@@ -89,17 +89,6 @@ def default_classes() -> Mapping[str, TrafficClass]:
     }
 
 
-class Scaling(msgspec.Struct, frozen=True, kw_only=True):
-    """Scaling signal: the engines that each model needs, as weir_engines_wanted, for an autoscaler such as KEDA.
-
-    `target_utilization`: Share of what engines can do that calls should fill.
-    `cooldown_period`: Time without a call after which a model wants no engine.
-    """
-
-    target_utilization: Annotated[Share, Bounds(ge=0.1, le=1)] = 0.83
-    cooldown_period: Annotated[Seconds, Bounds(ge=1, le=86_400)] = 600.0
-
-
 class RateLimit(msgspec.Struct, frozen=True, kw_only=True):
     """A rate limit as a token bucket. A bare rate such as 600/min is one too.
 
