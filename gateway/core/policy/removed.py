@@ -38,6 +38,7 @@ REMOVED = MappingProxyType({
     "lengths.learned": "lengths: learned, or by_model",
     "lengths.shortest_first": "nothing: learned lengths order calls",
     "limits.per_class": "an entry for each class in limits.classes",
+    "limits.per_model": "an entry for each model in limits.models",
     "limits.per_tenant.quota": "limits.quota",
     "modes.*.only": "refuse: all_but_most_important, or the list of all others",
     "retries.at_least": f"{_FIXED} at 3 in 10s, and none with retries: 0%",

@@ -157,7 +157,6 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     `per_tenant`: Default limit of each tenant without one of its own.
     `quota`: Default quota of each tenant: tokens per calendar day and month.
-    `per_model`: Default limit of each model, all tenants together.
     `classes`: Limits of single classes, all tenants together, such as {batch: {requests: 100/s}}.
     `models`: Limits of single models, all tenants together, such as {llama-3-70b: {tokens: 10M/min}}.
     """
@@ -165,7 +164,6 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     global_: Limit = msgspec.field(default=Limit(), name="global")
     per_tenant: Limit = Limit()
     quota: TokenQuota = TokenQuota()
-    per_model: Limit = Limit()
     classes: Mapping[Name, Limit] = {}
     models: Mapping[ModelName, Limit] = {}
 

@@ -84,7 +84,7 @@ class Traits:
             "classes": rng.choice(({}, {}, {"default": {"tokens": "2k/s"}})),
             "per_tenant": rng.choice(({}, {}, {"requests": "4/s"})),
             "quota": self._quota(),
-            "per_model": rng.choice(({}, {}, {"tokens": {"rate": "1k/s", "burst": 3000}})),
+            "models": rng.choice(({}, {}, {"sim": {"tokens": {"rate": "1k/s", "burst": 3000}}})),
         }
 
     def _quota(self) -> dict[str, Any]:
