@@ -397,10 +397,10 @@ def test_check_warns_of_what_is_legal_but_unwise(ran: Ran, tmp_path: Path) -> No
     unwise = tmp_path / "unwise.yaml"
     unwise.write_text("version: 1\nretries: 0%\n")
     warning = (
-        f"{unwise}:2:10: warning: retries: no call is ever tried again: clients see every restart of an "
+        f"{unwise}:2:1: warning: retries: no call is ever tried again: clients see every restart of an "
         "engine\n"
-        "    2 | retries: 0%\n"
-        "      |          ^^\n"
+        "    2 | retries\n"
+        "      | ^^^^^^^\n"
     )
     assert ran("check", str(unwise)) == (0, f"{unwise}: ok\n", warning)
     assert ran("check", "--strict", str(unwise)) == (2, f"{unwise}: ok\n", warning)
@@ -616,7 +616,7 @@ def test_check_tells_programs_and_pull_requests(ran: Ran, tmp_path: Path) -> Non
             "message": "found '120%', expected a share such as 80%, at least 5%, at most 100%",
         },
         {
-            "file": str(unwise), "line": 1, "column": 10, "field": "retries", "severity": "warning",
+            "file": str(unwise), "line": 1, "column": 1, "field": "retries", "severity": "warning",
             "message": "no call is ever tried again: clients see every restart of an engine",
         },
     ]  # fmt: skip
@@ -628,7 +628,7 @@ def test_check_tells_programs_and_pull_requests(ran: Ran, tmp_path: Path) -> Non
         "as 80%25, at least 5%25, at most 100%25\n"
     )
     status, out, err = ran("check", "--format", "github", str(unwise))
-    assert (status, out.startswith(f"::warning file={unwise},line=1,col=10::retries: ")) == (0, True)
+    assert (status, out.startswith(f"::warning file={unwise},line=1,col=1::retries: ")) == (0, True)
 
 
 def test_check_shows_nothing_that_may_be_a_secret(ran: Ran, tmp_path: Path) -> None:
