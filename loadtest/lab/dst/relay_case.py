@@ -121,7 +121,7 @@ def relay_case(seed: int) -> RelayCase:
         events=ordered,
         numbers=tuple(range(len(ordered))),
         members=members,
-        exchanges=random.Random(f"relays exchange{seed}").random() < EXCHANGING,  # noqa: S311 # a simulation
+        exchanges=random.Random(f"relays' exchanges {seed}").random() < EXCHANGING,  # noqa: S311 # a simulation
     )
 
 
