@@ -19,7 +19,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -129,6 +129,15 @@ class Child:
     def failure(self, what: str) -> ChildError:
         return ChildError(f"{self!r} {what}; its last output:\n{self.output()[-QUOTED:]}")
 
+    @contextlib.contextmanager
+    def starting(self) -> Iterator[None]:
+        """Around the waits for its start: a failure or Ctrl-C there kills it."""
+        try:
+            yield
+        except BaseException:
+            self.kill()
+            raise
+
     def wait(self, condition: Callable[[], bool], timeout: float, what: str, *, every: float = POLL) -> float:
         """Seconds until `condition` held. Raises ChildError if the child dies first, or after `timeout` seconds."""
         waited = until(lambda: condition() or not self.alive, timeout, every=every)
@@ -191,14 +200,11 @@ class Gateway:
     def __init__(self, log: Path, *arguments: str, ready: bool = True, timeout: float = 60.0) -> None:
         ports = ("--listen", "127.0.0.1:0", "--control", "127.0.0.1:0")
         self.child = Child("gateway", [sys.executable, "-m", "gateway.cli", "serve", *ports, *arguments], log)
-        try:
+        with self.child.starting():
             self.url = self.child.line(r"^data port (http://\S+)", timeout)
             self.control = self.child.line(r"^control port (http://\S+)", timeout)
             if ready:
                 self.child.wait(lambda: answers(f"{self.control}/readyz"), timeout, "200 on /readyz")
-        except BaseException:
-            self.child.kill()
-            raise
 
     def __enter__(self) -> Gateway:
         return self

@@ -65,20 +65,19 @@ class GatewayCallers:
     """A gateway of the policy `text` over the machine of `site`. `log`: what it says. `cut`: no report reaches it."""
 
     def __init__(self, site: Site, text: str, seed: int = 1) -> None:
-        policy = decode(text.encode(), "policy")
+        configuration = Configuration(decode(text.encode(), "policy"), sidecar_token=TOKEN)
         self.log: list[tuple[float, str]] = []
         self.cut = False
         self._site = site
         self.gateway = Gateway(
-            policy,
+            configuration,
             (),
             None,
             random.Random(seed),  # ties, no secrets
-            sidecar_token=TOKEN,
             say=lambda line: self.log.append((site.now, line)),
             sidecar_transport=cast("Transport", Orders(site)),  # it has all of the surface that is used
         )
-        self.gateway.apply(Configuration(policy, {}, TOKEN))
+        self.gateway.apply(configuration)
 
     async def run(self) -> None:
         """Take reports, every second and at once on change, until cancelled."""

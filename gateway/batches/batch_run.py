@@ -20,6 +20,7 @@ from gateway.core.batches.lines import MAX_LINES, BatchLine, Judged, read_line
 from gateway.core.batches.objects import WINDOW_SECONDS, FileObject, LineFault
 from gateway.core.batches.results import EXPIRED, again_in
 from gateway.core.batches.states import end_of
+from gateway.core.policy.snapshot import largest_body
 from gateway.core.request.outcome import error_body
 from gateway.core.request.routes import ROUTES
 from gateway.shared.threads import in_thread, to_its_end
@@ -95,7 +96,7 @@ class BatchRun:
 
     async def _judge(self) -> None:
         site, batch, row = self._site, self._batch, self._row
-        judged = Judged(batch.endpoint, site.policy.max_line, MAX_LINES)
+        judged = Judged(batch.endpoint, largest_body(site.pipeline.current.policy), MAX_LINES)
         await site.storage.run(partial(tables.begin_lines, row=row))
         offset = 0
         while not self._stopped:

@@ -1,14 +1,14 @@
 """Call of one line: through the same pipeline as a client's, with an answer that is kept instead of sent.
 
-The pipeline writes HTTP/1.0 here, whose body ends with the connection: nothing has to be decoded. What has come of a
-body counts in `body.memory`. Where it is more than HIGH, or memory is short, its engine waits until the disk has it.
+What has come of a body counts in `body.memory`. Where it is more than HIGH, or memory is short, its engine waits until
+the disk has it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import BinaryIO, cast
+from typing import BinaryIO
 
 import msgspec
 
@@ -18,8 +18,7 @@ from gateway.core.request.body_memory import SMALL, BodyLease
 from gateway.core.request.outcome import MODEL_AWAY
 from gateway.core.request.routes import Route
 from gateway.core.request.tenants import Account
-from gateway.relay.wire.messages import Request
-from gateway.relay.wire.responder import Responder
+from gateway.relay.inner_client import InnerClient, inner_request
 from gateway.shared.threads import in_thread
 
 PEER = "batch"  # in place of a client's address
@@ -52,7 +51,6 @@ class LineCall:
         self, site: BatchSite, route: Route, account: Account, fields: dict[bytes, bytes], body: bytes
     ) -> None:
         self.answer: asyncio.Future[LineAnswer] = asyncio.get_running_loop().create_future()
-        self.write_paused = False
         self._site = site
         self._tenant = account.name
         self._head: bytes | None = None
@@ -63,23 +61,19 @@ class LineCall:
         self._writer: asyncio.Task[None] | None = None
         self._whole = self._closed = False
         self._lease = BodyLease(site.bodies, account.name)
-        request = Request(b"POST", route.path.encode(), b"", list(fields.items()), fields, 0, len(body), False)
-        request.peer = PEER
-        request.at = asyncio.get_running_loop().time()
-        request.body = body
-        self._responder = Responder(self, cast(asyncio.Transport, self), request)
+        request = inner_request(PEER, route.path, fields, body)
+        self._client = InnerClient(request, self._write, self._answered, self._abandoned)
         if len(body) > SMALL:
             request.held = BodyLease(site.bodies, account.name)
             if request.held.resize(len(body)):
                 self._end(NO_ROOM)
                 return
-        site.pipeline.begin(request, self._responder, route, account)
+        site.pipeline.begin(request, self._client.responder, route, account)
 
     def close(self) -> None:
         """Give the call up; its hold, its connection, its memory and its disk are released."""
         self._end(BROKEN)
-        if not self._responder.closed:
-            self._responder.left("client_gone")
+        self._client.leave()
         self._closed = True
         if self._writer is None:
             self._release()
@@ -88,9 +82,7 @@ class LineCall:
         if not self.answer.done():
             self.answer.set_result(answer)
 
-    # -- as the responder's transport and connection
-
-    def write(self, data: bytes) -> None:
+    def _write(self, data: bytes) -> None:
         if self._head is None:
             self._head, _, data = bytes(data).partition(b"\r\n\r\n")
         if not data or self.answer.done():
@@ -102,17 +94,14 @@ class LineCall:
         elif not self._counted() or self._held > HIGH:
             self._spill()
 
-    def keeps_alive(self, request: Request) -> bool:
-        return False
-
-    def answered(self, close: bool) -> None:
+    def _answered(self) -> None:
         self._whole = True
         if self._file is not None and self._parts:
             self._begin_to_write()
         elif self._writer is None:
             self._tell()
 
-    def abandoned(self) -> None:
+    def _abandoned(self) -> None:
         self._end(BROKEN)
 
     # -- its body
@@ -124,15 +113,15 @@ class LineCall:
         if not self._site.room(self._tenant):
             self._end(STORAGE_FULL)
         elif self._writer is None:
-            self.write_paused = True
-            self._responder.paused()
+            self._client.write_paused = True
+            self._client.responder.paused()
             self._begin_to_write()
 
     def _begin_to_write(self) -> None:
         if self._writer is None:
-            self._writer = asyncio.get_running_loop().create_task(self._write())
+            self._writer = asyncio.get_running_loop().create_task(self._write_out())
 
-    async def _write(self) -> None:
+    async def _write_out(self) -> None:
         try:
             while self._parts and not self._closed:
                 parts, self._parts = self._parts, []
@@ -147,13 +136,13 @@ class LineCall:
                 self.answer.set_exception(error)
         finally:
             self._writer = None
-            self.write_paused = False
+            self._client.write_paused = False
             if self._closed:
                 self._release()
             elif self._whole:
                 self._tell()
             else:
-                self._responder.resumed()
+                self._client.responder.resumed()
 
     def _append(self, parts: list[bytes]) -> None:
         if self._file is None:

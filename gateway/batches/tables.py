@@ -17,7 +17,7 @@ import msgspec
 from gateway.batches.file_folder import PART
 from gateway.core.batches.lines import BatchLine
 from gateway.core.batches.objects import BatchObject, FileObject, LineFault
-from gateway.core.batches.requests import Page
+from gateway.core.batches.requests import Page, no_batch, no_file
 from gateway.core.batches.states import BEFORE, UNFINISHED
 from gateway.core.request.outcome import Outcome, Refused
 
@@ -91,7 +91,7 @@ def file_of(database: sqlite3.Connection, tenant: str, id: str) -> FileObject | 
 
 
 def files_of(database: sqlite3.Connection, tenant: str, page: Page) -> list[FileObject]:
-    """A page of a tenant's files, and one more where there are more."""
+    """A page of a tenant's files, and one more where there are more. Raises Refused (404) for an unknown `after`."""
     start = _place(database, "files", tenant, page.after)
     rows = database.execute(
         f"SELECT {_FILE} FROM files WHERE tenant = ? AND (? = '' OR purpose = ?) AND " + _behind(page.newest),
@@ -180,10 +180,10 @@ def batch_of(database: sqlite3.Connection, tenant: str, id: str) -> BatchObject 
 
 
 def batches_of(database: sqlite3.Connection, tenant: str, page: Page) -> list[BatchObject]:
-    """A page of a tenant's batches, the newest first, and one more where there are more."""
+    """A page of a tenant's batches, and one more where there are more. Raises Refused (404) for an unknown `after`."""
     start = _place(database, "batches", tenant, page.after)
     rows = database.execute(
-        f"SELECT {_BATCH} FROM batches WHERE tenant = ? AND " + _behind(newest=True),
+        f"SELECT {_BATCH} FROM batches WHERE tenant = ? AND " + _behind(page.newest),
         (tenant, start, start, page.limit + 1),
     )
     return [_batch(row) for row in rows]
@@ -332,11 +332,14 @@ def keep_results(
 
 
 def _place(database: sqlite3.Connection, table: str, tenant: str, id: str) -> int:
-    """The row of the file or batch that a page comes after; 0: from the beginning."""
+    """The row of the file or batch that a page comes after; 0: from the beginning. Raises Refused (404)."""
     if not id:
         return 0
     found = database.execute(f"SELECT row FROM {table} WHERE id = ? AND tenant = ?", (id, tenant)).fetchone()
-    return 0 if found is None else int(found[0])
+    if found is None:  # to begin anew would have a client that pages list the first objects for ever
+        refused = no_file if table == "files" else no_batch
+        raise refused(id, "after")
+    return int(found[0])
 
 
 def _behind(newest: bool) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -21,8 +20,8 @@ from gateway.core.policy.schema import reference_text, schema_text
 from gateway.decider.file_modes import unusable_of, unwise_of
 from gateway.decider.loading import Configuration, load
 from gateway.shared.files.checked import InvalidFile, spelled
-from gateway.shared.files.findings import FORMATS, Shown, as_github, as_json, as_text, mistake, mistakes, warning
-from gateway.shared.files.yaml_file import MAX_BYTES
+from gateway.shared.files.findings import FORMATS, Shown, mistake, mistakes, warning
+from gateway.shared.findings_report import Report
 
 MISTAKES = (Mistake,)
 
@@ -129,48 +128,6 @@ def command(given: argparse.Namespace) -> int:
             down += _probed(name, found, report)
     report.end()
     return 2 if report.mistakes or (report.warnings and given.strict) else 1 if down else 0
-
-
-class Report:
-    """Findings, printed in one of FORMATS. As text they go to standard error, and good files to standard output; in the
-    other formats findings alone go to standard output."""
-
-    def __init__(self, form: str) -> None:
-        self.mistakes = self.warnings = 0
-        self._form = form
-        self._found: list[Shown] = []
-        self._lines: dict[str, list[str]] = {}
-
-    def add(self, *found: Shown) -> None:
-        """Mistakes, and warnings."""
-        for shown in found:
-            if shown.finding.severity == "error":
-                self.mistakes += 1
-            else:
-                self.warnings += 1
-            if self._form == "text":
-                print(as_text(shown, self._source), file=sys.stderr)
-            elif self._form == "github":
-                print(as_github(shown))
-        self._found += found
-
-    def good(self, text: str) -> None:
-        """Print the text for a file without mistakes, in text form only."""
-        if self._form == "text":
-            print(text)
-
-    def end(self) -> None:
-        if self._form == "json":
-            print(as_json(self._found))
-
-    def _source(self, file: str) -> list[str]:
-        if file not in self._lines:
-            try:
-                text = read_bytes(Path(file), MAX_BYTES).decode("utf-8-sig", "replace")
-            except OSError:
-                text = ""
-            self._lines[file] = text.split("\n")
-        return self._lines[file]
 
 
 def _explained(name: str, policy: Policy, call: Sequence[str]) -> str:

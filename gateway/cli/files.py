@@ -10,6 +10,7 @@ from gateway.core.request.tenants import MAX_KEYS_BYTES
 from gateway.decider.loading import load
 from gateway.shared.files.checked import InvalidFile
 from gateway.shared.files.modes import refused
+from gateway.shared.files.plain_file import open_plain
 from gateway.shared.files.yaml_file import MAX_BYTES
 
 TOKEN_VARIABLE = "WEIR_ADMIN_TOKEN"  # noqa: S105 # the name of a variable, not what it holds
@@ -34,7 +35,7 @@ def checked(path: Path) -> Policy:
 
 def read_bytes(path: Path, limit: int) -> bytes:
     """The first `limit` bytes of a file. Raises OSError."""
-    with path.open("rb") as file:
+    with open_plain(path, pipes=True) as file:
         return file.read(limit)
 
 

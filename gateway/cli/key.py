@@ -15,6 +15,7 @@ from gateway.core.policy.policy import Policy
 from gateway.decider.key_file import SHOWN, KeysError, add, digest_of, entries, revoke
 from gateway.shared.command_line import Parser, added
 from gateway.shared.files.checked import InvalidFile, nearest
+from gateway.shared.files.plain_file import open_plain
 from gateway.shared.files.yaml_file import MAX_BYTES
 
 MISTAKES = (KeysError, InvalidFile)
@@ -102,7 +103,7 @@ def run_revoke(digest: str | None, policy_file: Path) -> int:
 def _named_in(policy_file: Path) -> tuple[Policy, Path]:
     """A policy, and the keys file it names (relative to the policy's own folder)."""
     try:
-        with policy_file.open("rb") as opened:
+        with open_plain(policy_file) as opened:
             data = opened.read(MAX_BYTES + 1)
     except OSError as error:
         raise KeysError(f"{policy_file}: {error.strerror}") from error

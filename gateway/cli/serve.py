@@ -203,7 +203,7 @@ def command(given: argparse.Namespace) -> int:
     default_policy = checked(shipped(DEMO)) if demo else Policy()
     policy = checked(Path(given.policy)) if given.policy else default_policy
     fleet = policy.fleet
-    of_policy = fleet.engines or fleet.sidecars or fleet.kubernetes
+    of_policy = fleet.engines or fleet.sidecars or fleet.inference_pool
     if not (of_policy or engines or embedded or demo or given.sidecar):
         raise Mistake(NO_ENGINE)
     _check_together(given, policy, own_engines=bool(embedded or demo or given.sidecar))

@@ -3,8 +3,8 @@
     x-anthropic-billing-header: cc_version=2.1.37.fbe; cc_entrypoint=cli; cch=a1b2c;
 
 It stands before the whole history. Hashed with it, no call has anything in common with the one before it; and an
-engine that renders it reads the whole history again. So it is never hashed, and where the policy says so
-(`body.strip_billing_header`) engines do not get it. vLLM 0.32 leaves it out by itself.
+engine that renders it reads the whole history again. So it is never hashed, and engines do not get it. vLLM 0.32 leaves
+it out by itself.
 """
 
 from __future__ import annotations

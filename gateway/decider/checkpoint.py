@@ -109,3 +109,4 @@ class Checkpoints:
         saved = self._awaited.pop(engine.id, None)
         if saved is not None:
             engine.restore(saved, self._then, prefixes=self._same_hashes)
+            self._fleet.note_prefix(engine, tuple(reversed(engine.cache.blocks)))

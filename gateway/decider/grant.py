@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gateway.core.admission.decider import NOT_FOUND, SLOWER
+from gateway.core.admission.retries import PER_CALL
 from gateway.core.engines.breaker import FAILURE, NEUTRAL, Ending, ending_of
 from gateway.core.engines.choice import Choice, usable_of
 from gateway.core.engines.engine import Engine
@@ -119,6 +120,7 @@ class LocalGrant:
         call, engine = self.call, self.engine
         self._first_at = now
         engine.breaker.first_byte(self.probe)
+        self._dispatch.fleet.note_prefix(engine, call.prefix)
         half = self.half
         self.hold.first_byte(now, teach=call.stream and half is None)
         if half is not None and call.stream:
@@ -211,7 +213,7 @@ class LocalGrant:
         self._unbilled(kind)
         if self.call.tenant == MIRROR:
             return None
-        if attempts > dispatch.policy.retries.per_call or (kind == "429" and not self._others(failed)):
+        if attempts > PER_CALL or (kind == "429" and not self._others(failed)):
             return None
         if self._lost_one(kind, attempts, failed):
             if dispatch.witness is not None:

@@ -17,7 +17,7 @@ import msgspec
 from gateway.core.policy.file import read_policy
 from gateway.core.policy.policy import EngineEntry, Policy
 from gateway.core.request.tenants import keys_from, with_keys
-from gateway.shared.certificate import Certificate
+from gateway.shared.certificate import Certificate, authorities_in
 from gateway.shared.files import checked
 from gateway.shared.files.checked import Fault, InvalidFile, Reading, Value, readable
 from gateway.shared.files.modes import refused, unwise
@@ -64,6 +64,11 @@ class Configuration(msgspec.Struct, frozen=True):
     jwks: bytes = b""
     tree: Value | None = None
 
+    @property
+    def orders_by(self) -> str | None:
+        """Token that this gateway shows sidecars."""
+        return self.order_token or self.sidecar_token
+
 
 class LoadError(Exception):
     """A required file, named outside of the policy, cannot be used. The message gives the file and the reason."""
@@ -86,14 +91,14 @@ def load(path: Path, read: Read, *, files: bool = True) -> Configuration:
     policy = named.policy or reading.value
     return Configuration(
         policy,
-        named.api_keys,
-        named.sidecar_token,
-        named.order_token,
-        named.sidecar_trust,
-        named.cache_secret,
-        named.cluster,
-        named.jwks,
-        reading.root,
+        api_keys=named.api_keys,
+        sidecar_token=named.sidecar_token,
+        order_token=named.order_token,
+        sidecar_trust=named.sidecar_trust,
+        cache_secret=named.cache_secret,
+        cluster=named.cluster,
+        jwks=named.jwks,
+        tree=reading.root,
     )
 
 
@@ -167,7 +172,7 @@ class Named:
             return None
         file, expected = self._path.parent / name, "a file of certificates, in PEM"
         try:
-            ca = self._read(file).decode("ascii", "replace")
+            ca = authorities_in(self._read(file))
             Trust(ca=ca).context()
         except ssl.SSLError as error:
             yield Fault(at, f"{file}: {error.reason or error}", expected)

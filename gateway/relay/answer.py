@@ -20,6 +20,7 @@ from gateway.core.request.call import Call
 from gateway.core.request.outcome import BUG, OK, STATUS, Outcome, error_body
 from gateway.native import Pump
 from gateway.native.loan import Loan
+from gateway.relay.retry_after import retry_after, retry_after_line
 from gateway.relay.wire.server import Responder
 from gateway.upstream.client import EngineError, Reply
 
@@ -197,7 +198,6 @@ class Relay:
             self._responder.write(error_event(self._call.route, body))
             self._responder.end(close=True)
         else:
-            after = self._reply.headers.get(b"retry-after", b"")  # an engine knows best when it can do more
-            told = b"retry-after: %b\r\n" % after if after.isdigit() and len(after) < 7 else b""
-            self._responder.send(self.status, self._headers + told, body)
+            again = retry_after(self._reply.headers)  # an engine knows best when it can do more
+            self._responder.send(self.status, self._headers + retry_after_line(again), body)
         self.outcome = Outcome.ENGINE_REFUSED if self.status < 500 else Outcome.UPSTREAM

@@ -9,7 +9,6 @@ send that is cancelled closes its connection, and vLLM aborts its request.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any
@@ -19,6 +18,7 @@ from msgspec import UNSET
 from gateway.core.admission import refusals
 from gateway.core.admission.decider import SLOWER, Grant, GrantedEngine
 from gateway.core.admission.shaping import shape_body
+from gateway.core.answer.engine_head import wrong_body
 from gateway.core.engines.breaker import Ending, ending_of
 from gateway.core.engines.origin import PROVIDER
 from gateway.core.kv_transfer import FETCH, decode_body
@@ -31,8 +31,8 @@ from gateway.core.request.outcome import Refused
 from gateway.core.request.record import Record
 from gateway.core.routes.provider_call import dropped_line, provider_body, provider_lines
 from gateway.relay.prefilling import Prefilling
+from gateway.relay.retry_after import retry_after
 from gateway.upstream.client import Client, EngineError, Reply
-from gateway.upstream.retry_after import pause_of
 
 # Failures of an engine before its first byte, by the policy's names for them: nothing of the answer has been used.
 # Statuses that are no answer to the caller: an engine's credentials are the gateway's, and redirects are not followed.
@@ -66,6 +66,7 @@ class Attempts:
         while True:
             after = None if params else grant.hedge_after()
             reply: Reply | None = None
+            again: int | None = None
             try:
                 if after is None:
                     reply = await self._send(path, headers, call, record, grant, params)
@@ -84,6 +85,7 @@ class Attempts:
                 if not message:
                     return reply
                 call.sent_at = None
+                again = retry_after(reply.headers)
             self._trace(call, grant, kind)
             failed = set() if failed is None else failed
             pause = None if self._over(call) else await _again(grant, kind, record.attempts, failed, reply)
@@ -94,7 +96,7 @@ class Attempts:
             if pause is None:
                 if self._over(call):
                     raise refusals.no_first_byte()
-                raise failure(grant.engine, message, "it cannot be reached" if kind == "connect" else message)
+                raise failure(grant.engine, message, "it cannot be reached" if kind == "connect" else message, again)
             failed.add(grant.engine.id)
             if pause:
                 await asyncio.sleep(pause)
@@ -117,10 +119,11 @@ class Attempts:
             grant.prefilled(self.clock(), FETCH, "", "")
         return b""
 
-    def _send(
+    async def _send(
         self, path: bytes, headers: bytes, call: Call, record: Record, grant: Grant, params: bytes = b""
-    ) -> Coroutine[Any, Any, Reply]:
-        """Make one attempt, on the grant's engine. `params`: where that fetches the prompt's KV cache."""
+    ) -> Reply:
+        """Make one attempt, on the grant's engine. `params`: where that fetches the prompt's KV cache. Raises
+        EngineError, also for an answer that cannot be the engine's."""
         engine, now = grant.engine, self.clock()
         if call.trace is not None:
             headers += call.trace.attempt(engine.id, now)
@@ -135,7 +138,12 @@ class Attempts:
         timeout = min(patience(call, grant, self.current.policy), call.deadline - now)
         if engine.id.startswith(PROVIDER):
             path, headers, body = self._for_provider(path, call, body, grant)
-        return self.clients[engine.id].send(b"POST", path, headers, body, timeout=timeout)
+        reply = await self.clients[engine.id].send(b"POST", path, headers, body, timeout=timeout)
+        wrong = wrong_body(call, reply.headers, reply.length) if reply.status == 200 else ""
+        if wrong:
+            reply.close()
+            raise EngineError("garbage", wrong)
+        return reply
 
     def _for_provider(self, path: bytes, call: Call, body: bytes, grant: Grant) -> tuple[bytes, bytes, bytes]:
         """Return path, head and body as a provider takes them. Raises Refused where the policy no longer has it."""
@@ -183,8 +191,8 @@ def _heard(grant: Grant, reply: Reply) -> tuple[str, str]:
         message = _answered(grant, status)
         return str(status), message if status in RETRIED else ""
     kind = REFUSED_OUTSIDE.get(status, str(status))
-    pause = pause_of(reply.headers.get(b"retry-after", b""), time.time())
-    message = f"it answered {status}" + (f", and asked for {pause:.0f} s without calls" if pause else "")
+    pause = retry_after(reply.headers) or 0
+    message = f"it answered {status}" + (f", and asked for {pause} s without calls" if pause else "")
     grant.failed(kind, message, "", over=False, pause=pause)
     return kind, message
 
@@ -210,9 +218,9 @@ async def _again(grant: Grant, kind: str, attempts: int, failed: set[str], reply
         raise
 
 
-def failure(engine: GrantedEngine, message: str, told: str) -> Refused:
-    """The refusal after an engine's failure."""
-    return refusals.engine_failed(engine.name, engine.id, message, told)
+def failure(engine: GrantedEngine, message: str, told: str, again: int | None = None) -> Refused:
+    """The refusal after an engine's failure. `again`: seconds of the engine's own Retry-After."""
+    return refusals.engine_failed(engine.name, engine.id, message, told, again)
 
 
 async def hedged(

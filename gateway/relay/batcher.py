@@ -42,6 +42,7 @@ class Exchanged(msgspec.Struct, kw_only=True, gc=False):
     engine: str
     engine_name: str = ""
     content_type: bytes = b"application/json"
+    again: int | None = None  # seconds of the engine's Retry-After
     attempts: int = 1
     granted: float = 0.0
     first_byte: float = 0.0

@@ -14,12 +14,12 @@ from gateway.core.engines.breaker import Ending
 from gateway.core.request.call import Call
 from gateway.core.request.outcome import Refused
 from gateway.core.request.record import Record
-from gateway.core.request.settlement import possible_output
 from gateway.relay.active_call import ActiveCall
 from gateway.relay.answer import Relay
 from gateway.relay.attempts import Attempts, failure
 from gateway.relay.batcher import Exchanged
 from gateway.relay.heads import answer_lines, engine_lines
+from gateway.relay.retry_after import retry_after
 from gateway.relay.settling import note_grant, settle, settle_unanswered
 from gateway.relay.tracing import Tracing
 from gateway.relay.wire.server import Request, Responder
@@ -57,10 +57,7 @@ class Forwarding:
         try:
             reply = await self._attempts.send(request.path, headers, call, grant, record)
         except (asyncio.CancelledError, Refused):
-            # A stream's first token is its first byte; of a whole answer nothing is seen before its last.
-            since = None if call.stream else call.sent_at
-            wrote = 0 if since is None else possible_output(call, 0, self._clock() - since, grant.pace)
-            settle_unanswered(call, admission, record, wrote, self._clock())
+            settle_unanswered(call, admission, record, self._clock(), pace=grant.pace, since=call.sent_at)
             raise
         try:
             call.body = b""  # no engine is tried any more
@@ -144,6 +141,7 @@ class MergedCalls:
             engine=record.engine,
             engine_name=grant.engine.name,
             content_type=reply.headers.get(b"content-type", b"application/json"),
+            again=retry_after(reply.headers),
             attempts=record.attempts,
             granted=granted,
             first_byte=first_byte,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from typing import cast
 
 from gateway.core.answer.naming import finish_reason
 from gateway.core.policy.snapshot import Snapshot
@@ -20,6 +19,7 @@ from gateway.core.request.record import COPY, MEMBER, Record
 from gateway.core.request.routes import Route
 from gateway.core.request.tenants import Account
 from gateway.relay.active_call import ActiveCall
+from gateway.relay.inner_client import InnerClient, inner_request
 from gateway.relay.wire.messages import Request
 from gateway.relay.wire.responder import Responder
 
@@ -74,10 +74,9 @@ class Mirrors:
 
 
 class MirrorCopy:
-    """One copy. It stands in for the connection of a client, and reads of the answer why it ended."""
+    """One copy, which reads of its answer only why it ended."""
 
     def __init__(self, mirrors: Mirrors, call: Call, content_type: bytes, body: bytes, account: Account) -> None:
-        self.write_paused = False
         self.live: ActiveCall | None = None
         self.size = len(body)
         self._mirrors = mirrors
@@ -85,36 +84,24 @@ class MirrorCopy:
         self._account = account
         self._last = b""
         fields = {b"content-type": content_type, b"x-weir-class": CLASS}
-        path = call.route.path.encode()
-        request = Request(b"POST", path, b"", list(fields.items()), fields, 0, len(body), False)
-        request.peer, request.body = PEER, body
-        self._request = request
-        self._responder = Responder(self, cast(asyncio.Transport, self), request)
+        self._request = inner_request(PEER, call.route.path, fields, body)
+        self._client = InnerClient(self._request, self._write, self._ended, self._ended)
 
     def begin(self) -> None:
         self._request.at = asyncio.get_running_loop().time()
-        self._mirrors.begin(self, self._request, self._responder, self._account)
+        self._mirrors.begin(self, self._request, self._client.responder, self._account)
 
     def close(self) -> None:
         """Give the copy up."""
-        if not self._responder.closed:
-            self._responder.left("client_gone")
+        self._client.leave()
+        self._ended()
+
+    def _ended(self) -> None:
         self._mirrors.ended(self)
 
-    # -- as the responder's transport and connection
-
-    def write(self, data: bytes) -> None:
+    def _write(self, data: bytes) -> None:
         read = self._last + bytes(data)
         found = finish_reason(read)
         if found and self.live is not None:
             self.live.record.finish = found
         self._last = read[-KEPT:]
-
-    def keeps_alive(self, request: Request) -> bool:
-        return False
-
-    def answered(self, close: bool) -> None:
-        self._mirrors.ended(self)
-
-    def abandoned(self) -> None:
-        self._mirrors.ended(self)

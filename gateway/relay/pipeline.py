@@ -52,6 +52,7 @@ from gateway.relay.heads import answer_lines, note_trace, outcome_help
 from gateway.relay.large_bodies import LARGE, LargeBodies
 from gateway.relay.mirror import MirrorCopy, Mirrors
 from gateway.relay.progress import Progress
+from gateway.relay.retry_after import retry_after_line
 from gateway.relay.settling import settle_unanswered
 from gateway.relay.stored import Stored
 from gateway.relay.tracing import Tracing
@@ -356,15 +357,11 @@ class Pipeline:
                 asked = _rename(request, live, call)
             piece = self.batcher.piece(call) if call.route.merges and self._forwards else None
             if piece is None:
-                every = 0.0
+                asking = admission.ask(call)
                 if call.stream and self._forwards:
                     every = progress_interval(fields.get(b"x-weir-progress"), snapshot.policy.server.progress)
-                asking = admission.ask(call)
-                if every:
-                    lines = b"x-request-id: %b\r\nx-weir-class: %b\r\n" % (
-                        record.request_id.encode(), call.class_name.encode(),
-                    )  # fmt: skip
-                    asking = Progress(responder, lines, every, partial(admission.foreseen, call)).of(asking)
+                    if every:
+                        asking = Progress(responder, call, every, partial(admission.foreseen, call)).of(asking)
                 with await asking as grant:
                     if call.model != asked:  # another decider has judged it meanwhile
                         _rename(request, live, call)
@@ -375,7 +372,7 @@ class Pipeline:
             try:
                 part = await self.batcher.answer(piece)
             except (asyncio.CancelledError, Refused):
-                settle_unanswered(call, admission, record, 0, self.clock())
+                settle_unanswered(call, admission, record, self.clock())
                 raise
             self._answer_part(part, call, admission, responder, record)
 
@@ -399,10 +396,11 @@ class Pipeline:
         record.engine, record.attempts = exchanged.engine, exchanged.attempts
         record.queue, record.ttft = exchanged.granted - call.arrived, exchanged.first_byte - call.arrived
         record.status = exchanged.status
-        body = part.body
+        body, again = part.body, b""
         if exchanged.status >= 400:
             record.outcome = Outcome.ENGINE_REFUSED if exchanged.status < 500 else Outcome.UPSTREAM
             body, record.reason = engine_error(exchanged.status, body, call.route.path, call.model)
+            again = retry_after_line(exchanged.again)
         else:
             record.outcome = Outcome.OK
         if part.prompt_tokens is not None:
@@ -412,7 +410,7 @@ class Pipeline:
         if call.asked_model and exchanged.status < 400:
             body = named(body, call.asked_model)
         headers = answer_lines(call, admission, record, exchanged.engine_name, exchanged.content_type)
-        responder.send(exchanged.status, headers, body)
+        responder.send(exchanged.status, headers + again, body)
 
     # -- headers ------------------------------------------------------------------------------------------------
 

@@ -10,21 +10,25 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from gateway.core.admission.decider import Grant
+from gateway.core.request.call import Call
 from gateway.relay.wire.server import Responder
 
-HEAD = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
+HEAD = (
+    b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
+    b"x-request-id: %b\r\nx-weir-class: %b\r\n"
+)
 
 
 class Progress:
-    """Comments on one wait, `every` so many seconds. `lines`: of the answer's head. `foreseen`: words about what is
-    left of the wait; empty: nothing is known."""
+    """Comments on a call's wait, `every` so many seconds. `foreseen`: words about what is left of the wait; empty:
+    nothing is known."""
 
     __slots__ = ("_began", "_every", "_foreseen", "_lines", "_loop", "_responder", "_timer")
 
-    def __init__(self, responder: Responder, lines: bytes, every: float, foreseen: Callable[[], str]) -> None:
+    def __init__(self, responder: Responder, call: Call, every: float, foreseen: Callable[[], str]) -> None:
         self._loop = asyncio.get_running_loop()
         self._responder = responder
-        self._lines = HEAD + lines
+        self._lines = HEAD % (call.request_id.encode(), call.class_name.encode())
         self._every = every
         self._foreseen = foreseen
         self._began = self._loop.time()

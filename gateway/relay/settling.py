@@ -56,12 +56,17 @@ def note_grant(record: Record, call: Call, grant: Grant, now: float) -> None:
         record.shaped_tokens = (call.asked - call.shaped) * call.n
 
 
-def settle_unanswered(call: Call, admission: Admission, record: Record, wrote: int, now: float) -> None:
+def settle_unanswered(
+    call: Call, admission: Admission, record: Record, now: float, *, pace: float = 0.0, since: float | None = None
+) -> None:
     """Charge a call without an answer for the engine's work, however the call ended. Without an engine, or after the
-    engine's failure, the charge stays open for a refund."""
+    engine's failure, the charge stays open for a refund. `since`: when the engine began, which writes at `pace` seconds
+    a token; None: nothing was written. A stream's first token is its first byte; of a whole answer nothing is seen
+    before its last."""
     if call.sent_at is not None:
-        record.completion_tokens = wrote
-        admission.settle(call.prompt_tokens + wrote, now)
+        written = 0 if since is None or call.stream else possible_output(call, 0, now - since, pace)
+        record.completion_tokens = written
+        admission.settle(call.prompt_tokens + written, now)
 
 
 def settle(

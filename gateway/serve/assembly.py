@@ -100,33 +100,27 @@ class Gateway:
 
     `entries` are engines beside the policy's: the command line's, which stay whatever the policy says. `say` takes
     lines for the operator. `most_clients`: connections that the process can afford. `sidecar_transport`: in place of
-    sockets to sidecars. `jwks`: the content of the policy's `auth.jwks_file`. Raises ValueError for a policy that only
-    looks right.
+    sockets to sidecars. Raises ValueError for a policy that only looks right.
     """
 
     def __init__(
         self,
-        policy: Policy,
+        configuration: Configuration,
         entries: Sequence[EngineEntry],
         log: CallLog | None,
         rng: random.Random,
-        api_keys: Mapping[str, str] | None = None,
-        sidecar_token: str | None = None,
-        cache_secret: str | None = None,
         say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
         most_clients: int = sys.maxsize,
         sidecar_transport: Transport | None = None,
         witnesses: Witnesses = NOBODY_WATCHES,
         parser: Executor | None = None,
-        order_token: str | None = None,
-        sidecar_trust: Trust | None = None,
         monitoring: Monitoring = Monitoring(),  # noqa: B008 # it is frozen
-        jwks: bytes = b"",
     ) -> None:
         self._drawn_secret = secrets.token_bytes(32)  # for cache salts, where no file has one
         self.say = say
         self.issuer: Issuer | None = None  # of callers' tokens, where the policy has one
-        self.current = Current(self._snapshot(policy, cache_secret, jwks))
+        self._configuration, policy = configuration, configuration.policy
+        self.current = Current(self._snapshot(configuration))
         self.previous: Policy | None = None  # the one before
         self.rng = rng
         self.clock = asyncio.get_running_loop().time
@@ -134,15 +128,13 @@ class Gateway:
         self.retired: dict[Engine, str] = {}  # and why
         self.brought: dict[str, Member] = {}  # by sidecars, by engine id
         self._by_hand: set[str] = set()  # engines that an operator has drained
-        self._order_token = order_token or sidecar_token
-        self._sidecar_trust = sidecar_trust
         self._most_clients = most_clients
         self._deciding(policy, witnesses, sidecar_transport)
         self._monitoring(monitoring, log)
         self._relaying(witnesses, parser, monitoring.spans)
         self.pods = PodEngines(self._pods_changed, say, rng)
         self._watch_pods(policy)
-        self._engines(self._entries(policy), api_keys or {}, sidecar_token)
+        self._engines(self._entries(policy))
 
     def _deciding(self, policy: Policy, witnesses: Witnesses, sidecar_transport: Transport | None) -> None:
         """Build what decides, and what it decides by."""
@@ -249,16 +241,15 @@ class Gateway:
         """Go by this policy from now on. Raises ApplyError, and then nothing has changed."""
         policy = configuration.policy
         self._entries(policy)  # may raise
-        snapshot = self._snapshot(policy, configuration.cache_secret, configuration.jwks)
+        snapshot = self._snapshot(configuration)
         self._watch_pods(policy)
         self.previous = self.policy
         self.current.apply(snapshot)
         self.decider.cost.set_alpha(policy.budget.alpha)
         self.decider.cost.learn_lengths(policy.lengths == "learned")
         self.limits.apply(policy, self.clock())
-        self._order_token = configuration.order_token or configuration.sidecar_token
-        self._sidecar_trust = configuration.sidecar_trust
-        self._engines(self._entries(policy), configuration.api_keys, configuration.sidecar_token)
+        self._configuration = configuration
+        self._engines(self._entries(policy))
         self.server.settings = server_settings(snapshot, self._most_clients)
         self.bodies.apply(policy.body.memory)
         self.dispatch.apply(policy)
@@ -266,21 +257,22 @@ class Gateway:
     def _watch_pods(self, policy: Policy) -> None:
         """Raises ApplyError where no API server can be asked for the pods that the policy wants."""
         try:
-            self.pods.apply(policy.fleet.kubernetes)
+            self.pods.apply(policy.fleet.inference_pool)
         except Unreachable as error:
-            raise ApplyError(f"fleet.kubernetes: {error}") from error
+            raise ApplyError(f"fleet.inference_pool: {error}") from error
 
     def _pods_changed(self) -> None:
         """Make the fleet what the pods of now say."""
-        self._engines(self._entries(self.policy), self._api_keys, self._sidecar_token)
+        self._engines(self._entries(self.policy))
         self.dispatch.pump()
 
-    def _snapshot(self, policy: Policy, cache_secret: str | None, jwks: bytes) -> Snapshot:
+    def _snapshot(self, configuration: Configuration) -> Snapshot:
+        policy, secret = configuration.policy, configuration.cache_secret
         try:
-            self.issuer = issuer_of(policy, jwks, self.issuer, self.say)
+            self.issuer = issuer_of(policy, configuration.jwks, self.issuer, self.say)
         except ModuleNotFoundError as error:
             raise ApplyError(NO_PYJWT) from error
-        return Snapshot(policy, self._drawn_secret if cache_secret is None else cache_secret.encode(), self.issuer)
+        return Snapshot(policy, self._drawn_secret if secret is None else secret.encode(), self.issuer)
 
     def _entries(self, policy: Policy) -> dict[str, EngineEntry]:
         """The engines there are to be, by id. Raises ApplyError if the policy names one of the command line's, or wants
@@ -303,13 +295,12 @@ class Gateway:
             raise ApplyError(NO_PYZMQ) from error
         return KvEvents(self.clock)
 
-    def _engines(
-        self, entries: Mapping[str, EngineEntry], api_keys: Mapping[str, str], sidecar_token: str | None
-    ) -> None:
+    def _engines(self, entries: Mapping[str, EngineEntry]) -> None:
         """Make the fleet what `entries` say, with what sidecars have brought and may still bring."""
-        self._api_keys, self._sidecar_token = api_keys, sidecar_token
-        self.waking.go_by(self._order_token, self._sidecar_trust)
-        self.sidecars.apply(self.policy.fleet.sidecars, sidecar_token, entries)
+        configuration = self._configuration
+        api_keys = configuration.api_keys
+        self.waking.go_by(configuration.orders_by, configuration.sidecar_trust)
+        self.sidecars.apply(self.policy.fleet.sidecars, configuration.sidecar_token, entries)
         settings = client_settings(self.policy)
         for engine in list(self.fleet):
             if engine.id in self.brought:
@@ -391,7 +382,8 @@ class Gateway:
 
     def _shown(self, engine: Engine) -> tuple[str | None, Trust | None]:
         """Key and trust for an engine of a sidecar's: the order token, if it is behind a relay; else nothing."""
-        return (self._order_token, self._sidecar_trust) if is_relayed(engine.url) else (None, None)
+        configuration = self._configuration
+        return (configuration.orders_by, configuration.sidecar_trust) if is_relayed(engine.url) else (None, None)
 
     def update(self, member: Member) -> None:
         """A sidecar says something else of an engine; a model that it puts to sleep must not be sent a call more."""
@@ -406,7 +398,8 @@ class Gateway:
             self.clients[member.id].go_by(client_settings(self.policy), *self._shown(engine))
             self.telemetry.forget(engine)
             self.telemetry.watch(engine, *self._shown(engine))
-        if member.open and (not before.open or member.served != before.served):
+        role = (member.transfer, member.role) != (before.transfer, before.role)
+        if member.open and (not before.open or member.served != before.served or role):
             self._open(engine, member)
         elif member.open:
             engine.expect_sizes(member.kv_tokens, member.max_concurrency)
@@ -436,6 +429,7 @@ class Gateway:
         """Let the engine have calls for what it serves."""
         engine.expect_sizes(member.kv_tokens, member.max_concurrency)
         engine.priorities = member.priorities
+        self.fleet.take_role(engine, member.transfer, member.role)
         if not engine.models.keys() >= set(member.served):
             context = member.context_length or None
             model = member.served[0]  # the others are its LoRA adapters
@@ -493,11 +487,9 @@ class Gateway:
 
     def shown(self, engine: Engine) -> tuple[str | None, Trust | None]:
         """Key and trust for an engine's connections."""
-        return (
-            self._shown(engine)
-            if engine.id in self.brought
-            else (self._api_keys.get(engine.provider or engine.url), None)
-        )
+        if engine.id in self.brought:
+            return self._shown(engine)
+        return self._configuration.api_keys.get(engine.provider or engine.url), None
 
     def call_ended(self, id: str) -> None:
         """A call of this engine (empty: of none) has ended while engines come and go."""

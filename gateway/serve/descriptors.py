@@ -11,6 +11,9 @@ import resource
 
 import msgspec
 
+from gateway.serve.starting import StartError
+
+LEAST = 100  # files, of which clients have 12
 FILES = 64  # the log, the policy and its keys, look-ups, engines' health checks
 ENGINES = 4096  # connections
 CONTROL = 1200  # connections of the control port, and an eighth of all at most
@@ -31,8 +34,12 @@ def shared_out(limit: int) -> Descriptors:
 
 
 def raised() -> int:
-    """The hard limit of open files, which is then the soft one too: the usual 1,024 is there for users of select()."""
+    """The hard limit of open files, which is then the soft one too: the usual 1,024 is there for users of select().
+    Raises StartError for one that leaves no room to serve."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < LEAST:
+        needed = f"expected {LEAST} at least: raise it, as with LimitNOFILE= or ulimit -Hn"
+        raise StartError(f"open files: the hard limit is {hard}, {needed}")
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard
 

@@ -68,7 +68,7 @@ from gateway.shared.addresses import reachable, split_address
 from gateway.shared.control.listener import ControlPort
 from gateway.shared.files.checked import InvalidFile
 from gateway.shared.files.file_status import FileStatus
-from gateway.shared.lines import LineWriter, say, standard_error
+from gateway.shared.lines import LineWriter, open_to_append, say, standard_error
 from gateway.shared.notice import Notice
 from gateway.shared.operator_log import as_text, plain
 from gateway.shared.service_manager import ServiceManager
@@ -81,14 +81,15 @@ SIDECAR_ENDS_WITHIN = 120.0  # seconds for calls and then for engines to end
 NOTHING = InheritedSockets()
 DEFAULTS = Policy()
 NO_ENGINE = (
-    "no engine: give --engine URL, --engine sim, --sidecar FILE, or fleet.engines, fleet.sidecars or fleet.kubernetes "
-    "in the policy"
+    "no engine: give --engine URL, --engine sim, --sidecar FILE, or fleet.engines, fleet.sidecars or "
+    "fleet.inference_pool in the policy"
 )
 
 
 def run(options: Options) -> int:
     """Serve until SIGTERM or SIGINT; the exit status. Raises StartError."""
     sys.setswitchinterval(SWITCH)
+    open_files = raised()
     configuration = None
     if options.relays:
         configuration = _configuration(options.policy)[1]
@@ -103,7 +104,7 @@ def run(options: Options) -> int:
         if configuration is not None:
             return _several(options, configuration.policy, sockets)
         errors = stack.enter_context(standard_error(text=as_text(options.log_format)))
-        uvloop.run(serve(options, raised(), errors, sockets=sockets))
+        uvloop.run(serve(options, open_files, errors, sockets=sockets))
     return 0
 
 
@@ -129,7 +130,7 @@ def _try_relays(options: Options) -> None:
     """Find what would keep a relay from its start, before another gateway stops for it. Raises StartError."""
     if options.log not in {"-", "none"}:
         try:
-            Path(options.log).open("ab").close()
+            os.close(open_to_append(Path(options.log)))
         except OSError as error:
             raise StartError(f"--log {options.log}: {error.strerror}") from error
     certificate_now("--tls-", options.certificate)
@@ -223,20 +224,14 @@ def _gateway(
     """Build the gateway, which `stack` closes. Raises StartError for a policy that cannot be used here."""
     try:
         gateway = Gateway(
-            configuration.policy,
+            configuration,
             options.engines,
             log,
             random.Random(),  # noqa: S311 # jitter and tie-breaking, no secrets
-            api_keys=configuration.api_keys,
-            sidecar_token=configuration.sidecar_token,
-            cache_secret=configuration.cache_secret,
             say=tell,
             most_clients=most_clients,
             parser=stack.enter_context(ThreadPoolExecutor(1, "parser")),
-            order_token=configuration.order_token,
-            sidecar_trust=configuration.sidecar_trust,
             monitoring=monitoring,
-            jwks=configuration.jwks,
         )
     except ApplyError as error:
         raise StartError(str(error)) from error

@@ -19,9 +19,10 @@ from gateway.core.request.call_trace import Span
 from gateway.decider.call_log import CallLog
 from gateway.serve.embedded import EmbeddedFleet
 from gateway.shared.certificate import Certificate
+from gateway.shared.files.plain_file import open_plain
 from gateway.shared.lines import LineWriter, say
 from gateway.shared.operator_log import as_text
-from gateway.shared.watched_file import WatchedFile
+from gateway.shared.watched_file import LIMIT, WatchedFile
 
 NO_OTEL = "--otlp-traces-endpoint: OpenTelemetry is not installed: pip install 'WEIR.whl[otel]'"
 
@@ -168,7 +169,12 @@ def certificate_of(
 def certificate_now(flag: str, certificate: Certificate | None) -> None:
     """Look whether the certificate can be used. Raises StartError, as `certificate_of` does."""
     if certificate is not None:
-        _first(flag, certificate, partial(certificate.context, Path.read_bytes))
+        _first(flag, certificate, partial(certificate.context, _read))
+
+
+def _read(path: Path) -> bytes:
+    with open_plain(path) as file:
+        return file.read(LIMIT)
 
 
 def _first(flag: str, certificate: Certificate, context: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:

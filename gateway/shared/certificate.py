@@ -56,6 +56,12 @@ class Certificate(msgspec.Struct, frozen=True):
         context.load_cert_chain(self.chain, self.key, password=_no_password)
 
 
+def authorities_in(data: bytes) -> str:
+    """Text of a file of certificates for `ssl`, which takes no comment that is not ASCII. An empty file gives no empty
+    text, for which `ssl` would trust the system's authorities."""
+    return data.decode("ascii", "ignore") or "\n"
+
+
 def _no_password() -> str:
     """OpenSSL would ask for it at the terminal, and the process would hang there."""
     raise ValueError("the key of the certificate is encrypted; give one without a passphrase")

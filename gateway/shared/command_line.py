@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -58,7 +59,7 @@ def _meant(close: Sequence[str]) -> str:
 
 def carry_out(run: Callable[[], int]) -> int:
     """Run a command, its help included, and write its output out; the exit status. A reader that has closed the pipe,
-    such as `| head`, has read enough."""
+    such as `| head`, has read enough. A name that no file can have is a mistake, wherever it was given."""
     try:
         try:
             return run()
@@ -67,6 +68,11 @@ def carry_out(run: Callable[[], int]) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        print(f"{error.filename}: {error.strerror}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:  # of a command that has nothing left to end well
         return 130
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import select
 import sys
@@ -63,7 +64,7 @@ class LineWriter:
     @classmethod
     def at(cls, path: Path, say: Callable[[str], None], *, text: bool = False) -> LineWriter:
         """Append to a file, made if need be. Raises OSError."""
-        return cls(os.open(path, FLAGS, MODE), path, say, text=text)
+        return cls(open_to_append(path), path, say, text=text)
 
     def write(self, line: bytes, *, hurry: bool = False) -> None:
         """Take a line with its end. `hurry`: write it now, and not with others that gather meanwhile."""
@@ -192,7 +193,7 @@ class LineWriter:
         except OSError:  # it is not there: it is made again
             pass
         try:
-            opened = os.open(self.path, FLAGS, MODE)
+            opened = open_to_append(self.path)
         except OSError as error:
             if not self._stuck:
                 self._stuck = True
@@ -266,6 +267,19 @@ def _wait_until_writable(fd: int) -> None:
     poll = select.poll()
     poll.register(fd, select.POLLOUT)
     poll.poll(1000)
+
+
+def open_to_append(path: Path) -> int:
+    """Open a file to append to, made if need be. Raises OSError, also for a pipe that nobody reads: to wait for its
+    reader would hold up the start."""
+    try:
+        descriptor = os.open(path, FLAGS | os.O_NONBLOCK, MODE)
+    except OSError as error:
+        raise OSError(
+            error.errno, "nobody reads this pipe" if error.errno == errno.ENXIO else error.strerror
+        ) from error
+    os.set_blocking(descriptor, True)
+    return descriptor
 
 
 def _ends_torn(path: Path) -> bool:

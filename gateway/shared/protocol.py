@@ -46,6 +46,7 @@ Count = Annotated[int, Meta(ge=0, le=2**31)]
 Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
 
 State = Literal["stopped", "starting", "running", "sleeping", "error"]
+Role = Literal["prefill", "decode", "both"]  # of an engine that exchanges KV caches
 Pending = Literal["start", "stop", "sleep", "wake", "drain"]
 
 
@@ -73,6 +74,9 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     `copy`: gateways have another engine of the model, too. `copy_in`: seconds until the profile could serve beside that
     engine; None: a warmer model would lose its place, or the profile serves already. `gpus`: indices of the GPUs of its
     engine. `held`: bytes on each of these GPUs that no other engine can use. `phase`: of a start under way, in words.
+
+    `transfer`: name of the model's engines on this machine that exchange KV caches with its engine; empty: it exchanges
+    none. `role`: its part in that. A `prefill` engine answers no call, so gateways have it ready for none.
     """
 
     profile: Name
@@ -97,6 +101,13 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     held: Size = 0
     priorities: bool = False
     phase: Annotated[str, Meta(max_length=64)] = ""
+    transfer: Annotated[str, Meta(max_length=128)] = ""
+    role: Role = "both"
+
+    @property
+    def answers(self) -> bool:
+        """Whether its engine answers calls."""
+        return not self.transfer or self.role != "prefill"
 
     @property
     def served(self) -> tuple[str, ...]:

@@ -23,7 +23,6 @@ import contextlib
 import errno
 import hashlib
 import os
-import stat
 import threading
 import time
 from collections.abc import Callable
@@ -35,6 +34,7 @@ import msgspec
 
 from gateway.shared.files.checked import InvalidFile
 from gateway.shared.files.file_status import FileStatus
+from gateway.shared.files.plain_file import open_plain
 from gateway.shared.notice import Notice
 
 POLL = 0.25  # seconds between two looks
@@ -61,11 +61,8 @@ class _Files:
     def read(self, path: Path) -> bytes:
         """The whole content of a file. Raises OSError, also where it is no regular file or larger than LIMIT."""
         self.marks[path] = _mark(path)
-        with open(path, "rb", opener=_at_once) as file:
-            status = os.fstat(file.fileno())
-            self.marks[path] = _mark_of(status)
-            if not stat.S_ISREG(status.st_mode):
-                raise OSError(errno.EINVAL, "not a regular file", str(path))
+        with open_plain(path) as file:
+            self.marks[path] = _mark_of(os.fstat(file.fileno()))
             data = file.read(LIMIT + 1)
         if len(data) > LIMIT:
             raise OSError(errno.EFBIG, f"larger than {LIMIT} bytes", str(path))
@@ -278,11 +275,6 @@ class WatchedFile:
         self._failed("", UNFORESEEN)
         self._answer(self._answered)
         self._spawn()
-
-
-def _at_once(path: str, flags: int) -> int:
-    """Open a file without blocking, even if it is a pipe or a device."""
-    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
 
 
 def _mark(path: Path) -> Mark:

@@ -16,7 +16,6 @@ from rich.console import Console
 
 from loadtest.bench.help_text import DESCRIPTION, EXAMPLES
 from loadtest.bench.options import BenchError, add_arguments, bench_of
-from loadtest.bench.self_test import print_self_test
 from loadtest.bench.session import BenchSession
 from loadtest.processes import ChildError
 from loadtest.report.capacity import RULE
@@ -31,8 +30,6 @@ MISTAKES = (BenchError,)
 
 def command(given: argparse.Namespace) -> int:
     """Do what the flags say and print the report; the exit status. Raises BenchError."""
-    if given.self_test:
-        return _self_test()
     bench = bench_of(given)
     if bench.out is not None and (said := refusal(bench.out, force=bench.force)):
         raise BenchError(said)
@@ -85,10 +82,3 @@ def _report(session: BenchSession, say: Say) -> int:
     if problems:
         return 2
     return INTERRUPTED if session.stopped else 1 if missed else 0
-
-
-def _self_test() -> int:
-    try:
-        return print_self_test()
-    except OSError as error:
-        raise BenchError(f"--self-test: {error}") from error

@@ -23,7 +23,6 @@ examples:
   gateway bench --target https://gpu.example.com --key-env API_KEY --trace azure.csv --speed 2
   gateway bench --engines sim:2 --slo 'e2e.p95<20s' --find-capacity
   gateway bench --target http://10.0.0.5:8000 --clients 200      a closed loop: what it can do, not what users feel
-  gateway bench --self-test                                      what this bench can do on this machine
 
 Several targets are measured one after the other, each alone with the whole load, and the order turns round with each
 repeat: what drifts with time falls on all alike. Repeats have seeds of their own, the same for every target. With
@@ -64,7 +63,6 @@ GROUPS: dict[str, Flags] = {
     "report": (
         ("out", "FOLDER", "write report.html, report.json and requests.csv there"),
         ("force", "", "write over reports in it"),
-        ("self-test", "", "measure this bench itself, and nothing else; needs two cores"),
     ),
 }  # fmt: skip
 

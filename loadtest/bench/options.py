@@ -17,6 +17,8 @@ import msgspec
 
 from gateway.core.policy.file import decode
 from gateway.shared.files.checked import InvalidFile
+from gateway.shared.files.plain_file import open_plain
+from gateway.shared.files.yaml_file import MAX_BYTES
 from loadtest.bench.fleet import Fleet, parse_fleet
 from loadtest.bench.help_text import GROUPS
 from loadtest.bench.rivals import absent, is_rival, parse_compared
@@ -162,7 +164,8 @@ def _ours(given: argparse.Namespace) -> list[Contender]:
         if not policy.is_file():
             raise BenchError(f"--policy {policy}: there is no such file")
         try:
-            text = policy.read_bytes()
+            with open_plain(policy) as file:
+                text = file.read(MAX_BYTES + 1)
             engines = decode(text, str(policy)).fleet.engines if text.strip() else ()
         except InvalidFile as error:
             raise BenchError(str(error)) from error

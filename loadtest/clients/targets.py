@@ -15,17 +15,21 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
 import msgspec
 
+from gateway.shared.certificate import authorities_in
+from gateway.shared.files.plain_file import open_plain
 from loadtest.clients.answer import Answer
 from loadtest.clients.client import Exchange, ResponseListener
 from loadtest.load.scenario import Unusable
 from loadtest.load.workload import Planned
 
 IDLE = 2.0  # seconds
+CA_BYTES = 1 << 20
 Spread = Literal["round_robin", "direct"]
 
 
@@ -82,8 +86,12 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
 def tls_of(ca: str | None, *, insecure: bool) -> ssl.SSLContext:
     """Rules for certificates: trust those in the file `ca` (PEM), or check none. Raises Unusable."""
+    trusted = None
     try:
-        context = ssl.create_default_context(cafile=ca)
+        if ca is not None:
+            with open_plain(Path(ca)) as file:
+                trusted = authorities_in(file.read(CA_BYTES))
+        context = ssl.create_default_context(cadata=trusted)
     except OSError as error:
         raise Unusable(f"--ca {ca}: {error.strerror or 'no PEM certificates'}") from error
     if insecure:

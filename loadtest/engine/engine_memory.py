@@ -14,10 +14,11 @@ from typing import NoReturn
 import msgspec
 
 from loadtest.engine.faults import Faults, faults_of
-from loadtest.engine.gpu_memory import GIB, GpuMemory, OutOfMemory
-from loadtest.engine.memory_stages import RESIDUE, held, start
+from loadtest.engine.memory_stages import GIB, RESIDUE, held, start
 from loadtest.engine.true_memory import TrueMemory, true_memory_of
 from loadtest.engine.vllm_lines import SLOW_OR_HUNG
+from sidecar.core.gpus import GPUError
+from sidecar.gpus.simulated import OutOfMemory, claim, free, total_of
 
 PIECE, PIECE_EVERY = 64 * 1024, 0.05  # bytes of a download, and seconds between them
 HANG_SAYS = 60.0  # seconds
@@ -45,7 +46,10 @@ class Resident:
         self.weights = weights
         self._sequences = sequences
         self._share = share
-        self._gpus = GpuMemory(share.folder, share.gpus)
+        try:
+            self._totals = {index: total_of(share.folder, index) for index in share.gpus}
+        except GPUError as error:
+            raise ValueError(str(error)) from None
         self._true: TrueMemory | None = None
         self._sleeps = 0
 
@@ -61,7 +65,7 @@ class Resident:
 
     def hold(self, *, loaded: float, cache: bool) -> None:
         """Hold so much of the weights, and the KV cache or not. Raises OutOfMemory, and holds what it held."""
-        self._gpus.hold(lambda total: held(self.weights, self.claim(total), loaded=loaded, cache=cache))
+        self._hold(lambda total: held(self.weights, self.claim(total), loaded=loaded, cache=cache))
 
     def sleep(self) -> None:
         """Hold what it keeps asleep, which may be more with every sleep."""
@@ -70,17 +74,20 @@ class Resident:
         if true is None:
             self.hold(loaded=0.0, cache=False)
         else:
-            self._gpus.hold(lambda total: min(self.claim(total), true.asleep(self._sleeps)))
+            self._hold(lambda total: min(self.claim(total), true.asleep(self._sleeps)))
 
     def release(self) -> None:
         """Hold nothing."""
-        self._gpus.release()
+        self._hold(lambda _: 0)
+
+    def _hold(self, size: Callable[[int], int]) -> None:
+        claim(self._share.folder, {index: size(total) for index, total in self._totals.items()})
 
     async def start(self, models: Sequence[str], speed: float, say: Callable[[str], None]) -> None:
         """Everything before it listens; back when it may. Raises StartFailed, or never comes back: by its faults."""
         faults = faults_of(self._share.folder, models[0])
         self._true = true_memory_of(self._share.folder, models[0])
-        first = self.claim(next(iter(self._gpus.totals.values())))
+        first = self.claim(next(iter(self._totals.values())))
         if faults.download:
             await _downloaded(Path(faults.download), faults.download_seconds)
         before: float | None = None
@@ -104,7 +111,7 @@ class Resident:
         """Whether what it really needs leaves room for its KV cache."""
         lacks = [
             self._true.for_cache(self._share.utilization, self._sequences, total)
-            for total in self._gpus.totals.values()
+            for total in self._totals.values()
             if self._true is not None
         ]
         for lack in filter(None, lacks):
@@ -113,11 +120,11 @@ class Resident:
     def _check_free(self, faults: Faults) -> None:
         if faults.fail_start:
             raise _failed(faults.fail_start)
-        for number, (index, total) in enumerate(self._gpus.totals.items()):
-            free, wanted = self._gpus.free(index), self.wanted(total)
-            if free < wanted:
+        for number, (index, total) in enumerate(self._totals.items()):
+            left, wanted = free(self._share.folder, index), self.wanted(total)
+            if left < wanted:
                 raise _failed(
-                    f"ValueError: Free memory on device cuda:{number} ({free / GIB:.2f}/{total / GIB:.2f} GiB) on "
+                    f"ValueError: Free memory on device cuda:{number} ({left / GIB:.2f}/{total / GIB:.2f} GiB) on "
                     f"startup is less than desired GPU memory utilization ({self._share.utilization:g}, "
                     f"{wanted / GIB:.2f} GiB). Decrease GPU memory utilization or reduce GPU memory used by other "
                     "processes."

@@ -15,6 +15,7 @@ import msgspec
 
 from gateway.shared.files.checked import InvalidFile
 from gateway.shared.files.kinds import Text
+from gateway.shared.files.plain_file import open_plain
 from gateway.shared.files.yaml_file import MAX_BYTES, read_file
 from loadtest.engine.latency import MOMENT, Profile
 
@@ -54,7 +55,7 @@ def profile_of(name: str) -> Profile:
     if not Path(name).is_file():
         raise ValueError(f"there is no profile {name!r}: neither a file nor one of {', '.join(known)}")
     try:
-        with Path(name).open("rb") as file:
+        with open_plain(Path(name)) as file:
             return decode(file.read(MAX_BYTES + 1), name).profile
     except OSError as error:
         raise ValueError(f"{name}: {error.strerror}") from error

@@ -148,7 +148,7 @@ class SimServer:
     @property
     def address(self) -> tuple[str, int]:
         """Host and port that it listens on."""
-        return self._address
+        return (self.config.uds, 0) if self.config.uds else self._address
 
     def submit(
         self, answer: Generation | Gathered, request_id: str = "", transfer: TransferParams | None = None

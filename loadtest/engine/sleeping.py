@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from loadtest.engine.api.checks import BROKEN, ApiError
 from loadtest.engine.api.generate import Gathered, Generation
 from loadtest.engine.engine import TAGS, SleepMode
-from loadtest.engine.gpu_memory import OutOfMemory
 from loadtest.engine.memory_stages import reload_seconds, sleep_seconds, wake_cache_seconds, wake_weights_seconds
 from loadtest.engine.sequence import Sequence
+from sidecar.gpus.simulated import OutOfMemory
 
 if TYPE_CHECKING:
     from loadtest.engine.server import SimServer

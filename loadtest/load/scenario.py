@@ -16,6 +16,7 @@ import msgspec
 
 from gateway.core.policy.types import EngineUrl, FileName, HeaderName, ModelName, Times
 from gateway.shared.files.kinds import Text
+from gateway.shared.files.plain_file import open_plain
 from gateway.shared.files.reference import reference_of
 from gateway.shared.files.schema import schema_of, text_of
 from gateway.shared.files.units import Count, Seconds
@@ -165,7 +166,7 @@ def find(name: str) -> Path:
 
 def load(path: Path) -> Scenario:
     """The scenario in a file. Raises InvalidFile, and OSError where it cannot be read."""
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         return decode(file.read(MAX_BYTES + 1), str(path))
 
 
@@ -248,7 +249,7 @@ def key_of(whose: Tenant | Destination, path: str, folder: Path, environment: Ma
     elif whose.key_file is not None:
         where = str(folder / whose.key_file)
         try:
-            with (folder / whose.key_file).open("rb") as file:
+            with open_plain(folder / whose.key_file) as file:
                 key = file.read(LONGEST_KEY + 1).decode("ascii", "replace")
         except OSError as error:
             raise Unusable(f"{path}.key_file: {where}: {error.strerror}") from error

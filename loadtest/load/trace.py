@@ -13,10 +13,13 @@ import math
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from heapq import heappop, heappush
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Literal, TextIO, TypeVar
 
 import msgspec
+
+from gateway.shared.files.plain_file import open_plain
 
 T = TypeVar("T")
 Format = Literal["azure", "burstgpt", "mooncake", "weir"]
@@ -76,7 +79,7 @@ def read(path: Path, trace_format: Format | None = None, *, speed: float = 1.0) 
     looks like. Raises TraceError for a line that cannot be used, OSError where the file cannot be read."""
     start = None
     rows: list[tuple[float, int, Arrival]] = []  # a heap, whose entries never compare beyond the line
-    with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
+    with TextIOWrapper(open_plain(path), "utf-8-sig", "replace", newline="") as file:
         lines = _lines(file, path)
         passed = -math.inf
         for number, row in _parsed(lines, path, trace_format):

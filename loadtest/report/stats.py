@@ -21,7 +21,6 @@ difference: an answer that broke off or carried an error counts as failed here e
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -157,10 +156,3 @@ def dispersion(counts: Sequence[int]) -> float:
         return 0.0
     mean = total / len(counts)
     return math.fsum((count - mean) ** 2 for count in counts) / (len(counts) - 1) / mean
-
-
-def counts_of(times: Iterable[float], width: float, start: float, end: float) -> list[int]:
-    """Count `times` in each whole window of `width` seconds from `start` on; none reaches past `end`."""
-    windows = int((end - start) / width + 1e-9)
-    found = Counter(math.floor((time - start) / width) for time in times)
-    return [found[window] for window in range(windows)]

@@ -19,17 +19,19 @@ import msgspec
 from gateway.core.admission.witness import NOBODY_WATCHES, Witnesses
 from gateway.core.money.tariff import MICRO
 from gateway.core.policy.file import decode
-from gateway.core.policy.policy import EngineEntry, Logging, Policy, Role
+from gateway.core.policy.policy import EngineEntry, Logging, Policy
 from gateway.core.request.body_memory import BodyMemory
 from gateway.core.request.record import Record
 from gateway.core.request.tenants import ANONYMOUS, with_keys
 from gateway.decider.call_log import CallLog
+from gateway.decider.loading import Configuration
 from gateway.decider.waking import Transport
 from gateway.relay.pipeline import Pipeline
 from gateway.relay.wire.messages import Request, WireError, refusal
 from gateway.relay.wire.responder import Responder
 from gateway.serve.assembly import Gateway
 from gateway.shared.files.checked import InvalidFile
+from gateway.shared.protocol import Role
 from gateway.upstream.client import Client, EngineError
 from loadtest.load.workload import Planned
 from loadtest.simulate.memory_engine import MemoryEngine
@@ -174,11 +176,10 @@ class GatewayTarget:
         rng = random.Random(seed)  # noqa: S311 # a simulation
         log = cast("CallLog", self.records)
         self.gateway = Gateway(
-            self.policy,
+            Configuration(self.policy, sidecar_token=sidecar_token),
             entries,
             log,
             rng,
-            sidecar_token=sidecar_token,
             say=_unsaid if watcher is None else watcher.say,
             sidecar_transport=sidecar_transport,
             witnesses=NOBODY_WATCHES if watcher is None else watcher.witnesses,

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from gateway.shared.files.checked import InvalidFile
+from gateway.shared.files.plain_file import open_plain
 from loadtest.engine.engine_config import engine_config
 from loadtest.engine.profile_file import profile_of
 from loadtest.load.scenario import Scenario, Unusable
@@ -93,7 +94,7 @@ def simulation_of(given: argparse.Namespace) -> Simulation:
 
 def about(path: Path, head: int = 1 << 18) -> int:
     """About how many lines a file has, by the length of its first ones. Raises OSError."""
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         first = file.read(head)
         size = file.seek(0, 2)
     return max(1, round(first.count(b"\n") * size / max(1, len(first))))
@@ -112,7 +113,7 @@ def _sides(given: argparse.Namespace, scenario: Scenario, notes: list[str]) -> I
         try:
             text = b""
             if file:
-                with open(file, "rb") as opened:
+                with open_plain(Path(file)) as opened:
                     text = opened.read(MOST_POLICY + 1)
             policy = policy_for(text, tenants, file or "the default policy")
         except OSError as error:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from gateway.shared.protocol import Role
 from loadtest.clients.retries import LONGEST_ADVICE, Clients
 from loadtest.engine.engine_config import EngineConfig
 from loadtest.load.scenario import Scenario, planned
@@ -40,7 +41,7 @@ TELL_EVERY = 0.2  # seconds of wall time
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """Setting of one simulation. `before`: what stands before the engines, "gateway" or a name of RULES. `policy`:
     YAML, b"" for the defaults. `folder`: folder of the scenario's files. `requests`: keep the result of each request
-    too, which takes memory."""
+    too, which takes memory. `roles`: roles of the engines, which then exchange KV caches; empty: they exchange none."""
 
     name: str
     before: str
@@ -50,6 +51,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     scenario: Scenario
     folder: Path
     requests: bool = False
+    roles: tuple[Role, ...] = ()
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -97,15 +99,16 @@ async def _simulate(cell: Cell, tell: Callable[[Progress], bool]) -> Simulated:
     asked = dict.fromkeys(kind.model or scenario.workload.model for kind in mix)
     models = served(cell, asked) if cell.before == "gateway" else tuple(asked)
     listening = Listening(cell, tell)
-    engines = []
+    engines: list[MemoryEngine] = []
     for number in range(cell.engines):
         config = msgspec.structs.replace(cell.config, seed=scenario.seed * 1000 + number)
         pace = Pace(listening.paced)
         listening.paces.append(pace)
-        engines.append(MemoryEngine(config, model=models[0], more=models[1:], seed=number, pace=pace))
+        peers = engines if cell.roles else None
+        engines.append(MemoryEngine(config, model=models[0], more=models[1:], seed=number, pace=pace, peers=peers))
     target: GatewayTarget | Router
     if cell.before == "gateway":
-        target = GatewayTarget(cell.policy, engines, seed=scenario.seed, tenants=tenants)
+        target = GatewayTarget(cell.policy, engines, seed=scenario.seed, tenants=tenants, roles=cell.roles)
         listening.gateway = target
     else:
         target = Router(engines, RULES[cell.before]())

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gateway.shared.files.checked import Fault, InvalidFile, Value, readable
-from gateway.shared.files.findings import Shown, as_github, as_json, as_text, mistake, mistakes, warning
+from gateway.shared.files.findings import Shown, mistake, mistakes, warning
+from gateway.shared.files.plain_file import open_plain
+from gateway.shared.findings_report import Report
 from sidecar.cli.errors import Mistake
 from sidecar.cli.files import ca_of, tokens_of
 from sidecar.core.config import (
@@ -69,27 +70,20 @@ def command(given: argparse.Namespace) -> int:
 def check(names: Sequence[str], *, full: bool, form: str = "text", files: bool = True, here: bool = False) -> int:
     """Say what is wrong and unwise in some files, in one of the forms of findings.py. `files`: those that they
     name are read too; `here`: this is the machine that they are for, so their models are looked for."""
-    every: list[Shown] = []
+    report = Report(form)
     for name in names:
         found, config = _checked(Path(name), files=files, here=here)
-        every += found
-        if form == "text":
-            for shown in found:
-                print(as_text(shown, _lines), file=sys.stderr)
-            if config is not None:
-                print(explain(config) if full else f"{name}: ok", end="" if full else "\n")
-        elif form == "github":
-            for shown in found:
-                print(as_github(shown))
-    if form == "json":
-        print(as_json(every))
-    return 2 if any(shown.finding.severity == "error" for shown in every) else 0
+        report.add(*found)
+        if config is not None:
+            report.good(explain(config).removesuffix("\n") if full else f"{name}: ok")
+    report.end()
+    return 2 if report.mistakes else 0
 
 
 def _checked(path: Path, *, files: bool, here: bool) -> tuple[list[Shown], SidecarConfig | None]:
     """Return the findings in the file, and its config if there is no mistake among them, else None."""
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             reading = read_config(file.read(MAX_BYTES + 1), str(path))
         if files:
             reading.judge(_named(reading.value, path))
@@ -128,10 +122,3 @@ def _model(name: str, profile: Profile, folder: Path) -> Iterator[Fault]:
     model = profile.model_path
     if "://" not in model and not (folder / model).exists() and _ID.fullmatch(model) is None:
         yield Fault(("models", name, "model_path"), f"nothing at {folder / model}", "a folder or file on this machine")
-
-
-def _lines(file: str) -> list[str]:
-    try:
-        return Path(file).read_bytes().decode("utf-8-sig", "replace").split("\n")
-    except OSError:
-        return []

@@ -10,6 +10,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from gateway.shared.files.plain_file import open_plain
 from sidecar.cli.errors import Mistake
 from sidecar.core.diagnosis import LOOKED_AT, NONE, READ, Diagnosis, diagnosis
 
@@ -38,7 +39,7 @@ def command(given: argparse.Namespace) -> int:
         found = diagnosed(sys.stdin.buffer)
     else:
         try:
-            with Path(given.file).open("rb") as file:
+            with open_plain(Path(given.file), pipes=True) as file:
                 _skip(file)
                 found = diagnosed(file)
         except OSError as error:

@@ -11,7 +11,9 @@ from typing import Literal
 
 import msgspec
 
+from gateway.shared.certificate import authorities_in
 from gateway.shared.files.checked import UNREAD
+from gateway.shared.files.plain_file import open_plain
 from sidecar.cli.errors import Impossible, Mistake
 from sidecar.control.client import ControlClient, NoSidecar, Rejected
 from sidecar.control.tokens import Tokens
@@ -24,6 +26,7 @@ from sidecar.serve.time_zone import zone_faults
 
 TOKEN_LENGTH = 16
 TOKEN_BYTES = 4096
+CA_BYTES = 16 * 1024**2  # the system's own bundle has 220 KB
 
 
 def checked(path: Path, *, to_ask: bool = False) -> SidecarConfig:
@@ -63,7 +66,7 @@ def ca_of(config: SidecarConfig, path: Path) -> str | None:
         return None
     file = path.parent / config.ca_file
     try:
-        found = _read(file, MAX_BYTES).decode("ascii", "replace")
+        found = authorities_in(_read(file, CA_BYTES))
         ssl.create_default_context(cadata=found)
     except ssl.SSLError as error:
         raise Mistake(f"ca_file {file}: no certificates in PEM: {error.reason or error}") from error
@@ -88,7 +91,7 @@ def _token(name: str | None, field: str, path: Path) -> str | None:
 
 def _read(path: Path, most: int) -> bytes:
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             return file.read(most)
     except OSError as error:
         raise Mistake(f"{path}: {error.strerror}") from error

@@ -125,7 +125,7 @@ class Machine:
         """Bytes of the machine's memory that a profile fills while it sleeps at level 1 or keeps as pools."""
         profile = self.config.models[name]
         asleep = found.residue.host if 1 in levels(profile, None, unified=self.unified) else 0
-        return asleep + host_pool_bytes(profile)
+        return asleep + host_pool_bytes(profile, found.claim.kv)
 
     def short(self, name: str, sizes: Mapping[str, Estimate], homes: Mapping[str, Sequence[int]]) -> dict[int, int]:
         """Bytes that a profile lacks on each of its GPUs while all others sleep; those alone where it lacks some."""

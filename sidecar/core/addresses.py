@@ -17,6 +17,7 @@ from gateway.shared.addresses import EVERY_INTERFACE
 LOOPBACK = "127.0.0.1"
 LONGEST_SOCKET = 107  # bytes of a unix socket's path
 SUFFIX = ".sock"
+TRANSFER_PORTS = range(5600, 5700)  # vLLM's default is the first
 SOCKETS = "sidecar-engines"  # the folder of engines' sockets, where nothing else is asked for
 ELSEWHERE = "/tmp/weir-engines-"  # noqa: S108 # such folders are made for one user, and refused if they are another's
 
@@ -56,6 +57,7 @@ class EngineAddress(msgspec.Struct, frozen=True):
     host: str = LOOPBACK
     port: int = 0
     uds: str | None = None
+    transfer_port: int = 0  # of LOOPBACK, by which engines find each other's KV caches; 0: it exchanges none
 
     @property
     def url(self) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from gateway.shared.files.units import GIB
-from sidecar.core.addresses import EngineAddress
+from sidecar.core.addresses import LOOPBACK, EngineAddress
 from sidecar.core.file.lora import lora_arguments
 from sidecar.core.flags import CPU_KV, VARIABLES
 from sidecar.core.profile import EngineSettings, KvMemory, Profile
@@ -27,6 +27,11 @@ SIMULATED = "loadtest.engine"
 # Sidecar and gateways ask these paths again and again: a line for each would push an engine's own lines out of its log.
 ACCESS_FLAG = "--disable-access-log-for-endpoints"
 ASKED_OFTEN = "/health,/metrics,/v1/models,/version,/is_sleeping"
+# Every engine is both to vLLM: gateways obey the profile's role. An engine that cannot fetch a prompt reads it.
+NIXL: Mapping[str, str] = {
+    "kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_load_failure_policy": "recompute",
+}  # fmt: skip
+SIDE_HOST, SIDE_PORT = "VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_NIXL_SIDE_CHANNEL_PORT"
 # The profile's words that are vLLM's by another name; model_path has none, it comes first.
 UNIFIED: Mapping[str, str] = {
     "tokenizer_path": "--tokenizer",
@@ -85,6 +90,7 @@ def command(
         found += ["--max-num-seqs", str(sequences)]
     found += lora_arguments(profile, lora_rank)
     found += [ACCESS_FLAG, ASKED_OFTEN] if quiet else []
+    found += _argument("--kv-transfer-config", None if profile.kv_transfer is None else NIXL)
     for name, value in profile.flags.items():
         found += [f"--no-{name}"] if value is False else _argument(f"--{name}", value)
     model = (MODEL, profile.model_path) if launcher == SERVER else (profile.model_path,)
@@ -101,11 +107,16 @@ def help_commands(engine: EngineSettings, own: str) -> tuple[tuple[tuple[str, ..
 
 
 def environment(
-    profile: Profile, engine: EngineSettings, gpus: Sequence[int], own: Mapping[str, str]
+    profile: Profile,
+    engine: EngineSettings,
+    gpus: Sequence[int],
+    own: Mapping[str, str],
+    transfer_port: int = 0,
 ) -> dict[str, str]:
     """The whole environment of a profile's engine on the GPUs with these numbers, as nvidia-smi counts them.
 
     `own`: the sidecar's environment, of which an engine gets what VARIABLES lists. Without GPUs it sees none.
+    `transfer_port`: as in EngineAddress.
     """
     inherited = {name: value for name, value in own.items() if name in VARIABLES}
     found = {"VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1", **inherited, **profile.environment}
@@ -116,6 +127,8 @@ def environment(
     found["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
     if profile.sleeps is not None:  # only then has vLLM routes to put it to sleep, which ask nobody for a key
         found["VLLM_SERVER_DEV_MODE"] = "1"
+    if profile.kv_transfer is not None:
+        found |= {SIDE_HOST: LOOPBACK, SIDE_PORT: str(transfer_port)}
     return found
 
 
@@ -172,6 +185,7 @@ def _simulated(
     found = ["--profile", str(engine.simulated), "--model", served_name, *_listen(address)]
     found += _memory(profile, share) if engine.device == "gpu" else []
     found += _argument("--max-model-len", profile.context_length)
+    found += [] if profile.kv_transfer is None else ["--kv-transfer", "--kv-load-failure-policy", "recompute"]
     found += ["--no-enable-prefix-caching"] if profile.flags.get("enable-prefix-caching") is False else []
     for name, flag in OF_SIMULATED.items():
         found += _argument(flag, profile.flags.get(name))

@@ -124,6 +124,15 @@ KINDS = (
         "A disk is full, or the container's /dev/shm is too small. Free some space, or move HF_HOME.",
     ),
     Kind(
+        "process_limit",
+        re.compile(
+            r"[Tt]oo many open files|\bE[MN]FILE\b|[Cc]an't start new thread|[Tt]hread creation failed"
+            r"|(?:pthread_create|[Ff]ork|clone)\b.*Resource temporarily unavailable|^BlockingIOError: \[Errno 11\]"
+        ),
+        "The engine may open no more files, or start no more processes and threads. Raise LimitNOFILE and TasksMax of "
+        "the sidecar's service, or the container's ulimits and pids limit: its engines have the same.",
+    ),
+    Kind(
         "no_permission",
         re.compile(
             r"PermissionError|Permission denied|Read-only file system|Operation not permitted|writable director"

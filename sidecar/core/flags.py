@@ -96,6 +96,7 @@ _VARIABLES = """
     HF_HOME HF_HUB_CACHE HF_TOKEN HF_TOKEN_PATH HF_ENDPOINT HF_HUB_OFFLINE HF_HUB_ENABLE_HF_TRANSFER
     HUGGING_FACE_HUB_TOKEN TRANSFORMERS_OFFLINE
     CUDA_HOME CUDA_PATH CUDA_MODULE_LOADING TRITON_CACHE_DIR
+    UCX_IB_GPU_DIRECT_RDMA UCX_LOG_LEVEL UCX_NET_DEVICES UCX_RNDV_SCHEME UCX_TLS
     TORCH_HOME TORCHINDUCTOR_CACHE_DIR TORCH_CUDA_ARCH_LIST OMP_NUM_THREADS
     NCCL_ALGO NCCL_CUMEM_ENABLE NCCL_DEBUG NCCL_IB_DISABLE NCCL_IB_HCA NCCL_NVLS_ENABLE NCCL_P2P_DISABLE NCCL_P2P_LEVEL
     NCCL_PROTO NCCL_SHM_DISABLE NCCL_SOCKET_IFNAME GLOO_SOCKET_IFNAME
@@ -118,6 +119,10 @@ OWNED_VARIABLES: Mapping[str, str] = {
     "LMCACHE_CONFIG_FILE": "no such variable: kv_connector_extra_config of the flag kv-transfer-config says it",
     "CUDA_DEVICE_ORDER": "no such variable: the sidecar numbers GPUs as nvidia-smi does",
     **dict.fromkeys(("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"), _ALLOCATOR),
+    **dict.fromkeys(
+        ("VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_NIXL_SIDE_CHANNEL_PORT"),
+        "no such variable: the sidecar sets it for models that exchange KV caches (kv_transfer)",
+    ),
     **dict.fromkeys(("VLLM_PORT", "VLLM_HOST_IP"), _ADDRESS.replace("flag", "variable", 1)),
     **dict.fromkeys(("VLLM_PLUGINS", "PYTHONPATH"), _NO_LIST.replace("flag", "variable", 1)),
 }

@@ -44,7 +44,6 @@ class GPU(msgspec.Struct, frozen=True, kw_only=True):
     used: int = 0  # bytes, what the driver keeps for itself included: total - free
     free: int = 0  # bytes
     utilization: int | None = None  # percent of the last sampling period; None: not told
-    temperature: int | None = None  # degrees Celsius; None: not told
     processes: dict[int, int] = {}  # bytes by pid, 0 where only the pid is told
     processes_hidden: bool = False  # whether `processes` says less than there is: no permission, or no such function
     unified: bool = False  # its memory is the host's: every process of the machine counts
@@ -53,17 +52,8 @@ class GPU(msgspec.Struct, frozen=True, kw_only=True):
 
     def unreadable(self, why: str) -> GPU:
         """Return this GPU as it counts once it can no longer be read: all its memory is used. `why`: the reason."""
-        return GPU(
-            index=self.index,
-            uuid=self.uuid,
-            name=self.name,
-            total=self.total,
-            used=self.total,
-            processes_hidden=True,
-            unified=self.unified,
-            refused=why,
-            readable=False,
-        )
+        known = GPU(index=self.index, uuid=self.uuid, name=self.name, total=self.total, unified=self.unified)
+        return msgspec.structs.replace(known, used=self.total, processes_hidden=True, refused=why, readable=False)
 
 
 class GPUs(Protocol):

@@ -14,6 +14,7 @@ import msgspec
 from gateway.shared.files.checked import Fault, Path, listed, nearest, readable, shortened
 from gateway.shared.files.kinds import Text
 from gateway.shared.files.units import GIB, SECONDS, Bytes, Count, Seconds, Share
+from gateway.shared.protocol import Role
 from sidecar.core.file.schedule import Hours, hours_faults
 from sidecar.core.flags import CPU_KV, FLAGS, OWNED, OWNED_VARIABLES, VARIABLES, fits, owned_flag
 
@@ -79,6 +80,8 @@ class Warmup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 PREFILL_ROLES = frozenset(("kv_producer", "kv_consumer"))  # half an engine, which gateways would send whole calls
+BLOCK_FLAGS = ("dtype", "kv-cache-dtype", "block-size")  # engines that exchange KV caches have the same
+LONGEST_TRANSFER = 128  # characters of a group's name
 LOAD_TIMEOUT = 3600.0  # seconds, unless told
 
 
@@ -105,6 +108,9 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     `load_stall`: Longest start without progress (a new kind of line, growing files, reading); CPU time doubles it.
     `load_timeout`: Longest start in all, at least `load_stall`; null: no limit while it progresses.
     `engine`: Engine of this model, if it differs from the others'.
+    `kv_transfer`: Role in the exchange of KV caches with the model's other engines on this machine, by NIXL. prefill:
+    reads prompts for others and answers no call; decode: answers calls and reads no prompt for others; both; null:
+    exchanges none.
     `flags`: More flags of vLLM, without their dashes.
     `environment`: More environment variables.
     """
@@ -129,6 +135,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     load_stall: Moment = 300.0
     load_timeout: Moment | None = LOAD_TIMEOUT
     engine: EngineSettings | None = None
+    kv_transfer: Role | None = None
     flags: Mapping[FlagName, Flag] = msgspec.field(default_factory=dict)
     environment: Mapping[VariableName, VariableText] = msgspec.field(default_factory=dict)
 
@@ -138,11 +145,20 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         development routes."""
         return None if self.pin else self.sleep
 
+    @property
+    def transfer(self) -> str:
+        """Name of the engines of its model that it exchanges KV caches with: those whose blocks are alike. Empty: it
+        exchanges none."""
+        if self.kv_transfer is None:
+            return ""
+        blocks = [str(self.flags[name]) for name in BLOCK_FLAGS if name in self.flags]
+        return "-".join(["nixl", f"tp{self.tensor_parallel}", *blocks])[:LONGEST_TRANSFER]
+
 
 def faults(profile: Profile, at: Path) -> Iterator[Fault]:
     """Mistakes that keep a well-formed profile, which is at the path `at`, from being used."""
     yield from readable(_gpus(profile, at), _idle(profile, at), _loads(profile, at), _engine(profile, at))
-    yield from readable(hours_faults(profile.schedule, (*at, "schedule")))
+    yield from readable(hours_faults(profile.schedule, (*at, "schedule")), _transfer(profile, at))
     for name, value in profile.flags.items():
         yield from _flag(name, value, (*at, "flags", name))
         if profile.adapters and name in ("enable-lora", "lora-modules"):
@@ -153,6 +169,20 @@ def faults(profile: Profile, at: Path) -> Iterator[Fault]:
 
 def _engine(profile: Profile, at: Path) -> Iterator[Fault]:
     yield from engine_faults(profile.engine, (*at, "engine"))
+
+
+def _transfer(profile: Profile, at: Path) -> Iterator[Fault]:
+    if profile.kv_transfer is None:
+        return
+    if profile.kv_transfer == "prefill" and not profile.pin:
+        yield Fault((*at, "kv_transfer"), "prefill", "pin: true too: no call would start an engine that answers none")
+    elif profile.sleeps is not None:
+        expected = "sleep: null, or pin: true: NIXL has registered the KV cache, which an engine asleep gives back"
+        yield Fault((*at, "kv_transfer"), profile.kv_transfer, expected)
+    if pooling(profile):
+        yield Fault((*at, "kv_transfer"), profile.kv_transfer, "null: a pooling model keeps no KV cache")
+    if "kv-transfer-config" in profile.flags:
+        yield Fault((*at, "flags", "kv-transfer-config"), "kv_transfer as well", "one of them")
 
 
 def engine_faults(engine: EngineSettings | None, at: Path) -> Iterator[Fault]:
@@ -219,7 +249,7 @@ def _flag(name: str, value: Flag, at: Path) -> Iterator[Fault]:
         yield Fault(
             (*at, "kv_role"),
             str(value["kv_role"]),
-            "kv_both: engines that only prefill or decode for others are not supported",
+            "kv_both: kv_transfer says that an engine only reads prompts for others, or only answers",
         )
 
 

@@ -13,12 +13,13 @@ import math
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
 from gateway.shared.files.units import GIB
-from sidecar.core.gpus import GPU, SHARE, GPUError, Unselectable
+from sidecar.core.gpus import GPU, SHARE, GPUError, Unselectable, returned
 from sidecar.core.inventory import Device
-from sidecar.gpus.sampler import BACK_WITHIN, POLL, memory_back
 
 NOT_BACK = "the memory of an engine that was there has not come back"
 
+BACK_WITHIN = 5.0  # seconds; drivers give memory back late
+POLL = 0.25  # seconds
 QUARANTINE = 300.0  # seconds; drivers give memory back within some, if ever
 
 Sample = Callable[[], Awaitable[tuple[GPU, ...]]]
@@ -106,15 +107,20 @@ class GpuMonitor:
         return False
 
     async def back(self, before: Iterable[GPU], held: Mapping[int, int]) -> bool:
-        """Wait until what an engine held, bytes by GPU, is free again; `before`: the GPUs while it still held it.
+        """Wait until what an engine really held, bytes by GPU, is free again; `before`: the GPUs while it still held
+        it. What it was allowed would never come back in full.
 
         Where it is not in time, those GPUs are in quarantine until it is.
         """
         if self._sample is None or not any(held.values()):
             return True
         used = {gpu.index: gpu.used for gpu in before}
-        if await memory_back(self._sample, before, held):
-            await self.look()
+
+        def free(gpus: Sequence[GPU]) -> bool:
+            now = {gpu.index: gpu.used for gpu in gpus}
+            return all(index in now and returned(used[index], now[index], size) for index, size in held.items())
+
+        if await self.until(free):
             return True
         for index, size in held.items():
             if size:

@@ -154,7 +154,6 @@ class NVML:
             used=int(memory.used),
             free=int(memory.free),
             utilization=None if rates is None else int(rates.gpu),
-            temperature=self._told(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
             processes={int(process.pid): int(process.usedGpuMemory or 0) for process in running or ()},
             processes_hidden=running is None or any(process.usedGpuMemory is None for process in running),
             unified=unified,

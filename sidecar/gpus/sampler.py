@@ -1,8 +1,7 @@
 """Sampling of GPUs beside an event loop: in a thread, within a time limit, one call at a time.
 
 A driver that hangs (a GPU with a hardware fault does that) hangs its caller, and nothing can interrupt the call. Here
-it costs one thread, which keeps neither the loop nor the process's exit waiting. `memory_back` samples until memory has
-come back.
+it costs one thread, which keeps neither the loop nor the process's exit waiting.
 """
 
 from __future__ import annotations
@@ -10,15 +9,13 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import TypeAlias
 
 from gateway.shared.threads import begin_in_thread
-from sidecar.core.gpus import GPU, SHARE, GPUError, GPUs, Unselectable, returned
+from sidecar.core.gpus import GPU, GPUError, GPUs, Unselectable
 
 LIMIT = 5.0  # seconds a snapshot may take; NVML needs milliseconds, tens where it begins a session
-BACK_WITHIN = 5.0  # seconds; drivers give memory back late
-POLL = 0.25  # seconds
 
 Answer: TypeAlias = "concurrent.futures.Future[tuple[GPU, ...]]"
 
@@ -69,39 +66,3 @@ class Sampler:
         except TimeoutError:
             waited = asyncio.get_running_loop().time() - self._began
             raise GPUError(f"the GPU driver hangs: no answer for {waited:.1f} s; see dmesg, a reset may help") from None
-
-
-async def memory_back(
-    sample: Callable[[], Awaitable[tuple[GPU, ...]]],
-    before: Iterable[GPU],
-    claims: Mapping[int, int],
-    *,
-    share: float = SHARE,
-    within: float = BACK_WITHIN,
-    poll: float = POLL,
-) -> bool:
-    """Wait until the memory of an engine that slept or ended has come back, on every GPU it was on.
-
-    `before` is a snapshot from while the engine still held it, `claims` the bytes it really held by GPU index (what it
-    was allowed would never come back in full). False after `within` seconds, also where the GPUs could not be read: the
-    claim then has to stay. Raises KeyError for a claim on a GPU that `before` does not have.
-    """
-    held = {gpu.index: gpu.used for gpu in before}
-    waited = {index: (held[index], claim) for index, claim in claims.items()}
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(within):
-            while True:
-                if await _back(sample, waited, share):
-                    return True
-                await asyncio.sleep(poll)
-    return False
-
-
-async def _back(
-    sample: Callable[[], Awaitable[tuple[GPU, ...]]], waited: Mapping[int, tuple[int, int]], share: float
-) -> bool:
-    try:
-        now = {gpu.index: gpu.used for gpu in await sample()}
-    except GPUError:
-        return False  # asked again at the next poll
-    return all(index in now and returned(used, now[index], claim, share) for index, (used, claim) in waited.items())

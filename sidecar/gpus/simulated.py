@@ -26,21 +26,23 @@ import fcntl
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
+from gateway.shared.files.units import GIB
 from sidecar.core.gpus import GPU, GPUError, Selection, chosen
 
 _CLAIM = re.compile(r"GPU-(?P<index>[0-9]+)\.(?P<pid>[0-9]+)\.(?P<start>[0-9]+)")
+ENTRY_BYTES = 4096  # of a file in the folder that are read
 _LOST = "it has fallen off the bus (simulated)"
 _MIG = "it is divided by MIG, and the sidecar uses whole GPUs (simulated)"
 
 
 class OutOfMemory(Exception):
-    """The GPU has less free than was asked for; what the process held already it still holds."""
+    """A GPU has less free than was asked for; the message is torch's."""
 
 
 class HeldMemory(msgspec.Struct, frozen=True):
@@ -69,28 +71,46 @@ def lay_out(folder: Path, sizes: Sequence[int]) -> None:
         (folder / f"GPU-{index}.total").write_text(str(size))
 
 
-def claim(folder: Path, index: int, size: int) -> None:
-    """From now on this process holds `size` bytes on GPU `index`, whatever it held before; 0 releases.
-
-    Raises OutOfMemory if that is more than the other processes leave (those that ended count for as long as a
-    `return` fault keeps their memory), and GPUError if there is no such GPU or it is lost.
-    """
+def total_of(folder: Path, index: int) -> int:
+    """Bytes of a GPU. Raises GPUError if there is no such GPU."""
     total = _bytes(folder, f"GPU-{index}.total")
-    if total is None or (folder / f"GPU-{index}.lost").exists():
-        raise GPUError(f"GPU {index}: {f'there is none in {folder}' if total is None else _LOST}")
-    own = folder / f"GPU-{index}.{os.getpid()}.{_started(os.getpid())}"
+    if total is None:
+        raise GPUError(f"there is no GPU {index} in {folder}")
+    return total
+
+
+def free(folder: Path, index: int) -> int:
+    """Bytes that other processes leave of a GPU; those that ended count while a `return` fault keeps their memory.
+    Raises GPUError if there is no such GPU."""
+    own, late = _own(index), (folder / f"GPU-{index}.return").exists()
+    others = (each for each in _claims(folder) if each.index == index and each.name != own)
+    return total_of(folder, index) - sum(each.size for each in others if each.alive or late)
+
+
+def claim(folder: Path, sizes: Mapping[int, int]) -> None:
+    """From now on this process holds so many bytes of each of these GPUs, whatever it held before; 0 releases.
+
+    Raises OutOfMemory if that is more than the other processes leave of one, and GPUError if there is no such GPU:
+    then it holds what it held.
+    """
     with _locked(folder):
-        late = (folder / f"GPU-{index}.return").exists()
-        others = (each for each in _claims(folder) if each.index == index and each.name != own.name)
-        free = total - sum(each.size for each in others if each.alive or late)
-        if size > free:
-            raise OutOfMemory(f"GPU {index}: {size} bytes asked for, {free} of {total} are free")
-        if size:
-            written = folder / f".{own.name}"
-            written.write_text(str(size))
-            written.rename(own)
-        else:
-            own.unlink(missing_ok=True)
+        for index, size in sizes.items():
+            left = free(folder, index)
+            if size > left:
+                held = _bytes(folder, _own(index)) or 0
+                raise OutOfMemory(
+                    f"CUDA out of memory. Tried to allocate {(size - held) / GIB:.2f} GiB. GPU {index} has a total "
+                    f"capacity of {total_of(folder, index) / GIB:.2f} GiB of which {(left - held) / GIB:.2f} GiB is "
+                    f"free. Including non-PyTorch memory, this process has {held / GIB:.2f} GiB memory in use."
+                )
+        for index, size in sizes.items():
+            own = folder / _own(index)
+            if size:
+                written = own.with_name(f".{own.name}")
+                written.write_text(str(size))
+                written.rename(own)
+            else:
+                own.unlink(missing_ok=True)
 
 
 class SimulatedGPUs:
@@ -183,6 +203,11 @@ def _claims(folder: Path) -> Iterator[HeldMemory]:
             yield HeldMemory(name, int(match["index"]), pid, size, _started(pid) == int(match["start"]))
 
 
+def _own(index: int) -> str:
+    """Name of this process's file."""
+    return f"GPU-{index}.{os.getpid()}.{_started(os.getpid())}"
+
+
 def _started(pid: int) -> int | None:
     """Start time of a process, in clock ticks since boot; None for one that has ended, also if it is not reaped."""
     try:
@@ -194,9 +219,12 @@ def _started(pid: int) -> int | None:
 
 def _text(folder: Path, name: str) -> str | None:
     try:
-        return (folder / name).read_text("ascii", "replace").strip()
+        with (folder / name).open("rb") as file:  # which a pipe holds up, as a driver that hangs does
+            return file.read(ENTRY_BYTES).decode("ascii", "replace").strip()
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise GPUError(f"{folder / name}: {error.strerror}") from error
 
 
 def _bytes(folder: Path, name: str) -> int | None:

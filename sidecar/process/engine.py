@@ -18,7 +18,7 @@ from typing import Literal
 import msgspec
 
 from gateway.shared.protocol import SOCKETS_MARK
-from sidecar.core.addresses import AddressPool, EngineAddress
+from sidecar.core.addresses import TRANSFER_PORTS, AddressPool, EngineAddress
 from sidecar.core.arguments import ACCESS_FLAG, command, environment
 from sidecar.core.config import SidecarConfig
 from sidecar.core.engine_records import EngineFacts, EngineFailed, EngineRecord
@@ -134,12 +134,16 @@ class VllmEngines:
         given, engine = self._config.models[profile], self._config.engine_of(profile)
         with self._failing():
             address = self._free_address(profile)
+            if given.kv_transfer is not None and engine.simulated is None:
+                taken = {each.transfer_port for each in self._taken}
+                port = free_port(TRANSFER_PORTS, taken=taken)
+                address = msgspec.structs.replace(address, transfer_port=port)
         self._taken.add(address)
         released = partial(self._taken.discard, address)
         try:
             with self._failing():
                 served = self._config.served_name(profile)
-                env = environment(given, engine, gpus, self._environment)
+                env = environment(given, engine, gpus, self._environment, address.transfer_port)
                 self._make(self._logs, "engines' output is kept in memory alone")
                 launcher = await self._installed.launcher(engine, env)
                 argv = command(

@@ -96,19 +96,13 @@ class Process:
         return cls(record, output, handle=process_family.handle_of(seen.pid), child=True)
 
     @classmethod
-    def adopt(
-        cls,
-        record: ProcessRecord,
-        *,
-        ring: Ring | None = None,
-        log_most: int = MOST,
-    ) -> Process:
+    def adopt(cls, record: ProcessRecord) -> Process:
         """Take over an engine that an earlier sidecar started. Raises NotOurs, and OSError for want
         of descriptors; nothing is signalled then."""
         asyncio.get_running_loop()
         handle = handle_for(record)
         try:
-            output = Output(Path(record.log), writer=record.pid, ring=ring, most=log_most)
+            output = Output(Path(record.log), writer=record.pid)
             seen = process_family.look(record.pid)
         except OSError:
             if handle is not None:

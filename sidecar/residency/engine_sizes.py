@@ -2,43 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import msgspec
 
 from gateway.shared.files.units import GIB
 from sidecar.core.engine_records import EngineFacts, EngineFailed, Unusable
-from sidecar.core.host_memory import HostMemory
 from sidecar.core.inventory import Size
 from sidecar.core.lesson import AGAIN, FailedStart, lower_share
 from sidecar.core.model_state import ModelState
-from sidecar.gpus.monitor import GpuMonitor
-from sidecar.residency.effects import Engines
-from sidecar.residency.state_file import SavedState
+from sidecar.residency.shared import SharedState
 
 LESS = 0.95  # of what a guessed claim was, at most, or it is not worth another start
 
 
 class EngineSizes:
-    """Sizes of all models of a sidecar. `known`: measurements, lessons and sleeps are read from it and written to it.
-    `touch` is called after every change of a model's size."""
+    """Sizes of all models of a sidecar."""
 
-    def __init__(
-        self,
-        engines: Engines,
-        monitor: GpuMonitor,
-        say: Callable[[str], None],
-        *,
-        known: SavedState,
-        host: HostMemory,
-        touch: Callable[[], None],
-    ) -> None:
-        self._engines = engines
-        self._monitor = monitor
-        self._say = say
-        self._known = known
-        self._host = host
-        self._touch = touch
+    def __init__(self, shared: SharedState) -> None:
+        self._engines, self._monitor, self._host = shared.engines, shared.monitor, shared.host
+        self._known, self._say, self._touch = shared.known, shared.say, shared.touch
         self._refused: dict[str, tuple[str, str]] = {}  # by profile: the settings that vLLM refused, and why
 
     async def size(self, model: ModelState) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -17,16 +17,14 @@ import msgspec
 from gateway.shared.tasks import cancel
 from sidecar.core.engine_records import EngineFacts, EngineFailed, EngineRecord
 from sidecar.core.gpus import GPU
-from sidecar.core.host_memory import HostMemory
 from sidecar.core.lesson import taken_by_others
 from sidecar.core.lifecycle import ERROR, STARTING, STOP, Event
 from sidecar.core.model_state import ModelState
 from sidecar.core.step_times import StartClock
-from sidecar.gpus.monitor import GpuMonitor
-from sidecar.residency.effects import Engine, Engines
+from sidecar.residency.effects import Engine
 from sidecar.residency.engine_memory import EngineMemory
 from sidecar.residency.engine_sizes import EngineSizes
-from sidecar.residency.state_file import SavedState
+from sidecar.residency.shared import SharedState
 
 SIZE_EVERY = 5.0  # seconds between two looks for the files of a model that come with its start
 SAMPLE_EVERY = 1.0  # seconds between two looks at a starting engine's memory
@@ -43,38 +41,21 @@ class EngineSteps:
     """`running`: the engines there are, by profile. `facts`: what each said of itself once it was ready.
 
     `counts`: by profile and event. `evictions`: by profile, `sleep` or `stop`, and reason. `starts`: by profile.
-    `start_failures`: by profile and the diagnosis' kind, `other` where there is none. `touch` is called after every
-    change of a model's state; `keep` when what the state file has to know has changed.
+    `start_failures`: by profile and the diagnosis' kind, `other` where there is none.
     """
 
-    def __init__(
-        self,
-        engines: Engines,
-        monitor: GpuMonitor,
-        clock: Callable[[], float],
-        say: Callable[[str], None],
-        *,
-        known: SavedState,
-        host: HostMemory,
-        touch: Callable[[], None],
-        keep: Callable[[], None],
-    ) -> None:
+    def __init__(self, shared: SharedState) -> None:
         self.running: dict[str, Engine] = {}
         self.facts: dict[str, EngineFacts] = {}
         self.counts: dict[tuple[str, str], int] = {}
         self.evictions: Counter[tuple[str, Literal["sleep", "stop"], Reason]] = Counter()
         self.starts: Counter[str] = Counter()
         self.start_failures: Counter[tuple[str, str]] = Counter()
-        self.memory = EngineMemory(monitor, self.running)
-        self.sizes = EngineSizes(engines, monitor, say, known=known, host=host, touch=touch)
+        self.memory = EngineMemory(shared.monitor, self.running)
+        self.sizes = EngineSizes(shared)
         self._last_lines: dict[str, list[str]] = {}
-        self._host = host
-        self._engines = engines
-        self._monitor = monitor
-        self._clock = clock
-        self._say = say
-        self._touch = touch
-        self.keep = keep
+        self._engines, self._monitor, self._host = shared.engines, shared.monitor, shared.host
+        self._clock, self._say, self._touch, self.keep = shared.clock, shared.say, shared.touch, shared.keep
         self._stopping: dict[str, asyncio.Event] = {}  # for engines that start: somebody wants them ended
 
     def record(self, model: ModelState) -> EngineRecord | None:
@@ -250,14 +231,10 @@ class EngineSteps:
 
     async def _ended(self, model: ModelState) -> bool:
         """End its processes; from then on it has no GPUs. False: its memory has not come back."""
-        back = await self._memory_back(model)
-        model.gone()
-        self._host.release(model.name)
-        return back
-
-    async def _memory_back(self, model: ModelState) -> bool:
         back = await self._processes_ended(model)
         await self.sizes.size(model)  # by what was measured
+        model.gone()
+        self._host.release(model.name)
         return back
 
     async def _processes_ended(self, model: ModelState) -> bool:

@@ -7,54 +7,27 @@ newer file, also one that takes everything back, finds whatever there is then.
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping
-
 from sidecar.core.config import SidecarConfig
 from sidecar.core.file.reload import Reload, changes, in_force, too_many
 from sidecar.core.model_state import ModelState
-from sidecar.core.step_times import StepTimes
-from sidecar.residency.effects import Engines
 from sidecar.residency.engine_steps import EngineSteps
-from sidecar.residency.gpu_tasks import GpuTasks
 from sidecar.residency.planner import Planner
+from sidecar.residency.shared import SharedState
 from sidecar.residency.withdrawals import Withdrawals
-
-CALLS_WITHIN = (
-    600.0  # seconds for the calls of an engine that is to end; the longest a client should wait for an answer
-)
 
 
 class FileChanges:
-    """Changes of the file to the models in `models`, which are added and removed here. `config`: the config in force,
-    with the old profiles of engines that have to end first. `times`: times of the machine's models, see StepTimes."""
+    """Changes of the file to the shared models, which are added and removed here. `config`: the config in force, with
+    the old profiles of engines that have to end first."""
 
     def __init__(
-        self,
-        config: SidecarConfig,
-        models: dict[str, ModelState],
-        engines: Engines,
-        planner: Planner,
-        withdrawals: Withdrawals,
-        steps: EngineSteps,
-        tasks: GpuTasks,
-        *,
-        times: MutableMapping[str, StepTimes],
-        touch: Callable[[], None],
-        clock: Callable[[], float],
-        say: Callable[[str], None],
+        self, shared: SharedState, config: SidecarConfig, planner: Planner, withdrawals: Withdrawals, steps: EngineSteps
     ) -> None:
         self.config = config
         self._taken = config  # what the newest file says
-        self._models = models
-        self._engines = engines
-        self._planner = planner
-        self._withdrawals = withdrawals
-        self._steps = steps
-        self._tasks = tasks
-        self._times = times
-        self._touch = touch
-        self._clock = clock
-        self._say = say
+        self._planner, self._withdrawals, self._steps, self._engines = planner, withdrawals, steps, shared.engines
+        self._models, self._times, self._tasks = shared.models, shared.times, shared.tasks
+        self._touch, self._clock, self._say = shared.touch, shared.clock, shared.say
 
     def take(self, file: SidecarConfig, taken: SidecarConfig, host_memory: int) -> Reload:
         """Take a newer file, of which `taken` takes effect. Raises ValueError, with nothing changed."""

@@ -7,7 +7,6 @@ asks EngineCore itself. Findings during an operation on the engine are left to t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 from gateway.shared.tasks import cancel
 from sidecar.core.engine_records import EngineFailed
@@ -15,18 +14,16 @@ from sidecar.core.lifecycle import RUNNING
 from sidecar.core.model_state import ModelState
 from sidecar.residency.effects import Engine
 from sidecar.residency.engine_steps import EngineSteps
-from sidecar.residency.gpu_tasks import GpuTasks
+from sidecar.residency.shared import SharedState
 
 EVERY = 5.0  # seconds
 
 
 class LivenessProbes:
-    """Probes of all engines: call `look_after` for each new engine. `clock` gives monotonic seconds."""
+    """Probes of all engines: call `look_after` for each new engine."""
 
-    def __init__(self, steps: EngineSteps, tasks: GpuTasks, clock: Callable[[], float]) -> None:
-        self._steps = steps
-        self._tasks = tasks
-        self._clock = clock
+    def __init__(self, shared: SharedState, steps: EngineSteps) -> None:
+        self._steps, self._tasks, self._clock = steps, shared.tasks, shared.clock
         self._watched: dict[Engine, asyncio.Event] = {}
 
     def look_after(self, model: ModelState) -> None:

@@ -33,6 +33,7 @@ from sidecar.residency.orders import Orders
 from sidecar.residency.planner import Planner
 from sidecar.residency.report import gpu_report, model_report
 from sidecar.residency.scheduler import Scheduler
+from sidecar.residency.shared import SharedState
 from sidecar.residency.sleep_steps import SleepSteps
 from sidecar.residency.state_file import SavedState, StateFile, Times
 from sidecar.residency.takeover import take_over
@@ -69,37 +70,25 @@ class Manager:
         offset: Offset = lambda _: 0.0,
         say: Callable[[str], None],
     ) -> None:
-        self._engines, self._state, self._known, self._clock, self._say = engines, state, known, clock, say
+        self._engines, self._state, self._known, self._clock = engines, state, known, clock
         self._key = known.key or secrets.token_urlsafe(32)  # by which gateways know this sidecar's reports
-        self.monitor, self.demand, self.changed, now = monitor, GatewayDemand(clock), asyncio.Event(), clock()
-        times: dict[str, StepTimes] = {}
-        models = {name: ModelState(name, profile, now, times) for name, profile in config.models.items()}
-        self.entries, self.host, touch = models, HostMemory(host_memory), self._touch
-        self.steps = steps = EngineSteps(
-            engines, monitor, clock, say, known=known, host=self.host, touch=touch, keep=self._keep
-        )
-        self._due = asyncio.Event()
-        self.tasks = GpuTasks(self._due.set)
-        self._probes = LivenessProbes(steps, self.tasks, clock)
-        self.planner = Planner(config, models, self.demand, monitor, steps.memory, host=self.host, hot=hot, clock=clock)
-        sleep = SleepSteps(steps, engines, monitor, self.host, known.sleeps, clock, say, self.tasks.share)
-        operations = Operations(steps, sleep, self.demand, self.host, clock, say, has_room=self.planner.has_room)
-        self._scheduler = Scheduler(
-            models, self.planner, operations, self.tasks, self.demand, self.host,
-            changed=self.changed, touch=touch, clock=clock, say=say,
+        self._due, self.changed = asyncio.Event(), asyncio.Event()
+        self.monitor, self.demand = monitor, GatewayDemand(clock)
+        self.tasks, self.host, times = GpuTasks(self._due.set), HostMemory(host_memory), dict[str, StepTimes]()
+        self.entries = {name: ModelState(name, each, clock(), times) for name, each in config.models.items()}
+        self._shared = shared = SharedState(
+            models=self.entries, times=times, engines=engines, monitor=monitor, demand=self.demand, tasks=self.tasks,
+            host=self.host, known=known, changed=self.changed, touch=self._touch, keep=self._keep, clock=clock, say=say,
         )  # fmt: skip
-        self.orders = Orders(
-            models, self._scheduler, self.planner, steps, self.tasks,
-            report=self.model, touch=touch, keep=self._keep, reports=lambda: self.demand.reports, clock=clock,
-        )  # fmt: skip
-        withdrawals = Withdrawals(self._scheduler, steps, self.tasks, self.demand, clock)
-        self.hours = OpeningHours(
-            models, withdrawals, steps, wall=wall, offset=offset, clock=clock, touch=touch, say=say
-        )
-        self.file = FileChanges(
-            config, models, engines, self.planner, withdrawals, steps, self.tasks,
-            times=times, touch=touch, clock=clock, say=say,
-        )  # fmt: skip
+        self.steps = steps = EngineSteps(shared)
+        self._probes = LivenessProbes(shared, steps)
+        self.planner = Planner(shared, config, steps.memory, hot)
+        operations = Operations(shared, steps, SleepSteps(shared, steps), self.planner.has_room)
+        self._scheduler = Scheduler(shared, self.planner, operations)
+        self.orders = Orders(shared, self._scheduler, self.planner, steps, self.model)
+        withdrawals = Withdrawals(shared, self._scheduler, steps)
+        self.hours = OpeningHours(shared, withdrawals, steps, wall, offset)
+        self.file = FileChanges(shared, config, self.planner, withdrawals, steps)
 
     # -- its life ---------------------------------------------------------------------------------------------------
 
@@ -116,7 +105,7 @@ class Manager:
         await asyncio.gather(*(self.steps.sizes.size(model) for model in self.entries.values()))
         for name, record in self._known.engines.items():
             known = self.entries.get(name)
-            await take_over(name, record, known, self._engines, self.steps, self.host, self._clock(), self._say)
+            await take_over(name, record, self._shared, self.steps)
             if known is not None and known.off and known.serves():
                 self.steps.transition(known, "drain")
         self.hours.turn()

@@ -11,14 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 from gateway.shared.files.units import GIB
 from sidecar.core.engine_records import EngineFailed
-from sidecar.core.host_memory import HostMemory
 from sidecar.core.lifecycle import DRAIN, SLEEP, SLEEPING, STOP, STOPPED, WAKE
 from sidecar.core.model_state import ModelState
 from sidecar.core.plan import Plan
 from sidecar.core.sleep import Level
-from sidecar.residency.demand import GatewayDemand
 from sidecar.residency.engine_steps import EngineSteps, Reason
 from sidecar.residency.liveness import EVERY as PROBE_EVERY
+from sidecar.residency.shared import SharedState
 from sidecar.residency.sleep_steps import SleepSteps
 
 DRAIN_WITHIN = 15.0  # seconds for gateways and engine to have ended what runs, where it makes room
@@ -27,27 +26,13 @@ LOOK_EVERY = 0.05  # seconds between two looks at an engine that is being draine
 
 
 class Operations:
-    """Whole operations, each made of `steps` and `sleeps`. `demand` says when no gateway uses an engine any more.
-    `host`: where sleeps at level 1 are booked. `has_room`: whether a model can begin as planned now."""
+    """Whole operations, each made of `steps` and `sleeps`. `has_room`: whether a model can begin as planned now."""
 
     def __init__(
-        self,
-        steps: EngineSteps,
-        sleeps: SleepSteps,
-        demand: GatewayDemand,
-        host: HostMemory,
-        clock: Callable[[], float],
-        say: Callable[[str], None],
-        *,
-        has_room: Callable[[ModelState, Plan], bool],
+        self, shared: SharedState, steps: EngineSteps, sleeps: SleepSteps, has_room: Callable[[ModelState, Plan], bool]
     ) -> None:
-        self._steps = steps
-        self._sleeps = sleeps
-        self._host = host
-        self._has_room = has_room
-        self._demand = demand
-        self._clock = clock
-        self._say = say
+        self._steps, self._sleeps, self._has_room = steps, sleeps, has_room
+        self._demand, self._host, self._clock, self._say = shared.demand, shared.host, shared.clock, shared.say
 
     async def carry_out(
         self, model: ModelState, plan: Plan, victims: Mapping[str, ModelState], after: int, *, patient: bool = False

@@ -6,16 +6,16 @@ pin or restart starts the model until an operator has said `on`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Literal
 
 from gateway.shared.protocol import ModelReport
 from sidecar.core.lifecycle import DRAIN, ERROR, RUNNING, STARTING, STOP, STOPPED
 from sidecar.core.model_state import ModelState
 from sidecar.residency.engine_steps import EngineSteps
-from sidecar.residency.gpu_tasks import GpuTasks
 from sidecar.residency.planner import Planner
 from sidecar.residency.scheduler import Scheduler
+from sidecar.residency.shared import SharedState
 
 Order = Literal["sleep", "wake", "stop", "drain", "off", "on"]
 
@@ -29,33 +29,19 @@ class Refused(Exception):
 
 
 class Orders:
-    """On the models in `models`. `report` gives the answer to an order: the model as it is then. `keep` is called when
-    what the state file has to know has changed. `reports`: the number of the last report made."""
+    """Orders on the shared models. `report` gives the answer to an order: the model as it is then."""
 
     def __init__(
         self,
-        models: Mapping[str, ModelState],
+        shared: SharedState,
         scheduler: Scheduler,
         planner: Planner,
         steps: EngineSteps,
-        tasks: GpuTasks,
-        *,
         report: Callable[[str], ModelReport],
-        touch: Callable[[], None],
-        keep: Callable[[], None],
-        reports: Callable[[], int],
-        clock: Callable[[], float],
     ) -> None:
-        self._models = models
-        self._scheduler = scheduler
-        self._planner = planner
-        self._steps = steps
-        self._tasks = tasks
-        self._report = report
-        self._touch = touch
-        self._keep = keep
-        self._reports = reports
-        self._clock = clock
+        self._scheduler, self._planner, self._steps, self._report = scheduler, planner, steps, report
+        self._models, self._demand, self._tasks = shared.models, shared.demand, shared.tasks
+        self._touch, self._keep, self._clock = shared.touch, shared.keep, shared.clock
 
     def ensure(self, profile: str) -> ModelReport:
         """Start or wake a model as soon as possible, and return its report. A model that is off stays off, and its
@@ -103,7 +89,7 @@ class Orders:
 
     def _drain(self, model: ModelState) -> None:
         model.held_back = True
-        model.drained_after = self._reports()
+        model.drained_after = self._demand.reports
         if model.lifecycle.pending is None:
             model.lifecycle.step("drain", self._clock())
 

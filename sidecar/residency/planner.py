@@ -6,52 +6,34 @@ It asks `core.plan` and changes nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
 
 from gateway.shared.files.units import GIB
 from sidecar.core.config import SidecarConfig
-from sidecar.core.host_memory import HostMemory
 from sidecar.core.inventory import PlanSettings, Resident, Size, Target
 from sidecar.core.lifecycle import RUNNING, SLEEPING, START, STARTING, WAKE
 from sidecar.core.model_state import ModelState
 from sidecar.core.placement import as_resident, as_targets
 from sidecar.core.plan import Infeasible, Plan, plan
 from sidecar.core.sleep import POOL, Level, chosen_level, levels
-from sidecar.gpus.monitor import GpuMonitor
-from sidecar.residency.demand import GatewayDemand
 from sidecar.residency.engine_memory import EngineMemory
 from sidecar.residency.report import explained
+from sidecar.residency.shared import SharedState
 
 Idle = Literal["", "copies", "all"]
 RETRY = 1.0  # seconds until what could not be had is planned once more
 
 
 class Planner:
-    """Planner for the models in `models`."""
+    """Planner for the shared models by the config in force. `hot`: see core.plan."""
 
-    def __init__(
-        self,
-        config: SidecarConfig,
-        models: Mapping[str, ModelState],
-        demand: GatewayDemand,
-        monitor: GpuMonitor,
-        memory: EngineMemory,
-        *,
-        host: HostMemory,  # ledger of host memory
-        hot: float,  # see core.plan
-        clock: Callable[[], float],  # monotonic seconds
-    ) -> None:
-        self.config = config
-        self._models = models
-        self._demand = demand
-        self._monitor = monitor
-        self._memory = memory
-        self.host = host
-        self._hot = hot
-        self._clock = clock
+    def __init__(self, shared: SharedState, config: SidecarConfig, memory: EngineMemory, hot: float) -> None:
+        self.config, self._memory, self._hot = config, memory, hot
+        self._models, self._demand, self._monitor = shared.models, shared.demand, shared.monitor
+        self.host, self._clock = shared.host, shared.clock
 
     def decide(
         self,

@@ -64,6 +64,8 @@ def model_report(
         context_length=facts.context_length,
         max_concurrency=facts.max_concurrency,
         priorities=facts.priorities,
+        transfer=model.profile.transfer,
+        role=model.profile.kv_transfer or "both",
         sleep_level=model.level if life.state is SLEEPING else 0,
         last_error=(model.unusable or life.last_error)[:LONGEST],
         copy=model.copy,

@@ -7,19 +7,15 @@ turn.
 
 from __future__ import annotations
 
-import asyncio
 import math
-from collections.abc import Callable, Mapping
 from typing import Literal
 
-from sidecar.core.host_memory import HostMemory
 from sidecar.core.lifecycle import DRAIN, ERROR, RUNNING, SLEEPING, STOP, STOPPED
 from sidecar.core.model_state import ModelState
 from sidecar.core.plan import Infeasible, Plan
-from sidecar.residency.demand import GatewayDemand
-from sidecar.residency.gpu_tasks import GpuTasks
 from sidecar.residency.operations import Operations
 from sidecar.residency.planner import RETRY, Planner
+from sidecar.residency.shared import SharedState
 
 LEAST, MOST = 0.001, 60.0  # seconds between two turns that nothing but the clock leads to
 ASK = 0.2  # seconds between two reports while somebody waits for calls to end: their answers tell of that
@@ -27,34 +23,12 @@ FRESH = 1.0  # seconds that the gateways have to tell of their calls before a mo
 
 
 class Scheduler:
-    """Scheduler of the models in `models`. `tasks`: the operations under way. `host`: where sleeps at level 1 are
-    booked. `changed` is set at every change worth a report, `touch` is called after every order. `say` takes a line for
-    the operator."""
+    """Scheduler of the shared models."""
 
-    def __init__(
-        self,
-        models: Mapping[str, ModelState],
-        planner: Planner,
-        operations: Operations,
-        tasks: GpuTasks,
-        demand: GatewayDemand,
-        host: HostMemory,
-        *,
-        changed: asyncio.Event,
-        touch: Callable[[], None],
-        clock: Callable[[], float],
-        say: Callable[[str], None],
-    ) -> None:
-        self._models = models
-        self._planner = planner
-        self._operations = operations
-        self._tasks = tasks
-        self._demand = demand
-        self._host = host
-        self._changed = changed
-        self._touch = touch
-        self._clock = clock
-        self._say = say
+    def __init__(self, shared: SharedState, planner: Planner, operations: Operations) -> None:
+        self._planner, self._operations = planner, operations
+        self._models, self._demand, self._tasks, self._host = shared.models, shared.demand, shared.tasks, shared.host
+        self._changed, self._touch, self._clock, self._say = shared.changed, shared.touch, shared.clock, shared.say
         self._asked_at = -math.inf  # when gateways were asked to tell of their calls
 
     def turn(self) -> float:

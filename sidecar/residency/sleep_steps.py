@@ -7,7 +7,7 @@ it keeps then is its residue, and no reason to end it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -15,12 +15,11 @@ import msgspec
 from gateway.shared.files.units import GIB
 from sidecar.core.engine_records import EngineFacts, EngineFailed
 from sidecar.core.gpus import GPU, SHARE
-from sidecar.core.host_memory import HostMemory
 from sidecar.core.model_state import ModelState
 from sidecar.core.sleep import LEAST_RESIDUE, Level, MeasuredSleep, residue_exceeded
-from sidecar.gpus.monitor import GpuMonitor
-from sidecar.residency.effects import Engine, Engines
+from sidecar.residency.effects import Engine
 from sidecar.residency.engine_steps import EngineSteps
+from sidecar.residency.shared import SharedState
 
 LEAST_FREED = 0.25  # of what an engine held: who gives back less does not sleep, whatever it says
 LATE = 30.0  # seconds beyond what was expected after which a step hangs, and its engine is ended
@@ -29,28 +28,12 @@ BELIEVED = 0.5  # of the host memory that was booked: growth below it shows that
 
 
 class SleepSteps:
-    """`steps`: the others of the same engines. `host`: where level 1 is booked. `sleeps`: by profile, for the state
-    file. `share` has a model's GPUs used by others too, while its operation goes on."""
+    """`steps`: the others of the same engines."""
 
-    def __init__(
-        self,
-        steps: EngineSteps,
-        engines: Engines,
-        monitor: GpuMonitor,
-        host: HostMemory,
-        sleeps: dict[str, MeasuredSleep],
-        clock: Callable[[], float],
-        say: Callable[[str], None],
-        share: Callable[[str], None],
-    ) -> None:
-        self._steps = steps
-        self._engines = engines
-        self._monitor = monitor
-        self._host = host
-        self._sleeps = sleeps
-        self._clock = clock
-        self._say = say
-        self._share = share
+    def __init__(self, shared: SharedState, steps: EngineSteps) -> None:
+        self._steps, self._sleeps, self._share = steps, shared.known.sleeps, shared.tasks.share
+        self._engines, self._monitor, self._host = shared.engines, shared.monitor, shared.host
+        self._clock, self._say = shared.clock, shared.say
 
     async def sleep(self, model: ModelState, level: Level) -> bool:
         """Put it to sleep, and see its memory come back. One that gives none back, or took more host memory than there

@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 
 from sidecar.core.engine_records import EngineFailed, EngineRecord
-from sidecar.core.host_memory import HostMemory
 from sidecar.core.lifecycle import RUNNING, SLEEPING, Lifecycle
 from sidecar.core.model_state import ModelState
-from sidecar.residency.effects import Engine, Engines
+from sidecar.residency.effects import Engine
 from sidecar.residency.engine_steps import EngineSteps
+from sidecar.residency.shared import SharedState
 from sidecar.residency.sleep_steps import LEAST_FREED
 
 
-async def take_over(
-    name: str,
-    record: EngineRecord,
-    model: ModelState | None,
-    engines: Engines,
-    steps: EngineSteps,
-    host: HostMemory,
-    now: float,
-    say: Callable[[str], None],
-) -> None:
-    """Take over an engine by its record. The engine is ended instead if `model` is None (the file no longer has it), if
-    its profile has changed, if it was in the middle of waking (its weights may then be missing), or if it has fallen
-    asleep since its record and still holds its memory."""
+async def take_over(name: str, record: EngineRecord, shared: SharedState, steps: EngineSteps) -> None:
+    """Take over an engine by its record. The engine is ended instead if the file no longer has its model, if its
+    profile has changed, if it was in the middle of waking (its weights may then be missing), or if it has fallen asleep
+    since its record and still holds its memory."""
+    model, engines, host, say, now = shared.models.get(name), shared.engines, shared.host, shared.say, shared.clock()
     try:
         engine = await engines.adopt(name, record)
     except EngineFailed as error:

@@ -7,15 +7,14 @@ move as ever. Then it ends.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from sidecar.core.file.schedule import Hours, Offset, changes_at, kept
 from sidecar.core.lifecycle import DRAIN, ERROR, SLEEPING, STARTING, STOP, STOPPED
 from sidecar.core.model_state import ModelState
-from sidecar.residency.demand import GatewayDemand
 from sidecar.residency.engine_steps import EngineSteps
-from sidecar.residency.gpu_tasks import GpuTasks
 from sidecar.residency.scheduler import Scheduler
+from sidecar.residency.shared import SharedState
 
 CALLS_WITHIN = 600.0  # seconds for the calls of an engine that is to end, as clients of vLLM wait for an answer
 LOOK_EVERY = 60.0  # seconds, for a wall clock that is set meanwhile
@@ -30,19 +29,9 @@ WORDS = {
 class Withdrawals:
     """The withdrawals under way."""
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        steps: EngineSteps,
-        tasks: GpuTasks,
-        demand: GatewayDemand,
-        clock: Callable[[], float],
-    ) -> None:
-        self._scheduler = scheduler
-        self._steps = steps
-        self._tasks = tasks
-        self._demand = demand
-        self._clock = clock
+    def __init__(self, shared: SharedState, scheduler: Scheduler, steps: EngineSteps) -> None:
+        self._scheduler, self._steps = scheduler, steps
+        self._demand, self._tasks, self._clock = shared.demand, shared.tasks, shared.clock
         self._withdrawn: dict[str, tuple[int, float]] = {}  # the last report before that, and when to wait no longer
 
     def end(self, model: ModelState) -> bool:
@@ -84,29 +73,18 @@ class Withdrawals:
 
 
 class OpeningHours:
-    """Schedules of the models in `models`. `wall` gives Unix seconds, `offset` how far the local clock is ahead of
-    UTC."""
+    """Schedules of the shared models. `wall` gives Unix seconds, `offset` how far the local clock is ahead of UTC."""
 
     def __init__(
         self,
-        models: Mapping[str, ModelState],
+        shared: SharedState,
         withdrawals: Withdrawals,
         steps: EngineSteps,
-        *,
         wall: Callable[[], float],
         offset: Offset,
-        clock: Callable[[], float],
-        touch: Callable[[], None],
-        say: Callable[[str], None],
     ) -> None:
-        self._models = models
-        self._withdrawals = withdrawals
-        self._steps = steps
-        self._wall = wall
-        self._offset = offset
-        self._clock = clock
-        self._touch = touch
-        self._say = say
+        self._withdrawals, self._steps, self._wall, self._offset = withdrawals, steps, wall, offset
+        self._models, self._touch, self._clock, self._say = shared.models, shared.touch, shared.clock, shared.say
         self._looked: dict[str, tuple[tuple[Hours, ...], float]] = {}  # by profile: its schedule, and the next look
 
     def turn(self) -> float:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from gateway.shared.files.plain_file import open_plain
 from sidecar.core.engine_records import Unusable
 from sidecar.sizing.model_config import ModelShape
 from sidecar.sizing.model_fields import Fields, ModelError, json_object, shown
@@ -45,7 +46,7 @@ def slot_bytes(shape: ModelShape, rank: int, at_once: int) -> int:
 
 
 def _rank(folder: Path) -> int:
-    with (folder / CONFIG).open("rb") as file:
+    with open_plain(folder / CONFIG) as file:
         fields = json_object(file.read(MAX_BYTES + 1), CONFIG, MAX_BYTES)
     kind = fields.get("peft_type", "LORA")
     if kind != "LORA":

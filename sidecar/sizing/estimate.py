@@ -113,7 +113,6 @@ class Sizing:
             raise Unusable("no GPU of this machine can be read")
         if engine.simulated is not None:
             return simulated(profile, total, lesson)
-        pools = host_pool_bytes(profile)
         try:
             shape, stored = await self._read(profile)
             draft = await self._read_draft(profile)
@@ -131,8 +130,9 @@ class Sizing:
                     "give it a share, such as gpu_memory: 45%"
                 ) from error
             size = unknown(profile, total, str(error), lesson, comes=comes)
-            return msgspec.structs.replace(size, pools=pools)
+            return msgspec.structs.replace(size, pools=host_pool_bytes(profile))
         self._shapes[name] = shape
+        pools = host_pool_bytes(profile, found.claim.kv)
         return msgspec.structs.replace(size, lora_rank=rank, pools=pools)
 
     def kv_bytes(self, name: str, told: EngineFacts) -> int | None:

@@ -2,7 +2,8 @@
 
 `--cpu-offload-gb` is for each GPU. `--kv-offloading-size` is for all GPUs together (vLLM 0.32, `config/cache.py`).
 Connectors of `--kv-transfer-config` have pools of their own: OffloadingConnector `cpu_bytes_to_use`, LMCache
-`max_local_cpu_size` in GB for each GPU, 5 unless told.
+`max_local_cpu_size` in GB for each GPU, 5 unless told; NixlConnector a copy of the KV cache with `kv_buffer_device:
+cpu`, else none, because NIXL then moves the GPU's own.
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ _LMCACHE_SIZES = ("lmcache.max_local_cpu_size", "max_local_cpu_size")
 DEEPEST = 4  # connectors within connectors
 
 
-def host_pool_bytes(profile: Profile) -> int:
-    """Bytes of host memory that an engine of the profile keeps, awake or asleep."""
+def host_pool_bytes(profile: Profile, kv: int = 0) -> int:
+    """Bytes of host memory that an engine of the profile keeps, awake or asleep. `kv`: bytes of its KV cache on each
+    GPU."""
     flags, gpus = profile.flags, profile.tensor_parallel
     size = _number(flags.get("cpu-offload-gb")) * gpus + _number(flags.get("kv-offloading-size"))
     connectors = list(_connectors(flags.get("kv-transfer-config"), DEEPEST))
     size += sum(_pool(each) * gpus for each in connectors)
     offloaded = sum(_number(_extra(each).get("cpu_bytes_to_use")) for each in connectors)
-    return int(size * GIB + offloaded)
+    copies = kv * gpus if any(map(_copies_cache, connectors)) else 0
+    return int(size * GIB + offloaded) + copies
 
 
 def _connectors(given: object, deepest: int) -> Iterator[Mapping[str, Any]]:
@@ -41,6 +44,11 @@ def _connectors(given: object, deepest: int) -> Iterator[Mapping[str, Any]]:
 def _extra(given: Mapping[str, Any]) -> Mapping[str, Any]:
     extra = given.get("kv_connector_extra_config")
     return extra if isinstance(extra, Mapping) else {}
+
+
+def _copies_cache(given: Mapping[str, Any]) -> bool:
+    """Whether NIXL fetches and sends KV cache by a copy of it in host memory."""
+    return "nixl" in str(given.get("kv_connector", "")).lower() and given.get("kv_buffer_device") == "cpu"
 
 
 def _pool(given: Mapping[str, Any]) -> float:

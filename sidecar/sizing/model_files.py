@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
+from gateway.shared.files.plain_file import open_plain
 from sidecar.core.engine_records import Unusable
 from sidecar.sizing.gguf import MAX_METADATA, gguf_shape
 from sidecar.sizing.model_config import MAX_BYTES, ModelShape, shape_from
@@ -238,10 +238,7 @@ def _absent(where: ModelLocation, what: str) -> NotKnown | Unusable:
 
 def _bytes(path: Path, most: int, *, whole: bool = True) -> bytes:
     """The first `most` bytes of a plain file; `whole`: all of it, and one more if there is more. Raises OSError."""
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO would hold us up
-    with open(fd, "rb") as file:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise OSError(0, "not a plain file", str(path))
+    with open_plain(path) as file:
         return file.read(most + whole)
 
 

@@ -87,14 +87,6 @@ def _size(name: str, tensor: object) -> int:
     raise ModelError(f"the tensor {shown(name)} is {shown(tensor)}, expected a dtype and data_offsets in order")
 
 
-def stored_of(parameters: int, shape: ModelShape) -> StoredWeights:
-    """Bytes of `parameters` by the model's dtype or quantization, which leaves embeddings in 16 bits."""
-    if shape.quantization is None or shape.quantization.bits is None:
-        return StoredWeights(2 * parameters)
-    whole = min(shape.embedding, parameters)
-    return StoredWeights(2 * whole + int((parameters - whole) * shape.quantization.bits / 8))
-
-
 def on_each_gpu(
     stored: StoredWeights, shape: ModelShape, gpus: int, dtype: str = "auto", quantized: str | None = None
 ) -> int:

@@ -88,6 +88,12 @@ def test_lists_are_read_page_by_page(acme: openai.OpenAI) -> None:
     for id in batches:
         over(acme, id)
     assert [batch.id for batch in acme.batches.list(limit=2)][:3] == batches[::-1]
+    oldest_first = [each["id"] for each in acme.get("/batches?order=asc", cast_to=dict[str, Any])["data"]]
+    assert oldest_first == [batch.id for batch in acme.batches.list()][::-1]
+    for ask in (acme.files.list, acme.batches.list):  # a deleted place is none: to begin anew would page for ever
+        with pytest.raises(openai.NotFoundError) as told:
+            ask(after="deleted")
+        assert told.value.param == "after"
     for file in files:
         acme.files.delete(file)
 
@@ -103,13 +109,14 @@ def test_a_tenant_sees_nothing_of_another(acme: openai.OpenAI, globex: openai.Op
         lambda: globex.batches.retrieve(batch),
         lambda: globex.batches.cancel(batch),
         lambda: begun(globex, file),
+        lambda: globex.files.list(after=file),
+        lambda: globex.batches.list(after=batch),
     )
     for ask in foreign:
         with pytest.raises(openai.NotFoundError):
             ask()
     assert file not in [each.id for each in globex.files.list()]
     assert batch not in [each.id for each in globex.batches.list()]
-    assert globex.files.list(after=file).data is not None  # a foreign place is none
     acme.files.delete(file)
 
 

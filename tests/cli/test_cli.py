@@ -207,7 +207,7 @@ MISTAKES = [
     (["bench"], "where to? Give --target URL, or --engines sim:2"),
     (
         ["serve"],
-        "--engine sim, --sidecar FILE, or fleet.engines, fleet.sidecars or fleet.kubernetes in the policy",
+        "--engine sim, --sidecar FILE, or fleet.engines, fleet.sidecars or fleet.inference_pool in the policy",
     ),
     (["serve", "--frobnicate"], "gateway serve: unrecognized arguments: --frobnicate (see gateway serve --help)"),
     (["serve", "--polcy", "x"], "unrecognized arguments: --polcy x: did you mean --policy? (see gateway serve --help)"),
@@ -240,15 +240,17 @@ MISTAKES = [
     (["serve", *ENGINE, "--decide-token-file", "t"], "--decide-token-file t: there is no --decide for it"),
     (
         ["serve", *ENGINE, "--decide", "unix:/d", "--decide-token-file", "/dev/null"],
-        "--decide-token-file /dev/null: a token is at least 16",
+        "--decide-token-file /dev/null: not a plain file",
     ),
     (
         ["serve", *ENGINE, "--admin-token-file", "/nowhere/t"],
         "--admin-token-file /nowhere/t: No such file or directory",
     ),
-    (["serve", *ENGINE, "--admin-token-file", "/dev/null"], "--admin-token-file /dev/null: a token is at least 16"),
+    (["serve", *ENGINE, "--admin-token-file", "/dev/null"], "--admin-token-file /dev/null: not a plain file"),
     (["serve", "--policy", "/nowhere/p.yaml"], "/nowhere/p.yaml: No such file or directory"),
     (["serve", "--policy", "/"], "/: Is a directory"),
+    (["serve", "--sidecar", "/" + "x" * 300], "x: File name too long"),
+    (["simulate", "--engines", "1", "--profile", "/" + "x" * 300], "x: File name too long"),
     (["key"], "the following arguments are required: add | list | revoke"),
     (["key", "add", "acme"], "the following arguments are required: --policy"),
     (["key", "add", "--policy", "p.yaml"], "the following arguments are required: TENANT"),
@@ -393,12 +395,12 @@ def test_check_explains_what_becomes_of_a_call(ran: Ran) -> None:
 
 def test_check_warns_of_what_is_legal_but_unwise(ran: Ran, tmp_path: Path) -> None:
     unwise = tmp_path / "unwise.yaml"
-    unwise.write_text("version: 1\nretries: {per_call: 0}\n")
+    unwise.write_text("version: 1\nretries: 0%\n")
     warning = (
-        f"{unwise}:2:11: warning: retries.per_call: no call is ever tried again: clients see every restart of an "
+        f"{unwise}:2:1: warning: retries: no call is ever tried again: clients see every restart of an "
         "engine\n"
-        "    2 | retries: {per_call\n"
-        "      |           ^^^^^^^^\n"
+        "    2 | retries\n"
+        "      | ^^^^^^^\n"
     )
     assert ran("check", str(unwise)) == (0, f"{unwise}: ok\n", warning)
     assert ran("check", "--strict", str(unwise)) == (2, f"{unwise}: ok\n", warning)
@@ -603,9 +605,9 @@ def test_check_finds_every_mistake_in_one_pass_in_the_files_that_are_named_too(r
 
 def test_check_tells_programs_and_pull_requests(ran: Ran, tmp_path: Path) -> None:
     bad, good = tmp_path / "bad,1.yaml", ROOT / "policies" / "demo.yaml"
-    bad.write_text("retries: {per_call: 0}\nbudget: {kv_target: 120%}\n")
+    bad.write_text("retries: 0%\nbudget: {kv_target: 120%}\n")
     unwise = tmp_path / "unwise.yaml"
-    unwise.write_text("retries: {per_call: 0}\n")
+    unwise.write_text("retries: 0%\n")
     status, out, err = ran("check", "--format", "json", str(bad), str(good), str(unwise))
     assert (status, err) == (2, "")
     assert json.loads(out) == [
@@ -614,7 +616,7 @@ def test_check_tells_programs_and_pull_requests(ran: Ran, tmp_path: Path) -> Non
             "message": "found '120%', expected a share such as 80%, at least 5%, at most 100%",
         },
         {
-            "file": str(unwise), "line": 1, "column": 11, "field": "retries.per_call", "severity": "warning",
+            "file": str(unwise), "line": 1, "column": 1, "field": "retries", "severity": "warning",
             "message": "no call is ever tried again: clients see every restart of an engine",
         },
     ]  # fmt: skip
@@ -626,7 +628,7 @@ def test_check_tells_programs_and_pull_requests(ran: Ran, tmp_path: Path) -> Non
         "as 80%25, at least 5%25, at most 100%25\n"
     )
     status, out, err = ran("check", "--format", "github", str(unwise))
-    assert (status, out.startswith(f"::warning file={unwise},line=1,col=11::retries.per_call: ")) == (0, True)
+    assert (status, out.startswith(f"::warning file={unwise},line=1,col=1::retries: ")) == (0, True)
 
 
 def test_check_shows_nothing_that_may_be_a_secret(ran: Ran, tmp_path: Path) -> None:

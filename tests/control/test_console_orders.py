@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from gateway.core.policy.policy import FleetPolicy, Policy, SidecarsPolicy
+from gateway.decider.loading import Configuration
 from gateway.serve.assembly import Gateway
 from gateway.shared.protocol import CapacityReport, ModelReport, encode
 from tests.control.parts import TOKEN
@@ -28,7 +29,7 @@ def ordered(status: int, sidecar: str, profile: str) -> tuple[int, bytes, list[s
     asked: list[str] = []
 
     async def scene() -> tuple[int, bytes]:
-        gateway = Gateway(POLICY, (), None, random.Random(1), say=lambda _: None, order_token=TOKEN)
+        gateway = Gateway(Configuration(POLICY, order_token=TOKEN), (), None, random.Random(1), say=lambda _: None)
 
         async def played(request: httpx.Request) -> httpx.Response:
             asked.append(f"{request.method} {request.url} {request.headers['authorization']}")

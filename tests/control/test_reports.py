@@ -43,7 +43,7 @@ class Site:
         loop = asyncio.get_running_loop()
         self.lines: list[str] = []
         self.gateway = Gateway(
-            Policy(fleet=FleetPolicy(sidecars=policy)), (), None, random.Random(1), sidecar_token=token,
+            Configuration(Policy(fleet=FleetPolicy(sidecars=policy)), sidecar_token=token), (), None, random.Random(1),
             say=self.lines.append,
         )  # fmt: skip
         parts = ControlParts(

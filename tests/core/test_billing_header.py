@@ -1,4 +1,4 @@
-"""Claude Code's line that changes with every call: never hashed, and taken off the prompt where the policy says so."""
+"""Claude Code's line that changes with every call: never hashed, and taken off the prompt."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def line(turn: int) -> str:
     return f"x-anthropic-billing-header: cc_version=2.1.{turn}; cc_entrypoint=cli; cch={turn:05x};"
 
 
-def call(path: str, body: Any, *, strip: bool = False) -> Call:
+def call(path: str, body: Any) -> Call:
     return parse(
         ROUTES[path.encode()],
         {b"content-type": b"application/json"},
         json.dumps({"model": "m", "max_tokens": 5, **body}).encode(),
-        settings=CallSettings(strip_billing_header=strip),
+        settings=CallSettings(),
         request_id="r",
         tenant="t",
         now=0.0,
@@ -94,18 +94,17 @@ def test_the_line_has_an_end(text: str, found: str) -> None:
         (line(1), []),
     ],
 )
-def test_engines_do_not_get_it_where_the_policy_says_so(system: Any, left: Any) -> None:
+def test_engines_do_not_get_it(system: Any, left: Any) -> None:
     body = {"messages": [{"role": "user", "content": line(2)}], "system": system, "seed": 1}
-    sent = json.loads(call("/v1/messages", body, strip=True).body)
+    sent = json.loads(call("/v1/messages", body).body)
     assert sent == {"model": "m", "max_tokens": 5, **body, "system": left}
-    assert json.loads(call("/v1/messages", body).body)["system"] == system
 
 
 def test_a_message_with_nothing_else_goes_with_it() -> None:
     hello = {"role": "user", "content": "hi"}
     for content, kept in ((line(1), []), (f"{line(1)}\nYou", [{"role": "system", "content": "You"}])):
         body = {"messages": [{"role": "system", "content": content}, hello]}
-        assert json.loads(call("/v1/chat/completions", body, strip=True).body)["messages"] == [*kept, hello]
+        assert json.loads(call("/v1/chat/completions", body).body)["messages"] == [*kept, hello]
 
 
 @pytest.mark.parametrize(
@@ -114,12 +113,12 @@ def test_a_message_with_nothing_else_goes_with_it() -> None:
 )
 def test_any_other_prompt_stays_as_it_is(system: Any) -> None:
     body = {"messages": [{"role": "user", "content": "hi"}], "system": system}
-    sent = json.loads(call("/v1/messages", body, strip=True).body)
+    sent = json.loads(call("/v1/messages", body).body)
     assert (sent["system"] or None) == (system or None)
 
 
 def test_a_first_message_without_content_stays_as_it_is() -> None:
     body = {"model": "m", "messages": [{"role": "system"}, {"role": line(1), "content": "hi"}]}
-    assert json.loads(call("/v1/chat/completions", body, strip=True).body)["messages"] == body["messages"]
+    assert json.loads(call("/v1/chat/completions", body).body)["messages"] == body["messages"]
     data = json.dumps(body).encode()
     assert json.loads(without_billing_line(data, "chat")) == body

@@ -301,18 +301,6 @@ def test_a_place_past_its_horizon_is_not_kept() -> None:
     assert after.checkpoint(AFTER).places == []
 
 
-def test_models_that_the_policy_does_not_name_keep_their_levels() -> None:
-    text = "{per_model: {requests: {rate: 1/s, burst: 4}}, models: {named: {requests: {rate: 1/s, burst: 9}}}}"
-    before, after = book(text), book(text)
-    for name in ("named", "other", limits.SHARED):
-        before.restore(SavedLimits([SavedBucket(("requests", "", "", name), 3.0)]), BEFORE, places=True)
-    handed(before, after)
-    for name in ("named", "other", limits.SHARED):
-        assert level(after, AFTER - AGO, "requests", "", "", name) == 3
-    after.restore(SavedLimits([SavedBucket(("tokens", "", "", "other"), 3.0)]), AFTER, places=True)
-    assert level(after, AFTER, "tokens", "", "", "other") == 0
-
-
 def test_of_too_many_levels_the_fullest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MOST_BUCKETS", 1)
     it = book()

@@ -27,7 +27,6 @@ from gateway.core.routes.provider_call import dropped_line, may_leave, provider_
 from gateway.core.routes.resolution import Resolved, resolve
 from gateway.shared.addresses import is_private
 from gateway.shared.vllm.answers import ModelCard
-from gateway.upstream.retry_after import pause_of
 from tests.calls import a_call
 
 NOW = 100.0
@@ -190,27 +189,6 @@ def test_dropped_fields_are_named_as_far_as_a_header_can() -> None:
     assert dropped_line([]) == b""
     assert dropped_line(["top_k", "a\r\nset-cookie: x", "min_p"]) == b"x-weir-dropped: top_k, min_p\r\n"
     assert dropped_line([f"f{number}" for number in range(99)]).count(b",") == 15
-
-
-@pytest.mark.parametrize(
-    ("header", "seconds"),
-    [
-        (b"", 0.0),
-        (b"7", 7.0),
-        (b" 1.5 ", 1.5),
-        (b"999999999", 86_400.0),
-        (b"-5", 0.0),
-        (b"soon", 0.0),
-        (b"1e9", 0.0),
-        (b"\xff", 0.0),
-        (b"Thu, 01 Jan 1970 00:02:00 GMT", 20.0),
-        (b"Thu, 01 Jan 1970 00:02:00 -0000", 20.0),
-        (b"Thu, 01 Jan 1970 00:00:00 GMT", 0.0),
-        (b"Fri, 31 Dec 9999 23:59:59 GMT", 86_400.0),
-    ],
-)
-def test_a_pause_is_a_number_or_a_date(header: bytes, seconds: float) -> None:
-    assert pause_of(header, wall=100.0) == seconds
 
 
 # -- its engine -------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from gateway.core.policy.policy import FleetPolicy, KubernetesPool, Policy
+from gateway.core.policy.policy import FleetPolicy, Policy
 from gateway.decider.kubernetes import source
 from gateway.decider.kubernetes.api import KubernetesApi, ServiceAccount, Unreachable
 from gateway.decider.kubernetes.pool import BadObject, Pods, Pool
@@ -305,8 +305,8 @@ def test_pods_are_a_gateways_engines_while_the_policy_names_the_pool(
         server.pods = {"a": pod("a", "127.0.0.1")}
         account = await server.start()
         monkeypatch.setattr(source, "ServiceAccount", SimpleNamespace(of=lambda _: account))
-        with_pool = Policy(fleet=FleetPolicy(kubernetes=KubernetesPool(inference_pool="llama")))
-        gateway = Gateway(with_pool, (), None, random.Random(1), say=lambda _: None)
+        with_pool = Policy(fleet=FleetPolicy(inference_pool="llama"))
+        gateway = Gateway(Configuration(with_pool), (), None, random.Random(1), say=lambda _: None)
         world = World(server)
         try:
             await world.until(lambda: len(gateway.fleet.engines) == 1)
@@ -332,9 +332,9 @@ def test_outside_of_a_pod_the_policy_is_refused(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
 
     async def main() -> None:
-        policy = Policy(fleet=FleetPolicy(kubernetes=KubernetesPool(inference_pool="llama")))
+        policy = Policy(fleet=FleetPolicy(inference_pool="llama"))
         with pytest.raises(ApplyError, match="does not run in a pod"):
-            Gateway(policy, (), None, random.Random(1), say=lambda _: None)
+            Gateway(Configuration(policy), (), None, random.Random(1), say=lambda _: None)
 
     asyncio.run(main())
 

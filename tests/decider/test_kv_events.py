@@ -236,7 +236,7 @@ def test_a_reload_begins_and_ends_subscriptions(folder: Path) -> None:
         return Policy(fleet=FleetPolicy(engines=(EngineEntry(url="http://127.0.0.1:9", kv_events=kv_events),)))
 
     async def main() -> None:
-        gateway = Gateway(policy(None), [], None, random.Random(1))
+        gateway = Gateway(Configuration(policy(None)), [], None, random.Random(1))
         (engine,) = gateway.fleet
         assert (gateway.kv_events, engine.cache.age) == (None, None)
         gateway.apply(Configuration(policy(f"ipc://{folder}/e")))

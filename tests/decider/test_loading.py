@@ -68,6 +68,12 @@ def test_what_sidecars_are_shown_and_whose_certificates_are_trusted(tmp_path: Pa
     found = load(path, Path.read_bytes)
     assert (found.sidecar_token, found.order_token) == (None, order)
     assert found.sidecar_trust == Trust(ca=(tmp_path / "ca.pem").read_text(), name="weir-sidecar")
+    pem = (tmp_path / "ca.pem").read_text()
+    (tmp_path / "ca.pem").write_text(f"# F\u0151tan\u00fas\u00edtv\u00e1ny, as bundles name it\n{pem}", "utf-8")
+    assert pem in str(load(path, Path.read_bytes).sidecar_trust.ca)
+    (tmp_path / "ca.pem").write_text("")  # for which `ssl` would trust the system's authorities
+    with pytest.raises(InvalidFile, match=r"sidecars\.tls\.ca_file: .*ca\.pem: .*, expected a file of certificates"):
+        load(path, Path.read_bytes)
     (tmp_path / "ca.pem").write_text("no certificate")
     with pytest.raises(InvalidFile, match=r"sidecars\.tls\.ca_file: .*ca\.pem: .*, expected a file of certificates"):
         load(path, Path.read_bytes)

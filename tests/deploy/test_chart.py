@@ -295,7 +295,7 @@ def test_a_pools_gateway_may_read_the_pool_and_is_its_picker() -> None:
 @pytest.mark.parametrize(
     ("flag", "told"),
     [
-        ("policy.fleet=null", "policy.fleet.kubernetes.inference_pool"),
+        ("policy.fleet=null", "policy.fleet.inference_pool"),
         ("inferencePool.selector=null", "inferencePool.selector"),
         ("inferencePool.picker=false", "an InferencePool names its endpoint picker"),
         ("policy.cluster.advertise=a:1", "an endpoint picker is for one gateway"),

@@ -142,7 +142,7 @@ def test_commands_are_known(page: Path) -> None:
         ("`python -m loadtest.lab.dst --nothing`", ["python -m loadtest.lab.dst --nothing"]),
         ("```bash\nA=1 gateway nothing && sidecar nothing # gateway\n```", ["gateway nothing", "sidecar nothing"]),
         ("```\ngateway init && make nothing\n```", ["make nothing"]),
-        ("`gateway bench --self-test`, `gateway key add | list`, `python -m pytest --nothing`, `gateway`", []),
+        ("`gateway bench --find-capacity`, `gateway key add | list`, `python -m pytest --nothing`, `gateway`", []),
         (
             "`sidecar logs llama -n 10`, `gateway check FILE --explain A B C`, `gateway is`-like, `make run`",
             ["gateway is"],

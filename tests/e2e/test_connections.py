@@ -6,6 +6,7 @@ import contextlib
 import signal
 import socket
 import ssl
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,6 +39,15 @@ def test_the_shares_are_within_the_limit(limit: int) -> None:
         assert shares.clients + shares.control < limit - 32
         assert limit - shares.clients - shares.control >= min(shares.clients, 4096), "as many for engines"
     assert (warning(limit, shares.clients), bool(warning(limit, shares.clients + 1))) == (None, True)
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("limit", [12, 64])
+def test_a_limit_that_leaves_no_room_to_serve_is_one_line(limit: int, workers: str, tmp_path: Path) -> None:
+    argv = ["sh", "-c", f'ulimit -n {limit}; exec "$@"', "sh", *HEAD, "--engine", "sim:1", "--workers", workers]
+    ended = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1), ended.stderr
+    assert f"open files: the hard limit is {limit}, expected 100 at least" in ended.stderr
 
 
 @pytest.fixture

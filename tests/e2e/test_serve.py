@@ -139,11 +139,8 @@ def started(tmp_path: Path, *arguments: str) -> tuple[Child, str]:
     """A gateway on one simulated engine, and what it prints as its data port."""
     argv = [sys.executable, "-m", "gateway.cli", "serve", "--engine", "sim:1", "--control", "127.0.0.1:0", *arguments]
     child = Child("gateway", argv, tmp_path / "log")
-    try:
+    with child.starting():
         return child, child.line(r"^data port (\S+)", 30.0)
-    except BaseException:
-        child.kill()
-        raise
 
 
 def test_tls(tmp_path: Path, certificate: tuple[Path, Path]) -> None:

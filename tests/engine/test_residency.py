@@ -16,11 +16,10 @@ from msgspec import structs
 from loadtest.engine import memory_stages
 from loadtest.engine.engine_memory import GpuShare
 from loadtest.engine.faults import Faults, faults_of
-from loadtest.engine.gpu_memory import GpuMemory, OutOfMemory
 from loadtest.engine.profile_file import profiles
 from loadtest.processes import Child, answers, get, until
 from sidecar.core.diagnosis import diagnosis
-from sidecar.gpus.simulated import SimulatedGPUs, lay_out
+from sidecar.gpus.simulated import OutOfMemory, SimulatedGPUs, claim, free, lay_out
 from tests.engine.test_sim_faults import ask, faults, send, text
 
 pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
@@ -280,21 +279,18 @@ def test_it_says_that_it_sleeps_while_it_waits_to(sim: Start) -> None:
 
 def test_memory_of_the_dead_counts_while_it_returns_late(gpus: Path) -> None:
     (gpus / "GPU-0.999999999.1").write_text(str(HALF))
-    memory = GpuMemory(gpus, (0, 1))
-    assert [memory.free(index) for index in (0, 1)] == [TOTAL, TOTAL]
+    assert [free(gpus, index) for index in (0, 1)] == [TOTAL, TOTAL]
     (gpus / "GPU-0.return").write_text("inf")
-    assert [memory.free(index) for index in (0, 1)] == [HALF, TOTAL]
+    assert [free(gpus, index) for index in (0, 1)] == [HALF, TOTAL]
 
 
 def test_what_one_gpu_refuses_is_taken_of_none(gpus: Path) -> None:
     take(gpus, HALF + 1, index=1)
-    memory = GpuMemory(gpus, (0, 1))
     with pytest.raises(OutOfMemory, match=r"GPU 1 has a total capacity of 24.00 GiB of which 12.00 GiB is free"):
-        memory.hold(lambda total: total // 2)
+        claim(gpus, {0: HALF, 1: HALF})
     assert used(gpus) == (0, HALF + 1)
     for size in itertools.chain(range(3), range(3, 0, -1)):
-        memory.hold(lambda total, size=size: size)
+        claim(gpus, {0: size, 1: size})
         assert used(gpus)[0] == size
-    memory.release()
-    memory.release()
+    claim(gpus, {0: 0, 1: 0})
     assert used(gpus)[0] == 0

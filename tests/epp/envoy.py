@@ -30,11 +30,8 @@ def envoy(folder: Path, picker: str, engines: list[str], *, allow: bool = False,
             raise
         pytest.skip(str(error))
     child = Child("envoy", argv, folder / f"envoy-{port}.log")
-    try:
+    with child.starting():
         child.wait(lambda: _listens(port), 30.0, "its listener")
-    except BaseException:
-        child.kill()
-        raise
     return child, f"http://127.0.0.1:{port}"
 
 

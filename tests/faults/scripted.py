@@ -13,12 +13,14 @@ from contextlib import asynccontextmanager
 from msgspec import structs
 
 from gateway.core.policy.policy import EngineEntry, Policy
+from gateway.decider.loading import Configuration
 from gateway.serve.run import Gateway
 from gateway.shared.vllm.answers import ModelCard
 
 EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"hello"}}]}\n\n'
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":3,"total_tokens":10}}\n\n'
 DONE = b"data: [DONE]\n\n"
+NOW = b"Thu, 26 Nov 2026 09:00:00 GMT"
 SSE = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
@@ -96,9 +98,16 @@ class ScriptedEngine:
             name = name.removeprefix("slow_").replace("slow", "good")
         status, _, after = name.partition(" after ")
         if status.isdigit():
-            fields = b"Retry-After: %b\r\n" % after.encode() if after else b""
+            fields = b"date: %b\r\nRetry-After: %b\r\n" % (NOW, after.encode()) if after else b""
             told = b'{"error":{"message":"scripted","type":"x","param":null,"code":null}}'
             writer.write(answer(int(status), told, fields))
+            return True
+        if name == "empty":
+            writer.write(answer(200, b""))
+            return True
+        if "/" in name:  # a good status, and a body of this type in place of the answer
+            page = b"<html>Sign in</html>"
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ncontent-length: 20\r\n\r\n" % name.encode() + page)
             return True
         if name == "no_route":  # FastAPI's answer
             writer.write(answer(404, b'{"detail":"Not Found"}'))
@@ -171,7 +180,7 @@ async def gateway_over(
     entries = [EngineEntry(url=engine if isinstance(engine, str) else engine.url) for engine in engines]
     policy = policy or Policy()
     keys = {name: f"key-of-{name}" for name in policy.providers}
-    gateway = Gateway(policy, entries, None, random.Random(seed), keys)
+    gateway = Gateway(Configuration(policy, keys), entries, None, random.Random(seed))
     gateway.limits.money.restore((), gateway.clock(), kept=True)  # no storage: nothing was spent before
     gateway.limits.money.ahead = False
     for engine in [engine for engine in gateway.fleet if not engine.provider]:

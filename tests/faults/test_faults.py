@@ -114,7 +114,21 @@ def test_usage_stays_for_a_client_that_asked() -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", ["die_before_headers", "die_after_headers", "garbage", "503", "502", "429", "401", "307", "hang"]
+    "bad",
+    [
+        "die_before_headers",
+        "die_after_headers",
+        "garbage",
+        "503",
+        "502",
+        "429",
+        "401",
+        "307",
+        "hang",
+        "text/html",
+        "application/json",
+        "empty",
+    ],
 )
 def test_a_failure_before_the_first_byte_is_retried_elsewhere_unseen(bad: str) -> None:
     async def body(gateway: Gateway, engines: list[ScriptedEngine]) -> None:
@@ -132,7 +146,7 @@ def test_a_failure_before_the_first_byte_is_retried_elsewhere_unseen(bad: str) -
     ("bad", "stream"),
     [
         pytest.param(name, stream, marks=[pytest.mark.slow] if name == "hang" else [])
-        for name in ("die_before_headers", "garbage", "503", "502", "401", "307", "hang")
+        for name in ("die_before_headers", "garbage", "503", "502", "401", "307", "hang", "text/html", "empty")
         for stream in (False, True)
     ],
 )

@@ -12,7 +12,7 @@ import pytest
 import uvloop
 from msgspec import structs
 
-from gateway.core.policy.policy import Budget, Policy, Retries, Routing
+from gateway.core.policy.policy import Budget, Policy, Routing
 from gateway.core.policy.routes import Mirror, ModelRoute, RouteMember
 from gateway.core.policy.traffic import Limit, Limits, RateLimit, Tenant, TrafficClass, default_classes
 from gateway.core.policy.types import Rate
@@ -113,7 +113,7 @@ def test_a_call_whose_member_fails_is_answered_by_another_model(over: Callable[.
         assert gateway.metrics.outcomes() == {"ok": 1}
         assert {json.loads(body)["model"] for body in engines[2].requests} == {"m2"}
 
-    over(body, structs.replace(POLICY, retries=Retries(budget=1.0, per_call=2)), [behaviour, behaviour, "good"])
+    over(body, structs.replace(POLICY, retries=1.0), [behaviour, behaviour, "good"])
 
 
 def test_a_caller_that_wants_no_fallback(over: Callable[..., None]) -> None:

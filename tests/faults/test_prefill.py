@@ -14,9 +14,10 @@ import msgspec
 import pytest
 import uvloop
 
-from gateway.core.policy.policy import Policy, Role, Routing, Timeouts
+from gateway.core.policy.policy import Policy, Routing, Timeouts
 from gateway.core.request.record import PrefillNote, Record
 from gateway.serve.assembly import Gateway
+from gateway.shared.protocol import Role
 from loadtest.engine.api import side_channel
 from loadtest.engine.config import sim_config
 from loadtest.engine.faults import Faults

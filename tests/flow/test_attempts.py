@@ -17,7 +17,7 @@ import uvloop
 
 from gateway.core.engines import breaker
 from gateway.core.engines.breaker import Ending
-from gateway.core.policy.policy import Policy, Retries, Routing, Timeouts
+from gateway.core.policy.policy import Policy, Routing, Timeouts
 from gateway.core.policy.traffic import Breaker
 from gateway.core.request.record import Record
 from gateway.serve.assembly import Gateway
@@ -76,17 +76,13 @@ def test_a_429_is_asked_elsewhere_at_once_and_costs_budget() -> None:
 @pytest.mark.parametrize(
     ("engines", "retries", "calls"),
     [
-        (1, Retries(), [1]),  # nobody else to ask
-        (2, Retries(), [1, 1]),  # everybody was asked
-        (4, Retries(per_call=2), [1, 1, 1, 0]),  # as often as one call may
-        (4, Retries(per_call=0), [1, 0, 0, 0]),
-        (3, Retries(budget=0.0), [1, 0, 0]),  # there is no budget
-        (6, Retries(budget=0.01, per_call=9), [1, 1, 1, 1, 0, 0]),  # the budget is spent
+        (1, 0.2, [1]),  # nobody else to ask
+        (2, 0.2, [1, 1]),  # everybody was asked
+        (4, 1.0, [1, 1, 1, 0]),  # as often as one call may
+        (3, 0.0, [1, 0, 0]),  # there is no budget
     ],
 )
-def test_a_429_that_nobody_else_can_help_with_is_passed_through(
-    engines: int, retries: Retries, calls: list[int]
-) -> None:
+def test_a_429_that_nobody_else_can_help_with_is_passed_through(engines: int, retries: float, calls: list[int]) -> None:
     async def body(gateway: Gateway, scripted: list[ScriptedEngine]) -> None:
         answer = await ask(port_of(gateway), request())
         assert (answer.status, sorted(asked(scripted), reverse=True)) == (429, calls)
@@ -96,7 +92,15 @@ def test_a_429_that_nobody_else_can_help_with_is_passed_through(
 
 
 @pytest.mark.parametrize(
-    ("said", "told"), [("17", "17"), ("0", "0"), ("Tue, 24 Nov 2026 00:00:00 GMT", None), ("-1", None), ("9" * 7, None)]
+    ("said", "told"),
+    [
+        ("17", "17"),
+        ("0", "0"),
+        ("Thu, 26 Nov 2026 09:00:25 GMT", "25"),
+        ("Tue, 24 Nov 2026 00:00:00 GMT", "0"),
+        ("-1", None),
+        ("9" * 7, "86400"),
+    ],
 )
 def test_seconds_after_which_an_engine_can_do_more_are_passed_through(said: str, told: str | None) -> None:
     async def body(gateway: Gateway, engines: list[ScriptedEngine]) -> None:
@@ -104,6 +108,14 @@ def test_seconds_after_which_an_engine_can_do_more_are_passed_through(said: str,
         assert (answer.status, answer.headers.get("retry-after")) == (429, told)
 
     scenario([f"429 after {said}"], body, Policy(**PLAIN))  # type: ignore[arg-type]
+
+
+def test_seconds_after_which_an_engine_is_back_are_told_with_its_failure() -> None:
+    async def body(gateway: Gateway, engines: list[ScriptedEngine]) -> None:
+        answer = await ask(port_of(gateway), request())
+        assert (answer.status, 30 <= int(answer.headers["retry-after"]) <= 40) == (502, True)
+
+    scenario(["503 after Thu, 26 Nov 2026 09:00:30 GMT"], body, Policy(**PLAIN))  # type: ignore[arg-type]
 
 
 def test_when_everything_fails_retries_stay_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,8 +139,7 @@ def test_the_move_from_one_lost_engine_is_free() -> None:
         assert gateway.retries.retries == 0
         assert asked(engines)[0] > 0
 
-    none = Retries(budget=0.0)
-    scenario(["die_before_headers", "good"], body, Policy(retries=none, **PLAIN))  # type: ignore[arg-type]
+    scenario(["die_before_headers", "good"], body, Policy(retries=0.0, **PLAIN))  # type: ignore[arg-type]
 
 
 def test_the_move_from_the_second_lost_engine_is_not_free() -> None:
@@ -136,8 +147,7 @@ def test_the_move_from_the_second_lost_engine_is_not_free() -> None:
         answer = await ask(port_of(gateway), request(True))
         assert (answer.status, asked(engines)) == (502, [1, 1, 0])
 
-    none = Retries(budget=0.0)
-    scenario(["die_before_headers", "die_before_headers", "good"], body, Policy(retries=none, **PLAIN))  # type: ignore[arg-type]
+    scenario(["die_before_headers", "die_before_headers", "good"], body, Policy(retries=0.0, **PLAIN))  # type: ignore[arg-type]
 
 
 def test_no_move_is_free_while_the_others_fail_too() -> None:
@@ -147,8 +157,7 @@ def test_no_move_is_free_while_the_others_fail_too() -> None:
         answer = await ask(port_of(gateway), request(True))
         assert (answer.status, asked(engines)) == (502, [1, 0])
 
-    none = Retries(budget=0.0)
-    scenario(["die_before_headers", "good"], body, Policy(retries=none, **PLAIN))  # type: ignore[arg-type]
+    scenario(["die_before_headers", "good"], body, Policy(retries=0.0, **PLAIN))  # type: ignore[arg-type]
 
 
 def test_a_time_out_at_the_deadline_is_the_deadlines_though_it_comes_a_moment_early() -> None:
@@ -268,7 +277,7 @@ def test_no_second_attempt_without_budget_room_or_another_engine() -> None:
         other.draining = False
         assert (await ask(port_of(gateway), request(False))).status == 200, "a whole answer is no late first byte"
         ample = gateway.current.policy
-        gateway.current.policy = msgspec.structs.replace(ample, retries=Retries(budget=0.0))
+        gateway.current.policy = msgspec.structs.replace(ample, retries=0.0)
         assert (await ask(port_of(gateway), request(True))).status == 200
         gateway.current.policy = ample
         assert asked(engines) == [4, 0]

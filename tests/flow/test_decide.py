@@ -110,7 +110,7 @@ class Site:
         self.loop = asyncio.get_running_loop()
         self.records: list[Record] = []
         log = cast("CallLog", self)
-        self.gateway = Gateway(policy, (), log, random.Random(1), say=lambda _: None)
+        self.gateway = Gateway(Configuration(policy), (), log, random.Random(1), say=lambda _: None)
         self.engine = next(iter(self.gateway.fleet))
         self.gateway.fleet.has_models(self.engine, [ModelCard(id="m", max_model_len=4096)])
         self.engine.check(True, self.loop.time())

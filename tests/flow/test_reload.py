@@ -49,7 +49,7 @@ class World:
     def __init__(self, first: Policy) -> None:
         self.loop = asyncio.get_running_loop()
         self.lines: list[str] = []
-        self.gateway = Gateway(first, (), None, random.Random(1), say=self.lines.append)
+        self.gateway = Gateway(Configuration(first), (), None, random.Random(1), say=self.lines.append)
         self.dispatch = self.gateway.dispatch
         self.ready()
 

@@ -105,7 +105,7 @@ class World:
     def __init__(self, policy: Policy = POLICY) -> None:
         self.loop = asyncio.get_running_loop()
         self.lines: list[str] = []
-        self.gateway = Gateway(policy, (), None, random.Random(1), say=self.say)
+        self.gateway = Gateway(Configuration(policy), (), None, random.Random(1), say=self.say)
         self.gateway.waking.transport = httpx.MockTransport(self._answer)
         self.dispatch = self.gateway.dispatch
         self.sidecars: list[PlayedSidecar] = []
@@ -672,6 +672,26 @@ def test_what_its_sidecar_says_of_an_engine_is_believed_until_it_tells_itself() 
         engine.sampled(EngineSample(running=0, waiting=0, kv_usage=0.0, capacity_tokens=9000), 0.0)
         sidecar.say("p", kv_tokens=7000)
         assert engine.ledger.capacity == 9000
+
+    virtual(scenario)
+
+
+def test_engines_of_a_sidecar_have_the_roles_that_it_reports() -> None:
+    async def scenario(world: World) -> None:
+        sidecar = world.sidecar(profiles=("p", "q"))
+        sidecar.say("p", transfer="nixl", role="prefill")
+        sidecar.say("q", transfer="nixl")
+        sidecar.running("p")
+        sidecar.running("q")
+        fleet = world.gateway.fleet
+        reader, writer = (fleet.engines[engine_id(sidecar.url(profile))] for profile in ("p", "q"))
+        assert fleet.serving("m") == (writer,)
+        assert fleet.readers("m") == (reader, writer)
+        assert {engine.transfers.group for engine in fleet} == {"nixl@a"}
+        sidecar.say("p", role="both")
+        assert fleet.serving("m") == (reader, writer), "a role that changes while it runs"
+        sidecar.say("q", transfer="")
+        assert fleet.readers("m") == (reader,)
 
     virtual(scenario)
 

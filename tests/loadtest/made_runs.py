@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
+from collections.abc import Iterable
 
 from loadtest.report.records import EngineSample, RequestResult, Run, Slo, Window
 
@@ -78,3 +80,10 @@ def _series(rng: random.Random, rate: float, slow: float) -> list[EngineSample]:
                 EngineSample(float(second), engine, kv, int(rise * rate / 3 + rng.random() * 4), rng.randint(0, 3))
             )
     return samples
+
+
+def counts_of(times: Iterable[float], width: float, start: float, end: float) -> list[int]:
+    """Count `times` in each whole window of `width` seconds from `start` on; none reaches past `end`."""
+    windows = int((end - start) / width + 1e-9)
+    found = Counter(math.floor((time - start) / width) for time in times)
+    return [found[window] for window in range(windows)]

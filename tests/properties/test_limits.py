@@ -34,7 +34,7 @@ tenants = st.fixed_dictionaries({
     for name in TENANTS
 })  # fmt: skip
 limits = st.builds(
-    Limits, global_=some_limit, per_tenant=some_limit, per_model=some_limit,
+    Limits, global_=some_limit, per_tenant=some_limit,
     classes=of_classes, models=of_models,
 )  # fmt: skip
 policies = st.builds(Policy, tenants=tenants, limits=limits)
@@ -64,7 +64,7 @@ class Reference:
             f"{tenant} {class_name}": (own.classes.get(class_name, none), none),
             tenant: (own, limits.per_tenant),
             class_name: (limits.classes.get(class_name, none), none),
-            model: (limits.models.get(model, none), limits.per_model),
+            model: (limits.models.get(model, none), none),
             "global": (limits.global_, none),
         }
         found: dict[tuple[str, str], RateLimit] = {}

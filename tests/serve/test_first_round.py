@@ -14,6 +14,7 @@ from msgspec import structs
 from gateway.core.policy.policy import EngineEntry, Policy
 from gateway.core.policy.traffic import TrafficClass
 from gateway.core.request.record import Record
+from gateway.decider.loading import Configuration
 from gateway.serve.assembly import Gateway
 from gateway.shared.vllm.answers import ModelCard
 
@@ -54,7 +55,7 @@ class World:
         self.engine = engine
         self.records: list[Record] = []
         entries = [EngineEntry(url=f"http://127.0.0.1:{engine.port}")]
-        self.gateway = Gateway(policy, entries, None, random.Random(1), say=lambda _: None)
+        self.gateway = Gateway(Configuration(policy), entries, None, random.Random(1), say=lambda _: None)
         observe = self.gateway.pipeline.observe
         self.gateway.pipeline.observe = lambda record: (self.records.append(record), observe(record))[1]
 

@@ -103,6 +103,20 @@ def test_a_descriptor_that_others_made_non_blocking_is_waited_for() -> None:
         assert (len(data), writer.lost) == (200_001, 0)
 
 
+def test_a_named_pipe_that_nobody_reads_is_refused_at_once_and_one_that_is_read_is_written(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "log")
+    with pytest.raises(OSError, match="nobody reads this pipe"):
+        LineWriter.at(tmp_path / "log", say)
+    read = os.open(tmp_path / "log", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        writer = LineWriter.at(tmp_path / "log", say)
+        writer.write(b"line\n", hurry=True)
+        assert select.select([read], [], [], 10)[0]
+        assert os.read(read, 100) == b"line\n"
+    finally:
+        os.close(read)
+
+
 def test_a_reader_that_went_away_costs_its_lines_and_they_are_counted() -> None:
     with pipe() as (read, write):
         os.close(read)

@@ -482,9 +482,9 @@ def test_a_bug_in_loading_does_not_end_the_watch(path: Path) -> None:
     ("make", "found"),
     [
         (Path.mkdir, os.strerror(errno.EISDIR)),
-        (os.mkfifo, "not a regular file"),
+        (os.mkfifo, "not a plain file"),
         (lambda path: path.symlink_to(path.name), os.strerror(errno.ELOOP)),
-        (lambda path: path.symlink_to("/dev/zero"), "not a regular file"),
+        (lambda path: path.symlink_to("/dev/zero"), "not a plain file"),
         (lambda path: os.truncate(os.open(path, os.O_CREAT | os.O_WRONLY), LIMIT + 1), f"larger than {LIMIT} bytes"),
         (lambda path: path.write_bytes(b"\xff\xfe\x00"), "expected UTF-8 text"),
     ],

@@ -25,7 +25,7 @@ from sidecar.core.profile import Profile
 from sidecar.core.step_times import StepTimes
 from sidecar.sizing.estimate import Estimate, estimate
 from sidecar.sizing.model_config import ModelShape, shape_from
-from sidecar.sizing.weights import StoredWeights, stored_of
+from sidecar.sizing.weights import StoredWeights
 
 CORPUS = Path(__file__).parent / "corpus"
 # GiB as CUDA reports them, of GPUs whose starts do not say.
@@ -127,6 +127,14 @@ def _profile(told: dict[str, Any], gpus: int) -> Profile:
         {"model_path": "m", "context_length": told.get("max_model_len"), "tensor_parallel": gpus, "flags": flags},
         Profile,
     )
+
+
+def stored_of(parameters: int, shape: ModelShape) -> StoredWeights:
+    """Bytes of `parameters` by the model's dtype or quantization, which leaves embeddings in 16 bits."""
+    if shape.quantization is None or shape.quantization.bits is None:
+        return StoredWeights(2 * parameters)
+    whole = min(shape.embedding, parameters)
+    return StoredWeights(2 * whole + int((parameters - whole) * shape.quantization.bits / 8))
 
 
 def _stored(model: dict[str, Any], measured: dict[str, Any], shape: ModelShape, gpus: int) -> StoredWeights:

@@ -84,9 +84,5 @@ class Driver:
     def nvmlDeviceGetUtilizationRates(self, handle: str) -> Any:  # noqa: N802
         return SimpleNamespace(gpu=37, memory=5)
 
-    def nvmlDeviceGetTemperature(self, handle: str, sensor: int) -> int:  # noqa: N802
-        assert sensor == pynvml.NVML_TEMPERATURE_GPU
-        return 41
-
     def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[Any]:  # noqa: N802
         return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in self.processes.get(handle, [])]

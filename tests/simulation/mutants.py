@@ -97,4 +97,9 @@ NO_TTL_BEGUN = Mutant(
 ASKED_TWICE = Mutant(DecidePort, "_taken", "id in self._chosen or ", "")
 
 # A whole answer that an engine did not give a proxy in time is free.
-UNSETTLED = Mutant(Lending, "exchange", "self._unanswered(call, admission, grant, record)", "pass")
+UNSETTLED = Mutant(
+    Lending,
+    "exchange",
+    "settle_unanswered(call, admission, record, self._clock(), pace=grant.pace, since=grant.hold.taken_at)",
+    "pass",
+)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gateway.core.cluster.election import Election
 from gateway.core.engines.speed import Speed
+from gateway.decider.grant import LocalGrant
 from gateway.decider.relays.hub import RelayHub
 from gateway.decider.relays.served import ServedCall
 from gateway.decider.relays.session import RelaySession
@@ -25,6 +26,9 @@ OPENED_ANEW = Mutant(
 
 # What a dead relay's calls hold does not come back.
 HELD_BY_THE_DEAD = Mutant(RelayHub, "_watch", "if not self._lives(kept.hello.pid)", "if False")
+
+# What a prompt holds at the engine that reads it for another does not come back.
+PROMPT_KEPT = Mutant(LocalGrant, "close", "self.half.close()", "pass")
 
 # What a relay's calls hold comes back when its connection breaks, though they run on.
 GIVEN_AWAY = Mutant(

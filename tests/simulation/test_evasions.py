@@ -24,7 +24,7 @@ MACHINE = EngineSpec(model="sim", blocks=400, sequences=8, step=1 / 32, prefill=
 POLICY: dict[str, Any] = {
     "version": 1,
     "limits": {"global": {"requests": DAYS, "tokens": DAYS}},
-    "retries": {"per_call": 0},
+    "retries": "0%",
     "routing": {"slow_start": "0s"},
 }
 CALL = Call(at=0.0, class_name="default", key="", model="sim", prompt=400, asked=200, stream=True, group=0)
@@ -70,7 +70,7 @@ def test_nothing_is_got_for_nothing(what: str) -> None:
 
 @pytest.mark.parametrize("what", [what for what in EVASIONS if "before its first" in what or "whole" in what])
 def test_it_would_be_without_the_charge_for_what_was_left(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def free(*_: Any) -> None:
+    def free(*_: Any, **__: Any) -> None:
         """As if no engine had it."""
 
     for module in (forwarding, pipeline):

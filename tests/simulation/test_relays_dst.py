@@ -24,6 +24,7 @@ FOUND: dict[str, tuple[Mutant, int | Sequence[int]]] = {  # and in how many seed
     "settled twice": (planted.SETTLED_TWICE, 20),
     "opened anew": (planted.OPENED_ANEW, 80),
     "held by the dead": (planted.HELD_BY_THE_DEAD, 20),
+    "prompt kept": (planted.PROMPT_KEPT, range(285, 300)),  # none of the first 285
     "given away": (planted.GIVEN_AWAY, 20),
     "grants untold": (planted.GRANTS_UNTOLD, 20),
     "moves untold": (planted.MOVES_UNTOLD, range(255, 275)),  # none of the first 260

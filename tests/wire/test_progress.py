@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import anthropic
@@ -15,6 +16,7 @@ import pytest
 import yaml
 
 from gateway.core.admission.decider import Grant
+from gateway.core.request.call import Call
 from gateway.relay.progress import Progress
 from gateway.relay.wire.server import Responder
 from loadtest.processes import Gateway, until
@@ -22,6 +24,7 @@ from loadtest.simulate import vtime
 from tests.e2e.children import SimEngine, post
 
 MESSAGES: Any = [{"role": "user", "content": "hello"}]
+CALL = cast("Call", SimpleNamespace(request_id="r", class_name="batch"))
 ASKS = {"x-weir-progress": "1"}
 
 
@@ -44,7 +47,7 @@ def test_comments_come_while_the_call_waits_and_no_longer() -> None:
     async def main() -> None:
         written, words = Written(), iter([", place 2, about 9 s", ""])
         turn: asyncio.Future[Grant] = asyncio.get_running_loop().create_future()
-        progress = Progress(cast("Responder", written), b"a: b\r\n", 5.0, lambda: next(words))
+        progress = Progress(cast("Responder", written), CALL, 5.0, lambda: next(words))
         asking = asyncio.ensure_future(progress.of(turn))
         await asyncio.sleep(4.0)
         assert not written.started, "a short wait costs no status"
@@ -53,7 +56,8 @@ def test_comments_come_while_the_call_waits_and_no_longer() -> None:
         await asking
         await asyncio.sleep(20.0)
         assert written.texts == [
-            "200 content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\na: b\r\n",
+            "200 content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
+            "x-request-id: r\r\nx-weir-class: batch\r\n",
             ": waiting for 5 s, place 2, about 9 s\n\n",
             ": waiting for 10 s\n\n",
         ]
@@ -66,7 +70,7 @@ def test_nothing_is_written_for_a_call_that_is_given_up(how: str) -> None:
     async def main() -> None:
         written = Written()
         turn: asyncio.Future[Grant] = asyncio.get_running_loop().create_future()
-        asking = asyncio.ensure_future(Progress(cast("Responder", written), b"", 5.0, str).of(turn))
+        asking = asyncio.ensure_future(Progress(cast("Responder", written), CALL, 5.0, str).of(turn))
         await asyncio.sleep(1.0)
         if how == "cancelled":
             asking.cancel()

@@ -39,14 +39,13 @@ capabilities: {drop: [ALL]}
 {{/* Name of the InferencePool whose pods are engines; empty: none. */}}
 {{- define "weir.pool" -}}
 {{- $fleet := .Values.policy.fleet | default dict -}}
-{{- $kubernetes := $fleet.kubernetes | default dict -}}
-{{- $kubernetes.inference_pool | default "" -}}
+{{- $fleet.inference_pool | default "" -}}
 {{- end }}
 
 {{/* What would run and be wrong. */}}
 {{- define "weir.checked" -}}
 {{- if and .Values.inferencePool.create (not (include "weir.pool" .)) -}}
-{{- fail "inferencePool.create: name it in policy.fleet.kubernetes.inference_pool" -}}
+{{- fail "inferencePool.create: name it in policy.fleet.inference_pool" -}}
 {{- end -}}
 {{- if and .Values.inferencePool.create (not .Values.inferencePool.selector) -}}
 {{- fail "inferencePool.selector: labels of the pods that are its engines" -}}

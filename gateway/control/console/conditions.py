@@ -33,7 +33,7 @@ HOW = {
     "asleep": "It says that it sleeps: POST {url}/wake_up wakes it. Let a sidecar decide that.",
     "status": "Something else may answer at {url}: it must be a vLLM, and the URL without a path.",
     "models": "Something else may answer at {url}: it must be a vLLM, and the URL without a path.",
-    "garbage": "Something that speaks no HTTP answers at {url}: correct fleet.engines.",
+    "garbage": "Something that is no vLLM answers at {url}: correct fleet.engines, or what stands before it.",
     STALLED: "It hangs: it takes requests and works on none. Restart it.",
     "descriptors": "This gateway has no file descriptor left: raise its limit (LimitNOFILE).",
 }

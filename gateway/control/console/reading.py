@@ -112,7 +112,7 @@ class ConsoleReading:
                 "draining": view.draining,
                 "engines": len(view.engines),
                 "keys": self._sources.keys is not None,
-                "links": self._dispatch.policy.console,
+                "board": self._dispatch.policy.console,
             },
             "policy": status,
         }

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from gateway.control.console.sources import Used
 from gateway.control.policy_view import HASH_SHOWN
-from gateway.core.admission.bucket import SHARED, Bucket
+from gateway.core.admission.bucket import Bucket
 from gateway.core.policy.traffic import Tenant
 
 TENANTS = 500  # shown: those that used most
@@ -24,7 +24,7 @@ def tenant_entries(
         own = limits.setdefault(tenant, [])
         if len(own) < LIMITS:
             what = f"class {class_name}" if class_name else ""
-            what = "model " + model.replace(SHARED, "any other") if model else what
+            what = f"model {model}" if model else what
             own.append([kind, what, str(bucket.quota.rate), bucket.burst, bucket.left(now)])
     nothing: Used = (0, 0, 0)
     names = sorted(tenants, key=lambda name: (-used.get(name, nothing)[2], -used.get(name, nothing)[0], name))

@@ -27,6 +27,7 @@ from gateway.core.admission.shaping import Shaping
 from gateway.core.engines.choice import (
     ASIDE,
     LOOKED_AT,
+    SCAN_AT_MOST,
     Aside,
     Choice,
     any_idle,
@@ -152,7 +153,8 @@ class AdmissionControl:
         engines, routing = self.candidates(call), self.rules.policy.routing
         if engines and engines[0].provider:
             engines = self._affordable(engines, call, now)
-        choice = choose(engines, call, now, routing=routing, rng=rng, exclude=exclude)
+        likely = self.fleet.likely(call.prefix) if len(engines) > SCAN_AT_MOST else ()
+        choice = choose(engines, call, now, routing=routing, rng=rng, exclude=exclude, likely=likely)
         return ASIDE if choice is not None and worth_waiting(call, choice, now, waited) else choice
 
     def _affordable(self, engines: Sequence[Engine], call: Call, now: float) -> Sequence[Engine]:

@@ -20,7 +20,6 @@ from gateway.core.policy.traffic import RateLimit
 # Whose bucket it is: kind, tenant, class, model; "" where its level does not ask. All of them "": the whole gateway's.
 Key = tuple[Kind, str, str, str]
 
-SHARED = "\0"  # stands for all models that have no bucket of their own
 MARGIN = 0.1  # of a burst of tokens, kept for calls that turn out to be more than they were estimated at
 LATE = 1e-6  # seconds added to a retry time, so that the rounding of two clock readings cannot make it a lie
 
@@ -114,7 +113,7 @@ class Bucket:
         """The limit's owner, as messages name it."""
         _, tenant, class_name, model = self.key
         if model:
-            what = "all models the policy does not name" if model == SHARED else f"model {model[:80]}"
+            what = f"model {model}"
             return f"tenant {tenant} with {what}" if tenant else f"{what}, all tenants together"
         if class_name:
             return f"tenant {tenant} in class {class_name}" if tenant else f"class {class_name}, all tenants together"

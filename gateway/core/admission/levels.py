@@ -1,7 +1,7 @@
 """Levels of rate limits: the limit that counts a call at each level, and the policy's path of it.
 
 Levels, most specific first: (tenant, model), (tenant, class), tenant, class, model, global. "" stands where a level
-does not depend on a name. A level without a limit of its own has its default: `limits.per_tenant`, `per_model`.
+does not depend on a name. A tenant without limits of its own has `limits.per_tenant`.
 """
 
 from __future__ import annotations
@@ -66,6 +66,5 @@ def _candidates(policy: Policy, level: Level) -> Iterator[tuple[Path, AnyLimit]]
         yield ("limits", "classes", class_name), limits.classes.get(class_name, Limit())
     elif model:
         yield ("limits", "models", model), limits.models.get(model, Limit())
-        yield ("limits", "per_model"), limits.per_model
     else:
         yield ("limits", "global"), limits.global_

@@ -16,7 +16,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator
 from itertools import chain
 
-from gateway.core.admission.bucket import SHARED, Bucket, Buckets, Key, longest_wait, rate_lines
+from gateway.core.admission.bucket import Bucket, Buckets, Key, longest_wait, rate_lines
 from gateway.core.admission.levels import Kind, Level, counted
 from gateway.core.admission.limit_bookings import CALLS, HORIZON, SLOT, SLOT_LEAST, SOON, Booked, LimitBookings
 from gateway.core.admission.quotas import Calendar, QuotaBook, Used, Windows, tightest
@@ -29,7 +29,6 @@ from gateway.core.policy.traffic import AnyLimit, RateLimit, TenantLimits
 from gateway.core.request.outcome import Refused
 
 ROUTES_REMEMBERED = 4096  # (tenant, class, model) whose buckets are at hand
-OTHER_MODELS = 4096  # models that the policy does not name and that have buckets of their own
 
 Route = tuple[Buckets, Buckets]  # those that count requests, those that count tokens
 
@@ -132,7 +131,6 @@ class LimitBook:
         self._routes: dict[Level, Route] = {}
         self._arrivals: dict[str, Route] = {}  # by tenant
         self._bookings = LimitBookings()
-        self._others: dict[str, Route] = {}  # the least recently used first
         self.apply(policy, 0.0)
 
     def apply(self, policy: Policy, now: float) -> None:
@@ -142,25 +140,20 @@ class LimitBook:
         self.quotas.apply(policy)
         self.money.apply(policy)
         limits, tenants = policy.limits, {name: _own(tenant.limits) for name, tenant in policy.tenants.items()}
-        shared: list[AnyLimit] = [limits.global_, limits.per_tenant, limits.per_model]
+        shared: list[AnyLimit] = [limits.global_, limits.per_tenant]
         shared += [*limits.classes.values(), *limits.models.values()]
         self.limited = bool(self.quotas) or any(map(_limits, [*shared, *chain.from_iterable(tenants.values())]))
         self._counts_tokens = any(map(_counts_tokens, shared))
         self._metered = {name for name, own in tenants.items() if any(map(_counts_tokens, own))}
         self._named = {*limits.models, *(model for tenant in policy.tenants.values() for model in tenant.limits.models)}
-        self._counts_others = _limits(limits.per_model)
         self._routes.clear()
         self._arrivals.clear()
-        self._others.clear()
         kept, self._buckets = self._buckets, {}
         for key, bucket in kept.items():
             quota = self._quota(key)
             if quota is not None:
                 bucket.change(quota, now)
                 self._buckets[key] = bucket
-        for _, tenant, _, model in list(self._buckets):
-            if model and not tenant and model not in self._named:
-                self._others[model] = self._at(("", "", model))
 
     def level(self, key: Key) -> float:
         """Level of one limit at its last change; 0 if nothing was taken."""
@@ -212,9 +205,6 @@ class LimitBook:
             return self._free
         named = model if model in self._named else ""
         by_request, by_token = self._routes.get((tenant, class_name, named)) or self._route(tenant, class_name, named)
-        if self._counts_others and not named:
-            others = self._other(model, now)
-            by_request, by_token = by_request + others[0], by_token + others[1]
         taken: Buckets = () if arrived is None else arrived.requests
         left = by_request if not taken else tuple([bucket for bucket in by_request if bucket not in taken])
         windows = self.quotas.of(tenant)
@@ -326,7 +316,7 @@ class LimitBook:
     def restore(self, saved: SavedLimits, then: float, *, places: bool) -> None:
         """Go on from a checkpoint of `then`, with its `places`. Limits that the policy has no more are left out."""
         self.quotas.goes_on([Used(each.tenant, each.span, each.start, each.tokens) for each in saved.quotas], then)
-        buckets = [self._found(each.key, then) for each in saved.buckets]
+        buckets = [self._found(each.key) for each in saved.buckets]
         for each, bucket in zip(saved.buckets, buckets, strict=True):
             if bucket is not None:
                 bucket.restore(each.level, then)
@@ -339,11 +329,9 @@ class LimitBook:
             if parts:
                 self._bookings.book(place.key, place.due_in, then, parts)
 
-    def _found(self, key: Key, now: float) -> Bucket | None:
+    def _found(self, key: Key) -> Bucket | None:
         """The bucket of this key, made if the policy has such a limit."""
         kind, tenant, class_name, model = key
-        if model and model != SHARED and not tenant and model not in self._named:
-            return next((each for each in chain(*self._other(model, now)) if each.key == key), None)
         return next(iter(self._counting(kind, ((tenant, class_name, model),))), None)
 
     # -- which buckets --------------------------------------------------------------------------------------------
@@ -358,27 +346,6 @@ class LimitBook:
             levels = [(tenant, "", model), *levels[:3], ("", "", model), levels[3]]
         route = self._routes[tenant, class_name, model] = self._at(*levels)
         return route
-
-    def _other(self, model: str, now: float) -> Route:
-        """The buckets of a model the policy does not name: its own, with the default limit of models.
-
-        Clients choose these names, so there are only so many. The one unused for longest makes room if it has drained:
-        forgetting it loses nothing but what calls still in flight may come to owe. If it has not, newcomers share one
-        limit: a flood of names neither grows this table nor refills anybody's bucket.
-        """
-        found = self._others.pop(model, None)
-        if found is None:
-            if len(self._others) >= OTHER_MODELS:
-                oldest = next(iter(self._others))
-                buckets = [bucket for kind in self._others[oldest] for bucket in kind]
-                if not all(bucket.allows(bucket.burst, now) for bucket in buckets):
-                    return self._at(("", "", SHARED))
-                del self._others[oldest]
-                for bucket in buckets:
-                    del self._buckets[bucket.key]
-            found = self._at(("", "", model))
-        self._others[model] = found
-        return found
 
     def _at(self, *levels: Level) -> Route:
         """The buckets of these levels, in this order; none for a level without a limit."""

@@ -277,10 +277,11 @@ def expired(call: Call, waited: float) -> Refused:
 # -- calls that an engine was given ------------------------------------------------------------------------------------
 
 
-def engine_failed(name: str, id: str, message: str, told: str) -> Refused:
-    """An engine's failure. Its address, and `message` where that may hold one, are for the log."""
+def engine_failed(name: str, id: str, message: str, told: str, again: int | None = None) -> Refused:
+    """An engine's failure. Its address, and `message` where that may hold one, are for the log. `again`: seconds of its
+    own Retry-After."""
     detail = f"Engine {id} failed: {message}."
-    return Refused(Outcome.UPSTREAM, f"Engine {name} failed: {told}.", retry_after=SOON, detail=detail)
+    return Refused(Outcome.UPSTREAM, f"Engine {name} failed: {told}.", retry_after=again or SOON, detail=detail)
 
 
 def wrong_answer(message: str, detail: str = "") -> Refused:

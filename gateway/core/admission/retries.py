@@ -12,6 +12,7 @@ from gateway.core.policy.snapshot import Current
 
 WINDOW = 10  # seconds
 AT_LEAST = 3  # retries in the window however few calls there are, so that a single failure is retried
+PER_CALL = 2  # retries of one call: where three engines fail it, the fourth hardly answers in time
 BACKOFF = 0.025  # seconds, doubled per attempt
 
 
@@ -48,7 +49,7 @@ class RetryBudget:
     @property
     def left(self) -> float:
         """Retries that may still be made in this window."""
-        share = self._current.policy.retries.budget
+        share = self._current.policy.retries
         return (max(AT_LEAST, share * self.calls) if share else 0) - self.retries
 
     def take(self, now: float) -> bool:

@@ -109,14 +109,14 @@ def check_fields(fields: Mapping[str, str]) -> None:
             raise bad_request(f"the form may have the fields purpose and file, found {name}", name)
 
 
-def no_file(id: str) -> Refused:
+def no_file(id: str, param: str = "id") -> Refused:
     """A refusal (404) of a file that is not this tenant's, whether or not it is another's."""
-    return Refused(Outcome.NOT_FOUND, f"No such File object: {id[:80]}", param="id", code="file_not_found")
+    return Refused(Outcome.NOT_FOUND, f"No such File object: {id[:80]}", param=param, code="file_not_found")
 
 
-def no_batch(id: str) -> Refused:
+def no_batch(id: str, param: str = "id") -> Refused:
     """A refusal (404) of a batch that is not this tenant's."""
-    return Refused(Outcome.NOT_FOUND, f"No batch found with id '{id[:80]}'.", param="id", code="batch_not_found")
+    return Refused(Outcome.NOT_FOUND, f"No batch found with id '{id[:80]}'.", param=param, code="batch_not_found")
 
 
 def _field(said: str) -> str | None:

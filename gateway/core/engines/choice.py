@@ -46,7 +46,7 @@ NEW = 10.0  # times a call's own wait that an engine costs more at first
 PATIENCE = 1.0  # seconds of waiting for each second of reading that is spared
 WORTH_WAITING = 0.05  # seconds of reading spared
 LOOKED_AGAIN = 1.0  # seconds: a call that waits is looked at more often
-SCAN_AT_MOST = 32  # beyond this many engines, a random sample of this size: power of d choices
+SCAN_AT_MOST = 32  # beyond this many engines, a random sample of this size (power of d choices), and likely ones
 
 
 class Choice(msgspec.Struct, frozen=True, gc=False):
@@ -139,14 +139,17 @@ def choose(
     routing: Routing,
     rng: random.Random,
     exclude: frozenset[str] = frozenset(),
+    likely: Sequence[Engine] = (),
 ) -> Choice | None:
     """The best engine that can hold `call` now, or None: then it waits.
 
-    Engines in `exclude` (already failed this call) are taken only if no other is up.
+    Engines in `exclude` (already failed this call) are taken only if no other is up. `likely`: those of all engines
+    that probably have its prompt cached; a sample holds them always.
     """
     sampled = len(engines) > SCAN_AT_MOST
     if sampled:
-        engines = rng.sample(engines, SCAN_AT_MOST)
+        likely = [engine for engine in likely if engine in engines]
+        engines = [*likely, *[engine for engine in rng.sample(engines, SCAN_AT_MOST) if engine not in likely]]
     cost = call.cost
     usable = usable_of(engines, now)
     if exclude:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from gateway.core.engines.choice import SCAN_AT_MOST
 from gateway.core.engines.engine import Engine
+from gateway.core.engines.prefix_index import PrefixIndex
+from gateway.shared.protocol import Role
 from gateway.shared.vllm.answers import ModelCard
 
 
@@ -18,6 +21,7 @@ class Fleet:
         self._serving: dict[str, tuple[Engine, ...]] = {}
         self._readers: dict[str, tuple[Engine, ...]] = {}
         self._contexts: dict[str, int | None] = {}
+        self._prefixes = PrefixIndex()
         self._added = 0  # engines so far, those that are gone included
 
     def __iter__(self) -> Iterator[Engine]:
@@ -70,6 +74,15 @@ class Fleet:
         """Engines that read prompts of `model` for others, up or not."""
         return self._readers.get(model, ())
 
+    def note_prefix(self, engine: Engine, prefix: tuple[int, ...]) -> None:
+        """Note where a prompt was read, if the fleet is so large that a choice does not look at all its engines."""
+        if len(self.engines) > SCAN_AT_MOST:
+            self._prefixes.note(prefix, engine.id)
+
+    def likely(self, prefix: tuple[int, ...]) -> list[Engine]:
+        """Engines that probably have most of a prompt cached; of a large fleet alone."""
+        return [self.engines[id] for id in self._prefixes.readers(prefix) if id in self.engines]
+
     @property
     def models(self) -> dict[str, ModelCard]:
         """Every model of the fleet, also those that would have to be woken first; where engines differ, the card with
@@ -85,6 +98,11 @@ class Fleet:
     def context(self, model: str) -> int | None:
         """The longest context, in tokens, any engine gives this model; None where none tells."""
         return self._contexts.get(model)
+
+    def take_role(self, engine: Engine, group: str, role: Role) -> None:
+        """Take the engine's part in exchanges of KV caches, as in `Transfers`."""
+        engine.transfers.group, engine.transfers.role = group, role
+        self._index()
 
     def has_models(self, engine: Engine, cards: Iterable[ModelCard]) -> None:
         """Take the engine's own list of models."""

@@ -1,12 +1,13 @@
 """Scaling signal of one model: engines wanted, so that every class meets its target at the tokens offered now.
 
-    wanted = work x offered / served / target_utilization, rounded up
+    wanted = work x offered / served / share, rounded up
 
-`work` is the sum of its engines' utilizations. `offered` is what engines were given, what was refused for want of room
-(a call is refused where its class's target would be missed), and what waits, as tokens a second; `served` is the first
-of these. As in Kubernetes' HorizontalPodAutoscaler the number of engines there are now is no part of it, and fewer are
-wanted only when that has been so for a whole stabilization window. In its first LEARNING seconds a gateway wants no
-fewer than were up at its first reading: its averages begin at nothing, which is no reason to stop any.
+Calls should fill `share` of what engines can do (`scaling` in the policy). `work` is the sum of its engines'
+utilizations. `offered` is what engines were given, what was refused for want of room (a call is refused where its
+class's target would be missed), and what waits, as tokens a second; `served` is the first of these. As in Kubernetes'
+HorizontalPodAutoscaler the number of engines there are now is no part of it, and fewer are wanted only when that has
+been so for a whole stabilization window. In its first LEARNING seconds a gateway wants no fewer than were up at its
+first reading: its averages begin at nothing, which is no reason to stop any.
 
 Synchronous, no I/O; `now` is monotonic seconds.
 """
@@ -21,12 +22,12 @@ import msgspec
 
 from gateway.core.engines.engine import Engine
 from gateway.core.engines.speed import TPOT
-from gateway.core.policy.traffic import Scaling
 
 EVERY = 1.0  # seconds at least between two readings
 AVERAGE = 45.0  # seconds of the averages: one burst is for the queue, a new level for more engines
 LEARNING = 2 * AVERAGE  # seconds in which the averages of a gateway that was just started tell too little
 REMEMBERED = 1800.0  # seconds that an engine's fastest pace is remembered at least, and twice that at most
+COOLDOWN = 600.0  # seconds without a call after which no engine is wanted; an autoscaler may wait longer by its own
 STABLE = 40.0  # seconds for which fewer engines must suffice before fewer are wanted
 RECOVERY = 30.0  # seconds in which what waits now is to be worked off
 MOST_OFFERED = 4.0  # times what is served: more is not known well enough to start engines for
@@ -87,11 +88,12 @@ def utilization(engine: Engine, fastest: float) -> float:
 
 
 class EnginesWanted:
-    """The signal with its memory. `refused` counts tokens; whoever refuses adds to it."""
+    """The signal with its memory. `share`: of what engines can do, which calls should fill. `refused` counts tokens;
+    whoever refuses adds to it."""
 
-    def __init__(self, policy: Scaling, now: float) -> None:
+    def __init__(self, share: float, now: float) -> None:
         self.refused = 0
-        self._policy = policy
+        self._share = share
         self._fastest = FastestPace(now)
         self._work = self._served = self._offered = 0.0
         self._given = self._refused = 0
@@ -101,9 +103,9 @@ class EnginesWanted:
         self._recent: deque[tuple[float, int]] = deque()  # times and numbers, the largest number first
         self._least, self._least_until = 0, now
 
-    def apply(self, policy: Scaling) -> None:
+    def apply(self, share: float) -> None:
         """A reload: the rules change, what was measured stays."""
-        self._policy = policy
+        self._share = share
 
     def due(self, now: float) -> bool:
         """Whether it is time for another reading."""
@@ -138,11 +140,11 @@ class EnginesWanted:
 
     def _level(self, readings: Readings, now: float) -> int:
         """Engines wanted by these readings alone."""
-        if now - self._busy_at > self._policy.cooldown_period:
+        if now - self._busy_at > COOLDOWN:
             return 0
         offered = self._offered + readings.queued / RECOVERY
         more = min(MOST_OFFERED, offered / self._served) if self._served > 1.0 else 1.0
-        wanted = max(1, math.ceil(self._work * more / self._policy.target_utilization))
+        wanted = max(1, math.ceil(self._work * more / self._share))
         if readings.lateness is not None and readings.lateness > 1.0:
             wanted = max(wanted, readings.up + 1)
         return wanted

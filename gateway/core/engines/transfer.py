@@ -6,19 +6,23 @@
     moved  = prompt tokens that the chosen engine lacks / its measured transfer rate
     queued = time until the chosen engine has read the prompts that it was sent before
 
-The prompt is read there if the first token comes sooner so. It is also read there if reading it here would break the
-target for the time per token of streams that the chosen engine writes now: R seconds of reading make each token of a
-stream of n tokens slower by R / n. `where` decides once a call, at its grant, by the predictions that the choice has
+The prompt is read there if the first token comes sooner so. It is also read there in two cases for the sake of streams
+that the chosen engine writes now. Reading it here would break their target for the time per token: R seconds of reading
+make each token of a stream of n tokens slower by R / n. Or the streams of the chosen engine lose more than the call
+gains: each second of reading is worth CROWD seconds for each call of the engine that reads, as in the choice of the
+engine. Without that the engines of a split fleet read prompts themselves, until their streams are slow, while engines
+that only read are idle. `where` decides once a call, at its grant, by the predictions that the choice has
 made anyway. Pure; `now` is monotonic seconds.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from gateway.core.engines.choice import Choice, cached_tokens, predicted_ttft, usable_of
+from gateway.core.engines.choice import CROWD, Choice, cached_tokens, predicted_ttft, usable_of
 from gateway.core.engines.engine import Engine
 from gateway.core.engines.speed import PREFILL_RATE
 from gateway.core.request.call import Call
@@ -29,7 +33,7 @@ WITHIN = 3.0  # times its prediction that a prefill engine may take
 LEAST_WITHIN = 1.0  # seconds that it may always take
 UNKNOWN_WITHIN = 30.0  # seconds that an engine may take whose speed is not known yet
 # Reasons to read the prompt there, then those to read it here.
-SOONER, STALLS = "sooner", "stalls"
+SOONER, CROWDED, STALLS = "sooner", "crowded", "stalls"
 SHORT, NO_ENGINE, LATER = "short", "no_engine", "later"
 
 
@@ -77,11 +81,19 @@ def where(
     reason = LATER
     if there < here:
         reason = SOONER
-    elif there < AT_MOST * here and now + there <= call.ttft_by and stalls(engine, choice.prefill, targets, now):
-        reason = LATER if stalls(reader, unread, targets, now) else STALLS
+    elif now + there <= call.ttft_by:
+        if there + _lost(reader, unread) < here + _lost(engine, choice.prefill):
+            reason = CROWDED
+        elif there < AT_MOST * here and stalls(engine, choice.prefill, targets, now):
+            reason = LATER if stalls(reader, unread, targets, now) else STALLS
     if reason == LATER:
         return Prefill(None, LATER, here, there)
     return Prefill(reader, reason, here, there, unread, choice.prefill, within=_within(reader, read))
+
+
+def _lost(engine: Engine, unread: int) -> float:
+    """Seconds that reading so many prompt tokens is worth to the other calls of the engine."""
+    return CROWD * engine.ledger.in_flight * unread / engine.speed.prefill_rate
 
 
 def _within(reader: Engine, read: float) -> float:
@@ -91,15 +103,18 @@ def _within(reader: Engine, read: float) -> float:
 
 
 def _soonest(call: Call, others: Sequence[Engine], now: float) -> tuple[Engine, int, float] | None:
-    """The engine with room for the prompt that has read it first, the tokens that it has to read, and the seconds."""
+    """The engine with room for the prompt that has read it first, others' calls counted, the tokens that it has to
+    read, and the seconds."""
     best: tuple[Engine, int, float] | None = None
+    least = math.inf
     for engine in usable_of(others, now):
         if engine.transfers.shunned(now) or not engine.ledger.fits(call.prompt_tokens, call.class_name):
             continue
         unread = max(1, call.prompt_tokens - cached_tokens(engine, call))
         read = predicted_ttft(engine, unread, now)
-        if best is None or read < best[2]:
-            best = engine, unread, read
+        cost = read + _lost(engine, unread)
+        if cost < least:
+            best, least = (engine, unread, read), cost
     return best
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import deque
 
-from gateway.core.policy.policy import Role
+from gateway.shared.protocol import Role
 
 RATE = 50_000.0  # prompt tokens/s until fetches teach better: 8 GB/s of 160 KiB a token
 REMEMBERED = 16  # fetches

@@ -7,8 +7,8 @@ import msgspec
 from gateway.shared.vllm.answers import EngineSample
 
 # The connection: refused, no way to it, its name, no answer in time, ended. TLS: the certificate, or the rest. The
-# answer: no HTTP, cut off, another status than 200, no list of models, the engine's word that it sleeps. No work done
-# beside good health checks. And what is no fault of the engine's.
+# answer: no HTTP or no JSON, cut off, another status than 200, no list of models, the engine's word that it sleeps. No
+# work done beside good health checks. And what is no fault of the engine's.
 REASONS = (
     "refused",
     "unreachable",

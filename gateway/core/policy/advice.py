@@ -17,6 +17,7 @@ from gateway.core.admission.shaping import spared
 from gateway.core.engines.origin import parse_origin
 from gateway.core.policy.advice_network import in_the_clear
 from gateway.core.policy.advice_tenants import USUAL, Found, tenant_rules
+from gateway.core.policy.advice_transfer import transfers
 from gateway.core.policy.policy import Policy
 from gateway.core.policy.rules import bands_of, modes_of, signals_of
 from gateway.core.policy.traffic import Modes, ShapingTier, Threshold
@@ -44,7 +45,7 @@ def advise(policy: Policy, written: Value | None = None) -> list[Advice]:
     """Return unwise settings of a policy, in the order of its lines if `written`, the file's tree, is given."""
     rules = (
         *(_weights, _prompts, _queues, _agents, tenant_rules, _shaping, _modes, _steps),
-        *(_attempts, _ports, _sidecars, in_the_clear, _cold, _doors, _batches, _providers),
+        *(_attempts, _ports, _sidecars, in_the_clear, transfers, _cold, _doors, _batches, _providers),
     )
     found = [
         Advice(path=spelled(path), text=text, mark=None if written is None else written.mark_of(path))
@@ -255,10 +256,9 @@ def _steps(policy: Policy) -> Found:
 
 
 def _attempts(policy: Policy) -> Found:
-    retries = policy.retries
-    for field in [field for field in ("per_call", "budget") if not getattr(retries, field)][:1]:
-        yield ("retries", field), "no call is ever tried again: clients see every restart of an engine"
-    if policy.hedging is not None and not retries.budget:
+    if not policy.retries:
+        yield ("retries",), "no call is ever tried again: clients see every restart of an engine"
+    if policy.hedging is not None and not policy.retries:
         yield ("hedging",), "second attempts come out of the budget of retries, which is nothing"
 
 

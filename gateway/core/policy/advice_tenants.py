@@ -126,7 +126,6 @@ def _written(policy: Policy) -> Iterator[tuple[Path, AnyLimit]]:
     limits = policy.limits
     yield ("limits", "global"), limits.global_
     yield ("limits", "per_tenant"), limits.per_tenant
-    yield ("limits", "per_model"), limits.per_model
     owners: list[tuple[Path, Limits | TenantLimits]] = [(("limits",), limits)]
     for name, tenant in policy.tenants.items():
         path = ("tenants", name, "limits")

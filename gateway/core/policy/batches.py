@@ -17,7 +17,6 @@ class BatchesPolicy(msgspec.Struct, frozen=True, kw_only=True):
     `in_flight`: Calls of all batches that wait or run at once, in even parts for tenants. More than the engines take
     leaves none idle.
     `max_file`: Largest file that may be uploaded.
-    `max_line`: Largest line of a batch.
     `max_unfinished`: Unfinished batches of one tenant; one more gets 429.
     `per_tenant`: Size of all that a tenant keeps: files (16 KiB at least), batches, lines, results. Beyond it nothing
     is created, and a batch whose results exceed it fails.
@@ -27,7 +26,6 @@ class BatchesPolicy(msgspec.Struct, frozen=True, kw_only=True):
     class_: Name = msgspec.field(default="batch", name="class")
     in_flight: Annotated[Count, Bounds(ge=1, le=10_000)] = 256
     max_file: Annotated[Bytes, Bounds(ge=1024, le=1024**4)] = 200 * 1024**2
-    max_line: Annotated[Bytes, Bounds(ge=1024, le=64 * 1024**2)] = 2 * 1024**2
     max_unfinished: Positive = 100
     per_tenant: Annotated[Bytes, Bounds(ge=1024, le=1024**5)] = 10 * 1024**3
     keep: Annotated[Seconds, Bounds(ge=3600, le=366 * 86_400)] = 30 * 86_400.0

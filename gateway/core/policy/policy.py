@@ -9,7 +9,7 @@ sees of it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -25,7 +25,6 @@ from gateway.core.policy.traffic import (
     Limits,
     Merge,
     Modes,
-    Scaling,
     ShapingTier,
     Tenant,
     TrafficClass,
@@ -52,8 +51,7 @@ from gateway.core.policy.types import (
     WebPage,
 )
 from gateway.shared.files.units import SAMPLE, Bytes, Count, Seconds, Share
-
-Role: TypeAlias = Literal["prefill", "decode", "both"]
+from gateway.shared.protocol import Role
 
 
 def default_service_tiers() -> Mapping[str, str]:
@@ -103,17 +101,6 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True):
     cache_secret_file: FileName | None = None
 
 
-class Retries(msgspec.Struct, frozen=True, kw_only=True):
-    """Second attempts of a call on another engine, made only before the first byte has gone to the client.
-
-    `budget`: Retries of the last 10 s, as a share of the calls of the last 10 s. Three are always allowed; 0%: none is.
-    `per_call`: Retries of one call, each on another engine where there is one.
-    """
-
-    budget: Part = 0.20
-    per_call: Annotated[Count, Bounds(ge=0, le=10)] = 2
-
-
 class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     """Timeouts of clients' and engines' connections, and of the shutdown.
 
@@ -141,11 +128,8 @@ class BodyPolicy(msgspec.Struct, frozen=True, kw_only=True):
     Smaller limits allow as many as 2 MiB do.
     `max_media`: Largest body with images, audio and files. Data URLs are a third larger than their files.
     `max_n`: Choices (n) that one request may ask for.
-    `media`: Images, audio and files in a prompt. data_urls_only: in the body itself; any: also URLs, which engines
-    fetch; none: text only.
-    `media_hosts`: Hosts from which engines may fetch media with data_urls_only, such as [images.example.com].
-    `strip_billing_header`: Whether to remove Claude Code's line x-anthropic-billing-header, which changes with every
-    call, from the system prompt, for engines that read it (vLLM 0.32 does not).
+    `media`: Images, audio and files in a prompt. data_urls_only: in the body itself; a list such as
+    [images.example.com]: also URLs of these hosts, which engines fetch; any: URLs of all hosts; none: text only.
     `memory`: Memory for the bodies of all requests while they arrive, wait and are sent. Beyond it requests get 503.
     One tenant, or one address among clients without a key, may use half of it.
     """
@@ -153,9 +137,7 @@ class BodyPolicy(msgspec.Struct, frozen=True, kw_only=True):
     max: Buffer = 2 * 1024**2
     max_media: Buffer = 16 * 1024**2
     max_n: Annotated[Count, Bounds(ge=1, le=1024)] = 8
-    media: Literal["data_urls_only", "any", "none"] = "data_urls_only"
-    media_hosts: tuple[HostName, ...] = ()
-    strip_billing_header: bool = False
+    media: Literal["data_urls_only", "any", "none"] | tuple[HostName, ...] = "data_urls_only"
     memory: Annotated[Bytes, Bounds(ge=1024**2, le=1024**4)] = 512 * 1024**2
 
 
@@ -221,15 +203,6 @@ class SidecarsPolicy(msgspec.Struct, frozen=True, kw_only=True):
     copies: Annotated[Seconds, Bounds(ge=0, le=3600)] | None = 2.0
 
 
-class KubernetesPool(msgspec.Struct, frozen=True, kw_only=True):
-    """Engines that are pods of an InferencePool, in the namespace of the gateway's own pod.
-
-    `inference_pool`: Name of the InferencePool. Its ready pods are engines, on each of its target ports.
-    """
-
-    inference_pool: ObjectName
-
-
 class FleetPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """Engines of the gateway, and the intervals of their health checks and metrics.
 
@@ -237,14 +210,15 @@ class FleetPolicy(msgspec.Struct, frozen=True, kw_only=True):
     `health`: Time between two checks of an engine's /health. Three failures take it out, two successes bring it back.
     `engines`: Engines that calls go to, beside those given with --engine.
     `sidecars`: Sidecars whose engines are used too; null: no sidecar's report is taken.
-    `kubernetes`: An InferencePool whose pods are engines too; null: none.
+    `inference_pool`: Name of an InferencePool, in the namespace of the gateway's own pod, whose ready pods are engines
+    too, on each of its target ports; null: none.
     """
 
     poll: Annotated[Seconds, Bounds(ge=0.02, le=60)] = 0.5
     health: Annotated[Seconds, Bounds(ge=0.02, le=60)] = 2.0
     engines: tuple[EngineEntry, ...] = ()
     sidecars: SidecarsPolicy | None = None
-    kubernetes: KubernetesPool | None = None
+    inference_pool: ObjectName | None = None
 
 
 class ServerPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -274,18 +248,6 @@ class Logging(msgspec.Struct, frozen=True, kw_only=True):
     calls: Annotated[float, SAMPLE, Bounds(ge=0, le=1)] = 1.0
     traces: Annotated[float, SAMPLE, Bounds(ge=0, le=1)] = 0.01
     prompts: bool = False
-
-
-class ConsoleLinks(msgspec.Struct, frozen=True, kw_only=True):
-    """Pages of yours that the console links to.
-
-    `runbooks`: Page with docs/runbooks.md, as HTML: the name of an alert is added as #weirenginedown; null: the console
-    shows the gateway's own copy.
-    `board`: Dashboard of this gateway, such as deploy/grafana/fleet.json in your Grafana; null: no link.
-    """
-
-    runbooks: WebPage | None = None
-    board: WebPage | None = None
 
 
 class TrustedProxies(msgspec.Struct, frozen=True, kw_only=True):
@@ -319,13 +281,19 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     predicted end. by_model: learned by model, class and max_tokens; learned: from each tenant's calls too, by session,
     route, tools, format, stop and prompt. With learned, a tenant's waiting calls of a class go shortest first: a call
     is passed only by those that arrive within 0.1 s for each of its expected tokens.
+    `retries`: Second attempts of a call on another engine, made only before the first byte has gone to the client: a
+    share of the calls of the last 10 s, and two for one call. Three in 10 s are always allowed; 0%: none is.
     `hedging`: Time to wait for a call's first byte before a second attempt on another engine, whose loser is cancelled:
     a percentile of the class's times to first token, or a fixed time; null: no second attempts. They count in the
     budget of retries.
     `batching`: Request batching: kinds of call that are merged before they go to an engine, such as
     {embeddings: {window: 20ms}}.
+    `scaling`: Share of what engines can do that calls should fill, by weir_engines_wanted: the engines that each model
+    needs, for an autoscaler such as KEDA. After 10 min without a call a model wants none.
     `cors`: Origins of web pages that may call the data port, such as https://chat.example.com; *: all. CORS binds
     browsers only.
+    `console`: Dashboard of yours that the console links to, such as deploy/grafana/fleet.json in your Grafana; null: no
+    link.
     `models`: Model routes: names that callers use, each with the models that answer it. See docs/routes.md.
     `providers`: APIs outside the house, as the last resort of model routes, within a budget of money. See
     docs/providers.md.
@@ -351,19 +319,19 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     lengths: Literal["by_model", "learned"] = "by_model"
     deadlines: Deadlines = Deadlines()
     routing: Routing = Routing()
-    retries: Retries = Retries()
+    retries: Part = 0.20
     hedging: Literal["p90", "p95", "p99"] | Moment | None = None
     breaker: Breaker = Breaker()
     modes: Modes = Modes()
     batching: Mapping[BatchedKind, Merge] = {}
-    scaling: Scaling = Scaling()
+    scaling: Annotated[Share, Bounds(ge=0.1, le=1)] = 0.83
     timeouts: Timeouts = Timeouts()
     body: BodyPolicy = BodyPolicy()
     fleet: FleetPolicy = FleetPolicy()
     server: ServerPolicy = ServerPolicy()
     cors: tuple[WebOrigin, ...] = ()
     logging: Logging = Logging()
-    console: ConsoleLinks = ConsoleLinks()
+    console: WebPage | None = None
     models: Mapping[ModelName, ModelRoute] = {}
     providers: Mapping[Name, Provider] = {}
     cluster: ClusterPolicy | None = None

@@ -349,9 +349,13 @@ def _role(index: int, engine: EngineEntry, engines: Sequence[EngineEntry]) -> It
 
 
 def _answers_for(other: EngineEntry, engine: EngineEntry) -> bool:
-    """Whether the other engine may answer calls whose prompts this one reads. No models: all that it has."""
-    same = not other.models or not engine.models or bool({*other.models} & {*engine.models})
-    return other.role != "prefill" and other.transfer == engine.transfer and same
+    """Whether the other engine may answer calls whose prompts this one reads."""
+    return other.role != "prefill" and other.transfer == engine.transfer and share_models(other, engine)
+
+
+def share_models(one: EngineEntry, other: EngineEntry) -> bool:
+    """Whether two engines may serve the same model. An engine without `models` serves all that it has."""
+    return not one.models or not other.models or bool({*one.models} & {*other.models})
 
 
 def quotas_of(policy: Policy) -> Iterator[tuple[Path, TokenQuota]]:

@@ -58,6 +58,7 @@ def largest_body(policy: Policy, route: Route | None = None) -> int:
 
 def call_settings(policy: Policy) -> CallSettings:
     """The parser's part of the policy."""
+    media = policy.body.media
     return CallSettings(
         class_deadlines={name: traffic_class.deadline for name, traffic_class in policy.classes.items()},
         default_class="default",
@@ -66,9 +67,8 @@ def call_settings(policy: Policy) -> CallSettings:
         max_text=policy.body.max,
         max_messages=max(LEAST_MESSAGES, policy.body.max // BYTES_PER_MESSAGE),
         max_n=policy.body.max_n,
-        media=policy.body.media,
-        media_hosts=frozenset(policy.body.media_hosts),
+        media="data_urls_only" if isinstance(media, tuple) else media,
+        media_hosts=frozenset(media if isinstance(media, tuple) else ()),
         model_routes=frozenset(policy.models),
-        strip_billing_header=policy.body.strip_billing_header,
         block=policy.routing.block,
     )

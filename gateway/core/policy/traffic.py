@@ -89,17 +89,6 @@ def default_classes() -> Mapping[str, TrafficClass]:
     }
 
 
-class Scaling(msgspec.Struct, frozen=True, kw_only=True):
-    """Scaling signal: the engines that each model needs, as weir_engines_wanted, for an autoscaler such as KEDA.
-
-    `target_utilization`: Share of what engines can do that calls should fill.
-    `cooldown_period`: Time without a call after which a model wants no engine.
-    """
-
-    target_utilization: Annotated[Share, Bounds(ge=0.1, le=1)] = 0.83
-    cooldown_period: Annotated[Seconds, Bounds(ge=1, le=86_400)] = 600.0
-
-
 class RateLimit(msgspec.Struct, frozen=True, kw_only=True):
     """A rate limit as a token bucket. A bare rate such as 600/min is one too.
 
@@ -168,7 +157,6 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     `per_tenant`: Default limit of each tenant without one of its own.
     `quota`: Default quota of each tenant: tokens per calendar day and month.
-    `per_model`: Default limit of each model, all tenants together.
     `classes`: Limits of single classes, all tenants together, such as {batch: {requests: 100/s}}.
     `models`: Limits of single models, all tenants together, such as {llama-3-70b: {tokens: 10M/min}}.
     """
@@ -176,7 +164,6 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     global_: Limit = msgspec.field(default=Limit(), name="global")
     per_tenant: Limit = Limit()
     quota: TokenQuota = TokenQuota()
-    per_model: Limit = Limit()
     classes: Mapping[Name, Limit] = {}
     models: Mapping[ModelName, Limit] = {}
 

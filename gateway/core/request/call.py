@@ -95,7 +95,7 @@ class CallSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     `media`: `data_urls_only` (default), `none`, or `any`. With `any` engines fetch whatever URL a client names. With
     `data_urls_only` they fetch from `media_hosts` only. `model_routes`: names of the policy's model routes.
-    `strip_billing_header`: see `billing_header.py`. Raises ValueError where a class has no deadline.
+    Raises ValueError where a class has no deadline.
     """
 
     class_deadlines: dict[str, float] = msgspec.field(
@@ -112,7 +112,6 @@ class CallSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_depth: int = 64
     max_values: int = 104_857  # JSON values and names of fields in a body
     max_text: int = 2 * 1024**2  # bytes of a body, without its media
-    strip_billing_header: bool = False
     block: int = 512  # bytes of the prompt in each hash of `Call.prefix`
     max_blocks: int = 512
     media: Literal["data_urls_only", "any", "none"] = "data_urls_only"

@@ -115,7 +115,7 @@ def _edit_body(call: Call, fields: Body, prompt: Prompt, settings: CallSettings,
     """Make the body what an engine is sent. `added`: fields before its last bracket."""
     route = call.route
     if route.generates:
-        if prompt.billing and settings.strip_billing_header:
+        if prompt.billing:
             call.body = without_billing_line(call.body, route.kind)
         if call.stream and route.usage_option:
             call.body, option, call.wants_usage, call.usage_cut = request_usage(

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import msgspec
 
 from gateway.core.engines.origin import engine_id
-from gateway.shared.protocol import CapacityReport, ModelReport
+from gateway.shared.protocol import CapacityReport, ModelReport, Role
 from gateway.shared.vllm.answers import ModelCard
 
 STALE = 10.0  # seconds
@@ -25,7 +25,7 @@ FIRST_PAUSE, LAST_PAUSE = 0.5, 10.0  # seconds of exponential backoff while a si
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
     """An engine that a sidecar adds to the fleet, and the names that it serves. `open`: it may get calls. `priorities`:
-    it runs vLLM's priority scheduling.
+    it runs vLLM's priority scheduling. `transfer` and `role`: as in `Transfers`.
 
     `kv_tokens`: tokens of KV cache. `context_length`: tokens. `max_concurrency`: calls at once. The sizes are hints,
     None where the sidecar does not know them.
@@ -41,6 +41,8 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     context_length: int | None
     max_concurrency: int | None
     priorities: bool = False
+    transfer: str = ""
+    role: Role = "both"
 
 
 class Outlook(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,14 +164,17 @@ def members_of(report: CapacityReport) -> Iterator[Member]:
                 context_length=model.context_length,
                 max_concurrency=model.max_concurrency,
                 priorities=model.priorities,
+                transfer=f"{model.transfer}@{report.sidecar}" if model.transfer else "",
+                role=model.role if model.transfer else "both",
             )
 
 
 def cards_of(sidecar: Sidecar) -> dict[str, ModelCard]:
     """The models that a sidecar has or could have ready."""
     cards: dict[str, ModelCard] = {}
+    models = {profile: model for profile, model in sidecar.models.items() if model.answers}
     open_ = {member.profile for member in sidecar.members.values() if member.open}
-    for profile, model in sidecar.models.items():
+    for profile, model in models.items():
         if profile in open_ or (sidecar.control_allowed and model.ready_in is not None and not awake(model)):
             for name in model.served:
                 context = max(model.context_length or 0, cards[name].max_model_len or 0 if name in cards else 0)

@@ -189,7 +189,7 @@ class Registry:
         self._models = sum(len(sidecar.models) for sidecar in self.sidecars.values())
         for sidecar in self.sidecars.values():
             for profile, model in sidecar.models.items():
-                for name in model.served:
+                for name in model.served if model.answers else ():
                     self._holders.setdefault(name, []).append((sidecar, profile))
                 for name in model.aliases:
                     aliases.setdefault(name, model.model)
@@ -381,7 +381,7 @@ class Registry:
             member = engines.get(profile)
             is_open = member is not None and member.open
             queued = 0
-            for served in model.served:
+            for served in model.served if model.answers else ():
                 target = self.waking.get(served)
                 if target == (name, profile) if target is not None else is_open and served not in counted:
                     counted.add(served)

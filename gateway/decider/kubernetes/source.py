@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Mapping
 
 from gateway.core.engines.origin import engine_id
-from gateway.core.policy.policy import EngineEntry, KubernetesPool
+from gateway.core.policy.policy import EngineEntry
 from gateway.decider.kubernetes.api import KubernetesApi, ServiceAccount
 from gateway.decider.kubernetes.watch import PoolWatch
 from gateway.shared.tasks import lasting
@@ -32,11 +32,11 @@ class PodEngines:
         self._say = say
         self._rng = rng
         self._account = account
-        self._pool: KubernetesPool | None = None
+        self._pool: str | None = None
         self._api: KubernetesApi | None = None
         self._watching: asyncio.Task[None] | None = None
 
-    def apply(self, pool: KubernetesPool | None) -> None:
+    def apply(self, pool: str | None) -> None:
         """Watch this pool from now on; None: none. Raises Unreachable, and then nothing has changed."""
         if pool == self._pool:
             return
@@ -45,7 +45,7 @@ class PodEngines:
         self._pool, self._api = pool, api
         self.entries = {}
         if pool is not None and api is not None:
-            watch = PoolWatch(api, pool.inference_pool, self._told, self._say, self._rng)
+            watch = PoolWatch(api, pool, self._told, self._say, self._rng)
             self._watching = lasting("the watch of Kubernetes' pods", watch.run)
 
     async def aclose(self) -> None:

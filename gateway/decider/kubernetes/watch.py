@@ -72,7 +72,7 @@ class PoolWatch:
                 pods, trouble = None, str(error)
             if trouble != said or loop.time() >= said_at + AGAIN:
                 said, said_at = trouble, loop.time()
-                self._say(Notice(f"fleet.kubernetes: {trouble}", "kubernetes", "warning"))
+                self._say(Notice(f"fleet.inference_pool: {trouble}", "kubernetes", "warning"))
             await asyncio.sleep(pause * (0.5 + self._rng.random()))
             pause = min(LAST_PAUSE, 2.0 * pause)
 

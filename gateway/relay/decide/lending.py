@@ -19,7 +19,6 @@ from gateway.core.request.call import Call
 from gateway.core.request.engine_priority import with_priority
 from gateway.core.request.outcome import Outcome, Refused
 from gateway.core.request.record import Record
-from gateway.core.request.settlement import possible_output
 from gateway.relay.active_call import ActiveCall
 from gateway.relay.attempts import EARLY, failure, patience
 from gateway.relay.decide.held_calls import HOLD, HeldCall, HeldCalls
@@ -121,7 +120,7 @@ class Lending:
                 record.reason = report.failure
             elif report.status is None or report.status >= 500:
                 refused = self._failed(report, call, grant)
-                self._unanswered(call, admission, grant, record)
+                settle_unanswered(call, admission, record, self._clock(), pace=grant.pace, since=grant.hold.taken_at)
                 raise refused
             elif report.status < 400:
                 held.first_byte()  # a whole answer's comes with its last
@@ -142,13 +141,6 @@ class Lending:
         call.sent_at = None
         return failure(grant.engine, message, message)
 
-    def _unanswered(self, call: Call, admission: Admission, grant: Grant, record: Record) -> None:
-        """Settle a call without a known answer: no tokens written for a stream, else the tokens that the time
-        allowed."""
-        now = self._clock()
-        wrote = 0 if call.stream else possible_output(call, 0, now - grant.hold.taken_at, grant.pace)
-        settle_unanswered(call, admission, record, wrote, now)
-
     def _settle(
         self, report: EndReport | None, call: Call, admission: Admission, grant: Grant, held: HeldCall, record: Record
     ) -> None:
@@ -157,7 +149,7 @@ class Lending:
         if status is not None:
             grant.answered(status)
         elif not held.begun:
-            self._unanswered(call, admission, grant, record)
+            settle_unanswered(call, admission, record, self._clock(), pace=grant.pace, since=grant.hold.taken_at)
             record.outcome, record.status = Outcome.CLIENT_GONE, 499
             return
         usage = LentUsage()

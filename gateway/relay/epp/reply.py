@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Self, cast
+from typing import Self
 
 import msgspec
 
 from gateway.relay.decide.held_calls import HOLD
 from gateway.relay.decide.lending import TO_ENGINE
+from gateway.relay.inner_client import InnerClient
 from gateway.relay.wire.messages import Request
-from gateway.relay.wire.responder import Responder
 
 UPSTREAM, HIDE_USAGE = b"x-weir-upstream", b"x-weir-hide-usage"
 # Of a grant's own message, or of its framing: not for the client.
@@ -57,30 +57,17 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class KeptReply:
-    """Transport and connection of one call's responder. `answer` resolves once the answer is whole."""
-
-    write_paused = False
+    """Answer to one call of a picker. `answer` resolves once the answer is whole."""
 
     def __init__(self, request: Request) -> None:
         self.answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self.responder = Responder(self, cast("asyncio.Transport", self), request)
         self._written = bytearray()
+        self.client = InnerClient(request, self._written.extend, self._answered, self._abandoned)
 
-    def withdraw(self) -> None:
-        """Cancel the call if its answer is not whole: the client has left."""
-        if not self.responder.closed:
-            self.responder.left("client_gone")
-
-    def write(self, data: bytes) -> None:
-        self._written += data
-
-    def keeps_alive(self, _: Request) -> bool:
-        return False
-
-    def answered(self, close: bool) -> None:
+    def _answered(self) -> None:
         if not self.answer.done():
             self.answer.set_result(Answer.read(bytes(self._written)))
 
-    def abandoned(self) -> None:
+    def _abandoned(self) -> None:
         """Nothing is broken off here: an answer is sent whole or not at all."""
         raise RuntimeError("an answer to a picker was broken off")

@@ -158,7 +158,7 @@ class PickerStream:
         body, picker = request.body, self._picker
         reply = KeptReply(request)
         try:
-            picker.pipeline.call(request, reply.responder)
+            picker.pipeline.call(request, reply.client.responder)
             reading = self._read_on()
             await asyncio.wait((reading, reply.answer), return_when=asyncio.FIRST_COMPLETED)
             if not reply.answer.done():
@@ -167,7 +167,7 @@ class PickerStream:
                 return
             answer = reply.answer.result()
         finally:
-            reply.withdraw()
+            reply.client.leave()
         held = None if answer.hold is None else picker.held.get(answer.hold)
         if held is None:
             await self._channel.write(messages.immediate(answer.status, answer.for_client(), answer.body))

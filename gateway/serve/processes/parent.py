@@ -181,11 +181,6 @@ class Parent:
         theirs.close()
         self._children[pid] = Process(place, pid, ours)
 
-    def _release_predecessor(self) -> None:
-        """Close the connection to the gateway before: only the first decider receives the holds of its calls."""
-        if self._inherited.taken is not None:
-            self._inherited.taken.connection.close()
-
     def _take(self) -> None:
         """Tell the gateway before to stop, unless this one is about to end: who starts its children again, or gives up,
         is who says so. Else both could stop."""
@@ -193,7 +188,7 @@ class Parent:
         if taken is not None and not self._taken and not self._terms:
             self._taken = True
             tell_ready(taken, self._path)
-            self._release_predecessor()
+            taken.connection.close()
 
     @property
     def _goes_on_before(self) -> bool:
@@ -211,8 +206,9 @@ class Parent:
                 signal.signal(number, signal.SIG_DFL if number == signal.SIGCHLD else lambda *_: None)
             for descriptor in (self._wake, self._woken):
                 os.close(descriptor)
-            if place.role == "relay":
-                self._release_predecessor()
+            taken = self._inherited.taken
+            if place.role == "relay" and taken is not None:  # the first decider alone receives what its calls hold
+                taken.connection.close()
             for other in (ours, *(child.beats for child in self._children.values())):
                 other.close()  # else their ends would not be seen
             status = self._body(place)

@@ -14,7 +14,8 @@ from typing import Annotated
 import msgspec
 
 MIB, GIB = 1 << 20, 1 << 30  # bytes
-_NUMBER = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)([A-Za-z%]*)", re.ASCII)
+WHOLE = "(?:0|[1-9][0-9]{0,14})"  # 010 is 8 in YAML 1.1, and 10 in YAML 1.2
+_NUMBER = re.compile(rf"({WHOLE}(?:\.[0-9]{{1,9}})?)([A-Za-z%]*)", re.ASCII)
 
 
 # How people write suffixes that are not ours; "": where they leave one out.
@@ -67,7 +68,7 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
         """Yield texts that a person may have meant by text that is not of this kind: another spelling, no suffix."""
         loose = _LOOSE.fullmatch(text.strip())
         if loose is not None:
-            number, word = re.sub("[_,]", "", loose[1]), loose[2].lower()
+            number, word = re.sub("[_,]|^0+(?=[0-9])", "", loose[1]), loose[2].lower()
             for suffix, _ in self.scales:
                 if word == suffix.lower() or word in _SPELLINGS.get(suffix, ()):
                     yield f"{self.before}{number}{suffix}"
@@ -77,7 +78,7 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
         """A regular expression that text of this kind matches in full."""
         suffixes = "|".join(suffix for suffix, _ in self.scales)
         words = "".join(f"|{word}" for word, _ in self.words)
-        return f"{self.before}[0-9]{{1,15}}([.][0-9]{{1,9}})?({suffixes}){words}"
+        return f"{self.before}{WHOLE}([.][0-9]{{1,9}})?({suffixes}){words}"
 
     def show(self, value: float) -> str:
         """Text that parses to `value`: in the last suffix that needs no fraction, else the last; 0 in the first."""

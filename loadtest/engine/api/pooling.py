@@ -12,6 +12,7 @@ import hashlib
 import math
 import time
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -59,6 +60,7 @@ class DetokenizeBody(msgspec.Struct):
     model: str | None = None
 
 
+Row = Callable[[bytes], dict[str, Any]]  # of a text
 DECODER = msgspec.json.Decoder(PoolingBody)
 TOKENIZE = msgspec.json.Decoder(TokenizeBody)
 DETOKENIZE = msgspec.json.Decoder(DetokenizeBody)
@@ -98,75 +100,66 @@ def _usage(gathered: Gathered) -> dict[str, Any]:
     return {"prompt_tokens": prompt, "total_tokens": prompt, "completion_tokens": 0, "prompt_tokens_details": None}
 
 
-def _vectors(connection: Connection, body: bytes, request_id: str, limits: Limits, field: str, kind: str) -> Gathered:
-    asked = decode(DECODER, body)
-    model = check_model(limits, asked.model)
-    if asked.encoding_format not in ("float", "base64"):
-        raise ApiError(400, "encoding_format must be float or base64.", param="encoding_format")
-    dimensions = asked.dimensions or DIMENSIONS
-    created = int(time.time())
-
-    def one(index: int, data: bytes) -> dict[str, Any]:
-        value: Any = vector(data, dimensions)
-        if asked.encoding_format == "base64":
-            value = base64.b64encode(array.array("f", value).tobytes()).decode()
-        return {"index": index, "object": kind, field: value}
+def _listed(
+    connection: Connection, limits: Limits, asked: PoolingBody, texts: list[bytes], id: str, row: Row
+) -> Gathered:
+    """An answer under way that lists a row for each text. Raises ApiError."""
+    model, created = check_model(limits, asked.model), int(time.time())
 
     def whole(gathered: Gathered) -> bytes:
-        rows = [one(index, data) for index, data in enumerate(gathered.texts)]
-        prefix = "embd" if field == "embedding" else "pool"
-        head = {"id": f"{prefix}-{request_id}", "object": "list", "created": created, "model": model}
+        rows = [{"index": index} | row(data) for index, data in enumerate(gathered.texts)]
+        head = {"id": id, "object": "list", "created": created, "model": model}
         return encode(head | {"data": rows, "usage": _usage(gathered)})
 
-    return _gather(connection, limits, model, _inputs(asked), asked, whole)
+    return _gather(connection, limits, model, texts, asked, whole)
+
+
+def _vectors(connection: Connection, body: bytes, id: str, limits: Limits, kind: str, field: str) -> Gathered:
+    asked = decode(DECODER, body)
+    if asked.encoding_format not in ("float", "base64"):
+        raise ApiError(400, "encoding_format must be float or base64.", param="encoding_format")
+
+    def one(data: bytes) -> dict[str, Any]:
+        value: Any = vector(data, asked.dimensions or DIMENSIONS)
+        if asked.encoding_format == "base64":
+            value = base64.b64encode(array.array("f", value).tobytes()).decode()
+        return {"object": kind, field: value}
+
+    return _listed(connection, limits, asked, _inputs(asked), id, one)
 
 
 def embeddings(connection: Connection, body: bytes, request_id: str, limits: Limits) -> Gathered:
     """`/v1/embeddings` under way. Raises ApiError."""
-    return _vectors(connection, body, request_id, limits, "embedding", "embedding")
+    return _vectors(connection, body, f"embd-{request_id}", limits, "embedding", "embedding")
 
 
 def pooling(connection: Connection, body: bytes, request_id: str, limits: Limits) -> Gathered:
     """`/pooling` under way. Raises ApiError."""
-    return _vectors(connection, body, request_id, limits, "data", "pooling")
+    return _vectors(connection, body, f"pool-{request_id}", limits, "pooling", "data")
 
 
 def classify(connection: Connection, body: bytes, request_id: str, limits: Limits) -> Gathered:
     """`/classify` under way. Raises ApiError."""
     asked = decode(DECODER, body)
-    model = check_model(limits, asked.model)
-    created = int(time.time())
 
-    def one(index: int, data: bytes) -> dict[str, Any]:
+    def one(data: bytes) -> dict[str, Any]:
         share = _score(data)
-        shares = [share, 1.0 - share]
-        return {"index": index, "label": LABELS[share < 0.5], "probs": shares, "num_classes": len(LABELS)}
+        return {"label": LABELS[share < 0.5], "probs": [share, 1.0 - share], "num_classes": len(LABELS)}
 
-    def whole(gathered: Gathered) -> bytes:
-        rows = [one(index, data) for index, data in enumerate(gathered.texts)]
-        head = {"id": f"classify-{request_id}", "object": "list", "created": created, "model": model}
-        return encode(head | {"data": rows, "usage": _usage(gathered)})
-
-    return _gather(connection, limits, model, _inputs(asked), asked, whole)
+    return _listed(connection, limits, asked, _inputs(asked), f"classify-{request_id}", one)
 
 
 def score(connection: Connection, body: bytes, request_id: str, limits: Limits) -> Gathered:
     """`/score` under way: one text against each of several, or pairwise. Raises ApiError."""
     asked = decode(DECODER, body)
-    model = check_model(limits, asked.model)
     left = _side(asked, ("text_1", "queries", "data_1"))
     right = _side(asked, ("text_2", "documents", "items", "data_2"))
     if len(left) not in (1, len(right)):
         raise ApiError(400, "Input lengths must be either 1:1, 1:N or N:N")
     pairs = [(left[0] if len(left) == 1 else left[index]) + other for index, other in enumerate(right)]
-    created = int(time.time())
-
-    def whole(gathered: Gathered) -> bytes:
-        rows = [{"index": index, "object": "score", "score": _score(data)} for index, data in enumerate(gathered.texts)]
-        head = {"id": f"score-{request_id}", "object": "list", "created": created, "model": model}
-        return encode(head | {"data": rows, "usage": _usage(gathered)})
-
-    return _gather(connection, limits, model, pairs, asked, whole)
+    return _listed(
+        connection, limits, asked, pairs, f"score-{request_id}", lambda data: {"object": "score", "score": _score(data)}
+    )
 
 
 def rerank(connection: Connection, body: bytes, request_id: str, limits: Limits) -> Gathered:

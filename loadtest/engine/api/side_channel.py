@@ -1,6 +1,6 @@
 """Side channel of a simulated engine with a socket: it keeps prompts for others, and fetches its own from them.
 
-Prompts are fetched by a request to the other engine's own port, `POST /_kv`.
+Prompts are fetched by a request to the other engine's own port or unix socket, `POST /_kv`.
 """
 
 from __future__ import annotations
@@ -81,7 +81,10 @@ class SideChannel:
 async def _asked(params: TransferParams) -> int:
     """Ask the other engine for its prompt. Return the prompt's tokens, 0: it does not have it. Raises OSError."""
     body = msgspec.json.encode(params)
-    reader, writer = await asyncio.open_connection(params.remote_host, params.remote_port)
+    if params.remote_port:
+        reader, writer = await asyncio.open_connection(params.remote_host, params.remote_port)
+    else:
+        reader, writer = await asyncio.open_unix_connection(params.remote_host)
     try:
         writer.write(b"POST /_kv HTTP/1.1\r\nhost: kv\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body))
         writer.write(body)

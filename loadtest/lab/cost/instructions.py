@@ -56,12 +56,9 @@ class CallgrindGateway:
         self._child = Child("gateway", command, folder / "output")
 
     def __enter__(self) -> CallgrindGateway:
-        try:
+        with self._child.starting():
             self._child.wait(lambda: answers_calls(PORT), 180.0, "an answer under valgrind", every=1.0)
             self._control("--instr=on")
-        except BaseException:
-            self._child.kill()
-            raise
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -13,7 +13,6 @@ from gateway.core.admission.quotas import SPANS
 from gateway.core.admission.retries import AT_LEAST, WINDOW
 from gateway.core.admission.witness import LimitCharge
 from gateway.core.engines.speed import TPOT_TOKENS
-from gateway.core.policy.policy import Retries as RetryPolicy
 from gateway.core.request.outcome import Outcome
 from gateway.core.request.record import Record
 
@@ -45,14 +44,14 @@ class Retries:
             self._called.add(request_id)
             self._calls[int(self._loop.time())] += 1
 
-    def retried(self, policy: RetryPolicy) -> None:
-        """A retry was taken."""
+    def retried(self, share: float) -> None:
+        """A retry was taken, of which this share of calls is allowed."""
         now = int(self._loop.time())
         self.taken += 1
         self._retries[now] += 1
         window = range(now - WINDOW + 1, now + 1)
         calls, retries = sum(self._calls[at] for at in window), sum(self._retries[at] for at in window)
-        most = max(AT_LEAST, policy.budget * calls) if policy.budget else 0
+        most = max(AT_LEAST, share * calls) if share else 0
         if retries > most:
             self._wrong(f"retry {retries} in {WINDOW} s of {calls} calls, {most:g} are allowed")
 

@@ -8,6 +8,7 @@ from typing import cast
 
 from msgspec import UNSET
 
+from gateway.core.admission.retries import PER_CALL
 from gateway.core.admission.witness import Witnesses
 from gateway.core.kv_transfer import FETCH
 from gateway.core.request.record import Record
@@ -15,7 +16,7 @@ from gateway.relay.decide.held_calls import GRACE
 from loadtest.lab.dst.answers import Reader
 from loadtest.lab.dst.books import Charges, Ledger
 from loadtest.lab.dst.case import KEYS, Call, Case
-from loadtest.lab.dst.course import OpenCalls
+from loadtest.lab.dst.course import Course, OpenCalls
 from loadtest.lab.dst.decide.proxies import Proxies
 from loadtest.lab.dst.invariants import BACKOFF, SLACK, Invariants
 from loadtest.load.workload import Planned
@@ -35,21 +36,13 @@ DIES = ("lost", "dies")
 
 
 class Callers:
-    """Clients of a gateway, and the gateway's Watcher. `tell` takes what happens, `wrong` what must not happen, each a
-    line. `over` is called when no client has a call open any more. `watch` comes before the first call."""
+    """Clients of a gateway, and the gateway's Watcher. `watch` comes before the first call."""
 
-    def __init__(
-        self,
-        case: Case,
-        tell: Callable[[str], None],
-        wrong: Callable[[str], None],
-        over: Callable[[], None],
-    ) -> None:
+    def __init__(self, case: Case, course: Course) -> None:
         self._case = case
-        self.say = self._tell = tell
-        self._wrong = wrong
-        self._over = over
-        self.calls = OpenCalls(case.seed, self, tell, wrong, self._end_if_all)
+        self.say = self._tell = course.tell
+        self._wrong = wrong = course.found
+        self.calls = OpenCalls(case.seed, self, course)
         self._loop = asyncio.get_running_loop()
         self._events = dict(zip(case.numbers, case.events, strict=True))
         self._asked: dict[int, tuple[Try, Call]] = {}  # by the try's identity
@@ -86,10 +79,6 @@ class Callers:
         if event.leaves_granted and self._target.records.open:
             self._flighty[next(reversed(self._target.records.open))] = client_call
         return leave
-
-    def _end_if_all(self) -> None:
-        if not self.calls.numbers:
-            self._over()
 
     # -- the gateway --------------------------------------------------------------------------------------------
 
@@ -128,10 +117,9 @@ class Callers:
         within = max(call.within, call.upload) + (0.0 if call.proxied is None else GRACE)
         if self._case.cancels and call.within and record.total > within + BACKOFF:
             self._wrong(f"call {record.request_id} had {within} s and took {record.total:.4f} s")
-        retries = self._target.gateway.policy.retries.per_call  # which all of the case's policies have
         unfetched = record.prefill is not UNSET and record.prefill.failure == FETCH
         self.invariants.retries.free += unfetched  # the same engine reads the prompt itself
-        if record.attempts > 1 + retries + 1 + unfetched:  # the last of them may have been hedged
+        if record.attempts > 1 + PER_CALL + 1 + unfetched:  # the last of them may have been hedged
             self._wrong(f"call {record.request_id} was sent {record.attempts} times")
         self.invariants.ended(record.request_id)
         self.ledger.count(record)

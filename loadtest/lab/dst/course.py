@@ -101,23 +101,12 @@ class Course:
 
 
 class OpenCalls:
-    """`numbers`: of the calls that are open, in the case. `target`: whom they are sent to. `seed` draws clients' whims.
-    `tell` takes what happens, `wrong` what must not happen, each a line; `ended` is called after each end."""
+    """`numbers`: of the calls that are open, in the case. `target`: whom they are sent to. `seed` draws clients'
+    whims."""
 
-    def __init__(
-        self,
-        seed: int,
-        target: Transport,
-        tell: Callable[[str], None],
-        wrong: Callable[[str], None],
-        ended: Callable[[], None],
-    ) -> None:
+    def __init__(self, seed: int, target: Transport, course: Course) -> None:
         self.numbers: dict[ClientCall, int] = {}
-        self._seed = seed
-        self._target = target
-        self._tell = tell
-        self._wrong = wrong
-        self._after_end = ended
+        self._seed, self._target, self._course = seed, target, course
 
     def begin(self, number: int, call: Call) -> None:
         """A client begins a call."""
@@ -133,12 +122,12 @@ class OpenCalls:
     def leave(self, client_call: ClientCall) -> None:
         """Let its client go away, if it is there still."""
         if client_call in self.numbers:
-            self._tell(f"client of [{self.numbers[client_call]}] leaves")
+            self._course.tell(f"client of [{self.numbers[client_call]}] leaves")
             client_call.leave("left")
 
     def _ended(self, client_call: ClientCall) -> None:
         number = self.numbers.pop(client_call, None)
         if number is None:
-            self._wrong("a call ended twice")
-        self._tell(f"[{number}] ended: {client_call.tried.outcome}")
-        self._after_end()
+            self._course.found("a call ended twice")
+        self._course.tell(f"[{number}] ended: {client_call.tried.outcome}")
+        self._course.end_if_all()

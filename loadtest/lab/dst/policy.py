@@ -23,7 +23,7 @@ class Traits:
         self._extra = extra
         self._sidecars = sidecars
         self._cancels = cancels
-        self.per_call = rng.choice((0, 1, 2))  # retries
+        self._retries = rng.choice((False, True, True))
 
     def policy(self, *, twice: bool = False) -> str:
         """A policy in YAML (as JSON, which is YAML). `twice`: it names an engine of the command line's."""
@@ -53,7 +53,7 @@ class Traits:
                 "on_deadline": "cancel" if self._cancels else rng.choice(("cancel", "finish")),
             },
             "routing": {"block": 64, "slow_start": rng.choice(("0s", "5s")), "gateways": rng.choice((1, 1, 2))},
-            "retries": {"per_call": self.per_call, "budget": rng.choice(("0%", "20%", "100%"))},
+            "retries": rng.choice(("0%", "20%", "100%") if self._retries else ("0%",) * 3),
             "hedging": rng.choice((None, None, None, None, "250ms", "p90")),
             "breaker": {"failures": rng.choice((2, 5)), "open_for": rng.choice(("1s", "5s"))},
             "timeouts": {"first_byte": rng.choice(("1s", "60s")), "stall": "3s"},
@@ -84,7 +84,7 @@ class Traits:
             "classes": rng.choice(({}, {}, {"default": {"tokens": "2k/s"}})),
             "per_tenant": rng.choice(({}, {}, {"requests": "4/s"})),
             "quota": self._quota(),
-            "per_model": rng.choice(({}, {}, {"tokens": {"rate": "1k/s", "burst": 3000}})),
+            "models": rng.choice(({}, {}, {"sim": {"tokens": {"rate": "1k/s", "burst": 3000}}})),
         }
 
     def _quota(self) -> dict[str, Any]:

@@ -51,13 +51,14 @@ class MemberFault(msgspec.Struct, frozen=True, kw_only=True):
 
 
 STORES_FROM = 20_000  # seeds from here on have more that befalls stores; those before are as they were found to fail
+EXCHANGING = 0.4  # share of cases whose engines exchange KV caches
 BEFALLS = ("kill", "reboot", "stop", "stop", "cut", "cut", "parted", "parted", "lost", "emptied")
 RelayEvent = Call | Fault | Reload | RelayFault | DeciderFault | MemberFault
 
 
 class RelayCase(msgspec.Struct, frozen=True, kw_only=True):
     """Case of one simulation. `members`: machines of a cluster; 0: no cluster, and one decider. `delay`: least seconds
-    from a relay to the decider; `spread`: how much more it may be."""
+    from a relay to the decider; `spread`: how much more it may be. `exchanges`: the engines exchange KV caches."""
 
     seed: int
     policy: str
@@ -68,6 +69,7 @@ class RelayCase(msgspec.Struct, frozen=True, kw_only=True):
     events: tuple[RelayEvent, ...]  # in order of time
     numbers: tuple[int, ...]  # of the events, in the whole case
     members: int = 0
+    exchanges: bool = False
 
 
 def relay_case(seed: int) -> RelayCase:
@@ -119,6 +121,7 @@ def relay_case(seed: int) -> RelayCase:
         events=ordered,
         numbers=tuple(range(len(ordered))),
         members=members,
+        exchanges=random.Random(f"relays' exchanges {seed}").random() < EXCHANGING,  # noqa: S311 # a simulation
     )
 
 

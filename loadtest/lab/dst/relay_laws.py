@@ -2,6 +2,7 @@
 
 - Nothing is promised over an engine's budget: no decider grants what does not fit beside all that living relays have,
   and its ledger has at least that.
+- A prompt that another engine reads is held there once, and nowhere once its grant is given back.
 - Nothing is settled twice: a decider hears the end of a call once, and no call is charged as two, unless the first
   grant was on its way when its decider died.
 - A relay obeys one decider: each grant is of the epoch that it has met last, and no two deciders share an epoch.
@@ -18,16 +19,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gateway.core.admission.queues import Ticket
 from gateway.core.checkpoint import decoded
 from gateway.core.engines.choice import Choice
+from gateway.core.engines.hold import Hold
 from gateway.core.request.call import Call
 from gateway.decider.grant import LocalGrant
 from gateway.decider.relays.session import RelaySession
 from gateway.frames.messages import GrantTerms, MoveAsk
 from gateway.serve.assembly import Gateway
+from loadtest.lab.dst.course import Course
+from loadtest.lab.dst.members import Members
+from loadtest.lab.dst.one_decider import OneDecider
 from loadtest.lab.dst.relay_parts import Decider, Relay
 
 ARRIVES = 3.0  # seconds that a question may be held back, and a little more
@@ -35,21 +40,11 @@ WITHIN = 1.0  # seconds after a relay's death by which all it held is back
 
 
 class RelayLaws:
-    """`deciders` and `relays` give all that there have been; `wrong` is told, in words, what is not as it must be."""
+    """`rule` has all deciders that there have been, and `relays` are all relays."""
 
-    def __init__(
-        self,
-        wrong: Callable[[str], None],
-        tell: Callable[[str], None],
-        deciders: Callable[[], Iterable[Decider]],
-        relays: Callable[[], Iterable[Relay]],
-        untroubled: Callable[[str, str], bool],
-    ) -> None:
-        self._wrong = wrong
-        self._tell = tell
-        self._deciders = deciders
-        self._relays = relays
-        self._untroubled = untroubled  # nothing has befallen these two machines that keeps one from the other
+    def __init__(self, course: Course, rule: OneDecider | Members, relays: Sequence[Relay]) -> None:
+        self.tell, self.wrong = course.tell, course.found
+        self._rule, self._relays, self._untroubled = rule, relays, rule.untroubled
         self._loop = asyncio.get_running_loop()
         self._obeyed: dict[int, GrantTerms] = {}  # by identity: terms that were looked at, kept alive
         self._unknown: dict[tuple[int, int], float] = {}  # a relay's process and a call's number -> since when
@@ -64,30 +59,30 @@ class RelayLaws:
         levels = {each.key: each.level for each in before.limits.buckets}
         for bucket in after.limits.buckets:
             if bucket.level > levels.get(bucket.key, 0.0):
-                self._wrong(f"{bucket.key} was at {levels.get(bucket.key)}, and is restored at {bucket.level}")
+                self.wrong(f"{bucket.key} was at {levels.get(bucket.key)}, and is restored at {bucket.level}")
         for engine in gateway.fleet:
             if engine.ledger.held or engine.ledger.in_flight:
-                self._wrong(f"{engine!r} begins with calls that no relay has told of")
+                self.wrong(f"{engine!r} begins with calls that no relay has told of")
         rates = {each.id: (each.prefill_rate, each.tpot, each.trim) for each in before.engines}
         for each in after.engines:
             if each.id in rates and rates[each.id] != (each.prefill_rate, each.tpot, each.trim):
-                self._wrong(f"{each.id} had {rates[each.id]}, and is restored as {each}")
+                self.wrong(f"{each.id} had {rates[each.id]}, and is restored as {each}")
 
     def begins(self, decider: Decider) -> None:
         """Look at this decider from now on."""
         if decider.hub.epoch in self._epochs:
-            self._wrong(f"two deciders have the epoch {decider.hub.epoch}")
+            self.wrong(f"two deciders have the epoch {decider.hub.epoch}")
         self._epochs.add(decider.hub.epoch)
-        decider.gateway.dispatch.witness = DispatchLaws(decider, self, self._wrong, self._tell)
+        decider.gateway.dispatch.witness = DispatchLaws(decider, self)
 
     # -- at rest ------------------------------------------------------------------------------------------------
 
     def at_rest(self) -> None:
         """Nothing is left to be done at this moment."""
         now = self._loop.time()
-        living = {relay.pid: relay for relay in self._relays() if relay.dead_at < 0.0}
+        living = {relay.pid: relay for relay in self._relays if relay.dead_at < 0.0}
         asking = [relay for relay in living.values() if relay.side.link.calls]  # at most moments there is none
-        for decider in self._deciders():
+        for decider in self._rule.deciders:
             if decider.dead:
                 continue
             if decider.hub.complete and decider.complete_at < 0.0:
@@ -111,26 +106,27 @@ class RelayLaws:
                 if known or (relay.link is not None and relay.link.held):
                     self._unknown.pop((relay.pid, number), None)
                 elif now > self._unknown.setdefault((relay.pid, number), now) + ARRIVES:
-                    self._wrong(f"relay {relay.number} asks for call {number}, and its decider does not know of it")
+                    self.wrong(f"relay {relay.number} asks for call {number}, and its decider does not know of it")
 
     def _compare(self, decider: Decider, asking: Iterable[Relay], now: float) -> None:
         """Compare a decider's ledgers with what it keeps of calls and with what relays have."""
         held: dict[str, int] = {}
         for grant in grants(decider):
-            if grant.hold.live:
-                held[grant.engine.id] = held.get(grant.engine.id, 0) + grant.hold.tokens
+            for hold in (grant.hold, None if grant.half is None else grant.half.hold):
+                if hold is not None and hold.live:
+                    held[hold.engine.id] = held.get(hold.engine.id, 0) + hold.tokens
         complete = asking and decider.hub.complete and now < decider.gateway.dispatch.lease_until
         promised = self._promises(decider, asking) if complete else {}
         for engine in decider.gateway.fleet:
             has, theirs = held.get(engine.id, 0), promised.get(engine.id, 0)
             if engine.ledger.held != has:
-                self._wrong(f"the ledger of {engine.id} has {engine.ledger.held} tokens, its calls hold {has}")
+                self.wrong(f"the ledger of {engine.id} has {engine.ledger.held} tokens, its calls hold {has}")
             if theirs > engine.ledger.held:
-                self._wrong(f"relays have {theirs} tokens of {engine.id}, its ledger has {engine.ledger.held}")
+                self.wrong(f"relays have {theirs} tokens of {engine.id}, its ledger has {engine.ledger.held}")
 
     def promised(self, decider: Decider, engine: str) -> int:
         """Tokens of an engine that calls of living relays may use, as far as a decider must know of them."""
-        return self._promises(decider, [relay for relay in self._relays() if relay.dead_at < 0.0])[engine]
+        return self._promises(decider, [relay for relay in self._relays if relay.dead_at < 0.0])[engine]
 
     def _promises(self, decider: Decider, living: Iterable[Relay]) -> Counter[str]:
         """Count the tokens promised on each engine. A cluster's relay that the decider does not know is skipped unless
@@ -152,31 +148,31 @@ class RelayLaws:
         """Judge a decider that is about to grant: none of a later epoch has, and all that it waits for was told."""
         epoch = decider.hub.epoch
         if epoch < self._granted:
-            self._wrong(f"a decider of epoch {epoch} grants, and another of epoch {self._granted} has")
+            self.wrong(f"a decider of epoch {epoch} grants, and another of epoch {self._granted} has")
         self._granted = max(self._granted, epoch)
         self.asked_for(decider, call)
         self._granters[call.request_id] = decider
         missing = decider.owed - decider.known()
-        untold = [each.number for each in self._relays() if each.dead_at < 0.0 and each.pid in missing]
+        untold = [each.number for each in self._relays if each.dead_at < 0.0 and each.pid in missing]
         if untold:
-            self._wrong(f"epoch {epoch} grants, and the relays {untold} have not told it what they hold")
+            self.wrong(f"epoch {epoch} grants, and the relays {untold} have not told it what they hold")
 
     def asked_for(self, decider: Decider, call: Call) -> None:
         """A call asks for an engine. Where an earlier decider has granted it one, and its relay has not heard of that,
         it is charged anew: a checkpoint may have the first charge, as of a call that runs."""
         if self._granters.get(call.request_id, decider) is not decider:
-            asked = [each for relay in self._relays() for each in relay.side.link.calls.values()]
+            asked = [each for relay in self._relays for each in relay.side.link.calls.values()]
             if any(each.terms is None and each.call and each.call.request_id == call.request_id for each in asked):
                 self._lost.add((call.request_id, decider.hub.epoch))
 
     def _given_back(self, decider: Decider, now: float) -> None:
         """Check that the calls of relays dead for WITHIN seconds are given back. Calls of another machine's relay come
         back only with the next relay of its number, so they are not checked here."""
-        gone = [each for each in self._relays() if 0.0 <= each.dead_at < now - WITHIN]
+        gone = [each for each in self._relays if 0.0 <= each.dead_at < now - WITHIN]
         dead = {relay.pid for relay in gone if relay.machine == decider.machine}
         left = [list(calls) for pid, calls in orphans(decider) if pid in dead and calls] if dead else []
         if left:
-            self._wrong(f"a relay is dead for {WITHIN:g} s, and of its calls there are still {left}")
+            self.wrong(f"a relay is dead for {WITHIN:g} s, and of its calls there are still {left}")
 
     def _one_decider(self, living: Iterable[Relay]) -> None:
         for relay in living:
@@ -185,7 +181,7 @@ class RelayLaws:
                     if terms is not None and id(terms) not in self._obeyed:
                         self._obeyed[id(terms)] = terms
                         if terms.epoch != relay.side.link.epoch:
-                            self._wrong(
+                            self.wrong(
                                 f"relay {relay.number} obeys a grant of epoch {terms.epoch}, and has met "
                                 f"epoch {relay.side.link.epoch}"
                             )
@@ -194,7 +190,7 @@ class RelayLaws:
 
     def left(self, calls: int) -> Iterator[str]:
         """Nothing is asked any more, of so many `calls` in all: what of them is left, in words."""
-        for decider in self._deciders():
+        for decider in self._rule.deciders:
             if not decider.dead:
                 counted = decider.gateway.limits.level(("requests", "", "", ""))
                 if counted > calls + len(self._lost):
@@ -209,7 +205,7 @@ class RelayLaws:
                 }
                 if known or queued or held or any(dispatch.running.values()):
                     yield f"left behind: calls {known}, queues {queued}, ledgers {held}"
-        for relay in self._relays():
+        for relay in self._relays:
             if relay.dead_at < 0.0 and relay.side.link.calls:
                 yield f"relay {relay.number} still asks: {list(relay.side.link.calls)}"
 
@@ -238,19 +234,11 @@ def grants(decider: Decider) -> Iterator[LocalGrant]:
 class DispatchLaws:
     """Witness of one decider's grants."""
 
-    def __init__(
-        self,
-        decider: Decider,
-        laws: RelayLaws,
-        wrong: Callable[[str], None],
-        tell: Callable[[str], None],
-    ) -> None:
-        self._decider = decider
-        self._laws = laws
-        self._wrong = wrong
-        self._tell = tell
+    def __init__(self, decider: Decider, laws: RelayLaws) -> None:
+        self._decider, self._laws, self._wrong, self._tell = decider, laws, laws.wrong, laws.tell
         self._loop = asyncio.get_running_loop()
         self._corrected: set[Ticket] = set()
+        self._prompts: dict[str, Hold] = {}  # holds of prompts that another engine reads, by call
         self._asked = -1.0  # the arrival of the last call that was asked for when all had told
         self._told: list[RelaySession] = []  # by then
 
@@ -300,8 +288,19 @@ class DispatchLaws:
             self._wrong(f"call {ticket.call.request_id} is settled for the second time")
         self._corrected.add(ticket)
 
+    def prefilling(self, call: Call, hold: Hold) -> None:
+        """A prompt is held on the engine that reads it for another."""
+        self._tell(f"prompt of {call.request_id} on {hold.engine.id}")
+        last = self._prompts.get(call.request_id)
+        if last is not None and last.live:
+            self._wrong(f"the prompt of {call.request_id} is held twice")
+        self._prompts[call.request_id] = hold
+
+    def prefilled(self, call: Call, hold: Hold) -> None:
+        """It is held no longer."""
+        self._tell(f"prompt of {call.request_id} is given back on {hold.engine.id}")
+
     def _ignored(self, *_: object, **__: object) -> None:
         """Ignore every other event."""
 
-    prefilling = prefilled = _ignored
     applying = refused = pushing = popping = popped = granted = moved_free = retried = corrected = _ignored

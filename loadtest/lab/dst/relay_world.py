@@ -23,7 +23,7 @@ from loadtest.lab.dst.case import Call, Reload
 from loadtest.lab.dst.course import Course, OpenCalls
 from loadtest.lab.dst.members import Members
 from loadtest.lab.dst.one_decider import OneDecider
-from loadtest.lab.dst.parts import engine_of
+from loadtest.lab.dst.parts import believe_rates, engine_of, faults_of_transfers, roles_of
 from loadtest.lab.dst.relay_case import DeciderFault, MemberFault, RelayCase, RelayEvent, RelayFault
 from loadtest.lab.dst.relay_laws import RelayLaws
 from loadtest.lab.dst.relay_parts import ClientLine, Log, Relay
@@ -53,16 +53,17 @@ class RelayWorld:
         self._policy = read(case.policy.encode())
         self._rng = random.Random(f"relays {case.seed}")  # noqa: S311 # a simulation
         self._memories = [engine_of(machine, number) for number, machine in enumerate(case.fixed)]
+        self._roles = roles_of(case)
+        for number, _ in enumerate(self._roles):
+            faults_of_transfers(case, number, self._memories)
         self._events = dict(zip(case.numbers, case.events, strict=True))
-        self._calls = OpenCalls(case.seed, self, course.tell, course.found, course.end_if_all)
+        self._calls = OpenCalls(case.seed, self, course)
         self._asked: dict[int, tuple[Try, Call]] = {}  # by the try's identity
         self._ending: set[asyncio.Task[None]] = set()
         self._epoch = 0  # of the last process that began
         self.relays: list[Relay] = []
         self._rule: OneDecider | Members = Members(self) if case.members else OneDecider(self)
-        self.laws = RelayLaws(
-            self.found, self.tell, lambda: self._rule.deciders, lambda: self.relays, self._rule.untroubled
-        )
+        self.laws = RelayLaws(course, self._rule, self.relays)
         self._target = self._rule.begin()
         self._target.records.heard = self._heard
         for number in range(1, case.relays + 1):
@@ -140,7 +141,8 @@ class RelayWorld:
 
     def target(self) -> GatewayTarget:
         """Return another gateway, over the same engines."""
-        target = GatewayTarget(self._policy, self._memories, seed=self.case.seed + self._epoch)
+        target = GatewayTarget(self._policy, self._memories, seed=self.case.seed + self._epoch, roles=self._roles)
+        believe_rates(self.case, target.gateway)
         target.gateway.apply(Configuration(self._policy, {}))
         return target
 

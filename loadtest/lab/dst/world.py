@@ -12,7 +12,6 @@ import asyncio
 from typing import TYPE_CHECKING, cast
 
 import httpx
-import msgspec
 
 from gateway.core.engines.engine import Engine
 from gateway.core.engines.origin import engine_id
@@ -26,7 +25,7 @@ from loadtest.lab.dst.callers import Callers
 from loadtest.lab.dst.case import Call, Case, Event, OperatorDrain, Reload, SidecarAct
 from loadtest.lab.dst.course import Course
 from loadtest.lab.dst.decide.proxies import Proxies
-from loadtest.lab.dst.parts import engine_of, faults_of_transfers, rate_of, roles_of, scheduling_of
+from loadtest.lab.dst.parts import believe_rates, engine_of, faults_of_transfers, roles_of, scheduling_of
 from loadtest.lab.dst.sidecars import PlayedSidecar
 from loadtest.simulate.inprocess import GatewayTarget, policy_of
 from loadtest.simulate.memory_engine import MemoryEngine
@@ -53,7 +52,7 @@ class World:
         self.memories = {f"engine-{number}:8000": memory for number, memory in enumerate(fixed)}
         for number, machine in enumerate(case.extra):
             self.memories[f"extra-{number}:8000"] = engine_of(machine, 10 + number, scheduling_of(number))
-        self.callers = Callers(case, course.tell, course.found, course.end_if_all)
+        self.callers = Callers(case, course)
         roles = roles_of(case)
         for number, _ in enumerate(roles):
             faults_of_transfers(case, number, fixed)
@@ -66,15 +65,10 @@ class World:
             sidecar_transport=httpx.MockTransport(self._order),
             watcher=self.callers,
         )
-        self.proxies = Proxies(
-            self.target, self.memories, self.callers.sending, self.callers.failed, course.found, course.end_if_all
-        )
+        self.proxies = Proxies(self.target, self.memories, self.callers, course)
         self.callers.watch(self.target, self.proxies)
         self.gateway = gateway = self.target.gateway
-        for number, _ in enumerate(roles):
-            engine = gateway.fleet.engines[f"engine-{number}:8000"]
-            learned = engine.checkpoint(0.0, 0)
-            engine.speed.restore(msgspec.structs.replace(learned, prefill_rate=rate_of(case, number)))
+        believe_rates(case, gateway)
         self.invariants = self.callers.invariants
         self._kv_feeds: list[KvEventFeed] = []
         for engine in gateway.fleet:

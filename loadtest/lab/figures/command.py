@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from loadtest.lab.figures import fleet, load, outside
+from loadtest.lab.figures import fleet, load, outside, prefill
 from loadtest.lab.figures.runs import POLICY, Setting
 from loadtest.lab.rows import Row, add_arguments, bars, chosen, collect_seldom, parser_of, report, terminal
 
@@ -26,6 +26,7 @@ ROWS: dict[str, Callable[[Setting], list[Row]]] = {
     "13": fleet.row13,
     "16": fleet.row16,
     "21": outside.outside,
+    "prefill": prefill.row_prefill,
 }
 HELP = """\
 The whole gateway runs in this process, over simulated engines and in virtual time: four engines at ten times the load
@@ -44,6 +45,8 @@ rows:
   13  an engine that is killed, and one that hangs
   16  how fast all this is simulated
   21  money of a provider for calls that would be late, beside the least that would do
+  prefill  prompts read on another engine: all mixed, all split, and decided per call, of four A100s: calls in time;
+           first token (mean, p99); between tokens (p99); per token (p99)
 
 A call is in time if it meets its class's two targets (first and last token), counted from when that try was sent.
 Clients try again as openai-python does and give up at their class's deadline. Round robin is the same engines
@@ -63,6 +66,8 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--policy", type=Path, help="a policy file; left out: the defaults, with a ttft of 10s for `default`"
     )
+    parser.add_argument("--chats", type=Path, metavar="FILE", help="row prefill: a trace of conversations, Azure's")
+    parser.add_argument("--prompts", type=Path, metavar="FILE", help="row prefill: a trace of long prompts, Mooncake's")
     parser.add_argument("--gate", action="store_true", help="exit with status 1 where a milestone is missed")
     parser.add_argument("--quick", action="store_true", help="30 s warm-up and 40 s measured, in place of 60 and 120")
     parser.add_argument("--retry-after", action="store_true", help="also: who obeys Retry-After, is he admitted?")
@@ -99,6 +104,7 @@ def main(argv: list[str] | None = None) -> int:
             warm=warm,
             measured=length,
             progress=progress,
+            traces={name: file for name in ("chats", "prompts") if (file := getattr(options, name))},
         )
         rows = [row for measure in wanted for row in measure(setting)]
     seconds = time.perf_counter() - began
@@ -110,4 +116,5 @@ def main(argv: list[str] | None = None) -> int:
 def told(console: Console, setting: Setting, rows: list[Row], summary: str, options: argparse.Namespace) -> int:
     """Print the rows, and what the runs behind them left over; the exit status."""
     wrong = [f"{what}: {left}" for what, outcome in setting.known.items() for left in outcome.left_over]
+    wrong += setting.left
     return report(console, rows, summary, wrong=wrong, gate=options.gate)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -85,6 +86,8 @@ class Setting(msgspec.Struct, kw_only=True):
     known: dict[str, Measured] = {}
     capacity: Saturation | None = None
     tries: int = 0
+    traces: dict[str, Path] = {}  # files of recorded traffic, by the `trace` of a load
+    left: list[str] = []  # by the gateways of runs that are not kept
     targets: dict[str, ClassTarget] = {}
 
     def __post_init__(self) -> None:

@@ -60,12 +60,9 @@ class Prometheus:
         argv = [*PROMETHEUS.command(), f"--config.file={file}", f"--storage.tsdb.path={folder / 'data'}",
                 "--web.listen-address=127.0.0.1:0", "--query.lookback-delta=2s"]  # fmt: skip
         self.child = Child("prometheus", argv, folder / "prometheus.log")
-        try:
+        with self.child.starting():
             self.url = "http://" + self.child.line(r'msg="Listening on" address=(127\.0\.0\.1:\d+)', 30.0)
             self.child.wait(lambda: answers(f"{self.url}/-/ready"), 30.0, "200 on /-/ready")
-        except BaseException:
-            self.child.kill()
-            raise
 
     def __enter__(self) -> Prometheus:
         return self

@@ -18,11 +18,8 @@ class Valkey:
         self.port = port
         self.url = f"valkey://127.0.0.1:{port}/0"
         self.child = Child("valkey", argv, log)
-        try:
+        with self.child.starting():
             self.child.line(r"(eady to accept connections)", 20.0)
-        except BaseException:
-            self.child.kill()
-            raise
 
     def __enter__(self) -> Valkey:
         return self

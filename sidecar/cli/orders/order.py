@@ -13,6 +13,7 @@ from urllib.parse import quote
 import msgspec
 
 from gateway.shared.command_line import argument
+from gateway.shared.files.units import SECONDS
 from gateway.shared.formatting import seconds, shown
 from gateway.shared.protocol import ModelReport, ProtocolError, ensured
 from sidecar.cli.errors import Impossible
@@ -24,7 +25,6 @@ from sidecar.core.status import Status
 LATE = 3  # exit status: not done within --timeout
 TIMEOUT = 3600.0  # seconds, unless told
 FIRST_PAUSE, LAST_PAUSE = 0.1, 1.0  # seconds between two looks
-UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 STATUSES = """\
 exit status: 0 done; 1 refused or failed, standard error says why; 2 a mistake in the command or the file;
 3 not done within --timeout, and it goes on"""
@@ -145,7 +145,7 @@ class _Shows:
 
 
 def _duration(text: str) -> float:
-    match = re.fullmatch(r"([0-9]{1,7}(?:\.[0-9]{1,3})?)([smh]?)", text)
-    if match is None or not float(match[1]):
+    value = SECONDS.parse(text if text[-1:].isalpha() else f"{text}s")
+    if not value:
         raise ValueError(f"a time such as 90s, 10m or 1h, not {text!r}")
-    return float(match[1]) * UNITS[match[2] or "s"]
+    return value

@@ -34,7 +34,6 @@ PLACES: list[tuple[str, Level, str, bool]] = [
     ("tenants: {acme: {}}\nlimits: {per_tenant: LIMIT}", ("acme", "", ""), "limits.per_tenant", True),
     ("limits: {classes: {batch: LIMIT}}", ("", "batch", ""), "limits.classes.batch", False),
     ("limits: {models: {m: LIMIT}}", ("", "", "m"), "limits.models.m", False),
-    ("limits: {per_model: LIMIT}", ("", "", "m"), "limits.per_model", True),
     ("limits: {global: LIMIT}", ("", "", ""), "limits.global", False),
 ]
 
@@ -57,14 +56,18 @@ def test_a_limit_is_found_at_its_level_and_counts_there(
 
 
 def test_a_limit_of_its_own_replaces_the_default() -> None:
-    given = policy("limits: {per_model: {requests: 1/h, tokens: 1/h}, models: {batch: {requests: 2/h}}}")
-    assert counted(given, "requests", ("", "", "batch")) == Counted(("limits", "models", "batch", "requests"), TWO)
-    assert counted(given, "tokens", ("", "", "batch")) == Counted(("limits", "per_model", "tokens"), ONE, True)
+    given = decode(
+        b"limits: {per_tenant: {requests: 1/h, tokens: 1/h}}\nkeys_file: k\ntenants: {acme: {limits: {requests: 2/h}}}"
+    )
+    assert counted(given, "requests", ("acme", "", "")) == Counted(("tenants", "acme", "limits", "requests"), TWO)
+    assert counted(given, "tokens", ("acme", "", "")) == Counted(("limits", "per_tenant", "tokens"), ONE, True)
 
 
 def test_unlimited_replaces_the_default_too() -> None:
-    given = policy("limits: {per_model: {requests: 1/h}, models: {batch: {requests: unlimited}}}")
-    assert counted(given, "requests", ("", "", "batch")) == Counted(("limits", "models", "batch", "requests"), None)
+    given = decode(
+        b"limits: {per_tenant: {requests: 1/h}}\nkeys_file: k\ntenants: {acme: {limits: {requests: unlimited}}}"
+    )
+    assert counted(given, "requests", ("acme", "", "")) == Counted(("tenants", "acme", "limits", "requests"), None)
 
 
 def test_where_there_is_no_limit_the_path_says_where_one_would_stand() -> None:

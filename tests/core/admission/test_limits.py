@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 
 from gateway.core.admission import limits
-from gateway.core.admission.bucket import LATE, Bucket, duration
+from gateway.core.admission.bucket import LATE, duration
 from gateway.core.admission.limits import Charge, LimitBook
 from gateway.core.admission.own_words import refusal_body
 from gateway.core.policy.file import decode
 from gateway.core.policy.policy import Policy
-from gateway.core.policy.traffic import RateLimit, Refusal
-from gateway.core.policy.types import Rate
+from gateway.core.policy.traffic import Refusal
 from gateway.core.request.outcome import Outcome, Refused, refusal_headers
 
 TENANTS = "{a: {}, b: {}}"
@@ -128,7 +127,6 @@ TENANT_A = [call for call in ALL if call[0] == "a"]
         ("{}", "{requests: 1/h}", "tenant a", TENANT_A),
         ("{classes: {default: {requests: 1/h}}}", "", "class default, all tenants together",
          [call for call in ALL if call[1] == "default"]),
-        ("{per_model: {requests: 1/h}}", "", "model m, all tenants together", [call for call in ALL if call[2] == "m"]),
         ("{models: {m: {requests: 1/h}}}", "", "model m, all tenants together",
          [call for call in ALL if call[2] == "m"]),
         ("{}", "{classes: {default: {requests: 1/h}}}", "tenant a in class default",
@@ -166,12 +164,9 @@ def limits_of(it: LimitBook, call: Call = ("a", "default", "m")) -> tuple[str | 
         ("{per_tenant: {requests: 5/s}}", "{requests: unlimited}", (None, None)),
         ("{per_tenant: {requests: unlimited}}", "{}", (None, None)),
         ("{global: {requests: 3/s}, per_tenant: {requests: 5/s}}", "{requests: unlimited}", ("3", None)),
-        ("{per_model: {requests: 5/s}, models: {m: {requests: 9/s}}}", "{}", ("9", None)),
-        ("{per_model: {requests: 5/s}, models: {m: {tokens: 9/s}}}", "{}", ("5", "9")),
-        ("{per_model: {requests: 5/s, tokens: 1k/s}, models: {m: {requests: 9/s}}}", "{}", ("9", "1000")),
-        ("{per_model: {requests: 5/s}, models: {m: {requests: unlimited}}}", "{}", (None, None)),
-        ("{per_model: {requests: 5/s}, models: {n: {requests: 1/s}}}", "{}", ("5", None)),
-        ("{per_model: {requests: 5/s}}", "{models: {n: {requests: 1/s}}}", ("5", None)),
+        ("{models: {m: {requests: 9/s}}}", "{}", ("9", None)),
+        ("{models: {n: {requests: 1/s}}}", "{}", (None, None)),
+        ("{models: {m: {requests: 5/s}}}", "{models: {n: {requests: 1/s}}}", ("5", None)),
         ("{per_tenant: {requests: 5/s}}", "{models: {m: {requests: 2/s}}}", ("2", None)),
         ("{per_tenant: {requests: 5/s}}", "{classes: {default: {requests: 20/s}}}", ("5", None)),
     ],
@@ -183,7 +178,7 @@ def test_a_specific_limit_replaces_the_default_of_its_level_field_by_field(
 
 
 def test_a_tenant_and_a_class_of_an_older_policy_have_the_defaults() -> None:
-    it = book("{per_tenant: {requests: 5/s}, per_model: {tokens: 7/s}}")
+    it = book("{per_tenant: {requests: 5/s}, models: {m: {tokens: 7/s}}}")
     assert limits_of(it, ("gone", "gone", "m")) == ("5", "7")
 
 
@@ -337,23 +332,6 @@ def test_a_tenants_own_words() -> None:
 # -- what is remembered, and for how long -----------------------------------------------------------------------------
 
 
-def test_models_the_policy_does_not_name_have_the_default_each_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "OTHER_MODELS", 2)
-    it = book("{per_model: {requests: 1/min}}")
-    for model in ("x", "y"):
-        take(it, ("a", "default", model))
-        assert f"model {model}," in refused(it, ("b", "batch", model)).message
-    take(it, ("a", "default", "z"))
-    shared = refused(it, ("a", "default", "another"))
-    assert "all models the policy does not name" in shared.message
-    assert refused(it, ("a", "default", "x")), "a flood of names has not emptied its bucket"
-    take(it, ("a", "default", "z"), now=160.0)
-    assert refused(it, ("a", "default", "z"), now=160.0).message.startswith("The limit of model z,"), "y had drained"
-    take(it, ("a", "default", "x"), now=160.0)
-    assert len(it._buckets) == 3
-    assert len(repr(Bucket(("requests", "", "", "m" * 500), RateLimit(rate=Rate(1, 1.0)))).splitlines()[0]) < 200
-
-
 def test_forgotten_routes_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "ROUTES_REMEMBERED", 2)
     it = book("{per_tenant: {requests: 2/h}}")
@@ -407,30 +385,6 @@ def test_a_call_settles_on_a_limit_that_is_gone() -> None:
     assert take(it).headers(100.0) == b""
 
 
-def test_a_model_keeps_its_bucket_when_the_policy_begins_and_ends_to_name_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "OTHER_MODELS", 1)
-    it = book("{per_model: {requests: 2/h}}")
-    take(it)
-    it.apply(policy("{per_model: {requests: 2/h}, models: {m: {requests: 3/h}}}"), 100.0)
-    take(it)
-    take(it)
-    refused(it)
-    it.apply(policy("{per_model: {requests: 2/h}}"), 100.0)
-    take(it, ("a", "default", "n"))
-    take(it, ("a", "default", "o"))
-    assert "all models the policy does not name" in refused(it, ("a", "default", "p")).message, "m has its place"
-    refused(it)
-
-
-def test_the_model_that_makes_room_is_the_one_unused_for_longest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "OTHER_MODELS", 2)
-    it = book("{per_model: {requests: 2/s}}")
-    for model in ("x", "y", "x"):
-        take(it, ("a", "default", model))
-    take(it, ("a", "default", "z"), now=100.6)
-    assert list(it._others) == ["x", "z"], "y had drained, x had not"
-
-
 @pytest.mark.parametrize(
     ("of_all", "of_a", "expected"),
     [
@@ -453,7 +407,7 @@ def test_whose_tokens_are_counted(of_all: str, of_a: str, expected: tuple[bool, 
 
 SIX = """{
     global: {requests: 90/h}, per_tenant: {requests: 9/h, tokens: 99/h}, classes: {default: {requests: 8/h}},
-    per_model: {requests: 7/h, tokens: 98/h}
+    models: {m: {requests: 7/h, tokens: 98/h}}
 }"""
 
 

@@ -171,6 +171,24 @@ def test_a_large_fleet_is_sampled() -> None:
     assert len(seen) > SCAN_AT_MOST
 
 
+def test_a_call_of_a_large_fleet_goes_where_its_prompt_is_cached_if_that_engine_is_among_those_it_may_have() -> None:
+    engines, rng, prefix = [engine(f"e{i}") for i in range(SCAN_AT_MOST * 8)], random.Random(2), tuple(range(20))
+    home = engines[77]
+    home.remember(prefix, 10_000, NOW)
+
+    def found(likely: list[Engine], among: list[Engine]) -> float:
+        made = call(10_000, prefix)
+        ids = [id_of(choose(among, made, NOW, routing=Routing(), rng=rng, likely=likely)) for _ in range(100)]
+        return ids.count(home.id) / len(ids)
+
+    assert found([home], engines) == 1.0
+    assert found([engines[5], home], engines) == 1.0
+    assert found([home], [each for each in engines if each is not home]) == 0.0, "a subset without it"
+    assert found([], engines) < 0.5, "by chance"
+    home.down()
+    assert found([home], engines) == 0.0
+
+
 def fail(engine: Engine, now: float = NOW) -> None:
     """As often as its breaker stands."""
     for _ in range(POLICY.breaker.failures):

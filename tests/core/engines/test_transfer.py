@@ -10,8 +10,9 @@ from gateway.core.engines.engine import Engine
 from gateway.core.engines.fleet import Fleet
 from gateway.core.engines.transfer import UNKNOWN_WITHIN, WITHIN, Prefill, where
 from gateway.core.engines.transfers import BELIEVED, RATE, Transfers
-from gateway.core.policy.policy import EngineEntry, Policy, Role
+from gateway.core.policy.policy import EngineEntry, Policy
 from gateway.core.request.call import Call
+from gateway.shared.protocol import Role
 from gateway.shared.vllm.answers import ModelCard
 from tests.calls import a_call
 
@@ -106,6 +107,20 @@ def test_a_prompt_that_stalls_streams_beyond_their_target_is_read_elsewhere() ->
     assert reason(decided(call(30_000, ttft_by=NOW + 3.5), own, [other])) == ("here", "later"), "it would be late"
     streams(other)
     assert reason(decided(call(30_000), own, [other])) == ("here", "later"), "it would stall others instead"
+
+
+def test_a_prompt_is_read_where_fewer_calls_wait_for_it() -> None:
+    own, other = engine("own"), engine("other")
+    for _ in range(20):  # 0.4 s of reading is worth 0.16 s to them, and moving the prompt takes 0.11 s
+        own.hold(100, 0, NOW, "default", output=100)
+    assert reason(decided(call(), own, [other])) == ("other", "crowded")
+    assert reason(decided(call(ttft_by=NOW + 0.5), own, [other])) == ("here", "later"), "it would be late"
+    other.hold(1000, 1000, NOW)  # 0.1 s more
+    assert reason(decided(call(), own, [other])) == ("here", "later")
+    idle = engine("idle", rate=9000.0)
+    for _ in range(20):
+        other.hold(100, 0, NOW, "default", output=100)
+    assert reason(decided(call(), own, [other, idle])) == ("idle", "crowded"), "less is lost there than at the faster"
 
 
 def test_streams_without_a_target_are_not_spared_and_no_call_waits_for_ever() -> None:

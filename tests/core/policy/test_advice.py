@@ -53,6 +53,34 @@ def test_a_class_that_throttles_the_first_calls_of_coding_agents() -> None:
     assert len(told("classes: {top: {}, default: {max_concurrency: 1}}\nservice_tiers: {}\n")) == 1
 
 
+def exchanging(*engines: str, tpot: str = "") -> list[str]:
+    """The warnings of engines `a`, `b`, ... with these fields, without their common beginning."""
+    found = told(
+        f"classes: {{default: {{{tpot}}}}}\nservice_tiers: {{}}\nfleet:\n  engines:\n"
+        + "".join(f"    - {{url: 'http://{name}:1', {fields}}}\n" for name, fields in zip("abc", engines, strict=False))
+    )
+    return [each.partition("fleet.engines")[2] for each in found]
+
+
+def test_engines_that_exchange_and_never_read_for_each_other() -> None:
+    nobody = "serve a model so that one reads (role prefill or both) and another answers: prompts are always read where"
+    reads, answers, both = "transfer: p, role: prefill", "transfer: p, role: decode", "transfer: p"
+    for good in ((both, both), (reads, answers), (reads, both), (answers, both)):
+        assert exchanging(*good, tpot="tpot: 50ms") == []
+    (warning,) = exchanging(answers, answers)
+    assert warning == f"[0].transfer: no two engines of group p {nobody} they are answered", "told once"
+    assert len(exchanging(both, "transfer: q")) == 2
+    assert len(exchanging(both + ", models: [m]", both + ", models: [n]")) == 1
+    (warning,) = exchanging(reads, both, "transfer: q, role: decode", tpot="tpot: 1s")[:1]
+    outside = "http://c:1 may answer the same models and is not of group p: its prompts are never read here"
+    assert warning == f"[0].role: {outside}"
+    assert exchanging(reads + ", models: [m]", both, "models: [n]", tpot="tpot: 1s") == []
+    assert exchanging(reads, both) == [
+        "[0].role: no class has a tpot, so prompts are read here only if that brings the first token sooner; "
+        "meanwhile this engine answers no call"
+    ]
+
+
 def test_sidecars_that_may_do_too_much_or_too_little() -> None:
     waits = "classes: {default: {}}\nservice_tiers: {}\n"
     assert told(f"{waits}fleet: {{sidecars: {{}}}}") == []
@@ -120,7 +148,7 @@ def test_an_engine_without_a_port() -> None:
 
 
 def test_warnings_come_in_the_order_of_lines_and_those_of_defaults_first() -> None:
-    lines = told("body: {media: any}\nretries: {per_call: 0}\nbudget: {kv_target: 97%}\n")
+    lines = told("body: {media: any}\nretries: 0%\nbudget: {kv_target: 97%}\n")
     assert [line.split(": ")[0] for line in lines] == ["p"] * 4 + ["p:1", "p:2"]
     assert [line.split(": ")[2] for line in lines[:4]] == [
         "shaping[0].kv_above",
@@ -487,23 +515,16 @@ MODES = [
 ]
 
 REST = [
-    *[
-        (
-            f"retries: {{{rule}}}",
-            [f"p:1: warning: retries.{field}: no call is ever tried again: clients see every restart of an engine"],
-        )
-        for rule, field in (
-            ("per_call: 0", "per_call"),
-            ("budget: 0%", "budget"),
-            ("budget: 0%, per_call: 0", "per_call"),
-        )
-    ],
+    (
+        "retries: 0%",
+        ["p:1: warning: retries: no call is ever tried again: clients see every restart of an engine"],
+    ),
     ("hedging: p95", []),
     (
-        "hedging: p95\nretries: {budget: 0%}",
+        "hedging: p95\nretries: 0%",
         [
             "p:1: warning: hedging: second attempts come out of the budget of retries, which is nothing",
-            "p:2: warning: retries.budget: no call is ever tried again: clients see every restart of an engine",
+            "p:2: warning: retries: no call is ever tried again: clients see every restart of an engine",
         ],
     ),
     (

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.policy.file import decode, explain, read_policy
-from gateway.core.policy.policy import EngineEntry, Policy, Retries
+from gateway.core.policy.policy import EngineEntry, Policy
 from gateway.core.policy.removed import REMOVED
 from gateway.core.policy.traffic import (
     Limit,
@@ -110,7 +110,7 @@ budget: {kv_target: 0.7, alpha: 50%}
 classes:
   default: {weight: 1.5, max_concurrency: 2k}
   night: {}
-retries: {per_call: 1, budget: 0%}
+retries: 0%
 fleet:
   engines:
     - {url: "unix:///run/vllm/a.sock", models: [meta/llama-3, b], max_concurrency: 400, api_key_file: keys/engine.key}
@@ -120,7 +120,7 @@ logging: {calls: false}
     )
     assert policy.budget == msgspec.structs.replace(Policy().budget, kv_target=0.7, alpha=0.5)
     assert policy.classes == {"default": TrafficClass(weight=1.5, max_concurrency=2000), "night": TrafficClass()}
-    assert policy.retries == Retries(per_call=1, budget=0.0)
+    assert policy.retries == 0.0
     first, second = policy.fleet.engines
     assert (first.models, first.max_concurrency, first.api_key_file) == (("meta/llama-3", "b"), 400, "keys/engine.key")
     assert second == EngineEntry(url="https://[::1]:8443/base")
@@ -409,6 +409,10 @@ def test_values_describe_themselves() -> None:
         (COUNT, "1.5M", 1_500_000),
         (COUNT, "2.5", None),
         (COUNT, "1_000", None),
+        (COUNT, "010", None),
+        (COUNT, "0", 0),
+        (SHARE, "0.05", 0.05),
+        (SECONDS, "007s", None),
         (SHARE, "80%", 0.8),
         (SHARE, "0.8", 0.8),
         (SAMPLE, "true", 1.0),

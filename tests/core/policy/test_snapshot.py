@@ -19,13 +19,13 @@ def test_what_the_parser_needs_is_taken_from_the_policy() -> None:
     policy = Policy(
         classes={"fast": TrafficClass(deadline=5.0), "default": TrafficClass(deadline=7.0)},
         service_tiers={"priority": "fast"},
-        body=BodyPolicy(max=3 * 1024**2, max_n=2, media="any", media_hosts=("pictures.example",)),
+        body=BodyPolicy(max=3 * 1024**2, max_n=2, media=("pictures.example",)),
         routing=Routing(block=128),
     )
     found = call_settings(policy)
     assert found.class_deadlines == {"fast": 5.0, "default": 7.0}
     assert found.service_tiers == {"priority": "fast"}
-    assert (found.max_messages, found.max_n, found.media, found.block) == (3072, 2, "any", 128)
+    assert (found.max_messages, found.max_n, found.media, found.block) == (3072, 2, "data_urls_only", 128)
     assert found.media_hosts == frozenset({"pictures.example"})
 
 

@@ -347,6 +347,24 @@ def test_what_runs_is_told_of_each_engine_and_what_waits_once_a_model(told: Told
     assert (third.in_flight, third.waiting, third.withdrawn, third.idle) == (0, 0, True, None)
 
 
+def test_an_engine_that_only_reads_prompts_answers_for_no_model(told: Told) -> None:
+    reads = AWAKE | {"transfer": "nixl-tp1", "role": "prefill"}
+    (member,) = told(model("p", **reads)).join
+    assert (member.transfer, member.role) == ("nixl-tp1@a", "prefill"), "of this machine alone"
+    registry = told.registry
+    assert (registry.knows("m"), registry.cards(100.0), registry.outlook("m", 100.0)) == (False, {}, None)
+    told(model("p", **reads), model("q", transfer="nixl-tp1", role="decode"))
+    assert registry.cards(100.0).keys() == {"m"}
+    outlook = registry.outlook("m", 100.0)
+    assert outlook is not None
+    assert outlook.profile == "q"
+    told(model("p", **reads), model("q", **AWAKE | {"url": "http://10.0.0.1:8001"}))
+    assert [demand.waiting for demand in demands(told, waiting=3)] == [0, 3]
+    told(model("q", role="prefill", **AWAKE))
+    (member,) = registry.sidecars["a"].members.values()
+    assert (member.transfer, member.role) == ("", "both"), "no role without an exchange"
+
+
 def test_what_waits_counts_for_who_is_asked(told: Told) -> None:
     told(model("p", **AWAKE), model("q"))
     told(model("q"), sidecar="b")

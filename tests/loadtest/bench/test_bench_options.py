@@ -128,6 +128,7 @@ def test_keys_come_from_the_environment_only() -> None:
         ("--target http://h --speed 2", "--speed is of a --trace"),
         ("--target http://h --key-env NOT_THERE", "NOT_THERE"),
         ("--target http://h --ca nope.pem", "--ca nope.pem: No such file"),
+        ("--target http://h --ca /dev/null", "--ca /dev/null: not a plain file"),
         ("--target http://h --metrics b=http://h:1", "no target of this name"),
         ("--target http://h --repeat 0", "from 1 to 100"),
         ("--scenario embeddings --target http://h --clients 5 --find-capacity", "a closed loop has no rate"),

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.load.arrivals import Arrivals, Closed, Gamma, Ramp, Rate, RateStep, parse_rate
-from loadtest.report.stats import counts_of, dispersion
+from loadtest.report.stats import dispersion
+from tests.loadtest.made_runs import counts_of
 
 RUSH = (RateStep(Rate(4.0), 10.0), RateStep(Rate(0.0), 5.0), RateStep(Rate(40.0), 2.0))
 OPEN = {

@@ -7,8 +7,8 @@ import random
 import pytest
 
 from loadtest.report.records import Slo, Window
-from loadtest.report.stats import Latency, counts_of, dispersion, interval, jain, latency_of, met, slo_of, student_t
-from tests.loadtest.made_runs import a_result
+from loadtest.report.stats import Latency, dispersion, interval, jain, latency_of, met, slo_of, student_t
+from tests.loadtest.made_runs import a_result, counts_of
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from gateway.shared.files.checked import listed
 from sidecar.cli import main
 from sidecar.core.config import decode
 from sidecar.core.flags import FLAGS
+from tests.certificates import certificate
 
 EXAMPLE = Path(__file__).parents[3] / "sidecar" / "cli" / "example.yaml"
 
@@ -45,6 +46,17 @@ def test_the_file_in_full_is_a_file(ran: Ran) -> None:
     assert (status, err) == (0, "")
     assert decode(out.encode()) == decode(EXAMPLE.read_bytes())
     assert "load_stall: 5m" in out
+
+
+def test_a_bundle_of_authorities_may_have_comments_in_any_language_and_is_not_empty(ran: Ran, tmp_path: Path) -> None:
+    file, (pem, _) = tmp_path / "sidecar.yaml", certificate(tmp_path, "ca")
+    file.write_text(f"models: {{m: {{model_path: {tmp_path}}}}}\nca_file: ca.pem\n")
+    whole = "# F\u0151tan\u00fas\u00edtv\u00e1ny\n" + pem.read_text()
+    pem.write_text("# as long as a large bundle\n" * 20_000 + whole, "utf-8")
+    assert ran("check", str(file)) == (0, f"{file}: ok\n", "")
+    pem.write_text("")
+    status, _, err = ran("check", str(file))
+    assert (status, "no certificates in PEM" in err) == (2, True)
 
 
 def test_every_mistake_of_every_file_is_a_line(ran: Ran, tmp_path: Path) -> None:

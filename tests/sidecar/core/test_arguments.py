@@ -116,6 +116,25 @@ def test_a_profile_becomes_the_arguments_of_vllm(fields: dict[str, Any], expecte
     assert argv(**fields) == expected
 
 
+def test_an_engine_that_exchanges_kv_caches_is_told_so_and_where() -> None:
+    profile = Profile(model_path="/m", sleep=None, kv_transfer="decode", flags={"dtype": "bfloat16", "seed": 1})
+    found = command(profile, EngineSettings(), "m", ADDRESS, own="py")
+    assert json.loads(found[found.index("--kv-transfer-config") + 1]) == {
+        "kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_load_failure_policy": "recompute",
+    }  # fmt: skip
+    variables = environment(
+        profile, EngineSettings(), (0,), {"UCX_TLS": "tcp", "VLLM_NIXL_SIDE_CHANNEL_PORT": "1"}, 5601
+    )
+    side = {name: value for name, value in variables.items() if "NIXL" in name or "UCX" in name}
+    assert side == {
+        "UCX_TLS": "tcp", "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1", "VLLM_NIXL_SIDE_CHANNEL_PORT": "5601",
+    }  # fmt: skip
+    assert profile.transfer == "nixl-tp1-bfloat16"
+    assert Profile(model_path="/m").transfer == ""
+    simulated = command(profile, EngineSettings(simulated="h100-8b"), "m", ADDRESS, own="py")
+    assert " ".join(simulated).endswith("--kv-transfer --kv-load-failure-policy recompute")
+
+
 def test_what_is_one_value_is_one_argument() -> None:
     profile = Profile(model_path="/my models/m", flags={"hf-overrides": {"a b": [1, None]}})
     found = command(profile, EngineSettings(), "m", ADDRESS, own="py")

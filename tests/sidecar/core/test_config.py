@@ -256,7 +256,7 @@ GPUS = (
 FIELDS = (
     "model_path, tokenizer_path, served_name, aliases, adapters, context_length, trust_remote_code, tensor_parallel, "
     "gpus, gpu_memory, sleep, stop_after, pin, preload, schedule, max_starvation, warmup, load_stall, load_timeout, "
-    "engine, flags, environment"
+    "engine, kv_transfer, flags, environment"
 )
 TOP = (
     "version, id, gpus, gateways, token_file, order_token_file, ca_file, listen, relay, engine_addresses, engine, "
@@ -474,8 +474,36 @@ TOP = (
         (
             of("flags: {kv-transfer-config: {kv_connector: NixlConnector, kv_role: kv_producer}}"),
             [
-                "1: models.a.flags.kv-transfer-config.kv_role: found kv_producer, expected kv_both: engines that only "
-                "prefill or decode for others are not supported"
+                "1: models.a.flags.kv-transfer-config.kv_role: found kv_producer, expected kv_both: kv_transfer says "
+                "that an engine only reads prompts for others, or only answers"
+            ],
+        ),
+        (
+            of("kv_transfer: prefill, sleep: null"),
+            [
+                "1: models.a.kv_transfer: found prefill, expected pin: true too: no call would start an engine that "
+                "answers none"
+            ],
+        ),
+        (
+            of("kv_transfer: decode"),
+            [
+                "1: models.a.kv_transfer: found decode, expected sleep: null, or pin: true: NIXL has registered the KV "
+                "cache, which an engine asleep gives back"
+            ],
+        ),
+        (
+            of("kv_transfer: both, sleep: null, flags: {runner: pooling, kv-transfer-config: {kv_connector: X}}"),
+            [
+                "1: models.a.kv_transfer: found both, expected null: a pooling model keeps no KV cache",
+                "1: models.a.flags.kv-transfer-config: found kv_transfer as well, expected one of them",
+            ],
+        ),
+        (
+            of("environment: {VLLM_NIXL_SIDE_CHANNEL_PORT: '1'}"),
+            [
+                "1: models.a.environment.VLLM_NIXL_SIDE_CHANNEL_PORT: found the variable VLLM_NIXL_SIDE_CHANNEL_PORT, "
+                "expected no such variable: the sidecar sets it for models that exchange KV caches (kv_transfer)"
             ],
         ),
         (
@@ -555,6 +583,12 @@ def test_what_is_no_flag_is_answered_with_those_there_are_and_the_nearest() -> N
     assert "does not go with vLLM's sleep mode" in found
     (found,) = problems(of("environment: {VLLM_ATTENTION_BACKENDS: x}"))
     assert found.endswith(" more (did you mean VLLM_ATTENTION_BACKEND?)")
+
+
+@pytest.mark.parametrize("fields", ["kv_transfer: both, sleep: null", "kv_transfer: prefill, pin: true"])
+def test_engines_that_exchange_kv_caches_do_not_sleep(fields: str) -> None:
+    profile = decode(of(fields).encode()).models["a"]
+    assert (profile.sleeps, profile.transfer) == (None, "nixl-tp1")
 
 
 def test_a_file_that_is_too_long_is_not_read() -> None:

@@ -136,6 +136,16 @@ def test_published_lines_are_understood(told: dict[str, object]) -> None:
             "wake_oom",
             {},
         ),
+        ("zmq.error.ZMQError: Too many open files", "process_limit", {}),
+        ("OSError: [Errno 24] Too many open files: '/x/kernel.json'", "process_limit", {}),
+        ("RuntimeError: can't start new thread", "process_limit", {}),
+        ("libgomp: Thread creation failed: Resource temporarily unavailable", "process_limit", {}),
+        (
+            "OpenBLAS blas_thread_init: pthread_create failed for thread 9 of 64: Resource temporarily unavailable",
+            "process_limit",
+            {},
+        ),
+        ("BlockingIOError: [Errno 11] Resource temporarily unavailable", "process_limit", {}),
     ],
 )
 def test_other_lines(line: str, kind: str, numbers: dict[str, float]) -> None:

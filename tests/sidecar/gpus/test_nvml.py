@@ -29,7 +29,7 @@ def test_what_is_read() -> None:
         *(0, "GPU-a", "NVIDIA H200"),
         *(140 * GIB, 40 * GIB, 100 * GIB),
     )
-    assert (a.utilization, a.temperature, a.processes, a.processes_hidden, a.refused) == (37, 41, {}, False, "")
+    assert (a.utilization, a.processes, a.processes_hidden, a.refused) == (37, {}, False, "")
     assert (b.index, b.processes) == (1, {4711: 30 * GIB, 4712: 8 * GIB})
     gpus.snapshot()
     assert (driver.inits, driver.open) == (1, 1), "one session for many snapshots"
@@ -52,7 +52,6 @@ def test_a_selection_within_what_cuda_may_see() -> None:
     ("call", "field", "untold"),
     [
         ("nvmlDeviceGetUtilizationRates", "utilization", None),
-        ("nvmlDeviceGetTemperature", "temperature", None),
         ("nvmlDeviceGetComputeRunningProcesses", "processes", {}),
         ("nvmlDeviceGetMigMode", "refused", ""),
     ],
@@ -93,7 +92,7 @@ def test_one_divided_by_mig_is_listed_and_refused() -> None:
     [
         ("nvmlDeviceGetHandleByIndex", pynvml.NVML_ERROR_GPU_IS_LOST, "it has fallen off the bus"),
         ("nvmlDeviceGetMemoryInfo", pynvml.NVML_ERROR_GPU_IS_LOST, "it has fallen off the bus"),
-        ("nvmlDeviceGetTemperature", pynvml.NVML_ERROR_GPU_IS_LOST, "it has fallen off the bus"),
+        ("nvmlDeviceGetUtilizationRates", pynvml.NVML_ERROR_GPU_IS_LOST, "it has fallen off the bus"),
         ("nvmlDeviceGetHandleByIndex", pynvml.NVML_ERROR_RESET_REQUIRED, "it needs a reset"),
         ("nvmlDeviceGetHandleByIndex", pynvml.NVML_ERROR_INSUFFICIENT_POWER, "power cables"),
         ("nvmlDeviceGetHandleByIndex", pynvml.NVML_ERROR_NO_PERMISSION, "this user may not read it"),

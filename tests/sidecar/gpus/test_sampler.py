@@ -15,7 +15,9 @@ import pytest
 
 from loadtest.simulate import vtime
 from sidecar.core.gpus import GPU, GPUError, Unselectable
-from sidecar.gpus.sampler import Sampler, memory_back
+from sidecar.gpus import monitor
+from sidecar.gpus.monitor import GpuMonitor
+from sidecar.gpus.sampler import Sampler
 from sidecar.gpus.simulated import SimulatedGPUs, claim, lay_out
 
 
@@ -91,12 +93,11 @@ def test_a_driver_that_hangs_costs_one_thread_and_no_waiting(folder: Path) -> No
 def test_a_bug_is_told_to_who_waits_and_shown(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[type[BaseException]] = []
     monkeypatch.setattr(threading, "excepthook", lambda arguments: shown.append(arguments.exc_type))
-    (folder / "error").mkdir()  # no fault that the fake knows
 
     async def main() -> None:
-        with pytest.raises(IsADirectoryError):
-            await Sampler(SimulatedGPUs(folder)).sample()
-        await until(lambda: shown == [IsADirectoryError])
+        with pytest.raises(ZeroDivisionError):
+            await Sampler(SimulatedGPUs(folder, clock=lambda: 1 / 0)).sample()
+        await until(lambda: shown == [ZeroDivisionError])
 
     asyncio.run(main())
 
@@ -189,15 +190,15 @@ def wait_for(
             return gpus.snapshot()
 
         for index in (0, 1):
-            claim(folder, index, size)
+            claim(folder, {index: size})
         before = gpus.snapshot()
         for index in (0, 1):
-            claim(folder, index, left)
-        waited.back = await memory_back(sample, before, claims)
+            claim(folder, {index: left})
+        waited.back = await GpuMonitor(sample, print).back(before, claims)
         waited.seconds = loop.time()
         for index in (0, 1):
             (folder / f"GPU-{index}.lost").unlink(missing_ok=True)
-            claim(folder, index, 0)
+            claim(folder, {index: 0})
 
     vtime.run(main())
     return waited
@@ -251,17 +252,18 @@ def test_one_that_left_the_selection_has_given_nothing_back(folder: Path) -> Non
     async def sample() -> tuple[GPU, ...]:
         return ()
 
-    back = memory_back(sample, [GPU(index=0, total=1000, used=800)], {0: 800})
+    back = GpuMonitor(sample, print).back([GPU(index=0, total=1000, used=800)], {0: 800})
     assert vtime.run(back) is False
 
 
-def test_a_wait_ends_in_time_while_the_driver_hangs(folder: Path) -> None:
+def test_a_wait_ends_in_time_while_the_driver_hangs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(monitor, "BACK_WITHIN", 0.1)
+
     async def main() -> None:
         sampler = Sampler(SimulatedGPUs(folder), limit=10)
-        before = await sampler.sample()
         resume = hang(folder)
         began = time.monotonic()
-        assert await memory_back(sampler.sample, before, {0: 800}, within=0.1) is False
+        assert await GpuMonitor(sampler.sample, print).until(lambda _: True) is False
         assert time.monotonic() - began < 1
         await asyncio.to_thread(resume)
         await sampler.aclose()

@@ -36,7 +36,7 @@ from sidecar.gpus.simulated import OutOfMemory, claim
 folder, index, size = sys.argv[1:]
 while True:
     try:
-        claim(Path(folder), int(index), int(size))
+        claim(Path(folder), {int(index): int(size)})
         print("claimed", flush=True)
     except OutOfMemory as error:
         print(error, flush=True)
@@ -56,12 +56,12 @@ sys.stdin.readline()
 had, most = 0, 0
 for _ in range(300):
     try:
-        claim(Path(folder), int(index), int(size))
+        claim(Path(folder), {int(index): int(size)})
     except OutOfMemory:
         continue
     had += 1
     most = max(most, sum(name.count(".") == 2 for name in os.listdir(folder)))
-    claim(Path(folder), int(index), 0)
+    claim(Path(folder), {int(index): 0})
 print(had > 0, most, flush=True)
 """
 
@@ -142,14 +142,16 @@ def test_a_process_claims_resizes_and_releases(tmp_path: Path) -> None:
         assert child.said == "claimed"
         assert used(gpus) == [600, 0]
         assert gpus.snapshot()[0].processes == {child.pid: 600}
-        claim(tmp_path, 0, 400)
+        claim(tmp_path, {0: 400})
         assert gpus.snapshot()[0].processes == {child.pid: 600, os.getpid(): 400}
-        assert child.resize(601) == "GPU 0: 601 bytes asked for, 600 of 1000 are free"
+        assert child.resize(601).startswith(
+            "CUDA out of memory. Tried to allocate 0.00 GiB. GPU 0 has a total capacity of"
+        )
         assert used(gpus) == [1000, 0], "what it had it still has"
         assert child.resize(50) == "claimed"
         assert used(gpus) == [450, 0]
         assert child.resize(0) == "claimed"
-        claim(tmp_path, 0, 0)
+        claim(tmp_path, {0: 0})
         assert used(gpus) == [0, 0]
         assert claims(tmp_path) == []
 
@@ -161,8 +163,8 @@ def test_by_hand_and_over_a_restart_of_the_sidecar(tmp_path: Path) -> None:
         assert SimulatedGPUs(tmp_path).snapshot()[0].processes == {child.pid: 600}
         lay_out(tmp_path, [1000])  # as a sidecar does that starts again
         assert used(SimulatedGPUs(tmp_path)) == [600]
-        with pytest.raises(OutOfMemory, match="500 bytes asked for, 400 of 1000 are free"):
-            claim(tmp_path, 0, 500)
+        with pytest.raises(OutOfMemory, match="Tried to allocate"):
+            claim(tmp_path, {0: 500})
         child.process.communicate()  # it removes its file
         assert used(SimulatedGPUs(tmp_path)) == [0]
 
@@ -183,8 +185,8 @@ def test_one_that_is_killed_has_released(tmp_path: Path, restarted: bool) -> Non
     with claimer(BY_HAND, tmp_path, 0, 600) as child:
         assert used(gpus) == [600]
         child.kill()
-        claim(tmp_path, 0, 1000)
-        claim(tmp_path, 0, 0)
+        claim(tmp_path, {0: 1000})
+        claim(tmp_path, {0: 0})
         assert len(claims(tmp_path)) == 1, "nobody has looked yet"
         assert used(SimulatedGPUs(tmp_path) if restarted else gpus) == [0]
         assert claims(tmp_path) == []
@@ -221,12 +223,12 @@ def test_memory_of_the_dead_returns_late(tmp_path: Path, restarted: bool) -> Non
         clock.now += 2.9
         assert used(gpus) == [600, 0]
         with pytest.raises(OutOfMemory):
-            claim(tmp_path, 0, 500)
+            claim(tmp_path, {0: 500})
         clock.now += 0.2
         assert used(gpus) == [0, 0]
-        claim(tmp_path, 0, 500)
+        claim(tmp_path, {0: 500})
         assert used(gpus) == [500, 0]
-        claim(tmp_path, 0, 0)
+        claim(tmp_path, {0: 0})
 
 
 def test_what_is_given_up_in_life_returns_late_too(tmp_path: Path) -> None:
@@ -234,12 +236,12 @@ def test_what_is_given_up_in_life_returns_late_too(tmp_path: Path) -> None:
     (tmp_path / "GPU-0.return").write_text("3")
     clock = Clock()
     gpus = SimulatedGPUs(tmp_path, clock=clock)
-    claim(tmp_path, 0, 800)
+    claim(tmp_path, {0: 800})
     assert used(gpus) == [800]
-    claim(tmp_path, 0, 100)  # it went to sleep
+    claim(tmp_path, {0: 100})  # it went to sleep
     assert used(gpus) == [800]
     clock.now += 2
-    claim(tmp_path, 0, 0)
+    claim(tmp_path, {0: 0})
     assert used(gpus) == [800]
     clock.now += 1
     assert used(gpus) == [100]
@@ -268,10 +270,10 @@ def test_what_is_held_late_and_taken_anew_is_never_more_than_there_is(tmp_path: 
     (tmp_path / "GPU-0.return").write_text("inf")
     gpus = SimulatedGPUs(tmp_path)
     for size in (800, 0, 800):
-        claim(tmp_path, 0, size)
+        claim(tmp_path, {0: size})
         (gpu,) = gpus.snapshot()
     assert (gpu.used, gpu.free) == (1000, 0)
-    claim(tmp_path, 0, 0)
+    claim(tmp_path, {0: 0})
 
 
 def test_faults_of_one_gpu(tmp_path: Path) -> None:
@@ -284,8 +286,6 @@ def test_faults_of_one_gpu(tmp_path: Path) -> None:
     assert (failed.refused, failed.free, failed.readable) == ("NVML: Unknown Error (simulated)", 0, False)
     assert (divided.refused[:23], divided.free, divided.readable) == ("it is divided by MIG, a", 1000, True)
     assert (well.refused, well.free) == ("", 1000)
-    with pytest.raises(GPUError, match="fallen off the bus"):
-        claim(tmp_path, 0, 1)
     (tmp_path / "GPU-0.lost").unlink()
     assert SimulatedGPUs(tmp_path).snapshot()[0].refused == ""
 
@@ -294,8 +294,8 @@ def test_faults_of_the_whole(tmp_path: Path) -> None:
     gpus = SimulatedGPUs(tmp_path)
     with pytest.raises(GPUError, match="no simulated GPU in"):
         gpus.snapshot()
-    with pytest.raises(GPUError, match="there is none in"):
-        claim(tmp_path, 0, 1)
+    with pytest.raises(GPUError, match="there is no GPU 0 in"):
+        claim(tmp_path, {0: 1})
     lay_out(tmp_path, [1000])
     (tmp_path / "error").touch()
     with pytest.raises(GPUError, match="unknown error"):
@@ -314,10 +314,24 @@ def test_faults_of_the_whole(tmp_path: Path) -> None:
 )
 def test_files_that_say_something_else(tmp_path: Path, name: str, text: str, message: str) -> None:
     lay_out(tmp_path, [1000])
-    claim(tmp_path, 0, 10)
+    claim(tmp_path, {0: 10})
     gpus = SimulatedGPUs(tmp_path)
     gpus.snapshot()
-    claim(tmp_path, 0, 0)
+    claim(tmp_path, {0: 0})
     (tmp_path / name).write_text(text)
     with pytest.raises(GPUError, match=message):
         gpus.snapshot()
+
+
+@pytest.mark.parametrize("name", ["GPU-0.total", "error", "GPU-0.error", "GPU-0.1.2"])
+def test_an_entry_that_is_a_folder_or_a_link_to_itself_is_told(tmp_path: Path, name: str) -> None:
+    lay_out(tmp_path, [1000])
+    entry = tmp_path / name
+    entry.unlink(missing_ok=True)
+    entry.mkdir()
+    with pytest.raises(GPUError, match=f"{name}: Is a directory"):
+        SimulatedGPUs(tmp_path).snapshot()
+    entry.rmdir()
+    entry.symlink_to(name)
+    with pytest.raises(GPUError, match=f"{name}: Too many levels of symbolic links"):
+        SimulatedGPUs(tmp_path).snapshot()

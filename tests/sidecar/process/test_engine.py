@@ -21,7 +21,7 @@ import pytest
 
 from gateway.shared.files.units import GIB
 from gateway.shared.protocol import SOCKETS_MARK
-from sidecar.core.addresses import SOCKETS
+from sidecar.core.addresses import SOCKETS, TRANSFER_PORTS
 from sidecar.core.config import decode
 from sidecar.core.engine_records import EngineFacts, EngineFailed
 from sidecar.core.inventory import Size
@@ -572,6 +572,30 @@ def test_settings_change_with_what_is_started_and_with_nothing_else(tmp_path: Pa
 
 
 # -- where it listens -------------------------------------------------------------------------------------------------
+
+
+def test_engines_that_exchange_kv_caches_have_a_side_channel_each(tmp_path: Path) -> None:
+    said = "print(os.environ['VLLM_NIXL_SIDE_CHANNEL_PORT'], flush=True); time.sleep(99)"
+
+    async def scenario() -> None:
+        fields = "{model_path: x, sleep: null, kv_transfer: both}"
+        help_ = HELP.replace("split()", "split() + ['kv-transfer-config']")
+        box = Box(tmp_path, vllm(tmp_path, said, answers_help=help_), models=f"m: {fields}\nn: {fields}\no: {fields}")
+        first, second = await box.start("m"), await box.start("n")
+        ports = [int(await first_line(engine)) for engine in (first, second)]
+        assert ports[0] != ports[1]
+        assert set(ports) <= set(TRANSFER_PORTS)
+        record = second.record(level=0, told=EngineFacts())
+        await second.leave()
+        record = msgspec.json.decode(msgspec.json.encode(record), type=type(record))
+        await first.stop()
+        with pytest.raises(EngineFailed):
+            await box.engines.adopt("n", record)  # it answers nothing, and is ended
+        third = await box.start("o")
+        assert int(await first_line(third)) == min(ports), "both are free again"
+        await third.stop()
+
+    run(scenario)
 
 
 def test_every_engine_has_a_port_of_its_own_and_gives_it_back(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from gateway.core.policy.policy import FleetPolicy, Policy, SidecarsPolicy
+from gateway.decider.loading import Configuration
 from gateway.serve.assembly import Gateway
 from gateway.shared.protocol import CapacityReport, ModelReport, encode, ensured
 from gateway.upstream.client import Client, ClientSettings, EngineError, Reply, parse_origin
@@ -199,7 +200,7 @@ def test_a_gateway_reads_the_log_of_an_engine_on_another_machine() -> None:
     async def scene() -> None:
         async with bed() as found:
             policy = Policy(fleet=FleetPolicy(sidecars=SidecarsPolicy()))
-            gateway = Gateway(policy, (), None, random.Random(1), say=lambda _: None, order_token=TOKEN)
+            gateway = Gateway(Configuration(policy, order_token=TOKEN), (), None, random.Random(1), say=lambda _: None)
             models = tuple([ModelReport(profile=name, model=name, state="error") for name in ("a", "b")])
             report = CapacityReport(sidecar="gpu", boot="b", sequence=1, control=found.url, models=models)
             gateway.sidecars.report(encode(report), local=True)

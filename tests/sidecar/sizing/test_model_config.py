@@ -22,8 +22,8 @@ from sidecar.sizing.weights import (
     index_from,
     on_each_gpu,
     stored_from,
-    stored_of,
 )
+from tests.sidecar.corpus_table import stored_of
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 # Six layers, KV heads of 2 x 64 elements.

@@ -103,21 +103,20 @@ function fillLines(list, told) {
     say(what.lastChild, it.since ? " Since " + clock(it.since) + ", " + ago(it.since) + "." : "");
     say(why, it.why ? "Why: " + it.why : "");
     say(change, it.change ? "Do: " + it.change : "");
-    const links = entries.get("gateway")?.links || {}, wanted = JSON.stringify([it.engines, it.runbook, it.level, links]);
-    if (buttons.dataset.made !== wanted) { buttons.dataset.made = wanted; buttons.replaceChildren(...help(it, links)); }
+    const board = entries.get("gateway")?.board, wanted = JSON.stringify([it.engines, it.runbook, it.level, board]);
+    if (buttons.dataset.made !== wanted) { buttons.dataset.made = wanted; buttons.replaceChildren(...help(it, board)); }
   });
 }
 
 // Where to read on: logs of engines that a sidecar runs, the runbook, the board.
-function help(it, links) {
+function help(it, board) {
   const more = [];
   for (const name of it.engines || []) {
     const at = name.indexOf("@");
     if (at > 0) more.push(button("Log of " + name, () => showLog(name.slice(0, at), name.slice(at + 1))));
   }
-  if (it.runbook) more.push(links.runbooks ? away("Runbook", links.runbooks + "#" + it.runbook.toLowerCase())
-    : button("Runbook", () => show("Runbook: " + it.runbook, "/runbooks/" + it.runbook)));
-  if (it.level !== "good" && links.board) more.push(away("Board", links.board));
+  if (it.runbook) more.push(button("Runbook", () => show("Runbook: " + it.runbook, "/runbooks/" + it.runbook)));
+  if (it.level !== "good" && board) more.push(away("Board", board));
   return more;
 }
 

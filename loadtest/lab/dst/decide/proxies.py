@@ -4,45 +4,32 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from gateway.core.engines.origin import engine_id
 from gateway.relay.wire.messages import WireError, refusal
 from gateway.relay.wire.responder import Responder
 from gateway.serve.decide_port import DecideListener
 from loadtest.lab.dst.case import Proxied
+from loadtest.lab.dst.course import Course
 from loadtest.lab.dst.decide.proxied_call import ProxiedCall
 from loadtest.lab.dst.decide.question import Fields, Hear, Question
 from loadtest.load.workload import Planned
-from loadtest.simulate.inprocess import GatewayTarget
+from loadtest.simulate.inprocess import GatewayTarget, Watcher
 from loadtest.simulate.memory_engine import MemoryEngine
 from loadtest.simulate.posting import full, leaving, nothing, posted
 from loadtest.simulate.simulated_client import ClientCall, Try
 
-if TYPE_CHECKING:
-    pass
-
 
 class Proxies:
-    """Proxies that ask one gateway, over engines by their ids. `wrong` takes what must not happen. `over` is called
-    when no proxy has a call left; `open` counts these calls. `sending` and `failed` are a Watcher's."""
+    """Proxies that ask one gateway, over engines by their ids. `open` counts the calls that a proxy has left."""
 
     def __init__(
-        self,
-        target: GatewayTarget,
-        memories: Mapping[str, MemoryEngine],
-        sending: Callable[[bytes], None],
-        failed: Callable[[bytes, bool], None],
-        wrong: Callable[[str], None],
-        over: Callable[[], None],
+        self, target: GatewayTarget, memories: Mapping[str, MemoryEngine], watcher: Watcher, course: Course
     ) -> None:
-        self.sending = sending
-        self.failed = failed
-        self.wrong = wrong
+        self.sending, self.failed, self.wrong = watcher.sending, watcher.failed, course.found
         self.open = 0
-        self._over = over
-        self._target = target
-        self._memories = memories
+        self._over, self._target, self._memories = course.end_if_all, target, memories
         self._loop = asyncio.get_running_loop()
         self._sent = 0
         self.port = DecideListener(target.gateway, "", None)

@@ -1,0 +1,26 @@
+"""Head of an engine's answer: whether its body can be the one asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gateway.core.request.call import Call
+
+EVENTS = b"text/event-stream"
+SHOWN = 60  # characters of a content type
+
+
+def wrong_body(call: Call, headers: Mapping[bytes, bytes], length: int | None) -> str:
+    """What is wrong with the body of a good answer, judged by its head; empty: nothing.
+
+    A stream is `text/event-stream`. Any other answer is JSON, or bytes that the caller asked for: a page or plain text
+    is of something else that answers in the engine's place. Transcripts may be plain text. An answer that does not tell
+    its type is passed on.
+    """
+    if length == 0:
+        return "it answered 200 without a body"
+    found = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    if not found or (found == EVENTS if call.stream else call.route.form or not found.startswith(b"text/")):
+        return ""
+    due = "an event stream" if call.stream else "JSON"
+    return f"it answered 200 with {found[:SHOWN].decode('latin-1')!a} instead of {due}"
