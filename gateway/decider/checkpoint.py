@@ -14,6 +14,7 @@ from gateway.core.checkpoint import (
     MOST_MODELS,
     MOST_PLACES,
     MOST_PREFIXES,
+    MOST_VERDICTS,
     Checkpoint,
     SavedEngine,
     decoded,
@@ -54,6 +55,7 @@ class Checkpoints:
                 self._cost.checkpoint(),
                 self._limits.checkpoint(now, waiting),
                 [known.checkpoint(model, now, each) for model, known in islice(traffic.items(), MOST_MODELS)],
+                list(islice(self._dispatch.routes.checkpoint(), MOST_VERDICTS)),
             )
         )
 
@@ -68,6 +70,7 @@ class Checkpoints:
             self.joined(engine)
         self._cost.restore(checkpoint.costs)
         self._limits.restore(checkpoint.limits, then, places=places)
+        self._dispatch.routes.restore(checkpoint.canaries)
         for saved in checkpoint.traffic:
             self._dispatch.control.open(saved.model, then)[1].restore(saved, then, places=places)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from msgspec import UNSET
 
 from gateway.core.admission import refusals
 from gateway.core.admission.admission import AdmissionControl
+from gateway.core.checkpoint import SavedVerdict
 from gateway.core.engines.choice import usable_of
 from gateway.core.policy.routes import ModelRoute
 from gateway.core.request.call import Call
@@ -32,7 +33,7 @@ class ModelRoutes:
     the operator.
 
     `resolved` counts calls by route, model, and how they came to it: member, moved or fallback (see `resolve`); failed:
-    the first model failed them.
+    the first model failed them; late: they had waited for another, in vain.
     """
 
     def __init__(self, control: AdmissionControl, clock: Callable[[], float]) -> None:
@@ -75,19 +76,34 @@ class ModelRoutes:
     def reroute(self, call: Call, exclude: frozenset[str]) -> bool:
         """Give a call another of its route's models if all engines of its own have failed it (`exclude`), and another
         model can serve it in time. Return whether it did. The call stays charged for the first."""
-        control, now, own = self._control, self._clock(), call.model
-        if any(engine.id not in exclude for engine in usable_of(control.fleet.serving(own), now)):
+        now, own = self._clock(), call.model
+        if any(engine.id not in exclude for engine in usable_of(self._control.fleet.serving(own), now)):
             return False
-        for other in call.others:
-            call.model = control.model_of(other)
-            if prospect_of(control, call, now, self._rng).in_time:
-                call.others = tuple([model for model in call.others if model != other])
-                control.open(call.model, now)
-                self.resolved[call.asked_model, other, "failed"] += 1
-                self._observe(call.asked_model, own, Outcome.UPSTREAM, None, now)
-                return True
-        call.model = own
-        return False
+        other = self.other(call, now)
+        if other is None:
+            return False
+        self.give(call, other, now, "failed")
+        self._observe(call.asked_model, own, Outcome.UPSTREAM, None, now)
+        return True
+
+    def other(self, call: Call, now: float) -> str | None:
+        """Return another of the route's models that can serve the call in time; None: there is none."""
+        control, own = self._control, call.model
+        try:
+            for other in call.others:
+                call.model = control.model_of(other)
+                if prospect_of(control, call, now, self._rng).in_time:
+                    return other
+        finally:
+            call.model = own
+        return None
+
+    def give(self, call: Call, other: str, now: float, how: str = "late") -> None:
+        """Give the call another of its route's models. It stays charged for the first."""
+        call.model = self._control.model_of(other)
+        call.others = tuple([model for model in call.others if model != other])
+        self._control.open(call.model, now)
+        self.resolved[call.asked_model, other, how] += 1
 
     # -- canaries -----------------------------------------------------------------------------------------------
 
@@ -116,6 +132,19 @@ class ModelRoutes:
         if trial is None or trial.route != route:
             trial = self._trials[name] = CanaryTrial(route)
         return trial
+
+    def checkpoint(self) -> Iterator[SavedVerdict]:
+        """The canaries that are out."""
+        for name in self._control.rules.policy.models:
+            trial = self._trial(name)
+            yield from () if trial is None else trial.checkpoint(name)
+
+    def restore(self, verdicts: Iterable[SavedVerdict]) -> None:
+        """Keep canaries out that another decider has taken out of the same routes."""
+        for saved in verdicts:
+            trial = self._trial(saved.name)
+            if trial is not None:
+                trial.restore(saved)
 
     def canaries(self) -> Iterator[tuple[str, str, str]]:
         """Return every canary: its route, its model, and why it was taken out; empty: it was not."""
