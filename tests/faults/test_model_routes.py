@@ -205,7 +205,7 @@ def test_calls_that_were_merged_fall_back_and_others_get_no_other_model(over: Ca
         POLICY,
         models={"support": route},
         batching={"embeddings": Merge(window=0.02)},
-        retries=Retries(budget=1.0, per_call=1),
+        retries=1.0,
         breaker=Breaker(failures=1000),
     )
     over(body, policy, ["503", "good", "good"])
