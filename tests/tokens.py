@@ -44,16 +44,19 @@ def key_set(*keys: KeyPair) -> bytes:
 
 
 class KeyServer:
-    """An issuer's JWK Set over HTTP on loopback; `with` ends it. `answer`: status and body; `asked`: how often."""
+    """An issuer's JWK Set over HTTP on loopback; `with` ends it. `answer`: status and body; `asked`: how often;
+    `target`: what was asked for last."""
 
     def __init__(self, *keys: KeyPair) -> None:
         self.answer = (200, key_set(*keys))
         self.asked = 0
+        self.target = ""
         server = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 server.asked += 1
+                server.target = self.path
                 status, body = server.answer
                 self.send_response(status)
                 if status == 302:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 from collections import Counter
 from collections.abc import Coroutine
@@ -101,7 +102,7 @@ class BatchDoor:
         found = stored_route(request.path)
         assert found is not None  # noqa: S101 # the pipeline has asked
         try:
-            body = await self._body_of(*found, request, responder, account.name)
+            body = await self._body_of(*found, request, responder, account)
         except (OSError, StorageError) as error:
             self._site.say(f"batches: {self._site.told(error)}")
             if is_full(error):
@@ -111,9 +112,9 @@ class BatchDoor:
         if not responder.started:
             responder.send(200, JSON, body)
 
-    async def _body_of(self, route: Route, id: str, request: Request, responder: Responder, tenant: str) -> bytes:
+    async def _body_of(self, route: Route, id: str, request: Request, responder: Responder, account: Account) -> bytes:
         """The body of a good answer. Raises Refused."""
-        post = request.method == b"POST"
+        tenant, post = account.name, request.method == b"POST"
         if route is FILES:
             return await (self._keep(request, tenant) if post else self._files(request, tenant))
         if route is FILE:
@@ -122,6 +123,8 @@ class BatchDoor:
             await self._content(id, tenant, responder)
             return b""
         if route is BATCHES_ROUTE:
+            if post:
+                self._check_class(account)
             return await (self._create(request, tenant) if post else self._batches(request, tenant))
         if route is CANCEL:
             return await self._cancel(id, tenant)
@@ -196,6 +199,13 @@ class BatchDoor:
         raise Refused(Outcome.CLIENT_GONE, "The client has left.")
 
     # -- batches --------------------------------------------------------------------------------------------------
+
+    def _check_class(self, account: Account) -> None:
+        """Raises Refused if the caller's token names a class that is less important than that of lines."""
+        rank, name = self._site.pipeline.current.snapshot.classes.rank, self._site.policy.class_
+        if rank.get(name, math.inf) < rank.get(account.claimed, -1):
+            message = f"Your token is for the class {account.claimed}; batches run in {name}, which is more important."
+            raise Refused(Outcome.FORBIDDEN, message)
 
     async def _create(self, request: Request, tenant: str) -> bytes:
         site = self._site

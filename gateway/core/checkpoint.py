@@ -20,6 +20,7 @@ MOST_BYTES = 8 * 1024**2
 MOST_ENGINES = 4096
 MOST_MODELS = 1024
 MOST_BUCKETS = 16_384  # the fullest
+MOST_VERDICTS = 1024
 MOST_PLACES = 4096  # of the queues, and as many of the limits: those due first
 MOST_ESTIMATES = 1024  # of prompts, and as many of outputs: those used last
 MOST_LENGTHS = 256  # tenants' models of which lengths are saved, and
@@ -186,6 +187,16 @@ class SavedTraffic(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_
     places: dict[str, list[SavedPlace]]
 
 
+class SavedVerdict(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """A canary that was taken out of its model route. `definition`: hash of the route; of another one it is no verdict.
+    `why`: the figure, in words."""
+
+    name: str
+    definition: Hash
+    model: str
+    why: Annotated[str, Meta(min_length=1, max_length=400)]
+
+
 class Checkpoint(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     """The whole. `hashes` stands for the key of Python's hashes: by another key no call would find its place."""
 
@@ -194,6 +205,7 @@ class Checkpoint(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fi
     costs: SavedCosts
     limits: SavedLimits
     traffic: Annotated[list[SavedTraffic], Meta(max_length=MOST_MODELS)]
+    canaries: Annotated[list[SavedVerdict], Meta(max_length=MOST_VERDICTS)] = []
 
 
 class _Envelope(msgspec.Struct, array_like=True):

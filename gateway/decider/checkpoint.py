@@ -16,6 +16,7 @@ from gateway.core.checkpoint import (
     MOST_MODELS,
     MOST_PLACES,
     MOST_PREFIXES,
+    MOST_VERDICTS,
     Checkpoint,
     CheckpointError,
     SavedEngine,
@@ -59,6 +60,7 @@ class Checkpoints:
                 self._cost.checkpoint(),
                 self._limits.checkpoint(now, waiting),
                 [known.checkpoint(model, now, each) for model, known in islice(traffic.items(), MOST_MODELS)],
+                list(islice(self._dispatch.routes.checkpoint(), MOST_VERDICTS)),
             )
         )
 
@@ -73,6 +75,7 @@ class Checkpoints:
             self.joined(engine)
         self._cost.restore(checkpoint.costs)
         self._limits.restore(checkpoint.limits, then, places=places)
+        self._dispatch.routes.restore(checkpoint.canaries)
         for saved in checkpoint.traffic:
             self._dispatch.control.open(saved.model, then)[1].restore(saved, then, places=places)
 

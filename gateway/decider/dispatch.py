@@ -53,7 +53,8 @@ def _ignored(_: str, __: float) -> None:
 
 
 class QueuePlace:
-    """A waiting call's place: `turn` is its grant, or the refusal."""
+    """A waiting call's place: `turn` is its grant, or the refusal. `ticket` is another once the call has got another of
+    its route's models."""
 
     __slots__ = ("_dispatch", "ticket", "turn")
 
@@ -98,7 +99,7 @@ class Dispatch:
         self.traffic = control.traffic
         self.running = control.running
         self.sidecars = control.sidecars
-        self._turns: dict[Ticket, asyncio.Future[LocalGrant]] = {}
+        self._turns: dict[Ticket, QueuePlace] = {}
         self._expiries: list[tuple[float, int, Ticket]] = []
         self._sequence = count()
         self._timer: asyncio.Handle | None = None
@@ -175,26 +176,22 @@ class Dispatch:
         """A place in the class's queue, which is to be left if nobody waits for its turn any more. Raises Refused."""
         if call.tenant == MIRROR:
             raise refusals.no_room_for_copy()
-        now, witness = self.clock(), self.witness
-        if witness is not None:
-            witness.entering(call, exclude, front=front)
-        if call.class_name not in self.policy.classes:
-            call.class_name = "default"  # a reload has done away with its class
-        try:
-            ticket = self._ticket(call, exclude, now, front=front)
-        except Refused as refused:
-            if witness is not None:
-                witness.refused(call, refused)
-            raise
         turn: asyncio.Future[LocalGrant] = asyncio.get_running_loop().create_future()
-        self._turns[ticket] = turn
+        place = QueuePlace(self, self._ticket(call, exclude, front=front), turn)
+        self._push(place, front=front)
+        return place
+
+    def _push(self, place: QueuePlace, *, front: bool = False) -> None:
+        """Put the place's call into its queue."""
+        ticket = place.ticket
+        call = ticket.call
+        self._turns[ticket] = place
         queues = self.queues[call.model]
-        if witness is not None:
-            witness.pushing(queues, ticket, front=front)
+        if self.witness is not None:
+            self.witness.pushing(queues, ticket, front=front)
         queues.push(ticket, front=front)
         heapq.heappush(self._expiries, (ticket.expires, next(self._sequence), ticket))
         self._pump(call.model, queues)
-        return QueuePlace(self, ticket, turn)
 
     def leave(self, place: QueuePlace) -> None:
         """The call does not want its turn any more."""
@@ -205,8 +202,22 @@ class Dispatch:
         elif not turn.cancelled() and turn.exception() is None:
             turn.result().discard()  # granted in the very moment it was given up
 
-    def _ticket(self, call: Call, exclude: frozenset[str], now: float, *, front: bool) -> Ticket:
+    def _ticket(self, call: Call, exclude: frozenset[str], *, front: bool) -> Ticket:
         """The call's place in the queue. Raises Refused."""
+        now, witness = self.clock(), self.witness
+        if witness is not None:
+            witness.entering(call, exclude, front=front)
+        if call.class_name not in self.policy.classes:
+            call.class_name = "default"  # a reload has done away with its class
+        try:
+            return self._decided(call, exclude, now, front=front)
+        except Refused as refused:
+            if witness is not None:
+                witness.refused(call, refused)
+            raise
+
+    def _decided(self, call: Call, exclude: frozenset[str], now: float, *, front: bool) -> Ticket:
+        """Obey the decision whether the call may wait. Raises Refused."""
         known = self.traffic.get(call.model)
         if known is not None:
             known.advance(now)
@@ -285,7 +296,7 @@ class Dispatch:
     def _pump_unserved(self) -> None:
         """Pump the queues of models that no engine has any more: their calls are refused, or a sidecar is asked."""
         if self._turns:
-            for model, queues in self.queues.items():
+            for model, queues in list(self.queues.items()):  # a call may go to a model that nobody has waited for
                 if queues and not self.fleet.serving(model):
                     self._pump(model, queues)
 
@@ -308,7 +319,7 @@ class Dispatch:
         if not self._turns:
             return  # nobody waits
         # A class's own limit may bind a model that another engine serves.
-        for model in self.queues if call.class_name in self.control.rules.limited else hold.engine.models:
+        for model in list(self.queues) if call.class_name in self.control.rules.limited else hold.engine.models:
             queues = self.queues.get(model)
             if queues:
                 self._pump(model, queues)
@@ -356,7 +367,7 @@ class Dispatch:
             if self.witness is not None:
                 self.witness.popped(model, ticket)
             if ticket is not None:
-                turn = self._turns.pop(ticket)
+                turn = self._turns.pop(ticket).turn
                 if self.waits.since:
                     self.waits.end(ticket, now)
                 choice = choices.pop()
@@ -432,7 +443,7 @@ class Dispatch:
         for hold, call in self.holds.items():
             successor.holds(call, hold)
         for ticket in sorted(self._turns, key=lambda ticket: ticket.call.arrived):
-            turn = self._turns[ticket]
+            turn = self._turns[ticket].turn
             if not turn.done():  # else its task is cancelled and has not run yet
                 self._withdraw(ticket)
                 turn.set_exception(HandedOver(successor))
@@ -449,12 +460,33 @@ class Dispatch:
         self._arm()
 
     def _refuse(self, ticket: Ticket, why: Refuse, now: float) -> None:
-        """Refuse a waiting call and remove it from its queue."""
-        refused = self._refused(ticket.call, why, now)
-        turn = self._turns[ticket]
+        """Remove a waiting call from its queue. It is refused, unless another of its route's models can serve it."""
+        call, place = ticket.call, self._turns[ticket]
+        moves = call.others and why.reason is not Reason.DISPLACED and not place.turn.done()
+        other = self.routes.other(call, now) if moves else None
+        if other is not None:
+            self._withdraw(ticket)
+            self.routes.give(call, other, now)
+            self._wait_again(place, ticket.exclude)
+            return
+        refused = self._refused(call, why, now)
         self._withdraw(ticket)
-        if not turn.done():
-            turn.set_exception(refused)
+        if not place.turn.done():
+            place.turn.set_exception(refused)
+
+    def _wait_again(self, place: QueuePlace, exclude: frozenset[str]) -> None:
+        """Give the place's call, which has another model now, a grant or a ticket there."""
+        call = place.ticket.call
+        grant = self.at_once(call, exclude)
+        if grant is not None:
+            place.turn.set_result(grant)
+            return
+        try:
+            place.ticket = self._ticket(call, exclude, front=False)
+        except Refused as refused:
+            place.turn.set_exception(refused)
+            return
+        self._push(place)
 
     def _refuse_unserved(self, tickets: Iterable[Ticket], now: float) -> None:
         for ticket in tickets:

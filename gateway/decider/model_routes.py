@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from msgspec import UNSET
 
 from gateway.core.admission import refusals
 from gateway.core.admission.admission import AdmissionControl
+from gateway.core.checkpoint import SavedVerdict
 from gateway.core.engines.choice import usable_of
 from gateway.core.policy.routes import ModelRoute
 from gateway.core.request.call import Call
@@ -27,12 +28,16 @@ def _unheard(_: str) -> None:
     """Do nothing: the default if nothing listens."""
 
 
+# Values of a provider's `spill` by which a call may still go there after it was given a model.
+SPILLS = {"late": ("late",), "failed": ("late", "errors")}
+
+
 class ModelRoutes:
     """Resolves calls by what `control` would decide about them. `clock` gives monotonic seconds. `say` takes lines for
     the operator.
 
     `resolved` counts calls by route, model, and how they came to it: member, moved, fallback or spilled (see
-    `resolve`); failed: the first model failed them.
+    `resolve`); failed: the first model failed them; late: they had waited for another, in vain.
     """
 
     def __init__(self, control: AdmissionControl, clock: Callable[[], float]) -> None:
@@ -102,21 +107,38 @@ class ModelRoutes:
     def reroute(self, call: Call, exclude: frozenset[str]) -> bool:
         """Give a call another of its route's models if all engines of its own have failed it (`exclude`), and another
         model can serve it in time. Return whether it did. The call stays charged for the first."""
-        control, now, own = self._control, self._clock(), call.model
-        if any(engine.id not in exclude for engine in usable_of(control.fleet.serving(own), now)):
+        now, own = self._clock(), call.model
+        if any(engine.id not in exclude for engine in usable_of(self._control.fleet.serving(own), now)):
             return False
-        for other in call.others:
-            call.model = control.model_of(other)
-            if other in control.rules.outside and not control.may_leave(call, other):
-                continue  # a reload has done away with its permission
-            if prospect_of(control, call, now, self._rng).in_time:
-                call.others = tuple([model for model in call.others if model != other])
-                control.open(call.model, now)
-                self.resolved[call.asked_model, other, "failed"] += 1
-                self._observe(call.asked_model, own, Outcome.UPSTREAM, None, now)
-                return True
-        call.model = own
-        return False
+        other = self.other(call, now, "failed")
+        if other is None:
+            return False
+        self.give(call, other, now, "failed")
+        self._observe(call.asked_model, own, Outcome.UPSTREAM, None, now)
+        return True
+
+    def other(self, call: Call, now: float, how: str = "late") -> str | None:
+        """Return another of the route's models that can serve the call in time; None: there is none. `how`: why the
+        call leaves its model, as counted in `resolved`."""
+        control, own = self._control, call.model
+        try:
+            for other in call.others:
+                call.model = control.model_of(other)
+                provider = control.rules.outside.get(other)
+                if provider is not None and (provider.spill not in SPILLS[how] or not control.may_leave(call, other)):
+                    continue  # also where a reload has done away with its permission
+                if prospect_of(control, call, now, self._rng).in_time:
+                    return other
+        finally:
+            call.model = own
+        return None
+
+    def give(self, call: Call, other: str, now: float, how: str = "late") -> None:
+        """Give the call another of its route's models. It stays charged for the first."""
+        call.model = self._control.model_of(other)
+        call.others = tuple([model for model in call.others if model != other])
+        self._control.open(call.model, now)
+        self.resolved[call.asked_model, other, how] += 1
 
     # -- canaries -----------------------------------------------------------------------------------------------
 
@@ -145,6 +167,19 @@ class ModelRoutes:
         if trial is None or trial.route != route:
             trial = self._trials[name] = CanaryTrial(route)
         return trial
+
+    def checkpoint(self) -> Iterator[SavedVerdict]:
+        """The canaries that are out."""
+        for name in self._control.rules.policy.models:
+            trial = self._trial(name)
+            yield from () if trial is None else trial.checkpoint(name)
+
+    def restore(self, verdicts: Iterable[SavedVerdict]) -> None:
+        """Keep canaries out that another decider has taken out of the same routes."""
+        for saved in verdicts:
+            trial = self._trial(saved.name)
+            if trial is not None:
+                trial.restore(saved)
 
     def canaries(self) -> Iterator[tuple[str, str, str]]:
         """Return every canary: its route, its model, and why it was taken out; empty: it was not."""

@@ -289,7 +289,8 @@ class Batcher:
         try:
             exchanged = await self._exchange(merged)
         except Refused as refused:
-            if refused.outcome in OF_THE_WHOLE or _for_what_was_sent(refused.status):
+            elsewhere = any(piece.call.asked_model for piece in pieces)  # some may get another of their models
+            if elsewhere or refused.outcome in OF_THE_WHOLE or _for_what_was_sent(refused.status):
                 return None
             raise
         finally:

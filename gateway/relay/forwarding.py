@@ -12,6 +12,7 @@ from gateway.core.admission.decider import Admission, Decider, Grant
 from gateway.core.answer.json_usage import JSONUsage
 from gateway.core.engines.breaker import Ending
 from gateway.core.request.call import Call
+from gateway.core.request.model_name import with_model
 from gateway.core.request.outcome import Refused
 from gateway.core.request.record import Record
 from gateway.relay.active_call import ActiveCall
@@ -109,8 +110,11 @@ class MergedCalls:
 
     async def exchange(self, call: Call) -> Exchanged:
         """Admit a merged call like any other, send it, and return its whole answer."""
+        asked = call.model
         try:
             with await self._decider.ask(call) as grant:
+                if call.model != asked:  # it has waited in vain for a member of its route
+                    call.body = with_model(call.body, call.model, b"application/json", call.route)
                 return await self._exchanged(call, grant)
         finally:
             call.body = b""  # whoever still knows the call

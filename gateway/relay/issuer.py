@@ -13,10 +13,10 @@ import math
 import time
 from collections.abc import Callable
 
-from gateway.core.policy.auth import AuthPolicy
+from gateway.core.policy.auth import AuthPolicy, key_address
 from gateway.core.policy.signed_token import MOST_BYTES, KeySet, TokenFault, UnknownKey, Verified
 from gateway.core.request.outcome import ISSUER_KEYS, AwaitsKeys, Outcome, Refused
-from gateway.upstream.client import Client, ClientSettings, EngineError, parse_origin
+from gateway.upstream.client import Client, ClientSettings, EngineError
 
 EVERY = 300.0  # seconds
 AGAIN = 10.0  # seconds
@@ -36,9 +36,11 @@ class Issuer:
         jwks: bytes,
         say: Callable[[str], None],
         *,
+        before: Issuer | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """Raises ValueError where the file has no key."""
+        """Take the keys of the issuer `before`, if its address is the same. Raises ValueError where the file has no
+        key."""
         self.auth = auth
         self.jwks = jwks
         self._say = say
@@ -50,6 +52,9 @@ class Issuer:
         self._failed = ""  # the reason of the last reading, where it failed
         self._reading: asyncio.Task[None] | None = None
         self._verified: dict[bytes, Verified] = {}
+        if before is not None and before.auth.jwks_url == auth.jwks_url is not None:
+            self._keys, self._data, self._failed = before._keys, before._data, before._failed
+            self._read_at = before._read_at
         self._read_again()
 
     def holder(self, token: bytes, digest: bytes) -> Verified:
@@ -132,10 +137,11 @@ class Issuer:
 
 async def _fetched(url: str) -> bytes:
     """The body of an answer of status 200. Raises EngineError, ValueError."""
-    client = Client(parse_origin(url), ClientSettings(stall_timeout=WITHIN))
+    origin, target = key_address(url)
+    client = Client(origin, ClientSettings(stall_timeout=WITHIN))
     try:
         async with asyncio.timeout(WITHIN):
-            reply = await client.send(b"GET", b"" if client.origin.base_path else b"/", HEADERS, b"", timeout=WITHIN)
+            reply = await client.send(b"GET", target, HEADERS, b"", timeout=WITHIN)
             with contextlib.closing(reply):
                 if reply.status != 200:
                     raise ValueError(f"it answers with status {reply.status}")

@@ -149,10 +149,11 @@ class Pipeline:
             account = snapshot.tenants.identify(request.fields, request.peer)
             if snapshot.browser_guard is not None:
                 snapshot.browser_guard.check(request.fields, request.peer)
+        except AwaitsKeys:  # whoever answers asks again, once the issuer's keys are here
+            if route.stored:
+                return self._refused_head(refusals.keys_awaited(), request, route)
         except Refused as refused:
-            if not isinstance(refused, AwaitsKeys) or route.here or route.stored:
-                return self._refused_head(refused, request, route)
-            # `_serve` asks again, once its issuer's keys are here.
+            return self._refused_head(refused, request, route)
         else:
             if route.stored and self.stored is not None:
                 return self._stored_head(request, route, self.stored, account)
@@ -269,13 +270,7 @@ class Pipeline:
                 responder.send(200, TEXT + id, page)
             return
         if route.kind == "models":
-            try:
-                account = self.current.snapshot.tenants.identify(request.fields, request.peer)
-            except Refused as refused:  # its key or token has ended while its body came
-                lines = JSON + id + refusal_headers(refused, self.rng)
-                responder.send(refused.status, lines, refusal_body(route.path, refused))
-                return
-            task = asyncio.get_running_loop().create_task(self._list(request, responder, account))
+            task = asyncio.get_running_loop().create_task(self._list(request, responder, route))
             self._listing.add(task)
             task.add_done_callback(self._listing.discard)
         elif self.decider.up:
@@ -283,9 +278,15 @@ class Pipeline:
         else:
             responder.send(503, JSON + id, b'{"status":"no engine is up, or shutting down"}')
 
-    async def _list(self, request: Request, responder: Responder, account: Account) -> None:
+    async def _list(self, request: Request, responder: Responder, route: Route) -> None:
         """The list of models, as soon as it is known."""
         id = b"x-request-id: %b\r\n" % self._request_id(request).encode()
+        try:
+            account = await self._identified(request)
+        except Refused as refused:
+            lines = JSON + id + refusal_headers(refused, self.rng)
+            responder.send(refused.status, lines, refusal_body(route.path, refused))
+            return
         status, body = await self.decider.models(request.path, account, lambda: responder.closed)
         if b"anthropic-version" in request.fields:
             body = as_anthropic(status, body)
@@ -363,8 +364,8 @@ class Pipeline:
                     if every:
                         asking = Progress(responder, call, every, partial(admission.foreseen, call)).of(asking)
                 with await asking as grant:
-                    if call.model != asked:  # another decider has judged it meanwhile
-                        _rename(request, live, call)
+                    if call.model != asked:  # it has waited in vain, or another decider has judged it meanwhile
+                        record.model = _rename(request, live, call)
                     if trace is not None:
                         trace.taken_at, trace.woken = grant.hold.taken_at, call.woken
                     await self._exchange(request, responder, live, call, admission, grant)
@@ -395,7 +396,7 @@ class Pipeline:
         exchanged = part.exchanged
         record.engine, record.attempts = exchanged.engine, exchanged.attempts
         record.queue, record.ttft = exchanged.granted - call.arrived, exchanged.first_byte - call.arrived
-        record.status = exchanged.status
+        record.status, record.model = exchanged.status, call.model
         body, again = part.body, b""
         if exchanged.status >= 400:
             record.outcome = Outcome.ENGINE_REFUSED if exchanged.status < 500 else Outcome.UPSTREAM

@@ -20,4 +20,4 @@ def issuer_of(policy: Policy, jwks: bytes, before: Issuer | None, say: Callable[
         return before
     from gateway.relay.issuer import Issuer  # noqa: PLC0415 # PyJWT is an extra
 
-    return Issuer(policy.auth, jwks, say)
+    return Issuer(policy.auth, jwks, say, before=before)

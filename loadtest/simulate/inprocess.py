@@ -21,7 +21,7 @@ from gateway.core.money.tariff import MICRO
 from gateway.core.policy.file import decode
 from gateway.core.policy.policy import EngineEntry, Logging, Policy
 from gateway.core.request.body_memory import BodyMemory
-from gateway.core.request.record import Record
+from gateway.core.request.record import COPY, Record
 from gateway.core.request.tenants import ANONYMOUS, with_keys
 from gateway.decider.call_log import CallLog
 from gateway.decider.loading import Configuration
@@ -55,10 +55,10 @@ class Records:
 
     def write(self, record: Record, now: float) -> None:
         tried = self.open.pop(record.request_id, None)
-        if tried is None:
-            self.stray.append(record.request_id)
-        else:
+        if tried is not None:
             self._note(record, tried, now)
+        elif record.mirrored != COPY:
+            self.stray.append(record.request_id)
         if self.heard is not None:
             self.heard(record, tried)
 

@@ -8,15 +8,19 @@ import time
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from gateway.control.console.sources import Sources
 from gateway.core.call_counts import CallCounts
 from gateway.core.engines.breaker import Ending
 from gateway.core.engines.trouble import REASONS, STALLED, Trouble
 from gateway.core.history import History
+from gateway.core.policy.policy import Policy
+from gateway.core.policy.routes import ModelRoute, RouteMember, Until
 from gateway.core.request.outcome import Outcome
 from gateway.core.request.record import Record
 from gateway.decider.ended_calls import EndedCalls
+from gateway.decider.metrics.model_routes import route_families
 from gateway.decider.observer import Observer
 from gateway.shared.files.file_status import FileStatus
 from tests.control.parts import Parts, play
@@ -175,3 +179,28 @@ def test_the_history_wants_the_admin_token() -> None:
             assert (await parts.get(path)).status_code == 401
 
     play(scene, "t" * 20)
+
+
+def test_a_canary_that_was_taken_out_is_shown_counted_and_told_once() -> None:
+    members = (RouteMember(model="old"), RouteMember(model="new", until=Until(errors=0.02)))
+    policy = Policy(models={"support": ModelRoute(members=members)})
+
+    async def scene(parts: Parts) -> None:
+        routes, told = parts.dispatch.routes, []
+        routes.say = told.append
+        record = Record(request_id="r", route="", model="old", asked_model="support", outcome=Outcome.OK)
+        for second in range(400):
+            routes.observe(record, float(second))
+            routes.observe(structs.replace(record, model="new", outcome=Outcome.UPSTREAM), float(second))
+        (line,) = [each for each in await headline(parts) if "canary" in each["what"]]
+        assert line["what"] == "The canary new gets no more calls of support: it is worse than the other members."
+        assert line["why"].startswith("errors: ")
+        assert line["change"] == "Mend it, then change its member in models.support: the trial begins anew."
+        assert [each.partition(":")[0] for each in told] == [
+            "new gets no more calls of the model route support, whose canary it was"
+        ]
+        (samples,) = [family.samples for family in route_families(routes) if family.name == "weir_canary_out"]
+        (sample,) = samples
+        assert (sample.labels, sample.value) == ({"asked_model": "support", "model": "new"}, 1.0)
+
+    play(scene, policy=policy)

@@ -14,7 +14,7 @@ from msgspec import structs
 
 from gateway.core.policy.policy import Budget, Policy, Routing
 from gateway.core.policy.routes import Mirror, ModelRoute, RouteMember
-from gateway.core.policy.traffic import Limit, Limits, RateLimit, Tenant, TrafficClass, default_classes
+from gateway.core.policy.traffic import Breaker, Limit, Limits, Merge, RateLimit, Tenant, TrafficClass, default_classes
 from gateway.core.policy.types import Rate
 from gateway.core.request.outcome import Outcome
 from gateway.relay import mirror
@@ -177,6 +177,38 @@ def test_a_full_member_is_not_waited_for(over: Callable[..., None]) -> None:
             task.cancel()
 
     over(body, structs.replace(POLICY, budget=Budget(max_concurrency=1)), ["hang"] * 3)
+
+
+def embedding(model: str, number: int) -> bytes:
+    body = json.dumps({"model": model, "input": [f"text {number}"]}).encode()
+    head = b"POST /v1/embeddings HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: %d"
+    return head % len(body) + b"\r\n\r\n" + body
+
+
+@pytest.mark.parametrize("over", ["direct"], indirect=True)  # over frames no fallback is known of a call that merges
+def test_calls_that_were_merged_fall_back_and_others_get_no_other_model(over: Callable[..., None]) -> None:
+    async def body(gateway: Gateway, engines: list[ScriptedEngine]) -> None:
+        names = ["support", "m0"] * 3
+        calls = [ask(port_of(gateway), embedding(name, number)) for number, name in enumerate(names)]
+        found = await asyncio.gather(*calls)
+        assert {each.status for each in found[1::2]} == {502}, found[1].body
+        assert found[0].status == 200, found[0].body
+        assert [(each.status, each.headers.get("x-weir-model")) for each in found[::2]] == [(200, "m2")] * 3
+        assert max(len(json.loads(sent)["input"]) for sent in engines[0].requests) > 1, "some were merged"
+        sent = [json.loads(each) for each in engines[2].requests]
+        assert {each["model"] for each in sent} == {"m2"}
+        assert sorted(text for each in sent for text in each["input"]) == sorted(f"text {n}" for n in range(0, 6, 2))
+        await settled(gateway)
+
+    route = ModelRoute(members=(RouteMember(model="m0"),), fallback=("m2",))
+    policy = structs.replace(
+        POLICY,
+        models={"support": route},
+        batching={"embeddings": Merge(window=0.02)},
+        retries=1.0,
+        breaker=Breaker(failures=1000),
+    )
+    over(body, policy, ["503", "good", "good"])
 
 
 CLASSES = default_classes() | {"batch": TrafficClass(weight=1, deadline=3600.0, headroom=0.3)}

@@ -18,7 +18,9 @@ from gateway.core.answer.sse_usage import SSEUsage, UsageError
 from gateway.core.batches.lines import Judged
 from gateway.core.batches.requests import new_batch
 from gateway.core.batches.upload import UploadForm
+from gateway.core.policy.auth import AuthPolicy
 from gateway.core.policy.file import decode
+from gateway.core.policy.signed_token import KeySet, TokenFault
 from gateway.core.request.allowed_fields import READS
 from gateway.core.request.call import CallSettings
 from gateway.core.request.multipart_form import form_fields
@@ -26,6 +28,7 @@ from gateway.core.request.outcome import Refused
 from gateway.core.request.parser import parse
 from gateway.core.request.routes import ROUTES
 from gateway.core.request.tenants import keys_from
+from gateway.decider.kubernetes.pool import BadObject, Gone, Pods
 from gateway.frames.codec import FrameError, from_relay
 from gateway.relay.decide.messages import BadReport, end_report
 from gateway.relay.wire.body import ChunkedBody
@@ -43,6 +46,7 @@ from sidecar.sizing.weights import index_from, stored_from
 
 Pieces = Sequence[bytes]
 SETTINGS = ServerSettings()
+AUTH = AuthPolicy(issuer="i", audience="a", jwks_file="k", class_claim="class")
 JSON_ROUTES = [route for route in ROUTES.values() if route.kind in READS]
 
 
@@ -187,6 +191,21 @@ def _keys(pieces: Pieces) -> Any:
     return keys_from(b"".join(pieces), "k")
 
 
+def _token(pieces: Pieces) -> Any:
+    """An issuer's key set, and in the next line a token."""
+    keys, _, token = b"".join(pieces).partition(b"\n")
+    return KeySet(keys).verified(token, AUTH, 0.0)
+
+
+def _pods(pieces: Pieces) -> Any:
+    """A list of pods, and in the next lines what a watch tells of them."""
+    listed, *lines = b"".join(pieces).split(b"\n")
+    pods = Pods(listed)
+    for line in lines:
+        pods.take(line)
+    return dict(pods.urls((8000, 8001))), pods.version
+
+
 def _metrics(pieces: Pieces) -> Any:
     return sample_from(b"".join(pieces))
 
@@ -287,6 +306,14 @@ _PACKED = (
     b"\xcb" + bytes(8),
     b"\xd9\x01\xff",
 )
+_POD = (
+    *(*_OBJECTS, b"\n", b'"metadata":{"name":"a","resourceVersion":"7"}', b'"podIP":"10.0.0.1"', b'"type":"DELETED"'),
+    *(b'"conditions":[{"type":"Ready","status":"True"}]', b'"phase":"Running"', b'"type":"ERROR"', b'"items":[]'),
+)
+_KEY_SET = (
+    *(*_OBJECTS, b"\n", b".", b"..", b'"keys":[{', b'"kty":"RSA"', b'"kty":"OKP"', b'"crv":"P-256"', b'"n":"AQAB"'),
+    *(b'"alg":["ES256"]', b'"alg":"RS256"', b'"kid":', b'"use":"sig"', b"eyJhbGciOlsiRVMyNTYiXX0", b"e30", b'"d":"x"'),
+)
 _FRAMES = (b"\x00\x00\x00\x05\xdc\x00\x01", b"\x91\x0d", b"\x93\x02\x01", b"\xcf", b"\xcb", b"\xa7default", b"\xc3")
 _FILES = (
     b"{",
@@ -327,5 +354,7 @@ TARGETS = {
     "metrics": Target(read=_metrics, errors=(AnswerError,), words=_METRICS, per_byte=20.0),
     "models": Target(read=_models, errors=(AnswerError,), words=_MODELS),
     "policy": Target(read=_policy, errors=(InvalidFile,), words=_YAML, per_byte=100.0, once=10_000),
+    "pods": Target(read=_pods, errors=(BadObject, Gone), words=_POD),
+    "token": Target(read=_token, errors=(ValueError, TokenFault), words=_KEY_SET, once=20_000),
     "keys": Target(read=_keys, errors=(InvalidFile,), words=_KEYS, per_byte=20.0),
 }

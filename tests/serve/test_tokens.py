@@ -19,7 +19,9 @@ from tests.tokens import AUDIENCE, ISSUER, KeyPair, KeyServer, key_set
 pytestmark = pytest.mark.slow  # processes and seconds
 
 ONE, TWO = KeyPair("one"), KeyPair("two")
-NONE = base64.urlsafe_b64encode(b'{"alg":"none","kid":"one"}').decode().rstrip("=")
+NONE, ODD = (
+    base64.urlsafe_b64encode(b'{"alg":%b,"kid":"one"}' % alg).decode().rstrip("=") for alg in (b'"none"', b'["ES256"]')
+)
 Ask = Callable[..., httpx.Response]
 
 
@@ -28,7 +30,9 @@ def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Gatew
     with KeyServer(ONE) as server:
         auth = {"issuer": ISSUER, "audience": AUDIENCE, "jwks_url": server.url, "class_claim": "class"}
         tenants = {"acme": {"keys": [sha256("weir-key")]}, "globex": {"models": ["other"]}}
-        (tmp_path / "policy.yaml").write_text(json.dumps({"auth": auth, "tenants": tenants, "fleet": QUICK}))
+        policy = {"auth": auth, "tenants": tenants, "fleet": QUICK, "storage": "kept", "batches": {}}
+        policy["classes"] = {"interactive": {}, "default": {}, "batch": {}, "bulk": {}}
+        (tmp_path / "policy.yaml").write_text(json.dumps(policy))
         words = ("--policy", str(tmp_path / "policy.yaml"), "--engine", "sim", *request.param)
         with Gateway(tmp_path / "log", *words) as gateway, httpx.Client(trust_env=False, timeout=20) as client:
             model = client.get(f"{gateway.url}/v1/models", headers={"x-api-key": "weir-key"}).json()["data"][0]["id"]
@@ -65,6 +69,7 @@ def test_a_token_is_a_key_until_its_end_or_that_of_its_issuers_key(site: tuple[G
         (ONE.token(iat=time.time() + 60), "(`iat`)"),
         (ONE.token(tenant="nobody"), "names no tenant"),
         (f"{NONE}.{ONE.token().split('.')[1]}.", "HMAC are not accepted"),
+        (f"{ODD}.{ONE.token().split('.')[1]}.", "HMAC are not accepted"),
         (KeyPair("one").token(), "signature"),
     ):
         answer = ask(token)
@@ -74,9 +79,31 @@ def test_a_token_is_a_key_until_its_end_or_that_of_its_issuers_key(site: tuple[G
     new = TWO.token()
     assert ask(new).status_code == 401
     server.answer = (200, key_set(TWO))
+    seen: list[int] = []
+    assert until(lambda: listed(gateway, new, seen), 20.0, every=0.2) is not None
+    assert 502 in seen  # a client's package tries again; after 401 it would not
     assert until(lambda: ask(new).status_code == 200, 20.0, every=0.2) is not None
     assert until(lambda: ask(good).status_code == 401, 20.0, every=0.2) is not None
     # A refusal ends its connection, so another relay may have the next, and has still to read the new keys.
     assert until(lambda: ask(new).status_code == 200, 20.0, every=0.2) is not None
     server.answer = (500, b"")
     assert ask(TWO.token(jti="later")).status_code == 200
+
+
+def test_a_class_claim_that_is_less_important_than_batches_makes_none(site: tuple[Gateway, KeyServer, Ask]) -> None:
+    gateway, _, _ = site
+    for claimed, status in (("bulk", 403), ("batch", 200), ("interactive", 200)):
+        token = ONE.token(**{"class": claimed})
+        with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=token, max_retries=0) as client:
+            file = client.files.create(file=("in.jsonl", b"x"), purpose="batch").id
+        asked = {"input_file_id": file, "endpoint": CHAT, "completion_window": "24h"}
+        headers = {"authorization": f"Bearer {token}"}
+        made = httpx.post(f"{gateway.url}/v1/batches", json=asked, headers=headers, trust_env=False)
+        assert (made.status_code, "more important" in made.text) == (status, status == 403), made.text
+
+
+def listed(gateway: Gateway, token: str, seen: list[int]) -> bool:
+    """Whether the token may list files now. `seen`: statuses so far."""
+    headers = {"authorization": f"Bearer {token}"}
+    seen.append(httpx.get(f"{gateway.url}/v1/files", headers=headers, trust_env=False).status_code)
+    return seen[-1] == 200

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 from collections.abc import Awaitable, Callable
 
 import pytest
+from msgspec import structs
 
-from gateway.core.policy.auth import AuthPolicy
+from gateway.core.policy.auth import AuthPolicy, auth_faults
+from gateway.core.policy.policy import Policy
 from gateway.core.request.outcome import AwaitsKeys, Outcome, Refused
 from gateway.relay import issuer as of_issuer
 from gateway.relay.issuer import Issuer
+from gateway.serve.issuers import issuer_of
 from tests.tokens import AUDIENCE, ISSUER, KeyPair, KeyServer, key_set
 
 ONE, TWO = KeyPair("one"), KeyPair("two")
@@ -60,6 +64,60 @@ def test_a_new_key_is_read_for_its_first_token_and_a_key_that_is_gone_ends_its_t
         assert holds(issuer, new) == "acme"
         assert refusal(issuer, old).outcome is Outcome.UNAUTHORIZED  # verified before, by a key that is gone
         assert said == []
+
+    run(scenario)
+
+
+def test_a_key_that_is_replaced_under_its_name_is_read_for_its_first_token() -> None:
+    async def scenario(issuer: Issuer, server: KeyServer, said: list[str]) -> None:
+        replaced = KeyPair("one")
+        server.answer = (200, key_set(replaced))
+        assert isinstance(refusal(issuer, replaced.token()), AwaitsKeys)
+        await issuer.keys_read()
+        assert holds(issuer, replaced.token()) == "acme"
+
+    run(scenario)
+
+
+def test_a_key_of_an_odd_shape_spoils_no_other() -> None:
+    async def scenario(issuer: Issuer, server: KeyServer, said: list[str]) -> None:
+        odd = {"keys": [{"kty": "RSA", "alg": ["RS256"]}, {"kty": "EC", "alg": {}}, TWO.jwk]}
+        server.answer = (200, json.dumps(odd).encode())
+        assert isinstance(refusal(issuer, TWO.token()), AwaitsKeys)
+        await issuer.keys_read()
+        assert holds(issuer, TWO.token()) == "acme"
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("path", ["", "/", "/keys/", "/v1/keys?tenant=a&p=B2C_1_sign%2Fin", "/?x"])
+def test_the_address_is_asked_for_as_it_is_written(path: str) -> None:
+    async def main(server: KeyServer) -> None:
+        url = server.url.removesuffix("/keys.json") + path
+        policy = AuthPolicy(issuer=ISSUER, audience=AUDIENCE, jwks_url=url)
+        assert not list(auth_faults(policy, ["acme"]))
+        issuer = Issuer(policy, b"", print)
+        await issuer.keys_read()
+        assert server.target == (path or "/")
+        assert holds(issuer, ONE.token()) == "acme"
+        await issuer.aclose()
+
+    with KeyServer(ONE) as server:
+        asyncio.run(main(server))
+
+
+def test_a_reload_that_changes_a_claim_goes_on_with_the_keys_and_with_no_token_of_before() -> None:
+    async def scenario(issuer: Issuer, server: KeyServer, said: list[str]) -> None:
+        token = ONE.token(team="globex")
+        assert holds(issuer, token) == "acme"
+        server.answer = (500, b"")
+        policy = Policy(auth=structs.replace(issuer.auth, tenant_claim="team"))
+        after = issuer_of(policy, b"", issuer, said.append)
+        assert after is not None
+        assert holds(after, token) == "globex"
+        moved = structs.replace(issuer.auth, jwks_url=f"{server.url}?other")
+        assert isinstance(refusal(Issuer(moved, b"", said.append, before=issuer), token), AwaitsKeys)
+        await after.aclose()
 
     run(scenario)
 

@@ -18,7 +18,7 @@ from gateway.core.admission.quotas import QuotaWindow
 from gateway.core.engines.breaker import BreakerState
 from gateway.core.engines.engine import Engine
 from gateway.core.request.call import Call
-from gateway.core.request.outcome import MODEL_AWAY, Outcome, Refused
+from gateway.core.request.outcome import ISSUER_KEYS, MODEL_AWAY, Outcome, Refused
 from gateway.shared.protocol import NO_MEMORY, OFF
 
 QUOTA = "insufficient_quota"  # as OpenAI calls it
@@ -215,6 +215,11 @@ def too_large(call: Call, largest: int) -> Refused:
 
 def draining() -> Refused:
     return Refused(Outcome.DRAINING, "This gateway is shutting down; retry elsewhere.", retry_after=SOON)
+
+
+def keys_awaited() -> Refused:
+    message = "The token cannot be checked yet: the keys of its issuer are being read."
+    return Refused(Outcome.UPSTREAM, message, retry_after=1.0, reason=ISSUER_KEYS)
 
 
 def no_decider() -> Refused:

@@ -53,7 +53,8 @@ _SUMMED = ("ascii_bytes", "cjk_bytes", "other_bytes", "messages", "token_ids", "
 def merge(pieces: Sequence[Piece]) -> Call:
     """Merge pieces of equal key into one call, with all items in order and the earliest of the deadlines.
 
-    The request id is that of the first piece, with the number of the others.
+    The request id is that of the first piece, with the number of the others. Its model stays: it may be what some calls
+    have asked for, while others take another model of their route.
     """
     first = pieces[0]
     calls = [piece.call for piece in pieces]
@@ -67,6 +68,7 @@ def merge(pieces: Sequence[Piece]) -> Call:
         deadline=min([call.deadline for call in calls]),
         ttft_by=min([call.ttft_by for call in calls]),
         session=0,
+        others=(),
         merged=True,
         body=msgspec.json.encode(body),
         **{name: sum([getattr(call, name) for call in calls]) for name in _SUMMED},

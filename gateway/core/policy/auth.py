@@ -5,10 +5,11 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterable, Iterator
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import msgspec
 
-from gateway.core.engines.origin import parse_origin
+from gateway.core.engines.origin import Origin, parse_origin
 from gateway.core.policy.types import FileName, WebPage
 from gateway.shared.files.checked import Fault
 from gateway.shared.files.kinds import Text
@@ -53,9 +54,18 @@ def auth_faults(auth: AuthPolicy | None, tenants: Iterable[str]) -> Iterator[Fau
         yield from _url(auth.jwks_url)
 
 
+def key_address(url: str) -> tuple[Origin, bytes]:
+    """Return the server of a JWK Set, and what is asked of it: path and query. Raises ValueError."""
+    parts = urlsplit(url)
+    if "#" in url:
+        raise ValueError(f"{url!r}: a fragment, which no server is sent")
+    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    return parse_origin(f"{parts.scheme}://{parts.netloc}"), target.encode()
+
+
 def _url(url: str) -> Iterator[Fault]:
     try:
-        origin = parse_origin(url)
+        origin, _ = key_address(url)
     except ValueError as error:
         yield Fault(("auth", "jwks_url"), str(error), "https://HOST/PATH of a JWK Set")
         return

@@ -18,6 +18,7 @@ LEEWAY = 5.0  # seconds by which the issuer's clock may be ahead
 MOST_BYTES = 256 * 1024  # of a JWK Set
 MOST_TOKEN = 8192  # bytes
 MOST_KEYS = 100
+MOST_TRIED = 4  # keys for one token: each costs a verification, also for a stranger
 LEAST_RSA = 2048  # bits, as RFC 7518 section 3.3 has it
 ALGORITHMS = frozenset(
     {"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"}
@@ -36,7 +37,7 @@ class TokenFault(Exception):
 
 
 class UnknownKey(TokenFault):
-    """The token names a key that the set does not have. The issuer may have a new one."""
+    """No key of the set has signed the token. The issuer may have a new one."""
 
 
 class Verified(msgspec.Struct, frozen=True):
@@ -48,7 +49,7 @@ class Verified(msgspec.Struct, frozen=True):
 
 
 class KeySet:
-    """An issuer's public keys, by their `kid`."""
+    """An issuer's public keys. Keys may share a `kid`, or have none."""
 
     def __init__(self, data: bytes) -> None:
         """Read a JWK Set, without keys of other kinds or for encryption. Raises ValueError where none is left."""
@@ -60,15 +61,15 @@ class KeySet:
             raise ValueError("no JWK Set, an object with the list `keys`") from None
         if not isinstance(keys, list) or len(keys) > MOST_KEYS:
             raise ValueError(f"no list of at most {MOST_KEYS} keys")
-        self._by_id: dict[str | None, jwt.PyJWK] = {}
+        self._keys: list[jwt.PyJWK] = []
         left_out = []
         for jwk in keys:
             key = _public_key(jwk)
             if isinstance(key, str):
                 left_out.append(key)
             else:
-                self._by_id[key.key_id] = key
-        if not self._by_id:
+                self._keys.append(key)
+        if not self._keys:
             raise ValueError(f"no public key that verifies tokens ({'; '.join(sorted(set(left_out))) or 'no keys'})")
 
     def verified(self, token: bytes, auth: AuthPolicy, now: float) -> Verified:
@@ -79,29 +80,32 @@ class KeySet:
             header = jwt.get_unverified_header(token)
         except _MALFORMED:
             raise TokenFault("it is no signed JWT") from None
-        if header.get("alg") not in ALGORITHMS:
+        algorithm = header.get("alg")
+        if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
             raise TokenFault("its algorithm (`alg`) is none of public keys; `none` and HMAC are not accepted")
         if "crit" in header:
             raise TokenFault("it has extensions (`crit`) that this gateway does not know")
-        key = self._key(header.get("kid"))
-        if key.algorithm_name != header["alg"]:
-            raise TokenFault("its algorithm (`alg`) is not that of the issuer's key")
-        try:
-            claims = jwt.decode(token, key, algorithms=[key.algorithm_name], options=_SIGNATURE_ALONE)
-        except jwt.InvalidSignatureError:
-            raise TokenFault("its signature is not that of the issuer's key") from None
-        except _MALFORMED:
-            raise TokenFault("it is no signed JWT") from None
-        return _checked(claims, auth, now)
+        for key in self._candidates(header.get("kid"), algorithm):
+            try:
+                claims = jwt.decode(token, key, algorithms=[algorithm], options=_SIGNATURE_ALONE)
+            except jwt.InvalidSignatureError:
+                continue
+            except _MALFORMED:
+                raise TokenFault("it is no signed JWT") from None
+            return _checked(claims, auth, now)
+        raise UnknownKey("its signature is not that of the issuer's key")
 
-    def _key(self, id: str | None) -> jwt.PyJWK:
-        """The key that a header names; one that names none means the only key."""
-        if id is None and len(self._by_id) == 1:
-            return next(iter(self._by_id.values()))
-        key = self._by_id.get(id)
-        if key is None:
+    def _candidates(self, id: str | None, algorithm: str) -> list[jwt.PyJWK]:
+        """Return the keys that may have signed a token: those of its `kid`; without one, all. Raises TokenFault."""
+        named = [key for key in self._keys if id is None or key.key_id == id]
+        if not named:
             raise UnknownKey("its key (`kid`) is not among the issuer's keys")
-        return key
+        found = [key for key in named if key.algorithm_name == algorithm]
+        if not found:
+            raise TokenFault("its algorithm (`alg`) is not that of the issuer's key")
+        if len(found) > MOST_TRIED:
+            raise TokenFault("it does not say which of the issuer's keys it means (`kid`)")
+        return found
 
 
 def _public_key(jwk: Any) -> jwt.PyJWK | str:
@@ -113,7 +117,7 @@ def _public_key(jwk: Any) -> jwt.PyJWK | str:
     if jwk.get("use", "sig") != "sig":
         return "a key for encryption"
     algorithm = jwk.get("alg", _USUAL.get(str(jwk.get("crv", jwk.get("kty")))))
-    if algorithm not in ALGORITHMS or not isinstance(jwk.get("kid", ""), str):
+    if not isinstance(algorithm, str) or algorithm not in ALGORITHMS or not isinstance(jwk.get("kid", ""), str):
         return "a key of another algorithm"
     try:
         key = jwt.PyJWK(jwk, algorithm)

@@ -16,7 +16,11 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable
+from hashlib import blake2b
 
+import msgspec
+
+from gateway.core.checkpoint import SavedVerdict
 from gateway.core.policy.routes import ModelRoute, RouteMember
 from gateway.core.quantile import TTFTQuantile
 from gateway.core.request.outcome import Outcome
@@ -71,6 +75,15 @@ class CanaryTrial:
         self._calls = self._errors = 0.0  # of the rest, the last ones
         self._ttfts: dict[tuple[str, bool], TTFTQuantile] = defaultdict(TTFTQuantile)  # by class, and of streams or not
 
+    def checkpoint(self, name: str) -> list[SavedVerdict]:
+        """The verdicts so far, of the route of this name."""
+        return [SavedVerdict(name, _definition(self.route), model, why) for model, why in self.out.items()]
+
+    def restore(self, saved: SavedVerdict) -> None:
+        """Take a canary out again, unless the verdict is of another route."""
+        if saved.definition == _definition(self.route) and saved.model in self._canaries:
+            self.out[saved.model] = saved.why
+
     @property
     def members(self) -> Iterable[str]:
         return (member.model for member in self.route.members)
@@ -117,3 +130,7 @@ class CanaryTrial:
             return None
         slow = f"ttft: {evidence.bad} of its {evidence.calls} first tokens"
         return f"{slow} took more than {times:g} times the others' median, {median:.3f} s"
+
+
+def _definition(route: ModelRoute) -> int:
+    return int.from_bytes(blake2b(msgspec.json.encode(route), digest_size=8).digest(), "big", signed=True)

@@ -45,6 +45,7 @@ class PoolWatch:
         pool: Pool | None = None
         pods: Pods | None = None
         while True:
+            began = loop.time()
             try:
                 namespace = self._api.account.text("namespace")
                 path = f"/api/v1/namespaces/{namespace}/pods"
@@ -59,17 +60,18 @@ class PoolWatch:
                 ):
                     pods.take(line)
                     self._changed(pods, found)
-                continue
+                trouble = ""
             except Gone:
-                pods = None
-                continue
+                pods, trouble = None, ""
             except Unreachable as error:
-                if error.status == 410:
-                    pods = None
-                    continue
                 trouble = str(error)
+                if error.status == 410:
+                    pods, trouble = None, ""
             except BadObject as error:
                 pods, trouble = None, str(error)
+            if not trouble:  # a server that ends each watch at once is not asked at once
+                await asyncio.sleep(max(0.0, began + FIRST_PAUSE - loop.time()))
+                continue
             if trouble != said or loop.time() >= said_at + AGAIN:
                 said, said_at = trouble, loop.time()
                 self._say(Notice(f"fleet.inference_pool: {trouble}", "kubernetes", "warning"))

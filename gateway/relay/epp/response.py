@@ -15,6 +15,7 @@ from gateway.relay.decide.held_calls import HeldCall
 from gateway.relay.decide.messages import EndReport, Failure
 from gateway.relay.epp import messages
 from gateway.relay.epp.reply import HIDE_USAGE, Answer
+from gateway.relay.epp.request import BadHead
 
 KINDS = ("response_headers", "response_body", "response_trailers")
 # Envoy's own answers in place of an engine's, by the beginning of their details, first match; see the page
@@ -72,7 +73,10 @@ class ResponseReader:
 
     def _head(self, message: Any) -> Any:
         head = messages.head_of(message.response_headers)
-        self._status = int(head.pseudo[b":status"])
+        status = head.pseudo.get(b":status", b"")
+        if len(status) != 3 or not status.isdigit():
+            raise BadHead("response_headers: :status is missing, or no status")
+        self._status = int(status)
         details = messages.details_of(message)
         self._failure = next((failure for begins, failure in _FAILURES if details.startswith(begins)), None)
         fields = dict(head.headers)

@@ -18,11 +18,11 @@ from tests.flow.test_dispatch import World
 
 ANY = TrafficClass(ttft=None, deadline=600.0)
 POLICY = Policy(classes={"default": ANY, "other": ANY}, service_tiers={})
-LARGE, REST = 75_000, 10_000  # tokens: beside the one there is no room for the other, which is not large
+LARGE, REST = 91_000, 10_000  # tokens: beside the one there is no room for the other, which is not large
 
 
 class Subsets(World):
-    """Two engines of 100,000 tokens, of which 80,000 may be promised."""
+    """Two engines of 100,000 tokens, that take prompts of up to 92,000."""
 
     def __init__(self) -> None:
         super().__init__(engines=2, capacity=100_000, policy=POLICY)

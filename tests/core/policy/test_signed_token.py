@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.policy.auth import AuthPolicy
-from gateway.core.policy.signed_token import LEEWAY, KeySet, TokenFault, UnknownKey, Verified
+from gateway.core.policy.signed_token import LEEWAY, MOST_TRIED, KeySet, TokenFault, UnknownKey, Verified
 from tests.examples import examples
 from tests.tokens import AUDIENCE, ISSUER, KeyPair, key_set
 
@@ -45,13 +45,17 @@ def test_each_kind_of_key_verifies_its_tokens(key: KeyPair) -> None:
 def test_what_a_token_may_leave_out_or_have_more_of() -> None:
     token = ONE.token(aud=["other", AUDIENCE], nbf=NOW + LEEWAY - 1, iat=NOW + LEEWAY - 1, exp=NOW + 1)
     assert KEYS.verified(token.encode(), AUTH, NOW).class_name == ""
-    alone = KeySet(key_set(ONE))
-    unnamed = jwt.encode({"iss": ISSUER, "aud": AUDIENCE, "tenant": "acme", "exp": NOW + 1}, ONE.private, "ES256")
-    assert alone.verified(unnamed.encode(), AUTH, NOW).tenant == "acme"
-    with pytest.raises(UnknownKey):  # of several keys it must name one
-        KEYS.verified(unnamed.encode(), AUTH, NOW)
+    unnamed = _unnamed(ONE)
+    for keys in (KeySet(key_set(ONE)), KEYS, KeySet(key_set(TWO, ONE))):
+        assert keys.verified(unnamed, AUTH, NOW).tenant == "acme"
     no_class = AuthPolicy(issuer=ISSUER, audience=AUDIENCE, jwks_file="keys.json")
     assert KEYS.verified(ONE.token(**{"class": "batch"}).encode(), no_class, NOW).class_name == ""
+
+
+def _unnamed(key: KeyPair) -> bytes:
+    """A token that names no key."""
+    claims = {"iss": ISSUER, "aud": AUDIENCE, "tenant": "acme", "exp": NOW + 1}
+    return jwt.encode(claims, key.private, key.algorithm).encode()
 
 
 @pytest.mark.parametrize(
@@ -123,6 +127,8 @@ def test_a_key_that_is_not_the_issuers_verifies_nothing() -> None:
 )
 def test_what_is_no_token_is_refused(token: str) -> None:
     assert fault(token.encode("latin-1")).startswith(("it is no signed JWT", "it has more than 8192 bytes"))
+    for odd in (["ES256"], {"ES256": 1}, 256, None):
+        assert "none of public keys" in fault(f"{part({'alg': odd, 'kid': 'one'})}.e30.AAAA")
     nested = base64.urlsafe_b64encode(b"[" * 4000).decode()
     assert fault(f"{nested}.e30.x") == "it is no signed JWT"
     deep = jwt.PyJWS().encode(b"[" * 4000, ONE.private, "ES256", headers={"kid": "one"})
@@ -168,6 +174,8 @@ def _same(one: bytes, two: bytes) -> bool:
         (b'{"keys": [{"kty": "RSA", "use": "enc"}]}', "(a key for encryption)"),
         (b'{"keys": [{"kty": "RSA", "alg": "RSA-OAEP"}]}', "(a key of another algorithm)"),
         (b'{"keys": [{"kty": "RSA", "kid": 5}]}', "(a key of another algorithm)"),
+        (b'{"keys": [{"kty": "RSA", "alg": ["RS256"]}]}', "(a key of another algorithm)"),
+        (b'{"keys": [{"kty": ["RSA"], "crv": {"P-256": 1}}]}', "(a key of another algorithm)"),
         (b'{"keys": [{"kty": "EC", "crv": "P-256", "x": "AA", "y": "AA"}]}', "(a malformed key)"),
         (b" " * 300_000, "more than 262144 bytes"),
     ],
@@ -189,3 +197,22 @@ def test_a_private_or_short_key_is_left_out() -> None:
     assert keys.verified(TWO.token().encode(), AUTH, NOW).tenant == "acme"
     with pytest.raises(ValueError, match="an RSA key of less than 2048 bits"):
         KeySet(json.dumps({"keys": [short]}).encode())
+
+
+def test_keys_that_share_a_name_or_have_none_verify_their_own_tokens() -> None:
+    pairs = [KeyPair("one"), KeyPair("one"), KeyPair("one", "RS256")]
+    nameless = json.dumps({"keys": [{**key.jwk, "kid": None} for key in pairs]}).replace(', "kid": null', "")
+    for keys in (KeySet(key_set(*pairs)), KeySet(key_set(*reversed(pairs))), KeySet(nameless.encode())):
+        for key in pairs:
+            assert keys.verified(_unnamed(key), AUTH, NOW).tenant == "acme"
+    for key in pairs:
+        assert KeySet(key_set(*pairs)).verified(key.token().encode(), AUTH, NOW).tenant == "acme"
+    with pytest.raises(UnknownKey):  # a key of that name may have been replaced
+        KeySet(key_set(*pairs)).verified(KeyPair("one").token().encode(), AUTH, NOW)
+
+
+def test_no_token_makes_the_gateway_try_many_keys() -> None:
+    many = [KeyPair(str(number)) for number in range(MOST_TRIED + 1)]
+    assert KeySet(key_set(*many[1:])).verified(_unnamed(many[-1]), AUTH, NOW).tenant == "acme"
+    assert "which of the issuer's keys" in fault(_unnamed(many[0]), KeySet(key_set(*many)))
+    assert KeySet(key_set(*many)).verified(many[-1].token().encode(), AUTH, NOW).tenant == "acme"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from msgspec import structs
 
 from gateway.core.policy.routes import ModelRoute, RouteMember, Until
 from gateway.core.request.outcome import Outcome
@@ -107,3 +108,20 @@ def test_each_figure_alone() -> None:
     assert slow.run(30, slower=9.0) is None
     failing = Traffic(Until(ttft=1.5))
     assert failing.run(30, errors=0.9) is None
+
+
+def test_a_verdict_outlives_its_decider_as_long_as_the_route_is_the_same() -> None:
+    traffic = Traffic(Until(errors=0.02))
+    assert traffic.trial.checkpoint("support") == []
+    words = traffic.run(30, errors=0.5, usual_errors=0.02)
+    assert words is not None
+    (saved,) = traffic.trial.checkpoint("support")
+    after = trial(Until(errors=0.02))
+    after.restore(saved)
+    assert after.out == {"new": words}
+    assert after.checkpoint("support") == [saved]
+    changed = trial(Until(errors=0.03))
+    changed.restore(saved)
+    of_another_member = trial(Until(errors=0.02))
+    of_another_member.restore(structs.replace(saved, model="old"))
+    assert changed.out == of_another_member.out == {}
