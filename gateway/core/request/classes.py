@@ -30,7 +30,7 @@ class ClassRules:
 
     def clamped(self, name: str, best: int) -> str:
         """The class, or the one of rank `best` where that is less important."""
-        return self.order[best] if self.rank[name] < best else name
+        return self.order[min(best, len(self.order) - 1)] if self.rank[name] < best else name
 
 
 def claim(call: Call, rules: ClassRules, claimed: str) -> None:
@@ -43,11 +43,12 @@ def claim(call: Call, rules: ClassRules, claimed: str) -> None:
 def classify(call: Call, rules: ClassRules, default_class: str | None = None, best: int = 0) -> None:
     """Set the call's `class_name`, `deadline` and `ttft_by`. Needs its estimate of `prompt_tokens`.
 
-    `default_class`: the tenant's default class. `best`: the rank of the best class that the tenant may have.
+    `default_class`: the tenant's default class. `best`: the rank of the best class that the tenant may have. Both may
+    be of a policy that was replaced while the call's body came: a class that is gone counts as none.
     """
     name = call.asked_class
     if not name:
-        name = default_class or "default"
+        name = default_class if default_class in rules.rank else "default"
         for ruled, when in rules.rules:
             if _holds(call, when):
                 name = ruled

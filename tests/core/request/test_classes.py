@@ -51,6 +51,8 @@ def classified(default_class: str | None = None, best: int = 0, **fields: object
         ({"best": 1, "asked_class": "offline"}, "offline"),
         ({"best": 3}, "offline"),
         ({"best": 1, "default_class": "interactive"}, "default"),
+        ({"default_class": "gone"}, "default"),  # by a reload while the body came, as is a rank beyond the last
+        ({"best": 9}, "offline"),
     ],
 )
 def test_the_first_that_applies_and_never_above_the_best(fields: dict[str, object], expected: str) -> None:
