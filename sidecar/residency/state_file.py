@@ -46,7 +46,7 @@ class StateError(ValueError):
 
 
 class Locked(Exception):
-    """Another sidecar has this state file; the message says which."""
+    """The state file is another sidecar's, or a folder, device or pipe; the message says which."""
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,7 +154,10 @@ class StateFile:
         self._writer: asyncio.Task[None] | None = None
 
     def lock(self) -> None:
-        """Keep every other sidecar from this file until `close`, or the end of this process. Raises Locked."""
+        """Keep every other sidecar from this file until `close`, or the end of this process. Raises Locked, also where
+        the path is no plain file: a save would replace a device that all of the machine use."""
+        if self.path.exists() and not self.path.is_file():
+            raise Locked(f"{self.path} is no plain file: give this sidecar a state_file of its own")
         path = Path(f"{self.path}.lock")
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, MODE)

@@ -185,6 +185,22 @@ def test_a_file_that_cannot_be_used_is_moved_aside_and_said_once(tmp_path: Path)
     assert (tmp_path / "state.bad").is_file(), "a folder does not replace a file"
 
 
+@pytest.mark.parametrize("kind", ["a folder", "a pipe", "a device"])
+def test_what_is_no_plain_file_is_refused_and_stays(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "state"
+    if kind == "a folder":
+        path.mkdir()
+    elif kind == "a pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/null")
+    file = StateFile(path, print)
+    with pytest.raises(Locked, match="is no plain file: give this sidecar a state_file of its own"):
+        file.lock()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["state"]
+    assert not path.is_file()
+
+
 def test_a_fifo_holds_nobody_up(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "state")
     said = Spoken()
