@@ -95,7 +95,7 @@ def test_the_status_has_what_the_first_page_shows_by_kind_and_name() -> None:
         gateway.up("e0")
         found = (await gateway.get("/status")).json()
         kinds = {"gateway", "policy", "headline", "classes", "models", "engines", "sidecars", "tenants", "limits"}
-        assert set(found) == kinds
+        assert set(found) == kinds | {"providers"}
         assert found["policy"]["version"] == 5
         assert found["engines"]["e0"]["state"] == "up"
         assert list(found["classes"]) == list(gateway.dispatch.policy.classes)

@@ -77,7 +77,8 @@ class ScriptedEngine:
                 self.requests.append(body)
                 self.heads.append(head)
                 name = self.behaviour if isinstance(self.behaviour, str) else self.rng.choice(self.behaviour)
-                if not await self._act(name, bool(json.loads(body).get("stream")), reader, writer):
+                stream = bool(json.loads(body).get("stream")) and b"/render HTTP" not in head
+                if not await self._act(name, stream, reader, writer):
                     break
         except (asyncio.IncompleteReadError, ConnectionError):
             pass

@@ -17,7 +17,7 @@ from msgspec import structs
 from gateway.core.engines.breaker import BreakerState
 from gateway.core.engines.engine import Engine
 from gateway.core.engines.origin import origin_of
-from gateway.core.policy.policy import EngineEntry, Policy, Retries, Routing
+from gateway.core.policy.policy import EngineEntry, Policy, Routing
 from gateway.core.policy.providers import MoneyBudget, Prices, Provider
 from gateway.core.policy.routes import ModelRoute, RouteMember
 from gateway.core.policy.traffic import Tenant, TrafficClass, default_classes
@@ -424,7 +424,7 @@ def test_an_engine_may_have_a_providers_name() -> None:
         async with ScriptedEngine("good").running() as engine, ScriptedEngine("good").running() as provider:
             gateway_policy = policy_of(provider.port)
             fleet = structs.replace(gateway_policy.fleet, engines=(EngineEntry(url=engine.url, name="cloud"),))
-            policy = structs.replace(gateway_policy, fleet=fleet, retries=Retries(per_call=0))
+            policy = structs.replace(gateway_policy, fleet=fleet, retries=0.0)
             async with scripted.gateway_over([], policy) as gateway:
                 gateway.fleet.has_models(own_of(gateway), [ModelCard(id="m")])
                 assert len({engine.label for engine in gateway.fleet}) == 2

@@ -168,7 +168,7 @@ POLICY: dict[str, Any] = {
     "limits": {"global": {"requests": DAYS, "tokens": DAYS}},
     "fleet": {"poll": "20s"},
     "budget": {"max_concurrency": 1},
-    "retries": {"budget": "100%"},
+    "retries": "100%",
     "routing": {"slow_start": "0s"},
 }
 

@@ -36,9 +36,6 @@ class Bucket:
         self.booked: Booked | None = None  # once a call was told to come back
         self._set(quota)
 
-    def __repr__(self) -> str:
-        return f"<Bucket {self.owner}: {self.quota.rate} {self.key[0]}, {self.level:.6g}/{self.burst} at {self.at:.3f}>"
-
     def _set(self, quota: RateLimit) -> None:
         self.quota = quota
         self.rate = quota.rate.amount / quota.rate.period  # per second

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from itertools import takewhile
 from urllib.parse import urlsplit
 
 from gateway.core.engines.origin import HOST
@@ -75,10 +76,8 @@ def _models(
 
 
 def _twice(providers: Mapping[str, Provider], name: str, model: str) -> Iterator[Fault]:
-    for other, each in providers.items():
-        if other == name:
-            return
-        if model in each.models:
+    for other in takewhile(name.__ne__, providers):
+        if model in providers[other].models:
             yield Fault(
                 ("providers", name, "models", model), f"{model} again (as in providers.{other})", "each name once"
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.core.admission.quotas import DAY, Calendar
-from gateway.core.money.book import MoneyBook, Spending
+from gateway.core.money.book import MoneyBook, Spending, Spent
 from gateway.core.money.purse import CALLS, LOT
 from gateway.core.money.tariff import MICRO, Tariff, tariff_of
 from gateway.core.policy.file import decode
@@ -256,6 +256,13 @@ def test_after_a_kill_the_mark_counts_as_spent_and_after_an_end_what_was_promise
     ended = book("{day: 0.1, per_tenant: 50%}", ahead=True)
     ended.restore(money.states(NOW, last=True), NOW, kept=True)
     assert amounts(ended) == {("", "day"): (6000, 0), ("acme", "day"): (6000, 0), ("other", "day"): (0, 0)}
+
+
+def test_a_mark_of_a_provider_that_a_reload_has_removed_raises_none() -> None:
+    money = book(ahead=True)
+    money.restore([], NOW, kept=True)
+    money.keep([Spent("gone", "", "", "day", 0, 5_000_000, 0)])
+    assert not money.may_spend("cloud", call(), NOW)
 
 
 def test_a_mark_of_yesterday_lets_nothing_out_today() -> None:

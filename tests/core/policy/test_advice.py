@@ -559,6 +559,19 @@ REST = [
 ]
 
 
+PROVIDER = (
+    "keys_file: k.txt\ntenants: {acme: {}}\nstorage: kept\nproviders: {cloud: {url: https://a.example/v1, key_file: k, "
+    "models: {mini: m}, prices: {prompt: 1, completion: 2}, budget: {day: 1}, tenants: [acme]"
+)
+
+
+def test_a_provider_that_nobody_may_use() -> None:
+    assert told(f"{PROVIDER}, classes: [default]}}}}") == []
+    assert told(f"{PROVIDER}}}}}") == [
+        "p:4: warning: providers.cloud: no call may leave the house: it names no classes"
+    ]
+
+
 @pytest.mark.parametrize(("text", "expected"), [*CLASSES, *TENANTS, *LIMITS, *MODELS, *SHAPING, *MODES, *REST])
 def test_what_is_said(text: str, expected: list[str]) -> None:
     assert told(text) == expected

@@ -68,8 +68,8 @@ def test_returned(before: int, after: int, claim: int, expected: bool) -> None:
 
 
 def test_one_that_cannot_be_read_has_nothing_free() -> None:
-    gpu = GPU(index=3, uuid="GPU-x", name="H200", total=100, used=30, free=70, temperature=40, processes={7: 30})
+    gpu = GPU(index=3, uuid="GPU-x", name="H200", total=100, used=30, free=70, processes={7: 30})
     lost = gpu.unreadable("lost")
     assert (lost.index, lost.uuid, lost.name, lost.total) == (3, "GPU-x", "H200", 100)
-    assert (lost.used, lost.free, lost.processes, lost.temperature) == (100, 0, {}, None)
+    assert (lost.used, lost.free, lost.processes) == (100, 0, {})
     assert (lost.refused, lost.readable, lost.processes_hidden) == ("lost", False, True)
