@@ -47,7 +47,7 @@ class Mutant(NamedTuple):
 
 
 # A call that is cancelled in the very moment of its grant keeps what it holds.
-LEAKED_HOLD = Mutant(Dispatch, "leave", "turn.result().close()", "pass")
+LEAKED_HOLD = Mutant(Dispatch, "leave", "turn.result().discard()", "pass")
 
 # Room comes in the moment at which the next call's time is up: that call is told, and nobody goes in its place.
 LOST_WAKE_UP = Mutant(
