@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,11 +14,22 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from gateway.relay.epp.protobufs import ProcessingRequest
 from loadtest.processes import Child, Gateway, free_port, get, until
 from tests.certificates import certificate
 from tests.e2e.children import SimEngine
 from tests.epp.conftest import Site, start
-from tests.epp.proxy import BUFFERED, NONE, STREAMED, Stream, picked, request_bodies, request_headers, response_body
+from tests.epp.proxy import (
+    BUFFERED,
+    DUPLEX,
+    NONE,
+    STREAMED,
+    Stream,
+    picked,
+    request_bodies,
+    request_headers,
+    response_body,
+)
 from tests.epp.proxy import response_headers as answer_headers
 from tests.epp.test_picker import chat, whole
 
@@ -183,6 +196,98 @@ def test_an_answer_that_ends_early_is_recorded(own: Site, sent: list[Any], outco
     assert last(own, before + 1)["outcome"] == outcome
 
 
+@pytest.mark.parametrize("status", ["", "2OO", "-20", "20000000000000000000"])
+def test_an_answer_without_a_status_ends_the_stream(own: Site, status: str) -> None:
+    before = len(records(own))
+    with own.channel() as channel, Stream(channel) as stream:
+        assert stream.request(chat(own)).destination
+        head = answer_headers(200)
+        for each in head.response_headers.headers.headers:
+            if each.key == ":status":
+                each.raw_value = status.encode()
+        stream.send(head)
+        with pytest.raises(grpc.RpcError) as ended:
+            stream.receive()
+        assert ended.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert last(own, before + 1)["outcome"] == "client_gone"
+
+
+@pytest.mark.parametrize("over", [0, 1])
+@pytest.mark.parametrize("mode", [DUPLEX, BUFFERED])
+def test_a_body_of_just_the_limit_is_taken(own: Site, mode: int, over: int) -> None:
+    body = chat(own)
+    body += b" " * (200 * 1024 - len(body) + over)
+    with own.channel() as channel, Stream(channel) as stream:
+        stream.send(request_headers(mode=mode))
+        if mode == BUFFERED:
+            stream.receive()
+        stream.send(*request_bodies(body, 60_000 if mode == DUPLEX else len(body)))
+        decision = picked(iter([stream.receive()]))
+        assert (decision.status, bool(decision.destination)) == ((413, False) if over else (0, True))
+
+
+@pytest.mark.parametrize("after", range(8))
+def test_a_proxy_may_end_the_stream_after_each_message(own: Site, after: int) -> None:
+    """Half-close after so many messages of a whole exchange: nothing stays held."""
+    body = chat(own, stream=True)
+    event = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
+    steps = [
+        request_headers(),
+        *request_bodies(body, len(body) // 2 + 1),
+        answer_headers(200, content_type="text/event-stream"),
+        response_body(event, False),
+        response_body(usage_event(7, 3), False),
+        response_body(b"data: [DONE]\n\n", True),
+    ]
+    with own.channel() as channel, Stream(channel) as stream:
+        for number, message in enumerate(steps[:after]):
+            stream.send(message)
+            if number == 2:
+                assert picked(stream._until_decided(DUPLEX, False)).destination
+        stream.end()
+        for _ in stream.call:
+            pass
+        assert stream.call.code() is grpc.StatusCode.OK
+    assert until(gateway_of(own).idle, 10.0) is not None
+
+
+MESSAGES = {
+    "request_headers": request_headers(),
+    "request_body": next(iter(request_bodies(b"{}", 9))),
+    "response_headers": answer_headers(200),
+    "response_body": response_body(b"{}", True),
+    "nothing": ProcessingRequest(),
+}
+
+
+# What is due after each message; whatever else comes then is out of order.
+DUE = {
+    "": "request_headers",
+    "request_headers": "request_body",
+    "granted": "response_headers",
+    "response_headers": "response_body",
+}
+
+
+@pytest.mark.parametrize(
+    ("before", "message"), [(before, message) for before, due in DUE.items() for message in MESSAGES if message != due]
+)
+def test_a_message_out_of_order_ends_the_stream(own: Site, before: str, message: str) -> None:
+    with own.channel() as channel, Stream(channel) as stream:
+        if before == "request_headers":
+            stream.send(MESSAGES[before])
+        elif before:
+            assert stream.request(chat(own)).destination
+        if before == "response_headers":
+            stream.send(MESSAGES[before])
+            stream.receive()
+        stream.send(MESSAGES[message])
+        with pytest.raises(grpc.RpcError) as ended:
+            stream.receive()
+        assert ended.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert until(gateway_of(own).idle, 10.0) is not None
+
+
 def test_models_are_listed_by_the_picker(own: Site) -> None:
     with own.channel() as channel, Stream(channel) as stream:
         stream.send(request_headers(method="GET", path="/v1/models", ended=True))
@@ -206,6 +311,28 @@ def test_calls_are_shown_while_they_run(own: Site) -> None:
         shown = json.loads(get(f"{gateway_of(own).control}/calls")[1])
         assert [call["state"] for call in shown["calls"]] == ["running"]
         stream.response(200, [whole()])
+
+
+def test_a_gateway_of_several_processes_has_one_picker_also_after_its_death(own: Site, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text(KEY)
+    (tmp_path / "key").chmod(0o600)
+    site = start(tmp_path, [], POLICY.replace("URL", f"http://{own.endpoints[0]}"), "--workers", "2")
+
+    def picks() -> bool:
+        with site.channel() as channel, Stream(channel) as stream:
+            try:
+                return stream.request(chat(site)).endpoints == own.endpoints
+            except (grpc.RpcError, StopIteration):
+                return False
+
+    with gateway_of(site) as gateway:
+        assert until(picks, 20.0) is not None
+        shown = json.loads(get(f"{gateway.control}/processes")[1])["processes"]
+        (decider,) = [each["pid"] for each in shown if each["role"] == "decider"]
+        os.kill(decider, signal.SIGKILL)
+        assert until(picks, 20.0) is not None
+        assert until(gateway.idle, 10.0) is not None
+        assert "Traceback" not in gateway.child.output(), gateway.child.output()
 
 
 def test_with_tls_only_a_proxy_with_a_certificate_is_served(tmp_path: Path) -> None:

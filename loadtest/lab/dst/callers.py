@@ -11,7 +11,8 @@ from msgspec import UNSET
 from gateway.core.admission.retries import PER_CALL
 from gateway.core.admission.witness import Witnesses
 from gateway.core.kv_transfer import FETCH
-from gateway.core.request.record import Record
+from gateway.core.request.record import COPY, Record
+from gateway.core.request.tenants import MIRROR
 from gateway.relay.decide.held_calls import GRACE
 from loadtest.lab.dst.answers import Reader
 from loadtest.lab.dst.books import Charges, Ledger
@@ -104,6 +105,9 @@ class Callers:
     def heard(self, record: Record, tried: Try | None) -> None:
         """The end of a call: its line in the gateway's call log."""
         self._tell(f"record {record.request_id} {record.outcome.value} after {record.total:.4f} s: {record.reason}")
+        if tried is None and record.mirrored == COPY:
+            self._copied(record)
+            return
         if tried is None:
             self._wrong(f"a record of {record.request_id}, which is nobody's or has one")
             return
@@ -123,6 +127,16 @@ class Callers:
             self._wrong(f"call {record.request_id} was sent {record.attempts} times")
         self.invariants.ended(record.request_id)
         self.ledger.count(record)
+
+    def _copied(self, record: Record) -> None:
+        """A copy of a call for a mirror has ended."""
+        if record.tenant != MIRROR or record.outcome.value == "bug":
+            self._wrong(f"the copy {record.request_id} of {record.tenant} ended as {record.outcome.value}")
+        if record.attempts > 1:
+            self._wrong(f"the copy {record.request_id} was sent {record.attempts} times")
+        if record.request_id in self.charges.made:
+            self._wrong(f"the copy {record.request_id} was charged")
+        self.invariants.ended(record.request_id)
 
     def settled(self) -> None:
         """All calls have ended: both sides say the same of each."""

@@ -19,7 +19,7 @@ from loadtest.lab.dst.case import (
     SidecarAct,
     SidecarSpec,
 )
-from loadtest.lab.dst.policy import Traits
+from loadtest.lab.dst.policy import ROUTE, Traits
 from loadtest.simulate.run_records import Fault
 
 MODELS = ("sim", "m1", "m2")
@@ -44,7 +44,8 @@ def case(seed: int) -> Case:
         return int(at / GRID) * GRID if aligned else at
 
     cancels = rng.random() < 0.8
-    traits = Traits(rng, len(extra), cancels=cancels, sidecars=bool(sidecars))
+    routed = random.Random(f"route {seed}").random() < 0.3  # noqa: S311 # of its own
+    traits = Traits(rng, len(extra), cancels=cancels, sidecars=bool(sidecars), models=MODELS if routed else ())
     if rng.random() < 0.2:
         calls = _flood(rng, aligned)
     else:
@@ -52,6 +53,8 @@ def case(seed: int) -> Case:
         calls += [echo for call in calls if call.kind != "chat" for echo in _echoes(rng, call)]
     if seed % 3 == 1:
         calls = _through_proxies(seed, calls)
+    if routed:
+        calls = _by_route(seed, calls)
     others: list[Event] = [a_fault(rng, when(), len(fixed)) for _ in range(rng.choice((0, 1, 2, 4)) if fixed else 0)]
     for _ in range(rng.choice((0, 0, 1, 2, 4))):
         bad = bool(fixed) and rng.random() < 0.1
@@ -142,6 +145,13 @@ def _through_proxies(seed: int, calls: list[Call]) -> list[Call]:
         msgspec.structs.replace(call, proxied=rng.choice(PROXIED), upload=0.0) if rng.random() < share else call
         for call in calls
     ]
+
+
+def _by_route(seed: int, calls: list[Call]) -> list[Call]:
+    """Half of them, or all, are for the model route."""
+    rng = random.Random(f"by route {seed}")  # noqa: S311 # of its own
+    share = rng.choice((0.5, 1.0))
+    return [msgspec.structs.replace(call, model=ROUTE) if rng.random() < share else call for call in calls]
 
 
 def _flood(rng: random.Random, aligned: bool) -> list[Call]:

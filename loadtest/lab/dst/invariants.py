@@ -21,6 +21,7 @@ from gateway.core.engines.origin import engine_id
 from gateway.core.policy.policy import Policy
 from gateway.core.request.call import Call
 from gateway.core.request.outcome import Outcome, Refused
+from gateway.core.request.tenants import MIRROR
 from gateway.serve.assembly import Gateway
 from loadtest.lab.dst.batches import Batches
 from loadtest.lab.dst.books import Retries
@@ -101,6 +102,9 @@ class Invariants:
                 self._wrong(f"call {call.request_id} does not wait for an engine that is gone for {lasts:.3f} s")
 
     def pushing(self, queues: Queues, ticket: Ticket, *, front: bool) -> None:
+        """No copy of a call waits: it would be in somebody's way."""
+        if ticket.call.tenant == MIRROR:
+            self._wrong(f"the copy {ticket.call.request_id} waits for {ticket.call.model}")
         self._fairness_of(ticket.call.model, queues).pushing(ticket, front=front)
 
     def popping(self, model: str, queues: Queues, now: float, paused: Container[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -13,17 +14,22 @@ from loadtest.lab.dst.parts import scheduling_of
 # A limit that binds nobody and drains nothing: what it holds was settled.
 DAYS = {"rate": "1/day", "burst": 100_000_000}
 MODES = ("tight", "brownout", "closed")
+ROUTE = "route"  # the model route's name
 
 
 class Traits:
     """Draws one case's policies. They share what a check at the end of a simulation needs."""
 
-    def __init__(self, rng: random.Random, extra: int, *, sidecars: bool, cancels: bool) -> None:
+    def __init__(
+        self, rng: random.Random, extra: int, *, sidecars: bool, cancels: bool, models: Sequence[str] = ()
+    ) -> None:
+        """`models`: those that a model route may have; empty: the policies have no route."""
         self._rng = rng
         self._extra = extra
         self._sidecars = sidecars
         self._cancels = cancels
         self._retries = rng.choice((False, True, True))
+        self._models = models
 
     def policy(self, *, twice: bool = False) -> str:
         """A policy in YAML (as JSON, which is YAML). `twice`: it names an engine of the command line's."""
@@ -68,8 +74,23 @@ class Traits:
             tree["modes"] = self._modes()
         tree["batching"] = {kind: self._merge() for kind in ("embeddings", "rerank") if rng.random() < 0.5}
         tree["routing"]["hold_unserved"] = rng.choice(("0s", "1s", "60s"))
+        if self._models:
+            headroom = tree["classes"].get("batch", {}).get("headroom", "0%")
+            tree["models"] = {ROUTE: self._route(mirrored=headroom != "0%")}
         tree["lengths"] = rng.choice(("by_model", "learned"))
         return msgspec.json.encode(tree).decode()
+
+    def _route(self, *, mirrored: bool) -> dict[str, Any]:
+        """A route over some models, with a mirror where a class has headroom for that."""
+        rng = self._beside(ROUTE)
+        models = rng.sample(self._models, len(self._models))
+        members: list[dict[str, Any]] = [{"model": model} for model in models[: rng.choice((1, 1, 2))]]
+        if len(members) > 1:
+            members[1] |= {"weight": rng.choice((0.5, 1)), "until": rng.choice((None, {"errors": "2%"}))}
+        route = {"members": members, "fallback": models[len(members) : rng.choice((2, 3))]}
+        if mirrored and len(members) < len(models):
+            route["mirror"] = {"model": models[-1], "share": "50%"}
+        return route
 
     def _fleet(self, engines: list[dict[str, Any]]) -> dict[str, Any]:
         """Engines that are rarely asked: these give no second chance to a wake-up that was lost."""
