@@ -49,7 +49,7 @@ lint: $(STAMP)
 
 # One for each core: what waits is among the slow ones. Nothing is run again: a test that fails at times is no test.
 WORKERS ?= $(shell nproc)
-ON_EVERY_CORE := $(PYTEST) -n $(WORKERS)
+ON_EVERY_CORE = $(PYTEST) -n $(WORKERS)
 
 fast: $(STAMP)
 	$(ON_EVERY_CORE) --hypothesis-profile=quick -m 'not slow and not vllm'
@@ -57,7 +57,8 @@ fast: $(STAMP)
 # Each test once, with all of hypothesis' examples: `coverage` has the fast ones of the cores, `rest` the other fast ones.
 test: lint coverage rest slow ## everything a machine without a GPU can prove
 
-# A file's tests share servers, so one worker has them all.
+# A file's tests share servers, so one worker has them all. Half of their time they wait: three workers for two cores.
+slow: WORKERS := $(shell echo $$(($$(nproc) * 3 / 2)))
 slow: $(STAMP)
 	$(ON_EVERY_CORE) --dist loadfile -m 'slow and not vllm and not ray and not console and not clients'
 
