@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Literal
 
 import pytest
 from msgspec import structs
 
 from gateway.core.policy.policy import Policy, Routing
+from gateway.core.policy.providers import MoneyBudget, Prices, Provider
 from gateway.core.policy.traffic import TrafficClass
 from gateway.core.request.call import Call
 from gateway.core.request.outcome import Outcome, Refused
@@ -70,6 +72,35 @@ def test_a_call_whose_engine_goes_while_it_waits_goes_to_the_first_model_that_ca
         await running
 
     run(scenario, structs.replace(POLICY, routing=Routing(hold_unserved=0.0)))
+
+
+@pytest.mark.parametrize(
+    ("spill", "tenants", "model"),
+    [
+        ("late", ("t",), "n"),
+        ("late", ("acme",), "o"),
+        ("errors", ("t",), "o"),
+        ("never", ("t",), "o"),
+    ],
+)
+def test_a_call_that_waited_in_vain_leaves_the_house_only_by_the_providers_rules(
+    spill: Literal["late", "errors", "never"], tenants: tuple[str, ...], model: str
+) -> None:
+    cloud = Provider(
+        url="https://api.example.com/v1", key_file="k", models={"n": "small"}, prices=Prices(prompt=1, completion=2),
+        budget=MoneyBudget(day=100), tenants=tenants, classes=("interactive",), spill=spill,
+    )  # fmt: skip
+
+    async def scenario(world: World) -> None:
+        world.engine(1).provider = "cloud"
+        world.dispatch.control.money.restore((), 0.0, kept=True)
+        world.dispatch.control.money.ahead = False
+        world.engine(0).down()
+        call = routed(world)
+        call.leaves = True
+        assert await model_of(world, call) == model
+
+    run(scenario, structs.replace(POLICY, providers={"cloud": cloud}))
 
 
 def test_a_call_that_waits_with_another_model_leaves_nothing_behind() -> None:

@@ -25,7 +25,7 @@ ROWS: dict[str, Callable[[Setting], list[Row]]] = {
     "10": fleet.row10,
     "13": fleet.row13,
     "16": fleet.row16,
-    "21": outside.outside,
+    "money": outside.outside,
     "prefill": prefill.row_prefill,
 }
 HELP = """\
@@ -44,7 +44,8 @@ rows:
   10  prefix-cache hits of conversations, over those of one big engine
   13  an engine that is killed, and one that hangs
   16  how fast all this is simulated
-  21  money of a provider for calls that would be late, beside the least that would do
+  money    calls for a provider, as they would be late: in time; leave the house; money an hour, beside the least
+           that would do
   prefill  prompts read on another engine: all mixed, all split, and decided per call, of four A100s: calls in time;
            first token (mean, p99); between tokens (p99); per token (p99)
 

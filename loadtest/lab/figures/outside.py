@@ -71,7 +71,7 @@ def _row(setting: Setting, name: str, factor: float, made: Measured, able: float
     ratio = spent / least if least else float("inf") if spent else 1.0
     small = factor < 1.0
     return Row(
-        name="21",
+        name="money",
         what=f"interactive at {factor:g}x, spill by {name}: in time; leave the house; money an hour",
         value=f"{len(good) / max(1, len(firsts)):.2%}; {share:.2%}; {3600 * spent / MICRO / setting.measured:.2f}",
         baseline=f"least money {3600 * least / MICRO / setting.measured:.2f}: {ratio:.2f} times that",
