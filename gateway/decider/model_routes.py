@@ -120,7 +120,9 @@ class ModelRoutes:
     def other(self, call: Call, now: float, how: str = "late") -> str | None:
         """Return another of the route's models that can serve the call in time; None: there is none. `how`: why the
         call leaves its model, as counted in `resolved`."""
-        control, own = self._control, call.model
+        control, own, class_name = self._control, call.model, call.class_name
+        if class_name not in control.rules.policy.classes:
+            call.class_name = "default"  # as it will be where it waits: a reload has done away with its class
         try:
             for other in call.others:
                 call.model = control.model_of(other)
@@ -130,7 +132,7 @@ class ModelRoutes:
                 if prospect_of(control, call, now, self._rng).in_time:
                     return other
         finally:
-            call.model = own
+            call.model, call.class_name = own, class_name
         return None
 
     def give(self, call: Call, other: str, now: float, how: str = "late") -> None:

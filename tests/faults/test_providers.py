@@ -6,8 +6,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, closing
-from email.utils import formatdate
-from time import time
+from email.utils import formatdate, parsedate_to_datetime
 from typing import Any
 
 import pytest
@@ -252,10 +251,14 @@ def test_a_reload_ends_a_provider(over: Callable[..., None]) -> None:
     over(body)
 
 
+# Two minutes after the moment that scripted engines have on every answer.
+LATER = formatdate(parsedate_to_datetime(scripted.NOW.decode()).timestamp() + 120, usegmt=True)
+
+
 # -- what a provider may do -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("after", ["120", formatdate(time() + 120, usegmt=True)])
+@pytest.mark.parametrize("after", ["120", LATER])
 @pytest.mark.parametrize("status", [429, 503])
 def test_retry_after_is_obeyed(over: Callable[..., None], status: int, after: str) -> None:
     async def body(gateway: Gateway, engine: ScriptedEngine, provider: ScriptedEngine) -> None:

@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
 
 # Only older versions have these.
 GONE = {
+    "calculate-kv-scales",
     "disable-log-requests",
     "enable-reasoning",
     "guided-decoding-backend",

@@ -104,12 +104,14 @@ class World:
         return course.wrong
 
     async def _quiet(self) -> None:
-        """Ask a little longer for what calls wanted; then no longer."""
-        course = self.course
+        """Wait a little longer for models that calls wanted, and for copies of calls, which no client waits for."""
+        course, gateway = self.course, self.gateway
         end = course.loop.time() + QUIET
         course.reopen()
         await asyncio.sleep(0.001)
-        while not course.wrong and self.gateway.waking.models and course.loop.time() < end:  # noqa: ASYNC110 # it has no event
+        while not course.wrong and course.loop.time() < end:
+            if not (gateway.waking.models or gateway.pipeline.tasks):
+                break
             await asyncio.sleep(1.0)
 
     def _at_rest(self) -> None:
