@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
@@ -38,7 +37,7 @@ from tests.simulation.mutants import (
 )
 
 SEEDS = 1000
-WITHIN = 300.0  # seconds for all of them, on two cores
+WITHIN = 900.0  # seconds until something hangs: it takes 100 on two quiet cores, and neighbours take their part
 SEVERAL = 2
 FEW = range(60)  # seeds that find each planted bug several times
 MORE = range(240)  # for those that need more: an idle engine predicted as too slow, a class with headroom
@@ -62,12 +61,11 @@ FOUND = {
 @pytest.mark.slow
 @pytest.mark.timeout(WITHIN)
 def test_everything_holds_for_a_thousand_seeds() -> None:
-    began, failed = time.monotonic(), []
+    failed = []
     for _, more in explore(range(SEEDS), os.cpu_count() or 1, failures):
         failed += more
     commands = [f"python -m loadtest.lab.dst --seed {each.seed}  # {each.wrong}" for each in failed]
     assert not failed, "\n".join(commands)
-    assert time.monotonic() - began < WITHIN
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ FEW = range(4)
 MENDED = (698, 1001, 1073, 1182, 1763, 1809, 5051, 6882, 8695, 9557, 12251, 17207, 18887, 20229, 20366)
 DOZENS = range(60)
 STORES = range(STORES_FROM, STORES_FROM + 60)
-WITHIN = 300.0  # seconds, on two cores
+WITHIN = 900.0  # seconds until something hangs
 FOUND: dict[str, tuple[Mutant, int | Sequence[int]]] = {  # and in how many seeds, for some room, or in which
     "settled twice": (planted.SETTLED_TWICE, 20),
     "opened anew": (planted.OPENED_ANEW, 80),
