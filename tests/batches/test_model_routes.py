@@ -12,7 +12,7 @@ import pytest
 
 from loadtest.processes import Gateway, until
 from tests.batches.test_batches import begun, line, lines_of, over, uploaded
-from tests.e2e.children import SimEngine
+from tests.e2e.children import SimEngine, gateway
 
 pytestmark = pytest.mark.slow  # it starts processes
 
@@ -30,13 +30,9 @@ models:
 @pytest.fixture(scope="module", params=[(), ("--workers", "2")], ids=["one process", "relays"])
 def routed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     folder = tmp_path_factory.mktemp("routes")
-    (folder / "policy.yaml").write_text(POLICY)
     engine = SimEngine(folder / "engine.log", "--model", "sim", "--model", "other", "--speed", "20")
-    with engine.child:
-        flags = ("--engine", engine.url, "--policy", str(folder / "policy.yaml"), *request.param)
-        with Gateway(folder / "log", *flags) as running:
-            yield running
-            assert "Traceback" not in running.child.output()
+    with engine.child, gateway(folder, engine, POLICY, *request.param) as running:
+        yield running
 
 
 @pytest.fixture
@@ -45,8 +41,8 @@ def client(routed: Gateway) -> Iterator[openai.OpenAI]:
         yield ready
 
 
-def calls(gateway: Gateway, asked_model: str) -> list[dict[str, Any]]:
-    written = Path(gateway.child.log).read_text().splitlines()
+def calls(of: Gateway, asked_model: str) -> list[dict[str, Any]]:
+    written = Path(of.child.log).read_text().splitlines()
     lines = [json.loads(each) for each in written if each.startswith("{")]  # the others are what a start prints
     return [each for each in lines if each.get("event") == "call" and each.get("asked_model") == asked_model]
 

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from loadtest.processes import Gateway
-from tests.e2e.children import SimEngine
+from tests.e2e.children import SimEngine, gateway
 
 pytestmark = pytest.mark.slow  # it starts processes
 
@@ -26,13 +26,9 @@ batching: {embeddings: {window: 20ms}}
 @pytest.fixture(scope="module")
 def routed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     folder = tmp_path_factory.mktemp("routes")
-    (folder / "policy.yaml").write_text(POLICY)
     engine = SimEngine(folder / "engine.log", "--model", "sim", "--model", "other")
-    with engine.child:
-        flags = ("--engine", engine.url, "--policy", str(folder / "policy.yaml"))
-        with Gateway(folder / "log", *flags) as running:
-            yield running
-            assert "Traceback" not in running.child.output()
+    with engine.child, gateway(folder, engine, POLICY) as running:
+        yield running
 
 
 @pytest.fixture
