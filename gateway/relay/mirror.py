@@ -74,7 +74,7 @@ class Mirrors:
 
 
 class MirrorCopy:
-    """One copy, which reads of its answer only why it ended."""
+    """Copy of a call; of the answer, the finish reason alone is read."""
 
     def __init__(self, mirrors: Mirrors, call: Call, content_type: bytes, body: bytes, account: Account) -> None:
         self.live: ActiveCall | None = None

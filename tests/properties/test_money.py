@@ -111,7 +111,7 @@ class Money(RuleBasedStateMachine):
 
     @invariant()
     def no_money_is_forgotten(self) -> None:
-        """What the book has as spent and reserved is no less than what the provider may take in the window."""
+        """The book has as much spent and reserved as the provider may take in the window, or more."""
         for _, tenant, purse in self.book.purses():
             start, end = bounds(purse.window.span, self.now + NOON - NOW)
             known = purse.window.used(self.now) + purse.window.reserved

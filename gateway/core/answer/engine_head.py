@@ -11,7 +11,7 @@ SHOWN = 60  # characters of a content type
 
 
 def wrong_body(call: Call, headers: Mapping[bytes, bytes], length: int | None) -> str:
-    """What is wrong with the body of a good answer, judged by its head; empty: nothing.
+    """Fault of the body of a good answer, judged by its head; empty: none.
 
     A stream is `text/event-stream`. Any other answer is JSON, or bytes that the caller asked for: a page or plain text
     is of something else that answers in the engine's place. Transcripts may be plain text. An answer that does not tell

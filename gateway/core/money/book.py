@@ -27,7 +27,7 @@ def _unheard() -> None:
 
 
 class Spent(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """One window to keep. With a `model`, `micro` and `tokens` are those used. Without, `micro` is the mark of a
+    """Window of money to keep. With a `model`, `micro` and `tokens` are those used. Without, `micro` is the mark of a
     budget: the provider's, or the tenant's share of it. `start`: Unix time."""
 
     provider: str

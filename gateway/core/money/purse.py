@@ -15,7 +15,7 @@ NO_WINDOW = -(2**62)
 
 
 class Purse:
-    """One window of money, in micro-units. `window.amount` is its budget. `mark`: the amount that is kept as spent in
+    """Budget of one window, in micro-units. `window.amount` is its budget. `mark`: the amount that is kept as spent in
     the window that begins at `marked`, Unix time."""
 
     def __init__(self, name: str, span: Span, calendar: Calendar) -> None:

@@ -297,7 +297,7 @@ class DispatchLaws:
         self._prompts[call.request_id] = hold
 
     def prefilled(self, call: Call, hold: Hold) -> None:
-        """It is held no longer."""
+        """Note that the prompt is held no longer."""
         self._tell(f"prompt of {call.request_id} is given back on {hold.engine.id}")
 
     def _ignored(self, *_: object, **__: object) -> None:

@@ -39,7 +39,7 @@ providers:
 
 
 def book(budget: str = "{day: 1}", *, ahead: bool = False) -> MoneyBook:
-    """Its monotonic clock began 1000 s before NOON."""
+    """Book whose monotonic clock began 1000 s before NOON."""
     return MoneyBook(policy(budget), Calendar(NOON - NOW), ahead=ahead)
 
 
