@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import httpx
@@ -79,14 +80,13 @@ def test_one_machine_in_one_command(machine: Path, ends: signal.Signals) -> None
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["SIGKILL", "SIGTERM"])
 def test_a_sidecar_that_ends_is_started_again_and_what_it_ran_goes_on(machine: Path, how: signal.Signals) -> None:
-    def ask(model: str) -> None:
+    def ask(model: str) -> httpx.Response:
         call = {"model": model, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
-        answer = httpx.post(f"{url}/v1/chat/completions", json=call, timeout=30.0)
-        assert answer.status_code == 200, answer.text
+        return httpx.post(f"{url}/v1/chat/completions", json=call, timeout=30.0)
 
     with serve(machine) as gateway:
         url = gateway.line(r"data port (\S+)", 30.0)
-        ask("qwen-7b")
+        assert ask("qwen-7b").status_code == 200
         engines = set(of(machine)) - {gateway.pid}
         (sidecar,) = [pid for pid in engines if b"sidecar.cli" in Path(f"/proc/{pid}/cmdline").read_bytes()]
         os.kill(sidecar, how)
@@ -94,9 +94,14 @@ def test_a_sidecar_that_ends_is_started_again_and_what_it_ran_goes_on(machine: P
         assert gateway.line(r"sidecar.yaml (has ended .*); it is", 20.0) == f"has ended with exit status {status}"
         gateway.line(r"(sidecar.yaml runs again)", 20.0)
         if how == signal.SIGKILL:
-            ask("qwen-7b")
+            assert ask("qwen-7b").status_code == 200
             assert engines - {sidecar} <= set(of(machine)), "its engine was taken over"
-        ask("llama-3-8b")  # for which another one is started
+        # For which another one is started. Until the new process has reported, callers are told to try again.
+        answers = [ask("llama-3-8b")]
+        while answers[-1].status_code == 503 and len(answers) < 5:
+            time.sleep(float(answers[-1].headers["retry-after"]))
+            answers.append(ask("llama-3-8b"))
+        assert answers[-1].status_code == 200, [answer.text for answer in answers]
         os.kill(gateway.pid, signal.SIGTERM)
         assert until(lambda: not gateway.alive, 30.0) is not None, gateway.output()
         assert until(lambda: of(machine) == [], 30.0) is not None, of(machine)

@@ -160,6 +160,7 @@ def request_headers(
     path: str = "/v1/chat/completions",
     configured: bool = True,
     headers: Sequence[tuple[str, str]] = (),
+    request_id: str = "a-request",
 ) -> Message:
     message = ProcessingRequest()
     fields = [
@@ -168,7 +169,7 @@ def request_headers(
         (":scheme", "http"),
         (":authority", "models.example"),
         ("content-type", "application/json"),
-        ("x-request-id", "a-request"),
+        ("x-request-id", request_id),
         *headers,
     ]
     for name, value in fields:

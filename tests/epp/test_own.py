@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -66,16 +67,16 @@ def gateway_of(site: Site) -> Gateway:
     return site.gateway
 
 
-def records(site: Site) -> list[dict[str, Any]]:
-    lines = gateway_of(site).child.output().splitlines()
-    return [json.loads(line) for line in lines if '"event":"call"' in line]
+def recorded(site: Site, request_id: str) -> dict[str, Any]:
+    """The record of one call, once that has ended: other tests' calls may still be recorded meanwhile."""
 
+    def records() -> list[dict[str, Any]]:
+        lines = gateway_of(site).child.output().splitlines()
+        return [json.loads(line) for line in lines if '"event":"call"' in line and f'"{request_id}"' in line]
 
-def last(site: Site, calls: int) -> dict[str, Any]:
-    """The newest call's record, once so many have ended."""
-    assert until(lambda: len(records(site)) >= calls, 10.0) is not None, records(site)
+    assert until(lambda: len(records()) == 1, 10.0) is not None, records()
     assert until(gateway_of(site).idle, 10.0) is not None
-    return records(site)[-1]
+    return records()[0]
 
 
 def usage_event(prompt: int, completion: int) -> bytes:
@@ -84,25 +85,25 @@ def usage_event(prompt: int, completion: int) -> bytes:
 
 
 def test_a_whole_answer_is_settled_by_its_usage(own: Site) -> None:
-    before = len(records(own))
+    request_id = uuid.uuid4().hex
     with own.channel() as channel, Stream(channel) as stream:
-        assert stream.request(chat(own)).endpoints == own.endpoints
+        assert stream.request(chat(own), request_id=request_id).endpoints == own.endpoints
         stream.response(200, [whole(4)])
-    record = last(own, before + 1)
+    record = recorded(own, request_id)
     assert record["outcome"] == "ok"
     assert (record["prompt_tokens"], record["completion_tokens"], record["engine"]) == (5, 4, "gpu")
 
 
 def test_usage_that_the_client_did_not_ask_for_is_read_and_left_out(own: Site) -> None:
-    before = len(records(own))
+    request_id = uuid.uuid4().hex
     event = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
     with own.channel() as channel, Stream(channel) as stream:
-        decision = stream.request(chat(own, stream=True))
+        decision = stream.request(chat(own, stream=True), request_id=request_id)
         assert json.loads(decision.body)["stream_options"]["include_usage"] is True
         chunks = [event, usage_event(7, 3), b"data: [DONE]\n\n"]
         passed = stream.response(200, chunks, content_type="text/event-stream")
         assert b"".join(passed) == event + b"data: [DONE]\n\n"
-    record = last(own, before + 1)
+    record = recorded(own, request_id)
     assert record["outcome"] == "ok"
     assert (record["prompt_tokens"], record["completion_tokens"]) == (7, 3)
 
@@ -169,12 +170,12 @@ def test_a_proxy_that_does_not_pass_whole_bodies_is_told_its_setting(own: Site, 
     ],
 )
 def test_an_engines_failure_is_recorded(own: Site, details: str, status: int, outcome: str) -> None:
-    before = len(records(own))
+    request_id = uuid.uuid4().hex
     with own.channel() as channel, Stream(channel) as stream:
-        assert stream.request(chat(own)).destination
+        assert stream.request(chat(own), request_id=request_id).destination
         stream.send(answer_headers(status, details=details, ended=True))
         stream.receive()
-    assert last(own, before + 1)["outcome"] == outcome
+    assert recorded(own, request_id)["outcome"] == outcome
 
 
 @pytest.mark.parametrize(
@@ -187,20 +188,20 @@ def test_an_engines_failure_is_recorded(own: Site, details: str, status: int, ou
     ids=["before the answer", "in a stream", "a stream without its end"],
 )
 def test_an_answer_that_ends_early_is_recorded(own: Site, sent: list[Any], outcome: str) -> None:
-    before = len(records(own))
+    request_id = uuid.uuid4().hex
     with own.channel() as channel, Stream(channel) as stream:
-        assert stream.request(chat(own, stream=True)).destination
+        assert stream.request(chat(own, stream=True), request_id=request_id).destination
         stream.send(*sent)
         for _ in sent:
             stream.receive()
-    assert last(own, before + 1)["outcome"] == outcome
+    assert recorded(own, request_id)["outcome"] == outcome
 
 
 @pytest.mark.parametrize("status", ["", "2OO", "-20", "20000000000000000000"])
 def test_an_answer_without_a_status_ends_the_stream(own: Site, status: str) -> None:
-    before = len(records(own))
+    request_id = uuid.uuid4().hex
     with own.channel() as channel, Stream(channel) as stream:
-        assert stream.request(chat(own)).destination
+        assert stream.request(chat(own), request_id=request_id).destination
         head = answer_headers(200)
         for each in head.response_headers.headers.headers:
             if each.key == ":status":
@@ -209,7 +210,7 @@ def test_an_answer_without_a_status_ends_the_stream(own: Site, status: str) -> N
         with pytest.raises(grpc.RpcError) as ended:
             stream.receive()
         assert ended.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert last(own, before + 1)["outcome"] == "client_gone"
+    assert recorded(own, request_id)["outcome"] == "client_gone"
 
 
 @pytest.mark.parametrize("over", [0, 1])
