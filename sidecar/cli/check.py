@@ -24,14 +24,16 @@ from sidecar.core.config import (
     warnings,
 )
 from sidecar.core.profile import Profile
+from sidecar.relay.relay import certificate_of
+from sidecar.residency.state_file import not_plain
 from sidecar.serve.time_zone import zone_faults
 
 DESCRIPTION = "Find the mistakes in sidecar files."
 EXAMPLES = """\
 Prints `FILE: ok`, or every mistake: FILE:LINE:COLUMN: field: what was found, what was expected, and the line. Exit
-status 2 if there is any. What is unwise is a warning, a token that would cross a network in the clear among it. Token
-files and the ca_file are read too; --no-files leaves them out. Nothing is started, no GPU is looked at, and whether the
-installed vLLM knows a flag is not asked.
+status 2 if there is any. What is unwise is a warning, a token that would cross a network in the clear among it. Tokens,
+certificates and the place of the state file are looked at too; --no-files leaves them out. Nothing is started, no GPU
+is looked at, and whether the installed vLLM knows a flag is not asked.
 
 examples:
   sidecar check sidecar.yaml
@@ -104,13 +106,23 @@ def _unwise(name: str, line: str, root: Value) -> Shown:
 
 
 def _named(config: SidecarConfig, path: Path) -> Iterator[Fault]:
-    """The files that it names, as `sidecar serve` would find them."""
+    """Judge the files that the config at `path` names, as `sidecar serve` would find them."""
     for read, expected in ((tokens_of, "the file of a token"), (ca_of, "a file of certificates")):
         try:
             read(config, path)
         except Mistake as error:
             field, _, found = str(error).partition(" ")
             yield Fault((field,), found, expected)
+    if config.relay is not None and (certificate := certificate_of(config.relay, path.parent)) is not None:
+        try:
+            certificate.context(Path.read_bytes)
+        except (OSError, ValueError) as error:
+            field = "key_file" if config.relay.key_file and str(certificate.key) in str(error) else "certificate_file"
+            found = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
+            yield Fault(("relay", field), found, "a certificate and its private key, in PEM")
+    state = path.parent / config.state_file
+    if not_plain(state):
+        yield Fault(("state_file",), f"{state}, which is no plain file", "a file of this sidecar's own")
 
 
 def _models(config: SidecarConfig, path: Path) -> Iterator[Fault]:

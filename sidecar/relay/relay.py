@@ -58,6 +58,13 @@ class RelayedEngine(msgspec.Struct, frozen=True):
     awake: bool
 
 
+def certificate_of(settings: RelaySettings, folder: Path) -> Certificate | None:
+    """Certificate that the relay of a file in `folder` shows; None: it speaks plain HTTP."""
+    if settings.certificate_file is None:
+        return None
+    return Certificate(folder / settings.certificate_file, folder / settings.key_file if settings.key_file else None)
+
+
 class Relay:
     """`token`: the order token. `engine` finds the engine of a profile, None where there is none. `ensure` has a model
     made ready and reports it, `log` gives the last lines of its engine; None where there is no such profile. `leaving`:
@@ -89,9 +96,7 @@ class Relay:
         """Listen; the settings with the port that was bound. `folder`: of the sidecar's file. A certificate that
         changes is used from then on. Raises OSError, and ValueError for a certificate that is none."""
         context = None
-        if settings.certificate_file is not None:
-            key = None if settings.key_file is None else folder / settings.key_file
-            certificate = Certificate(folder / settings.certificate_file, key)
+        if (certificate := certificate_of(settings, folder)) is not None:
             watched = WatchedFile(certificate.chain, certificate.context, self._say, name="relay's certificate")
             context = watched.first()
             watched.start(self._server.go_by)

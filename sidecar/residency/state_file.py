@@ -156,7 +156,7 @@ class StateFile:
     def lock(self) -> None:
         """Keep every other sidecar from this file until `close`, or the end of this process. Raises Locked, also where
         the path is no plain file: a save would replace a device that all of the machine use."""
-        if self.path.exists() and not self.path.is_file():
+        if not_plain(self.path):
             raise Locked(f"{self.path} is no plain file: give this sidecar a state_file of its own")
         path = Path(f"{self.path}.lock")
         try:
@@ -248,6 +248,11 @@ class StateFile:
         elif self.error and not error:
             self._say(f"the state file {self.path} is written again")
         self.error = error
+
+
+def not_plain(path: Path) -> bool:
+    """Whether a folder, device or pipe stands where a state file should be."""
+    return path.exists() and not path.is_file()
 
 
 def replace(path: Path, data: bytes) -> None:

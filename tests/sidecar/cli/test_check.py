@@ -102,6 +102,32 @@ def test_the_files_that_it_names_are_read_too_in_the_same_pass(ran: Ran, tmp_pat
     assert (status, out, err) == (2, f"::error file={file},line=1,col=1::token_file: {found}\n", "")
 
 
+def test_what_serve_would_refuse_of_certificates_and_the_state_file_is_a_mistake(ran: Ran, tmp_path: Path) -> None:
+    file = tmp_path / "sidecar.yaml"
+    text = "token_file: t\nrelay: {listen: 127.0.0.1:8003, certificate_file: a.pem%s}\nmodels: {m: {model_path: /m}}\n"
+    (tmp_path / "t").write_text("0123456789abcdef\n")
+    (tmp_path / "t").chmod(0o600)
+    certificate(tmp_path, "a")
+    certificate(tmp_path, "b")
+
+    def mistakes(keys: str = ", key_file: a.key", more: str = "") -> list[tuple[str, bool]]:
+        file.write_text(text % keys + more)
+        _, out, _ = ran("check", "--format", "json", str(file))
+        found = [(each["field"], each["message"]) for each in json.loads(out) if each["severity"] == "error"]
+        return [(field, str(tmp_path) in message) for field, message in found]
+
+    assert mistakes() == []
+    assert mistakes(", key_file: absent.key") == [("relay.key_file", True)]
+    assert mistakes(", key_file: b.key") == [("relay.key_file", True)], "the key of another certificate"
+    assert mistakes("") == [("relay.certificate_file", True)], "no key in it"
+    (tmp_path / "a.key").chmod(0o666)
+    assert mistakes() == [("relay.key_file", True)], "a key that everybody may write"
+    (tmp_path / "a.key").chmod(0o600)
+    (tmp_path / "states").mkdir()
+    assert mistakes(more="state_file: states\n") == [("state_file", True)]
+    assert ran("check", "--no-files", str(file))[0] == 0
+
+
 def test_what_is_unwise_is_a_warning(ran: Ran, tmp_path: Path) -> None:
     file = tmp_path / "sidecar.yaml"
     file.write_text("engine_addresses: 8100-8199\nmodels: {a: {model_path: /m, sleep: null}}\n")
