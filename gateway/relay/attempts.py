@@ -46,6 +46,12 @@ CAUSES = {"connect": "connect", "timeout": "timeout"} | dict.fromkeys(
 # Statuses of a provider that say nothing of the call: its key, its money, its model, its limits. Its 429 is no 429 of
 # the caller's: it counts as a 503.
 REFUSED_OUTSIDE = {429: "503"} | {status: str(status) for status in (*MISPLACED, 402, 403, 404, 408)}
+# Failures to connect, by the decider's reasons, in words that tell a caller no address.
+UNREACHABLE = {
+    "tls_expired": "its TLS certificate has expired",
+    "tls_name": "its TLS certificate is for another name",
+    "tls_untrusted": "its TLS certificate is not trusted",
+}
 EARLY = 0.005  # seconds that a time-out may come before its time: loops count milliseconds, and timers have slack
 
 
@@ -75,7 +81,7 @@ class Attempts:
                     reply = await hedged(grant, send, after)
                     record.engine = grant.engine.id
             except EngineError as error:
-                kind, message = self._unanswered(call, grant, error)
+                kind, message, told = self._unanswered(call, grant, error)
             else:
                 if params and reply.status >= 400 and reply.status not in RETRIED:
                     reply.close()
@@ -84,6 +90,7 @@ class Attempts:
                 kind, message = _heard(grant, reply)
                 if not message:
                     return reply
+                told = message
                 call.sent_at = None
                 again = retry_after(reply.headers)
             self._trace(call, grant, kind)
@@ -96,20 +103,22 @@ class Attempts:
             if pause is None:
                 if self._over(call):
                     raise refusals.no_first_byte()
-                raise failure(grant.engine, message, "it cannot be reached" if kind == "connect" else message, again)
+                raise failure(grant.engine, message, told, again)
             failed.add(grant.engine.id)
             if pause:
                 await asyncio.sleep(pause)
             params = self._unfetched(grant, record, params)
             await _move(grant, frozenset(failed), call, headers, record)
 
-    def _unanswered(self, call: Call, grant: Grant, error: EngineError) -> tuple[str, str]:
-        """Report an attempt without an answer. Return its kind, by the policy's names, and what happened."""
+    def _unanswered(self, call: Call, grant: Grant, error: EngineError) -> tuple[str, str, str]:
+        """Report an attempt without an answer. Return its kind, by the policy's names, what happened, and what
+        to tell the caller."""
         kind, over = CAUSES[error.kind], self._over(call)
         if kind != "timeout" or not over:  # else it was at work
             call.sent_at = None
         grant.failed(kind, str(error), error.reason, over=over)
-        return kind, str(error)
+        told = UNREACHABLE.get(error.reason, "it cannot be reached") if kind == "connect" else str(error)
+        return kind, str(error), told
 
     def _unfetched(self, grant: Grant, record: Record, params: bytes) -> bytes:
         """The call's own engine did not answer with a prompt that was read elsewhere: it reads the prompt itself, or

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -546,9 +546,12 @@ def client_settings(policy: Policy, id: str = "") -> ClientSettings:
     if not id.startswith(PROVIDER):
         return ClientSettings(stall_timeout=policy.timeouts.stall)
     provider = policy.providers.get(id.removeprefix(PROVIDER))
-    public_only = provider is None or not provider.allow_private
+    if provider is None or not provider.allow_private:
+        network: Literal["any", "public", "private"] = "public"
+    else:  # a key that goes out in the clear stays in the house
+        network = "any" if provider.url.startswith("https:") else "private"
     return ClientSettings(
-        stall_timeout=policy.timeouts.stall, connect_timeout=PROVIDER_CONNECTS_WITHIN, public_only=public_only
+        stall_timeout=policy.timeouts.stall, connect_timeout=PROVIDER_CONNECTS_WITHIN, network=network
     )
 
 

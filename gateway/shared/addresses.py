@@ -39,6 +39,15 @@ def is_private(host: str) -> bool:
     return not address.is_global or address.is_multicast or (inner is not None and is_private(str(inner)))
 
 
+def is_public(host: str) -> bool:
+    """Whether the host is an address that is reached over the internet, and no name."""
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return not is_private(host)
+
+
 def _inner(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
     """The IPv4 address that an IPv6 address leads to: mapped, of 6to4, or of NAT64 (RFC 6052)."""
     if isinstance(address, ipaddress.IPv4Address):

@@ -19,7 +19,7 @@ from gateway.core.engines.origin import Origin, parse_origin
 from gateway.native.loan import Loan
 from gateway.shared.addresses import is_private
 from gateway.upstream.connection import ClientSettings, EngineConnection, EngineError, Kind
-from gateway.upstream.failures import PrivateAddress, reason_of
+from gateway.upstream.failures import ForbiddenAddress, reason_of
 from gateway.upstream.names import Names
 from gateway.upstream.trust import Trust
 
@@ -128,9 +128,7 @@ class Client:
                 resolving = True
                 addresses = await self._names.addresses(origin.host)
                 resolving = False
-                if self.settings.public_only:
-                    addresses = _public(origin.host, addresses)
-                return await self._connect_to(addresses, made)
+                return await self._connect_to(self._permitted(addresses), made)
         except TimeoutError:
             # A caller in a hurry is no proof that the engine is down.
             kind: Kind = "timeout" if within == left else "connect"
@@ -147,7 +145,8 @@ class Client:
             raise EngineError("connect", f"cannot connect: {words}", before_bytes=True, reason=reason) from error
 
     async def _connect_to(self, addresses: Sequence[str], made: Callable[[], EngineConnection]) -> EngineConnection:
-        """To the first address that takes a connection. Raises OSError, the first one's."""
+        """Connect to the first address that takes a connection. Raises OSError: that of the first TLS handshake that
+        failed, else of the first address."""
         loop, origin = asyncio.get_running_loop(), self.origin
         name = self._server_name
         failed: OSError | None = None
@@ -157,10 +156,22 @@ class Client:
                     made, address, origin.port, ssl=self._ssl, server_hostname=name
                 )
             except OSError as error:
-                failed = failed or error
+                if failed is None or (isinstance(error, tls.SSLError) and not isinstance(failed, tls.SSLError)):
+                    failed = error
             else:
                 return connection
         raise failed or OSError("no address")
+
+    def _permitted(self, addresses: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the addresses in the settings' network. Raises ForbiddenAddress without any: whoever owns the name may
+        have it lead elsewhere after a check."""
+        network = self.settings.network
+        if network == "any":
+            return addresses
+        permitted = tuple([address for address in addresses if is_private(address) == (network == "private")])
+        if not permitted:
+            raise ForbiddenAddress(f"{self.origin.host} leads to {addresses[0]}, which is no {network} address")
+        return permitted
 
     @property
     def _server_name(self) -> str | None:
@@ -195,15 +206,6 @@ class Client:
     async def aclose(self) -> None:
         """`close`, for those who close many things alike."""
         self.close()
-
-
-def _public(host: str, addresses: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the addresses that are on the internet. Raises OSError without any: whoever owns the name may have it lead
-    into the house."""
-    public = tuple([address for address in addresses if not is_private(address)])
-    if not public:
-        raise PrivateAddress(f"{host} leads to {addresses[0]}, which is no public address")
-    return public
 
 
 class Reply:

@@ -37,15 +37,15 @@ _PLAIN = b"HTTP/1.1 2"  # the first bytes of a head that is the answer's own, no
 
 
 class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds and bytes. `idle_for` stays below the engine's own keep-alive (vLLM: 5 s). `public_only`: no address of
-    this machine or of a private network is connected to."""
+    """Seconds and bytes. `idle_for` stays below the engine's own keep-alive (vLLM: 5 s). `network`: addresses to
+    connect to; private: those of this machine and of private networks."""
 
     connect_timeout: float = 2.0
     stall_timeout: float = 60.0
     max_idle: int = 256
     idle_for: float = 4.0
     buffer: int = 256 * 1024  # of body that nobody relays yet; beyond, the socket is not read
-    public_only: bool = False
+    network: Literal["any", "public", "private"] = "any"
     max_head: int = 16 * 1024  # status line and headers, interim answers included; trailers likewise
 
 

@@ -28,15 +28,15 @@ class UnknownName(OSError):
     """A host name without an address, as far as the name servers say."""
 
 
-class PrivateAddress(OSError):
-    """A host whose addresses are all within the house, where it may not be."""
+class ForbiddenAddress(OSError):
+    """A host without an address in the network where it must be."""
 
 
 def reason_of(error: OSError) -> tuple[str, str]:
     """The reason of a connection that failed, and what to tell an operator."""
     if isinstance(error, UnknownName):
         return "name", str(error)
-    if isinstance(error, PrivateAddress):
+    if isinstance(error, ForbiddenAddress):
         return "unreachable", str(error)
     if isinstance(error, ssl.SSLCertVerificationError):
         said = error.verify_message

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import re
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -42,8 +43,11 @@ class ScriptedEngine:
     `requests` holds the bodies received, `open` counts connections, `gone` those a client of ours closed on us.
     """
 
-    def __init__(self, behaviour: str | list[str], rng: random.Random | None = None) -> None:
+    def __init__(
+        self, behaviour: str | list[str], rng: random.Random | None = None, tls: ssl.SSLContext | None = None
+    ) -> None:
         self.behaviour = behaviour
+        self.tls = tls
         self.rng = rng or random.Random(0)
         self.requests: list[bytes] = []
         self.heads: list[bytes] = []
@@ -57,7 +61,7 @@ class ScriptedEngine:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[ScriptedEngine]:
-        self._server = await asyncio.start_server(self._connection, "127.0.0.1", self.port)
+        self._server = await asyncio.start_server(self._connection, "127.0.0.1", self.port, ssl=self.tls)
         self.port = self._server.sockets[0].getsockname()[1]
         try:
             yield self

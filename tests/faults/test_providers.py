@@ -377,7 +377,7 @@ def test_no_private_address_is_connected_to() -> None:
                 "fe80::1",
             ):
                 client = Client(
-                    origin_of("provider:cloud", url), ClientSettings(public_only=True), names=Moving(address)
+                    origin_of("provider:cloud", url), ClientSettings(network="public"), names=Moving(address)
                 )
                 with closing(client), pytest.raises(EngineError, match="no public address") as caught:
                     await client.send(b"POST", b"/chat/completions", b"", b"{}", timeout=2.0)

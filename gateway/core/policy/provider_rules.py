@@ -9,13 +9,13 @@ from urllib.parse import urlsplit
 from gateway.core.engines.origin import HOST
 from gateway.core.policy.providers import Provider
 from gateway.core.policy.routes import ModelRoute
-from gateway.shared.addresses import is_private
+from gateway.shared.addresses import is_private, is_public
 from gateway.shared.files.checked import UNREAD, Fault, Path, listed, nearest, readable
 from gateway.shared.files.units import FACTOR
 
 NO_USER = "no user or password, and no query or fragment: the key is in key_file"
 PRIVATE = "https:// at a public address; or allow_private: true, for a provider within the house"
-HTTPS = "https://, or whoever is on the way could read calls and key; or allow_private: true"
+HTTPS = "https://, or whoever is on the way could read calls and key; or allow_private: true, at a private address"
 
 
 def provider_faults(
@@ -52,7 +52,7 @@ def _url(provider: Provider, path: Path) -> Iterator[Fault]:
         yield Fault(path, "an address with more than host and path", NO_USER)
     elif HOST.fullmatch(host) is None or port == 0:
         yield Fault(path, "an address with a malformed host or port", "https://HOST/v1")
-    elif parts.scheme != "https" and not provider.allow_private:
+    elif parts.scheme != "https" and (is_public(host) or not provider.allow_private):
         yield Fault(path, "http://", HTTPS)
     elif is_private(host) and not provider.allow_private:
         yield Fault(path, f"{host}, which is no public address", PRIVATE)
