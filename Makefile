@@ -18,7 +18,7 @@ STAMP := $(VENV)/.weir-installed
 # Some machines set it; then every process of every test, and every worker, would compile all it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test check fast slow coverage rest lint generate format vllm test-vllm test-prefill ray test-ray test-deploy test-console clients clients-table console-pictures bench-overhead bench-scale instructions fidelity figures picture rivals residency fuzz corpus diagnoses gpu-facts dst prometheus valkey haproxy envoy alerts boards image docs house clean
+.PHONY: help run test check fast slow coverage rest lint generate format vllm test-vllm test-prefill ray test-ray test-deploy test-console clients clients-table console-pictures bench-overhead bench-scale instructions figures picture rivals residency fuzz corpus diagnoses gpu-facts dst prometheus valkey haproxy envoy alerts boards docs house clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -141,9 +141,6 @@ gpu-facts: $(STAMP) ## what can be known of this machine's GPUs, as a table for 
 instructions: $(STAMP) ## user-space instructions per request and per SSE event, by callgrind; INSTRUCTIONS=--help tells how
 	$(BIN)/python -m loadtest.lab.cost.instructions $(INSTRUCTIONS)
 
-fidelity: vllm ## how far a simulated engine is from the vLLM on CPU it was calibrated on; six minutes; FIDELITY=--help tells
-	$(BIN)/python -m loadtest.lab.vllm.fidelity $(FIDELITY)
-
 figures: $(STAMP) ## goodput, lateness, failover and more, of the whole gateway in virtual time; FIGURES=--help tells how
 	$(BIN)/python -m loadtest.lab.figures $(FIGURES)
 
@@ -181,9 +178,6 @@ alerts: prometheus ## fire each alert by its fault, against a real Prometheus; f
 
 boards: prometheus ## whether every panel of the Grafana boards finds data in a real Prometheus; two minutes
 	$(BIN)/python -m loadtest.lab.operate.boards
-
-image: $(STAMP) ## build both images with Podman and run the gateway's; five minutes the first time; IMAGE=--help tells how
-	$(BIN)/python -m loadtest.lab.operate.image $(IMAGE)
 
 # The generator is no part of what everybody installs: 60 MB that only this target needs.
 DOCS_STAMP := $(VENV)/.weir-docs-installed

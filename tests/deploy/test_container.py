@@ -1,6 +1,6 @@
 """Images: what the Dockerfile copies is there, no secret is, and the gateway runs from that alone on a read-only root.
 
-`make test-deploy` has hadolint read the Dockerfile, and `make image` builds and runs them.
+`make test-deploy` has hadolint read the Dockerfile.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from pathlib import Path
 import pytest
 
 from gateway.cli.commands import parser_for
-from loadtest.lab.operate import image
 from loadtest.processes import Child, get
 from sidecar.cli.commands import parser_for as sidecar_parser_for
 from tests.deploy.images import DOCKERFILE, copied, instructions, of, sent, words
@@ -103,15 +102,6 @@ def test_the_commands_of_the_images_are_of_our_programs() -> None:
 def test_hadolint_finds_nothing() -> None:
     ran = subprocess.run([installed("hadolint"), DOCKERFILE], capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stdout) == (0, "")
-
-
-def test_without_podman_a_user_is_told_what_installs_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert image.main([]) == 2
-    assert "podman is not installed: apt-get install podman runc" in capsys.readouterr().out
 
 
 def namespace() -> list[str]:

@@ -64,13 +64,12 @@ def absent() -> str | None:
 
 
 class Vllm:
-    """Server of vLLM, ready to serve. `flags` are appended to its command line. `with` stops the server. `apart`: the
-    last core is for its worker, and its API server and EngineCore are kept off that core. `exchanges`: it
-    exchanges KV caches with others like it, by nixl."""
+    """Server of vLLM, ready to serve. `flags` are appended to its command line. `with` stops the server.
 
-    def __init__(
-        self, log: Path, port: int, *flags: str, timeout: float = READY, apart: bool = False, exchanges: bool = False
-    ) -> None:
+    `exchanges`: the server exchanges KV caches with others, by nixl.
+    """
+
+    def __init__(self, log: Path, port: int, *flags: str, timeout: float = READY, exchanges: bool = False) -> None:
         argv = [str(venv() / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server"]
         argv += ["--model", str(model()), "--served-model-name", MODEL]
         argv += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "bfloat16", "--enforce-eager"]
@@ -82,9 +81,6 @@ class Vllm:
             argv += ["--kv-transfer-config", json.dumps(TRANSFER)]
             kept |= {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()), **SIDE_CHANNEL}
         environment = kept | ENVIRONMENT | {"TMPDIR": self._scratch.name, "PYTHONPATH": str(STARTUP)}
-        cores = sorted(os.sched_getaffinity(0))
-        if apart and len(cores) > 1:
-            environment["VLLM_CPU_OMP_THREADS_BIND"] = str(cores[-1])
         self.child = Child(f"vllm on port {port}", argv, log, env=environment)
         self.url = f"http://127.0.0.1:{port}"
         try:
@@ -92,15 +88,6 @@ class Vllm:
         except BaseException:
             self.kill()
             raise
-        if apart and len(cores) > 1:
-            self._keep_off(cores[:-1])
-
-    def _keep_off(self, cores: list[int]) -> None:
-        """Every thread of all but the worker onto `cores`."""
-        for pid in self.child.group():
-            if "Worker" not in Path(f"/proc/{pid}/comm").read_text():
-                for thread in Path(f"/proc/{pid}/task").iterdir():
-                    os.sched_setaffinity(int(thread.name), cores)
 
     def __enter__(self) -> Vllm:
         return self
