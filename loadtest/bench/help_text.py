@@ -39,7 +39,7 @@ nor of a search); 2: a mistake; 130: Ctrl-C."""
 
 GROUPS: dict[str, Flags] = {
     "where to": (
-        ("target", "[NAME=]URL", "http://, https:// or unix:///PATH; repeatable; default: the scenario's"),
+        ("target", "[NAME=]URL", "http://, https:// or unix:///PATH; repeatable"),
         ("engines", "sim[:N[:PROFILE]]", "start so many simulated engines and a gateway before them"),
         ("policy", "FILE", "the policy of that gateway; repeatable, each is a target by the name of its file"),
         ("max-model-len", "N", "the longest prompt with its answer that those engines take, in tokens"),

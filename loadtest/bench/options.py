@@ -25,15 +25,9 @@ from loadtest.bench.rivals import absent, is_rival, parse_compared
 from loadtest.clients.driver import Load
 from loadtest.clients.retries import Clients
 from loadtest.clients.targets import Address, Target, parse_url, tls_of
-from loadtest.load.scenario import (
-    Destination,
-    Scenario,
-    Unusable,
-    key_of,
-    keys_of,
-    planned,
-)
+from loadtest.load.scenario import Scenario, Unusable, key_of, keys_of, planned
 from loadtest.load.scenario_flags import add_groups, overridden, scenario_of, seconds, whole
+from loadtest.load.workload import Tenant
 
 DRAIN = 60.0  # seconds
 MOST_REPEATS = 100
@@ -96,7 +90,7 @@ def bench_of(given: argparse.Namespace, environment: Mapping[str, str] = os.envi
         scenario, source, folder = scenario_of(given)
         scenario = overridden(scenario, given)
         keys = keys_of(scenario, folder, environment)
-        contenders = _contenders(given, scenario, folder, environment)
+        contenders = _contenders(given, environment)
         tls = tls_of(given.ca, insecure=given.insecure)
     except (InvalidFile, Unusable) as error:
         raise BenchError(str(error)) from error
@@ -124,20 +118,15 @@ def _drain(scenario: Scenario) -> float:
 # -- where to ---------------------------------------------------------------------------------------------------------
 
 
-def _contenders(
-    given: argparse.Namespace, scenario: Scenario, folder: Path, environment: Mapping[str, str]
-) -> list[Contender]:
+def _contenders(given: argparse.Namespace, environment: Mapping[str, str]) -> list[Contender]:
     headers = {}
     if given.key_env is not None:
-        whose = Destination(url="http://any", key_env=given.key_env)
-        headers[b"authorization"] = b"Bearer " + key_of(whose, "--key-env", folder, environment).encode()
+        key = key_of(Tenant(key_env=given.key_env), "--key-env", Path(), environment)
+        headers[b"authorization"] = b"Bearer " + key.encode()
     watched: dict[str, list[tuple[str, Address]]] = {}
     for name, address in given.metrics:
         watched.setdefault(name, []).append((address.name, address))
     found = [_fixed(name, address, headers, watched.pop(name, None)) for name, address in given.target]
-    if not given.target and given.engines is None:
-        for name, place in scenario.targets.items():
-            found.append(_destination(name, place, folder, environment, watched.pop(name, None)))
     if watched:
         raise BenchError(f"--metrics {next(iter(watched))}: there is no target of this name")
     found += _ours(given)
@@ -176,23 +165,10 @@ def _ours(given: argparse.Namespace) -> list[Contender]:
 
 
 def _fixed(
-    name: str, address: Address, headers: Mapping[bytes, bytes], watched: Sequence[tuple[str, Address]] | None,
-    model: str | None = None,
-) -> Contender:  # fmt: skip
+    name: str, address: Address, headers: Mapping[bytes, bytes], watched: Sequence[tuple[str, Address]] | None
+) -> Contender:
     sources = watched if watched is not None else [(name, address)]
-    target = Target(name=name, addresses=[address], headers=headers, sources=sources, model=model)
-    return Contender(name=name, fixed=target)
-
-
-def _destination(
-    name: str, place: Destination, folder: Path, environment: Mapping[str, str],
-    watched: Sequence[tuple[str, Address]] | None,
-) -> Contender:  # fmt: skip
-    headers = {field.lower().encode(): value.encode() for field, value in place.headers.items()}
-    key = key_of(place, f"targets.{name}", folder, environment)
-    if key:
-        headers[b"authorization"] = b"Bearer " + key.encode()
-    return _fixed(name, parse_url(place.url), headers, watched, place.model)
+    return Contender(name=name, fixed=Target(name=name, addresses=[address], headers=headers, sources=sources))
 
 
 # -- flags ------------------------------------------------------------------------------------------------------------

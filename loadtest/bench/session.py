@@ -131,7 +131,7 @@ class BenchSession:
                 self._ask(target, scenario)
                 at = "" if rate is None else f" at {rate:.4g}/s"
                 number = f", {repeat + 1} of {bench.repeat}" if bench.repeat > 1 else ""
-                load = bench.load(scenario, repeat, target.model or self._models.get(target.name))
+                load = bench.load(scenario, repeat, self._models.get(target.name))
                 jobs.append(TargetRun(target, load, repeat, told(self._follow(f"{target.name}{at}{number}"))))
             for contender, ran in zip(contenders, run(jobs, bench.tls), strict=True):
                 self.taken.append(Taken(contender, scenario, scenario.rate if rate is None else rate, ran))
@@ -158,7 +158,7 @@ class BenchSession:
         self._asked.add(target.name)
         told = probe(target, self.bench.tls)
         wanted = {kind.model or scenario.workload.model for kind in scenario.workload.mix}
-        missing = sorted(wanted.difference(told.models)) if target.model is None else []
+        missing = sorted(wanted.difference(told.models))
         said = ""
         if not told.reached:
             why = unreachable(target.addresses[0], told.problem)

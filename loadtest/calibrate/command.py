@@ -31,8 +31,9 @@ from loadtest.calibrate.probe import SPREAD, Probe
 from loadtest.clients.targets import parse_url, tls_of
 from loadtest.engine.latency import Profile
 from loadtest.engine.profile_file import ProfileFile, profile_of, text_of
-from loadtest.load.scenario import Destination, Unusable, key_of
+from loadtest.load.scenario import Unusable, key_of
 from loadtest.load.scenario_flags import seconds, told, whole
+from loadtest.load.workload import Tenant
 
 __all__ = ["DESCRIPTION", "EXAMPLES", "CalibrateError", "add_arguments", "command"]
 
@@ -137,8 +138,8 @@ async def observe(given: argparse.Namespace, tell: Tell) -> tuple[str, Observed]
     headers = {}
     try:
         if given.key_env is not None:
-            whose = Destination(url="http://any", key_env=given.key_env)
-            headers[b"authorization"] = b"Bearer " + key_of(whose, "--key-env", Path(), os.environ).encode()
+            key = key_of(Tenant(key_env=given.key_env), "--key-env", Path(), os.environ)
+            headers[b"authorization"] = b"Bearer " + key.encode()
         tls = tls_of(given.ca, insecure=given.insecure)
     except Unusable as error:
         raise CalibrateError(str(error)) from error

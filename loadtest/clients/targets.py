@@ -71,15 +71,16 @@ def parse_url(text: str) -> Address:
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """Target of one run. `addresses`: of one server, or of several that requests are spread over: in turn, or
-    `direct`: each conversation, and each request that is none, at one that chance has given it. `model`: named in
-    requests instead of the workload's. `headers`: sent with each. `sources`: whose /metrics tell of it, by the names
-    of their engines; ""'s metrics name engines themselves."""
+    """Target of one run.
+
+    `addresses`: of one server, or of several that requests are spread over: in turn, or `direct`: each conversation,
+    and each request that is none, at one that chance has given it. `headers`: sent with each. `sources`: whose /metrics
+    tell of it, by the names of their engines; ""'s metrics name engines themselves.
+    """
 
     name: str
     addresses: Sequence[Address]
     spread: Spread = "round_robin"
-    model: str | None = None
     headers: Mapping[bytes, bytes] = {}
     sources: Sequence[tuple[str, Address]] = ()
 

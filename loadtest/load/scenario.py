@@ -1,4 +1,4 @@
-"""Scenario file: a workload, its arrivals, its targets, its duration and its SLOs.
+"""Scenario file: a workload, its arrivals, its duration and its SLOs.
 
 Read by the gateway's reader, so that every mistake names its line and what was probably meant. What is absent has its
 default; names of files are relative to the scenario. `load` and `planned` are all that a command needs.
@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
-from gateway.core.policy.types import EngineUrl, FileName, HeaderName, ModelName, Times
+from gateway.core.policy.types import FileName, Times
 from gateway.shared.files.kinds import Text
 from gateway.shared.files.plain_file import open_plain
 from gateway.shared.files.reference import reference_of
@@ -26,7 +26,7 @@ from loadtest.load.arrivals import Arrivals, Rate, Span
 from loadtest.load.plan import plan
 from loadtest.load.scenario_rules import faults
 from loadtest.load.slo import Objective, slos_of
-from loadtest.load.workload import Kind, Planned, Tenant, Variable, Workload
+from loadtest.load.workload import Kind, Planned, Tenant, Workload
 from loadtest.report.records import Slo, Window
 
 SHIPPED = Path(__file__).parents[1] / "scenarios"
@@ -35,9 +35,6 @@ DURATION = 60.0  # seconds, where none is given
 _LEAD = """\
 Every field of a scenario of `gateway bench` and `gateway simulate` ([bench.md](bench.md)), its values and its default.
 `gateway check --scenario --reference` writes this page; `gateway check --scenario FILE` finds every mistake."""
-
-TargetName = Annotated[str, Text(r"[a-z0-9][a-z0-9_.-]{0,63}", "a lower-case name of letters, digits, _ . and -")]
-HeaderValue = Annotated[str, Text(r"[!-~](?:[ -~]{0,8190}[!-~])?", "a header's value, plain text")]
 
 
 class Unusable(Exception):
@@ -59,25 +56,6 @@ class TraceFile(msgspec.Struct, frozen=True, kw_only=True):
     speed: Times = 1.0
 
 
-class Destination(msgspec.Struct, frozen=True, kw_only=True):
-    """Destination of requests. A bare URL is a target too.
-
-    `url`: URL of an OpenAI-compatible server, without /v1.
-    `model`: Model to name there; null: the workload's.
-    `headers`: Headers of each request.
-    `key_env`: Environment variable with the API key of requests whose tenant has none.
-    `key_file`: File with that key alone in it.
-    """
-
-    shorthand: ClassVar[str] = "url"
-
-    url: EngineUrl
-    model: ModelName | None = None
-    headers: Mapping[HeaderName, HeaderValue] = {}
-    key_env: Variable | None = None
-    key_file: FileName | None = None
-
-
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """A load, and what is expected under it.
 
@@ -93,7 +71,6 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     `retries`: Most retries of a request, as OpenAI's client makes them; 0: none.
     `timeout`: Time after which a client gives up a try.
     `slo`: Bounds that make a request of a class good, from its intended time, and the share that must be good.
-    `targets`: Servers to test, by a name for the report. A command line may name others.
     """
 
     version: Literal[1] = 1
@@ -108,7 +85,6 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     retries: Annotated[Count, msgspec.Meta(ge=0, le=10)] = 2
     timeout: Span = 600.0
     slo: tuple[Objective, ...] = ()
-    targets: Mapping[TargetName, Destination] = {}
 
     @property
     def seconds(self) -> float:
@@ -242,8 +218,8 @@ def keys_of(scenario: Scenario, folder: Path, environment: Mapping[str, str]) ->
     return {name: key for name, key in found.items() if key}
 
 
-def key_of(whose: Tenant | Destination, path: str, folder: Path, environment: Mapping[str, str]) -> str:
-    """API key of a tenant or a target; "": it has none. `path`: how messages call it. Raises Unusable."""
+def key_of(whose: Tenant, path: str, folder: Path, environment: Mapping[str, str]) -> str:
+    """API key of a tenant; "": the tenant has none. `path`: how messages call it. Raises Unusable."""
     if whose.key_env is not None:
         where, key = f"the environment variable {whose.key_env}", environment.get(whose.key_env, "")
     elif whose.key_file is not None:

@@ -37,11 +37,10 @@ def faults(scenario: Scenario) -> Iterator[Fault]:
             yield Fault(("slo", index), f"the class {name}", expected, nearest(name, classes))
     for index, expected in conflicts(scenario.slo):
         yield Fault(("slo", index), str(scenario.slo[index]), expected)
-    sections = (("workload", "tenants"), scenario.workload.tenants), (("targets",), scenario.targets)
-    for section, entries in sections:
-        for name, entry in entries.items():
-            if entry.key_env is not None and entry.key_file is not None:
-                yield Fault((*section, name, "key_file"), "a second place for the key", "either key_env or key_file")
+    for name, tenant in scenario.workload.tenants.items():
+        if tenant.key_env is not None and tenant.key_file is not None:
+            at = ("workload", "tenants", name, "key_file")
+            yield Fault(at, "a second place for the key", "either key_env or key_file")
 
 
 def _arrivals(scenario: Scenario) -> Iterator[Fault]:

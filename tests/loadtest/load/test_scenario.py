@@ -78,9 +78,6 @@ seed: 7
 retries: 0
 timeout: 90s
 slo: ["chat.ttft.p99 < 2s", goodput>=95%]
-targets:
-  a: http://127.0.0.1:8000
-  b: {url: "https://b.example:8443/x", model: m2, headers: {x-y: "z z"}, key_env: B}
 """
     )
     assert scenario.arrivals == Arrivals(gamma=Gamma(Rate(600.0, 60.0), 0.5))
@@ -102,11 +99,6 @@ targets:
     assert scenario.window == Window(duration=600.0, warmup=60.0, cooldown=30.0)
     assert (scenario.seed, scenario.retries, scenario.timeout, scenario.rate) == (7, 0, 90.0, 10.0)
     assert scenario.slos == (Slo(class_name="chat", ttft=2.0, attainment=0.99), Slo(attainment=0.95))
-    assert [(name, target.url) for name, target in scenario.targets.items()] == [
-        ("a", "http://127.0.0.1:8000"),
-        ("b", "https://b.example:8443/x"),
-    ]
-    assert scenario.targets["b"].headers == {"x-y": "z z"}
     assert decode(explain(scenario).encode()) == scenario
 
 
@@ -134,7 +126,7 @@ def test_arrivals(text: str, arrivals: Arrivals) -> None:
 MISTAKES = [
     ("arivals: 5/s",
      "1: found unknown field 'arivals', expected one of version, what, arrivals, trace, workload, duration, "
-     "warmup, cooldown, seed, retries, timeout, slo, targets (did you mean arrivals?)"),
+     "warmup, cooldown, seed, retries, timeout, slo (did you mean arrivals?)"),
     ("arrivals: 5",
      "1: arrivals: found '5', expected trace or a rate such as 5/s, 0.5/s, 600/min or a mapping with poisson, "
      "gamma, constant, ramp, steps, closed"),
@@ -191,11 +183,6 @@ MISTAKES = [
      "memory"),
     ("workload:\n  tenants:\n    a: {key_env: A, key_file: a}",
      "3: workload.tenants.a.key_file: found a second place for the key, expected either key_env or key_file"),
-    ("targets: {a: {url: 'http://h', key_env: A, key_file: a}}",
-     "1: targets.a.key_file: found a second place for the key, expected either key_env or key_file"),
-    ("targets: {a: localhost}",
-     "1: targets.a: found 'localhost', expected http://HOST:PORT, https://HOST:PORT or unix:///PATH, without /v1 "
-     "or a mapping with url, model, headers, key_env, key_file (did you mean http://localhost?)"),
     ("duration: 30s\nwarmup: 20s\ncooldown: 10s",
      "2: warmup: found 30 s of warm-up and cool-down, expected less than the duration, 30 s"),
     ("slo: [chat.ttft.p99<2s]\nworkload: {mix: [{class: chart}]}",
@@ -317,7 +304,6 @@ def test_every_shipped_scenario_is_valid_and_says_what_it_is(name: str) -> None:
     scenario = load(find(name))
     assert scenario.what
     assert scenario.slos
-    assert not scenario.targets, "where to send is for whoever runs it"
     calls = list(islice(planned(scenario), 200))
     closed = None if isinstance(scenario.arrivals, str) else scenario.arrivals.closed
     if closed is None:
