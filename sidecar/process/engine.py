@@ -135,21 +135,19 @@ class VllmEngines:
         with self._failing():
             address = self._free_address(profile)
             if given.kv_transfer is not None and engine.simulated is None:
-                taken = {each.transfer_port for each in self._taken}
-                port = free_port(TRANSFER_PORTS, taken=taken)
+                port = free_port(TRANSFER_PORTS, taken={each.transfer_port for each in self._taken})
                 address = msgspec.structs.replace(address, transfer_port=port)
         self._taken.add(address)
         released = partial(self._taken.discard, address)
         try:
             with self._failing():
-                served = self._config.served_name(profile)
                 env = environment(given, engine, gpus, self._environment, address.transfer_port)
                 self._make(self._logs, "engines' output is kept in memory alone")
                 launcher = await self._installed.launcher(engine, env)
                 argv = command(
                     given,
                     engine,
-                    served,
+                    self._config.served_name(profile),
                     address,
                     own=self._own,
                     share=size.share,

@@ -298,10 +298,7 @@ class Invariants:
             )
             if found != expected:
                 self._wrong(f"the ledger of {engine.id} is {found}, the holds on it are {expected}")
-            wrong = {
-                name: tokens for name, (tokens, _) in engine.ledger.used.items() if tokens != used[engine.id, name]
-            }
-            if wrong:
+            if wrong := {name: n for name, (n, _) in engine.ledger.used.items() if n != used[engine.id, name]}:
                 self._wrong(f"classes use {wrong} of {engine.id}, and hold something else")
         if +Counter(dispatch.running) != running:
             self._wrong(f"{dict(dispatch.running)} run by class, the holds say {dict(running)}")

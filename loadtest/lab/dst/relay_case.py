@@ -88,10 +88,8 @@ def relay_case(seed: int) -> RelayCase:
         at = rng.uniform(0.25, seconds)
         return int(at * 8) / 8 if aligned else at
 
-    calls = [
-        msgspec.structs.replace(a_call(rng, when(), aligned), model="sim", upload=0.0)
-        for _ in range(rng.choice((4, 8, 16, 30)))
-    ]
+    count = rng.choice((4, 8, 16, 30))
+    calls = [msgspec.structs.replace(a_call(rng, when(), aligned), model="sim", upload=0.0) for _ in range(count)]
     events: list[RelayEvent] = [*calls, *_relay_faults(rng, when, relays)]
     for _ in range(rng.choice((0, 0, 1, 2))):
         fault: Literal["kill", "hang"] = rng.choice(("kill", "kill", "hang"))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from loadtest.lab.figures import fleet, load, outside, prefill
+from loadtest.lab.figures import fleet, load, prefill
 from loadtest.lab.figures.runs import POLICY, Setting
 from loadtest.lab.rows import Row, add_arguments, bars, chosen, collect_seldom, parser_of, report, terminal
 
@@ -25,7 +25,6 @@ ROWS: dict[str, Callable[[Setting], list[Row]]] = {
     "10": fleet.row10,
     "13": fleet.row13,
     "16": fleet.row16,
-    "money": outside.outside,
     "prefill": prefill.row_prefill,
 }
 HELP = """\
@@ -44,8 +43,6 @@ rows:
   10  prefix-cache hits of conversations, over those of one big engine
   13  an engine that is killed, and one that hangs
   16  how fast all this is simulated
-  money    calls for a provider, as they would be late: in time; leave the house; money an hour, beside the least
-           that would do
   prefill  prompts read on another engine: all mixed, all split, and decided per call, of four A100s: calls in time;
            first token (mean, p99); between tokens (p99); per token (p99)
 
