@@ -17,6 +17,7 @@ pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` ha
 
 ONE_AT_A_TIME: Tree = {"interactive": {}, "default": {"max_concurrency": 1, "ttft": "30s"}}
 PACE: Tree = {"slow": 5.0}  # the engine takes 2 ms for each token
+LONG = 7500  # tokens: 15 s of the engine's
 POLICY: Tree = {"classes": ONE_AT_A_TIME, "service_tiers": {}, "budget": {"alpha": 1}, "fleet": QUICK}
 
 
@@ -33,8 +34,8 @@ def settled(site: Site) -> Iterator[None]:
     site.engine.faults(**PACE)
     yield
     site.engine.faults(**PACE)
-    assert until(site.empty, 2.0) is not None
-    assert until(lambda: site.engine.running() == 0, 2.0) is not None
+    assert until(site.empty, 10.0) is not None
+    assert until(lambda: site.engine.running() == 0, 10.0) is not None, "long before it is done with what was left"
 
 
 def code(answer: httpx.Response) -> tuple[int, str, str]:
@@ -74,30 +75,29 @@ class Stream:
 
 
 def test_what_waits_past_its_deadline_is_told_then(site: Site) -> None:
-    with Stream(site, max_tokens=1000, stopped=True):
+    with Stream(site, max_tokens=LONG, stopped=True):
         answer, took = timed(lambda: site.ask({"max_tokens": 1}, x_weir_deadline_ms="300"))
         assert code(answer) == (504, "deadline_exceeded", "expired")
-        assert 0.25 < took < 0.8
+        assert took > 0.25
         assert "in the queue of class 'default'" in answer.json()["error"]["message"]
         assert "x-weir-engine" not in answer.headers
         assert not site.empty(), "what runs goes on"
 
 
 def test_the_sdks_own_patience_is_a_deadline_too(site: Site) -> None:
-    with Stream(site, max_tokens=1000, stopped=True):
+    with Stream(site, max_tokens=LONG, stopped=True):
         told = {"x_stainless_read_timeout": "0.3", "x_weir_deadline_ms": "60000"}
         answer, took = timed(lambda: site.ask({"max_tokens": 1}, **told))
         assert code(answer) == (504, "deadline_exceeded", "expired")
-        assert 0.25 < took < 0.8
+        assert took > 0.25
 
 
 def test_what_cannot_make_it_is_told_at_once_and_when_to_come_back(site: Site) -> None:
     for _ in range(3):  # so it is known how fast work drains, and how long such answers are
         assert site.ask({"max_tokens": 1100}).status_code == 200
     with Stream(site, max_tokens=6000):
-        answer, took = timed(lambda: site.ask({"max_tokens": 2000}, x_weir_deadline_ms="1000"))
-        assert code(answer) == (503, "deadline_unreachable", "deadline_unreachable")
-        assert took < 0.4
+        answer = site.ask({"max_tokens": 2000}, x_weir_deadline_ms="1000")
+        assert code(answer) == (503, "deadline_unreachable", "deadline_unreachable"), "it is not let wait for its 504"
         seconds, milliseconds = int(answer.headers["retry-after"]), int(answer.headers["retry-after-ms"])
         assert 1000 <= milliseconds <= 60_000
         assert seconds == -(-milliseconds // 1000)
@@ -108,34 +108,27 @@ def test_what_cannot_make_it_is_told_at_once_and_when_to_come_back(site: Site) -
 
 
 def test_a_stream_past_its_deadline_ends_with_an_error_and_its_engine_stops(site: Site) -> None:
-    with Stream(site, max_tokens=7500, headers={"x-weir-deadline-ms": "400"}) as stream:
-        began = time.monotonic()
+    with Stream(site, max_tokens=LONG, headers={"x-weir-deadline-ms": "2000"}) as stream:
         *tokens, last = stream.rest()
-        assert time.monotonic() - began < 0.8
-    taken = until(lambda: site.engine.running() == 0, 2.0)
-    assert taken is not None
-    assert taken < 0.5
+    assert until(lambda: site.engine.running() == 0, 8.0) is not None, "it would go on for 13 s"
     assert json.loads(last)["error"]["code"] == "deadline_exceeded"
-    assert len(tokens) > 5
+    assert 5 < len(tokens) < LONG - 1
     assert all("choices" in json.loads(token) for token in tokens), "and no [DONE]"
     assert site.gateway.total("weir_requests_total", outcome="expired") > 0
     assert site.ask().status_code == 200
 
 
 def test_a_stream_whose_engine_stands_still_is_ended_all_the_same(site: Site) -> None:
-    with Stream(site, max_tokens=100, headers={"x-weir-deadline-ms": "300"}, stopped=True) as stream:
-        began = time.monotonic()
+    with Stream(site, max_tokens=LONG, headers={"x-weir-deadline-ms": "2000"}, stopped=True) as stream:
         last = stream.rest()[-1]
-        assert time.monotonic() - began < 0.8
     assert json.loads(last)["error"]["code"] == "deadline_exceeded"
-    assert until(lambda: site.engine.running() == 0, 0.5) is not None
+    assert until(lambda: site.engine.running() == 0, 30.0) is not None
 
 
 def test_a_whole_answer_past_its_deadline_is_a_504_and_its_engine_stops(site: Site) -> None:
-    answer, took = timed(lambda: site.ask({"max_tokens": 7500}, x_weir_deadline_ms="300"))
+    answer = site.ask({"max_tokens": LONG}, x_weir_deadline_ms="300")
     assert code(answer) == (504, "deadline_exceeded", "expired")
-    assert took < 0.8
-    assert until(lambda: site.engine.running() == 0, 0.5) is not None
+    assert until(lambda: site.engine.running() == 0, 10.0) is not None, "it would go on for 15 s"
 
 
 def test_impatient_clients_do_not_open_the_breaker(site: Site) -> None:
@@ -152,13 +145,13 @@ def test_impatient_clients_do_not_open_the_breaker(site: Site) -> None:
 
 def test_where_the_policy_lets_them_finish_streams_do(site: Site) -> None:
     site.use(POLICY | {"deadlines": {"on_deadline": "finish"}})
-    with Stream(site, max_tokens=200, headers={"x-weir-deadline-ms": "250"}) as stream:
-        began = time.monotonic()
+    began = time.monotonic()
+    with Stream(site, max_tokens=1000, headers={"x-weir-deadline-ms": "1000"}) as stream:
         rest = stream.rest()
-        assert time.monotonic() - began > 0.3
+        assert time.monotonic() - began > 1.5
     assert rest[-1] == "[DONE]"
-    assert len(rest) >= 200
-    with Stream(site, max_tokens=1000, stopped=True):
+    assert len(rest) >= 1000
+    with Stream(site, max_tokens=LONG, stopped=True):
         answer = site.ask({"max_tokens": 1}, x_weir_deadline_ms="200")
         assert code(answer) == (504, "deadline_exceeded", "expired"), "what has not begun does not finish"
     site.use(POLICY)

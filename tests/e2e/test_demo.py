@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -83,27 +82,25 @@ def test_four_models_in_turn(demo: Demo) -> None:
     assert demo.states() == dict.fromkeys(MODELS, "stopped")
     with OpenAI(base_url=f"{demo.gateway.url}/v1", api_key="none", max_retries=0) as client:
 
-        def ask(model: str) -> float:
-            began = time.monotonic()
+        def ask(model: str) -> None:
             answer = client.chat.completions.create(
                 model=model, messages=[{"role": "user", "content": "Say hello."}], max_tokens=4
             )
             assert answer.model == model
             assert answer.choices[0].message.content
-            return time.monotonic() - began
 
         llama, mistral, qwen, phi = MODELS
-        started = ask(llama)
+        ask(llama)
         ask(mistral)
         assert demo.states() == {llama: "running", mistral: "running", qwen: "stopped", phi: "stopped"}
         ask(qwen)
         assert demo.states() == {llama: "sleeping", mistral: "running", qwen: "running", phi: "stopped"}
         ask(phi)
         assert demo.states() == {llama: "sleeping", mistral: "running", qwen: "running", phi: "running"}
-        woken = ask(llama)
+        before = set(demo.processes())
+        ask(llama)
         assert demo.states() == {llama: "running", mistral: "running", qwen: "sleeping", phi: "running"}
-        assert woken < started
-        assert ask(llama) < woken
+        assert set(demo.processes()) == before, "it was woken, not started again"
     said = demo.gateway.child.output()
     assert re.findall(r"([\w.-]+) failed for memory; the next start claims", said) == [phi], "once, and it fitted then"
     assert "2.15 GiB KV cache is needed, which is larger than the available KV cache memory (1.31 GiB)" in said
@@ -114,7 +111,7 @@ def test_four_models_in_turn(demo: Demo) -> None:
         return sorted(gpu["used"] for gpu in demo.status()["gpus"])
 
     # The GPUs are read once in a while, so the last reading may be from before the last wake.
-    assert until(lambda: used() == full, 20) is not None, used()
+    assert until(lambda: used() == full, 30) is not None, used()
     assert len(demo.processes()) == 5
     assert demo.gateway.child.process.poll() is None
     demo.gateway.child.process.send_signal(signal.SIGINT)
@@ -128,7 +125,7 @@ def test_a_gateway_that_is_killed_leaves_nothing_that_runs(demo: Demo) -> None:
     assert httpx.post(f"{demo.gateway.url}/v1/chat/completions", json=body, timeout=60).status_code == 200
     assert len(demo.processes()) == 2
     demo.gateway.child.process.kill()
-    assert until(lambda: not demo.processes(), 20) is not None, demo.processes()
+    assert until(lambda: not demo.processes(), 30) is not None, demo.processes()
 
 
 def test_engines_of_a_sidecar_that_was_killed_end_with_the_gateway(demo: Demo) -> None:

@@ -24,7 +24,7 @@ TOKENS: Tree = {"tokens": {"rate": "60/h", "burst": BURST}}
 LARGEST = 30_147  # KV tokens of one call: 92 % of what the engine has
 CHINESE = {"resultStatus": 1002, "tips": "顾客太多,客官请稍候", "seconds": "{retry_after}", "limit": "{limit}"}
 LIMITS: dict[str, Tree] = {
-    "slow": {"requests": {"rate": "1/s", "burst": 1}},
+    "slow": {"requests": {"rate": "20/min", "burst": 1}},
     "patient": {"requests": {"rate": "1/s", "burst": 1}},
     "shop": {"requests": {"rate": "1/h", "burst": 1}},
     "settled": TOKENS,
@@ -58,7 +58,7 @@ def key_of(tenant: str) -> str:
 def site(shared: Site) -> Iterator[Site]:
     shared.use(policy())
     yield shared
-    assert until(shared.empty, 2.0) is not None
+    assert until(shared.empty, 30.0) is not None
 
 
 def ask(site: Site, tenant: str, **fields: Any) -> httpx.Response:
@@ -93,12 +93,12 @@ def test_what_the_sdk_sees_of_a_limit_and_that_the_time_it_is_told_is_true(site:
     error = limited.value
     assert (error.status_code, error.code, error.type) == (429, "rate_limit_exceeded", "rate_limit_error")
     assert "tenant slow" in error.message
-    assert "1/s requests" in error.message
+    assert "20/min requests" in error.message
     assert told["x-weir-reason"] == "rate_limited"
     assert told["x-ratelimit-remaining-requests"] == "0"
     assert "x-should-retry" not in told
     milliseconds = int(told["retry-after-ms"])
-    assert 1000 <= milliseconds <= 1250
+    assert 1000 <= milliseconds <= 3750
     assert int(told["retry-after"]) == -(-milliseconds // 1000)
     time.sleep(milliseconds / 1000)
     assert create(**asked).parse().choices[0].message.content
@@ -181,7 +181,7 @@ def test_a_call_costs_what_it_really_used(site: Site) -> None:
         usage = answer.json()["usage"]
         used += usage["total_tokens"]
         assert reserved > 0, "while it ran its estimate was taken"
-        assert until(lambda: left(site, "settled") == BURST - used, 1.0) is not None, path  # noqa: B023
+        assert until(lambda: left(site, "settled") == BURST - used, 30.0) is not None, path  # noqa: B023
 
 
 def test_a_stream_costs_what_it_really_used_though_its_client_does_not_ask_for_usage(site: Site) -> None:
@@ -191,24 +191,24 @@ def test_a_stream_costs_what_it_really_used_though_its_client_does_not_ask_for_u
         text = stream.read()
     assert b'"usage":{' not in text
     used = ask(site, "settled", max_tokens=12).json()["usage"]["total_tokens"]  # of the same prompt
-    assert until(lambda: left(site, "streamed") == BURST - used, 1.0) is not None
+    assert until(lambda: left(site, "streamed") == BURST - used, 30.0) is not None
 
 
 def test_a_client_that_leaves_pays_for_what_it_got(site: Site) -> None:
     headers = {"x-api-key": key_of("left")}
     got = 0
-    site.engine.faults(slow=10.0)
+    site.engine.faults(slow=100.0)  # 40 ms for each token
     with site.http.stream("POST", CHAT, json=body(max_tokens=6000, stream=True), headers=headers) as stream:
         assert int(stream.headers["x-ratelimit-remaining-tokens"]) <= BURST - 6000
         for line in stream.iter_lines():
             got += line.startswith("data: {")
             if got == 20:
                 break
-    assert until(lambda: left(site, "left") > BURST - 6000, 1.0) is not None
+    assert until(lambda: left(site, "left") > BURST - 6000, 30.0) is not None
     site.engine.faults()
     paid = BURST - left(site, "left")
     assert 20 <= paid < 500, "prompt and tokens, and nothing of what was not written"
-    assert until(site.empty, 1.0) is not None
+    assert until(site.empty, 30.0) is not None
 
 
 def test_what_is_refused_further_on_costs_its_request_and_no_token(site: Site) -> None:
@@ -234,18 +234,22 @@ def test_what_its_own_deadline_ends_costs_what_an_engine_was_made_to_do(site: Si
         site.engine.faults()
     assert code(answer) == (504, "deadline_exceeded")
     assert 10 < before - left(site, "refunded") < 500
-    assert until(site.empty, 2.0) is not None
+    assert until(site.empty, 30.0) is not None
 
 
 def test_a_client_that_leaves_before_the_first_byte_pays_for_the_prompt(site: Site) -> None:
     """Else leaving would be the way around every limit."""
     prompt = [{"role": "user", "content": "a long prompt " * 100}]
     data = json.dumps(body(messages=prompt, max_tokens=4000)).encode()
-    with Wire(site.gateway.url) as wire:
-        wire.send(data, [(b"x-api-key", key_of("fickle").encode())])
-        assert until(lambda: site.engine.running() == 1, 2.0) is not None
-    assert until(site.empty, 1.0) is not None
-    assert until(lambda: site.engine.running() == 0, 1.0) is not None
+    site.engine.faults(slow=50.0)  # 80 s for the answer
+    try:
+        with Wire(site.gateway.url) as wire:
+            wire.send(data, [(b"x-api-key", key_of("fickle").encode())])
+            assert until(lambda: site.engine.running() == 1, 30.0) is not None
+        assert until(site.empty, 30.0) is not None
+        assert until(lambda: site.engine.running() == 0, 30.0) is not None
+    finally:
+        site.engine.faults()
     paid = BURST - left(site, "fickle")
     assert 200 < paid < 1000
     assert int(ask(site, "fickle", max_tokens=1).headers["x-ratelimit-remaining-requests"]) == 47

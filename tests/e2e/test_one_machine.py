@@ -64,11 +64,11 @@ def serve(folder: Path, *more: str) -> Child:
 def test_one_machine_in_one_command(machine: Path, ends: signal.Signals) -> None:
     with serve(machine) as gateway:
         url = gateway.line(r"data port (\S+)", 30.0)
-        assert gateway.line(r"^models (.*)$", 10.0) == "llama-3-8b qwen-7b"
+        assert gateway.line(r"^models (.*)$", 30.0) == "llama-3-8b qwen-7b"
         call = {"model": "qwen-7b", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
         answer = httpx.post(f"{url}/v1/chat/completions", json=call, timeout=30.0)
         assert answer.status_code == 200, answer.text
-        status = gateway.line(r"^sidecar: (.*) --watch", 10.0).split()
+        status = gateway.line(r"^sidecar: (.*) --watch", 30.0).split()
         command = [*status, "--json", "--config", str(machine / "sidecar.yaml")]
         assert len(of(machine)) >= 2
         assert command[-4] == "status"
@@ -91,8 +91,8 @@ def test_a_sidecar_that_ends_is_started_again_and_what_it_ran_goes_on(machine: P
         (sidecar,) = [pid for pid in engines if b"sidecar.cli" in Path(f"/proc/{pid}/cmdline").read_bytes()]
         os.kill(sidecar, how)
         status = -9 if how == signal.SIGKILL else 0
-        assert gateway.line(r"sidecar.yaml (has ended .*); it is", 20.0) == f"has ended with exit status {status}"
-        gateway.line(r"(sidecar.yaml runs again)", 20.0)
+        assert gateway.line(r"sidecar.yaml (has ended .*); it is", 30.0) == f"has ended with exit status {status}"
+        gateway.line(r"(sidecar.yaml runs again)", 30.0)
         if how == signal.SIGKILL:
             assert ask("qwen-7b").status_code == 200
             assert engines - {sidecar} <= set(of(machine)), "its engine was taken over"
@@ -116,7 +116,7 @@ def test_the_engine_of_a_dead_sidecar_ends_with_the_gateway(machine: Path) -> No
         for pid in of(machine):
             if b"sidecar.cli" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 os.kill(pid, signal.SIGKILL)
-        gateway.line(r"sidecar.yaml (has ended)", 20.0)
+        gateway.line(r"sidecar.yaml (has ended)", 30.0)
         os.kill(gateway.pid, signal.SIGTERM)
         assert until(lambda: not gateway.alive, 30.0) is not None, gateway.output()
         assert until(lambda: of(machine) == [], 30.0) is not None, of(machine)

@@ -34,8 +34,8 @@ def test_the_first_calls_of_a_fresh_gateway_are_answered(tmp_path: Path) -> None
     """The printed curl line once, and then several at once of the class with the shortest deadline: no client tries
     again."""
     with Gateway(tmp_path / "log", "--engine", "sim:2", "--log", "none") as running:
-        body = json.loads(running.child.line(r"^  -d '(\{.*\})'$", 10.0))
-        url = running.child.line(r"^curl -N (\S+) ", 10.0)
+        body = json.loads(running.child.line(r"^  -d '(\{.*\})'$", 30.0))
+        url = running.child.line(r"^curl -N (\S+) ", 30.0)
         status, _, answer = post(url, body)
         assert (status, answer.endswith(b"data: [DONE]\n\n")) == (200, True), answer
     with Gateway(tmp_path / "again", "--engine", "sim:2", "--log", "none") as running:
@@ -101,7 +101,7 @@ def test_an_engine_gets_its_own_key_and_never_the_clients(tmp_path: Path) -> Non
             assert status == 200
             assert headers["set-cookie"] is None
             assert b"engine-key" not in body
-            assert until(lambda: any(path == "/metrics" for path, _ in seen), 5.0) is not None
+            assert until(lambda: any(path == "/metrics" for path, _ in seen), 30.0) is not None
             told = running.child.output() + get(f"{running.control}/fleet")[1].decode()
             assert "engine-key" not in told
             assert "client-secret" not in told
@@ -124,7 +124,7 @@ def test_a_wrong_key_leaves_the_engine_out(tmp_path: Path) -> None:
             policy = tmp_path / "policy.yaml"
             policy.write_text(f"fleet: {{engines: [{{url: '{engine.url}', api_key_file: key}}]}}\n")
             with Gateway(tmp_path / "log", "--policy", str(policy), ready=False) as running:
-                assert get(f"{running.control}/readyz")[0] == status
+                assert until(lambda: get(f"{running.control}/readyz")[0] == status, 30.0) is not None  # noqa: B023
 
 
 # -- listeners --------------------------------------------------------------------------------------------------------

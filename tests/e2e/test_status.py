@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.processes import Gateway
+from loadtest.processes import Gateway, until
 from tests.e2e.children import Call
 
 TOKEN = "0123456789abcdef-of-this-test"  # noqa: S105 # a test's own
@@ -32,14 +32,15 @@ def status(*arguments: str, env: Mapping[str, str] | None = None) -> subprocess.
 @contextmanager
 def load(gateway: Gateway) -> Iterator[None]:
     """Two long calls in flight, and three that have been answered when the body begins to run."""
-    running = [Call(gateway.url, stream=True, max_tokens=2000) for _ in range(2)]
+    running = [Call(gateway.url, stream=True, max_tokens=6000) for _ in range(2)]
     try:
         for _ in range(3):
             assert Call(gateway.url, stream=False).read()[0] == 200
         yield
     finally:
         for call in running:
-            call.socket.close()
+            call.close()
+        assert until(gateway.idle, 30.0) is not None, "the next test finds nothing of it"
 
 
 def test_the_page(gateway: Gateway) -> None:

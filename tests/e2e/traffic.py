@@ -86,7 +86,7 @@ class Site:
         before = self.applied()
         self.save(policy)
         self.hang_up()
-        assert until(lambda: self.applied() > before, 5.0) is not None, self.gateway.child.output()
+        assert until(lambda: self.applied() > before, 30.0) is not None, self.gateway.child.output()
 
     def hang_up(self) -> None:
         """SIGHUP: read the file now."""
