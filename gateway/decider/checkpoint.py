@@ -83,7 +83,7 @@ class Checkpoints:
 
     def forget_money(self) -> None:
         """Spend no money before what the leader before has spent is known."""
-        self._limits.money.known = False
+        self._limits.money.forget()
 
     def take_money(self) -> bytes:
         """The money of now, and marks up to which it may be spent once it is kept; empty without providers, or before
@@ -98,14 +98,16 @@ class Checkpoints:
             self._limits.money.keep(self._money)
             self._dispatch.pump()
 
-    def restore_money(self, data: bytes) -> None:
-        """Go on from the money that the leader before has kept; empty: there is none. Raises CheckpointError, and then
-        no money is spent."""
+    def restore_money(self, data: bytes, *, lost: bool = False) -> bool:
+        """Go on from the money that the leader before has kept; empty: there is none. `lost`: the store has lost money
+        that was kept later. Return whether budgets count as spent for that. Raises CheckpointError, and then no money
+        is spent."""
         try:
             states = msgspec.msgpack.decode(data, type=list[Spent]) if data else []
         except msgspec.MsgspecError as error:
             raise CheckpointError(f"it is no money: {error}") from error
         self._limits.money.restore(states, self._clock(), kept=True)
+        return lost and self._limits.money.exhaust(self._clock())
 
     def joined(self, engine: Engine) -> None:
         """An engine is there: it goes on with what was learned of it before."""

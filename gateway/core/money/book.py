@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from gateway.core.admission.quotas import SPANS, Calendar, QuotaWindow, Span, Used
-from gateway.core.money.purse import Purse
+from gateway.core.money.purse import NO_WINDOW, Purse
 from gateway.core.money.tariff import MICRO, Tariff, tariff_of
 from gateway.core.policy.policy import Policy
 from gateway.core.request.call import Call
@@ -237,6 +237,18 @@ class MoneyBook:
             else:
                 self._purse(each.provider, each.tenant, each.span).restore(each.micro, each.start, now)
         self.known = self.known or kept
+
+    def forget(self) -> None:
+        """Spend nothing before the amounts of the gateway before are here and new marks are kept."""
+        self.known = False
+        for _, _, purse in self.purses():
+            purse.marked = NO_WINDOW
+
+    def exhaust(self, now: float) -> bool:
+        """Take the budgets of now as spent, since nobody knows what was. Return whether there are any."""
+        for _, _, purse in self.purses():
+            purse.restore(purse.window.amount or 0, purse.window.start_at(now), now)
+        return bool(self)
 
     def purses(self) -> Iterator[tuple[str, str, Purse]]:
         """Yield every budget of the policy: provider, tenant ("": all), and its purse."""

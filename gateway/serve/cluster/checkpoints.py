@@ -12,6 +12,11 @@ from gateway.serve.saving import Saving, go_on_from
 from gateway.shared.lines import say
 from gateway.shared.tasks import telling
 
+LOST = (
+    "cluster: the store was emptied, and nobody else knows what providers have cost: their budgets of this day and "
+    "month count as spent. To spend more, raise providers.*.budget"
+)
+AT_LEAST = 10.0  # seconds between two checkpoints of a quiet cluster: the store may have been emptied
 NOBODY = 0  # stands among the relays that a hub waits for until `begins` is done: no relay has this number
 
 
@@ -22,6 +27,7 @@ class TermCheckpoints:
         self._checkpoints = checkpoints
         self._store = store
         self._hub: RelayHub | None = None
+        self._led = 0  # last epoch whose money is all in this member's book
         self._saving = Saving(self._take, self._changes, self._save)
         self._loading: asyncio.Task[None] | None = None
 
@@ -29,12 +35,13 @@ class TermCheckpoints:
         """Save from now on, while this member leads."""
         self._saving.start()
 
-    def begins(self, hub: RelayHub) -> None:
-        """A term, whose relays `hub` has. It judges nothing before what the leader before has learned is there."""
+    def begins(self, hub: RelayHub, before: int) -> None:
+        """Begin a term, whose relays `hub` has. It judges nothing before what the leader before has learned is there.
+        `before`: epoch of the last leader that this member knew."""
         self.ends()
         self._hub = hub
         self._checkpoints.forget_money()
-        self._loading = asyncio.get_running_loop().create_task(self._load(hub))
+        self._loading = asyncio.get_running_loop().create_task(self._load(hub, before))
         self._loading.add_done_callback(telling("what the leader before has learned"))
 
     def ends(self) -> None:
@@ -50,16 +57,18 @@ class TermCheckpoints:
             await asyncio.gather(self._loading, return_exceptions=True)
         await self._store.aclose()
 
-    async def _load(self, hub: RelayHub) -> None:
+    async def _load(self, hub: RelayHub, before: int) -> None:
         try:
             state, passed = await self._store.load()
-            money = await self._store.load_money()
+            money, lost = await self._store.load_money()
         except StoreError as error:
             say(f"cluster: what the leader before has learned is left out: the store does not answer: {error}")
         else:
             go_on_from(self._checkpoints, state, passed)
             try:
-                self._checkpoints.restore_money(money)
+                if self._checkpoints.restore_money(money, lost=lost and before != self._led):
+                    say(LOST)
+                self._led = hub.epoch
             except CheckpointError as error:
                 say(f"cluster: money that providers have cost cannot be read, so none is spent: {error}")
         hub.expect({})
@@ -68,9 +77,11 @@ class TermCheckpoints:
         return self._checkpoints.take(() if self._hub is None else self._hub.ungranted)
 
     def _changes(self) -> int:
-        """Number of changes; 0 before this member grants, because the earlier leader's last checkpoint is better until
-        then."""
-        return self._hub.changes if self._hub is not None and self._hub.complete else 0
+        """Number of changes, and of times that are to be saved anyway; 0 before this member grants, because the earlier
+        leader's last checkpoint is better until then."""
+        if self._hub is None or not self._hub.complete:
+            return 0
+        return 1 + self._hub.changes + int(asyncio.get_running_loop().time() / AT_LEAST)
 
     async def _save(self, state: bytes) -> None:
         """Raises OSError."""

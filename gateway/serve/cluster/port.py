@@ -83,6 +83,7 @@ class ClusterPort:
         self._listen = policy.listen or me
         self._hub: RelayHub | None = None
         self._term = 0
+        self._before = 0  # epoch of the last leader but this member
         self._machines = Machines(lambda: self.membership.records)
         self._server: asyncio.Server | None = None
         self._entrance: asyncio.Server | None = None
@@ -240,6 +241,7 @@ class ClusterPort:
         """The leader may have changed, or until when."""
         election = self.membership.election
         if election.term != self._term:
+            before = self._term or self._before
             old, self._hub, self._term = self._hub, None, election.term
             self._learned.ends()
             if old is not None:
@@ -249,7 +251,8 @@ class ClusterPort:
                 self._hub = self._new_hub(self._term)
                 self._hub.start()
                 self._tell()
-                self._learned.begins(self._hub)
+                self._learned.begins(self._hub, before)
+        self._before = self._before if self._term else election.known
         line = repr(election.leader)
         if line != self._said:
             self._said = line

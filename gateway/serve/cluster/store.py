@@ -75,6 +75,7 @@ if leader == name then
   if emptied then until_ = now + ttl end
   redis.call('SET', p .. 'leader', string.format('%.0f %s', leads, name), 'PX', ttl)
   redis.call('HSET', p .. 'term', 'epoch', leads, 'number', last, 'emptied_until', until_)
+  if emptied and known > 0 then redis.call('HSET', p .. 'term', 'lost', 1) end
   if term > 0 and number > last then
     redis.call('HSET', p .. 'term', 'number', number, 'seen', seen .. ' ' .. name)
   end
@@ -115,10 +116,13 @@ return 1
 SAVE = """
 if redis.call('GET', KEYS[1] .. 'leader') ~= ARGV[1] then return 0 end
 redis.call('SET', KEYS[1] .. 'checkpoint', ARGV[2], 'PX', ARGV[3])
-if ARGV[4] ~= '' then redis.call('SET', KEYS[1] .. 'money', ARGV[4], 'PX', ARGV[5]) end
+if ARGV[4] ~= '' then
+  redis.call('SET', KEYS[1] .. 'money', ARGV[4], 'PX', ARGV[5])
+  redis.call('HDEL', KEYS[1] .. 'term', 'lost')
+end
 return 1
 """
-LOAD_MONEY = "return redis.call('GET', KEYS[1] .. 'money') or ''"
+LOAD_MONEY = "return {redis.call('GET', KEYS[1] .. 'money') or '', redis.call('HEXISTS', KEYS[1] .. 'term', 'lost')}"
 LOAD = """
 local found = redis.call('GET', KEYS[1] .. 'checkpoint')
 if not found then return {} end
@@ -232,10 +236,14 @@ class CheckpointStore:
         lives = int(KEPT * 1000), money, int(MONEY_KEPT * 1000)
         return bool(await self._asked(SAVE, f"{epoch} {self._me}", checkpoint, *lives) == 1)
 
-    async def load_money(self) -> bytes:
-        """Return the money that was kept last; empty: none was. Raises StoreError."""
-        found = await self._asked(LOAD_MONEY)
-        return found if isinstance(found, bytes) else b""
+    async def load_money(self) -> tuple[bytes, bool]:
+        """Return the money that was kept last (empty: none was), and whether the store was emptied or set back since.
+        Raises StoreError."""
+        try:
+            money, lost = msgspec.convert(await self._asked(LOAD_MONEY), tuple[bytes, int])
+        except msgspec.ValidationError as error:
+            raise StoreError(f"it answers what no store of a cluster does: {error}") from error
+        return money, bool(lost)
 
     async def load(self) -> tuple[bytes, float]:
         """Return the last checkpoint, and its age in seconds by the store's clock; empty: there is none. Raises
