@@ -9,6 +9,10 @@ times those of `limit`, and starts anew at 0:
 A canary is out once a sum reaches LIMIT. One that is just good enough is out after a million calls on average (Lorden,
 1971); one twice as slow as allowed after some forty. One minute adds no more than a third of LIMIT, so that no single
 bad minute takes a canary out.
+
+Callers choose what they send, and by their session also where it goes. So that none of them takes a canary out, of the
+calls of one tenant that engines refuse (4xx) one a minute counts, and first tokens are compared among prompts of about
+one length.
 """
 
 from __future__ import annotations
@@ -73,7 +77,8 @@ class CanaryTrial:
         self._rest = frozenset(member.model for member in route.members if member.until is None)
         self._evidence: dict[tuple[str, str], Evidence] = defaultdict(Evidence)
         self._calls = self._errors = 0.0  # of the rest, the last ones
-        self._ttfts: dict[tuple[str, bool], TTFTQuantile] = defaultdict(TTFTQuantile)  # by class, and of streams or not
+        self._ttfts: dict[tuple[str, bool, int], TTFTQuantile] = defaultdict(TTFTQuantile)  # see `_alike`
+        self._refused: dict[tuple[str, str], float] = {}  # by model and tenant, when one of its refused calls counted
 
     def checkpoint(self, name: str) -> list[SavedVerdict]:
         """The verdicts so far, of the route of this name."""
@@ -93,12 +98,17 @@ class CanaryTrial:
         now, else None. `record` None: another model has answered the call. `now`: seconds."""
         if outcome is not Outcome.OK and outcome not in ERRORS:
             return None  # it says nothing of the model
+        if record is not None and outcome is Outcome.ENGINE_REFUSED:
+            payer = (model, record.tenant)
+            if now - self._refused.get(payer, -math.inf) < MINUTE:
+                return None
+            self._refused[payer] = now
         first = None if record is None or outcome is not Outcome.OK else record
         if model in self._rest:
             self._calls = FORGETTING * self._calls + 1.0
             self._errors = FORGETTING * self._errors + (outcome in ERRORS)
             if first is not None:
-                self._ttfts[first.class_name, first.stream].add(first.ttft)
+                self._ttfts[_alike(first)].add(first.ttft)
             return None
         canary = self._canaries.get(model)
         if canary is None or model in self.out:
@@ -122,7 +132,7 @@ class CanaryTrial:
 
     def _ttft_of(self, canary: RouteMember, record: Record, now: float) -> str | None:
         times = None if canary.until is None else canary.until.ttft
-        median = self._ttfts[record.class_name, record.stream].value(0.5)
+        median = self._ttfts[_alike(record)].value(0.5)
         if times is None or median is None:
             return None
         evidence = self._evidence[canary.model, "ttft"]
@@ -130,6 +140,12 @@ class CanaryTrial:
             return None
         slow = f"ttft: {evidence.bad} of its {evidence.calls} first tokens"
         return f"{slow} took more than {times:g} times the others' median, {median:.3f} s"
+
+
+def _alike(record: Record) -> tuple[str, bool, int]:
+    """Return what calls have in common whose first tokens are compared: class, streamed or not, prompt's length by
+    powers of two."""
+    return record.class_name, record.stream, record.prompt_tokens.bit_length()
 
 
 def _definition(route: ModelRoute) -> int:

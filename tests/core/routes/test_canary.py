@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -19,8 +20,8 @@ def trial(until: Until) -> CanaryTrial:
     return CanaryTrial(ModelRoute(members=(RouteMember(model="old", weight=9), RouteMember(model="new", until=until))))
 
 
-def ended(ttft: float, class_name: str = "default", *, stream: bool = True) -> Record:
-    return Record(request_id="r", route="", class_name=class_name, ttft=ttft, stream=stream)
+def ended(ttft: float, class_name: str = "default", *, stream: bool = True, **more: Any) -> Record:
+    return Record(request_id="r", route="", class_name=class_name, ttft=ttft, stream=stream, **more)
 
 
 class Traffic:
@@ -125,3 +126,37 @@ def test_a_verdict_outlives_its_decider_as_long_as_the_route_is_the_same() -> No
     of_another_member = trial(Until(errors=0.02))
     of_another_member.restore(structs.replace(saved, model="old"))
     assert changed.out == of_another_member.out == {}
+
+
+def test_one_tenant_whose_calls_are_refused_takes_no_canary_out() -> None:
+    """It sends a bad request ten times a second, in a session that is the canary's, beside ordinary traffic."""
+    traffic = Traffic(Until(errors=0.02))
+    for _ in range(60):
+        assert traffic.run(1, errors=0.01, usual_errors=0.01) is None
+        for second in range(600):
+            now = traffic.now + second / 10
+            words = traffic.trial.observe("new", Outcome.ENGINE_REFUSED, ended(0.1, tenant="bad"), now)
+            assert words is None
+
+
+def test_a_canary_that_refuses_every_call_is_out() -> None:
+    one = trial(Until(errors=0.02))
+    for second in range(3600):
+        one.observe("old", Outcome.OK, ended(0.1, tenant="acme"), second)
+        if one.observe("new", Outcome.ENGINE_REFUSED, ended(0.1, tenant="acme"), second) is not None:
+            break
+    assert 3 * MINUTE < second < 15 * MINUTE
+
+
+def test_one_caller_of_long_prompts_takes_no_canary_out() -> None:
+    one = trial(Until(ttft=1.5))
+    for second in range(3600):
+        assert one.observe("old", Outcome.OK, ended(0.1, prompt_tokens=100), second) is None
+        assert one.observe("new", Outcome.OK, ended(0.1, prompt_tokens=100), second) is None
+        for _ in range(3):
+            assert one.observe("new", Outcome.OK, ended(5.0, prompt_tokens=30_000), second) is None
+    for second in range(3600, 7200):
+        one.observe("old", Outcome.OK, ended(1.0, prompt_tokens=30_000), second)
+        if one.observe("new", Outcome.OK, ended(5.0, prompt_tokens=20_000), second) is not None:
+            break
+    assert one.out, "among long prompts it is slower"
