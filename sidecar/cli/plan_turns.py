@@ -192,7 +192,8 @@ def _turn(
     times, size = _times(machine, name), _bytes(found)
     loading = times.load_seconds(size)
     victims = [other for other in sizes if other != name and set(homes[other]) & set(homes[name])]
-    away = max((_times(machine, other).sleep_seconds(_bytes(sizes[other]), 1) for other in victims), default=0.0)
+    asleep = (_times(machine, each).sleep_seconds(_bytes(sizes[each]), 1, first=True) for each in victims)
+    away = max(asleep, default=0.0)
     may_sleep = levels(profile, None, unified=machine.unified)
     level = None if stops else chosen_level(may_sleep, host_fits=not full)
     may_stop = bool(may_sleep) and level is None

@@ -267,7 +267,8 @@ class ModelState:
     @property
     def sleep_seconds(self) -> float:
         """Seconds to fall asleep."""
-        return self.times.sleep_seconds(self.size, 1 if self.profile.sleeps is None else self.profile.sleeps.level)
+        level = 1 if self.profile.sleeps is None else self.profile.sleeps.level
+        return self.times.sleep_seconds(self.size, level, first=not self.first_residue)
 
     @property
     def stop_seconds(self) -> float:

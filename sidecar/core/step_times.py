@@ -4,9 +4,10 @@ A start is foretold by stages, so that what is left of it follows from the stage
 
 Sources of the figures for what was never measured. DISK: `load_seconds` of published starts, of which the median reads
 1.7 GiB/s, the slowest 0.1, the quickest 22. COMPILE and GRAPHS: their `init_seconds` (median 103, without graphs 4) and
-`graphs_seconds` (median 21); one that finds its compiled graphs in a cache takes 15. SLEEPS_AT: 1.5 to 3 GiB/s were
-published. PROCESS, ENCODER and WAKES_AT have no published source and are rather slow. Where not even the bytes are
-known, as of a simulated engine, a start takes LOAD, and waking takes WAKES.
+`graphs_seconds` (median 21); one that finds its compiled graphs in a cache takes 15. PINS_AT: 1.1 GiB/s were measured,
+1.5 to 3 published. COPIES_AT: 38 to 51 GiB/s were measured on an H200; slower buses have a fifth of that. PROCESS and
+ENCODER have no published source and are rather slow. Where not even the bytes are known, as of a simulated engine, a
+start takes LOAD, and waking takes WAKES.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from gateway.shared.files.units import GIB, MIB
 from sidecar.core.inventory import Size
 from sidecar.core.startup_lines import STAGE_WORDS, STAGES, Stage, share_of, stage_of
 
-DISK, WAKES_AT, SLEEPS_AT = 1.5 * GIB, 8.0 * GIB, 2.0 * GIB  # bytes a second: read, back from the host, to the host
+DISK = 1.5 * GIB  # bytes a second that are read
+PINS_AT = 1.1 * GIB  # bytes a second to host memory that is pinned meanwhile
+COPIES_AT = 8.0 * GIB  # bytes a second to and from host memory that is pinned already
 DOWNLOADS = 100 * MIB  # bytes a second, where a model is not all here: nearly a gigabit
 PROCESS, COMPILE, GRAPHS, EAGER = 20.0, 80.0, 20.0, 5.0  # seconds; EAGER: to profile, without compilation and graphs
 ENCODER = 15.0  # seconds to compile an encoder, which is small and has one kind of step
@@ -78,15 +81,18 @@ class StepTimes:
         """Seconds of waking from level 1, which copies the weights back, and from level 2, which reads them again."""
         first, second = WAKES
         if size.weights:
-            first = AROUND + size.weights / WAKES_AT
+            first = AROUND + size.weights / COPIES_AT
             second = AROUND + max(size.weights, size.stored) / self._disk()
         return self.wakes[0] or first, self.wakes[1] or second
 
-    def sleep_seconds(self, size: Size, level: Literal[1, 2]) -> float:
-        """Seconds to fall asleep: level 1 copies the weights to the host."""
+    def sleep_seconds(self, size: Size, level: Literal[1, 2], *, first: bool = False) -> float:
+        """Seconds to fall asleep: level 1 copies the weights to the host. `first`: the engine's first sleep, which has
+        to pin that memory and is never learnt from: vLLM keeps it pinned, so the later ones are far quicker."""
+        if first and level == 1 and size.weights:
+            return AROUND + size.weights / PINS_AT
         if self.sleep is not None or not size.weights:
             return self.sleep or EVICTION
-        return AROUND + size.weights / SLEEPS_AT if level == 1 else DROPS
+        return AROUND + size.weights / COPIES_AT if level == 1 else DROPS
 
     @property
     def stop_seconds(self) -> float:

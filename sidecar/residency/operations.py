@@ -114,9 +114,11 @@ class Operations:
         except EngineFailed as error:
             return await self._steps.fail(model, error)
         began = self._clock()
+        pins = level == 1 and not model.first_residue and model.size.weights > 0
         made_room = await (self._steps.end(model) if level is None else self._sleeps.sleep(model, level))
         if made_room and model.lifecycle.state is (STOPPED if level is None else SLEEPING):
-            model.times.made_room(level or 0, self._clock() - began)
+            if not pins:
+                model.times.made_room(level or 0, self._clock() - began)
             self._steps.evictions[model.name, "stop" if level is None else "sleep", reason] += 1
         return made_room
 

@@ -52,7 +52,7 @@ from sidecar.sizing.taught import (
 )
 from sidecar.sizing.weights import StoredWeights, on_each_gpu
 from sidecar.sizing.without_files import simulated, unknown
-from sidecar.sizing.working_memory import Batch, batch
+from sidecar.sizing.working_memory import Batch, batch, graphs
 
 READ_WITHIN = 30.0  # seconds for a model's files; a network file system that hangs must not hold up the others
 UNTOLD_CONTEXT = 2048  # tokens: vLLM's, for a model whose config does not say
@@ -259,7 +259,7 @@ def estimate(
         least=least,
         claim=made,
         stored=stored,
-        beyond=beside(made.start_needs, lesson, cuda, total),
+        beyond=beside(made.start_needs, lesson, cuda, total, 0 if most.eager else graphs(shape, most.sequences)),
         residue=asleep(least, 1, unified=unified),
         own_context=own,
         context_length=chosen,

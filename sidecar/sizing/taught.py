@@ -42,14 +42,14 @@ def largest_share(lesson: Lesson, cuda: int, least: int, most: int = MOST) -> in
     return limit if lesson.most is None or lesson.most < least else min(limit, lesson.most)
 
 
-def beside(share: int, lesson: Lesson, cuda: int, total: int) -> int:
-    """Return the bytes that an engine takes beside a share of `share` bytes: its CUDA context, or more if a start said
-    so.
+def beside(share: int, lesson: Lesson, cuda: int, total: int, graphs: int = 0) -> int:
+    """Return the bytes that an engine takes beside a share of `share` bytes: its CUDA context and `graphs`, its CUDA
+    graphs, which vLLM 0.26 and later do not count as part of the share; or more if a start said so.
 
     Above MOST thousandths of the GPU the room for the context is unknown, so such shares are tried. Share and context
     together never count as the whole GPU, because no GPU has all its memory free.
     """
-    own = max(0, min(OWN_CONTEXT, cuda * MOST // 1000 - share))
+    own = max(0, min(OWN_CONTEXT + graphs, cuda * MOST // 1000 - share))
     return max(0, min(max(lesson.beyond, own), total * MOST // 1000 - share))
 
 

@@ -54,7 +54,7 @@ def activations(shape: ModelShape, most: Batch, gpus: int = 1, element: int = 2)
 
 
 def overhead(shape: ModelShape, most: Batch) -> int:
-    """Bytes of CUDA itself and of its graphs, which vLLM counts as part of its share since 0.21."""
+    """Bytes of CUDA itself and of its graphs, which vLLM 0.21 to 0.25 count as part of their share."""
     return CONTEXT + (0 if most.eager else graphs(shape, most.sequences))
 
 

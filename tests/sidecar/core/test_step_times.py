@@ -97,7 +97,8 @@ def test_bytes_foretell_the_first_of_each_step() -> None:
     assert made.load_seconds(SIZE) == pytest.approx(PROCESS + 30 * GIB / DISK + COMPILE + GRAPHS)
     assert times(eager=True).load_seconds(SIZE) == pytest.approx(PROCESS + 30 * GIB / DISK + EAGER)
     assert made.wake_seconds(SIZE) == pytest.approx((0.5 + 15 / 8, 0.5 + 30 * GIB / DISK))
-    assert made.sleep_seconds(SIZE, 1) == pytest.approx(0.5 + 15 / 2)
+    assert made.sleep_seconds(SIZE, 1, first=True) == pytest.approx(0.5 + 15 / 1.1)
+    assert made.sleep_seconds(SIZE, 1) == pytest.approx(0.5 + 15 / 8)
     assert made.sleep_seconds(SIZE, 2) == DROPS
 
 
@@ -120,6 +121,8 @@ def test_what_was_measured_replaces_what_was_foretold_and_then_goes_by_halves() 
     made.made_room(0, 6.0)
     assert (made.load_seconds(SIZE), made.wake_seconds(SIZE)) == (25.0, (1.5, 4.0))
     assert (made.sleep_seconds(SIZE, 1), made.stop_seconds) == (1.5, 6.0)
+    assert made.sleep_seconds(SIZE, 1, first=True) == pytest.approx(0.5 + 15 / 1.1), "it has to pin the memory"
+    assert made.sleep_seconds(Size(), 1, first=True) == 1.5
     assert sum(made.start_stages(Size()).values()) == pytest.approx(25.0), "without its bytes, by the whole"
 
 

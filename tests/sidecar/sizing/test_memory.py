@@ -222,7 +222,7 @@ def test_a_measurement_fits_together(changed: dict[str, int], message: str) -> N
 
 def test_asleep_it_keeps_a_residue_and_level_1_half_as_much_again_as_its_weights_in_host_memory() -> None:
     large = need(shape("llama-3-70b"), StoredWeights(140 * GIB), tokens=8_192, gpus=2)
-    assert RESIDUE == 1_229 * MIB
+    assert RESIDUE >= 2_055_208_960, "measured of vLLM 0.26 on an H200"
     kept = RESIDUE + GIB + large.overhead - CONTEXT  # NCCL and the graphs, where there are GPUs to talk to
     assert (asleep(large, 1).device, asleep(large, 1).host) == (kept, 210 * GIB)
     assert (asleep(large, 2).device, asleep(large, 2).host) == (kept, 0)
