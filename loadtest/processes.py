@@ -37,7 +37,7 @@ class ChildError(Exception):
     """A child ended, or did not get ready in time. The message quotes the end of its output."""
 
 
-def get(url: str, *, timeout: float = 5.0, method: str = "GET", token: str = "") -> tuple[int, bytes]:
+def get(url: str, *, timeout: float = 30.0, method: str = "GET", token: str = "") -> tuple[int, bytes]:
     """Status and body of one request on a connection of its own, that shows the token if there is one. OSError or
     HTTPException where there is no answer."""
     parts = urlsplit(url)

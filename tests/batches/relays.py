@@ -30,7 +30,7 @@ def working(files: Path) -> int:
 
 def until_working(files: Path, beside: int = 0) -> int:
     """The process that works them, once it is another than this one."""
-    assert until(lambda: working(files) not in {0, beside}, 10.0, every=0.01) is not None
+    assert until(lambda: working(files) not in {0, beside}, 30.0, every=0.01) is not None
     return working(files)
 
 
@@ -101,7 +101,7 @@ def _processes_of(port: int) -> set[int]:
         found.update(pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _has(pid, sockets))
         return bool(found)
 
-    assert until(accepted, 10.0) is not None
+    assert until(accepted, 30.0) is not None
     return found
 
 

@@ -153,7 +153,7 @@ def test_requests_that_are_wrong(acme: openai.OpenAI) -> None:
 def test_a_batch_is_cancelled_with_the_results_it_has(acme: openai.OpenAI, engine: SimEngine) -> None:
     file = uploaded(acme, [line("a", max_tokens=1), line("b", max_tokens=4000)])
     batch = begun(acme, file)
-    assert until(lambda: done(acme, batch) == 1, 10.0) is not None
+    assert until(lambda: done(acme, batch) == 1, 30.0) is not None
     with pytest.raises(openai.BadRequestError, match="which is not over"):
         acme.files.delete(file)
     assert acme.batches.cancel(batch).status in {"cancelling", "cancelled"}
@@ -225,4 +225,4 @@ def test_an_upload_is_never_in_memory_and_nothing_is_left_of_a_bad_one(
         with socket.create_connection((parts.hostname or "", parts.port or 0), 20.0) as left:
             head = f"POST /v1/files HTTP/1.1\r\nhost: a\r\nauthorization: Bearer acme\r\n{form}\r\n"
             left.sendall(f"{head}content-length: 900000\r\n\r\n".encode() + (part + bytes(400_000))[:cut])
-    assert until(lambda: {path.name for path in (folder / "kept/files").iterdir()} == kept, 10.0) is not None
+    assert until(lambda: {path.name for path in (folder / "kept/files").iterdir()} == kept, 30.0) is not None

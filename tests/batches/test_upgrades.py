@@ -87,6 +87,7 @@ class Others:
 @pytest.mark.parametrize("words", [(), ("--workers", "2")], ids=["one process", "two relays"])
 def test_upgrades_in_the_middle_of_a_batch_lose_and_double_nothing(tmp_path: Path, words: tuple[str, ...]) -> None:
     with world(tmp_path, *words, policy=POLICY) as made:
+        made.engine.faults(slow=5.0)  # the batch is to outlast all upgrades
         client = openai.OpenAI(base_url=f"{made.url}/v1", api_key="none", max_retries=0, timeout=30.0)
         file = client.files.create(file=("in", lines_of(LINES)), purpose="batch")
         id = client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h").id
@@ -97,6 +98,7 @@ def test_upgrades_in_the_middle_of_a_batch_lose_and_double_nothing(tmp_path: Pat
                 assert until(lambda least=done: _completed(client, id) >= least, 30.0) is not None, made.output()
                 assert made.signalled() is not None, made.output()
                 assert _completed(client, id) < LINES, "the batch is to be under way"
+        made.engine.faults()
         assert set(others.ended) == {"ok"}, others.ended
         assert until(lambda: client.batches.retrieve(id).status == "completed", 60.0) is not None, made.output()
         batch = client.batches.retrieve(id)

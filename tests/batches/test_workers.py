@@ -92,12 +92,15 @@ def test_a_batch_is_worked_whichever_relay_has_its_file_and_itself(gateway: Gate
             assert through.ask("GET", f"/v1/batches/{id}")["request_counts"]["completed"] == LINES
         with RelayConnection(gateway, working(files)) as through:
             assert through.ask("GET", f"/v1/files/{file}")["filename"] == "in.jsonl"
-    assert gateway.total("weir_batch_lines_total", result="completed") == LINES
-    assert gateway.total("weir_batch_calls") == 0
-    assert until(lambda: gateway.total("weir_batch_jobs", status="completed") == 1, 5.0) is not None
+    assert until(lambda: gateway.total("weir_batch_lines_total", result="completed") == LINES, 30.0) is not None
+    assert until(lambda: gateway.total("weir_batch_calls") == 0, 30.0) is not None
+    assert until(lambda: gateway.total("weir_batch_jobs", status="completed") == 1, 30.0) is not None
 
 
-def test_another_relay_works_on_when_the_one_that_does_is_killed(gateway: Gateway, files: Path) -> None:
+def test_another_relay_works_on_when_the_one_that_does_is_killed(
+    gateway: Gateway, files: Path, engine: SimEngine
+) -> None:
+    engine.faults(slow=5.0)  # else the last lines may be done before the last kill
     with client(gateway, "none") as caller:
         id = begun(caller, uploaded(caller, asked(LINES)))
     for least in (50, 120, 190):
@@ -106,13 +109,14 @@ def test_another_relay_works_on_when_the_one_that_does_is_killed(gateway: Gatewa
         os.kill(worker, signal.SIGKILL)
         assert until_working(files, beside=worker) != worker
     assert _done(gateway, id) < LINES, "it was under way"
+    engine.faults()
     with client(gateway, "none") as caller:
         whole(caller, id, LINES)
     kept = gateway.total("weir_batch_lines_total", result="completed")
     assert 0 < kept <= LINES, "a relay that is killed takes the counts of its last second with it"
-    assert until(lambda: gateway.total("weir_batch_jobs", status="completed") == 1, 5.0) is not None
-    assert gateway.total("weir_batch_calls") == 0
-    assert until(lambda: len(relays(gateway)) == 2, 10.0) is not None
+    assert until(lambda: gateway.total("weir_batch_jobs", status="completed") == 1, 30.0) is not None
+    assert until(lambda: gateway.total("weir_batch_calls") == 0, 30.0) is not None
+    assert until(lambda: len(relays(gateway)) == 2, 30.0) is not None
 
 
 def _done(gateway: Gateway, id: str) -> int:
@@ -130,9 +134,11 @@ def test_a_batch_is_cancelled_through_a_relay_that_does_not_work_it(
     with client(gateway, "none") as caller, RelayConnection(gateway, other(gateway, files)) as through:
         file = uploaded(caller, [line("a", max_tokens=1), line("b", max_tokens=4000)])
         id = begun(caller, file)
-        assert until(lambda: done(caller, id) == 1, 10.0) is not None
+        assert until(lambda: done(caller, id) == 1, 30.0) is not None
         assert through.ask("POST", f"/v1/batches/{id}/cancel")["status"] in {"cancelling", "cancelled"}
-        assert until(lambda: caller.batches.retrieve(id).status == "cancelled", 3.0) is not None
+        assert until(lambda: caller.batches.retrieve(id).status == "cancelled", 10.0) is not None, (
+            "the line would take 24 s"
+        )
         ended = caller.batches.retrieve(id)
         assert set(lines_of(caller, ended.output_file_id)) == {"a"}
         assert ended.error_file_id is None
@@ -162,11 +168,11 @@ def test_what_a_killed_relay_was_sent_is_deleted_and_what_another_is_sent_is_not
     dies = RelayConnection(gateway, until_working(files))
     for each in (lives, dies):
         each.begin("/v1/files", FORM, len(BODY), BODY[:-1000])
-    assert until(lambda: len(list(files.glob("*.part"))) == 2, 10.0) is not None
+    assert until(lambda: len(list(files.glob("*.part"))) == 2, 30.0) is not None
     worker = working(files)
     os.kill(worker, signal.SIGKILL)
     assert until_working(files, beside=worker)
-    assert until(lambda: len(list(files.iterdir())) == 1, 10.0) is not None
+    assert until(lambda: len(list(files.iterdir())) == 1, 30.0) is not None
     file = lives.end(BODY[-1000:])
     assert file["bytes"] == SIZE
     assert [path.name for path in files.iterdir()] == [file["id"]]
@@ -192,7 +198,7 @@ def test_an_upgrade_passes_the_batches_on_before_the_old_uploads_have_ended(tmp_
         old = until_working(files)
         with RelayConnection(made.gateway, old) as upload:
             upload.begin("/v1/files", FORM, len(BODY), BODY[:-1000])
-            assert until(lambda: len(list(files.glob("*.part"))) == 1, 10.0) is not None
+            assert until(lambda: len(list(files.glob("*.part"))) == 1, 30.0) is not None
             assert made.signalled() is not None, made.output()
             assert until_working(files, beside=old) in relays(made.gateway)
             assert runs(old), "its upload goes on"
@@ -209,10 +215,10 @@ def test_relays_go_by_the_start_and_not_by_a_policy_that_came_later(
     policy.write_text("{}\n")
     with Gateway(tmp_path / "log", "--engine", engine.url, "--policy", str(policy), "--workers", "2") as started:
         policy.write_text(POLICY)
-        assert until(lambda: "version 2 is active" in started.child.output(), 10.0) is not None
+        assert until(lambda: "version 2 is active" in started.child.output(), 30.0) is not None
         before = relays(started)
         os.kill(before[0], signal.SIGKILL)
-        assert until(lambda: len(set(relays(started)) - {before[0]}) == 2, 10.0) is not None
+        assert until(lambda: len(set(relays(started)) - {before[0]}) == 2, 30.0) is not None
         for pid in relays(started):
             with RelayConnection(started, pid) as through:
                 error = through.ask("GET", "/v1/batches", status=404)["error"]
@@ -222,6 +228,7 @@ def test_relays_go_by_the_start_and_not_by_a_policy_that_came_later(
 
 def test_a_batch_goes_on_from_one_process_to_several_and_back(tmp_path: Path, engine: SimEngine) -> None:
     (tmp_path / "policy.yaml").write_text(POLICY)
+    engine.faults(slow=5.0)  # so that gateways start while it is under way
     common = ("--engine", engine.url, "--policy", str(tmp_path / "policy.yaml"))
     with contextlib.ExitStack() as stack:
         first = stack.enter_context(Gateway(tmp_path / "log1", *common))
@@ -233,6 +240,7 @@ def test_a_batch_goes_on_from_one_process_to_several_and_back(tmp_path: Path, en
             assert until(lambda before=before: _done(first, id) > before + 20, 30.0) is not None
             stack.enter_context(Gateway(tmp_path / f"log{number}", *common, *again, *words))
         assert _done(first, id) < 2 * LINES, "it was under way"
+        engine.faults()
         with client(first, "none") as caller:
             whole(caller, id, 2 * LINES)
         kept = first.total("weir_batch_lines_total", result="completed")

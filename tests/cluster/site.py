@@ -48,7 +48,7 @@ class Machine:
     def cluster(self) -> dict[str, Any]:
         """The cluster as it knows it; {} where it does not answer."""
         try:
-            found: dict[str, Any] = json.loads(get(f"{self.gateway.control}/cluster", timeout=1.0)[1])
+            found: dict[str, Any] = json.loads(get(f"{self.gateway.control}/cluster", timeout=5.0)[1])
         except (OSError, ValueError):
             return {}
         return found
@@ -56,7 +56,7 @@ class Machine:
     def grants(self) -> bool:
         return bool(self.cluster().get("granting"))
 
-    def says(self, words: str, within: float = 10.0) -> None:
+    def says(self, words: str, within: float = 30.0) -> None:
         """Wait for a line in its log."""
         self.gateway.child.wait(lambda: words in self.output, within, repr(words))
 
@@ -89,7 +89,7 @@ class Site:
         self.machines.append(made)
         return made
 
-    def leader(self, within: float = 15.0) -> Machine:
+    def leader(self, within: float = 30.0) -> Machine:
         """The machine that grants, waited for."""
         found: list[Machine] = []
 
@@ -129,4 +129,4 @@ def known(made: Site) -> None:
     """Wait until the leader knows the other machine, which may then be elected at once."""
     leader = made.leader()
     (other,) = made.others(leader)
-    assert until(lambda: leader.cluster().get("candidates") == [other.member], 5.0) is not None, leader.output
+    assert until(lambda: leader.cluster().get("candidates") == [other.member], 30.0) is not None, leader.output

@@ -109,7 +109,7 @@ def play(folder: Path, scene: Callable[[Scene], Awaitable[None]]) -> None:
             await scene(made)
         finally:
             made.close()
-            async with asyncio.timeout(2.0):
+            async with asyncio.timeout(30.0):
                 await made.events.aclose()
         assert made.engine.cache.age is None
         assert asyncio.all_tasks() == {asyncio.current_task()}
@@ -299,7 +299,7 @@ def test_an_address_that_is_taken_is_said(folder: Path, tmp_path: Path) -> None:
     (folder / "e").mkdir()
     argv = [sys.executable, "-m", "loadtest.engine", "--kv-events", f"ipc://{folder}/e"]
     with Child("engine", argv, tmp_path / "log") as child:
-        assert child.process.wait(20) == 2
+        assert child.process.wait(30) == 2
         assert f"cannot publish on ipc://{folder}/e" in child.output()
 
 

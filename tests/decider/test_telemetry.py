@@ -30,7 +30,7 @@ MODELS = json.dumps({"object": "list", "data": [{"id": "m", "max_model_len": 409
 FAST = msgspec.structs.replace(
     Policy(), fleet=msgspec.structs.replace(Policy().fleet, poll=0.02, health=0.05), timeouts=Policy().timeouts
 )
-WITHIN = 10.0  # seconds any of these tests may wait for an event
+WITHIN = 30.0  # seconds any of these tests may wait for an event
 
 
 class FakeEngine:

@@ -73,7 +73,7 @@ def test_a_stream_is_over_at_done(tmp_path: Path, leaves: bool) -> None:
                     assert await asyncio.to_thread(until, gateway.idle, 30.0) is not None
                 done_seen.set()
                 if not leaves:
-                    assert await asyncio.wait_for(reader.readuntil(LAST), 2.0) == b"\r\n" + LAST
+                    assert await asyncio.wait_for(reader.readuntil(LAST), 30.0) == b"\r\n" + LAST
                     writer.close()
                 assert await asyncio.to_thread(until, gateway.idle, 30.0) is not None
                 count = {"outcome": "ok"}

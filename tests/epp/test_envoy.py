@@ -114,7 +114,7 @@ def test_a_picker_that_is_killed(tmp_path: Path, engines: list[SimEngine], allow
         with child, openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=20.0) as client:
             ask(client)
             gateway.child.signal(signal.SIGKILL)
-            gateway.child.process.wait(10.0)
+            gateway.child.process.wait(30.0)
             if allow:
                 assert ask(client).usage is not None
             else:

@@ -9,7 +9,7 @@ import anthropic
 import openai
 import pytest
 
-from loadtest.processes import Gateway
+from loadtest.processes import Gateway, until
 from tests.e2e.children import SimEngine, gateway
 
 pytestmark = pytest.mark.slow  # it starts processes
@@ -74,6 +74,6 @@ def test_no_fallback_is_an_error_that_says_so(client: openai.OpenAI) -> None:
 def test_the_metric_and_the_log_name_route_and_member(routed: Gateway, client: openai.OpenAI) -> None:
     before = routed.total("weir_model_route_calls_total", asked_model="asleep", model="other", how="fallback")
     client.chat.completions.create(model="asleep", messages=MESSAGES, max_tokens=5)  # type: ignore[call-overload]
-    after = routed.total("weir_model_route_calls_total", asked_model="asleep", model="other", how="fallback")
-    assert after == before + 1
-    assert '"asked_model":"asleep"' in Path(routed.child.log).read_text()
+    name, labels = "weir_model_route_calls_total", {"asked_model": "asleep", "model": "other", "how": "fallback"}
+    assert until(lambda: routed.total(name, **labels) == before + 1, 30.0) is not None
+    assert until(lambda: '"asked_model":"asleep"' in Path(routed.child.log).read_text(), 30.0) is not None

@@ -21,7 +21,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
-WITHIN = 15.0  # seconds
+WITHIN = 30.0  # seconds
 CALL = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
 PHASES = {"weir.read", "weir.admit", "weir.queue", "weir.attempt", "weir.first_byte"}
 
@@ -189,7 +189,8 @@ def test_a_collector_that_refuses_or_hangs_costs_calls_nothing(tmp_path: Path, m
         before = gateway.total("weir_trace_spans_dropped_total")
         for _ in range(10):  # one message hangs, three calls' spans wait, and there is no room for more
             call(gateway)
-        assert gateway.total("weir_trace_spans_dropped_total") >= before + 6 * 3
+        more = lambda: gateway.total("weir_trace_spans_dropped_total") >= before + 6 * 3  # noqa: E731
+        assert until(more, WITHIN) is not None
         collector.release.set()
     said = gateway.child.output()
     assert said.count("does not take spans") == 1
@@ -199,8 +200,7 @@ def test_a_collector_that_refuses_or_hangs_costs_calls_nothing(tmp_path: Path, m
 @pytest.mark.slow
 def test_a_collector_that_is_not_there_is_told_of_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
-    with serving(Collector) as gone:
-        url = gone.url
+    url = "http://127.0.0.1:9"  # a port that was free a moment ago may be the engine's now
     policy = tmp_path / "policy.yaml"
     policy.write_text("version: 1\nlogging: {traces: true}\n")
     with serving(Engine) as engine:

@@ -50,7 +50,7 @@ class World:
         """Seconds until another gateway has taken over, after SIGUSR2."""
         before = self.main()
         os.kill(before, signal.SIGUSR2)
-        return until(lambda: self.main() != before, 20.0)
+        return until(lambda: self.main() != before, 30.0)
 
     def successor(self, child: int = 0) -> tuple[int, int]:
         """The process that SIGUSR2 starts, and one of its children: the first is its decider."""
@@ -64,7 +64,7 @@ class World:
             found.extend((pid, born[child]) for pid, born in forked if len(born) > child)
             return bool(found)
 
-        assert until(there, 20.0, every=0.005) is not None, self.output()
+        assert until(there, 30.0, every=0.005) is not None, self.output()
         return found[0]
 
     def output(self) -> str:
@@ -161,8 +161,8 @@ def test_three_upgrades_in_a_row_under_overload_are_noticed_by_nobody(tmp_path: 
     with world(tmp_path, *words) as made:
         ended = asyncio.run(main(made))
         assert set(ended) == {"ok"}, ended
-        assert until(lambda: _held(made) == 0, 2.0) is not None
-        assert until(lambda: total(f"{made.control}/metrics", "weir_requests_total") == ended["ok"], 5.0) is not None
+        assert until(lambda: _held(made) == 0, 30.0) is not None
+        assert until(lambda: total(f"{made.control}/metrics", "weir_requests_total") == ended["ok"], 30.0) is not None
 
 
 def test_a_successor_whose_decider_is_killed_in_the_middle_of_it_costs_no_call(tmp_path: Path) -> None:
@@ -176,14 +176,14 @@ def test_a_successor_whose_decider_is_killed_in_the_middle_of_it_costs_no_call(t
                 await asyncio.sleep(0.1 * step)
                 os.kill(decider, signal.SIGKILL)
                 over = lambda pid=successor: not Path(f"/proc/{pid}").exists() or made.main() == pid  # noqa: E731
-                assert await asyncio.to_thread(until, over, 10.0) is not None, made.output()
+                assert await asyncio.to_thread(until, over, 30.0) is not None, made.output()
             await clients.more(8)
         return clients.ended
 
     with world(tmp_path, "--workers", "2") as made:
         ended = asyncio.run(main(made))
         assert set(ended) == {"ok"}, ended
-        assert until(lambda: _held(made) == 0, 5.0) is not None
+        assert until(lambda: _held(made) == 0, 30.0) is not None
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGQUIT])
@@ -199,7 +199,7 @@ def test_a_successor_whose_relay_dies_before_it_serves_leaves_somebody_who_serve
             successor, relay = await asyncio.to_thread(made.successor, 1)
             os.kill(relay, number)
             over = lambda: not Path(f"/proc/{successor}").exists() or made.main() == successor  # noqa: E731
-            assert await asyncio.to_thread(until, over, 10.0) is not None, made.output()
+            assert await asyncio.to_thread(until, over, 30.0) is not None, made.output()
             for each in streams:
                 assert [choice.finish_reason async for chunk in each for choice in chunk.choices][-1] is not None
             assert await _some_calls(made) == {"ok": 4}
@@ -214,7 +214,7 @@ def test_a_successor_that_is_told_to_end_before_it_serves_leaves_the_one_that_ru
         before = made.main()
         successor, _ = made.successor()
         os.kill(successor, signal.SIGTERM)
-        assert until(lambda: not Path(f"/proc/{successor}").exists(), 10.0) is not None, made.output()
+        assert until(lambda: not Path(f"/proc/{successor}").exists(), 30.0) is not None, made.output()
         assert made.main() == before
         assert asyncio.run(_some_calls(made)) == {"ok": 4}
 
@@ -224,7 +224,7 @@ def test_a_gateway_that_is_killed_while_another_starts_to_take_over_is_replaced(
         serve = [sys.executable, "-m", "gateway.cli", "serve", *made.words, "--take-over"]
         serve += ["--listen", made.url.removeprefix("http://"), "--control", made.control.removeprefix("http://")]
         os.kill(made.main(), signal.SIGKILL)
-        made.gateway.child.process.wait(10.0)
+        made.gateway.child.process.wait(30.0)
         second = Child("second", serve, tmp_path / "second.log")
         try:
             second.line(r"^(control port \S+)", 30.0)
@@ -243,9 +243,9 @@ def test_a_new_one_that_cannot_start_leaves_the_one_that_runs_as_it_is(tmp_path:
         before = made.main()
         made.policy.write_text("classes: 1\n")
         os.kill(before, signal.SIGUSR2)
-        assert until(lambda: "policy.yaml:1" in made.output().split("was started to take over")[-1], 20.0) is not None
+        assert until(lambda: "policy.yaml:1" in made.output().split("was started to take over")[-1], 30.0) is not None
         started = int(re.findall(r"process (\d+) was started to take over", made.output())[-1])
-        assert until(lambda: not runs(started), 20.0) is not None, "it has told its mistake, and ends"
+        assert until(lambda: not runs(started), 30.0) is not None, "it has told its mistake, and ends"
         assert asyncio.run(_some_calls(made)) == {"ok": 4}
         assert made.main() == before
         made.policy.write_text(POLICY)
@@ -275,13 +275,13 @@ def test_a_unix_socket_is_handed_over_with_its_path(tmp_path: Path, words: tuple
         first.line(r"^(control port \S+)", 30.0)
         second = Child("second", [*serve, "--take-over"], tmp_path / "second.log")
         second.line(r"^(control port \S+)", 30.0)
-        assert first.process.wait(10.0) == 0, first.output()
+        assert first.process.wait(30.0) == 0, first.output()
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(str(path))
             client.sendall(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n")
             assert client.recv(4096).startswith(b"HTTP/1.1 200")
         third = Child("third", [*serve, "--take-over", str(tmp_path / "nobody")], tmp_path / "third.log")
-        assert third.process.wait(20.0) == 2
+        assert third.process.wait(30.0) == 2
         assert "no gateway of this user runs" in third.output()
         assert second.stop() == 0
         assert not path.exists(), "who has it last removes it"

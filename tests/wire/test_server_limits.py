@@ -68,16 +68,16 @@ def test_body_times_out_without_progress(framing: bytes) -> None:
         client = await rig.client()
         start = now()
         await client.send(POST + framing)
-        while now() - start < 0.4:  # longer than the limit, with progress
+        while now() - start < 2.0:  # longer than the limit, with progress
             await client.send(b"a")
             await asyncio.sleep(0.02)
         answer = await client.answer()
         assert answer.status == 408
-        assert now() - start > 0.6
+        assert now() - start > 2.9
         assert await client.end() == (b"", "closed")
         assert not rig.handler.requests
 
-    serve(scenario, body_timeout=0.25)
+    serve(scenario, body_timeout=1.0)
 
 
 @pytest.mark.slow
@@ -91,9 +91,9 @@ def test_idle_connection_is_closed(sent: bytes) -> None:
             await client.send(sent)
             await client.answer()
         assert await client.end() == (b"", "closed")
-        assert (0.38 if sent else 0.28) <= now() - start < 5
+        assert now() - start >= (1.08 if sent else 0.98)
 
-    serve(scenario, keep_alive=0.3, headers_timeout=0.05)
+    serve(scenario, keep_alive=1.0, headers_timeout=0.05)
 
 
 def test_an_answer_may_take_longer_than_any_of_them() -> None:
@@ -131,7 +131,7 @@ def test_an_empty_line_does_not_start_a_request() -> None:
         client = await rig.client()
         await client.send(ALIVE + b"\r\n")
         assert (await client.answer()).status == 200
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(1.5)
         sent = now()
         await client.send(ALIVE[:10])
         await asyncio.sleep(0.02)
@@ -139,7 +139,7 @@ def test_an_empty_line_does_not_start_a_request() -> None:
         assert (await client.answer()).status == 200
         assert rig.handler.requests[1].at >= sent - 0.01
 
-    serve(scenario, headers_timeout=0.2)
+    serve(scenario, headers_timeout=1.0)
 
 
 def test_one_timer_however_many_requests() -> None:
@@ -208,11 +208,11 @@ def test_client_that_reads_steadily_is_not_slow() -> None:
         left = 16 << 20
         while left:
             left -= len(await client.reader.read(min(left, 65536)))
-            await asyncio.sleep(0.002)
-        assert now() - start > 0.4  # twice what a client that takes nothing is given
+            await asyncio.sleep(0.01)
+        assert now() - start > 2.0  # twice what a client that takes nothing is given
         assert await client.is_alive()
 
-    serve(scenario, write_stall=0.2, keep_alive=5)
+    serve(scenario, write_stall=1.0, keep_alive=5)
 
 
 @pytest.mark.slow
