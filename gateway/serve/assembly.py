@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from gateway.decider.cache_events import KvEvents
     from gateway.relay.issuer import Issuer
 
+MOST_OUTSIDE = 4096  # calls at a provider at once: its own bound is its 429, whose Retry-After is obeyed
 UNBOUNDED = 10**12  # tokens: a provider has no KV cache that calls here could fill
 PROVIDER_CONNECTS_WITHIN = 5.0  # seconds, TLS included
 NO_PYZMQ = "kv_events: pyzmq is not installed: pip install 'WEIR.whl[kv-events]', or leave kv_events out"
@@ -558,9 +559,7 @@ def client_settings(policy: Policy, id: str = "") -> ClientSettings:
 def provider_entries(policy: Policy) -> dict[str, EngineEntry]:
     """Return the policy's providers as engines, by id."""
     return {
-        PROVIDER + name: EngineEntry(
-            url=each.url, name=name, models=tuple(each.models), max_concurrency=each.max_concurrency
-        )
+        PROVIDER + name: EngineEntry(url=each.url, name=name, models=tuple(each.models), max_concurrency=MOST_OUTSIDE)
         for name, each in policy.providers.items()
     }
 

@@ -82,7 +82,6 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True):
     """Load balancing: a call goes to the engine where its prompt costs least, counting its time to first token and
     the delay of others. The cached part of the prompt costs nothing.
 
-    `block`: Bytes of prompt in one block of the prefix comparison.
     `slow_start`: Time until an engine that was started, woken or repaired gets its full share of calls; 0s: at once.
     `hold_unserved`: Time after the loss of a model's last engine in which its calls wait, within their targets and
     queues; 0s: they get 503 at once.
@@ -93,7 +92,6 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True):
     `cache_secret_file`: File with the secret of tenants' cache salts alone in it; null: a new secret at each start.
     """
 
-    block: Annotated[Bytes, Bounds(ge=64, le=65_536)] = 512
     slow_start: Annotated[Seconds, Bounds(ge=0, le=3600)] = 30.0
     hold_unserved: Annotated[Seconds, Bounds(ge=0, le=3600)] = 60.0
     gateways: Annotated[Count, Bounds(ge=1, le=1000)] = 1

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from gateway.core.policy.types import Bounds, FileName, ModelName, Name, Positive, TenantName
+from gateway.core.policy.types import Bounds, FileName, ModelName, Name, TenantName
 from gateway.shared.files.kinds import Text
 from gateway.shared.files.units import Factor, Share
 
@@ -60,7 +60,6 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
     `spill`: Calls of model routes that go to the provider where `fallback` names its models. late: those that no member
     could serve within their targets; errors: those whose members are all down or failing; never: none. Callers may
     also ask for its models by name.
-    `max_concurrency`: Calls at the provider at once.
     `allow_private`: Whether the address may be this machine's or a private network's, and its scheme http.
     """
 
@@ -72,5 +71,4 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
     tenants: tuple[TenantName, ...] = ()
     classes: tuple[Name, ...] = ()
     spill: Literal["late", "errors", "never"] = "late"
-    max_concurrency: Positive = 64
     allow_private: bool = False

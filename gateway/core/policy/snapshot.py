@@ -70,5 +70,4 @@ def call_settings(policy: Policy) -> CallSettings:
         media="data_urls_only" if isinstance(media, tuple) else media,
         media_hosts=frozenset(media if isinstance(media, tuple) else ()),
         model_routes=frozenset(policy.models),
-        block=policy.routing.block,
     )

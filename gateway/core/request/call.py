@@ -112,8 +112,6 @@ class CallSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_depth: int = 64
     max_values: int = 104_857  # JSON values and names of fields in a body
     max_text: int = 2 * 1024**2  # bytes of a body, without its media
-    block: int = 512  # bytes of the prompt in each hash of `Call.prefix`
-    max_blocks: int = 512
     media: Literal["data_urls_only", "any", "none"] = "data_urls_only"
     media_hosts: frozenset[str] = frozenset()
     model_routes: frozenset[str] = frozenset()

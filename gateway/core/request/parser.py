@@ -34,6 +34,8 @@ SESSION_HEADERS = (  # in order; what clients send of their own accord: none nee
     b"x-session-id",  # opencode, as the next one
     b"x-session-affinity",
 )
+BLOCK = 512  # bytes of the prompt in each hash of `Call.prefix`: about a hundred tokens, some blocks of an engine
+BLOCKS = 512  # hashes of a prompt at most
 _names_no_session = frozenset(SESSION_HEADERS).isdisjoint
 
 
@@ -76,7 +78,7 @@ def parse(
     )
     if route.generates:
         call.n, call.max_tokens = _output(route.kind, fields, prompt, settings)
-        call.prefix = _prefix(prompt, data, hash((model, tenant)), settings)
+        call.prefix = _prefix(prompt, data, hash((model, tenant)))
         call.shape = _shape(fields)
     _edit_body(call, fields, prompt, settings, cache_salt if route.cached else b"", metered)
     call.ascii_bytes, call.cjk_bytes, call.other_bytes = scripts(data)
@@ -103,12 +105,12 @@ def _fields(
     return fields, fields.model
 
 
-def _prefix(prompt: Prompt, data: bytes, seed: int, settings: CallSettings) -> tuple[int, ...]:
+def _prefix(prompt: Prompt, data: bytes, seed: int) -> tuple[int, ...]:
     """Hashes of the prompt's blocks. A billing line, which differs from call to call, is left out."""
     hashed = data + msgspec.json.encode(prompt.ids) if prompt.ids else data
     if prompt.billing:
         hashed = hashed.replace(prompt.billing.encode(), b"", 1)
-    return chain(hashed, seed, settings.block, settings.max_blocks)
+    return chain(hashed, seed, BLOCK, BLOCKS)
 
 
 def _edit_body(call: Call, fields: Body, prompt: Prompt, settings: CallSettings, added: bytes, metered: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.policy.policy import BodyPolicy, Policy, Routing, TrustedProxies
+from gateway.core.policy.policy import BodyPolicy, Policy, TrustedProxies
 from gateway.core.policy.snapshot import Snapshot, call_settings, largest_body
 from gateway.core.policy.traffic import Deadlines, TrafficClass
 from gateway.core.request.call import CallSettings
@@ -20,12 +20,11 @@ def test_what_the_parser_needs_is_taken_from_the_policy() -> None:
         classes={"fast": TrafficClass(deadline=5.0), "default": TrafficClass(deadline=7.0)},
         service_tiers={"priority": "fast"},
         body=BodyPolicy(max=3 * 1024**2, max_n=2, media=("pictures.example",)),
-        routing=Routing(block=128),
     )
     found = call_settings(policy)
     assert found.class_deadlines == {"fast": 5.0, "default": 7.0}
     assert found.service_tiers == {"priority": "fast"}
-    assert (found.max_messages, found.max_n, found.media, found.block) == (3072, 2, "data_urls_only", 128)
+    assert (found.max_messages, found.max_n, found.media) == (3072, 2, "data_urls_only")
     assert found.media_hosts == frozenset({"pictures.example"})
 
 
