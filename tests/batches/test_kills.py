@@ -109,7 +109,7 @@ def compare(openai: OpenAI, id: str, files: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60 + 8 * KILLS)
+@pytest.mark.timeout(600 + 8 * KILLS)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_no_result_is_lost_or_doubled_by_sigkills(workers: int, tmp_path: Path) -> None:
     rng, uncommitted = random.Random(3), 0

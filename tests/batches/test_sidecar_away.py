@@ -17,7 +17,7 @@ from tests.e2e.children import SimEngine
 from tests.e2e.traffic import CHAT, body
 from tests.sidecar.served import MODELS, Box, box
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.slow
 
 LINES = [("1", "org/A"), ("2", "b"), ("3", "org/A"), ("4", "sim")]
 POLICY = "storage: kept\nbatches: {}\nfleet: {engines: [{url: 'ENGINE'}], sidecars: {token_file: s.token}}\n"

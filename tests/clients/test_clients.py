@@ -17,7 +17,7 @@ from tests.clients import install
 from tests.clients.matrix import CLIENTS, PAGE, Client, table, written
 from tests.e2e.traffic import sha256
 
-pytestmark = [pytest.mark.clients, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.clients, pytest.mark.slow]
 
 KEYS = {"WEIR_KEY": "weir-key-of-everyday", "WEIR_SLOW_KEY": "weir-key-of-hurried"}
 POLICY = {

@@ -29,7 +29,6 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
 
 @pytest.mark.clients
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
 def test_a_program_is_answered(gateway: Gateway, program: Program, tmp_path: Path) -> None:
     (model,) = {model for engine in gateway.fleet()["engines"] for model in engine["models"]}

@@ -18,7 +18,7 @@ from tests.cluster.proxy import Proxy
 from tests.cluster.site import Machine, Site, known, site
 from tests.cluster.test_cluster import ACROSS, call, store_heard, took_over
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.slow
 HOUR = 3600.0
 CLOCK = """\
 import time

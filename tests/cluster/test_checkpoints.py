@@ -22,7 +22,7 @@ from tests.cluster.test_store import of
 from tests.e2e.children import Call
 from tests.programs import required
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.slow
 
 CALLS = 12
 LIMITED = "limits: {per_tenant: {requests: {rate: 12/h, burst: 12}}}\n"

@@ -23,7 +23,7 @@ from tests.cluster.site import Machine, Site, known, site
 from tests.e2e.children import Call
 from tests.serve.test_processes import Load
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.slow
 ACROSS = 4.0  # seconds without grants, at most, when a machine dies
 
 

@@ -13,7 +13,7 @@ from loadtest.processes import until
 from tests.biller import COST, HIGHEST, Biller, spend
 from tests.cluster.site import Site, site
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.slow
 
 DAY = 2.0
 MOST = int(DAY * 1_000_000 * 0.8)  # micro-units that the one tenant may cost

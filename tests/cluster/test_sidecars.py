@@ -19,7 +19,7 @@ from sidecar.gpus.simulated import lay_out
 from tests.cluster.site import Machine, Site, site
 from tests.e2e.children import post
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.slow
 GIB = 1024**3
 FLEX = {"service_tier": "flex"}  # of a class with the time to wait until a model is awake
 SHOWN = "report-token-of-sixteen-characters"

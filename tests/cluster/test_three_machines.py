@@ -15,7 +15,7 @@ from tests.cluster.site import Machine, Site, site
 from tests.cluster.test_cluster import ACROSS
 from tests.serve.test_upgrades import Clients
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.slow
 
 
 def candidates(leader: Machine, others: list[Machine]) -> None:

@@ -15,7 +15,7 @@ from loadtest.processes import get, until
 from tests.cluster.site import Machine, Site, known, site
 from tests.serve.test_upgrades import Clients
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.slow
 DRAIN = "timeouts: {drain: 20s}\n"
 
 

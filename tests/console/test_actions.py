@@ -13,7 +13,7 @@ from loadtest.processes import Gateway
 from tests.console.conftest import Console
 from tests.console.traffic import XSS, call, chat
 
-pytestmark = [pytest.mark.slow, pytest.mark.console, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.console]
 
 TOKEN = "correct-horse-battery-staple"  # noqa: S105 # a test's own
 

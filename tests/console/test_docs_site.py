@@ -13,7 +13,7 @@ import pytest
 
 from tests.docs.markdown import ROOT
 
-pytestmark = [pytest.mark.console, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.console
 
 WIDER = """() => {
     const column = document.querySelector(".md-content__inner").getBoundingClientRect();

@@ -10,7 +10,7 @@ from loadtest.processes import Gateway
 from tests.console.conftest import Console
 from tests.console.traffic import XSS, HostileEngine, call, chat
 
-pytestmark = [pytest.mark.slow, pytest.mark.console, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.console]
 
 
 @pytest.fixture(scope="module")

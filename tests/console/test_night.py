@@ -17,7 +17,7 @@ from loadtest.processes import Child, Gateway, get, until
 from tests.console.conftest import Console
 from tests.console.traffic import Traffic, call, chat
 
-pytestmark = [pytest.mark.slow, pytest.mark.console, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.console]
 
 POLICY = 'fleet: {engines: [{url: "%s", name: left}, {url: "%s", name: right}]}'
 EARLY, LATE = 1.0, 3.0  # seconds: calls that break off tell at once, health checks within two

@@ -17,7 +17,7 @@ from loadtest.processes import Child, Gateway
 from tests.console.conftest import Console
 from tests.console.traffic import Traffic, call, chat
 
-pytestmark = [pytest.mark.slow, pytest.mark.console, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.console]
 
 ENGINES = 1000
 SECONDS = 10

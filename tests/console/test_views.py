@@ -18,7 +18,7 @@ from loadtest.processes import Gateway, until
 from tests.console.conftest import Console
 from tests.console.traffic import Traffic, call, chat
 
-pytestmark = [pytest.mark.slow, pytest.mark.console, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.console]
 
 KEYS = {"acme": "sk-acme", "globex": "sk-globex"}
 POLICY = """

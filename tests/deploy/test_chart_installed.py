@@ -17,7 +17,7 @@ from tests.deploy.chart import CASES, CHART, one, rendered
 from tests.deploy.kubernetes import Kubernetes, definitions, started
 from tests.deploy.tools import installed
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.slow
 
 WITHOUT = ("--set=serviceMonitor.enabled=false", "--set=prometheusRule.enabled=false", "--set=keda.enabled=false")
 HOST_PATH = "hostPath"  # the volume with the models that a case gives its sidecars

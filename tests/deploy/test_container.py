@@ -25,6 +25,7 @@ from sidecar.cli.commands import parser_for as sidecar_parser_for
 from tests.deploy.images import DOCKERFILE, copied, instructions, of, sent, words
 from tests.deploy.tools import ROOT, installed
 from tests.e2e.children import SimEngine
+from tests.wheels import built
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SECRETS = (
@@ -124,16 +125,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 into = source / destination / file.relative_to(ROOT / name)
                 into.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(file, into)
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", folder, source], check=True, timeout=300)
-    (wheel,) = folder.glob("weir_gateway-*.whl")
-    with zipfile.ZipFile(wheel) as archive:
+    with zipfile.ZipFile(built(source, folder)) as archive:
         archive.extractall(folder / "site")
     return folder / "site"
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_gateway_runs_from_what_is_copied_without_rights_on_a_read_only_root(
     workers: int, site: Path, tmp_path: Path

@@ -15,8 +15,9 @@ import pytest
 from loadtest.processes import free_port
 from tests.deploy.tools import ROOT, imported
 from tests.e2e.children import SimEngine
+from tests.wheels import built, tree
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 MODEL = "Qwen/Qwen3-0.6B"
 PAGE = ROOT / "docs/tutorial.md"
@@ -42,10 +43,7 @@ healthy() {
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", folder, ROOT], check=True, timeout=300)
-    (found,) = folder.glob("weir_gateway-*.whl")
-    return found
+    return built(tree(folder / "source"), folder)
 
 
 def script(page: str, data: int, control: int, engine: str) -> str:

@@ -64,7 +64,6 @@ def ask(gateway: Gateway) -> int:
     return post(gateway.url + "/v1/chat/completions", body)[0]
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.usefixtures("open_files")
 def test_ten_thousand_idle_connections(tmp_path: Path, engine: SimEngine) -> None:
     with gateway(tmp_path, engine, POLICY) as running:

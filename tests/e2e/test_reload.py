@@ -282,6 +282,5 @@ def test_ten_reloads_under_load(site: Site, engines: list[SimEngine]) -> None:
     reloads_under_load(site, engines, 10)
 
 
-@pytest.mark.timeout(180)
 def test_a_hundred_reloads_under_load(site: Site, engines: list[SimEngine]) -> None:
     reloads_under_load(site, engines, 100)

@@ -55,7 +55,6 @@ async def probe(client: httpx.AsyncClient, number: int) -> list[httpx.Response]:
     return answers
 
 
-@pytest.mark.timeout(150)
 def test_who_comes_back_when_it_was_told_to_is_let_in(tmp_path: Path, engine: SimEngine) -> None:
     async def main(site: Site) -> tuple[list[list[httpx.Response]], list[Answer]]:
         ended: list[Answer] = []

@@ -59,7 +59,6 @@ ABSENT = "Ray is not installed here: `make test-ray` installs it, in an environm
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.ray,
-    pytest.mark.timeout(600),  # 213 s on two cores that others use
     pytest.mark.filterwarnings("default"),  # Ray's own warnings are not ours
     pytest.mark.skipif(find_spec("ray") is None and "WEIR_REQUIRE_RAY" not in os.environ, reason=ABSENT),
 ]

@@ -16,7 +16,7 @@ from loadtest.processes import until
 from tests.biller import COST, HIGHEST, Biller, call, spend
 from tests.serve.test_processes import POLICY, Processes
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.slow
 
 DAY = 1.0
 MOST = int(DAY * 1_000_000 * 0.8)  # micro-units: the share of the one tenant

@@ -59,14 +59,12 @@ def test_a_full_gpu_may_be_tried_with_the_same_claim_once_more_is_free(failed: s
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_every_law_holds_for_many_machines() -> None:
     found = chain.from_iterable(more for _, more in explore(range(MACHINES), os.cpu_count() or 1, lives))
     assert [f"--machine {life.seed}: {life.wrong[0]}" for life in found if life.wrong] == []
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", FOUND)
 def test_a_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant, words = FOUND[name]

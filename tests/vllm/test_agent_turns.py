@@ -11,7 +11,7 @@ from loadtest.processes import Gateway
 from tests.agent_turns import shares
 from tests.vllm.conftest import Place
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.vllm
 
 
 def test_the_history_is_cached_from_the_second_turn_on(place: Place, tmp_path: Path) -> None:

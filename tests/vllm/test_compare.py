@@ -10,7 +10,7 @@ from loadtest.lab.rivals.real import OVERLOAD
 from loadtest.lab.rivals.runs import WEIR, row
 from tests.vllm.conftest import Place
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.vllm
 UNEXPLAINED = {"cut", "unanswered", "upstream", "bug"}
 
 

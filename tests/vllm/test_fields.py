@@ -25,7 +25,7 @@ from loadtest.lab.vllm.real_vllm import venv
 from tests.core.request.test_allowed_fields import BODIES
 from tests.vllm import install
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.vllm
 
 # Read by every route that has them, beside the prompts of `READS`.
 READ = {

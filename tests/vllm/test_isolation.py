@@ -12,7 +12,7 @@ from loadtest.lab.vllm.real_vllm import MODEL
 from loadtest.processes import Gateway
 from tests.vllm.conftest import Place
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.vllm
 KEYS = {"acme": "key-of-acme", "globex": "key-of-globex"}
 
 

@@ -20,7 +20,7 @@ from loadtest.lab.vllm.real_vllm import MODEL, Vllm
 from tests.e2e.children import post
 from tests.vllm.conftest import Place
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.vllm
 BLOCK = 32  # tokens; on CPU a multiple of it
 BLOCKS = 65  # one is set aside
 PROMPT = 10 * BLOCK + 1  # tokens: ten full blocks, and one that is always computed again

@@ -15,7 +15,7 @@ from loadtest.report.summary import summarise
 from tests.loadtest.made_runs import a_run
 from tests.vllm import install
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.vllm
 THEIRS = """
 import json, sys
 from vllm.benchmarks.lib.endpoint_request_func import RequestFuncOutput

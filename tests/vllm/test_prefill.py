@@ -15,7 +15,7 @@ from loadtest.lab.vllm.real_vllm import MODEL, Vllm
 from loadtest.processes import Gateway, free_port
 from tests.vllm.conftest import Place
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(540)]
+pytestmark = pytest.mark.vllm
 CHAT = "/v1/chat/completions"
 # Any stream misses such a target, so that a long prompt is read elsewhere while there is one.
 POLICY = """

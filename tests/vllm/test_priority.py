@@ -12,7 +12,7 @@ from tests.e2e.children import post
 from tests.priority_order import answered, policy
 from tests.vllm.conftest import Place
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.vllm
 FLAGS = ("--scheduling-policy", "priority", "--max-num-seqs", "1", "--max-model-len", "2048")
 
 

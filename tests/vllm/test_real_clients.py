@@ -11,7 +11,7 @@ import pytest
 from loadtest.lab.vllm.real_vllm import CONTEXT, MODEL
 from loadtest.processes import Gateway
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.vllm
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Say something."}]
 
 

@@ -19,7 +19,7 @@ from loadtest.processes import Gateway, until
 from tests.raw_calls import chat, exchange
 from tests.vllm.conftest import Place
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.vllm
 END = b"\r\n0\r\n\r\n"  # the last chunk
 ENDLESS = 3000  # tokens: many seconds of generation on two cores
 

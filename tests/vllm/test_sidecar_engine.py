@@ -21,7 +21,7 @@ from sidecar.process.engine import VllmEngines
 from tests.sidecar.nothing_left import gone, nothing_left
 from tests.vllm import install
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.vllm
 
 FILE = """
 engine: {{python: {python}, device: cpu}}

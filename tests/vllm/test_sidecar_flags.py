@@ -13,7 +13,7 @@ from sidecar.core.flags import FLAGS, OWNED, SWITCH, VARIABLES
 from sidecar.core.profile import EngineSettings
 from tests.vllm import install
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.vllm
 
 # Only older versions have these.
 GONE = {

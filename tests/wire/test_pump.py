@@ -211,7 +211,6 @@ def test_events_that_need_no_reading_are_pumped() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_the_sanitizers_find_nothing(tmp_path: Path) -> None:
     library = tmp_path / "pump.so"
     flags = ["-std=c11", "-Wall", "-Wextra", "-Werror", "-O1", "-g", "-fsanitize=address,undefined"]

@@ -32,7 +32,6 @@ def trace() -> Path:
     return path
 
 
-@pytest.mark.timeout(300)
 def test_every_request_of_a_trace_is_accounted_for(trace: Path, tmp_path: Path) -> None:
     first = tmp_path / "first.csv"
     with trace.open() as lines:

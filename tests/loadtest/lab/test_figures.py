@@ -134,7 +134,6 @@ def test_bad_arguments_are_status_2(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_every_row_can_be_measured() -> None:
     setting = Setting(engines=2, warm=3.0, measured=3.0)
     rows: list[Row] = [row for measure in (*ROWS.values(), retry_after, wait) for row in measure(setting)]

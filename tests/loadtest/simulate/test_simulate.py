@@ -281,7 +281,6 @@ def test_the_same_seed_is_the_same_report_to_the_byte(tmp_path: Path) -> None:
     assert seen[0] == seen[1]
 
 
-@pytest.mark.timeout(240)
 def test_the_highest_rate_that_keeps_the_slo_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     flags = [
@@ -360,7 +359,6 @@ def test_one_that_is_killed_takes_its_processes_along() -> None:
     assert ended(process.pid), "no process of its group is left"
 
 
-@pytest.mark.timeout(240)
 def test_memory_does_not_grow_with_a_trace(tmp_path: Path) -> None:
     """Four times the rows in the memory of the first: sketches and the engines' caches are full by then."""
     pages: list[tuple[int, int]] = []

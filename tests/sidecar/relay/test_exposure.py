@@ -42,7 +42,7 @@ fleet: {{poll: 100ms, health: 200ms, sidecars: {{
 classes: {{default: {{ttft: 60s}}}}
 """
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.slow
 
 
 def run(*argv: str, given: str = "") -> str:

@@ -32,7 +32,7 @@ models:
 """
 CALL = {"model": "chat", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 400, "ignore_eos": True}
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.slow
 
 
 @contextmanager

@@ -110,7 +110,6 @@ def test_on_one_gpu_the_others_engines_are_foreign_memory(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_two_that_start_engines_at_once_never_overrun_a_gpu(tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         one, two = stack.enter_context(neighbours(tmp_path))
