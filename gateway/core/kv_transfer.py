@@ -92,4 +92,4 @@ def params_of(answer: bytes, request_id: str) -> bytes:
 
 def decode_body(body: bytes, params: bytes) -> bytes:
     """Return `body` with the transfer parameters. Of equal keys in JSON every reader takes the last."""
-    return body.rstrip(b" \t\r\n")[:-1] + b',"kv_transfer_params":' + params + b"}" if params else body
+    return body.rstrip(b" \t\r\n")[:-1] + b',"kv_transfer_params":' + params + b"}"

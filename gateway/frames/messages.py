@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from gateway.core.engines.breaker import Ending
+from gateway.core.engines.origin import PROVIDER
 from gateway.core.request.outcome import Outcome
 from gateway.core.request.record import Record
 
@@ -94,6 +95,11 @@ class EngineTerms(msgspec.Struct, array_like=True, forbid_unknown_fields=True, f
     url: str
     tpot: float
     pace: float
+
+    @property
+    def provider(self) -> str:
+        """The policy's name for a provider; empty: the engine is none."""
+        return self.id.removeprefix(PROVIDER) if self.id.startswith(PROVIDER) else ""
 
 
 class PrefillTerms(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False):

@@ -20,7 +20,6 @@ from gateway.core.admission.decider import SLOWER, Grant, GrantedEngine
 from gateway.core.admission.shaping import shape_body
 from gateway.core.answer.engine_head import wrong_body
 from gateway.core.engines.breaker import Ending, ending_of
-from gateway.core.engines.origin import PROVIDER
 from gateway.core.kv_transfer import FETCH, decode_body
 from gateway.core.policy.policy import Policy
 from gateway.core.policy.snapshot import Current
@@ -75,7 +74,7 @@ class Attempts:
             again: int | None = None
             try:
                 if after is None:
-                    reply = await self._send(path, headers, call, record, grant, params)
+                    reply = _checked(call, await self._sending(path, headers, call, record, grant, params))
                 else:
                     send = partial(self._send, path, headers, call, record)
                     reply = await hedged(grant, send, after)
@@ -128,11 +127,15 @@ class Attempts:
             grant.prefilled(self.clock(), FETCH, "", "")
         return b""
 
-    async def _send(
-        self, path: bytes, headers: bytes, call: Call, record: Record, grant: Grant, params: bytes = b""
-    ) -> Reply:
-        """Make one attempt, on the grant's engine. `params`: where that fetches the prompt's KV cache. Raises
-        EngineError, also for an answer that cannot be the engine's."""
+    async def _send(self, path: bytes, headers: bytes, call: Call, record: Record, grant: Grant) -> Reply:
+        """Make one attempt of several. Raises EngineError, also for an answer that cannot be the engine's."""
+        return _checked(call, await self._sending(path, headers, call, record, grant, b""))
+
+    def _sending(
+        self, path: bytes, headers: bytes, call: Call, record: Record, grant: Grant, params: bytes
+    ) -> Coroutine[Any, Any, Reply]:
+        """Begin one attempt on the grant's engine; the coroutine waits for its answer. `params`: where the engine
+        fetches the prompt's KV cache."""
         engine, now = grant.engine, self.clock()
         if call.trace is not None:
             headers += call.trace.attempt(engine.id, now)
@@ -141,22 +144,18 @@ class Attempts:
             call.sent_at = now
         record.engine = engine.id
         body = shape_body(call.body, call.route.kind, call.shaped) if call.shaped else call.body
-        body = decode_body(body, params)
+        if params:
+            body = decode_body(body, params)
         if grant.priority:
             headers, body = with_priority(headers, body, call.route, grant.priority)
         timeout = min(patience(call, grant, self.current.policy), call.deadline - now)
-        if engine.id.startswith(PROVIDER):
+        if engine.provider:
             path, headers, body = self._for_provider(path, call, body, grant)
-        reply = await self.clients[engine.id].send(b"POST", path, headers, body, timeout=timeout)
-        wrong = wrong_body(call, reply.headers, reply.length) if reply.status == 200 else ""
-        if wrong:
-            reply.close()
-            raise EngineError("garbage", wrong)
-        return reply
+        return self.clients[engine.id].send(b"POST", path, headers, body, timeout=timeout)
 
     def _for_provider(self, path: bytes, call: Call, body: bytes, grant: Grant) -> tuple[bytes, bytes, bytes]:
         """Return path, head and body as a provider takes them. Raises Refused where the policy no longer has it."""
-        provider = self.current.policy.providers.get(grant.engine.id.removeprefix(PROVIDER))
+        provider = self.current.policy.providers.get(grant.engine.provider)
         model = None if provider is None else provider.models.get(call.model)
         if model is None or not call.leaves:
             raise failure(grant.engine, "the policy no longer has it", "the policy no longer has it")
@@ -185,6 +184,15 @@ async def _move(grant: Grant, failed: frozenset[str], call: Call, lines: bytes, 
         record.model = call.model
 
 
+def _checked(call: Call, reply: Reply) -> Reply:
+    """Return the reply. Raises EngineError if it cannot be the engine's answer."""
+    wrong = wrong_body(call, reply.headers, reply.length) if reply.status == 200 else ""
+    if wrong:
+        reply.close()
+        raise EngineError("garbage", wrong)
+    return reply
+
+
 def patience(call: Call, grant: Grant, policy: Policy) -> float:
     """Seconds that an engine has for a call's first byte; a whole answer's comes with its last."""
     if call.stream:
@@ -196,7 +204,10 @@ def _heard(grant: Grant, reply: Reply) -> tuple[str, str]:
     """Report the head of an answer. Return the kind of failure that its status is, and words for it; empty: it is an
     answer to the caller. What a provider says of the gateway's key, money or limits is none."""
     status = reply.status
-    if not grant.engine.id.startswith(PROVIDER) or (status < 500 and status not in REFUSED_OUTSIDE):
+    if status < 300:
+        grant.answered(status)
+        return "", ""
+    if not grant.engine.provider or (status < 500 and status not in REFUSED_OUTSIDE):
         message = _answered(grant, status)
         return str(status), message if status in RETRIED else ""
     kind = REFUSED_OUTSIDE.get(status, str(status))

@@ -33,12 +33,15 @@ SLOWER = 3.0  # times its usual pace that an engine may take for a whole answer,
 
 
 class GrantedEngine(Protocol):
-    """An engine, as far as a relay needs to know it. `name` is for clients, `id` is its address."""
+    """An engine, as far as a relay needs to know it. `name` is for clients, `id` is its address. `provider`: the
+    policy's name for a provider; empty: the engine is none."""
 
     @property
     def id(self) -> str: ...
     @property
     def name(self) -> str: ...
+    @property
+    def provider(self) -> str: ...
 
 
 class GrantedHold(Protocol):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from gateway.core.request.call import Call
 
 EVENTS = b"text/event-stream"
+USUAL = {False: b"application/json", True: b"text/event-stream; charset=utf-8"}  # by whether it streams; as vLLM has it
 SHOWN = 60  # characters of a content type
 
 
@@ -19,7 +20,10 @@ def wrong_body(call: Call, headers: Mapping[bytes, bytes], length: int | None) -
     """
     if length == 0:
         return "it answered 200 without a body"
-    found = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    found = headers.get(b"content-type", b"")
+    if found == USUAL[call.stream]:
+        return ""
+    found = found.partition(b";")[0].strip().lower()
     if not found or (found == EVENTS if call.stream else call.route.form or not found.startswith(b"text/")):
         return ""
     due = "an event stream" if call.stream else "JSON"
