@@ -392,18 +392,15 @@ class Dispatch:
         witness = self.witness
         if witness is not None:
             witness.granting(call, choice, now, ticket)
-        watermark, traffic, shaping = (
-            choice.engine.ledger.watermark(),
-            self.traffic[call.model],
-            self.control.rules.shaping,
-        )
+        traffic, shaping = self.traffic[call.model], self.control.rules.shaping
+        watermark = choice.engine.ledger.watermark()
         if (watermark > shaping.above or traffic.level >= shaping.level) and call.route.generates:
             given = shaping.given(call.asked, call.class_name, watermark, traffic.mode)
             if given < call.asked:
                 call.shaped = given
                 call.output_tokens = min(call.output_tokens, call.shaped * call.n)
                 call.expected_tokens = min(call.expected_tokens, call.shaped)
-        plan = None if exclude else self.control.read_where(call, choice, now)
+        plan = self.control.read_where(call, choice, now) if self.fleet.reads_apart and not exclude else None
         if plan is not None and plan.engine is not None:
             choice = msgspec.structs.replace(choice, prefill=1, ttft=plan.there)
         grant = LocalGrant(self, call, choice, now, ticket)

@@ -44,23 +44,24 @@ class LocalGrant:
         self.ticket = ticket
         self.cached = choice.cached
         self.engine: Engine = choice.engine
-        self.hold = choice.engine.hold(
+        engine = self.engine
+        self.hold = hold = engine.hold(
             call.cost, choice.prefill, now, call.class_name, output=call.output_tokens, teaches=call.stream
         )
         self.expected = choice.ttft
-        if choice.engine.adapters is not None:
-            choice.engine.adapters.used(call.model)
-        dispatch.holds[self.hold] = call
-        self.probe = choice.engine.breaker.sent(now)
+        if engine.adapters is not None:
+            engine.adapters.used(call.model)
+        dispatch.holds[hold] = call
+        self.probe = engine.breaker.sent(now)
         self.ending = NEUTRAL  # until it is known how it ended
         self._first_at = 0.0
         self.prefill: Prefill | None = None
         self.half: PrefillHalf | None = None
         self.spending: Spending | None = None  # at a provider
         if not call.stream:
-            choice.engine.prefills.expect(self.hold, now + choice.ttft)
+            engine.prefills.expect(hold, now + choice.ttft)
         dispatch.running[call.class_name] += 1
-        dispatch.traffic[call.model].drain.taken(self.hold.tokens)
+        dispatch.traffic[call.model].drain.taken(hold.tokens)
 
     def __enter__(self) -> LocalGrant:
         return self
@@ -120,24 +121,25 @@ class LocalGrant:
         call, engine = self.call, self.engine
         self._first_at = now
         engine.breaker.first_byte(self.probe)
-        self._dispatch.fleet.note_prefix(engine, call.prefix)
+        dispatch = self._dispatch
+        if dispatch.fleet.is_large:
+            dispatch.fleet.note_prefix(engine, call.prefix)
         half = self.half
         self.hold.first_byte(now, teach=call.stream and half is None)
         if half is not None and call.stream:
             self._fetched(half, now)
-        if self._dispatch.successor is not None:
-            self._dispatch.successor.began(self.hold, now)
+        if dispatch.successor is not None:
+            dispatch.successor.began(self.hold, now)
         if call.stream:  # a whole answer's first byte comes with its last
             self._remember(now)
-            self._dispatch.traffic[call.model].first_byte(call, now)
+            dispatch.traffic[call.model].first_byte(call, now)
         if engine.ledger.headrooms and not engine.prefills.ahead(now):
-            self._dispatch.read(engine)
+            dispatch.read(engine)
 
     def began(self, at: float) -> None:
         """The first byte of an answer that another decider has seen begin: it teaches nothing here."""
         self._first_at = at
-        self.hold.prefill_done()
-        self.hold.answered()
+        self.hold.first_byte(at, teach=False)
 
     def _remember(self, now: float) -> None:
         self.engine.remember(self.call.prefix, self.call.prompt_tokens, now)

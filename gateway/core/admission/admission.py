@@ -150,12 +150,14 @@ class AdmissionControl:
         self, call: Call, now: float, rng: random.Random, exclude: frozenset[str], waited: float
     ) -> Choice | Aside | None:
         """The engine that the call may go to now; the call has waited for `waited` seconds."""
-        engines, routing = self.candidates(call), self.rules.policy.routing
+        engines, rules = self.candidates(call), self.rules
         if engines and engines[0].provider:
             engines = self._affordable(engines, call, now)
         likely = self.fleet.likely(call.prefix) if len(engines) > SCAN_AT_MOST else ()
-        choice = choose(engines, call, now, routing=routing, rng=rng, exclude=exclude, likely=likely)
-        return ASIDE if choice is not None and worth_waiting(call, choice, now, waited) else choice
+        choice = choose(engines, call, now, routing=rules.policy.routing, rng=rng, exclude=exclude, likely=likely)
+        if choice is not None and choice.others_full and worth_waiting(call, choice, now, waited):
+            return ASIDE
+        return choice
 
     def _affordable(self, engines: Sequence[Engine], call: Call, now: float) -> Sequence[Engine]:
         """Providers that may have the call, and whose budgets have room for what it may cost. Every call to a provider

@@ -200,8 +200,8 @@ def _soonest(
 
 def worth_waiting(call: Call, choice: Choice, now: float, waited: float) -> bool:
     """Whether the call had better wait for a full engine that has most of its prompt cached than go to `choice` now.
-    `waited`: seconds so far."""
-    if not choice.others_full or not call.prefix:
+    Only if `choice.others_full` is there such an engine. `waited`: seconds so far."""
+    if not call.prefix:
         return False
     spared = reading_spared(call, choice)
     return spared > WORTH_WAITING and waited < PATIENCE * spared and _in_time(call, choice, now)

@@ -18,6 +18,8 @@ class Fleet:
         self.engines: dict[str, Engine] = {}
         self.expected: dict[str, ModelCard] = {}  # models that sidecars have or can have ready
         self.unasked: set[str] = set()  # engines that are asked for the first time: nobody knows their models
+        self.is_large = False  # a choice looks at a sample of its engines
+        self.reads_apart = False  # an engine reads prompts for others
         self._serving: dict[str, tuple[Engine, ...]] = {}
         self._readers: dict[str, tuple[Engine, ...]] = {}
         self._contexts: dict[str, int | None] = {}
@@ -50,6 +52,7 @@ class Fleet:
                     serving.setdefault(model, []).append(engine)
                 if engine.transfers.reads_for_others:
                     readers.setdefault(model, []).append(engine)
+        self.is_large, self.reads_apart = len(self.engines) > SCAN_AT_MOST, bool(readers)
         self._serving = {model: tuple(engines) for model, engines in serving.items()}
         self._readers = {model: tuple(engines) for model, engines in readers.items()}
         self._contexts = {id: card.max_model_len for id, card in self.expected.items()} | {
@@ -75,8 +78,8 @@ class Fleet:
         return self._readers.get(model, ())
 
     def note_prefix(self, engine: Engine, prefix: tuple[int, ...]) -> None:
-        """Note where a prompt was read, if the fleet is so large that a choice does not look at all its engines."""
-        if len(self.engines) > SCAN_AT_MOST:
+        """Note where a prompt was read. Of use to large fleets alone."""
+        if self.is_large:
             self._prefixes.note(prefix, engine.id)
 
     def likely(self, prefix: tuple[int, ...]) -> list[Engine]:

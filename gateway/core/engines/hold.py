@@ -33,7 +33,8 @@ class Hold:
             if teach:
                 self.engine.speed.learn_first_byte(self.reading, now - self.taken_at)
             self.prefill_done()
-        self.answered()
+        if self.awaited:
+            self.answered()
 
     def reads(self, prefill: int) -> None:
         """Count so many prompt tokens as yet to be read, in place of those known so far."""
@@ -41,10 +42,9 @@ class Hold:
         self.prefill = prefill
 
     def answered(self) -> None:
-        """Note that the first byte is here."""
-        if self.awaited:
-            self.awaited = False
-            self.engine.prefills.awaited -= 1
+        """Note that the first byte, which was awaited, is here."""
+        self.awaited = False
+        self.engine.prefills.awaited -= 1
 
     def prefill_done(self) -> None:
         self.engine.prefills.queued -= self.prefill
@@ -53,8 +53,11 @@ class Hold:
     def release(self) -> None:
         if self.live:
             self.live = False
-            self.engine.ledger.give_back(self)
-            self.prefill_done()
-            self.answered()
-            if not self.engine.ledger.in_flight:
-                self.engine.prefills.unseen.clear()
+            engine = self.engine
+            engine.ledger.give_back(self)
+            if self.prefill:
+                self.prefill_done()
+            if self.awaited:
+                self.answered()
+            if not engine.ledger.in_flight:
+                engine.prefills.unseen.clear()
