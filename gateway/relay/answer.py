@@ -62,6 +62,19 @@ class Relay:
             else JSONUsage()
         )
 
+    def send_whole(self) -> bool:
+        """Send a short answer that is here as a whole: one write, no future. False: `finished` has to relay it."""
+        reply, usage = self._reply, self.usage
+        if reply.status >= 400 or not isinstance(usage, JSONUsage) or not reply.complete:
+            return False
+        body = reply.whole()
+        usage.whole(body)
+        if self._naming is not None:
+            body = self._naming.finish(body)
+        self._responder.send(reply.status, self._headers, body)
+        self.outcome = OK
+        return True
+
     async def finished(self) -> None:
         """Relay to the end of the answer, whichever way it ends. Cancellation leaves the reply to its owner."""
         reply, responder, usage = self._reply, self._responder, self.usage
@@ -70,14 +83,6 @@ class Relay:
                 self._estimate()
             else:
                 await self._pass_error()
-            return
-        if reply.complete and isinstance(usage, JSONUsage):  # the common short answer: one write, no future
-            body = reply.whole()
-            usage.whole(body)
-            if self._naming is not None:
-                body = self._naming.finish(body)
-            responder.send(reply.status, self._headers, body)
-            self.outcome = OK
             return
         self._end = asyncio.get_running_loop().create_future()
         responder.flow(self._hold_up, reply.resume)

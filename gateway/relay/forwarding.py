@@ -73,10 +73,11 @@ class Forwarding:
                 call, reply, responder, answer_lines(call, admission, record, grant.engine.name, content_type)
             )
             try:
-                if reply.complete or self._attempts.current.policy.deadlines.on_deadline != "cancel":
-                    await relay.finished()
-                else:
-                    await _until_deadline(relay, call.deadline, live)
+                if not relay.send_whole():
+                    if reply.complete or self._attempts.current.policy.deadlines.on_deadline != "cancel":
+                        await relay.finished()
+                    else:
+                        await _until_deadline(relay, call.deadline, live)
             except asyncio.CancelledError:
                 # OpenAI's client closes at `[DONE]`, before the chunk that ends the body: it has its answer. So it has
                 # where its deadline comes, or the drain, in the moment between the two.

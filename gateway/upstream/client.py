@@ -92,6 +92,9 @@ class Client:
                 self._unanswered.add(connection)
                 try:
                     await connection.exchange(message, head, body, deadline)
+                except BaseException:
+                    connection.abort()
+                    raise
                 finally:
                     self._unanswered.discard(connection)
             except EngineError as error:

@@ -103,8 +103,9 @@ class EngineConnection(asyncio.Protocol):
 
     # -- one exchange -------------------------------------------------------------------------------------------
 
-    async def exchange(self, message: bytes | None, head: bytes, body: bytes, deadline: float) -> None:
-        """Write the request and wait for the head and the first body bytes, or the end. Raises EngineError.
+    def exchange(self, message: bytes | None, head: bytes, body: bytes, deadline: float) -> asyncio.Future[None]:
+        """Write the request. The future waits for the head and the first body bytes, or the end; both raise
+        EngineError. Whoever is cancelled while it waits aborts the connection.
 
         `message`: head and body in one, where that is worth the copy.
         """
@@ -121,13 +122,7 @@ class EngineConnection(asyncio.Protocol):
         self._waiter = waiter = self._loop.create_future()
         self._deadline = deadline
         self._arm(deadline)
-        try:
-            await waiter
-        except BaseException:
-            self.abort()
-            raise
-        finally:
-            self._waiter = None
+        return waiter
 
     def _first(self) -> None:
         """Head and first bytes are here: wake the sender, once."""
@@ -135,6 +130,7 @@ class EngineConnection(asyncio.Protocol):
         if waiter is not None and not waiter.done():
             self._deadline = math.inf
             self._arm(self._progress_at + self._settings.stall_timeout)
+            self._waiter = None
             waiter.set_result(None)
 
     def _fail(self, kind: Kind, message: str) -> None:
@@ -142,8 +138,8 @@ class EngineConnection(asyncio.Protocol):
         if self.complete or self._error is not None:
             return
         error = self._error = EngineError(kind, message, before_bytes=not self._seen)
-        self.abort()
         waiter, done = self._waiter, self._done
+        self.abort()
         if waiter is not None and not waiter.done():
             waiter.set_exception(error)
         elif done is not None:
@@ -418,6 +414,7 @@ class EngineConnection(asyncio.Protocol):
         self._arm(self._progress_at + self._settings.idle_for)
 
     def abort(self) -> None:
+        self._waiter = None
         self.end_loan()
         if self.idle:
             self.idle = False
