@@ -129,7 +129,18 @@ class Dispatch:
 
     async def ask(self, call: Call) -> LocalGrant:
         """Raises Refused: not found, no engine, too large, queue full, too late, shed, expired, draining."""
-        grant = self.at_once(call) or await self.enter(call, NOBODY)
+        return self.first_at_once(call) or await self.wait(call)
+
+    def first_at_once(self, call: Call) -> LocalGrant | None:
+        """`at_once`, of a call that has had no engine before: it counts for the retry budget."""
+        grant = self.at_once(call)
+        if grant is not None:
+            self.retries.call(self.clock())
+        return grant
+
+    async def wait(self, call: Call) -> LocalGrant:
+        """`ask`, where `first_at_once` has given nothing."""
+        grant = await self.enter(call, NOBODY)
         self.retries.call(self.clock())
         return grant
 

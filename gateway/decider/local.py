@@ -159,13 +159,18 @@ class LocalAdmission:
     async def counted(self) -> None:
         """`arrive` has done it."""
 
-    async def judge(self, call: Call) -> None:
+    def judge(self, call: Call) -> Awaitable[None] | None:
         if self._decider.uncertain:
-            await self._decider.known(call, self._snapshot)
-        self.judge_now(call)
+            return self._judge_known(call)
+        self._judge(call)
+        return None
 
-    def judge_now(self, call: Call) -> None:
-        """`judge`, by the engines that are known now."""
+    async def _judge_known(self, call: Call) -> None:
+        await self._decider.known(call, self._snapshot)
+        self._judge(call)
+
+    def _judge(self, call: Call) -> None:
+        """Judge by the engines that are known now."""
         decider, account, snapshot, record = self._decider, self._account, self._snapshot, self._record
         route = snapshot.policy.models.get(call.asked_model) if call.asked_model else None
         if route is not None:
@@ -215,8 +220,11 @@ class LocalAdmission:
             )
             refused.replace(account.refusal.status, body)
 
+    def at_once(self, call: Call) -> LocalGrant | None:
+        return self._decider.dispatch.first_at_once(call)
+
     def ask(self, call: Call) -> Awaitable[LocalGrant]:
-        return self._decider.dispatch.ask(call)
+        return self._decider.dispatch.wait(call)
 
     def foreseen(self, call: Call) -> str:
         place, seconds = self._decider.dispatch.estimates.place(call)

@@ -339,31 +339,21 @@ class Pipeline:
             else:
                 parse = partial(_parse, route, request, snapshot, account, record, metered)
                 call = await self.large.parsed(request.held.owner, parse)
-            live.call, call.subset = call, request.subset
-            call.leaves = bool(snapshot.policy.providers) and self._forwards and may_leave(call)
-            call.splits = self._forwards and call.route.generates and call.n == 1 and not call.media
-            trace = call.trace = live.trace
-            if snapshot.policy.logging.prompts:
-                record.request = request.body[:LOGGED_AT_MOST].decode("utf-8", "replace")
-            live.unchanged = call.body is request.body
-            live.copy = self._copy(request, live, call, snapshot) if call.asked_model else None
-            request.body = b""  # what is sent is the call's
-            asked = call.model
-            if trace is not None:
-                trace.parsed = self.clock()
-            await admission.judge(call)
+            self._parsed(request, live, call, snapshot)
+            asked, trace = call.model, call.trace
+            judging = admission.judge(call)
+            if judging is not None:
+                await judging
             if trace is not None:
                 trace.judged = self.clock()
             if call.model != asked:
                 asked = _rename(request, live, call)
             piece = self.batcher.piece(call) if call.route.merges and self._forwards else None
             if piece is None:
-                asking = admission.ask(call)
+                every = 0.0
                 if call.stream and self._forwards:
                     every = progress_interval(fields.get(b"x-weir-progress"), snapshot.policy.server.progress)
-                    if every:
-                        asking = Progress(responder, call, every, partial(admission.foreseen, call)).of(asking)
-                with await asking as grant:
+                with admission.at_once(call) or await self._wait(responder, call, admission, every) as grant:
                     if call.model != asked:  # it has waited in vain, or another decider has judged it meanwhile
                         record.model = _rename(request, live, call)
                     if trace is not None:
@@ -376,6 +366,30 @@ class Pipeline:
                 settle_unanswered(call, admission, record, self.clock())
                 raise
             self._answer_part(part, call, admission, responder, record)
+
+    def _parsed(self, request: Request, live: ActiveCall, call: Call, snapshot: Snapshot) -> None:
+        """Take a call that was just parsed. From here on its body is what an engine gets."""
+        live.call = call
+        if request.subset is not None:
+            call.subset = request.subset
+        if self._forwards:
+            call.leaves = bool(snapshot.policy.providers) and may_leave(call)
+            call.splits = call.route.generates and call.n == 1 and not call.media
+        if snapshot.policy.logging.prompts:
+            live.record.request = request.body[:LOGGED_AT_MOST].decode("utf-8", "replace")
+        live.unchanged = call.body is request.body
+        live.copy = self._copy(request, live, call, snapshot) if call.asked_model else None
+        request.body = b""
+        if live.trace is not None:
+            call.trace = live.trace
+            call.trace.parsed = self.clock()
+
+    async def _wait(self, responder: Responder, call: Call, admission: Admission, every: float) -> Grant:
+        """Wait for an engine. `every`: seconds between progress comments, 0: none are written."""
+        asking = admission.ask(call)
+        if every:
+            asking = Progress(responder, call, every, partial(admission.foreseen, call)).of(asking)
+        return await asking
 
     def _copy(self, request: Request, live: ActiveCall, call: Call, snapshot: Snapshot) -> MirrorCopy | None:
         """The call's copy for its route's mirror, to be begun once the call is judged."""

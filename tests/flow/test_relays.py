@@ -135,7 +135,10 @@ class Asking:
         self.admission = decider.arrive(snapshot, account, self.record, self.call.arrived, self.call.body)
         try:
             with self.admission as admission:
-                await admission.judge(self.call)
+                judging = admission.judge(self.call)
+                assert judging is not None
+                await judging
+                assert admission.at_once(self.call) is None
                 with await admission.ask(self.call) as self.grant:
                     self.granted.set()
                     await self.leave.wait()

@@ -5,8 +5,9 @@ must be known in one place: limits, estimates, classes, queues, engines' ledgers
 relay never decides about an engine by itself. It knows of a decider what is here and nothing else.
 
     admission = decider.arrive(...)         count a request, before it is parsed
-    await admission.judge(call)             estimate, classify, charge
-    grant = await admission.ask(call)       wait for an engine
+    judging = admission.judge(call)         estimate, classify, charge
+    grant = admission.at_once(call)         an engine, if none has to be waited for
+    grant = await admission.ask(call)       else wait for one
     grant.first_byte(...), grant.failed(...), await grant.again(...), await grant.move(...)
     admission.settle(...), grant.close(), admission.ended(...)
 
@@ -152,12 +153,15 @@ class Admission(Protocol):
     def counted(self) -> Awaitable[None]:
         """Count a request that is no call and asks no engine, in place of `judge`. Raises Refused."""
 
-    def judge(self, call: Call) -> Awaitable[None]:
+    def judge(self, call: Call) -> Awaitable[None] | None:
         """Estimate the call's cost, find its class, charge its tenant's limits; fills in the call and its record.
-        Raises Refused."""
+        None: that is done. Raises Refused."""
+
+    def at_once(self, call: Call) -> Grant | None:
+        """Give the call an engine, if that takes no waiting and no question to another process."""
 
     def ask(self, call: Call) -> Awaitable[Grant]:
-        """Wait for an engine. Raises Refused; cancellation withdraws the call."""
+        """Wait for an engine, where `at_once` has given none. Raises Refused; cancellation withdraws the call."""
 
     def foreseen(self, call: Call) -> str:
         """Return the rest of the call's wait, in words that begin with a comma; empty: nothing is known."""

@@ -7,7 +7,7 @@ that has been, changes nothing: it came late, or twice.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -282,11 +282,11 @@ class RelaySession:
         served.admission = hub.decider.arrive(snapshot, account, served.record, ask.call.arrived, ask.call.body)
         served.admission.__enter__()
         served.go_by(snapshot)
-        if hub.decider.uncertain:
-            self._run(served, self._judge_late(served))
-        else:
-            served.admission.judge_now(served.call)
+        judging = served.admission.judge(served.call)
+        if judging is None:
             self._judged(served)
+        else:
+            self._run(served, self._judge_late(served, judging))
 
     def _payer(self, tenant: str, policy: int) -> tuple[Snapshot, Account]:
         """The policy of a request, and who pays. Raises Refused where a reload has done away with the tenant."""
@@ -297,9 +297,8 @@ class RelaySession:
             raise Refused(Outcome.UNAUTHORIZED, "The tenant of this key is no longer there.")
         return snapshot, account
 
-    async def _judge_late(self, served: ServedCall) -> None:
-        assert served.admission is not None  # noqa: S101 # it has arrived
-        await served.admission.judge(served.call)
+    async def _judge_late(self, served: ServedCall, judging: Awaitable[None]) -> None:
+        await judging
         served.task = None
         self._judged(served)
 

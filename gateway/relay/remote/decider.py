@@ -170,6 +170,9 @@ class RemoteAdmission:
         finally:
             self._record.note(call)
 
+    def at_once(self, call: Call) -> None:
+        """None: the decider is asked."""
+
     async def ask(self, call: Call) -> RemoteGrant:
         asked = self._asked
         assert asked is not None  # noqa: S101 # it was judged
