@@ -28,7 +28,8 @@ class EndedCalls:
         """Keep a record, which nobody else reads any more: its prompt, where one is logged, is forgotten."""
         if record.asked_model is not UNSET and self._routed is not None:
             self._routed(record, now)
-        record.request = UNSET
+        if record.request is not UNSET:
+            record.request = UNSET
         if len(record.reason) > REASON:
             record.reason = record.reason[:REASON]
         self.last += 1

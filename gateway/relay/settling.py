@@ -49,7 +49,8 @@ class EndedAnswer(Protocol):
 def note_grant(record: Record, call: Call, grant: Grant, now: float) -> None:
     """The record of a call that has an engine now."""
     record.queue = now - call.arrived
-    record.predicted_wait = call.predicted_wait
+    if call.predicted_wait:
+        record.predicted_wait = call.predicted_wait
     record.affinity_tokens = grant.cached
     record.held_tokens = grant.hold.tokens
     if call.shaped:
@@ -83,7 +84,8 @@ def settle(
     the engine was read last."""
     record.outcome = outcome = answer.outcome
     record.status = answer.status
-    record.reason = record.reason or answer.detail
+    if answer.detail and not record.reason:
+        record.reason = answer.detail
     if outcome is not OK:
         if outcome in (Outcome.TRUNCATED, Outcome.UPSTREAM):
             grant.ending = Ending.FAILURE

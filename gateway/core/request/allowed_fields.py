@@ -92,9 +92,11 @@ _ENDS = (b'url"', b'embeds"', b'audio"')  # what follows the underscore in a nam
 
 def _may_hold_media(data: bytes) -> bool:
     """Whether a name of media may be in it, in any spelling."""
-    # An ordinary body has a few underscores, which memchr finds: a quarter of the time of three searches.
-    parts = data.split(b"_", _FEW)
-    if (len(parts) > _FEW or [part for part in parts if part.startswith(_ENDS)]) and (
+    # An ordinary body has a few underscores, which memchr finds.
+    at, left = data.find(b"_"), _FEW
+    while at >= 0 and left and not data.startswith(_ENDS, at + 1):
+        at, left = data.find(b"_", at + 1), left - 1
+    if at >= 0 and (
         # With its closing quote a name is not found in texts, where a backslash is before it: prompts are full of
         # base_url. rfind: CPython searches from the end in a fifth of the time that it takes from the start.
         data.rfind(b'_url"') >= 0 or data.rfind(b'_embeds"') >= 0 or data.rfind(b'input_audio"') >= 0

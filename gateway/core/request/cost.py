@@ -187,7 +187,8 @@ class CostModel:
             alpha = COLD_ALPHA if known is None else known.value
         call.expected_tokens = 0 if known is None else int(min(known.value, known.largest) * asked)
         call.output_tokens = booked = (int(alpha * asked) + 1 if alpha < 1.0 else asked) * call.n
-        call.likely_tokens = 0
+        if call.likely_tokens:
+            call.likely_tokens = 0
         hinted = call.hinted_tokens
         if hinted:
             call.expected_tokens = hinted if hinted < asked else asked

@@ -63,6 +63,8 @@ def parse(
     data = "\0".join(prompt.parts).encode()
     hints = hints_of(body) if hinted and not route.form else NO_HINTS
     session = _session(headers, fields, hints, route)
+    n, max_tokens = _output(route.kind, fields, prompt, settings) if route.generates else (1, None)
+    ascii_bytes, cjk_bytes, other_bytes = scripts(data)
     # At most fifteen fields by name: for more, CPython makes a dict of them first.
     call = Call(
         request_id=request_id,
@@ -75,14 +77,18 @@ def parse(
         stream=fields.stream is True and (route.generates or route.form),  # others answer whole, whatever is asked
         session=(hash((tenant, session)) or 1) if session else 0,
         body=body,
+        max_tokens=max_tokens,
+        ascii_bytes=ascii_bytes,
+        cjk_bytes=cjk_bytes,
+        other_bytes=other_bytes,
+        messages=prompt.items,
     )
     if route.generates:
-        call.n, call.max_tokens = _output(route.kind, fields, prompt, settings)
-        call.prefix = _prefix(prompt, data, hash((model, tenant)))
+        call.n, call.prefix = n, _prefix(prompt, data, hash((model, tenant)))
         call.shape = _shape(fields)
     _edit_body(call, fields, prompt, settings, cache_salt if route.cached else b"", metered)
-    call.ascii_bytes, call.cjk_bytes, call.other_bytes = scripts(data)
-    call.media, call.messages, call.token_ids = prompt.media, prompt.items, len(prompt.ids)
+    if prompt.media or prompt.ids:
+        call.media, call.token_ids = prompt.media, len(prompt.ids)
     _set_class_and_deadline(call, headers, fields.service_tier, settings)
     if model in settings.model_routes:
         call.asked_model, call.no_fallback = model, not accepts_fallback(headers.get(b"x-weir-fallback"))
@@ -132,11 +138,13 @@ def _edit_body(call: Call, fields: Body, prompt: Prompt, settings: CallSettings,
 def _set_class_and_deadline(
     call: Call, headers: Mapping[bytes, bytes], service_tier: str | None, settings: CallSettings
 ) -> None:
-    call.asked_class = asked = asked_class(headers.get(b"x-weir-class"), service_tier, settings)
-    call.class_name = class_name = asked or settings.default_class
-    call.asked_deadline = deadline = asked_deadline(headers.get(b"x-weir-deadline-ms"), settings.max_deadline)
-    call.sdk_timeout = timeout = sdk_timeout(headers)
-    call.deadline = call.arrived + time_limit(deadline, timeout, settings.class_deadlines[class_name])
+    asked = asked_class(headers.get(b"x-weir-class"), service_tier, settings)
+    if asked:
+        call.asked_class = call.class_name = asked
+    deadline, timeout = asked_deadline(headers.get(b"x-weir-deadline-ms"), settings.max_deadline), sdk_timeout(headers)
+    if deadline or timeout:
+        call.asked_deadline, call.sdk_timeout = deadline, timeout
+    call.deadline = call.arrived + time_limit(deadline, timeout, settings.class_deadlines[call.class_name])
 
 
 def _with(body: bytes, added: bytes) -> bytes:

@@ -42,6 +42,7 @@ DROP_PAUSE = 0.02  # seconds; so 12 MiB a second at most, and 24 MiB in the usua
 _WAITS, _CALLS, _ANSWERED = after("wait"), after("call"), after("answer")
 _REFUSES, _CLOSES, _RESETS, _LOST = after("refuse"), after("close"), after("reset"), after("lost")
 
+_CR: Final = ord("\r")
 _BLANK: Final = (b"", b"\r\n")  # a buffer that holds nothing of a request: old clients end a body with an empty line
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 _PATH_WITHIN: Final = 256  # bytes of a head
@@ -206,8 +207,8 @@ class ClientConnection(asyncio.Protocol):
 
     def _read_head(self, data: bytes | bytearray) -> bytes | None:
         """Read one head, and its body if that is here too. Returns what is left, None if the head is incomplete."""
-        start = 2 if data.startswith(b"\r\n") else 0  # see _BLANK
-        end = data.find(b"\r\n\r\n", max(start, self._scanned - 3))
+        start = 2 if data[0] == _CR and data.startswith(b"\r\n") else 0  # see _BLANK
+        end = data.find(b"\r\n\r\n", max(start, self._scanned - 3) if self._scanned else start)
         reader = self._reader
         if reader is None:
             reader = self._reader = HeadReader(self._shared.settings, self._shared.heads)
