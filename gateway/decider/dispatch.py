@@ -218,8 +218,7 @@ class Dispatch:
         now, witness = self.clock(), self.witness
         if witness is not None:
             witness.entering(call, exclude, front=front)
-        if call.class_name not in self.policy.classes:
-            call.class_name = "default"  # a reload has done away with its class
+        call.class_name = self.control.rules.classes.known(call.class_name)
         try:
             return self._decided(call, exclude, now, front=front)
         except Refused as refused:

@@ -121,8 +121,7 @@ class ModelRoutes:
         """Return another of the route's models that can serve the call in time; None: there is none. `how`: why the
         call leaves its model, as counted in `resolved`."""
         control, own, class_name = self._control, call.model, call.class_name
-        if class_name not in control.rules.policy.classes:
-            call.class_name = "default"  # as it will be where it waits: a reload has done away with its class
+        call.class_name = control.rules.classes.known(class_name)  # as where it waits
         try:
             for other in call.others:
                 call.model = control.model_of(other)

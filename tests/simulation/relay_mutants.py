@@ -45,7 +45,7 @@ GRANTS_UNTOLD = Mutant(RelayHub, "release", "if self.complete or self._expected:
 MOVES_UNTOLD = Mutant(RelaySession, "_move", "await self.hub.until_synced()", "pass")
 
 # A call keeps a class that the next decider's policy has not.
-CLASS_GONE = Mutant(ServedCall, "go_by", "if self.call.asked_class not in snapshot.policy.classes:", "if False:")
+CLASS_GONE = Mutant(ServedCall, "go_by", "snapshot.classes.known(call.asked_class)", 'call.asked_class or "default"')
 
 # A relay does not tell of the grants that it has.
 HELD_UNTOLD = Mutant(AskedCall, "held", "for terms in (self.terms, self.second):", "for terms in (self.second,):")

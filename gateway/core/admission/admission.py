@@ -44,6 +44,7 @@ from gateway.core.engines.transfer import Prefill, where
 from gateway.core.money.book import MoneyBook
 from gateway.core.policy.policy import Policy
 from gateway.core.request.call import Call
+from gateway.core.request.classes import ClassRules
 from gateway.core.sidecars.copies import LongWait
 from gateway.core.sidecars.sidecar import Outlook
 from gateway.core.sidecars.sidecars import Registry
@@ -54,15 +55,15 @@ SOON = 1.0  # seconds: nothing better is known
 
 
 class AdmissionRules:
-    """Rules that one policy has for admission, worked out once. `order`: the classes, most important first; `rank`: the
-    place of each in it. `limited`: how many calls of a class may run. `weights`: tenants' shares within a class.
-    `tpots`: targets for the time per output token, of classes that have one. `predict` and `shed_late` are the
-    policy's. `outside`: models of providers, each with its provider."""
+    """Rules that one policy has for admission, worked out once. `rank`: the place of each class, the most important
+    first. `limited`: how many calls of a class may run. `weights`: tenants' shares within a class. `tpots`: targets for
+    the time per output token, of classes that have one. `predict` and `shed_late` are the policy's. `outside`: models
+    of providers, each with its provider."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        self.order = tuple(policy.classes)
-        self.rank = {name: place for place, name in enumerate(self.order)}
+        self.classes = ClassRules(policy)
+        self.rank = self.classes.rank
         self.shaping = Shaping(policy)
         self.limited = {
             name: each.max_concurrency for name, each in policy.classes.items() if each.max_concurrency is not None
@@ -137,7 +138,7 @@ class AdmissionControl:
             return None
         rules = self.rules
         if name not in rules.rank:
-            return None  # a reload has done away with its class
+            return None  # it has to be put into another class, see `known`
         traffic = self.traffic.get(model)
         if traffic is not None and traffic.level and traffic.refuses(call):
             return None

@@ -28,6 +28,11 @@ class ClassRules:
         self.ttfts = {name: each.ttft or math.inf for name, each in policy.classes.items()}
         self.rules = tuple((name, each.when) for name, each in policy.classes.items() if each.when is not None)
 
+    def known(self, name: str) -> str:
+        """Return the class of this name, `default` if this policy has none: a reload may have removed a call's class,
+        or its tenant's."""
+        return name if name in self.rank else "default"
+
     def clamped(self, name: str, best: int) -> str:
         """The class, or the one of rank `best` where that is less important."""
         return self.order[min(best, len(self.order) - 1)] if self.rank[name] < best else name
@@ -44,11 +49,11 @@ def classify(call: Call, rules: ClassRules, default_class: str | None = None, be
     """Set the call's `class_name`, `deadline` and `ttft_by`. Needs its estimate of `prompt_tokens`.
 
     `default_class`: the tenant's default class. `best`: the rank of the best class that the tenant may have. Both may
-    be of a policy that was replaced while the call's body came: a class that is gone counts as none.
+    be of a policy that was replaced while the call's body came.
     """
     name = call.asked_class
     if not name:
-        name = default_class if default_class in rules.rank else "default"
+        name = "default" if default_class is None else rules.known(default_class)
         for ruled, when in rules.rules:
             if _holds(call, when):
                 name = ruled

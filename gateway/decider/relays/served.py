@@ -40,8 +40,10 @@ class ServedCall:
 
     def go_by(self, snapshot: Snapshot) -> None:
         """Judge the call by this policy. A class that only an earlier decider's policy has counts as not asked for."""
-        if self.call.asked_class not in snapshot.policy.classes:
-            self.call.asked_class, self.call.class_name = "", "default"
+        call = self.call
+        call.class_name = snapshot.classes.known(call.asked_class)
+        if call.class_name != call.asked_class:
+            call.asked_class = ""
 
     def terms(self, grant: LocalGrant, turn: int, epoch: int, hedge_after: float | None, now: float) -> GrantTerms:
         """Terms of the grant, as sent to its relay."""
