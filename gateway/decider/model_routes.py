@@ -24,6 +24,12 @@ from gateway.core.routes.resolution import resolve
 from gateway.shared.notice import Notice
 
 
+def _models(route: ModelRoute, call: Call) -> Sequence[str]:
+    """Models of a route that may take a call's place later: canaries do not."""
+    members = [member.model for member in route.members if member.until is None]
+    return members if call.no_fallback else [*members, *route.fallback]
+
+
 def _unheard(_: str) -> None:
     """Do nothing: the default if nothing listens."""
 
@@ -92,15 +98,8 @@ class ModelRoutes:
         if resolved is None:
             call.model = call.asked_model
             raise refusals.forbidden_model(call)
-        others = [member.model for member in route.members if member.until is None]
-        others += () if call.no_fallback else route.fallback
-        call.others = tuple(
-            [
-                model
-                for model in others
-                if model != resolved.model and permitted(model) and (model not in outside or leaves(model))
-            ]
-        )
+        others = [model for model in _models(route, call) if model != resolved.model and permitted(model)]
+        call.others = tuple([model for model in others if model not in outside or leaves(model)])
         call.model = control.model_of(resolved.model)
         self.resolved[call.asked_model, resolved.model, resolved.how] += 1
 

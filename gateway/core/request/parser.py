@@ -64,9 +64,7 @@ def parse(
     hints = hints_of(body) if hinted and not route.form else NO_HINTS
     session = _session(headers, fields, hints, route)
     n, max_tokens = _output(route.kind, fields, prompt, settings) if route.generates else (1, None)
-    ascii_bytes, cjk_bytes, other_bytes = scripts(data)
-    # At most fifteen fields by name: for more, CPython makes a dict of them first.
-    call = Call(
+    call = Call(  # at most fifteen fields by name: for more, CPython makes a dict of them first
         request_id=request_id,
         route=route,
         model=model,
@@ -78,22 +76,25 @@ def parse(
         session=(hash((tenant, session)) or 1) if session else 0,
         body=body,
         max_tokens=max_tokens,
-        ascii_bytes=ascii_bytes,
-        cjk_bytes=cjk_bytes,
-        other_bytes=other_bytes,
         messages=prompt.items,
     )
     if route.generates:
         call.n, call.prefix = n, _prefix(prompt, data, hash((model, tenant)))
         call.shape = _shape(fields)
     _edit_body(call, fields, prompt, settings, cache_salt if route.cached else b"", metered)
+    call.ascii_bytes, call.cjk_bytes, call.other_bytes = scripts(data)
     if prompt.media or prompt.ids:
         call.media, call.token_ids = prompt.media, len(prompt.ids)
     _set_class_and_deadline(call, headers, fields.service_tier, settings)
     if model in settings.model_routes:
-        call.asked_model, call.no_fallback = model, not accepts_fallback(headers.get(b"x-weir-fallback"))
-        call.conversation = call.session or hash((tenant, *beginning(prompt)))
+        _name_route(call, headers, prompt)
     return call if hints is NO_HINTS else hints.given(call)
+
+
+def _name_route(call: Call, headers: Mapping[bytes, bytes], prompt: Prompt) -> None:
+    """Note that the call names a model route, and by what it is known there."""
+    call.asked_model, call.no_fallback = call.model, not accepts_fallback(headers.get(b"x-weir-fallback"))
+    call.conversation = call.session or hash((call.tenant, *beginning(prompt)))
 
 
 def _fields(
