@@ -110,7 +110,8 @@ class Pipeline:
         self.rng = rng
         self.tasks: dict[asyncio.Task[None], ActiveCall] = {}
         self._listing: set[asyncio.Task[None]] = set()
-        self._whose: Request | None = None  # the request whose head was read last, and its account
+        self._whose: Request | None = None  # the request whose head was read last, its route and its account
+        self._route: Route | None = None
         self._account: Account | None = None
         self._help = outcome_help()
         self._id_prefix = secrets.token_hex(6)
@@ -157,7 +158,7 @@ class Pipeline:
         else:
             if route.stored and self.stored is not None:
                 return self._stored_head(request, route, self.stored, account)
-            self._whose, self._account, name = request, account, account.name
+            self._whose, self._route, self._account, name = request, route, account, account.name
         if not 0 <= request.length <= snapshot.small:
             request.limit = largest_body(snapshot.policy, route)
             request.owner = request.peer if name == ANONYMOUS else name
@@ -184,7 +185,7 @@ class Pipeline:
 
     def call(self, request: Request, responder: Responder) -> None:
         """A request, whole. GETs are answered here; a call gets a task, which its client's leaving cancels."""
-        route = route_of(request.path)
+        route = self._route if self._whose is request else route_of(request.path)
         if route is None:
             self._answer_stored(request, responder)
             return
@@ -208,7 +209,9 @@ class Pipeline:
         if self.tracing is not None:
             live.trace = self.tracing.begin(request, record, self.clock())
         live.account = account
-        live.task = asyncio.get_running_loop().create_task(self._run(request, responder, route, live))
+        # Not create_task, which takes a step more and formats a name for each.
+        running = self._run(request, responder, route, live)
+        live.task = asyncio.Task(running, loop=asyncio.get_running_loop(), name="call")
         self.tasks[live.task] = live
         responder.watch(live.leave)
         return live

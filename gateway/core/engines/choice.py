@@ -38,6 +38,7 @@ from gateway.core.policy.policy import Routing
 from gateway.core.request.call import Call
 
 CLOSED = BreakerState.CLOSED
+# Conditional expressions are in place of min() and max(): each of these costs as much as a call of one's own.
 LOOKED_AT = 4  # engines whose state says enough of all
 CROWD = 0.02  # of the time to read a prompt, that each call there is worth
 TURNOVER = 10.0  # the same, where prompts have used all of the caches in FLOW seconds
@@ -164,7 +165,7 @@ def choose(
     if len(open_) == 1:  # there is nothing to compare
         engine = open_[0]
         cached = cached_tokens(engine, call) if call.prefix else 0
-        prefill = max(1, call.prompt_tokens - cached)
+        prefill = call.prompt_tokens - cached if call.prompt_tokens > cached else 1
         return Choice(engine, prefill, cached, predicted_ttft(engine, prefill, now), others_full, seen)
     if routing.gateways > 1:
         open_ = rng.sample(open_, 2)  # what others send is not known here: never the whole herd to one engine
@@ -184,7 +185,7 @@ def _soonest(
     turnover = sum([e.ledger.flow(now) / e.ledger.capacity for e in open_]) / len(open_)
     for engine in open_:
         cached = cached_tokens(engine, call) if call.prefix else 0
-        prefill = max(1, call.prompt_tokens - cached)
+        prefill = call.prompt_tokens - cached if call.prompt_tokens > cached else 1
         reading, rate = engine.prefills.reading(prefill, now), engine.speed.prefill_rate
         ttft = engine.speed.tpot + reading / rate
         # The step of `ttft` is left out: one is longer by chance, and costs more cached tokens than it is worth.

@@ -126,7 +126,8 @@ class Ledger:
     def watermark(self, without: int = 0) -> float:
         """Share of the KV cache in use: as measured, or what the holds of now will come to, whichever is more; as if
         `without` tokens of these were not held."""
-        return max((self.held - without) / self.trim / self.capacity, self.kv_usage)
+        promised = (self.held - without) / self.trim / self.capacity
+        return promised if promised > self.kv_usage else self.kv_usage
 
     def fits(self, cost: int, class_name: str = "") -> bool:
         """Whether a call of `cost` tokens may start now: the engine is within its budget, and with the call within its
@@ -175,7 +176,8 @@ class Ledger:
 
     def flow(self, now: float) -> float:
         """KV tokens of the calls that were sent lately, each falling by e in FLOW seconds."""
-        return self._flow * math.exp(min(0.0, self._flow_at - now) / FLOW) if self._flow else 0.0
+        passed = now - self._flow_at
+        return self._flow * math.exp(-passed / FLOW) if self._flow and passed > 0.0 else self._flow
 
     # -- changes ------------------------------------------------------------------------------------------------
 

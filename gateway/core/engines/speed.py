@@ -56,7 +56,7 @@ class Speed:
         """`tokens` of one sequence took `seconds` to write: a mean over answers, weights falling by a tenth. Below zero
         is an answer that was whole before its first token was expected."""
         if tokens >= TPOT_TOKENS:
-            self.tpot += TPOT_WEIGHT * (max(0.0, seconds) / tokens - self.tpot)
+            self.tpot += TPOT_WEIGHT * ((seconds / tokens if seconds > 0.0 else 0.0) - self.tpot)
 
     def learn_pace(self, tokens: float, seconds: float) -> None:
         """`tokens` of one sequence took `seconds` to write: the least of late, which a slower answer lifts a little. An

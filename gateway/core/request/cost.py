@@ -185,7 +185,8 @@ class CostModel:
         known = self._alphas.get(_bucket(call))
         if alpha is None:
             alpha = COLD_ALPHA if known is None else known.value
-        call.expected_tokens = 0 if known is None else int(min(known.value, known.largest) * asked)
+        share = 0.0 if known is None else known.value if known.value < known.largest else known.largest
+        call.expected_tokens = int(share * asked)
         call.output_tokens = booked = (int(alpha * asked) + 1 if alpha < 1.0 else asked) * call.n
         if call.likely_tokens:
             call.likely_tokens = 0

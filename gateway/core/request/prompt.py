@@ -199,7 +199,8 @@ def chain(data: bytes, seed: int, block: int, max_blocks: int) -> tuple[int, ...
     Hashes differ between processes, since Python keys its hash of strings (SipHash).
     """
     hashes = []
-    for start in range(0, min(len(data) // block, max_blocks) * block, block):
+    blocks = len(data) // block
+    for start in range(0, (blocks if blocks < max_blocks else max_blocks) * block, block):
         seed = hash((seed, data[start : start + block]))
         hashes.append(seed)
     return tuple(hashes)
