@@ -524,30 +524,29 @@ def test_a_policy_whose_keys_are_not_there_yet_is_warned_of(ran: Ran, tmp_path: 
 
 @pytest.mark.slow
 def test_a_real_process_serves_announces_and_drains(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        nobody = f"http://127.0.0.1:{taken.getsockname()[1]}"
-        taken.close()
-        command = [sys.executable, "-m", "gateway.cli", "serve", "--engine", nobody, "--log", "none"]
-        decide = tmp_path / "decide.sock"
-        ports = ["--listen", "127.0.0.1:0", "--control", "127.0.0.1:0", "--decide", f"unix:{decide}"]
-        process = subprocess.Popen([*command, *ports], stdout=subprocess.PIPE, text=True, cwd=ROOT)
-        try:
-            assert process.stdout is not None
-            lines = [process.stdout.readline().strip() for _ in range(4)]
-            data, control = (line.rpartition(" ")[2] for line in lines[:2])
-            assert lines[:3] == [f"data port {data}", f"control port {control}", f"engines {nobody}"]
-            assert lines[3].startswith("no engine has answered yet")
-            assert [
-                httpx.get(f"{control}/{path}", trust_env=False).status_code for path in ("livez", "readyz", "fleet")
-            ] == [200, 503, 200]
-            assert httpx.get(f"{data}/health", trust_env=False).status_code == 503
-            assert stat.S_IMODE(decide.stat().st_mode) == 0o660
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(10) == 0
-            assert not decide.exists()
-        finally:
-            process.kill()
-            process.communicate()
+    nobody = "http://127.0.0.1:9"  # the discard port: one that was free a moment ago may be another's now
+    command = [sys.executable, "-m", "gateway.cli", "serve", "--engine", nobody, "--log", "none"]
+    decide = tmp_path / "decide.sock"
+    ports = ["--listen", "127.0.0.1:0", "--control", "127.0.0.1:0", "--decide", f"unix:{decide}"]
+    process = subprocess.Popen([*command, *ports], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    try:
+        assert process.stdout is not None
+        lines = [process.stdout.readline().strip() for _ in range(4)]
+        data, control = (line.rpartition(" ")[2] for line in lines[:2])
+        assert lines[:3] == [f"data port {data}", f"control port {control}", f"engines {nobody}"]
+        assert lines[3].startswith("no engine has answered yet")
+        assert [
+            httpx.get(f"{control}/{path}", trust_env=False, timeout=30.0).status_code
+            for path in ("livez", "readyz", "fleet")
+        ] == [200, 503, 200]
+        assert httpx.get(f"{data}/health", trust_env=False, timeout=30.0).status_code == 503
+        assert stat.S_IMODE(decide.stat().st_mode) == 0o660
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+        assert not decide.exists()
+    finally:
+        process.kill()
+        process.communicate()
 
 
 @pytest.mark.slow

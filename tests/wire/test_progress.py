@@ -88,12 +88,12 @@ def test_nothing_is_written_for_a_call_that_is_given_up(how: str) -> None:
 
 @pytest.fixture(scope="module", params=[(), ("--workers", "2")], ids=["one process", "two relays"])
 def gateway(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    """Over one engine, for which calls wait 4 s."""
+    """Over one engine, for which calls wait 8 s."""
     folder: Path = tmp_path_factory.mktemp("progress")
     engine = SimEngine(folder / "engine.log")
     tree = {
         "version": 1,
-        "routing": {"hold_unserved": "4s"},
+        "routing": {"hold_unserved": "8s"},
         "fleet": {"poll": "100ms", "engines": [{"url": engine.url}]},
     }
     (folder / "policy.yaml").write_text(yaml.safe_dump(tree))
@@ -107,9 +107,9 @@ def gateway(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def drain(gateway: Gateway, *, over: bool = False) -> None:
     id = gateway.fleet()["engines"][0]["id"]
     if over:
-        httpx.delete(f"{gateway.control}/engines/{id}/drain").raise_for_status()
+        httpx.delete(f"{gateway.control}/engines/{id}/drain", timeout=30.0).raise_for_status()
     else:
-        httpx.post(f"{gateway.control}/engines/{id}/drain").raise_for_status()
+        httpx.post(f"{gateway.control}/engines/{id}/drain", timeout=30.0).raise_for_status()
 
 
 def back_soon(gateway: Gateway) -> threading.Timer:
@@ -152,7 +152,7 @@ def test_openais_client_reads_through_them(gateway: Gateway) -> None:
                 ))  # fmt: skip
         finally:
             drain(gateway, over=True)
-    assert until(gateway.idle, 2.0) is not None
+    assert until(gateway.idle, 30.0) is not None
 
 
 @pytest.mark.slow
@@ -174,7 +174,7 @@ def test_anthropics_client_reads_through_them(gateway: Gateway) -> None:
                 text()
         finally:
             drain(gateway, over=True)
-    assert until(gateway.idle, 2.0) is not None
+    assert until(gateway.idle, 30.0) is not None
 
 
 @pytest.mark.slow

@@ -208,8 +208,8 @@ def test_a_pull_that_ends_early_leaves_no_model_and_the_next_goes_on(
     staging = machine.target.parent / ".m.pulling" / "files"
     try:
         assert server.half.wait(20)
-        assert until((staging / "tokenizer" / "vocab.json").exists, 20.0) is not None
-        assert until(lambda: any(staging.rglob("*.incomplete")), 20.0) is not None
+        assert until((staging / "tokenizer" / "vocab.json").exists, 30.0) is not None
+        assert until(lambda: any(staging.rglob("*.incomplete")), 30.0) is not None
         status, _, err = machine.pull("local", "--from", "org/m")
         assert (status, "another pull of" in err) == (1, True)
     finally:
@@ -217,7 +217,7 @@ def test_a_pull_that_ends_early_leaves_no_model_and_the_next_goes_on(
         _, said = child.communicate(timeout=20)
     assert (b"whole files are kept" in said) == (number == signal.SIGINT)
     assert not machine.target.exists()
-    assert until(lambda: not helpers(staging), 20.0) is not None, "its child has ended too"
+    assert until(lambda: not helpers(staging), 30.0) is not None, "its child has ended too"
     asked = len(server.asked)
     server.gate.set()
     status, out, err = machine.pull("local", "--from", "org/m")

@@ -294,6 +294,6 @@ def test_a_simulated_engine_starts_by_its_command_and_serves_the_name(tmp_path: 
     with Child(
         "engine", argv, tmp_path / "log", env=environment(profile, EngineSettings(simulated="h100-8b"), (), os.environ)
     ) as child:
-        child.wait(lambda: answers(f"{address.url}/health"), 20.0, "health")
+        child.wait(lambda: answers(f"{address.url}/health"), 30.0, "health")
         (card,) = json.loads(get(f"{address.url}/v1/models")[1])["data"]
     assert (card["id"], card["max_model_len"]) == ("org/m", 4096)

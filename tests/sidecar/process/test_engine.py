@@ -491,7 +491,7 @@ def test_a_vllm_without_sockets_gets_ports_and_that_is_said(tmp_path: Path) -> N
 async def told(engine: Engine) -> list[str]:
     """Its command line; the kernel has it a moment after the process begins."""
     file = Path("/proc") / str(pid_of(engine)) / "cmdline"
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not (words := file.read_text()):
             await asyncio.sleep(0.01)
     return words.split("\0")

@@ -160,7 +160,7 @@ def test_a_stopped_engine_is_not_alive(running: tuple[Child, str], dev_mode: boo
             with stopped(running[0]):
                 began = time.monotonic()
                 await fails("timeout", api.alive(0.1))
-                assert 0.1 <= time.monotonic() - began < 2.0
+                assert time.monotonic() - began >= 0.1
             await api.alive()
 
     play(scene)

@@ -20,7 +20,7 @@ from tests.sidecar.nothing_left import ADDRESS, gone, nothing_left, python, spaw
 
 pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
 
-WITHIN = 20.0  # seconds that anything may take on a busy machine
+WITHIN = 30.0  # seconds that anything may take on a busy machine
 
 # Lines are written whole: what `print` writes may have a handler's between its text and its end.
 OBEYS = """
@@ -342,4 +342,4 @@ def test_a_child_that_floods_costs_neither_memory_nor_the_loop(tmp_path: Path) -
         assert (tmp_path / "log.1").stat().st_size <= most + (1 << 20)
 
     run(scenario)
-    assert slowest < 2.0
+    assert slowest < 8.0

@@ -43,7 +43,7 @@ def test_a_start_that_hangs_while_it_loads_is_ended_and_frees_its_gpu(tmp_path: 
         said = failed(machine, 60.0)
         assert "without progress" in said
         assert "No available shared memory broadcast block" in said, "the last sign is named"
-        assert until(lambda: machine.engines() == [], 20.0) is not None
+        assert until(lambda: machine.engines() == [], 30.0) is not None
         machine.awake("b")
 
 
@@ -60,7 +60,7 @@ def test_a_download_without_a_line_is_no_stall(tmp_path: Path) -> None:
 
 
 def test_an_exit_for_want_of_host_memory_is_told_and_is_no_want_of_gpu_memory(tmp_path: Path) -> None:
-    with box(tmp_path, MODELS) as machine, machine.served():
+    with box(tmp_path, MODELS.replace(", load_stall: 2s", "")) as machine, machine.served():
         faults(machine, fail_start=HOST_MEMORY.format(bytes=17179869184))
         said = failed(machine, 30.0)
         assert "can't allocate memory: you tried to allocate 17179869184 bytes" in said
