@@ -8,6 +8,7 @@ relays and deciders are killed meanwhile too. `KILLS=200` in the environment kil
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -61,7 +62,8 @@ def live(gateway: Gateway, rng: random.Random) -> int:
     killed = rng.sample(pids, min(len(pids), rng.randrange(PROCESSES_KILLED + 1)))
     for number, pid in enumerate(killed, 1):
         time.sleep(max(0.0, began + length * number / (len(killed) + 1) - time.monotonic()))
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     time.sleep(max(0.0, began + length - time.monotonic()))
     gateway.child.kill()
     return len(killed) + 1
@@ -105,7 +107,7 @@ def compare(openai: OpenAI, id: str, files: Path) -> None:
         """Files that the folder has and the gateway does not tell, or the other way round."""
         return {path.name for path in files.iterdir()} ^ {file.id for file in openai.files.list(limit=1000).data}
 
-    assert until(lambda: not strangers(), 5.0) is not None, strangers()
+    assert until(lambda: not strangers(), 30.0) is not None, strangers()
 
 
 @pytest.mark.slow
@@ -118,15 +120,15 @@ def test_no_result_is_lost_or_doubled_by_sigkills(workers: int, tmp_path: Path) 
     with SimEngine(tmp_path / "engine.log", "--model", "sim").child as engine:
         words = ("--engine", engine.line(r"^ready (\S+)", 30.0), "--policy", str(tmp_path / "policy.yaml"),
                  "--log", "none", "--workers", str(workers))  # fmt: skip
-        while batch or kills < KILLS:
+        more = lambda: kills < KILLS or not uncommitted  # noqa: E731 # on a slow machine, until one met results
+        while batch or more():
             with Gateway(tmp_path / "log", *words) as gateway, client(gateway, "none") as openai:
-                if kills >= KILLS:  # a life without a kill, for the last batch
+                if not more():  # a life without a kill, for the last batch
                     assert until(partial(over, openai, batch), 60.0) is not None
                 if batch and over(openai, batch):
                     compare(openai, batch, tmp_path / "state/files")
                     batch = ""
-                if kills < KILLS:
+                if more():
                     batch = batch or sent(openai)
                     kills += live(gateway, rng)
             uncommitted += append_uncommitted(tmp_path / "state/files")
-    assert uncommitted, "no kill came while results were written"

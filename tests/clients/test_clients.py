@@ -43,7 +43,7 @@ class Site:
         if (client.name, feature) not in self.ends:
             gone, refused = self._counts()
             told = client.run({"WEIR_URL": self.gateway.url, "WEIR_MODEL": self.model} | KEYS)
-            assert until(self.gateway.idle, 5.0) is not None, "an engine still works for a client that has ended"
+            assert until(self.gateway.idle, 10.0) is not None, "an engine still works for a client that has ended"
             now_gone, now_refused = self._counts()
             if not told.get("cancel") and now_gone == gone:
                 told["cancel"] = "the gateway did not see the client leave"

@@ -46,7 +46,7 @@ def test_only_the_leader_saves_and_the_age_is_the_stores(tmp_path: Path, monkeyp
         monkeypatch.setattr(module, "KEPT", module.KEPT + 30.0)  # as if it had been kept 30 s ago
         state, passed = await b.load()
         assert state == bytes(range(256))
-        assert 30.0 <= passed < 31.0
+        assert 30.0 <= passed < 60.0
         for each in (a, b, store):
             await each.aclose()
 
@@ -71,6 +71,7 @@ def used_up(machine: Machine) -> None:
     calls = [Call(machine.gateway.url, stream=True, max_tokens=64) for _ in range(CALLS)]
     assert [call.read()[0] for call in calls] == [200] * CALLS
     assert refused(machine)
+    assert until(machine.gateway.idle, 30.0) is not None, "then the last stream has taught it too"
 
 
 def refused(machine: Machine) -> bool:
@@ -90,7 +91,7 @@ def saved(site: Site, machine: Machine) -> None:
         for _ in range(2):  # the first may have been taken before
             before = await redis.get("weir:{prod}:checkpoint")
             refused(machine)  # else nothing has changed, and nothing is saved
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 while await redis.get("weir:{prod}:checkpoint") == before:
                     await asyncio.sleep(0.02)
         await redis.aclose()
@@ -107,7 +108,7 @@ def test_a_machine_that_dies_leaves_levels_and_rates_to_the_next(two: Site) -> N
     before = learned(leader)
     assert before["tpot_s"] != fresh["tpot_s"] == learned(other)["tpot_s"]
     leader.signal(signal.SIGKILL)
-    took_over(two, other)
+    took_over(other)
     assert refused(other)
     assert learned(other) == before
 
@@ -118,7 +119,7 @@ def hits(machine: Machine) -> float:
     calls, before = gateway.total("weir_requests_total"), gateway.total("weir_affinity_tokens_total")
     body = {"model": "sim", "max_tokens": 4, "messages": [{"role": "user", "content": "a long beginning " * 500}]}
     assert httpx.post(f"{gateway.url}/v1/chat/completions", json=body, timeout=20.0).status_code == 200
-    assert until(lambda: gateway.total("weir_requests_total") == calls + 1, 10.0) is not None
+    assert until(lambda: gateway.total("weir_requests_total") == calls + 1, 30.0) is not None
     return gateway.total("weir_affinity_tokens_total") - before
 
 
@@ -133,7 +134,7 @@ def test_prefix_hits_go_on_after_a_machine_has_died(tmp_path: Path) -> None:
         assert first == 0 < second
         saved(made, leader)
         leader.signal(signal.SIGKILL)
-        took_over(made, other)
+        took_over(other)
         assert hits(other) == pytest.approx(second, rel=0.02)  # prompts are estimated by what was learned
 
 
@@ -150,6 +151,6 @@ def test_a_state_that_is_none_is_told_and_left_out(two: Site) -> None:
         await redis.aclose()
 
     asyncio.run(spoil())
-    took_over(two, other)
-    assert until(lambda: "has learned is left out: it is no checkpoint" in other.output, 5.0) is not None, other.output
+    took_over(other)
+    assert until(lambda: "has learned is left out: it is no checkpoint" in other.output, 30.0) is not None, other.output
     assert not refused(other)

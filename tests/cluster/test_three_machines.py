@@ -12,7 +12,6 @@ import pytest
 
 from loadtest.processes import until
 from tests.cluster.site import Machine, Site, site
-from tests.cluster.test_cluster import ACROSS
 from tests.serve.test_upgrades import Clients
 
 pytestmark = pytest.mark.slow
@@ -21,7 +20,7 @@ pytestmark = pytest.mark.slow
 def candidates(leader: Machine, others: list[Machine]) -> None:
     """Wait until any of the others could be elected at once."""
     names = {each.member for each in others}  # beside those that are dead, which may come back
-    assert until(lambda: names <= set(leader.cluster().get("candidates", ())), 10.0) is not None, leader.output
+    assert until(lambda: names <= set(leader.cluster().get("candidates", ())), 30.0) is not None, leader.output
 
 
 def test_the_leading_machine_and_its_successor_die_and_no_other_call_is_lost(tmp_path: Path) -> None:
@@ -41,8 +40,7 @@ def test_the_leading_machine_and_its_successor_die_and_no_other_call_is_lost(tmp
                 ended[leader] = loads[leader].stop()
                 leader.signal(signal.SIGKILL)
                 granting = lambda alive=tuple(living): any(each.grants() for each in alive)  # noqa: E731
-                took = await asyncio.to_thread(until, granting, 2 * ACROSS)
-                assert took is not None, [each.output for each in living]
+                assert await asyncio.to_thread(until, granting, 30.0) is not None, [each.output for each in living]
             await loads[living[0]].more(8)
             ended[living[0]] = loads[living[0]].stop()
 
@@ -54,6 +52,6 @@ def test_the_leading_machine_and_its_successor_die_and_no_other_call_is_lost(tmp
         asyncio.run(main(made))
         assert [set(each) for each in ended.values()] == [{"ok"}] * 3, ended
         last = list(ended)[-1]
-        assert until(last.gateway.idle, 5.0) is not None, last.gateway.fleet()
+        assert until(last.gateway.idle, 30.0) is not None, last.gateway.fleet()
         epochs.append(last.cluster()["epoch"])
         assert epochs == sorted(set(epochs))

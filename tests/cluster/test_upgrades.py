@@ -28,13 +28,16 @@ def parent(machine: Machine) -> int:
 def upgraded(machine: Machine) -> None:
     before = parent(machine)
     os.kill(before, signal.SIGUSR2)
-    assert until(lambda: parent(machine) != before, 20.0) is not None, machine.output
-    assert until(lambda: not Path(f"/proc/{before}").exists() or _ended(before), 40.0) is not None, machine.output
+    assert until(lambda: parent(machine) != before, 30.0) is not None, machine.output
+    assert until(lambda: _ended(before), 40.0) is not None, machine.output
 
 
 def _ended(pid: int) -> bool:
-    """Whether it waits for nothing but its own parent."""
-    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    """Whether it is gone, or waits for nothing but its own parent."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 def together(made: Site) -> bool:
@@ -54,7 +57,7 @@ def test_members_are_upgraded_one_by_one_under_overload_and_nobody_notices(tmp_p
                 await clients.more(8)
             for machine in (*made.others(made.leader()), made.leader()):
                 await asyncio.to_thread(upgraded, machine)
-                assert await asyncio.to_thread(until, lambda: together(made), 10.0) is not None, machine.output
+                assert await asyncio.to_thread(until, lambda: together(made), 30.0) is not None, machine.output
                 for clients in (one, two):
                     await clients.more(8)
         return [one.ended, two.ended]
@@ -65,10 +68,10 @@ def test_members_are_upgraded_one_by_one_under_overload_and_nobody_notices(tmp_p
         known(made)
         ended = asyncio.run(main(made))
         assert [set(each) for each in ended] == [{"ok"}, {"ok"}], (ended, [each.output for each in made.machines])
-        assert until(made.leader().gateway.idle, 5.0) is not None
+        assert until(made.leader().gateway.idle, 30.0) is not None
         for machine, each in zip(made.machines, ended, strict=True):
             counted = lambda m=machine: m.gateway.total("weir_requests_total")  # noqa: E731
-            assert until(lambda c=counted, n=each["ok"]: c() == n, 5.0) is not None, (counted(), each)  # type: ignore[misc]
+            assert until(lambda c=counted, n=each["ok"]: c() == n, 30.0) is not None, (counted(), each)  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("after", [0.2, 0.6])
@@ -88,8 +91,8 @@ def test_a_successor_of_the_leader_whose_decider_is_killed_costs_no_call(tmp_pat
             await asyncio.sleep(after)
             os.kill(decider, signal.SIGKILL)
             over = lambda: not Path(f"/proc/{new}").exists() or parent_or_none(leader) == new  # noqa: E731
-            assert await asyncio.to_thread(until, over, 20.0) is not None, leader.output
-            assert await asyncio.to_thread(until, lambda: together(made), 20.0) is not None, leader.output
+            assert await asyncio.to_thread(until, over, 30.0) is not None, leader.output
+            assert await asyncio.to_thread(until, lambda: together(made), 30.0) is not None, leader.output
             await clients.more(8)
         return clients.ended
 
@@ -99,17 +102,19 @@ def test_a_successor_of_the_leader_whose_decider_is_killed_costs_no_call(tmp_pat
         known(made)
         ended = asyncio.run(main(made))
         assert set(ended) == {"ok"}, ended
-        assert until(made.leader().gateway.idle, 5.0) is not None
+        assert until(made.leader().gateway.idle, 30.0) is not None
 
 
 def children(pid: int) -> frozenset[int]:
-    found = Path(f"/proc/{pid}/task/{pid}/children")
-    return frozenset(map(int, found.read_text().split())) if found.exists() else frozenset()
+    try:
+        return frozenset(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+    except (FileNotFoundError, ProcessLookupError):
+        return frozenset()
 
 
 def _first_of(pid: int, before: frozenset[int]) -> int:
     """The first child of a process that was not there before, waited for."""
-    assert until(lambda: bool(children(pid) - before), 20.0, every=0.005) is not None
+    assert until(lambda: bool(children(pid) - before), 30.0, every=0.005) is not None
     return min(children(pid) - before)
 
 

@@ -89,7 +89,7 @@ class Stream:
             writer.transport.abort()
         if tiny:
             client.writer.transport.resume_reading()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await finishing
         reply.close()
         client.writer.write_eof()
@@ -142,7 +142,7 @@ def both(pieces: list[bytes], **how: bool) -> tuple[Seen, Seen, int]:
                 stream = Stream(rig)
                 seen.append(await stream.run(pieces, **how))
                 lent = stream.lent
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(30):
                     while open_fds() > before:
                         await asyncio.sleep(0)
 

@@ -334,7 +334,7 @@ def test_ctrl_c_before_a_simulation_has_begun_is_answered_by_that_simulation_too
     with subprocess.Popen(command(*flags), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                           start_new_session=True) as process:  # fmt: skip
         try:
-            assert until(lambda: spawned(process.pid) == 2, 20.0) is not None
+            assert until(lambda: spawned(process.pid) == 2, 30.0) is not None
             os.killpg(process.pid, signal.SIGINT)
             said, errors = process.communicate(timeout=30)
         finally:

@@ -82,7 +82,7 @@ def test_a_full_model_wakes_its_second_engine(tmp_path: Path, monkeypatch: pytes
         with load(url, 24) as statuses:
             assert until(lambda: awake(control) == ["chat", "chat-2"], 60.0) is not None, gateway.output()
             engines = json.loads(get(f"{control}/fleet")[1])["engines"]
-            assert until(lambda: _busy(control) == len(engines) == 2, 20.0) is not None, "calls go to both"
+            assert until(lambda: _busy(control) == len(engines) == 2, 30.0) is not None, "calls go to both"
         assert set(statuses) == {200}
         metrics = get(f"{control}/metrics")[1].decode()
         assert 'weir_copies_total{reason="waiting",result="woken"} 1.0' in metrics
