@@ -185,6 +185,14 @@ def test_a_call_books_and_is_expected_to_last_as_those_like_it() -> None:
     )
 
 
+def test_a_call_that_goes_to_another_model_is_estimated_anew() -> None:
+    model, one = costs(), call(max_tokens=5)
+    model.estimate(one, None)
+    model.learn_lengths(False)
+    model.estimate_output(one, None)
+    assert one.likely_tokens == 0
+
+
 def test_an_answer_is_never_expected_to_be_longer_than_asked() -> None:
     model, one = costs(), call(max_tokens=5)
     model.estimate(one, None)

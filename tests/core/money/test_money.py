@@ -258,6 +258,26 @@ def test_after_a_kill_the_mark_counts_as_spent_and_after_an_end_what_was_promise
     assert amounts(ended) == {("", "day"): (6000, 0), ("acme", "day"): (6000, 0), ("other", "day"): (0, 0)}
 
 
+def test_a_leader_that_is_no_more_spends_nothing_before_the_amounts_are_here_again() -> None:
+    money = book(ahead=True)
+    for _ in range(2):
+        assert not money.may_spend("cloud", call(), NOW)
+        money.restore([], NOW, kept=True)
+        money.may_spend("cloud", call(), NOW)
+        money.keep(money.states(NOW))
+        assert money.may_spend("cloud", call(), NOW)
+        money.forget()
+
+
+def test_budgets_count_as_spent_where_nobody_knows_until_they_renew() -> None:
+    money = book()
+    assert money.exhaust(NOW)
+    assert amounts(money) == {("", "day"): (MICRO, 0)}
+    assert not money.may_spend("cloud", call(), NOW)
+    assert money.may_spend("cloud", call(), NOW + DAY)
+    assert not MoneyBook(decode(b"{}"), Calendar(NOON - NOW)).exhaust(NOW), "there is no budget"
+
+
 def test_a_mark_of_a_provider_that_a_reload_has_removed_raises_none() -> None:
     money = book(ahead=True)
     money.restore([], NOW, kept=True)
