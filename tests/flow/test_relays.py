@@ -136,10 +136,10 @@ class Asking:
         try:
             with self.admission as admission:
                 judging = admission.judge(self.call)
-                assert judging is not None
-                await judging
-                assert admission.at_once(self.call) is None
-                with await admission.ask(self.call) as self.grant:
+                if judging is not None:
+                    await judging
+                grant = admission.at_once(self.call)
+                with grant or await admission.ask(self.call) as self.grant:
                     self.granted.set()
                     await self.leave.wait()
                     admission.settle(10, self.call.arrived)

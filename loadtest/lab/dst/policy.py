@@ -58,7 +58,7 @@ class Traits:
                 "shed_late": rng.random() < 0.7,
                 "on_deadline": "cancel" if self._cancels else rng.choice(("cancel", "finish")),
             },
-            "routing": {"block": 64, "slow_start": rng.choice(("0s", "5s")), "gateways": rng.choice((1, 1, 2))},
+            "routing": {"slow_start": rng.choice(("0s", "5s")), "gateways": rng.choice((1, 1, 2))},
             "retries": rng.choice(("0%", "20%", "100%") if self._retries else ("0%",) * 3),
             "hedging": rng.choice((None, None, None, None, "250ms", "p90")),
             "breaker": {"failures": rng.choice((2, 5)), "open_for": rng.choice(("1s", "5s"))},
