@@ -30,7 +30,7 @@ ENGINES_PATH = "/engines/"  # of a sidecar's relay: the profile and an engine's 
 # A folder of unix sockets has this file where a sidecar made it for its engines, and is its own user's alone.
 SOCKETS_MARK = ".weir-engines"
 # `ModelReport.why` where it is more than a sentence for people: callers are told these two.
-NO_MEMORY, OFF = "no_memory", "off"
+NO_MEMORY, OFF, FAILED = "no_memory", "off", "error"
 
 MAX_MEMBERS = 16  # of a cluster, as a sidecar is told of them
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from gateway.shared.files.units import GIB
-from gateway.shared.protocol import NO_MEMORY, OFF, GPUReport, ModelReport
+from gateway.shared.protocol import FAILED, NO_MEMORY, OFF, GPUReport, ModelReport
 from sidecar.core.engine_records import EngineFacts
 from sidecar.core.gpus import GPU
 from sidecar.core.inventory import Device, Resident
@@ -15,7 +15,7 @@ from sidecar.core.model_state import ModelState
 from sidecar.core.placement import as_resident
 from sidecar.core.plan import Infeasible, Plan
 
-FAILED, WITHDRAWN, HOURS = "error", "draining", "hours"  # why a model cannot be had, beside NO_MEMORY and OFF
+WITHDRAWN, HOURS = "draining", "hours"  # why a model cannot be had, beside what gateways tell apart
 HEARD = 1.0  # seconds after its hours begin until every gateway has heard of that
 LONGEST = 2000  # characters of a sentence, as the wire has it
 _FOLDERS = re.compile(r"(?<![\w.:/])/(?:[^\s/:,;'\"]+/)+")

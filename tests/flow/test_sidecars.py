@@ -261,6 +261,9 @@ def test_what_nobody_can_have_ready_is_refused_in_the_sidecars_words() -> None:
         assert world.gateway.fleet.models == {}, "it cannot be had"
         sidecar.say("p", why="error", message="it fails", retry_in=None)
         refused = await world.refused(world.call())
+        assert (refused.reason, refused.retry_after, refused.retry) == ("model_unavailable", None, False)
+        sidecar.say("p", why="draining", message="it was withdrawn by hand", retry_in=None)
+        refused = await world.refused(world.call())
         assert (refused.reason, refused.retry_after) == ("model_unavailable", 5.0)
         told = await world.refused(world.call(model="x"))
         assert (told.outcome, told.retry_after) == (Outcome.NO_ENGINE, 1.0), "another sidecar may have it"

@@ -19,7 +19,7 @@ from gateway.core.engines.breaker import BreakerState
 from gateway.core.engines.engine import Engine
 from gateway.core.request.call import Call
 from gateway.core.request.outcome import ISSUER_KEYS, MODEL_AWAY, Outcome, Refused
-from gateway.shared.protocol import NO_MEMORY, OFF
+from gateway.shared.protocol import FAILED, NO_MEMORY, OFF
 
 QUOTA = "insufficient_quota"  # as OpenAI calls it
 HELD = 5.0  # seconds, by which calls under way may have ended
@@ -173,9 +173,13 @@ def unavailable(model: str, message: str, retry_in: float | None, *, why: str) -
     if why == OFF:
         message = f"An operator has switched the model {model!r} off. GET /v1/models lists what can be had."
         return Refused(Outcome.MODEL_UNAVAILABLE, message, retry=False, code=MODEL_OFF, reason=MODEL_OFF)
+    message = message.rstrip(".") or "nobody says why"
+    if why == FAILED and retry_in is None:
+        message = f"The model {model!r} cannot be run before its settings change: {message}. No retry helps until then."
+        return Refused(Outcome.MODEL_UNAVAILABLE, message, retry=False)
     return Refused(
         Outcome.MODEL_UNAVAILABLE,
-        f"The model {model!r} cannot be made ready at the moment: {message.rstrip('.') or 'nobody says why'}.",
+        f"The model {model!r} cannot be made ready at the moment: {message}.",
         retry_after=UNKNOWN if retry_in is None else retry_in,
         reason=NO_MEMORY if why == NO_MEMORY else "",
     )
