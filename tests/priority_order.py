@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from loadtest.processes import Gateway, until
+from loadtest.processes import Gateway, total, until
 from tests.e2e.children import post
 
 BATCH = 4  # calls that are there first
@@ -23,19 +23,23 @@ def policy(folder: Path, url: str, scheduling_policy: str) -> Path:
     return path
 
 
-def answered(gateway: Gateway, model: str, max_tokens: int) -> list[tuple[str, int]]:
-    """The class and the status of each call, in the order of their answers: BATCH of batch, then an interactive one."""
+def answered(gateway: Gateway, engine: str, max_tokens: int) -> list[tuple[str, int]]:
+    """The class and the status of each call, in the order of their answers: BATCH of batch, then an interactive one.
+
+    `engine`: URL of the gateway's one engine."""
     ended: list[tuple[str, int]] = []
 
     def ask(name: str, tokens: int) -> None:
-        body = {"model": model, "prompt": f"{name} call", "max_tokens": tokens, "ignore_eos": True}
+        body = {"model": "sim", "prompt": f"{name} call", "max_tokens": tokens, "ignore_eos": True}
         status, _, _ = post(f"{gateway.url}/v1/completions", body, **{"x-weir-class": name})
         ended.append((name, status))
 
     calls = [threading.Thread(target=ask, args=("batch", max_tokens)) for _ in range(BATCH)]
     for call in calls:
         call.start()
-    assert until(lambda: sum(each["in_flight"] for each in gateway.fleet()["engines"]) == BATCH, 10.0) is not None
+    # The engine has them all: one that is granted may still be on its way, and the next call overtake it.
+    states = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+    assert until(lambda: sum(total(f"{engine}/metrics", state) for state in states) == BATCH, 30.0) is not None
     calls.append(threading.Thread(target=ask, args=("interactive", 4)))
     calls[-1].start()
     for call in calls:

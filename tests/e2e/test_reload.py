@@ -171,7 +171,7 @@ def variant(number: int, engines: list[SimEngine]) -> Tree:
         "tenants": {"anonymous": tenant},
         "limits": limits,
         "body": {"max_n": 1 + number % 8, "max": 2**20 + 1024 * (number + 1)},  # no two alike
-        "routing": {"block": (512, 1024, 2048)[number % 3]},
+        "routing": {"hold_unserved": f"{60 + number % 3}s"},
         "modes": {"brownout": {"enter": {"kv": "93%"}, "leave": {"kv": "85%"}, "refuse": []}},
     } | entries(*chosen)
 
