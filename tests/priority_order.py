@@ -23,14 +23,14 @@ def policy(folder: Path, url: str, scheduling_policy: str) -> Path:
     return path
 
 
-def answered(gateway: Gateway, engine: str, max_tokens: int) -> list[tuple[str, int]]:
+def answered(gateway: Gateway, engine: str, model: str, max_tokens: int) -> list[tuple[str, int]]:
     """The class and the status of each call, in the order of their answers: BATCH of batch, then an interactive one.
 
     `engine`: URL of the gateway's one engine."""
     ended: list[tuple[str, int]] = []
 
     def ask(name: str, tokens: int) -> None:
-        body = {"model": "sim", "prompt": f"{name} call", "max_tokens": tokens, "ignore_eos": True}
+        body = {"model": model, "prompt": f"{name} call", "max_tokens": tokens, "ignore_eos": True}
         status, _, _ = post(f"{gateway.url}/v1/completions", body, **{"x-weir-class": name})
         ended.append((name, status))
 

@@ -22,7 +22,7 @@ def test_an_important_call_goes_before_what_waits_in_the_engine(
     try:
         file = policy(tmp_path, engine.url, scheduling)
         with Gateway(tmp_path / "gateway.log", "--policy", str(file), *words) as gateway:
-            ended = answered(gateway, engine.url, 120)
+            ended = answered(gateway, engine.url, "sim", 120)
     finally:
         engine.child.stop()
     assert {status for _, status in ended} == {200}, "an engine without priorities is told none: it would refuse them"

@@ -21,7 +21,7 @@ def test_an_important_call_goes_before_what_waits_in_the_engine(place: Place, tm
     with Vllm(tmp_path / "vllm.log", place.port, *FLAGS) as vllm:
         file = policy(tmp_path, vllm.url, "priority")
         with Gateway(tmp_path / "gateway.log", "--policy", str(file)) as gateway:
-            ended = answered(gateway, MODEL, 400)
+            ended = answered(gateway, vllm.url, MODEL, 400)
             message = {"model": MODEL, "max_tokens": 4, "messages": [{"role": "user", "content": "hello"}]}
             status, _, answer = post(f"{gateway.url}/v1/messages", message, **{"x-weir-class": "batch"})
     assert {status for _, status in ended} == {200}
