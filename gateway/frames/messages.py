@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from gateway.core.engines.breaker import Ending
-from gateway.core.engines.origin import PROVIDER
+from gateway.core.engines.origin import provider_of
 from gateway.core.request.outcome import Outcome
 from gateway.core.request.record import Record
 
@@ -99,7 +99,7 @@ class EngineTerms(msgspec.Struct, array_like=True, forbid_unknown_fields=True, f
     @property
     def provider(self) -> str:
         """The policy's name for a provider; empty: the engine is none."""
-        return self.id.removeprefix(PROVIDER) if self.id.startswith(PROVIDER) else ""
+        return provider_of(self.id)
 
 
 class PrefillTerms(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False):

@@ -29,7 +29,7 @@ from gateway.core.admission.witness import NOBODY_WATCHES, Witnesses
 from gateway.core.engines.announcer import Announcer
 from gateway.core.engines.engine import Engine
 from gateway.core.engines.fleet import Fleet
-from gateway.core.engines.origin import PROVIDER, engine_id, origin_of, parse_origin
+from gateway.core.engines.origin import PROVIDER, engine_id, origin_of, parse_origin, provider_of
 from gateway.core.history import History
 from gateway.core.policy.policy import EngineEntry, Policy
 from gateway.core.policy.snapshot import Current, Snapshot, largest_body
@@ -330,9 +330,9 @@ class Gateway:
     def _engine(self, id: str, url: str) -> Engine:
         """The engine of this id, made if there is none; one that was to be forgotten is wanted again."""
         if id not in self.fleet.engines:
-            outside = id.startswith(PROVIDER)
-            self.fleet.add(Engine(id, url, self.policy, capacity=UNBOUNDED if outside else None))
-            self.fleet.engines[id].provider = id.removeprefix(PROVIDER) if outside else ""
+            provider = provider_of(id)
+            self.fleet.add(Engine(id, url, self.policy, capacity=UNBOUNDED if provider else None))
+            self.fleet.engines[id].provider = provider
             self._new_client(id, url)
         engine = self.fleet.engines[id]
         if engine.provider and engine.url != url:
@@ -544,9 +544,10 @@ class Gateway:
 
 def client_settings(policy: Policy, id: str = "") -> ClientSettings:
     """Return what a pool of connections to an engine needs of the policy; to a provider, by its `id`."""
-    if not id.startswith(PROVIDER):
+    name = provider_of(id)
+    if not name:
         return ClientSettings(stall_timeout=policy.timeouts.stall)
-    provider = policy.providers.get(id.removeprefix(PROVIDER))
+    provider = policy.providers.get(name)
     if provider is None or not provider.allow_private:
         network: Literal["any", "public", "private"] = "public"
     else:  # a key that goes out in the clear stays in the house

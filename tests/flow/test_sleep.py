@@ -429,7 +429,7 @@ async def test_one_that_hangs_as_it_falls_asleep_is_ended_in_time() -> None:
 
 @virtual
 async def test_the_first_sleep_of_each_engine_is_not_expected_to_be_as_quick_as_later_ones() -> None:
-    """It pins host memory: 14.3 s were measured on an H200, and 0.4 s of the same engine's later sleeps."""
+    """The first sleep pins host memory: 14.3 s on an H200, where the same engine's later sleeps took 0.4 s."""
     async with site(three(), sleep="{level: 1}") as made:
         entry = made.entry("a")
         for _ in range(2):  # engines

@@ -98,10 +98,15 @@ def parse_origin(url: str) -> Origin:
 PROVIDER = "provider:"  # begins the ids of providers; no URL has such an id, as a port is a number
 
 
+def provider_of(id: str) -> str:
+    """Return the policy's name for the provider of this id; empty: the id is an engine's."""
+    return id.removeprefix(PROVIDER) if id.startswith(PROVIDER) else ""
+
+
 def origin_of(id: str, url: str) -> Origin:
     """Return the origin of an engine's URL, or of a provider's: its path takes the place of the routes' /v1. Raises
     ValueError."""
-    if not id.startswith(PROVIDER):
+    if not provider_of(id):
         return parse_origin(url)
     parts = urlsplit(url)
     tls = parts.scheme == "https"

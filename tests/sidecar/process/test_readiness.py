@@ -112,7 +112,7 @@ def test_without_progress_it_is_given_up_and_says_why(targets: dict[str, Any], w
 
 
 def test_progress_that_is_seen_extends_the_time() -> None:
-    """It is seen until one and a half seconds have passed; a stall is 1 s."""
+    """Progress is seen until one and a half seconds have passed; a stall is 1 s."""
 
     async def scene() -> None:
         began = time.monotonic()
