@@ -10,7 +10,9 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.core.cluster.election import Turn
+from gateway.serve.cluster import store as store_module
 from gateway.serve.cluster.store import ClusterConflict, MemberRecord, Store, StoreError, opened
+from loadtest.lab.dst import cluster_store as simulated
 from loadtest.lab.dst.cluster_store import SimulatedStore
 from loadtest.lab.operate.debian import VALKEY
 from loadtest.lab.operate.valkey import Valkey
@@ -19,10 +21,20 @@ from tests.programs import required
 
 pytestmark = pytest.mark.slow
 NAMES = ("a:1", "b:1", "c:1")
+TOO_OLD = 600.0  # seconds since an answer, of a turn that elects nobody
 
 
 def of(url: str, me: str, cluster: str = "prod", life: str = "1", fingerprint: str = "t") -> Store:
     return Store(opened(url, None, None), cluster, me, MemberRecord(life, 2), fingerprint)
+
+
+@pytest.fixture(autouse=True)
+def _long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No answer is late and no turn has run out while a test lasts, however slow the machine is."""
+    monkeypatch.setattr(store_module, "WITHIN", 60.0)
+    for each in (store_module, simulated):
+        monkeypatch.setattr(each, "TTL", 3600.0)
+        monkeypatch.setattr(each, "STALE", TOO_OLD / 2)
 
 
 @pytest.fixture
@@ -33,7 +45,7 @@ def valkey(tmp_path: Path):  # type: ignore[no-untyped-def]
 
 
 def test_it_answers_as_the_simulated_store(valkey: Valkey) -> None:
-    """Turns at random, within one TTL; the leader's key and the whole store go away at random."""
+    """Turns at random, within one TTL. The leader's key and the whole store go away at random."""
 
     async def main() -> None:
         for seed in range(60):
@@ -64,7 +76,7 @@ def test_it_answers_as_the_simulated_store(valkey: Valkey) -> None:
                     term=terms[name],
                     seen=frozenset(rng.sample(NAMES, rng.randrange(3))) - {name},
                 )
-                age = rng.choice((None, 0.2, 0.2, 9.0))  # seconds since the answer before
+                age = rng.choice((None, 0.2, 0.2, TOO_OLD))  # seconds since the answer before
                 if age is not None:
                     seconds, micros = await redis.time()
                     turn = replace(turn, after=seconds + micros / 1e6 - age)
@@ -161,7 +173,10 @@ def test_who_resigns_is_followed_at_once_and_is_a_member_still(valkey: Valkey) -
         (b"", "no answer within"),
     ],
 )
-def test_nonsense_is_an_error_and_no_more(answer: bytes, told: str) -> None:
+def test_nonsense_is_an_error_and_no_more(answer: bytes, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not answer:
+        monkeypatch.setattr(store_module, "WITHIN", 0.4)
+
     async def main() -> None:
         async def nonsense(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             while data := await reader.read(65536):
