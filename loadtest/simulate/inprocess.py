@@ -69,7 +69,6 @@ class Records:
         tried.engine = record.engine
         tried.upstream = record.attempts
         tried.queue = record.queue
-        tried.predicted = getattr(record, "predicted_wait", -1.0)
 
     async def aclose(self) -> None:
         """Nothing to flush."""

@@ -52,7 +52,6 @@ class Try(msgspec.Struct, gc=False):
     engine: str = ""
     upstream: int = 0  # requests sent to engines
     queue: float = -1.0
-    predicted: float = -1.0  # wait predicted by the gateway, where its record has it
     recorded_at: float = -1.0  # when the gateway was done with it
     first_token: float = -1.0  # of a stream
     gaps: Gaps | None = None  # inter-token latencies, where the engines' `Pace` tells them

@@ -1,6 +1,6 @@
 """Overhead of the gateway: CPU per streamed call, request and SSE event, memory idle and per open stream.
 
-    python -m loadtest.lab.cost.overhead [--rounds 3] [--peers nginx,haproxy,vllm-router] [--trace]
+    python -m loadtest.lab.cost.overhead [--rounds 3] [--peers nginx,haproxy,vllm-router]
 
 Every server runs alone on core 0; an engine that costs almost nothing and the load share core 1. CPU time is what the
 kernel accounts to the server's processes, which survives a noisy machine far better than a throughput does. Rounds are
@@ -65,14 +65,6 @@ def gateway_command(port: int) -> list[str]:
         *(sys.executable, "-m", "gateway.cli", "serve", "--engine", f"http://127.0.0.1:{ENGINE_PORT}"),
         *("--listen", f"127.0.0.1:{port}", "--control", "127.0.0.1:0", "--log", os.devnull),
     ]
-
-
-def traced_command(share: str, folder: Path) -> Command:
-    """A gateway that traces this share of its calls; the engine's stub takes the spans too."""
-    policy = folder / f"traces-{share}.yaml"
-    policy.write_text(f"version: 1\nlogging: {{traces: {share}}}\n")
-    traces = ("--policy", str(policy), "--otlp-traces-endpoint", f"http://127.0.0.1:{ENGINE_PORT}")
-    return lambda port: [*gateway_command(port), *traces]
 
 
 def peers(wanted: set[str], folder: Path) -> dict[str, Command]:
@@ -206,17 +198,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--peers", default="", help="comma-separated; default: all that are installed")
-    parser.add_argument("--trace", action="store_true", help="in place of peers: traces off, of 1 %% and of all calls")
     args = parser.parse_args()
     os.sched_setaffinity(0, {1})
     rows: dict[str, dict[str, list[float]]] = {}
     with tempfile.TemporaryDirectory(prefix="overhead-") as folder, serve_stub(ENGINE_PORT):
-        beside = (
-            {f"gateway, {share} traced": traced_command(share, Path(folder)) for share in ("1%", "100%")}
-            if args.trace
-            else peers(set(filter(None, args.peers.split(","))), Path(folder))
-        )
-        servers = {**beside, "gateway": gateway_command}
+        servers = {**peers(set(filter(None, args.peers.split(","))), Path(folder)), "gateway": gateway_command}
         port = FIRST_PORT
         for number in range(args.rounds):
             for name, command in servers.items():

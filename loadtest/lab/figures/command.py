@@ -69,7 +69,6 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--gate", action="store_true", help="exit with status 1 where a milestone is missed")
     parser.add_argument("--quick", action="store_true", help="30 s warm-up and 40 s measured, in place of 60 and 120")
     parser.add_argument("--retry-after", action="store_true", help="also: who obeys Retry-After, is he admitted?")
-    parser.add_argument("--wait", action="store_true", help="also: how far predicted waits are from real ones")
     options = parser.parse_args(argv)
     options.rows = chosen(parser, options.rows, ROWS)
     try:
@@ -88,8 +87,6 @@ def main(argv: list[str] | None = None) -> int:
     wanted = [ROWS[name] for name in options.rows]
     if options.retry_after:
         wanted += [load.retry_after, load.limits]
-    if options.wait:
-        wanted.append(load.wait)
     warm, length = (30.0, 40.0) if options.quick else (60.0, 120.0)
     collect_seldom()
     began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Rows about load: goodput, the interactive class, lateness, the KV watermark, Retry-After, predicted waits.
+"""Rows about load: goodput, the interactive class, lateness, the KV watermark, Retry-After.
 
 One function per row: it makes its runs and says what was found. A try counts as *in time* if it was answered well
 within its class's two targets (first token, last token), counted from the sending of that try: a client that was
@@ -190,27 +190,3 @@ def limits(setting: Setting) -> list[Row]:
             )
         )
     return rows
-
-
-def wait(setting: Setting) -> list[Row]:
-    """Predicted wait in the queue against the real one, of calls that were admitted."""
-    rows = []
-    for name, target in setting.targets.items():
-        known = [
-            t
-            for t in measured(setting, setting.overload(2.0))
-            if t.class_name == name and t.upstream and t.predicted >= 0.0
-        ]
-        errors = [abs(t.predicted - t.queue) for t in known]
-        if errors:
-            rows.append(
-                Row(
-                    name="wait",
-                    what=f"error of the predicted wait at 2x, class {name}, {len(known)} calls: p50, p95",
-                    value=f"{quantile(errors, 0.5):.2f} s, {quantile(errors, 0.95):.2f} s",
-                    baseline=f"real waits {quantile([t.queue for t in known], 0.5):.2f} s, "
-                    f"{quantile([t.queue for t in known], 0.95):.2f} s",
-                    milestone="p95 <= 0.5 s at a 2 s target" if target.ttft <= 2.0 else "",
-                )
-            )
-    return rows or [Row(name="wait", what="error of the predicted wait", value="the gateway's records have none")]

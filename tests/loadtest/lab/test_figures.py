@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from loadtest.lab.figures.command import ROWS, main, told
-from loadtest.lab.figures.load import goodput, late, retry_after, throughput, wait
+from loadtest.lab.figures.load import goodput, late, retry_after, throughput
 from loadtest.lab.figures.runs import Measured, Saturation, Setting, in_time
 from loadtest.lab.rows import Row, percent, table_of
 from loadtest.report.stats import quantile
@@ -136,7 +136,7 @@ def test_bad_arguments_are_status_2(
 @pytest.mark.slow
 def test_every_row_can_be_measured() -> None:
     setting = Setting(engines=2, warm=3.0, measured=3.0)
-    rows: list[Row] = [row for measure in (*ROWS.values(), retry_after, wait) for row in measure(setting)]
+    rows: list[Row] = [row for measure in (*ROWS.values(), retry_after) for row in measure(setting)]
     assert {row.name for row in rows} >= set(ROWS)
     assert table_of(rows).row_count == len(rows)
     assert [wrong for outcome in setting.known.values() for wrong in outcome.left_over] + setting.left == []
