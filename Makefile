@@ -83,7 +83,7 @@ format: $(STAMP) ## let ruff put everything in its format
 	$(BIN)/ruff format .
 
 vllm: $(STAMP) ## install a real vLLM for CPU and a tiny model, outside the tree (2.5 GB, once)
-	$(BIN)/python tests/vllm/install.py
+	$(BIN)/python -m tests.vllm.install
 
 test-vllm: vllm ## the tests against that real vLLM
 	WEIR_REQUIRE_VLLM=1 $(PYTEST) -m vllm tests/vllm --ignore=tests/vllm/test_prefill.py

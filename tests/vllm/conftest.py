@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.lab.vllm.real_vllm import Vllm
 from loadtest.processes import Gateway, free_port
 from tests.vllm import install
+from tests.vllm.real_vllm import Vllm
 
 FLAGS = ("--max-num-seqs", "64", "--enable-prompt-tokens-details", "--uvicorn-log-level", "warning")
 

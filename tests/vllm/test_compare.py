@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.lab.rivals.real import OVERLOAD
 from loadtest.lab.rivals.runs import WEIR, row
 from tests.vllm.conftest import Place
+from tests.vllm.overload import engine, measure, overload
 
 pytestmark = pytest.mark.vllm
 UNEXPLAINED = {"cut", "unanswered", "upstream", "bug"}
@@ -17,11 +17,11 @@ UNEXPLAINED = {"cut", "unanswered", "upstream", "bug"}
 def test_overload_keeps_people_waiting_without_weir_and_not_with_it(place: Place, tmp_path: Path) -> None:
     place.close()  # one vLLM at a time: there may be two cores
     shares = {}
-    with OVERLOAD.running(tmp_path) as engines:
-        scenario = OVERLOAD.scenario(engines, 15.0, tmp_path)
+    with engine(tmp_path) as vllm:
+        scenario = overload(vllm, 15.0, tmp_path)
         assert scenario.rate > 0.0
         for rival in ("direct", WEIR):
-            run, hits = OVERLOAD.measure(engines, rival, scenario, tmp_path)
+            run, hits = measure(vllm, rival, scenario, tmp_path)
             outcomes = {result.outcome for result in run.results}
             print(rival, row(run, hits), row(run, hits, "interactive"), outcomes)
             assert not UNEXPLAINED & outcomes

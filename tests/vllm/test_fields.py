@@ -21,9 +21,9 @@ from gateway.core.request.json_body import BY_GATEWAY
 from gateway.core.request.outcome import Refused
 from gateway.core.request.parser import parse
 from gateway.core.request.routes import ROUTES
-from loadtest.lab.vllm.real_vllm import venv
 from tests.core.request.test_allowed_fields import BODIES
 from tests.vllm import install
+from tests.vllm.real_vllm import venv
 
 pytestmark = pytest.mark.vllm
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import openai
 import pytest
 
-from loadtest.lab.vllm.real_vllm import MODEL
 from loadtest.processes import Gateway
 from tests.vllm.conftest import Place
+from tests.vllm.real_vllm import MODEL
 
 pytestmark = pytest.mark.vllm
 KEYS = {"acme": "key-of-acme", "globex": "key-of-globex"}

@@ -16,9 +16,9 @@ from gateway.core.engines.cache_age import CacheAge
 from gateway.core.engines.engine import Engine
 from gateway.core.policy.policy import Policy
 from gateway.decider.cache_events import KvEvents
-from loadtest.lab.vllm.real_vllm import MODEL, Vllm
 from tests.e2e.children import post
 from tests.vllm.conftest import Place
+from tests.vllm.real_vllm import MODEL, Vllm
 
 pytestmark = pytest.mark.vllm
 BLOCK = 32  # tokens; on CPU a multiple of it

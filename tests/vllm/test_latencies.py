@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.lab.vllm.real_vllm import ENVIRONMENT, venv
 from loadtest.report.records import Run, Slo, Window
 from loadtest.report.summary import summarise
 from tests.loadtest.made_runs import a_run
 from tests.vllm import install
+from tests.vllm.real_vllm import ENVIRONMENT, venv
 
 pytestmark = pytest.mark.vllm
 THEIRS = """

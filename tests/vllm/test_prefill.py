@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from loadtest.lab.vllm.real_vllm import MODEL, Vllm
 from loadtest.processes import Gateway, free_port
 from tests.vllm.conftest import Place
+from tests.vllm.real_vllm import MODEL, Vllm
 
 pytestmark = pytest.mark.vllm
 CHAT = "/v1/chat/completions"

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.lab.vllm.real_vllm import MODEL, Vllm
 from loadtest.processes import Gateway
 from tests.e2e.children import post
 from tests.priority_order import answered, policy
 from tests.vllm.conftest import Place
+from tests.vllm.real_vllm import MODEL, Vllm
 
 pytestmark = pytest.mark.vllm
 FLAGS = ("--scheduling-policy", "priority", "--max-num-seqs", "1", "--max-model-len", "2048")

@@ -8,8 +8,8 @@ import anthropic
 import openai
 import pytest
 
-from loadtest.lab.vllm.real_vllm import CONTEXT, MODEL
 from loadtest.processes import Gateway
+from tests.vllm.real_vllm import CONTEXT, MODEL
 
 pytestmark = pytest.mark.vllm
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Say something."}]

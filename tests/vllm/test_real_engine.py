@@ -14,10 +14,10 @@ import pytest
 import uvloop
 
 from loadtest.clients.answer import Answer
-from loadtest.lab.vllm.real_vllm import MODEL, Vllm
 from loadtest.processes import Gateway, until
 from tests.raw_calls import chat, exchange
 from tests.vllm.conftest import Place
+from tests.vllm.real_vllm import MODEL, Vllm
 
 pytestmark = pytest.mark.vllm
 END = b"\r\n0\r\n\r\n"  # the last chunk

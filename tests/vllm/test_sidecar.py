@@ -22,10 +22,10 @@ from typing import Any
 import openai
 import pytest
 
-from loadtest.lab.vllm.real_vllm import CONTEXT, ENVIRONMENT, model, venv
 from loadtest.processes import Child, Gateway, free_port, get, until
 from sidecar.process import process_family
 from tests.vllm import install
+from tests.vllm.real_vllm import CONTEXT, ENVIRONMENT, model, venv
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from loadtest.lab.vllm.real_vllm import CONTEXT, ENVIRONMENT, model, venv
 from loadtest.processes import free_port
 from sidecar.core.config import decode
 from sidecar.core.engine_records import EngineFailed
@@ -20,6 +19,7 @@ from sidecar.core.vllm import Completion
 from sidecar.process.engine import VllmEngines
 from tests.sidecar.nothing_left import gone, nothing_left
 from tests.vllm import install
+from tests.vllm.real_vllm import CONTEXT, ENVIRONMENT, model, venv
 
 pytestmark = pytest.mark.vllm
 

@@ -7,11 +7,11 @@ import subprocess
 
 import pytest
 
-from loadtest.lab.vllm.real_vllm import venv
 from sidecar.core.arguments import ACCESS_FLAG, MODEL, SERVER, UNIFIED, help_commands, known_flags
 from sidecar.core.flags import FLAGS, OWNED, SWITCH, VARIABLES
 from sidecar.core.profile import EngineSettings
 from tests.vllm import install
+from tests.vllm.real_vllm import venv
 
 pytestmark = pytest.mark.vllm
 

@@ -16,7 +16,10 @@ from pathlib import Path
 
 import msgspec
 
-from loadtest.lab.vllm.real_vllm import cache
+
+def cache() -> Path:
+    """Folder for what is unpacked outside the tree, whether it exists or not."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "weir"
 
 
 class NoProgram(Exception):

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from loadtest.lab.layout import ROOT
-from loadtest.lab.operate.debian import NoProgram
-from loadtest.lab.vllm.real_vllm import cache
+from loadtest.lab.operate.debian import NoProgram, cache
 
 CONFIGURATION = ROOT / "deploy" / "envoy" / "epp.yaml"
 PORT, PICKER, ENGINES = 8080, 9002, (9101, 9102)  # ports of the configuration, all on 127.0.0.1

@@ -1,4 +1,4 @@
-"""Weir with no policy beside its rivals: processes, real vLLM, or virtual time."""
+"""Weir with no policy beside its rivals: processes, or virtual time."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import argparse
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import closing
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -17,15 +15,12 @@ from rich.table import Table
 
 from loadtest.bench.rivals import ROUTER, absent, is_rival, parse_compared
 from loadtest.lab.rivals.loads import LOADS, RivalLoad
-from loadtest.lab.rivals.real import REAL
 from loadtest.lab.rivals.runs import WEIR, RivalRow, in_virtual_time, medians, over_processes, row, verdict
 from loadtest.lab.rows import parser_of
-from loadtest.lab.vllm import real_vllm
 from loadtest.load.scenario import Scenario
 from loadtest.load.scenario_flags import seconds, told, whole
 from loadtest.processes import ChildError
 from loadtest.report.records import Run
-from loadtest.report.report import write
 from loadtest.simulate.rivals.rules import RULES
 
 PROCESSES = (WEIR, ROUTER, f"{ROUTER}:round_robin")
@@ -38,20 +33,13 @@ rounds, a row a rival, and whether Weir (`gateway serve` with no policy) reaches
 
   {", ".join(LOADS)}
 
-With --real, on real vLLM on this machine's CPU (`make vllm`), all of them on the same cores as the sender:
-
-  real-agents     coding agents on two engines
-  real-overload   one engine with eight places at twice its capacity, half of the calls interactive (first token within
-                  1 s), half batch (done within 30 s); Weir has policies/one-engine.yaml
-
 A number is the share of the capacity. Rivals are {WEIR}, {ROUTER} with its default or another policy
 ({ROUTER}:round_robin), direct and round_robin (nothing before the engines). {ROUTER} is found on the PATH or named by
 $VLLM_ROUTER, else it is left out.
 
   python -m loadtest.lab.rivals --only agents-tight,agents-ample --rounds 3
-  python -m loadtest.lab.rivals --chats azure.csv --prompts mooncake.jsonl --out report
+  python -m loadtest.lab.rivals --chats azure.csv --prompts mooncake.jsonl
   python -m loadtest.lab.rivals --virtual --only agents-tight --rounds 5     rivals' rules, in virtual time
-  python -m loadtest.lab.rivals --real --only real-overload --seconds 60
 """
 
 
@@ -69,11 +57,8 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--prompts", type=Path, metavar="FILE", help="one for the long prompts: Mooncake's, or Azure's code"
     )
     parser.add_argument("--virtual", action="store_true", help="in virtual time, beside rivals' rules")
-    parser.add_argument("--real", action="store_true", help="on real vLLM on CPU")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="write a report with plots there, of each load")
     given = parser.parse_args(argv)
-    loads = REAL if given.real else LOADS
-    given.only = given.only.split(",") if given.only else list(loads)
+    given.only = given.only.split(",") if given.only else list(LOADS)
     known = (WEIR, *RULES) if given.virtual else None
     try:
         names = (given.rivals or ",".join(known or PROCESSES)).split(",")
@@ -84,12 +69,8 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
             parse_compared(",".join(others))
     except ValueError as error:
         parser.error(f"--rivals: {error}")
-    if unknown := [name for name in given.only if name not in loads]:
-        parser.error(f"--only: {unknown[0]!r} is not one of {', '.join(loads)}")
-    if given.virtual and given.real:
-        parser.error("--real and --virtual: one of them")
-    if given.real and (why := real_vllm.absent()):
-        parser.error(f"--real: {why}")
+    if unknown := [name for name in given.only if name not in LOADS]:
+        parser.error(f"--only: {unknown[0]!r} is not one of {', '.join(LOADS)}")
     given.rivals = names
     if any(is_rival(name) for name in names) and (why := absent()):
         print(f"{ROUTER} is left out: {why}", file=sys.stderr)
@@ -97,23 +78,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return given
 
 
-Measure = Callable[[str, Scenario, Path], tuple[Run, float]]
-Measurement = tuple[str, RivalLoad, Scenario, Measure]
 Runs = Mapping[str, Sequence[tuple[Run, float]]]  # of each rival, with the hits
-
-
-def measurements(given: argparse.Namespace, folder: Path) -> Generator[Measurement, None, None]:
-    """Yield each load with its name, what is sent, and who measures it. Raises ChildError."""
-    if given.real:
-        for name in given.only:
-            real = REAL[name]
-            with real.running(folder) as engines:
-                scenario = real.scenario(engines, given.seconds, folder)
-                yield name, real.load, scenario, partial(real.measure, engines)
-        return
-    run = in_virtual_time if given.virtual else over_processes
-    for name, load in chosen(given).items():
-        yield name, load, load.at(load.capacity() if load.share else 0.0, given.seconds), partial(run, load)
 
 
 def chosen(given: argparse.Namespace) -> dict[str, RivalLoad]:
@@ -126,15 +91,15 @@ def chosen(given: argparse.Namespace) -> dict[str, RivalLoad]:
     return found
 
 
-def compare(
-    scenario: Scenario, measure: Measure, rivals: Sequence[str], rounds: int, folder: Path
-) -> dict[str, list[tuple[Run, float]]]:
-    """The runs of each rival, every other round turned round."""
+def compare(load: RivalLoad, scenario: Scenario, given: argparse.Namespace, folder: Path) -> Runs:
+    """The runs of each rival, every other round turned round. Raises ChildError."""
+    measure = in_virtual_time if given.virtual else over_processes
+    rivals = list(dict.fromkeys([*given.rivals, *load.rivals]))
     runs: dict[str, list[tuple[Run, float]]] = {name: [] for name in rivals}
-    for number in range(rounds):
+    for number in range(given.rounds):
         seeded = msgspec.structs.replace(scenario, seed=scenario.seed + number)
         for name in rivals if number % 2 == 0 else reversed(rivals):
-            runs[name].append(measure(name, seeded, folder))
+            runs[name].append(measure(load, name, seeded, folder))
     return runs
 
 
@@ -163,36 +128,21 @@ def cells(one: RivalRow, each: Sequence[RivalRow]) -> list[str]:
     return [f"{one.hits:.0%}", *times, *counts, spread, f"{one.lag * 1e3:.0f} ms"]
 
 
-def merged(runs: Runs) -> list[Run]:
-    """A run a rival, its rounds as repeats."""
-    found = []
-    for made in runs.values():
-        results = [msgspec.structs.replace(one, repeat=n) for n, (run, _) in enumerate(made) for one in run.results]
-        first = made[0][0]
-        found.append(Run(name=first.name, rate=first.rate, window=first.window, slos=first.slos, results=results))
-    return found
-
-
 def main(argv: list[str] | None = None) -> int:
-    """Measure, print and draw; the exit status: 1 where a process failed, 2 for a mistake."""
+    """Measure and print; the exit status: 1 where a process failed, 2 for a mistake."""
     given = arguments(argv)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # else processes would be left behind
     console = Console(width=max(150, Console().width))
     try:
-        with (
-            tempfile.TemporaryDirectory(prefix="rivals-") as scratch,
-            closing(measurements(given, Path(scratch))) as found,
-        ):
-            for name, load, scenario, measure in found:
-                rivals = list(dict.fromkeys([*given.rivals, *load.rivals]))
-                runs = compare(scenario, measure, rivals, given.rounds, Path(scratch))
+        with tempfile.TemporaryDirectory(prefix="rivals-") as scratch:
+            for name, load in chosen(given).items():
+                scenario = load.at(load.capacity() if load.share else 0.0, given.seconds)
+                runs = compare(load, scenario, given, Path(scratch))
                 title = f"{name}, {scenario.rate:.2f}/s" if scenario.rate else name
                 table, said = shown(title, runs, load, REFERENCE[given.virtual])
                 console.print(table)
                 for line in said:
                     console.print(line, highlight=False, style="red" if line.endswith("MISSED") else "")
-                if given.out is not None:
-                    write(merged(runs), given.out / name, force=True)
     except ChildError as error:
         print(f"loadtest.lab.rivals: {error}", file=sys.stderr)
         return 1

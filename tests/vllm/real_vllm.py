@@ -55,14 +55,6 @@ def model() -> Path:
     return cache() / "tiny-qwen3-1"
 
 
-def absent() -> str | None:
-    """Reason why there is no vLLM to start here, None where there is one."""
-    for path in (venv(), model()):
-        if not (path / MARKER).is_file():
-            return f"no real vLLM on this machine: {path} is absent or incomplete; run `make vllm` first"
-    return None
-
-
 class Vllm:
     """Server of vLLM, ready to serve. `flags` are appended to its command line. `with` stops the server.
 
