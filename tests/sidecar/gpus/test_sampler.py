@@ -259,11 +259,11 @@ def test_a_wait_ends_in_time_while_the_driver_hangs(folder: Path, monkeypatch: p
     monkeypatch.setattr(monitor, "BACK_WITHIN", 0.1)
 
     async def main() -> None:
-        sampler = Sampler(SimulatedGPUs(folder), limit=10)
+        sampler = Sampler(SimulatedGPUs(folder), limit=600)
         resume = hang(folder)
         began = time.monotonic()
         assert await GpuMonitor(sampler.sample, print).until(lambda _: True) is False
-        assert time.monotonic() - began < 10, "the driver alone would take ten seconds"
+        assert time.monotonic() - began < 300, "the driver alone would take ten minutes"
         await asyncio.to_thread(resume)
         await sampler.aclose()
 

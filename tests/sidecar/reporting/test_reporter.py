@@ -55,7 +55,11 @@ def reporting(
     return found
 
 
-def test_the_first_report_and_every_change_go_at_once_and_answers_are_heard(tmp_path: Path) -> None:
+def test_the_first_report_and_every_change_go_at_once_and_answers_are_heard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway_link, "EVERY", 3600.0)  # what goes sooner goes because of a change
+
     async def scene() -> None:
         async with Scripted(demand(in_flight=3, waiting=1)) as gateway, opened(tmp_path) as manager:
             told = reporting(manager, gateway.origin + "/")
@@ -66,10 +70,9 @@ def test_the_first_report_and_every_change_go_at_once_and_answers_are_heard(tmp_
             assert (first.sidecar, first.boot, first.control) == ("box", BOOT, "http://127.0.0.1:8002")
             assert [model.model for model in first.models] == ["org/A", "b", "big"]
             await asyncio.sleep(2 * gateway_link.GAP)
-            seen, began = len(gateway.asked), asyncio.get_running_loop().time()
+            seen = len(gateway.asked)
             manager.changed.set()
             await until(lambda: len(gateway.asked) > seen)
-            assert asyncio.get_running_loop().time() - began < gateway_link.EVERY / 2
             began = asyncio.get_running_loop().time()
             for _ in range(40):
                 manager.changed.set()
@@ -119,14 +122,15 @@ def test_one_that_hangs_or_is_gone_delays_no_other_and_is_told_of_once(
     about = {url: [line for line in lines if url in line] for url in (gone,)}
     assert len(about[gone]) == 1
     assert about[gone][0].endswith("does not take reports: nobody listens there")
-    others = [re.sub(r"http://\S+", "URL", line) for line in lines if gone not in line]
-    assert others[:3] == [
-        "gateway URL does not take reports: it refuses the token: both sides must be given the same",
-        "gateway URL takes reports again, after 0.0 s",
-        "gateway URL does not take reports: no whole answer within 0.15 s",
+    others = [
+        re.sub(r"after 0\.\d s", "soon", re.sub(r"http://\S+", "URL", line)) for line in lines if gone not in line
     ]
-    assert re.fullmatch(r"gateway URL takes reports again, after 0\.\d s", others[3])
-    assert len(others) == 4
+    assert others == [
+        "gateway URL does not take reports: it refuses the token: both sides must be given the same",
+        "gateway URL takes reports again, soon",
+        "gateway URL does not take reports: no whole answer within 0.15 s",
+        "gateway URL takes reports again, soon",
+    ]
 
 
 def test_an_answer_without_end_or_sense_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
