@@ -83,9 +83,10 @@ class LocalGrant:
         return self._dispatch.control.rules.rank.get(self.call.class_name, 0) if self.engine.priorities else 0
 
     def spend(self, provider: str, now: float) -> None:
-        """Reserve the highest cost of the call, whose answer is bounded for that, also where its client does not."""
+        """Reserve the highest cost of the call. Its answer is bounded by what is reserved: its client may have given no
+        limit, or one that is beyond the context of the model that it was first estimated for."""
         call = self.call
-        if call.max_tokens is None and call.route.generates and not call.shaped:
+        if call.max_tokens != call.asked and call.route.generates and not call.shaped:
             call.shaped = call.asked
         self.spending = self._dispatch.control.money.reserve(provider, call, now)
 

@@ -188,7 +188,7 @@ async def _move(grant: Grant, failed: frozenset[str], call: Call, lines: bytes, 
 
 def _checked(call: Call, reply: Reply) -> Reply:
     """Return the reply. Raises EngineError if it cannot be the engine's answer."""
-    wrong = wrong_body(call, reply.headers, reply.length) if reply.status == 200 else ""
+    wrong = wrong_body(call, reply.status, reply.headers, reply.length) if reply.status < 300 else ""
     if wrong:
         reply.close()
         raise EngineError("garbage", wrong)

@@ -376,7 +376,8 @@ class Pipeline:
         if request.subset is not None:
             call.subset = request.subset
         if self._forwards:
-            call.leaves = bool(snapshot.policy.providers) and may_leave(call)
+            if snapshot.policy.providers and may_leave(call):
+                call.leaves = len(call.body)
             call.splits = call.route.generates and call.n == 1 and not call.media
         if snapshot.policy.logging.prompts:
             live.record.request = request.body[:LOGGED_AT_MOST].decode("utf-8", "replace")

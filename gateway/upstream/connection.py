@@ -215,7 +215,8 @@ class EngineConnection(asyncio.Protocol):
             raise
         except (HttpParserError, HttpParserUpgrade) as error:
             if not self._ended:  # else it is what follows the answer, and on_message_begin has seen it
-                self._fail("garbage", f"the engine's answer is not HTTP: {error}")
+                words = "it changes the protocol" if isinstance(error, HttpParserUpgrade) else error
+                self._fail("garbage", f"the engine's answer is not HTTP: {words}")
 
     def eof_received(self) -> bool:
         if self._headers_over and not self._framed and self._error is None and not self.complete:

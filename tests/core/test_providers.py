@@ -77,10 +77,10 @@ def test_media_and_unreadable_bodies_stay() -> None:
 
 def test_tenant_and_class_must_be_named() -> None:
     control = AdmissionControl(Fleet(), Policy(providers={"cloud": provider()}))
-    call = a_call(leaves=True)
+    call = a_call(leaves=1)
     assert control.may_leave(call, "mini")
     assert not control.may_leave(call, "m")
-    for other in ({"leaves": False}, {"leaves": True, "tenant": "u"}, {"leaves": True, "class_name": "batch"}):
+    for other in ({"leaves": 0}, {"leaves": 1, "tenant": "u"}, {"leaves": 1, "class_name": "batch"}):
         assert not control.may_leave(a_call(**other), "mini")
 
 
@@ -102,10 +102,10 @@ def test_every_call_to_a_provider_is_asked_for_its_permission() -> None:
     engine.ready(NOW)
     control = AdmissionControl(fleet, policy)
     control.money.ahead, control.money.known = False, True
-    call = a_call(model="mini", leaves=True, asked=10, arrived=NOW, deadline=NOW + 60)
+    call = a_call(model="mini", leaves=1, asked=10, arrived=NOW, deadline=NOW + 60)
     rng = random.Random(0)
     assert control.at_once(call, NOW, rng, frozenset()) is not None
-    call.leaves = False
+    call.leaves = 0
     assert control.at_once(call, NOW, rng, frozenset()) is None
     assert isinstance(control.decide(call, NOW, rng), Refuse)
 
@@ -177,6 +177,19 @@ def test_a_body_has_the_fields_of_the_api_and_no_others() -> None:
         a_call(route=ROUTES[b"/v1/messages"], stream=True), b'{"top_k":1,"min_p":1,"model":1,"model":2}', "small"
     )
     assert (json.loads(sent), dropped) == ({"top_k": 1, "model": "small"}, ["min_p"])
+
+
+@pytest.mark.parametrize(
+    ("limits", "sent"),
+    [
+        ({"max_tokens": 9000, "max_completion_tokens": 1}, {"max_completion_tokens": 1}),
+        ({"max_tokens": 9000, "max_completion_tokens": None}, {"max_tokens": 9000, "max_completion_tokens": None}),
+        ({"max_tokens": 9000}, {"max_tokens": 9000}),
+    ],
+)
+def test_of_two_limits_the_one_that_counts_goes_out(limits: dict[str, int | None], sent: dict[str, int | None]) -> None:
+    body, dropped = provider_body(a_call(), json.dumps(limits).encode(), "small")
+    assert (json.loads(body), dropped) == (sent | {"model": "small"}, [])
 
 
 def test_a_head_has_nothing_of_the_callers() -> None:

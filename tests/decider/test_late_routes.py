@@ -97,7 +97,7 @@ def test_a_call_that_waited_in_vain_leaves_the_house_only_by_the_providers_rules
         world.dispatch.control.money.ahead = False
         world.engine(0).down()
         call = routed(world)
-        call.leaves = True
+        call.leaves = 1
         assert await model_of(world, call) == model
 
     run(scenario, structs.replace(POLICY, providers={"cloud": cloud}))

@@ -23,6 +23,7 @@ USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":3,"
 DONE = b"data: [DONE]\n\n"
 NOW = b"Thu, 26 Nov 2026 09:00:00 GMT"
 SSE = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+GZIP = b"content-encoding: gzip\r\n"
 
 
 def chunk(data: bytes) -> bytes:
@@ -109,6 +110,13 @@ class ScriptedEngine:
             return True
         if name == "empty":
             writer.write(answer(200, b""))
+            return True
+        if name == "no_content":
+            writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
+            return True
+        if name == "gzip":  # of the right type, whether it streams or not
+            writer.write(SSE.replace(b"\r\n\r\n", b"\r\ncontent-encoding: gzip\r\n\r\n") if stream else b"")
+            writer.write(chunk(b"\x1f\x8b") + b"0\r\n\r\n" if stream else answer(200, b"\x1f\x8b", GZIP))
             return True
         if "/" in name:  # a good status, and a body of this type in place of the answer
             page = b"<html>Sign in</html>"

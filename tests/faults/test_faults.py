@@ -128,6 +128,8 @@ def test_usage_stays_for_a_client_that_asked() -> None:
         "text/html",
         "application/json",
         "empty",
+        "no_content",
+        "gzip",
     ],
 )
 def test_a_failure_before_the_first_byte_is_retried_elsewhere_unseen(bad: str) -> None:
@@ -146,7 +148,7 @@ def test_a_failure_before_the_first_byte_is_retried_elsewhere_unseen(bad: str) -
     ("bad", "stream"),
     [
         pytest.param(name, stream, marks=[pytest.mark.slow] if name == "hang" else [])
-        for name in ("die_before_headers", "garbage", "503", "502", "401", "307", "hang", "text/html", "empty")
+        for name in ("die_before_headers", "garbage", "503", "502", "401", "307", "hang", "text/html", "empty", "gzip")
         for stream in (False, True)
     ],
 )

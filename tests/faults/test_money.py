@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 
 import pytest
@@ -49,3 +50,22 @@ def test_a_caller_that_leaves_is_charged_and_nothing_stays_reserved(over: Callab
         assert spent(gateway) > 0
 
     over(body, outside="hang")
+
+
+def test_an_answer_is_no_longer_than_what_was_reserved_for_it(over: Callable[..., None]) -> None:
+    async def body(gateway: Gateway, engine: ScriptedEngine, provider: ScriptedEngine) -> None:
+        answer = await ask(port_of(gateway), asked(max_tokens=100_000))  # more than its own model's context of 8192
+        assert (answer.status, answer.headers["x-weir-model"]) == (200, "mini")
+        assert json.loads(provider.requests[0])["max_tokens"] < 8192
+
+    over(body, own="503")
+
+
+@pytest.mark.parametrize("field", ["functions", "response_format", "logit_bias"])
+def test_fields_beside_the_prompt_are_reserved_for(over: Callable[..., None], field: str) -> None:
+    async def body(gateway: Gateway, engine: ScriptedEngine, provider: ScriptedEngine) -> None:
+        assert (await ask(port_of(gateway), asked("mini"))).status == 200
+        answer = await ask(port_of(gateway), asked("mini", **{field: {"description": "x " * 5_000}}))
+        assert (answer.status, len(provider.requests)) == (429, 1)
+
+    over(body, budget=MoneyBudget(day=0.01))

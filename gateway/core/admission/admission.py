@@ -379,7 +379,7 @@ class AdmissionControl:
         """Whether the provider of the model may have the call. Fails closed: tenant and class must be named."""
         provider = self.rules.outside.get(model)
         return provider is not None and (
-            call.leaves and call.tenant in provider.tenants and call.class_name in provider.classes
+            call.leaves > 0 and call.tenant in provider.tenants and call.class_name in provider.classes
         )
 
     def may_run(self, class_name: str) -> bool:

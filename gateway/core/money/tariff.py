@@ -23,9 +23,9 @@ class Tariff(msgspec.Struct, frozen=True):
         return -(-((prompt - cached) * self.prompt + cached * self.cached + completion * self.completion) // MICRO)
 
     def highest(self, call: Call) -> int:
-        """Return the highest cost of a call: each byte of its text as a token, beside the estimate of the rest, and the
-        longest answer that it allows."""
-        prompt = call.prompt_tokens + call.ascii_bytes + call.cjk_bytes + call.other_bytes
+        """Return the highest cost of a call: each byte of its body as a token, beside the estimate of the rest, and the
+        longest answer that it allows. A provider counts fields that are no prompt here, such as `response_format`."""
+        prompt = call.prompt_tokens + call.leaves
         completion = (call.shaped or call.asked) * call.n
         return -(-(prompt * max(self.prompt, self.cached) + completion * self.completion) // MICRO)
 

@@ -74,7 +74,7 @@ class Call(msgspec.Struct, kw_only=True, gc=False):
     shaped: int = 0  # the lower output limit that replaced `asked`, 0: none did
     predicted_wait: float = 0.0  # seconds, where it had to wait
     usage_cut: bool = False  # the engine reports usage in every event, and the client did not ask for that
-    leaves: bool = False  # a provider may be asked, where the policy names its tenant and class
+    leaves: int = 0  # bytes of its body, where a provider may be asked by tenant and class; 0: none may be
     splits: bool = False  # its prompt may be read on another engine than that which answers it
     merged: bool = False  # made by the batcher from several clients' calls: no client can retry it
     woken: float = 0.0  # seconds that it waited for its model to be made ready

@@ -36,8 +36,24 @@ def test_which_answers_are_not_the_engines(
     path: str, stream: bool, type: bytes | None, length: int | None, wrong: str
 ) -> None:
     call = a_call(route=ROUTES[path.encode()], stream=stream)
-    found = wrong_body(call, {} if type is None else {b"content-type": type}, length)
+    found = wrong_body(call, 200, {} if type is None else {b"content-type": type}, length)
     assert bool(found) == bool(wrong)
     assert wrong in found
     assert found.isascii()
     assert len(found) < 300
+
+
+@pytest.mark.parametrize(
+    ("status", "coding", "wrong"),
+    [
+        (201, None, ""),
+        (204, None, "it answered 204 without a body"),
+        (205, None, "it answered 205 without a body"),
+        (200, b"Identity", ""),
+        (200, b"gzip", "it answered 200 compressed ('gzip'), which was not asked for"),
+        (200, b"identity, br", "it answered 200 compressed ('identity, br'), which was not asked for"),
+    ],
+)
+def test_an_answer_that_no_client_could_read_is_none(status: int, coding: bytes | None, wrong: str) -> None:
+    headers = {b"content-type": b"application/json"} | ({} if coding is None else {b"content-encoding": coding})
+    assert wrong_body(a_call(), status, headers, None) == wrong

@@ -46,7 +46,7 @@ def book(budget: str = "{day: 1}", *, ahead: bool = False) -> MoneyBook:
 def call(prompt: int = 1000, output: int = 1000, *, tenant: str = "acme", size: int = 0, n: int = 1) -> Call:
     made = Call(
         request_id="r", route=CHAT, model="mini", tenant=tenant, class_name="default", arrived=0.0, deadline=60.0,
-        stream=True, n=n, ascii_bytes=size,
+        stream=True, n=n, leaves=size,
     )  # fmt: skip
     made.prompt_tokens, made.asked = prompt, output
     return made
