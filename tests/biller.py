@@ -110,7 +110,7 @@ def call(url: str) -> str:
 def call_until_out(url: str, within: float = 30.0) -> str:
     """Send the call again while its money is only being set aside."""
     ends = time.monotonic() + within
-    while (told := call(url)).startswith("429") and time.monotonic() < ends:
+    while (told := call(url)).startswith("503") and time.monotonic() < ends:
         time.sleep(0.05)
     return told
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 
 from gateway.core.admission.quotas import DAY, Calendar, QuotaBook, Used
 from gateway.core.money.book import MoneyBook, Spent
+from gateway.shared.notice import Notice
 from gateway.shared.storage import Storage, StorageError
 from gateway.shared.tasks import cancel, lasting
 
@@ -113,7 +114,8 @@ class TokenUse:
         try:
             await storage.run(lambda database: _put(database, changed, spent))
         except StorageError as error:
-            self._tell(f"tokens that tenants use cannot be kept: {error}")
+            what = "tokens that tenants use, and money for providers," if money else "tokens that tenants use"
+            self._tell(Notice(f"{what} cannot be kept: {error}", "use_not_kept", "warning"))
         else:
             self._kept.update({_key(each): each.tokens for each in changed})
             self._spent = set(states)

@@ -179,7 +179,8 @@ def test_a_disk_that_fails_lets_nothing_out_beyond_the_mark_that_is_written(
             async with asyncio.timeout(30):
                 while not made.said:
                     await asyncio.sleep(0)
-            assert made.said == ["tokens that tenants use cannot be kept: the disk is full: free space there"]
+            what = "tokens that tenants use, and money for providers, cannot be kept"
+            assert made.said == [f"{what}: the disk is full: free space there"]
             assert not made.money.may_spend("cloud", call(), made.now())
             monkeypatch.undo()
             async with asyncio.timeout(30):

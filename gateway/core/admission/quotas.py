@@ -5,7 +5,8 @@ What an engine has counted is `used` in the window in which the call ends. A cal
 under way turn out to be above their estimates. A new window begins with nothing used; what is reserved goes on.
 
 Times are monotonic seconds, as everywhere in core; `Calendar.offset` makes them Unix time. A clock that is set back by
-less than LEEWAY stays in its window, so that a correction at midnight empties none twice.
+less than LEEWAY stays in its window, so that a correction at midnight empties none twice. The last OTHERS windows are
+remembered, so that a clock that ran days ahead, and is set right, empties none either.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ Span = Literal["day", "month"]
 SPANS: tuple[Span, Span] = ("day", "month")
 DAY = 86_400
 LEEWAY = 3_600.0  # seconds
+OTHERS = 4  # windows of one quota that are remembered beside now's
 
 
 class Calendar:
@@ -51,10 +53,12 @@ class QuotaWindow:
         self._calendar = calendar
         self.base = self.since = self.reserved = 0
         self.start = self.ends = 0
+        self._others: dict[int, int] = {}  # tokens used in other windows, by their start
 
     def used(self, now: float) -> int:
         """Tokens used in the window of `now`."""
-        return 0 if self._over(now + self._calendar.offset) else self.base + self.since
+        wall = now + self._calendar.offset
+        return self._others.get(bounds(self.span, wall)[0], 0) if self._over(wall) else self.base + self.since
 
     def allows(self, tokens: int, now: float) -> bool:
         """Whether a call of so many tokens is within the quota."""
@@ -90,11 +94,15 @@ class QuotaWindow:
         self._roll(now)
         if used.start == self.start:
             self.base = max(self.base, used.tokens)
+        else:
+            self._remember(used.start, used.tokens)
 
     def goes_on(self, used: Used, now: float) -> None:
         """Go on from an earlier decider's window, which has the tokens used here in it."""
         self._roll(now)
-        if used.start == self.start and used.tokens > self.base + self.since:
+        if used.start != self.start:
+            self._remember(used.start, used.tokens)
+        elif used.tokens > self.base + self.since:
             self.base, self.since = used.tokens, 0
 
     def state(self) -> Used:
@@ -106,8 +114,16 @@ class QuotaWindow:
     def _roll(self, now: float) -> None:
         wall = now + self._calendar.offset
         if self._over(wall):
+            self._remember(self.start, self.base + self.since)
             self.start, self.ends = bounds(self.span, wall)
-            self.base = self.since = 0
+            self.base, self.since = self._others.pop(self.start, 0), 0
+
+    def _remember(self, start: int, tokens: int) -> None:
+        """Note what was used in a window that is not now's: a clock that was wrong is set right again."""
+        if tokens > self._others.get(start, 0):
+            self._others[start] = tokens
+            if len(self._others) > OTHERS:
+                del self._others[min(self._others)]
 
 
 Windows = tuple[QuotaWindow, ...]

@@ -189,8 +189,8 @@ def unaffordable(call: Call, provider: str, resets_in: float | None) -> Refused:
     """The budget of a provider, or the tenant's share of it. `resets_in`: seconds until it begins anew; None: it has
     room, of which the storage has not yet been told."""
     if resets_in is None:
-        message = f"Money for the provider {provider} is being set aside for calls such as this one."
-        return Refused(Outcome.RATE_LIMITED, message, retry_after=SOON, code=QUOTA)
+        message = f"Money for calls such as this one to the provider {provider} is not set aside in the storage yet."
+        return Refused(Outcome.NO_ENGINE, message, retry_after=SOON)
     message = (
         f"The budget of the provider {provider} for tenant {call.tenant!r} has no room for what this call may cost at "
         f"most. A smaller max_tokens costs less; the next budget begins with nothing spent."

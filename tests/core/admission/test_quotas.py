@@ -89,6 +89,33 @@ def test_a_clock_that_is_set_back_a_little_empties_no_window_twice(back: float, 
     assert used(it, midnight + 1.0)["day"] == (left, 0)
 
 
+@pytest.mark.parametrize("wrong", [-40 * DAY, -DAY, DAY, 40 * DAY])
+def test_a_clock_that_is_wrong_for_a_while_empties_no_window(wrong: int) -> None:
+    it = book("{quota: {day: 1k, month: 2k}}")
+    take(it, 600).settle(600, 1000.0)
+    it.quotas.calendar.offset += wrong
+    assert used(it)["day"] == (0, 0)
+    take(it, 300).settle(300, 1000.0)
+    it.quotas.calendar.offset -= wrong
+    refused(it, 500)
+    assert used(it)["day"] == (600, 0)
+    take(it, 100).settle(100, 1000.0)
+    assert used(it)["day"] == (700, 0)
+    assert used(it, 1000.0 + wrong)["day"] == (300, 0)
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_start_with_a_wrong_clock_forgets_nothing_that_was_kept(goes_on: bool) -> None:
+    it = book(DAILY)
+    it.quotas.calendar.offset += DAY
+    kept = [Used("a", "day", MIDNIGHT + number * DAY, 950 + number) for number in range(-9, 1)]
+    (it.quotas.goes_on if goes_on else it.quotas.told)(kept, 1000.0)
+    it.quotas.calendar.offset -= DAY
+    assert used(it)["day"] == (949, 0)
+    refused(it, 100)
+    assert [used(it, 1000.0 - days * DAY)["day"][0] for days in (2, 3, 4)] == [947, 946, 0], "few are remembered"
+
+
 # -- calls ------------------------------------------------------------------------------------------------------------
 
 

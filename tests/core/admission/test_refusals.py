@@ -41,7 +41,7 @@ def engines(*seen: bool) -> list[Engine]:
         (refusals.no_engine("m"), Outcome.NO_ENGINE, 503, "No engine that serves 'm' can be given calls now.", 2.0),
         (refusals.too_large(CALL, 800), Outcome.TOO_LARGE, 413, "1000 tokens of KV cache", None),
         (refusals.too_large(CALL, 800), Outcome.TOO_LARGE, 413, "more than 800 for 'm'", None),
-        (refusals.unaffordable(CALL, "cloud", None), Outcome.RATE_LIMITED, 429, "is being set aside", 1.0),
+        (refusals.unaffordable(CALL, "cloud", None), Outcome.NO_ENGINE, 503, "is not set aside", 1.0),
         (refusals.unaffordable(CALL, "cloud", 60.0), Outcome.RATE_LIMITED, 429, "no room for what this call", 60.0),
         (refusals.keys_awaited(), Outcome.UPSTREAM, 502, "keys of its issuer are being read", 1.0),
         (refusals.draining(), Outcome.DRAINING, 503, "shutting down", 1.0),

@@ -296,3 +296,17 @@ def test_a_mark_of_yesterday_lets_nothing_out_today() -> None:
     assert amounts(late, NOW + DAY) == {("", "day"): (0, 0)}
     money.keep(money.states(NOW + DAY))
     assert money.may_spend("cloud", call(), NOW + DAY)
+
+
+def test_a_clock_that_is_wrong_for_a_while_gives_no_budget_twice() -> None:
+    calendar = Calendar(NOON - NOW)
+    kept = MoneyBook(policy("{day: 1}"), calendar, ahead=False)
+    made = spend(kept)
+    made.usage = (1000, 0, 1000)
+    made.end(NOW)
+    spent = amounts(kept)["", "day"]
+    assert spent[0] > 0
+    calendar.offset += 86_400
+    spend(kept).end(NOW)
+    calendar.offset -= 86_400
+    assert amounts(kept)["", "day"] == spent
