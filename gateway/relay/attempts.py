@@ -20,6 +20,7 @@ from gateway.core.admission.decider import SLOWER, Grant, GrantedEngine
 from gateway.core.admission.shaping import shape_body
 from gateway.core.answer.engine_head import wrong_body
 from gateway.core.engines.breaker import Ending, ending_of
+from gateway.core.engines.trouble import OWN
 from gateway.core.kv_transfer import FETCH, decode_body
 from gateway.core.policy.policy import Policy
 from gateway.core.policy.snapshot import Current
@@ -160,7 +161,10 @@ class Attempts:
         provider = self.current.policy.providers.get(grant.engine.provider)
         model = None if provider is None else provider.models.get(call.model)
         if model is None or not call.leaves:
-            raise failure(grant.engine, "the policy no longer has it", "the policy no longer has it")
+            words = "the policy no longer has it"
+            call.sent_at = None  # it was not sent: it costs neither tokens nor money
+            grant.failed("connect", words, OWN, over=False)
+            raise failure(grant.engine, words, words)
         call.answers_as = call.asked_model or call.model
         body, dropped = provider_body(call, body, model)
         call.dropped = dropped_line(dropped)

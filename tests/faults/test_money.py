@@ -7,10 +7,12 @@ import json
 from collections.abc import Callable
 
 import pytest
+from msgspec import structs
 
 from gateway.core.policy.providers import MoneyBudget, Prices
+from gateway.core.policy.snapshot import Current, Snapshot
 from gateway.serve.assembly import Gateway
-from tests.faults.scripted import ScriptedEngine, ask, port_of
+from tests.faults.scripted import ScriptedEngine, ask, port_of, settled
 from tests.faults.test_providers import asked, outside_of, over, own_of, spent
 
 __all__ = ["over"]  # a fixture
@@ -59,6 +61,19 @@ def test_an_answer_is_no_longer_than_what_was_reserved_for_it(over: Callable[...
         assert json.loads(provider.requests[0])["max_tokens"] < 8192
 
     over(body, own="503")
+
+
+def test_a_call_that_a_reload_keeps_from_its_provider_costs_nothing(over: Callable[..., None]) -> None:
+    async def body(gateway: Gateway, engine: ScriptedEngine, provider: ScriptedEngine) -> None:
+        policy = structs.replace(gateway.policy, providers={}, models={})
+        gateway.attempts.current = Current(Snapshot(policy))  # the reload has come here, and not to the decider yet
+        assert (await ask(port_of(gateway), asked("mini"))).status == 502
+        assert not provider.heads
+        await settled(gateway)
+        assert spent(gateway) == 0
+        assert outside_of(gateway).breaker.failures == 0
+
+    over(body)
 
 
 @pytest.mark.parametrize("field", ["functions", "response_format", "logit_bias"])

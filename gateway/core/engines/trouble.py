@@ -29,7 +29,7 @@ REASONS = (
 )
 ASLEEP = "asleep"  # a call to it would wait until somebody wakes it
 STALLED = "stalled"  # it answers its health checks, and works on no call
-OWN = "descriptors"  # the gateway has none left: no fault of the engine's
+OWN = "descriptors"  # the gateway has none left: no fault of the engine's, and nothing was sent
 
 
 class Trouble(msgspec.Struct, frozen=True):
