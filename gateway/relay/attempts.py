@@ -114,9 +114,11 @@ class Attempts:
         """Report an attempt without an answer. Return its kind, by the policy's names, what happened, and what
         to tell the caller."""
         kind, over = CAUSES[error.kind], self._over(call)
-        if kind != "timeout" or not over:  # else it was at work
+        if kind != "timeout" or not over or not error.sent:  # else it was at work
             call.sent_at = None
-        grant.failed(kind, str(error), error.reason, over=over)
+        # A caller who leaves no time to connect is no fault of the engine's, and costs nothing there.
+        reason = OWN if kind == "timeout" and not error.sent else error.reason
+        grant.failed(kind, str(error), reason, over=over)
         told = UNREACHABLE.get(error.reason, "it cannot be reached") if kind == "connect" else str(error)
         return kind, str(error), told
 

@@ -141,7 +141,7 @@ class Client:
             else:
                 words, reason = "no connection", "timeout"
             words += f" within {max(0.0, within):.1f} s"
-            raise EngineError(kind, words, before_bytes=True, reason=reason) from None
+            raise EngineError(kind, words, before_bytes=True, reason=reason, sent=False) from None
         except OSError as error:
             self._names.doubt(origin.host)
             reason, words = reason_of(error)

@@ -51,12 +51,15 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 class EngineError(Exception):
     """The engine failed at the level of HTTP. `before_bytes`: no byte of the answer had come, so it may be repeated.
-    `reason`: one of `core/trouble.py`'s."""
+    `reason`: one of `core/trouble.py`'s. `sent`: the request, or a part of it, may have gone out."""
 
-    def __init__(self, kind: Kind, message: str, *, before_bytes: bool = False, reason: str = "") -> None:
+    def __init__(
+        self, kind: Kind, message: str, *, before_bytes: bool = False, reason: str = "", sent: bool = True
+    ) -> None:
         super().__init__(message)
         self.kind: Kind = kind
         self.before_bytes = before_bytes
+        self.sent = sent
         self.reason = reason or REASONS_OF[kind]
 
 

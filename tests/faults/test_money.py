@@ -76,6 +76,26 @@ def test_a_call_that_a_reload_keeps_from_its_provider_costs_nothing(over: Callab
     over(body)
 
 
+def test_a_caller_without_the_time_to_connect_costs_nothing(over: Callable[..., None]) -> None:
+    async def body(gateway: Gateway, engine: ScriptedEngine, provider: ScriptedEngine) -> None:
+        client = gateway.clients[outside_of(gateway).id]
+
+        async def silent(*_: object) -> tuple[str, ...]:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        client._names.addresses = silent  # type: ignore[method-assign] # a name server that does not answer
+        for _ in range(20):
+            answer = await ask(port_of(gateway), asked("mini", headers=b"x-weir-deadline-ms: 50\r\n"))
+            assert answer.status in (502, 504)
+        assert not provider.heads
+        await settled(gateway)
+        assert spent(gateway) == 0
+        assert outside_of(gateway).breaker.failures == 0
+
+    over(body)
+
+
 @pytest.mark.parametrize("field", ["functions", "response_format", "logit_bias"])
 def test_fields_beside_the_prompt_are_reserved_for(over: Callable[..., None], field: str) -> None:
     async def body(gateway: Gateway, engine: ScriptedEngine, provider: ScriptedEngine) -> None:
