@@ -100,10 +100,14 @@ class QuotaWindow:
     def goes_on(self, used: Used, now: float) -> None:
         """Go on from an earlier decider's window, which has the tokens used here in it."""
         self._roll(now)
-        if used.start != self.start:
-            self._remember(used.start, used.tokens)
-        elif used.tokens > self.base + self.since:
-            self.base, self.since = used.tokens, 0
+        self.raise_to(used.start, used.tokens)
+
+    def raise_to(self, start: int, tokens: int) -> None:
+        """Take at least so many tokens as used in the window that begins at `start`."""
+        if start != self.start:
+            self._remember(start, tokens)
+        elif tokens > self.base + self.since:
+            self.base, self.since = tokens, 0
 
     def state(self) -> Used:
         return Used(self.tenant, self.span, self.start, self.base + self.since)

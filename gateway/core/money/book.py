@@ -6,6 +6,7 @@ exceeds one of them. Amounts are integers, micro-units of the currency. Windows 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated
 
@@ -139,6 +140,7 @@ class MoneyBook:
                         purse.window.amount = int(amount * share * MICRO)
                         found.append(purse)
                 self._of[name, tenant] = tuple(found)
+        self._catch_up()
 
     def _purse(self, provider: str, tenant: str, span: Span) -> Purse:
         key = (provider, tenant, span)
@@ -146,6 +148,17 @@ class MoneyBook:
         if purse is None:
             purse = self._purses[key] = Purse(f"{tenant or 'all tenants'} at {provider}", span, self._calendar)
         return purse
+
+    def _catch_up(self) -> None:
+        """Count in each budget what was spent before the policy had it: a month, or a tenant's share, may be new."""
+        spent: Counter[tuple[str, str, Span, int]] = Counter()
+        for (provider, tenant, _, span), line in self.lines.items():
+            for payer in ("", tenant):
+                spent[provider, payer, span, line.money.start] += line.money.state().tokens
+        for provider, tenant, purse in self.purses():
+            for (of, payer, span, start), micro in spent.items():
+                if (of, payer, span) == (provider, tenant, purse.window.span):
+                    purse.window.raise_to(start, micro)
 
     # -- one call -----------------------------------------------------------------------------------------------
 
@@ -236,6 +249,7 @@ class MoneyBook:
                 line.tokens.goes_on(Used("", each.span, each.start, each.tokens), now)
             else:
                 self._purse(each.provider, each.tenant, each.span).restore(each.micro, each.start, now)
+        self._catch_up()
         self.known = self.known or kept
 
     def forget(self) -> None:

@@ -310,3 +310,28 @@ def test_a_clock_that_is_wrong_for_a_while_gives_no_budget_twice() -> None:
     spend(kept).end(NOW)
     calendar.offset -= 86_400
     assert amounts(kept)["", "day"] == spent
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_new_budget_has_in_it_what_was_spent_before(restarted: bool) -> None:
+    old = book("{day: 1}")
+    for tenant in ("acme", "other"):
+        made = spend(old, call(tenant=tenant))
+        made.usage = (1000, 0, 1000)
+        made.end(NOW)
+    one = sum(micro for micro, _ in old.totals.values()) // 2
+    assert one > 0
+    new = "{day: 1, month: 2, per_tenant: 50%}"
+    if restarted:
+        kept = old.states(NOW, last=True)
+        old = book(new)
+        old.restore(kept, NOW, kept=True)
+    else:
+        old.apply(policy(new))
+    assert amounts(old) == {
+        ("", "day"): (2 * one, 0), ("", "month"): (2 * one, 0),
+        ("acme", "day"): (one, 0), ("acme", "month"): (one, 0),
+        ("other", "day"): (one, 0), ("other", "month"): (one, 0),
+    }  # fmt: skip
+    old.apply(policy(new))
+    assert amounts(old)["acme", "day"] == (one, 0), "nothing counts twice"
