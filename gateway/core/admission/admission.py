@@ -227,8 +227,8 @@ class AdmissionControl:
             return Refuse(reason=Reason.TOO_LARGE, largest=largest)
         provider = usable[0].provider
         if provider and not self._affordable(usable, call, now):
-            resets_in = self.money.spent_until(provider, call, now)
-            return Refuse(reason=Reason.UNAFFORDABLE, words=provider, retry_in=resets_in)
+            frees_in = self.money.spent_until(provider, call, now)
+            return Refuse(reason=Reason.UNAFFORDABLE, words=provider, retry_in=frees_in)
         return None
 
     def _to_wait_for_model(

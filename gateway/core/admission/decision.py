@@ -96,8 +96,8 @@ class Refuse(msgspec.Struct, frozen=True, kw_only=True):
     `largest`: tokens of the largest call. `words`: the bound that is full, the mode's rule, the provider, or the class
     that takes its place. `wait`: seconds until all that waits now has been served. `waited`: seconds since it came.
     `engines`: of its model. `reports_awaited`: sidecars may have its model, and have not said so yet. `away`: one had
-    it. `retry_in`, `why`: the words of the sidecar that cannot have the model ready, or seconds until a budget begins
-    anew; None: it does not know. The rest is as in `Wait`.
+    it. `retry_in`, `why`: the words of the sidecar that cannot have the model ready, or seconds until a budget may
+    have room; None: it does not know. The rest is as in `Wait`.
     """
 
     reason: Reason

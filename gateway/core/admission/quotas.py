@@ -11,6 +11,7 @@ remembered, so that a clock that ran days ahead, and is set right, empties none 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
@@ -23,6 +24,7 @@ Span = Literal["day", "month"]
 SPANS: tuple[Span, Span] = ("day", "month")
 DAY = 86_400
 LEEWAY = 3_600.0  # seconds
+HELD = 5.0  # seconds, by which calls under way may have ended
 OTHERS = 4  # windows of one quota that are remembered beside now's
 
 
@@ -68,6 +70,14 @@ class QuotaWindow:
         """Seconds until the next window begins."""
         wall = now + self._calendar.offset
         return (bounds(self.span, wall)[1] if self._over(wall) else self.ends) - wall
+
+    def frees_in(self, tokens: int, now: float) -> float:
+        """Seconds until so many tokens, which the quota has no room for now, may have room; infinite: they never have.
+        Of calls under way it is not known when they end: HELD at most."""
+        amount = self.amount or 0
+        if tokens > amount:
+            return math.inf
+        return min(self.resets_in(now), HELD) if self.used(now) + tokens <= amount else self.resets_in(now)
 
     def start_at(self, now: float) -> int:
         """The first second of the window of `now`, Unix time."""

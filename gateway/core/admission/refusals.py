@@ -14,7 +14,7 @@ from gateway.core.admission.admission import SOON
 from gateway.core.admission.bucket import Bucket
 from gateway.core.admission.deadline import MARGIN
 from gateway.core.admission.decision import Foretold, Reason, Refuse
-from gateway.core.admission.quotas import QuotaWindow
+from gateway.core.admission.quotas import HELD, QuotaWindow
 from gateway.core.engines.breaker import BreakerState
 from gateway.core.engines.engine import Engine
 from gateway.core.request.call import Call
@@ -22,7 +22,6 @@ from gateway.core.request.outcome import ISSUER_KEYS, MODEL_AWAY, Outcome, Refus
 from gateway.shared.protocol import FAILED, NO_MEMORY, OFF
 
 QUOTA = "insufficient_quota"  # as OpenAI calls it
-HELD = 5.0  # seconds, by which calls under way may have ended
 MODEL_OFF = "model_off"
 UNKNOWN = 5.0  # seconds: what is in the way may take long, and nobody knows how long
 SHOWN = 0.05  # seconds; less is no cause
@@ -68,16 +67,14 @@ def _booked(why: Refuse, call: Call, now: float, due_in: float | None) -> Refuse
 
 def quota_exceeded(window: QuotaWindow, tokens: int, now: float, lines: bytes) -> Refused:
     """A tenant's quota of a calendar window. `tokens`: the call's, estimated; `lines`: its x-ratelimit headers."""
-    amount, used = window.amount or 0, window.used(now)
+    amount, used, seconds = window.amount or 0, window.used(now), window.frees_in(tokens, now)
     limit = f"{amount} tokens per {window.span}"
     message = f"Tenant {window.tenant} has a quota of {limit} (UTC): {used} are used, and this call needs {tokens}"
-    if tokens > amount:
+    if seconds == math.inf:
         message += ", more than the whole quota. Make the prompt or max_tokens smaller."
         return Refused(Outcome.RATE_LIMITED, message, headers=lines, retry=False, code=QUOTA, limit=limit)
-    seconds = window.resets_in(now)
     if used + tokens <= amount:
         message += f". Calls under way hold {window.reserved} until they end."
-        seconds = min(seconds, HELD)
     else:
         message += f". The next {window.span} begins with nothing used."
     return Refused(Outcome.RATE_LIMITED, message, retry_after=seconds, headers=lines, code=QUOTA, limit=limit)
@@ -185,17 +182,20 @@ def unavailable(model: str, message: str, retry_in: float | None, *, why: str) -
     )
 
 
-def unaffordable(call: Call, provider: str, resets_in: float | None) -> Refused:
-    """The budget of a provider, or the tenant's share of it. `resets_in`: seconds until it begins anew; None: it has
-    room, of which the storage has not yet been told."""
-    if resets_in is None:
+def unaffordable(call: Call, provider: str, frees_in: float | None) -> Refused:
+    """The budget of a provider, or the tenant's share of it. `frees_in`: seconds until it may have room, infinite: it
+    never has; None: it has room, of which the storage has not yet been told."""
+    if frees_in is None:
         message = f"Money for calls such as this one to the provider {provider} is not set aside in the storage yet."
         return Refused(Outcome.NO_ENGINE, message, retry_after=SOON)
-    message = (
-        f"The budget of the provider {provider} for tenant {call.tenant!r} has no room for what this call may cost at "
-        f"most. A smaller max_tokens costs less; the next budget begins with nothing spent."
-    )
-    return Refused(Outcome.RATE_LIMITED, message, retry_after=resets_in, code=QUOTA)
+    budget = f"The budget of the provider {provider} for tenant {call.tenant!r}"
+    message = f"{budget} has no room for what this call may cost at most"
+    if frees_in == math.inf:
+        message += ", even with nothing spent. Make the prompt or max_tokens smaller."
+        return Refused(Outcome.RATE_LIMITED, message, retry=False, code=QUOTA)
+    rest = "until calls under way have ended" if frees_in <= HELD else "until the next begins, with nothing spent"
+    message += f", {rest}. A smaller max_tokens costs less."
+    return Refused(Outcome.RATE_LIMITED, message, retry_after=frees_in, code=QUOTA)
 
 
 def not_ready(call: Call, now: float, foretold: Foretold) -> Refused:

@@ -178,11 +178,12 @@ class MoneyBook:
         return True
 
     def spent_until(self, provider: str, call: Call, now: float) -> float | None:
-        """Return the seconds until a budget that keeps the call out begins anew; None: no budget does."""
+        """Return the seconds until the budgets that keep the call out may have room for it, infinite: they never have;
+        None: no budget keeps it out."""
         tariff = self._tariffs.get(provider)
         cost = 0 if tariff is None else tariff.highest(call)
         waits = [
-            purse.window.resets_in(now)
+            purse.window.frees_in(cost, now)
             for purse in self._purses_of(provider, call.tenant)
             if not purse.window.allows(cost, now)
         ]

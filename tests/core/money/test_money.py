@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from gateway.core.admission.quotas import DAY, Calendar
+from gateway.core.admission.quotas import DAY, HELD, Calendar
 from gateway.core.money.book import MoneyBook, Spending, Spent
 from gateway.core.money.purse import CALLS, LOT
 from gateway.core.money.tariff import MICRO, Tariff, tariff_of
@@ -140,6 +142,8 @@ def test_two_hundred_calls_at_the_edge_of_a_budget_spend_no_more_than_that() -> 
         if money.may_spend("cloud", call(), NOW):
             gone.append(money.reserve("cloud", call(), NOW))
     assert len(gone) == 3
+    assert money.spent_until("cloud", call(), NOW) == HELD, "calls under way may cost less in the end"
+    assert money.spent_until("cloud", call(10_000, 1), NOW) == math.inf
     for spending in gone:
         spending.end(NOW)  # nobody tells what they used
     assert amounts(money) == {("", "day"): (9000, 0)}
