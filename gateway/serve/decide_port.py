@@ -59,7 +59,7 @@ class LentCalls:
 
     def _upstream(self, id: str) -> Upstream:
         engine = self._gateway.fleet.engines[id]
-        return Upstream(engine.url, self._gateway.shown(engine)[0])
+        return Upstream(engine.url, self._gateway.engines.credentials(engine)[0])
 
 
 class DecideListener:

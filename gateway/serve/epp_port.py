@@ -25,7 +25,7 @@ class EppListener:
         known = certificate is not None and certificate.client_ca is not None  # who asks
         trusted = known or is_loopback(split_address(where)[0])
         endpoints = Endpoints(
-            lambda: ((id, client.origin) for id, client in gateway.clients.items()), gateway.telemetry.names
+            lambda: ((id, client.origin) for id, client in gateway.engines.clients.items()), gateway.telemetry.names
         )
         self.server = PickerServer(
             lent.pipeline,

@@ -34,7 +34,7 @@ from gateway.decider.api_keys import ApiKeys
 from gateway.decider.call_log import CallLog
 from gateway.decider.known_models import KnownModels, file_for
 from gateway.decider.loading import Configuration, LoadError, load
-from gateway.serve.assembly import ApplyError, Gateway, Monitoring
+from gateway.serve.assembly import Gateway, Monitoring
 from gateway.serve.cluster.hashes import same_hashes
 from gateway.serve.cluster.port import ClusterPort
 from gateway.serve.data_port import DataPort, MachinePort
@@ -49,6 +49,7 @@ from gateway.serve.processes.place import Beats, Place
 from gateway.serve.processes.relaying import relay
 from gateway.serve.sidecar_process import SidecarProcess
 from gateway.serve.starting import (
+    ApplyError,
     Options,
     ProcessSignals,
     Running,
@@ -324,7 +325,7 @@ def _control_app(
         openmetrics=None if options.traces is None else gateway.metrics.openmetrics,
         calls=port.calls,
         drain=partial(drained_by_hand, gateway, signals),
-        drain_engine=gateway.drain_engine,
+        drain_engine=gateway.engines.drain,
         is_user_key=gateway.is_user_key,
         sidecars=gateway.sidecars,
         policy_status=_policy_status(options, file),

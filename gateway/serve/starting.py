@@ -80,6 +80,10 @@ class Spans(Protocol):
         """Send the spans of one call, without waiting."""
 
 
+class ApplyError(Exception):
+    """A policy that is well-formed and cannot be used here; the message says why."""
+
+
 class StartError(Exception):
     """The gateway cannot start; the message says what to change."""
 

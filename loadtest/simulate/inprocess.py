@@ -192,7 +192,7 @@ class GatewayTarget:
         self._offer_providers(provider_pace)
         for number, (engine, memory) in enumerate(zip(own, engines, strict=True)):
             client = MemoryClient(memory, self.policy.timeouts.stall, EngineError, self.sends)
-            self.gateway.clients[engine.id] = cast("Client", client)  # it has all of the surface that is used
+            self.gateway.engines.clients[engine.id] = cast("Client", client)  # it has all of the surface that is used
             Watch(self.gateway, engine, memory, client).start(number / len(engines))
 
     def _offer_providers(self, pace: ProviderPace) -> None:
@@ -203,7 +203,7 @@ class GatewayTarget:
             if engine.provider:
                 memory = MemoryProvider(self.policy.providers[engine.provider].models.values(), pace)
                 client = MemoryClient(memory, self.policy.timeouts.stall, EngineError, self.sends)
-                self.gateway.clients[engine.id] = cast("Client", client)
+                self.gateway.engines.clients[engine.id] = cast("Client", client)
 
     @property
     def spent(self) -> tuple[float, int]:

@@ -55,7 +55,7 @@ class Watch:
         if memory.condition == "up":
             self._sample = sample_of(memory)  # one that is stalled goes on to tell its last
         engine.sampled(self._sample, self._loop.time())
-        self._gateway.changed(self._engine)
+        self._gateway.engines.changed(self._engine)
 
     def _check(self) -> None:
         if self._forgotten():
@@ -78,7 +78,7 @@ class Watch:
         if ok and not engine.health.up:
             fleet.has_models(engine, self._cards)
         engine.check(ok, self._loop.time())
-        self._gateway.changed(self._engine)
+        self._gateway.engines.changed(self._engine)
 
 
 def sample_of(memory: MemoryEngine) -> EngineSample:

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 def hub_of(gateway: Gateway, epoch: int, expected: dict[int, int], **changed: Any) -> RelayHub:
     """The relays' side of a gateway that decides for them."""
     wired: dict[str, Any] = {
-        "engine_of": gateway.held_on,
-        "shown": gateway.shown,
-        "call_ended": gateway.call_ended,
+        "engine_of": gateway.engines.held_on,
+        "shown": gateway.engines.credentials,
+        "call_ended": gateway.engines.call_ended,
         "say": gateway.say,
         "deposed": lambda _: None,
     }

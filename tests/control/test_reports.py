@@ -48,7 +48,7 @@ class Site:
         )  # fmt: skip
         parts = ControlParts(
             self.gateway.fleet, self.gateway.dispatch, self.gateway.metrics.exposition, loop.time,
-            is_user_key="sk-weir-user".__eq__, sidecars=self.gateway.sidecars, drain_engine=self.gateway.drain_engine,
+            is_user_key="sk-weir-user".__eq__, sidecars=self.gateway.sidecars, drain_engine=self.gateway.engines.drain,
             sources=Sources(observer=self.gateway.observer),
         )  # fmt: skip
         self.port = ControlPort(control_app(parts, admin), "127.0.0.1:0")

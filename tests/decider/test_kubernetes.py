@@ -21,7 +21,8 @@ from gateway.decider.kubernetes.api import KubernetesApi, ServiceAccount, Unreac
 from gateway.decider.kubernetes.pool import BadObject, Pods, Pool
 from gateway.decider.kubernetes.watch import PoolWatch
 from gateway.decider.loading import Configuration
-from gateway.serve.assembly import ApplyError, Gateway
+from gateway.serve.assembly import Gateway
+from gateway.serve.starting import ApplyError
 from tests.certificates import certificate
 
 TOKEN = "a-service-account"  # noqa: S105 # of the test

@@ -238,7 +238,7 @@ def test_a_reload_begins_and_ends_subscriptions(folder: Path) -> None:
     async def main() -> None:
         gateway = Gateway(Configuration(policy(None)), [], None, random.Random(1))
         (engine,) = gateway.fleet
-        assert (gateway.kv_events, engine.cache.age) == (None, None)
+        assert (gateway.engines.kv_events, engine.cache.age) == (None, None)
         gateway.apply(Configuration(policy(f"ipc://{folder}/e")))
         assert engine.cache.age is not None
         gateway.apply(Configuration(policy(None)))

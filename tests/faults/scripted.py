@@ -276,7 +276,7 @@ async def settled(gateway: Gateway) -> None:
     async with asyncio.timeout(30):
         while (
             gateway.pipeline.tasks
-            or any(client.active for client in gateway.clients.values())
+            or any(client.active for client in gateway.engines.clients.values())
             or any(engine.ledger.in_flight for engine in gateway.fleet)  # its end may be on its way to another process
         ):
             await asyncio.sleep(0.001)

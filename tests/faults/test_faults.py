@@ -378,7 +378,7 @@ def test_calls_wait_for_an_engine_that_restarts() -> None:
                 await asyncio.sleep(0.001)
         calls[0].cancel()
         engine.health.up = True
-        gateway.changed(engine)
+        gateway.engines.changed(engine)
         answers = await asyncio.gather(*calls[1:])
         assert [(answer.status, answer.complete) for answer in answers] == [(200, True)] * 5
 

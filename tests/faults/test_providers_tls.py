@@ -14,7 +14,8 @@ from msgspec import structs
 
 from gateway.core.engines.origin import origin_of
 from gateway.core.policy.routes import ModelRoute
-from gateway.serve.assembly import Gateway, client_settings
+from gateway.serve.assembly import Gateway
+from gateway.serve.fleet_engines import client_settings
 from gateway.upstream.client import Client, ClientSettings, EngineError
 from gateway.upstream.names import Names
 from tests.certificates import made

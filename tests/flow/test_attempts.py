@@ -174,7 +174,7 @@ def test_a_time_out_at_the_deadline_is_the_deadlines_though_it_comes_a_moment_ea
             raise EngineError("timeout", "no answer in time")
 
     async def body(gateway: Gateway, engines: list[ScriptedEngine]) -> None:
-        gateway.attempts.clients = dict.fromkeys(gateway.clients, Early(gateway))  # type: ignore[arg-type]
+        gateway.attempts.clients = dict.fromkeys(gateway.engines.clients, Early(gateway))  # type: ignore[arg-type]
         hurried = request().replace(b"host: localhost", b"host: localhost\r\nx-weir-deadline-ms: 900")
         answer = await ask(port_of(gateway), hurried)
         assert (answer.status, json.loads(answer.body)["error"]["code"]) == (504, "deadline_exceeded")

@@ -89,7 +89,7 @@ def test_an_engine_that_a_sidecar_brings_later_goes_on_too() -> None:
                 id=made.engine.id, url=made.engine.url, sidecar="s", profile="p", served=("m",), open=True,
                 kv_tokens=None, context_length=None, max_concurrency=None,
             )  # fmt: skip
-            after.join(member)
+            after.engines.join(member)
             assert after.fleet.engines[member.id].speed.prefill_rate == 1234.0
 
     run(body)

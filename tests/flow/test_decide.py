@@ -114,7 +114,7 @@ class Site:
         self.engine = next(iter(self.gateway.fleet))
         self.gateway.fleet.has_models(self.engine, [ModelCard(id="m", max_model_len=4096)])
         self.engine.check(True, self.loop.time())
-        self.gateway.changed(self.engine)
+        self.gateway.engines.changed(self.engine)
         options = Options(announce=lambda _: None, decide="unix:/nowhere", decide_token=token)
         self.data = MachinePort(self.gateway, options, Configuration(), InheritedSockets(), int)
         assert self.data.decide is not None

@@ -18,7 +18,8 @@ from gateway.core.request.call import Call
 from gateway.core.request.outcome import Outcome, Refused
 from gateway.core.request.record import Record
 from gateway.decider.loading import Configuration
-from gateway.serve.assembly import ApplyError, Gateway
+from gateway.serve.assembly import Gateway
+from gateway.serve.starting import ApplyError
 from gateway.shared.vllm.answers import ModelCard
 from loadtest.simulate import vtime
 from tests.calls import a_call
@@ -63,7 +64,7 @@ class World:
             if not engine.health.up and engine.health.back_at < 0:
                 self.gateway.fleet.has_models(engine, [ModelCard(id="m", max_model_len=4096)])
                 engine.check(True, self.loop.time())
-                self.gateway.changed(engine)
+                self.gateway.engines.changed(engine)
 
     def engine(self, number: int) -> Engine:
         return self.gateway.fleet.engines[engine_id(URLS[number])]
@@ -93,8 +94,8 @@ class World:
         for engine in self.gateway.fleet:
             assert (engine.ledger.held, engine.ledger.in_flight, engine.prefills.queued) == (0, 0, 0), engine
             assert not any(map(any, engine.ledger.used.values()))
-        assert set(self.gateway.clients) == set(self.gateway.fleet.engines)
-        assert not self.gateway.retired
+        assert set(self.gateway.engines.clients) == set(self.gateway.fleet.engines)
+        assert not self.gateway.engines.retired
         assert set(self.gateway.telemetry._watchers) == set(self.gateway.fleet.engines)
         assert not any(self.dispatch.queues.values())
         assert not any(self.dispatch.running.values())
@@ -191,11 +192,11 @@ def test_a_removed_engine_ends_what_it_runs_gets_nothing_new_and_is_forgotten() 
     async def scenario(world: World) -> None:
         tasks = world.start(*(world.call() for _ in range(3)), seconds=4.0)
         await asyncio.sleep(1.0)
-        client = world.gateway.clients[engine_id(URLS[1])]
+        client = world.gateway.engines.clients[engine_id(URLS[1])]
         world.apply(policy(0))
         assert world.engines() == [0, 1]
         assert world.engine(1).draining
-        world.gateway.drain_engine(world.engine(1), False)
+        world.gateway.engines.drain(world.engine(1), False)
         assert world.engine(1).draining, "an operator cannot bring back what the policy does not name"
         world.apply(policy(0))
         assert world.engines() == [0, 1], "told twice"
@@ -212,11 +213,11 @@ def test_an_engine_that_is_named_again_while_it_drains_is_the_one_it_was() -> No
     async def scenario(world: World) -> None:
         tasks = world.start(world.call(), world.call(), seconds=4.0)
         await asyncio.sleep(1.0)
-        engine, client = world.engine(1), world.gateway.clients[engine_id(URLS[1])]
+        engine, client = world.engine(1), world.gateway.engines.clients[engine_id(URLS[1])]
         world.apply(policy(0))
         world.apply(policy(0, 1))
         assert (world.engine(1), engine.draining, engine.ledger.in_flight) == (engine, False, 1)
-        assert world.gateway.clients[engine.id] is client
+        assert world.gateway.engines.clients[engine.id] is client
         await asyncio.gather(*tasks)
         assert world.engines() == [0, 1]
         await world.use(world.call(), 1.0)
@@ -288,7 +289,7 @@ def test_salts_of_caches_outlast_a_reload_unless_the_secret_is_another() -> None
 def test_a_policy_that_cannot_be_used_changes_nothing() -> None:
     async def scenario(world: World) -> None:
         before, snapshot = world.gateway.policy, world.gateway.current.snapshot
-        world.gateway._fixed = (EngineEntry(url=URLS[3]),)
+        world.gateway.engines._fixed = (EngineEntry(url=URLS[3]),)
         with pytest.raises(ApplyError, match="engine-3:8000 is there twice"):
             world.gateway.apply(Configuration(policy(0, 3)))
         with pytest.raises(ValueError, match="nonsense"):
@@ -363,19 +364,19 @@ def test_ten_thousand_random_lives_under_reloads() -> None:
 def test_operators_are_told_of_engines_that_come_are_drained_and_leave() -> None:
     async def scenario(world: World) -> None:
         one, two = world.gateway.fleet
-        world.gateway.changed(one)
-        world.gateway.changed(two)
+        world.gateway.engines.changed(one)
+        world.gateway.engines.changed(two)
         assert world.lines == [f"engine {one.id} is up; serves m", f"engine {two.id} is up; serves m"]
         world.lines.clear()
-        world.gateway.drain_engine(one, True)
-        world.gateway.changed(one)
-        world.gateway.drain_engine(one, False)
+        world.gateway.engines.drain(one, True)
+        world.gateway.engines.changed(one)
+        world.gateway.engines.drain(one, False)
         hold = two.hold(10, 5, world.loop.time())
         world.apply(policy(0))
         world.apply(policy(0))
         hold.release()
         world.apply(policy(0, 1))
-        world.gateway.changed(world.gateway.fleet.engines[two.id])
+        world.gateway.engines.changed(world.gateway.fleet.engines[two.id])
         assert world.lines == [
             f"engine {one.id} gets no new calls: drained by an operator",
             f"engine {one.id} gets new calls again",

@@ -164,8 +164,12 @@ def virtual(scenario: Callable[[World], Awaitable[None]], policy: Policy = POLIC
         assert not dispatch._turns
         assert not dispatch.waits.since
         assert all(engine.ledger.in_flight == 0 for engine in world.gateway.fleet)
-        assert not world.gateway.retired
-        assert set(world.gateway.clients) == set(world.gateway.fleet.engines) == set(world.gateway.telemetry._watchers)
+        assert not world.gateway.engines.retired
+        assert (
+            set(world.gateway.engines.clients)
+            == set(world.gateway.fleet.engines)
+            == set(world.gateway.telemetry._watchers)
+        )
         await world.gateway.aclose()
         assert problems == []
         assert asyncio.all_tasks() == {asyncio.current_task()}
@@ -550,7 +554,7 @@ def test_with_every_engine_gone_a_sidecar_starts_it_elsewhere() -> None:
         assert second.asked == []
         engine = world.gateway.fleet.engines[engine_id(first.url("p"))]
         engine.down()
-        world.gateway.changed(engine)
+        world.gateway.engines.changed(engine)
         assert (await world.use(world.call()))[0] == engine_id(second.url("p"))
         assert (first.asked, len(second.asked)) == ([], 1)
 
@@ -617,7 +621,7 @@ def test_an_engine_that_is_gone_is_forgotten_once_its_last_call_has_ended() -> N
         sidecar.say("p", state="stopped", url="", ready_in=30.0)
         assert [engine.draining for engine in world.gateway.fleet] == [True]
         await running
-        assert world.gateway.fleet.engines == world.gateway.clients == {}
+        assert world.gateway.fleet.engines == world.gateway.engines.clients == {}
         assert "m" in world.gateway.fleet.models, "it can be had"
 
     virtual(scenario)
@@ -735,14 +739,14 @@ def test_an_operators_drain_outlasts_what_the_sidecar_says() -> None:
         sidecar = world.sidecar()
         sidecar.running("p")
         (engine,) = world.gateway.fleet
-        world.gateway.drain_engine(engine, True)
+        world.gateway.engines.drain(engine, True)
         sidecar.say("p", pending="drain")
-        world.gateway.drain_engine(engine, False)
+        world.gateway.engines.drain(engine, False)
         assert engine.draining, "its sidecar is about to put it to sleep"
-        world.gateway.drain_engine(engine, True)
+        world.gateway.engines.drain(engine, True)
         sidecar.running("p")
         assert engine.draining
-        world.gateway.drain_engine(engine, False)
+        world.gateway.engines.drain(engine, False)
         assert not engine.draining
 
     virtual(scenario)

@@ -25,7 +25,7 @@ from gateway.frames.entrance import Entrance, Proof, Token, Unwanted
 from gateway.frames.messages import VERSION, RelayCounts
 from gateway.frames.visitors import Visitors
 from gateway.relay.wire.server import address_of
-from gateway.serve.assembly import ApplyError, Gateway
+from gateway.serve.assembly import Gateway
 from gateway.serve.cluster.checkpoints import NOBODY, TermCheckpoints
 from gateway.serve.cluster.machines import Machines, control_url, members_of
 from gateway.serve.cluster.membership import Membership
@@ -33,7 +33,7 @@ from gateway.serve.cluster.relay_proxies import RelayProxies, RelayProxy, lives
 from gateway.serve.cluster.store import CheckpointStore, MemberRecord, Store, opened
 from gateway.serve.hub_of import calls_of, hub_of
 from gateway.serve.processes.place import CLOSING, HANDED, READY, TAKE, Beats, Place
-from gateway.serve.starting import StartError
+from gateway.serve.starting import ApplyError, StartError
 from gateway.serve.upgrade.receiver import Predecessor, receive_payload, same_member
 from gateway.serve.upgrade.rendezvous import HandOffPayload, Offer
 from gateway.shared.addresses import split_address

@@ -41,9 +41,10 @@ from gateway.relay.remote.decider import RemoteDecider
 from gateway.relay.remote.link import Connect, Link
 from gateway.relay.tracing import Tracing
 from gateway.relay.wire.server import Server
-from gateway.serve.assembly import client_settings, server_settings
+from gateway.serve.assembly import server_settings
 from gateway.serve.batch_api import BatchApi
 from gateway.serve.descriptors import shared_out
+from gateway.serve.fleet_engines import client_settings
 from gateway.serve.issuers import issuer_of
 from gateway.serve.processes.place import READY, Beats, Place
 from gateway.serve.relay_counts import relay_counts

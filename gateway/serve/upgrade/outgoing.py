@@ -98,7 +98,7 @@ class OutgoingCalls:
     async def grant(self, call: Call, exclude: frozenset[str], *, front: bool) -> LocalGrant:
         remote = await self._decider.ask_judged(call, exclude, front=front)
         terms, gateway = remote.terms, self._gateway
-        engine = gateway.held_on(terms.engine.id, terms.engine.url)
+        engine = gateway.engines.held_on(terms.engine.id, terms.engine.url)
         choice = Choice(engine=engine, prefill=terms.prefill, cached=terms.cached, ttft=terms.expected)
         grant = gateway.dispatch.restored(call, choice, terms.taken_at, 0.0)
         self._grants[grant.hold] = remote

@@ -29,8 +29,8 @@ class Grants:
             yield f"{now - call.deadline:.6f} s past its deadline"
         if not (0.0 <= call.predicted_wait < math.inf and 0.0 < choice.ttft < math.inf):  # nor is it a number else
             yield f"{engine.id} after a wait foretold as {call.predicted_wait}, a first token as {choice.ttft}"
-        brought = self._gateway.brought.get(engine.id)
-        open_ = (brought is None or brought.open) and engine not in self._gateway.retired
+        brought = self._gateway.engines.brought.get(engine.id)
+        open_ = (brought is None or brought.open) and engine not in self._gateway.engines.retired
         if not open_ or not engine.health.up or engine.draining:
             yield f"{engine!r}, which may not be used"
         if dispatch.draining and call.request_id not in self.first:

@@ -189,7 +189,7 @@ class Invariants:
         """Whether all its engines are out, and one may come back."""
         engines = self._dispatch.fleet.serving(model)
         out = not any(engine.health.up and not engine.draining for engine in engines)
-        return out and any(engine not in self._gateway.retired for engine in engines)
+        return out and any(engine not in self._gateway.engines.retired for engine in engines)
 
     def ended(self, request_id: str) -> None:
         """A call has its record: it may hold nothing any more."""
@@ -290,7 +290,7 @@ class Invariants:
             used[id, hold.class_name] += hold.tokens
         ranked = {engine_id(each.url) for each in dispatch.policy.fleet.engines if each.scheduling_policy == "priority"}
         for engine in dispatch.fleet:
-            if engine.priorities != (engine.id in ranked) and engine not in self._gateway.retired:
+            if engine.priorities != (engine.id in ranked) and engine not in self._gateway.engines.retired:
                 self._wrong(f"{engine.id} is told priorities: {engine.priorities}, unlike the policy")
             found, expected = (
                 (engine.ledger.held, engine.ledger.in_flight, engine.prefills.queued),
@@ -316,7 +316,7 @@ class Invariants:
             "holds": [hold.tokens for hold, _ in self._holds],
             "holds of prompts": [hold.tokens for hold, _ in self._prompts],
             **dispatch.left_over(),
-            "engines to be forgotten": gateway.retired,
+            "engines to be forgotten": gateway.engines.retired,
             "models asked for": gateway.waking.models,
             "tasks of calls": gateway.pipeline.tasks,
             "calls in queues": [ticket.call.request_id for queues in dispatch.queues.values() for ticket in queues],
@@ -324,7 +324,7 @@ class Invariants:
         for what, found in left.items():
             if found:
                 self._wrong(f"left behind: {what}: {found!r}")
-        if set(gateway.clients) != set(gateway.fleet.engines):
-            self._wrong(f"clients of {sorted(gateway.clients)}, engines {sorted(gateway.fleet.engines)}")
+        if set(gateway.engines.clients) != set(gateway.fleet.engines):
+            self._wrong(f"clients of {sorted(gateway.engines.clients)}, engines {sorted(gateway.fleet.engines)}")
         self.batches.idle(gateway.pipeline.batcher)
         self.retries.end()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from gateway.core.policy.policy import Policy
 from gateway.decider.loading import Configuration
-from gateway.serve.assembly import ApplyError
+from gateway.serve.starting import ApplyError
 from loadtest.lab.dst.relay_case import DeciderFault, MemberFault
 from loadtest.lab.dst.relay_parts import Decider, Relay
 from loadtest.simulate.inprocess import GatewayTarget

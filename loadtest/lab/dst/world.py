@@ -17,7 +17,7 @@ from gateway.core.engines.engine import Engine
 from gateway.core.engines.origin import engine_id
 from gateway.core.sidecars.sidecars import NameConflict, UntrustedSidecar
 from gateway.decider.loading import Configuration
-from gateway.serve.assembly import ApplyError
+from gateway.serve.starting import ApplyError
 from gateway.shared.protocol import DemandReport
 from gateway.upstream.client import EngineError
 from loadtest.lab.dst.caches import KvEventFeed
@@ -146,7 +146,7 @@ class World:
         elif isinstance(event, OperatorDrain):
             engine = self.gateway.fleet.engines.get(f"engine-{event.engine}:8000")
             if engine is not None:
-                self.gateway.drain_engine(engine, event.drain)
+                self.gateway.engines.drain(engine, event.drain)
         elif isinstance(event, SidecarAct):
             list(self.sidecars.values())[event.sidecar].hear(event)
         else:
@@ -186,13 +186,13 @@ class World:
     def _attend(self) -> None:
         """Engines that are new in the fleet get their connections and their watch, before a call is sent to them."""
         for engine in self.gateway.fleet:
-            if not isinstance(self.gateway.clients[engine.id], MemoryClient):
+            if not isinstance(self.gateway.engines.clients[engine.id], MemoryClient):
                 self._watch(engine)
 
     def _watch(self, engine: Engine) -> None:
         gateway, memory = self.gateway, self.memories[engine.id]
         client = MemoryClient(memory, gateway.policy.timeouts.stall, EngineError, self.target.sends)
-        gateway.clients[engine.id] = cast("Client", client)  # it has all of the surface that is used
+        gateway.engines.clients[engine.id] = cast("Client", client)  # it has all of the surface that is used
         self._tells(engine, memory)
         Watch(gateway, engine, memory, client).start(0.5)
 
