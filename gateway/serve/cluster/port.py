@@ -19,7 +19,7 @@ from gateway.control.processes import ProcessView
 from gateway.decider.loading import ClusterFiles, Configuration
 from gateway.decider.metrics.families import cluster_families
 from gateway.decider.relays.elsewhere import channel_from
-from gateway.decider.relays.hub import ELSEWHERE, RelayHub
+from gateway.decider.relays.hub import ELSEWHERE
 from gateway.frames.channel import Channel
 from gateway.frames.entrance import Entrance, Proof, Token, Unwanted
 from gateway.frames.messages import VERSION, RelayCounts
@@ -27,18 +27,19 @@ from gateway.frames.visitors import Visitors
 from gateway.relay.wire.server import address_of
 from gateway.serve.assembly import Gateway
 from gateway.serve.cluster.checkpoints import NOBODY, TermCheckpoints
+from gateway.serve.cluster.leadership import Leadership
 from gateway.serve.cluster.machines import Machines, control_url, members_of
 from gateway.serve.cluster.membership import Membership
 from gateway.serve.cluster.relay_proxies import RelayProxies, RelayProxy, lives
 from gateway.serve.cluster.store import CheckpointStore, MemberRecord, Store, opened
-from gateway.serve.hub_of import calls_of, hub_of
+from gateway.serve.hub_of import calls_of
 from gateway.serve.processes.place import CLOSING, HANDED, READY, TAKE, Beats, Place
 from gateway.serve.starting import ApplyError, StartError
 from gateway.serve.upgrade.receiver import Predecessor, receive_payload, same_member
 from gateway.serve.upgrade.rendezvous import HandOffPayload, Offer
 from gateway.shared.addresses import split_address
 from gateway.shared.lines import say
-from gateway.shared.tasks import cancel, lasting, telling
+from gateway.shared.tasks import cancel, lasting
 
 TICK = 0.05  # seconds between two looks at whether every relay has told what it holds
 JOINED_WITHIN = 5.0  # seconds, at the first start, for somebody to lead and to take the relays
@@ -81,9 +82,6 @@ class ClusterPort:
         self._certificate = files.certificate
         self._visitors = Visitors(say)
         self._listen = policy.listen or me
-        self._hub: RelayHub | None = None
-        self._term = 0
-        self._before = 0  # epoch of the last leader but this member
         self._machines = Machines(lambda: self.membership.records)
         self._server: asyncio.Server | None = None
         self._entrance: asyncio.Server | None = None
@@ -92,20 +90,18 @@ class ClusterPort:
         self._handed = self._draining = False  # to another gateway; relays that end are not replaced
         self.addresses = [address_of(each, secure) for each in place.data]
         self._member = f"{policy.name} {me}"
-        self.membership = self._join(me, files, secure=secure_control)
+        self.membership = self._join(me, files, configuration, secure=secure_control)
         taken = place.inherited.taken
         self._relays = RelayProxies(self._clock, self._arrived, self.membership.reached, self._unreached)
         if taken is not None:
             self._relays.pids.update(taken.offer.pids)
         self._tell_numbers()
-        gateway.dispatch.set_lease(-math.inf)
         gateway.families.append(self._families)
         gateway.sidecars.cluster = (me, lambda: members_of(self.membership.records))
-        self._configuration = configuration
         if policy.tls is None and place.first:
             say(IN_THE_CLEAR % policy.name)
 
-    def _join(self, me: str, files: ClusterFiles, *, secure: bool) -> Membership:
+    def _join(self, me: str, files: ClusterFiles, configuration: Configuration, *, secure: bool) -> Membership:
         """Open the store, and become the member `me`. Raises StartError."""
         place, name, taken = self._place, self._policy.name, self._place.inherited.taken
         life = (taken.offer.life if taken is not None else "") or f"{place.parent_started:.6f}-{place.secret[:16]}"
@@ -113,9 +109,17 @@ class ClusterPort:
             clients = [opened(self._policy.url, files.password, files.store_ca) for _ in range(2)]
             record = MemberRecord(life, place.relays, control_url(place.control, me, secure=secure))
             self._store = Store(clients[0], name, me, record, self._token.fingerprint)
-            self._learned = TermCheckpoints(self._gateway.checkpoints, CheckpointStore(clients[1], name, me))
         except ValueError as error:
             raise StartError(str(error)) from error
+        self._leadership = Leadership(
+            self._gateway,
+            TermCheckpoints(self._gateway.checkpoints, CheckpointStore(clients[1], name, me)),
+            configuration,
+            self._token,
+            expected=self._expected,
+            lives=self._lives,
+            deposed=self._deposed,
+        )
         return Membership(
             me,
             life,
@@ -145,7 +149,7 @@ class ClusterPort:
                 await asyncio.sleep(TICK)
         self._server = await loop.create_unix_server(self._relays.channel, sock=self._place.inner)
         self.membership.start()
-        self._learned.start()
+        self._leadership.start()
         self._task = lasting("the watch over the cluster", self._watch)
         if self._place.first:
             until = self._clock() + JOINED_WITHIN
@@ -157,15 +161,7 @@ class ClusterPort:
         if configuration.policy.cluster != self._policy:
             raise ApplyError("cluster: it takes effect at a start: restart this gateway, or leave it as it was")
         self._gateway.apply(configuration)
-        self._configuration = configuration
-        self._tell()
-
-    def _tell(self) -> None:
-        """Relays, of the policy."""
-        if self._hub is not None:
-            named = self._configuration.policy.routing.cache_secret_file is not None
-            secret = self._configuration.cache_secret if named else self._token.secret("cache salts")
-            self._hub.apply(self._gateway.current.snapshot, (secret or "").encode())
+        self._leadership.apply(configuration)
 
     async def take_over(self, taken: Predecessor) -> None:
         same_member(taken, self._member)
@@ -185,10 +181,9 @@ class ClusterPort:
     def hand_over(self, within: float, decider: str) -> HandOffPayload:
         self._beats.tell(HANDED)
         self._handed = True
-        self._gateway.dispatch.set_lease(-math.inf)  # another decides for what comes and waits
         if self._entrance is not None:
             self._entrance.close()
-        self._learned.ends()
+        self._leadership.hand_over()
         given = HandOffPayload(self._relay_pids(), self._relays.all_totals(), promised=self.membership.hand_over())
         self._relays.hand_over(within, decider)
         return given
@@ -213,7 +208,8 @@ class ClusterPort:
         await self._relays.count()
 
     def calls(self) -> Iterable[CallView]:
-        return () if self._hub is None else calls_of(self._hub)
+        hub = self._leadership.hub
+        return () if hub is None else calls_of(hub)
 
     def processes(self) -> list[ProcessView]:
         place = self._place
@@ -229,58 +225,37 @@ class ClusterPort:
             if server is not None:
                 server.close()
         await cancel(self._task)
-        await self._learned.aclose()
+        await self._leadership.stop()
         await self.membership.aclose()
         self._relays.reconnect()
-        if self._hub is not None:
-            await self._hub.aclose()
+        await self._leadership.aclose()
 
     # -- the leader ----------------------------------------------------------------------------------------------
 
     def _changed(self) -> None:
         """The leader may have changed, or until when."""
         election = self.membership.election
-        if election.term != self._term:
-            before = self._term or self._before
-            old, self._hub, self._term = self._hub, None, election.term
-            self._learned.ends()
-            if old is not None:
-                task = asyncio.get_running_loop().create_task(old.aclose())
-                task.add_done_callback(telling("the relays of a term that is over"))
-            if self._term:
-                self._hub = self._new_hub(self._term)
-                self._hub.start()
-                self._tell()
-                self._learned.begins(self._hub, before)
-        self._before = self._before if self._term else election.known
+        self._leadership.follow(election)
         line = repr(election.leader)
         if line != self._said:
             self._said = line
             self._relays.reconnect()
-        self._set_lease()
+        self._leadership.set_lease(election, self._clock())
 
-    def _new_hub(self, epoch: int) -> RelayHub:
+    def _expected(self) -> dict[int, int]:
+        """Processes of the relays that live, here and at members whose word is awaited, by number."""
         expected = {NOBODY: os.getpid()} | self._place.living | self._relays.pids
-        expected |= self._machines.relays_of(self.membership.election.awaited - {self.membership.me})
-        return hub_of(self._gateway, epoch, expected, deposed=self._deposed, lives=self._lives)
+        return expected | self._machines.relays_of(self.membership.election.awaited - {self.membership.me})
 
     def _deposed(self, epoch: int) -> None:
         self.membership.election.observe(epoch, self._clock())
         asyncio.get_running_loop().call_soon(self.membership.news)
 
-    def _set_lease(self) -> None:
-        """Grant until the end of the lease, once every relay has told what it holds."""
-        election, dispatch = self.membership.election, self._gateway.dispatch
-        if self._hub is not None and self._hub.complete:
-            for name in list(election.awaited):
-                election.synced(name)
-        dispatch.set_lease(election.lease_until(self._clock()))
-
     async def _watch(self) -> None:
         probed = self._clock() + PROBES
         while True:
             await asyncio.sleep(TICK)
-            self._set_lease()
+            self._leadership.set_lease(self.membership.election, self._clock())
             self._tell_numbers()
             if self._clock() > probed:
                 probed = math.inf
@@ -290,9 +265,9 @@ class ClusterPort:
 
     def _arrived(self, proxy: RelayProxy) -> None:
         """Pass a relay on to the leader. Without a leader it waits for one."""
-        leader = self.membership.election.leader
-        if self._hub is not None:
-            proxy.serve(self._hub)
+        leader, hub = self.membership.election.leader, self._leadership.hub
+        if hub is not None:
+            proxy.serve(hub)
         elif leader is not None:
             proxy.lead(self._lead)
 
@@ -314,9 +289,10 @@ class ClusterPort:
         """Let another member's relay in, or give a vote. Raises Unwanted."""
         if proof.vote is not None:
             return None, proof.vote.leader == proof.member and self.membership.vote(proof.vote)
-        if self._hub is None:
+        hub = self._leadership.hub
+        if hub is None:
             raise Unwanted("it does not lead")
-        return channel_from(self._hub, self._machines.place(proof.member, proof.life)), False
+        return channel_from(hub, self._machines.place(proof.member, proof.life)), False
 
     def _lives(self, pid: int) -> bool:
         """Whether a process of this machine, or another's relay, is there."""
