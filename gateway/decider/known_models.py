@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from gateway.core.sidecars.sidecars import MOST_MODELS
+from gateway.core.sidecars.model_index import MOST_MODELS
 
 MOST_BYTES = 16 * 1024**2
 

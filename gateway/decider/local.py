@@ -91,20 +91,20 @@ class LocalDecider:
     async def models(self, path: bytes, account: Account, given_up: Callable[[], bool]) -> tuple[int, bytes]:
         if self.fleet.unasked:
             await self.asked(lambda: given_up() or self.dispatch.draining, LIST_WITHIN)
-        sidecars = self.dispatch.sidecars
-        if not sidecars.remembered <= sidecars.names:
+        had = self.dispatch.sidecars.models
+        if not had.remembered <= had.names:
             await self.reported(
-                lambda: sidecars.remembered <= sidecars.names or given_up() or self.dispatch.draining, LIST_WITHIN
+                lambda: had.remembered <= had.names or given_up() or self.dispatch.draining, LIST_WITHIN
             )
         providers = self.dispatch.policy.providers.values()
         hidden = {model for each in providers if account.name not in each.tenants for model in each.models}
-        aliases, routes = self.dispatch.sidecars.aliases, self.dispatch.policy.models
+        aliases, routes = self.dispatch.sidecars.models.aliases, self.dispatch.policy.models
         return model_list(self.fleet, path, account.models, aliases, routes, hidden)
 
     @property
     def uncertain(self) -> bool:
         """Whether a model may be had of which nobody has told yet."""
-        return bool(self.fleet.unasked or self.dispatch.sidecars.remembered)
+        return bool(self.fleet.unasked or self.dispatch.sidecars.models.remembered)
 
     async def known(self, call: Call, snapshot: Snapshot) -> None:
         """Wait until some engine has the model, or all were asked for theirs, and until a sidecar that had it before
@@ -114,7 +114,7 @@ class LocalDecider:
         sidecars, dispatch = self.dispatch.sidecars, self.dispatch
 
         def known() -> bool:
-            return any(self._up(name) or sidecars.knows(name) for name in names)
+            return any(self._up(name) or sidecars.models.knows(name) for name in names)
 
         if known():
             return
@@ -125,7 +125,7 @@ class LocalDecider:
         await self.asked(lambda: known() or dispatch.draining, within)
 
         def recalled() -> bool:
-            return not any(self._up(name) for name in names) and any(map(sidecars.recalls, names))
+            return not any(self._up(name) for name in names) and any(map(sidecars.models.recalls, names))
 
         if recalled():
             await self.reported(lambda: not recalled() or dispatch.draining, until - self.clock())
@@ -186,7 +186,7 @@ class LocalAdmission:
             raise decider.dispatch.unknown(call.model)
         if route is None and account.models and call.model not in account.models:
             raise refusals.forbidden_model(call)
-        if not served and not decider.dispatch.sidecars.knows(call.model):
+        if not served and not decider.dispatch.sidecars.models.knows(call.model):
             raise decider.dispatch.unknown(call.model)  # before tokens are charged for it
         if not decider.limits.limited or account.name == MIRROR:
             return

@@ -92,13 +92,13 @@ class ReportIntake:
     def remember(self, known: KnownModels) -> None:
         """Remember models over restarts: calls for those of before wait for the first reports."""
         self._known = known
-        self._registry.remembered = known.read()
-        if self._registry.remembered:
+        self._registry.models.remembered = known.read()
+        if self._registry.models.remembered:
             self._forgets = asyncio.get_running_loop().call_later(RECALLED, self._forget_remembered)
 
     def _forget_remembered(self) -> None:
         """Every sidecar that runs has reported by now."""
-        self._registry.forget_remembered()
+        self._registry.models.forget_remembered()
         self._pulse()
 
     def _pulse(self) -> None:
@@ -164,7 +164,8 @@ class ReportIntake:
                 self._timer = asyncio.get_running_loop().call_later(STALE, self._look)
             self._pulse()
         for model in dict.fromkeys(model.model for model in report.models):
-            line = registry.want_copy(model, self._dispatch.estimates.longest_wait, now)
+            holders = registry.models.holders(model)
+            line = registry.copies.step(model, holders, self._dispatch.estimates.longest_wait, now)
             if line:
                 self._say(line)
         member, members = self.cluster
@@ -196,7 +197,7 @@ class ReportIntake:
             self._say(line)
         if changes.expected and self._known is not None:
             # Until all have had time to report, what one had that has not yet is not forgotten.
-            self._known.keep(self._registry.names | self._registry.remembered)
+            self._known.keep(self._registry.models.names | self._registry.models.remembered)
         if changes.expected:
             self._dispatch.fleet.expect(self._registry.cards(self._dispatch.clock()))
 

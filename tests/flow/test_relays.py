@@ -174,7 +174,7 @@ def test_a_relay_is_told_the_model_that_an_alias_stands_for() -> None:
     async def body(made: Setting) -> None:
         decider = await made.relay()
         asking = Asking(made, decider)
-        made.gateway.dispatch.sidecars.aliases = {"alias": asking.call.model}
+        made.gateway.dispatch.sidecars.models.aliases = {"alias": asking.call.model}
         model, asking.call.model = asking.call.model, "alias"
         await asking.granted.wait()
         assert (asking.call.model, asking.record.model) == (model, model)

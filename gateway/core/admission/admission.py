@@ -238,7 +238,7 @@ class AdmissionControl:
         if call.subset is not None:
             return self._unserved(call, now, None, 0.0)  # what a sidecar makes ready is not in it
         outlook = self.sidecars.outlook(call.model, now)
-        if outlook is None and not engines and not self.sidecars.knows(call.model):
+        if outlook is None and not engines and not self.sidecars.models.knows(call.model):
             return self.unknown(call.model, now)
         held = outlook is None and self.held_until(call.model, now) > now
         if not held and (outlook is None or outlook.ready_in is None):
@@ -281,7 +281,7 @@ class AdmissionControl:
     def unknown(self, model: str, now: float) -> Refuse:
         """Refuse a call of a model that no known engine or sidecar has."""
         awaited = self.sidecars.awaited(now)
-        away = self.sidecars.away(model)
+        away = self.sidecars.models.away(model)
         return Refuse(reason=Reason.UNKNOWN_MODEL, engines=tuple(self.fleet), reports_awaited=awaited, away=away)
 
     def _expires(self, call: Call) -> float:
@@ -290,7 +290,7 @@ class AdmissionControl:
     def _largest(self, model: str, engines: Sequence[Engine]) -> int:
         """Tokens of the largest call that an engine of the model will take, as far as anybody knows."""
         budget = self.rules.policy.budget
-        told = self.sidecars.kv_tokens(model)
+        told = self.sidecars.models.kv_tokens(model)
         if told is None and not engines:
             told = budget.capacity
         return max([round((told or 0) * ceiling(budget.kv_target)), *(engine.ledger.largest for engine in engines)])
@@ -401,7 +401,7 @@ class AdmissionControl:
 
     def model_of(self, name: str) -> str:
         """Return the model that a name means: a name that no engine serves may be another name of a sidecar's model."""
-        return name if self.fleet.serving(name) else self.sidecars.aliases.get(name, name)
+        return name if self.fleet.serving(name) else self.sidecars.models.aliases.get(name, name)
 
     def held_until(self, model: str, now: float) -> float:
         """Time when calls that wait for an engine of the model to come back are given up. Negative infinity if an

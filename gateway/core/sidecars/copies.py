@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import msgspec
@@ -82,9 +82,11 @@ class Copies:
         wish = self.wishes.get(model)
         return None if wish is None or not wish.own else wish.place
 
-    def step(self, model: str, holders: Holders, wait: LongWait | None, now: float) -> str:
-        """Consider a model at `now`. `wait`: the longest of its classes, None where no call waits or no engine serves
-        it. Returns a line for the operator; empty: nothing has changed."""
+    def step(self, model: str, holders: Holders, longest_wait: Callable[[str], LongWait | None], now: float) -> str:
+        """Consider a model at `now`. `longest_wait`: the longest of the classes of calls that name this model, or an
+        adapter; None where no call waits or no engine serves it. Returns a line for the operator; empty: nothing has
+        changed."""
+        wait = _longest(model, holders, longest_wait)
         wish = self.wishes.get(model)
         if wish is None:
             if wait is None or self.margin is None:
@@ -205,3 +207,12 @@ class Copies:
     def _count(self, wish: CopyWish, result: Result) -> None:
         assert wish.wait is not None  # noqa: S101 # a place has one
         self.counts[result, "refused" if wish.wait.refused else "waiting"] += 1
+
+
+def _longest(model: str, holders: Holders, longest_wait: Callable[[str], LongWait | None]) -> LongWait | None:
+    """Longest wait of calls that name the model, or one of its adapters."""
+    waits = [longest_wait(model)]
+    for adapter in dict.fromkeys(name for sidecar, profile in holders for name in sidecar.models[profile].adapters):
+        wait = longest_wait(adapter)
+        waits.append(None if wait is None else msgspec.structs.replace(wait, adapter=adapter))
+    return max(filter(None, waits), key=lambda wait: wait.seconds, default=None)

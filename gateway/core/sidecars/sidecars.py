@@ -23,14 +23,14 @@ import msgspec
 
 from gateway.core.engines.origin import engine_id
 from gateway.core.sidecars.addresses import Network, networks_of, refusal
-from gateway.core.sidecars.copies import Copies, LongWait
+from gateway.core.sidecars.copies import Copies
+from gateway.core.sidecars.model_index import MOST_MODELS, ModelIndex
 from gateway.core.sidecars.sidecar import STALE, Member, Outlook, Sidecar, cards_of, members_of
 from gateway.shared.protocol import OFF, CapacityReport, Demand, ModelReport
 from gateway.shared.vllm.answers import ModelCard
 
 FORGOTTEN = 600.0  # seconds without a report after which a sidecar without serving engines is forgotten
 MOST = 1000  # sidecars
-MOST_MODELS = 10_000  # profiles of all sidecars together
 UNIX = "unix://"
 SAME = 0.5  # seconds: sidecars that are ready within this time of each other count as equal
 
@@ -65,10 +65,8 @@ class RegistryFull(Exception):
 class Registry:
     """All sidecars by name.
 
-    `waking`: by model, the sidecar and profile that are asked to make it ready. `aliases`: other names of models, with
-    the model. A model's own name is no alias; if two models share an alias, the model reported first has it.
-    `remembered`: names of models that sidecars had before the gateway's last restart. `socket_refusal`: returns the
-    reason why a unix socket, named by its path, may not be used; empty: it may.
+    `models`: what they have. `waking`: by model, the sidecar and profile that are asked to make it ready.
+    `socket_refusal`: returns the reason why a unix socket, named by its path, may not be used; empty: it may.
     """
 
     def __init__(self) -> None:
@@ -77,16 +75,12 @@ class Registry:
         self.sidecars: dict[str, Sidecar] = {}
         self.waking: dict[str, tuple[str, str]] = {}
         self.copies = Copies()
-        self.aliases: dict[str, str] = {}
-        self.remembered: frozenset[str] = frozenset()
-        self._had: frozenset[str] = frozenset()  # names of models whose sidecars are gone
+        self.models = ModelIndex()
         self.counts = {"taken": 0, "dropped": 0, "refused": 0, "address_refused": 0}
         self._networks: tuple[Network, ...] = ()
         self._secure = False
         self._taken: Container[str] = ()
         self._owners: dict[str, Sidecar] = {}  # by engine id
-        self._holders: dict[str, list[tuple[Sidecar, str]]] = {}  # by model: sidecars and profiles
-        self._models = 0  # profiles of all sidecars
 
     # -- reports ------------------------------------------------------------------------------------------------
 
@@ -136,7 +130,7 @@ class Registry:
         sidecar.models, sidecar.answers = models, {}
         sidecar.used = {profile: at for profile, at in sidecar.used.items() if profile in models}
         if moved:
-            self._index()
+            self.models.rebuild(self.sidecars.values())
         changes = self._settle(sidecar, now)
         return msgspec.structs.replace(changes, expected=True) if was_stale else changes
 
@@ -156,44 +150,23 @@ class Registry:
         leave = tuple(self._owners)
         for name in list(self.sidecars):
             self._drop(name)
-        self._had = frozenset()
+        self.models.forget_gone()
         return Changes(leave=leave, expected=True)
 
     def _drop(self, name: str) -> None:
-        sidecar, names = self.sidecars.pop(name), self.names
+        sidecar, names = self.sidecars.pop(name), self.models.names
         for id in sidecar.members:
             del self._owners[id]
-        self._index()
-        self._note_gone(names - self.names)
-
-    def forget_remembered(self) -> None:
-        """Sidecars have had time to report what they had before the gateway's restart."""
-        names, self.remembered = self.remembered, frozenset()
-        self._note_gone(names)
-
-    def _note_gone(self, names: frozenset[str]) -> None:
-        if len(self._had) + len(names) <= MOST_MODELS:
-            self._had |= names
+        self.models.rebuild(self.sidecars.values())
+        self.models.note_gone(names - self.models.names)
 
     def _bound(self, report: CapacityReport) -> None:
         known = self.sidecars.get(report.sidecar)
         if known is None and len(self.sidecars) >= MOST:
             raise RegistryFull(f"there are {MOST} sidecars already")
         more = len(report.models) - (0 if known is None else len(known.models))
-        if more > 0 and self._models + more > MOST_MODELS:
+        if more > 0 and self.models.profiles + more > MOST_MODELS:
             raise RegistryFull(f"with this one sidecars have more than {MOST_MODELS} models")
-
-    def _index(self) -> None:
-        self._holders = {}
-        aliases: dict[str, str] = {}
-        self._models = sum(len(sidecar.models) for sidecar in self.sidecars.values())
-        for sidecar in self.sidecars.values():
-            for profile, model in sidecar.models.items():
-                for name in model.served if model.answers else ():
-                    self._holders.setdefault(name, []).append((sidecar, profile))
-                for name in model.aliases:
-                    aliases.setdefault(name, model.model)
-        self.aliases = {name: model for name, model in aliases.items() if name not in self._holders}
 
     def _settle(self, sidecar: Sidecar, now: float) -> Changes:
         """Apply a sidecar's last report: its engines join, change and leave."""
@@ -259,23 +232,6 @@ class Registry:
 
     # -- models that can be had ---------------------------------------------------------------------------------
 
-    def knows(self, model: str) -> bool:
-        """Whether any sidecar lists the model, also by an alias, awake or not, able to start it or not."""
-        return model in self._holders or model in self.aliases
-
-    @property
-    def names(self) -> frozenset[str]:
-        """All names of models, aliases too."""
-        return frozenset([*self._holders, *self.aliases])
-
-    def recalls(self, model: str) -> bool:
-        """Whether a sidecar had the model before, and may be about to report it again."""
-        return model in self.remembered and not self.knows(model)
-
-    def away(self, model: str) -> bool:
-        """Whether a sidecar had the model that is gone without a word, and may come back with it."""
-        return model in self._had and not self.knows(model)
-
     def awaited(self, now: float) -> bool:
         """Whether a running sidecar may not have reported yet, so that some models may still be unknown.
 
@@ -294,18 +250,13 @@ class Registry:
                         cards[name] = card
         return cards
 
-    def kv_tokens(self, model: str) -> int | None:
-        """The most KV-cache tokens that any sidecar reports for the model; None: none reports any."""
-        found = (sidecar.models[profile].kv_tokens for sidecar, profile in self._holders.get(model, ()))
-        return max((tokens for tokens in found if tokens), default=None)
-
     def outlook(self, model: str, now: float) -> Outlook | None:
         """The prediction of the sidecar that can have a model ready soonest; None: no sidecar can be asked for it.
 
         The sidecar that is being asked already is kept while it can have it ready. One that does not answer is the last
         resort. If none can, it is the one that may be asked again soonest, one where it is off last.
         """
-        holders = self._holders.get(model)
+        holders = self.models.holders(model)
         if not holders:
             return None
         current = self._current(model, now)
@@ -346,17 +297,6 @@ class Registry:
     def wanted(self, outlook: Outlook, now: float) -> None:
         """Note that a call asked for a model that this profile can have ready."""
         self.sidecars[outlook.sidecar].used[outlook.profile] = now
-
-    def want_copy(self, model: str, longest_wait: Callable[[str], LongWait | None], now: float) -> str:
-        """Consider whether a copy of the model is wanted, as `Copies.step` does. `longest_wait`: of the calls that name
-        the model, or one of its adapters."""
-        holders = self._holders.get(model, ())
-        waits = [longest_wait(model)]
-        for adapter in dict.fromkeys(name for sidecar, profile in holders for name in sidecar.models[profile].adapters):
-            wait = longest_wait(adapter)
-            waits.append(None if wait is None else msgspec.structs.replace(wait, adapter=adapter))
-        longest = max(filter(None, waits), key=lambda wait: wait.seconds, default=None)
-        return self.copies.step(model, holders, longest, now)
 
     def demands(
         self,

@@ -99,7 +99,7 @@ class Metrics(Collector):
 
     def _known(self, model: str) -> bool:
         """Whether an engine or a sidecar has the model: a label must not be a client's invention."""
-        return bool(self._fleet.serving(model)) or self._dispatch.sidecars.knows(model)
+        return bool(self._fleet.serving(model)) or self._dispatch.sidecars.models.knows(model)
 
     def exposition(self) -> bytes:
         return generate_latest(self._registry)

@@ -46,7 +46,8 @@ class Machines:
         for _ in range(seconds):
             self.now += 1.0
             self.report()
-            line = self.registry.want_copy("m", lambda name: wait if name == self.named else None, self.now)
+            holders = self.registry.models.holders("m")
+            line = self.registry.copies.step("m", holders, lambda name: wait if name == self.named else None, self.now)
             self.lines += [line] if line else []
         return self.registry.copies.place("m")
 

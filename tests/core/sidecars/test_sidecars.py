@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from gateway.core.sidecars.model_index import MOST_MODELS
 from gateway.core.sidecars.sidecar import BOOTS, STALE
-from gateway.core.sidecars.sidecars import FORGOTTEN, MOST, MOST_MODELS, Changes, NameConflict, Registry, RegistryFull
+from gateway.core.sidecars.sidecars import FORGOTTEN, MOST, Changes, NameConflict, Registry, RegistryFull
 from gateway.shared.protocol import CapacityReport, Demand, GPUReport, ModelReport
 
 ALLOW = ("10.0.0.0/8",)
@@ -201,7 +202,7 @@ def test_the_silent_are_forgotten_once_none_of_their_engines_serves(told: Told) 
     assert told.registry.forget(99 + FORGOTTEN, lambda id: False).leave == ()
     assert told.registry.forget(100 + FORGOTTEN, lambda id: False).leave == ("10.0.0.1:8000",)
     assert list(told.registry.sidecars) == ["other"]
-    assert not told.registry.knows("m")
+    assert not told.registry.models.knows("m")
 
 
 def test_all_leave_where_none_is_wanted(told: Told) -> None:
@@ -226,7 +227,7 @@ def test_nothing_is_foretold_of_what_is_awake_unknown_silent_or_cannot_be_asked(
     assert registry.outlook("m", 100.0) is None
     told(model(**ASLEEP))
     assert registry.outlook("m", 100.0 + STALE) is None
-    assert registry.knows("m")
+    assert registry.models.knows("m")
     assert told(model(**ASLEEP), control="http://8.8.8.8:1").log
     assert registry.outlook("m", 100.0) is None
     assert registry.cards(100.0) == {}
@@ -321,8 +322,8 @@ def test_the_models_that_can_be_had(told: Told) -> None:
     assert told(model("a", **AWAKE, context_length=10)).expected
     assert not told(model("a", **AWAKE, context_length=10)).expected
     told(model(context_length=10, kv_tokens=9), model("q", kv_tokens=8), sidecar="c")
-    assert told.registry.kv_tokens("m") == 9
-    assert told.registry.kv_tokens("n") is None
+    assert told.registry.models.kv_tokens("m") == 9
+    assert told.registry.models.kv_tokens("n") is None
 
 
 # -- what sidecars are told -------------------------------------------------------------------------------------------
@@ -352,7 +353,7 @@ def test_an_engine_that_only_reads_prompts_answers_for_no_model(told: Told) -> N
     (member,) = told(model("p", **reads)).join
     assert (member.transfer, member.role) == ("nixl-tp1@a", "prefill"), "of this machine alone"
     registry = told.registry
-    assert (registry.knows("m"), registry.cards(100.0), registry.outlook("m", 100.0)) == (False, {}, None)
+    assert (registry.models.knows("m"), registry.cards(100.0), registry.outlook("m", 100.0)) == (False, {}, None)
     told(model("p", **reads), model("q", transfer="nixl-tp1", role="decode"))
     assert registry.cards(100.0).keys() == {"m"}
     outlook = registry.outlook("m", 100.0)
@@ -407,40 +408,40 @@ def test_the_last_use_is_told(told: Told) -> None:
 
 def test_a_model_of_before_is_recalled_until_a_sidecar_lists_it(told: Told) -> None:
     registry = told.registry
-    registry.remembered = frozenset({"m", "gpt-4", "gone"})
-    assert [name for name in ("m", "gpt-4", "gone", "new") if registry.recalls(name)] == ["m", "gpt-4", "gone"]
+    registry.models.remembered = frozenset({"m", "gpt-4", "gone"})
+    assert [name for name in ("m", "gpt-4", "gone", "new") if registry.models.recalls(name)] == ["m", "gpt-4", "gone"]
     told(model(aliases=("gpt-4",)))
-    assert [name for name in ("m", "gpt-4", "gone", "new") if registry.recalls(name)] == ["gone"]
-    assert registry.names == {"m", "gpt-4"}
+    assert [name for name in ("m", "gpt-4", "gone", "new") if registry.models.recalls(name)] == ["gone"]
+    assert registry.models.names == {"m", "gpt-4"}
 
 
 def test_a_model_is_away_whose_sidecar_has_gone_without_a_word(told: Told) -> None:
     registry = told.registry
-    registry.remembered = frozenset({"m", "gone"})
+    registry.models.remembered = frozenset({"m", "gone"})
     told(model(aliases=("gpt-4",)))
-    assert not any(map(registry.away, ("m", "gpt-4", "gone", "new")))  # what is remembered is awaited
-    registry.forget_remembered()
-    assert [name for name in ("m", "gpt-4", "gone", "new") if registry.away(name)] == ["gone"]
+    assert not any(map(registry.models.away, ("m", "gpt-4", "gone", "new")))  # what is remembered is awaited
+    registry.models.forget_remembered()
+    assert [name for name in ("m", "gpt-4", "gone", "new") if registry.models.away(name)] == ["gone"]
     registry.forget(100.0 + FORGOTTEN, lambda _: False)
-    assert [name for name in ("m", "gpt-4", "gone", "new") if registry.away(name)] == ["m", "gpt-4", "gone"]
+    assert [name for name in ("m", "gpt-4", "gone", "new") if registry.models.away(name)] == ["m", "gpt-4", "gone"]
     registry.clear()
-    assert not registry.away("m")
-    registry.remembered = frozenset(map(str, range(MOST_MODELS + 1)))  # more than there can be
-    registry.forget_remembered()
-    assert not registry.away("1")
+    assert not registry.models.away("m")
+    registry.models.remembered = frozenset(map(str, range(MOST_MODELS + 1)))  # more than there can be
+    registry.models.forget_remembered()
+    assert not registry.models.away("1")
 
 
 def test_an_alias_is_another_name_of_a_model_and_no_model(told: Told) -> None:
     told(model(aliases=("gpt-4", "m2")), model("q", model="m2"))
-    assert told.registry.aliases == {"gpt-4": "m"}, "m2 is a model's own name"
-    assert told.registry.knows("gpt-4")
+    assert told.registry.models.aliases == {"gpt-4": "m"}, "m2 is a model's own name"
+    assert told.registry.models.knows("gpt-4")
     assert told.registry.outlook("gpt-4", 100.0) is None
     assert list(told.registry.cards(100.0)) == ["m", "m2"]
     told(model("r", model="other", aliases=("gpt-4",)), sidecar="b")
-    assert told.registry.aliases == {"gpt-4": "m"}, "the first has it"
+    assert told.registry.models.aliases == {"gpt-4": "m"}, "the first has it"
     told(model(aliases=()))
-    assert told.registry.aliases == {"gpt-4": "other"}
-    assert not told.registry.knows("m2")
+    assert told.registry.models.aliases == {"gpt-4": "other"}
+    assert not told.registry.models.knows("m2")
 
 
 def test_adapters_are_models_that_the_same_engine_serves(told: Told) -> None:
@@ -456,7 +457,7 @@ def test_adapters_are_models_that_the_same_engine_serves(told: Told) -> None:
     assert [member.served for member in changes.join] == [("m", "sql")]
     assert told(model(adapters=(), **AWAKE)).update[0].served == ("m",)
     assert told.registry.outlook("sql", 100.0) is None
-    assert not told.registry.knows("sql")
+    assert not told.registry.models.knows("sql")
 
 
 def test_calls_that_wait_for_an_adapter_are_demand_for_its_engine(told: Told) -> None:
