@@ -62,7 +62,7 @@ def test_a_relay_whose_connection_breaks_and_comes_again_never_stops_holding() -
                 await each.granted.wait()
             await each.end()
         await made.until_held(0)
-        assert not any(session.calls or session.orphans for session in made.hub.sessions)
+        assert not any(session.calls or session.resync.orphans for session in made.hub.sessions)
 
     run(body)
 
@@ -142,7 +142,7 @@ def test_a_question_of_an_earlier_connection_opens_no_call_anew() -> None:
         session.close("the network is gone")
         await until(lambda: session not in made.hub.sessions and made.hub.sessions)
         (again,) = made.hub.sessions
-        await until(lambda: again.synced)
+        await until(lambda: again.resync.done)
         again.take(ask)
         assert not again.calls
         again.take(end)

@@ -568,7 +568,7 @@ def test_a_relay_that_comes_again_tells_what_became_of_a_second_attempt(taken: b
         assert [engine.ledger.held for engine in made.gateway.fleet if engine.ledger.held] == [left.tokens]
         assert left.live
         assert again.calls == {1: served}
-        assert not again.orphans
+        assert not again.resync.orphans
         again.take(CallEnd(1, now, Ending.NEUTRAL, 10))
         assert not made.gateway.dispatch.holds
         again.lost("")
@@ -594,7 +594,7 @@ def test_a_relay_that_comes_again_with_another_hold_than_was_kept_has_that_one_a
         again.take(Held(ask, terms, 0.0))
         again.take(AllHeld(1, [1]))
         assert [each.taken_at for each in made.gateway.dispatch.holds] == [earlier]
-        assert not again.orphans
+        assert not again.resync.orphans
         again.take(CallEnd(1, now, Ending.NEUTRAL, 10))
         assert not made.gateway.dispatch.holds
         again.lost("")

@@ -5,7 +5,9 @@ from __future__ import annotations
 from gateway.core.cluster.election import Election
 from gateway.core.engines.speed import Speed
 from gateway.decider.grant import LocalGrant
+from gateway.decider.relays.driver import CallDriver
 from gateway.decider.relays.hub import RelayHub
+from gateway.decider.relays.resync import Resync
 from gateway.decider.relays.served import ServedCall
 from gateway.decider.relays.session import RelaySession
 from gateway.relay.remote.asked import AskedCall
@@ -21,7 +23,7 @@ SETTLED_TWICE = Mutant(
 
 # A question of an earlier connection opens its call anew, which nobody will end.
 OPENED_ANEW = Mutant(
-    RelaySession, "_asked", "if self.synced and number <= self._last and number not in self._alive:", "if False:"
+    Resync, "is_over", "return self.done and number <= self._last and number not in self.alive", "return False"
 )
 
 # What a dead relay's calls hold does not come back.
@@ -42,7 +44,7 @@ GIVEN_AWAY = Mutant(
 GRANTS_UNTOLD = Mutant(RelayHub, "release", "if self.complete or self._expected:", "if self.complete:")
 
 # A call whose engine has failed is granted another before all have told.
-MOVES_UNTOLD = Mutant(RelaySession, "_move", "await self.hub.until_synced()", "pass")
+MOVES_UNTOLD = Mutant(CallDriver, "_move", "await self._hub.until_synced()", "pass")
 
 # A call keeps a class that the next decider's policy has not.
 CLASS_GONE = Mutant(ServedCall, "go_by", "snapshot.classes.known(call.asked_class)", 'call.asked_class or "default"')

@@ -18,7 +18,9 @@ import msgspec
 from gateway.core.admission.limits import Charge
 from gateway.core.engines.engine import Engine
 from gateway.core.policy.snapshot import Snapshot
+from gateway.core.request.outcome import Outcome, Refused
 from gateway.core.request.record import Record
+from gateway.core.request.tenants import Account
 from gateway.decider.local import LocalDecider
 from gateway.decider.relays.served import ServedCall
 from gateway.decider.relays.session import RelaySession
@@ -155,7 +157,7 @@ class RelayHub:
         if kept is not None and kept.hello.epoch > hello.epoch:
             return False
         if kept is not None and kept.hello.epoch == hello.epoch:
-            session.orphans = kept.calls
+            session.resync.orphans = kept.calls
             del self._orphans[hello.relay]
         else:
             self._forget(hello.relay)
@@ -194,7 +196,7 @@ class RelayHub:
     @property
     def ungranted(self) -> Iterator[Charge]:
         """Charges of calls that have no engine yet. Another decider is asked for them anew, and charges them anew."""
-        calls = chain.from_iterable((session.calls | session.orphans).values() for session in self.sessions)
+        calls = chain.from_iterable((session.calls | session.resync.orphans).values() for session in self.sessions)
         left = chain.from_iterable(kept.calls.values() for kept in self._orphans.values())
         for served in chain(calls, left):
             if served.grant is None and served.admission is not None:
@@ -210,12 +212,12 @@ class RelayHub:
     def release(self) -> None:
         """Answer the waiting calls in the order of their arrival, once every relay has reported its holds."""
         for session in self.sessions:
-            if session.synced and session.hello is not None:
+            if session.resync.done and session.hello is not None:
                 self._expected.pop(session.hello.relay, None)
         if self.complete or self._expected:
             return
         self.complete = True
-        told = [session for session in self.sessions if session.synced]
+        told = [session for session in self.sessions if session.resync.done]
         asked = [
             (ask.call.arrived, number, session, ask) for session in told for number, ask in session.waiting.items()
         ]
@@ -243,6 +245,14 @@ class RelayHub:
     def snapshot(self, version: int) -> Snapshot:
         """The policy of this version; the newest, where that is not known any more."""
         return self._snapshots.get(version) or self._snapshots[self.version]
+
+    def payer(self, tenant: str, policy: int) -> tuple[Snapshot, Account]:
+        """The policy of a request, and who pays. Raises Refused where a reload has done away with the tenant."""
+        snapshot = self.snapshot(policy)
+        account = snapshot.tenants.account(tenant) or self.snapshot(self.version).tenants.account(tenant)
+        if account is None:
+            raise Refused(Outcome.UNAUTHORIZED, "The tenant of this key is no longer there.")
+        return snapshot, account
 
     def tell_all(self, session: RelaySession) -> None:
         """A relay that is new hears all."""

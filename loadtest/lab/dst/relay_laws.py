@@ -98,7 +98,7 @@ class RelayLaws:
     def _known(self, decider: Decider, living: Mapping[int, Relay], now: float) -> None:
         """Compare what a relay asks for with what its decider knows, once that has had time to arrive."""
         for session in decider.hub.sessions:
-            relay = living.get(session.hello.pid) if session.synced and session.hello else None
+            relay = living.get(session.hello.pid) if session.resync.done and session.hello else None
             if relay is None or relay.link is not decider.links.get(relay.pid):
                 continue
             for number, asked in relay.side.link.calls.items():
@@ -214,7 +214,7 @@ def orphans(decider: Decider) -> Iterator[tuple[int, dict[int, object]]]:
     """The calls that a decider knows of, by their relays' processes."""
     for session in decider.hub.sessions:
         if session.hello is not None:
-            yield session.hello.pid, {**session.orphans, **session.calls}
+            yield session.hello.pid, {**session.resync.orphans, **session.calls}
     for hello, calls in decider.hub.orphans:
         yield hello.pid, dict(calls)
 
@@ -222,7 +222,9 @@ def orphans(decider: Decider) -> Iterator[tuple[int, dict[int, object]]]:
 def grants(decider: Decider) -> Iterator[LocalGrant]:
     """All that a decider has granted and not had back."""
     hub = decider.hub
-    sessions = [session.orphans | session.calls if session.orphans else session.calls for session in hub.sessions]
+    sessions = [
+        session.resync.orphans | session.calls if session.resync.orphans else session.calls for session in hub.sessions
+    ]
     for calls in (*sessions, *(calls for _, calls in hub.orphans)):
         for served in calls.values():
             if served.grant is not None:
@@ -276,7 +278,7 @@ class DispatchLaws:
         if self._decider.complete_at >= 0.0 or hub.first or call.route.merges:
             return
         if self._asked < 0.0:
-            self._told = [session for session in hub.sessions if session.synced]
+            self._told = [session for session in hub.sessions if session.resync.done]
         waited = (served.call for session in self._told for served in session.calls.values() if served.ask.turn)
         if call.arrived < self._asked and any(each is call for each in waited):
             self._wrong(f"call {call.request_id} came at {call.arrived:.4f}, and is asked for after a later one")
