@@ -77,7 +77,7 @@ class Checkpoints:
         self._limits.restore(checkpoint.limits, then, places=places)
         self._dispatch.routes.restore(checkpoint.canaries)
         for saved in checkpoint.traffic:
-            self._dispatch.control.open(saved.model, then)[1].restore(saved, then, places=places)
+            self._dispatch.control.workload.open(saved.model, then)[1].restore(saved, then, places=places)
 
     # -- money of a cluster, which its store keeps for longer ------------------------------------------------------
 

@@ -97,7 +97,7 @@ class Dispatch:
         self.leaving = False  # balancers are told to go elsewhere; calls are still taken
         self.queues = control.queues
         self.traffic = control.traffic
-        self.running = control.running
+        self.running = control.workload.running
         self.sidecars = control.sidecars
         self._turns: dict[Ticket, QueuePlace] = {}
         self._expiries: list[tuple[float, int, Ticket]] = []
@@ -164,7 +164,7 @@ class Dispatch:
 
     def _press(self, call: Call) -> None:
         """Engines learn that a call wanted more than they had room for."""
-        if self.control.may_run(call.class_name) and call.tenant != MIRROR:
+        if self.control.workload.may_run(call.class_name) and call.tenant != MIRROR:
             cost = call.cost
             for engine in self.control.candidates(call):
                 if engine.health.up and not engine.draining:
@@ -231,7 +231,7 @@ class Dispatch:
         known = self.traffic.get(call.model)
         if known is not None:
             known.advance(now)
-        self.control.looked_at(call.model, now)
+        self.control.outages.look(call.model, now)
         decision = self.control.to_wait(call, now, exclude, front=front)
         if decision.predicted is not None:
             call.predicted_wait = decision.predicted
@@ -272,7 +272,7 @@ class Dispatch:
         return refusals.unknown_model(model, why.engines, awaited=why.reports_awaited, away=why.away)
 
     def _state(self, model: str) -> tuple[Queues, ModelTraffic]:
-        return self.control.open(model, self.clock())
+        return self.control.workload.open(model, self.clock())
 
     # -- the pump -----------------------------------------------------------------------------------------------
 
@@ -293,7 +293,7 @@ class Dispatch:
         now = self.clock()
         engine.advance(now)
         for model in engine.models:
-            self.control.looked_at(model, now)
+            self.control.outages.look(model, now)
             traffic = self.traffic.get(model)
             if traffic is not None:
                 engines = self.fleet.serving(model)
@@ -370,7 +370,7 @@ class Dispatch:
             return True
 
         while queues and now < self.lease_until:
-            paused = self.control.paused()
+            paused = self.control.workload.paused()
             if self.witness is not None:
                 self.witness.popping(model, queues, now, paused)
             ticket = queues.pop(fits, now, paused)
@@ -384,7 +384,7 @@ class Dispatch:
                 if not turn.done():  # else its task is cancelled and has not run yet
                     turn.set_result(self._grant(ticket.call, choice, now, ticket, ticket.exclude))
             elif not late:
-                if not self.control.served(model):
+                if not self.fleet.serves(model):
                     self._refuse_unserved(self.waits.deadline_unreachable(model, queues, now), now)
                 break
             while late:
@@ -428,7 +428,7 @@ class Dispatch:
         """Look at other models' queues again if the call's class now has all it may run: its heads no longer hold up
         others."""
         name = call.class_name
-        if not self.control.may_run(name):
+        if not self.control.workload.may_run(name):
             for model, queues in self.queues.items():
                 if model != call.model and queues.length(name):
                     asyncio.get_running_loop().call_soon(self._pump, model, queues)

@@ -36,24 +36,24 @@ class Estimates:
         if known is None:
             return None
         known.advance(now)
-        return self._control.longest_wait(model, now)
+        return self._control.workload.longest_wait(model, self._fleet.serving(model), now)
 
     def wait(self, model: str) -> float:
         """Return the seconds until all calls that wait now have been served."""
-        return self._control.wait_estimate(model, self._clock())
+        return self._control.workload.wait_estimate(model, self._clock())
 
     def place(self, call: Call) -> tuple[int, float | None]:
         """Return the place of a call that waits among those of its class, by the order of one tenant, and the seconds
         until its turn. 0: it is not among the first SCANNED that were looked at; None: nobody knows."""
         control, now, model = self._control, self._clock(), call.model
-        queues, traffic = control.open(model, now)
+        queues, traffic = control.workload.open(model, now)
         line = [ticket for ticket in islice(queues, SCANNED) if ticket.call.class_name == call.class_name]
         own = next((ticket for ticket in line if ticket.call is call), None)
         if own is None:
             return 0, None
         place = 1 + sum([ticket.key < own.key for ticket in line])
         ready_in = 0.0
-        if not control.served(model):
+        if not self._fleet.serves(model):
             outlook = control.sidecars.outlook(model, now)
             if outlook is None or outlook.ready_in is None:
                 return place, None

@@ -137,7 +137,7 @@ class ModelRoutes:
         """Give the call another of its route's models. It stays charged for the first."""
         call.model = self._control.model_of(other)
         call.others = tuple([model for model in call.others if model != other])
-        self._control.open(call.model, now)
+        self._control.workload.open(call.model, now)
         self.resolved[call.asked_model, other, how] += 1
 
     # -- canaries -----------------------------------------------------------------------------------------------

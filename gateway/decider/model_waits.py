@@ -62,7 +62,7 @@ class ModelWaits:
     def too_late(self, model: str, queues: Queues, now: float) -> list[Ticket]:
         """Return the calls for which the model will be ready too late, if the prediction has moved by MOVED."""
         control = self._control
-        outlook = None if control.served(model) else control.sidecars.outlook(model, now)
+        outlook = None if control.fleet.serves(model) else control.sidecars.outlook(model, now)
         if outlook is None or outlook.ready_in is None or not control.rules.policy.deadlines.shed_late:
             return []
         ready_at = now + outlook.ready_in
@@ -109,7 +109,7 @@ class ModelWaits:
         """Cancel the model's timers if nobody waits, and the one of its outage if an engine has come back."""
         if model in self._looking_again and not queues:
             self._looking_again.pop(model).cancel()
-        if model in self._giving_up and (not queues or self._control.served(model)):
+        if model in self._giving_up and (not queues or self._control.fleet.serves(model)):
             self._giving_up.pop(model).cancel()
 
     def forget_outages(self) -> None:

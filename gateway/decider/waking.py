@@ -110,7 +110,7 @@ class Waking:
     def _is_wanted(self, model: str, now: float) -> bool:
         """Whether calls wait for the model, or will come back for it. The model is ready for the latter only if the
         gateway asks for it. One engine is enough for them: a second is a copy, see core/sidecars/copies.py."""
-        told = now < self._until[model] and not self._dispatch.control.served(model)
+        told = now < self._until[model] and not self._dispatch.control.fleet.serves(model)
         return told or self._dispatch.estimates.unserved(model)
 
     async def _wait(self, now: float, pause: float, again_at: float) -> None:

@@ -101,7 +101,7 @@ def test_places_are_left_out_where_hashes_have_another_key(
 ) -> None:
     async def body(made: Setting) -> None:
         now = made.gateway.clock()
-        made.gateway.dispatch.control.open("m", now)[1].bookings["default"].book(a_call(), 5.0, now)
+        made.gateway.dispatch.control.workload.open("m", now)[1].bookings["default"].book(a_call(), 5.0, now)
         state = made.gateway.checkpoints.take()
         async with gateway_over(ENGINES) as after:
             monkeypatch.setattr(checkpoint, "HASHES", checkpoint.HASHES + key)

@@ -770,7 +770,7 @@ def test_a_call_of_a_class_that_is_gone_goes_on_as_default() -> None:
 def not_idle(world: World) -> None:
     """No head of a class waits while an engine has room for it, unless one before it starves or is not to be passed."""
     now, dispatch = world.loop.time(), world.dispatch
-    paused = dispatch.control.paused()
+    paused = dispatch.control.workload.paused()
     for model, queues in dispatch.queues.items():
         engines = [engine for engine in world.fleet.serving(model) if engine.health.up and not engine.draining]
         held_up = False

@@ -17,13 +17,14 @@ from collections.abc import Sequence
 
 import msgspec
 
+from gateway.core.admission.admission_rules import AdmissionRules
 from gateway.core.admission.bookings import Booking
 from gateway.core.admission.deadline import breaks_a_promise, too_late
 from gateway.core.admission.decision import Decision, Foretold, Reason, Refuse, Wait
-from gateway.core.admission.model_traffic import ModelTraffic
+from gateway.core.admission.outages import Outages
 from gateway.core.admission.queues import Queues, Ticket
 from gateway.core.admission.quotas import Calendar
-from gateway.core.admission.shaping import Shaping
+from gateway.core.admission.workload import Workload
 from gateway.core.engines.choice import (
     ASIDE,
     LOOKED_AT,
@@ -44,8 +45,6 @@ from gateway.core.engines.transfer import Prefill, where
 from gateway.core.money.book import MoneyBook
 from gateway.core.policy.policy import Policy
 from gateway.core.request.call import Call
-from gateway.core.request.classes import ClassRules
-from gateway.core.sidecars.copies import LongWait
 from gateway.core.sidecars.sidecar import Outlook
 from gateway.core.sidecars.sidecars import Registry
 
@@ -54,76 +53,24 @@ LARGE = 1 / 8  # of what an engine can hold: to keep more than that free for one
 SOON = 1.0  # seconds: nothing better is known
 
 
-class AdmissionRules:
-    """Rules that one policy has for admission, worked out once. `rank`: the place of each class, the most important
-    first. `limited`: how many calls of a class may run. `weights`: tenants' shares within a class. `tpots`: targets for
-    the time per output token, of classes that have one. `predict` and `shed_late` are the policy's. `outside`: models
-    of providers, each with its provider."""
-
-    def __init__(self, policy: Policy) -> None:
-        self.policy = policy
-        self.classes = ClassRules(policy)
-        self.rank = self.classes.rank
-        self.shaping = Shaping(policy)
-        self.limited = {
-            name: each.max_concurrency for name, each in policy.classes.items() if each.max_concurrency is not None
-        }
-        self.weights = {name: tenant.weight for name, tenant in policy.tenants.items()}
-        self.tpots = {name: each.tpot for name, each in policy.classes.items() if each.tpot is not None}
-        self.outside = {model: each for each in policy.providers.values() for model in each.models}
-        self.predict = policy.deadlines.predict
-        self.shed_late = policy.deadlines.shed_late
-
-
 class AdmissionControl:
-    """The decisions, and the state that they read. `running`: calls that hold a grant, by class. `outages`: since when
-    none of a model's engines may be given calls."""
+    """The decisions, and the state that they read: the fleet, the sidecars, what waits and runs, and outages."""
 
     def __init__(self, fleet: Fleet, policy: Policy, money: MoneyBook | None = None) -> None:
         self.fleet = fleet
         self.money = MoneyBook(policy, Calendar()) if money is None else money
         self.rules = AdmissionRules(policy)
         self.sidecars = Registry()
-        self.queues: dict[str, Queues] = {}
-        self.traffic: dict[str, ModelTraffic] = {}
-        self.running = dict.fromkeys(policy.classes, 0)
-        self.outages: dict[str, float] = {}
+        self.workload = Workload(self.rules)
+        self.queues = self.workload.queues
+        self.traffic = self.workload.traffic
+        self.outages = Outages(fleet)
         self.draining = False
-
-    # -- steps that move the state ------------------------------------------------------------------------------
 
     def apply(self, policy: Policy) -> None:
         """Go by `policy` from now on. Waiting calls keep their place, under the new weights; running calls go on."""
         self.rules = AdmissionRules(policy)
-        for queues in self.queues.values():
-            queues.apply(policy.classes, self.rules.weights)
-        for traffic in self.traffic.values():
-            traffic.apply(policy)
-        for name in policy.classes:
-            self.running.setdefault(name, 0)
-        for name in [name for name, calls in self.running.items() if not calls and name not in policy.classes]:
-            del self.running[name]
-
-    def looked_at(self, model: str, now: float) -> None:
-        """Note whether an outage of the model has begun or is over."""
-        if self._in_outage(model):
-            self.outages.setdefault(model, now)
-        elif self.outages:
-            self.outages.pop(model, None)
-
-    def open(self, model: str, now: float) -> tuple[Queues, ModelTraffic]:
-        """The queues and traffic of a model, from now on kept."""
-        if model not in self.queues:
-            self.queues[model], self.traffic[model] = self._of(model, now)
-        return self.queues[model], self.traffic[model]
-
-    def _of(self, model: str, now: float) -> tuple[Queues, ModelTraffic]:
-        """The queues and traffic of a model, or empty ones that nobody keeps."""
-        queues = self.queues.get(model)
-        if queues is None:
-            policy = self.rules.policy
-            return Queues(policy.classes, self.rules.weights), ModelTraffic(policy, now)
-        return queues, self.traffic[model]
+        self.workload.apply(self.rules)
 
     # -- a call that comes --------------------------------------------------------------------------------------
 
@@ -142,7 +89,7 @@ class AdmissionControl:
         traffic = self.traffic.get(model)
         if traffic is not None and traffic.level and traffic.refuses(call):
             return None
-        if rules.limited and not self.may_run(name):
+        if rules.limited and not self.workload.may_run(name):
             return None
         choice = self._choose(call, now, rng, exclude, 0.0)
         return None if isinstance(choice, Aside) else choice
@@ -194,10 +141,10 @@ class AdmissionControl:
         large = call.cost > LARGE * largest
         if front:
             return Wait(ticket=Ticket(call, now, exclude, large=large))
-        queues, traffic = self._of(call.model, now)
+        queues, traffic = self.workload.of(call.model, now)
         words = traffic.refuses(call) if traffic.level else None
         if words is not None:
-            return Refuse(reason=Reason.MODE, words=words, wait=self.wait_estimate(call.model, now))
+            return Refuse(reason=Reason.MODE, words=words, wait=self.workload.wait_estimate(call.model, now))
         booking = traffic.bookings[call.class_name].due(call, now)
         wait: float | None = None
         if booking is None:
@@ -249,7 +196,7 @@ class AdmissionControl:
         large = call.cost > LARGE * largest
         if front:
             return Wait(ticket=Ticket(call, now, exclude, large=large), outlook=outlook, held=held)
-        queues, traffic = self._of(call.model, now)
+        queues, traffic = self.workload.of(call.model, now)
         wait: float | None = None  # of an engine that is gone nobody knows when it is back
         if outlook is not None and outlook.ready_in is not None:
             ready_in = outlook.ready_in
@@ -303,7 +250,7 @@ class AdmissionControl:
         """The engine that the call whose turn it is may go to, or why it is refused now; None: it goes on waiting;
         Aside: so it does for the full engine that has its prompt, and others may pass it."""
         call, rules = ticket.call, self.rules
-        if not self.may_run(call.class_name):
+        if not self.workload.may_run(call.class_name):
             return None
         waited = math.inf if ticket.paid or queues.starving(ticket, now) else now - ticket.since
         choice = self._choose(call, now, rng, ticket.exclude, waited)
@@ -321,7 +268,7 @@ class AdmissionControl:
         # One that was granted before has only its deadline to keep: it is late for its engine's fault. A late one
         # takes an idle engine from nobody, if nobody else can have it now.
         engine = choice.engine
-        if rules.shed_late and not ticket.paid and (engine.ledger.in_flight or self.contended(queues)):
+        if rules.shed_late and not ticket.paid and (engine.ledger.in_flight or self.workload.contended(queues)):
             spread = engine.speed.ttft_spread  # a promise is kept by those that are slower than usual too
             ttft, tpot = spread * choice.ttft, engine.speed.tpot
             if too_late(call, now, ttft, spread * choice.prefill / engine.speed.prefill_rate, tpot):
@@ -336,7 +283,7 @@ class AdmissionControl:
     def overdue(self, ticket: Ticket, now: float) -> Refuse:
         """The refusal of a call whose time in the queue is up: for want of an engine, its deadline, or a target."""
         call, waited = ticket.call, now - ticket.pushed_at
-        if not self.served(call.model):
+        if not self.fleet.serves(call.model):
             return self.unserved(ticket, now)
         if now >= call.deadline:
             return Refuse(reason=Reason.EXPIRED, waited=waited)
@@ -382,59 +329,10 @@ class AdmissionControl:
             call.leaves > 0 and call.tenant in provider.tenants and call.class_name in provider.classes
         )
 
-    def may_run(self, class_name: str) -> bool:
-        """Whether the class may run one call more."""
-        limit = self.rules.limited.get(class_name)
-        return limit is None or self.running[class_name] < limit
-
-    def paused(self) -> list[str]:
-        """Classes that run as many calls as they may."""
-        return [name for name, limit in self.rules.limited.items() if self.running[name] >= limit]
-
-    def contended(self, queues: Queues) -> bool:
-        """Whether several wait whose classes may start a call now."""
-        return len(queues) - sum([queues.length(name) for name in self.paused()]) > 1
-
-    def served(self, model: str) -> bool:
-        """Whether an engine may be given calls for the model, if its breaker allows."""
-        return any(engine.health.up and not engine.draining for engine in self.fleet.serving(model))
-
     def model_of(self, name: str) -> str:
         """Return the model that a name means: a name that no engine serves may be another name of a sidecar's model."""
         return name if self.fleet.serving(name) else self.sidecars.models.aliases.get(name, name)
 
     def held_until(self, model: str, now: float) -> float:
-        """Time when calls that wait for an engine of the model to come back are given up. Negative infinity if an
-        engine may receive calls, or if no engine is expected back."""
-        if not self._in_outage(model):
-            return -math.inf
-        return self.outages.get(model, now) + self.rules.policy.routing.hold_unserved
-
-    def _in_outage(self, model: str) -> bool:
-        """Whether no engine may be given calls for the model, and one is expected back."""
-        return not self.served(model) and any(not engine.leaving for engine in self.fleet.serving(model))
-
-    def longest_wait(self, model: str, now: float) -> LongWait | None:
-        """Class of a model whose calls wait longest. Compared are the predicted wait of a class's last call, the wait
-        so far of its first call, and the waits announced to refused calls. None if no call waits, no engine serves the
-        model, or all waiting classes run as many calls as they may, so that another engine would not help."""
-        queues = self.queues.get(model)
-        if queues is None or not usable_of(self.fleet.serving(model), now):
-            return None
-        traffic, found = self.traffic[model], []
-        for name in self.rules.policy.classes:
-            if not self.may_run(name):
-                continue
-            found.append(LongWait(name, traffic.away(name, now), refused=True))
-            ends = queues.ends(name)
-            if ends is not None:
-                first, last = ends
-                wait = max(now - first.pushed_at, traffic.wait(queues, last.call, now, last))
-                found.append(LongWait(name, wait))
-        longest = max(found, key=lambda each: each.seconds, default=None)
-        return None if longest is None or not longest.seconds else longest
-
-    def wait_estimate(self, model: str, now: float) -> float:
-        """Seconds until all that waits now has been served: queued tokens over the drain rate (Little's law)."""
-        queues, traffic = self._of(model, now)
-        return traffic.drain.wait(queues.total_tokens, now) or SOON
+        """Time when calls that wait for an engine of the model to come back are given up, as in `Outages`."""
+        return self.outages.held_until(model, now, self.rules.policy.routing.hold_unserved)

@@ -73,6 +73,10 @@ class Fleet:
         """Engines that answer calls for `model`, up or not; empty: nobody has ever had it."""
         return self._serving.get(model, ())
 
+    def serves(self, model: str) -> bool:
+        """Whether an engine may be given calls for the model, if its breaker allows."""
+        return any(engine.health.up and not engine.draining for engine in self.serving(model))
+
     def readers(self, model: str) -> tuple[Engine, ...]:
         """Engines that read prompts of `model` for others, up or not."""
         return self._readers.get(model, ())

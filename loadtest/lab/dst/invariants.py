@@ -97,7 +97,7 @@ class Invariants:
         dispatch, now = self._dispatch, self._loop.time()
         outlook = dispatch.sidecars.outlook(call.model, now)
         if refused.outcome is Outcome.NO_ENGINE and outlook is None and self._restarts(call.model):
-            lasts = now - dispatch.control.outages[call.model]
+            lasts = now - dispatch.control.outages.since[call.model]
             if lasts < dispatch.policy.routing.hold_unserved:
                 self._wrong(f"call {call.request_id} does not wait for an engine that is gone for {lasts:.3f} s")
 
@@ -202,7 +202,7 @@ class Invariants:
         """Nothing is left to be done at this moment."""
         now = self._loop.time()
         dispatch = self._dispatch
-        for model in [model for model in self._unserved if dispatch.control.served(model)]:
+        for model in [model for model in self._unserved if dispatch.fleet.serves(model)]:
             del self._unserved[model]
         for model, queues in dispatch.queues.items():
             if queues:
@@ -220,7 +220,7 @@ class Invariants:
             self._wrong(f"calls wait past their time: {', '.join(overdue)}")
         engines, at = dispatch.fleet.serving(model), self._pumped[model]
         outlook = dispatch.sidecars.outlook(model, now)
-        if not dispatch.control.served(model) and (outlook is None or outlook.ready_in is None):
+        if not dispatch.fleet.serves(model) and (outlook is None or outlook.ready_in is None):
             lasts = now - self._unserved.setdefault(model, now)
             hold = dispatch.policy.routing.hold_unserved
             if not self._restarts(model) or outlook is not None or lasts > hold + SLACK or not hold:
@@ -230,7 +230,7 @@ class Invariants:
         if any(engine.breaker.state is not BreakerState.CLOSED for engine in engines):
             return
         held_up = False
-        for line in queues.order(at, dispatch.control.paused()):  # as the pump looks at them
+        for line in queues.order(at, dispatch.control.workload.paused()):  # as the pump looks at them
             ticket = line.head()
             if ticket.aside:
                 continue
@@ -251,7 +251,7 @@ class Invariants:
 
     def _late(self, ticket: Ticket, choice: Choice, now: float) -> bool:
         engine, dispatch = choice.engine, self._dispatch
-        if not engine.ledger.in_flight and not dispatch.control.contended(dispatch.queues[ticket.call.model]):
+        if not engine.ledger.in_flight and not dispatch.control.workload.contended(dispatch.queues[ticket.call.model]):
             return False
         spread = engine.speed.ttft_spread
         reading = spread * choice.prefill / engine.speed.prefill_rate

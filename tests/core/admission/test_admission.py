@@ -21,6 +21,7 @@ from gateway.core.policy.policy import Policy, Routing, TrafficClass
 from gateway.core.policy.traffic import Deadlines, ModeRule, Modes, Threshold
 from gateway.core.request.call import Call
 from gateway.core.request.outcome import Outcome
+from gateway.core.sidecars.copies import LongWait
 from gateway.core.sidecars.sidecar import Outlook
 from gateway.shared.vllm.answers import ModelCard
 from tests.calls import a_call
@@ -44,7 +45,7 @@ def control(policy: Policy = POLICY, *, engines: int = 1, held: int = 0) -> Admi
         if held:
             engine.hold(held, held, NOW)
     made = AdmissionControl(fleet, policy)
-    made.open("m", NOW)
+    made.workload.open("m", NOW)
     return made
 
 
@@ -131,7 +132,7 @@ def test_a_call_whose_engines_are_all_down_waits_for_one_to_come_back() -> None:
     made.fleet.engines["e0"].down()
     made.fleet.engines["e1"].draining = True
     assert made.held_until("x", NOW) == -math.inf
-    made.looked_at("m", NOW - 50.0)
+    made.outages.look("m", NOW - 50.0)
     assert made.held_until("m", NOW) == NOW + 10.0
     held = made.decide(call(700, ttft_by=NOW + 100.0), NOW, RNG)
     assert isinstance(held, Wait)
@@ -151,17 +152,17 @@ def test_a_call_whose_engines_are_all_down_waits_for_one_to_come_back() -> None:
     assert isinstance(over, Refuse)
     assert over.reason is Reason.NO_ENGINE, "the outage has lasted for 60 s"
     made.fleet.engines["e1"].draining = False
-    made.looked_at("m", NOW + 10.0)
-    assert not made.outages
+    made.outages.look("m", NOW + 10.0)
+    assert not made.outages.since
 
 
 def test_nobody_waits_for_an_engine_that_is_about_to_be_forgotten() -> None:
     made = control()
     made.fleet.engines["e0"].draining = made.fleet.engines["e0"].leaving = True
-    made.looked_at("m", NOW)
+    made.outages.look("m", NOW)
     decision = made.decide(call(), NOW, RNG)
     assert isinstance(decision, Refuse)
-    assert (decision.reason, made.outages) == (Reason.NO_ENGINE, {})
+    assert (decision.reason, made.outages.since) == (Reason.NO_ENGINE, {})
 
 
 def test_a_call_whose_model_is_made_ready_waits_for_it_if_that_is_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,23 +229,27 @@ def test_a_more_important_call_names_the_one_that_makes_room() -> None:
 def test_a_class_that_is_gone_or_runs_all_it_may_goes_nowhere_at_once() -> None:
     made = control()
     assert made.at_once(call(class_name="gone"), NOW, RNG, frozenset()) is None
-    made.running["default"] = 3
+    made.workload.running["default"] = 3
     assert made.at_once(call(), NOW, RNG, frozenset()) is None
-    assert made.paused() == ["default"]
+    assert made.workload.paused() == ["default"]
     (ticket,) = waiting(made)
     assert made.decide_waiting(ticket, made.queues["m"], NOW, RNG) is None
 
 
+def longest(made: AdmissionControl, model: str, now: float) -> LongWait | None:
+    return made.workload.longest_wait(model, made.fleet.serving(model), now)
+
+
 def test_the_longest_wait_leaves_out_classes_that_run_all_they_may() -> None:
     made = control()
-    assert made.longest_wait("unheard", NOW) is None
-    assert made.longest_wait("m", NOW) is None, "none waits"
+    assert longest(made, "unheard", NOW) is None
+    assert longest(made, "m", NOW) is None, "none waits"
     waiting(made, "batch")
     waiting(made)
-    found = made.longest_wait("m", NOW + 5.0)
+    found = longest(made, "m", NOW + 5.0)
     assert found is not None
-    made.running["default"] = 3
-    found = made.longest_wait("m", NOW + 5.0)
+    made.workload.running["default"] = 3
+    found = longest(made, "m", NOW + 5.0)
     assert found is not None
     assert (found.class_name, found.seconds >= 5.0, found.refused) == ("batch", True, False)
 

@@ -80,7 +80,7 @@ def control() -> AdmissionControl:
     fleet.has_models(engine, [ModelCard(id="m")])
     engine.check(True, 0.0)
     made = AdmissionControl(fleet, policy)
-    made.open("m", NOW)
+    made.workload.open("m", NOW)
     return made
 
 
