@@ -16,6 +16,8 @@ from gateway.core.request.record import PrefillNote, Record
 from gateway.core.request.trace_context import trace_parent
 from gateway.relay.wire.server import Request
 
+JSON = b"content-type: application/json\r\n"
+TEXT = b"content-type: text/plain; charset=utf-8\r\n"
 PASSED_ON = (b"traceparent", b"tracestate")  # of a request in a trace, for the engine
 _HEADING = re.compile(r"^## `([a-z_]+)`$", re.MULTILINE)
 

@@ -14,22 +14,16 @@ from __future__ import annotations
 
 import asyncio
 import random
-import secrets
 from collections.abc import Awaitable, Callable
 from functools import partial
-from itertools import count
 from typing import TypeAlias
-
-from msgspec import UNSET
 
 from gateway.core.admission import refusals
 from gateway.core.admission.decider import Admission, Decider, Grant
 from gateway.core.admission.witness import BatchWitness
 from gateway.core.answer.engine_error import engine_error
-from gateway.core.answer.error_event import error_event
 from gateway.core.answer.error_shape import refusal_body
 from gateway.core.answer.naming import named
-from gateway.core.engines.models import as_anthropic
 from gateway.core.policy.snapshot import Current, Snapshot, largest_body
 from gateway.core.request.body_memory import BodyMemory
 from gateway.core.request.call import Call
@@ -38,7 +32,7 @@ from gateway.core.request.cors import preflight, shared_lines
 from gateway.core.request.headers import head_time_limit, progress_interval
 from gateway.core.request.model_name import with_model
 from gateway.core.request.not_found import canonical, no_method, no_route
-from gateway.core.request.outcome import AwaitsKeys, Outcome, Refused, refusal_headers
+from gateway.core.request.outcome import AwaitsKeys, Outcome, Refused
 from gateway.core.request.parser import parse
 from gateway.core.request.record import Record
 from gateway.core.request.routes import Route, route_of
@@ -47,20 +41,18 @@ from gateway.core.routes.provider_call import may_leave
 from gateway.relay.active_call import ActiveCall
 from gateway.relay.attempts import Attempts
 from gateway.relay.batcher import Batcher, Part
+from gateway.relay.endings import Endings
 from gateway.relay.forwarding import Forwarding, MergedCalls
-from gateway.relay.heads import answer_lines, note_trace, outcome_help
+from gateway.relay.heads import answer_lines, note_trace
 from gateway.relay.large_bodies import LARGE, LargeBodies
 from gateway.relay.mirror import MirrorCopy, Mirrors
+from gateway.relay.other_requests import OtherRequests, identified
 from gateway.relay.progress import Progress
 from gateway.relay.retry_after import retry_after_line
 from gateway.relay.settling import settle_unanswered
 from gateway.relay.stored import Stored
 from gateway.relay.tracing import Tracing
 from gateway.relay.wire.server import Request, Responder, answer
-
-JSON = b"content-type: application/json\r\n"
-TEXT = b"content-type: text/plain; charset=utf-8\r\n"
-
 
 KEYLESS_BODY = 1024  # bytes of a body, which is dropped: nobody has said who sends it
 LOGGED_AT_MOST = 64 * 1024  # bytes of a body
@@ -101,21 +93,17 @@ class Pipeline:
         )
         self._exchange = Forwarding(decider, attempts, clock, tracing).exchange if exchange is None else exchange
         self._forwards = exchange is None
-        self.observe = observe
         self.large = large  # who parses large bodies; None: the event loop
         self.tracing = tracing
         self.mirrors = Mirrors(self.begin, rng)
-        self.stored: Stored | None = None  # /v1/files and /v1/batches, where the policy offers them
+        self.endings = Endings(observe, clock, rng)
+        self.others = OtherRequests(current, decider, self.endings, rng)
         self.clock = clock
         self.rng = rng
         self.tasks: dict[asyncio.Task[None], ActiveCall] = {}
-        self._listing: set[asyncio.Task[None]] = set()
         self._whose: Request | None = None  # the request whose head was read last, its route and its account
         self._route: Route | None = None
         self._account: Account | None = None
-        self._help = outcome_help()
-        self._id_prefix = secrets.token_hex(6)
-        self._ids = count(1)
 
     # -- calls from the data port -------------------------------------------------------------------------------
 
@@ -126,7 +114,7 @@ class Pipeline:
         route = route_of(request.path)
         if route is None:
             request.path = canonical(request.path)
-            route = route_of(request.path) or (None if self.stored is None else self.stored.route_of(request.path))
+            route = route_of(request.path) or self.others.route_of(request.path)
         if route is None:
             refused = no_route(request.method, request.path)
         elif request.method.decode() not in route.methods:
@@ -156,8 +144,8 @@ class Pipeline:
         except Refused as refused:
             return self._refused_head(refused, request, route)
         else:
-            if route.stored and self.stored is not None:
-                return self._stored_head(request, route, self.stored, account)
+            if route.stored and self.others.stored is not None:
+                return self._stored_head(request, route, self.others.stored, account)
             self._whose, self._route, self._account, name = request, route, account, account.name
         if not 0 <= request.length <= snapshot.small:
             request.limit = largest_body(snapshot.policy, route)
@@ -165,11 +153,13 @@ class Pipeline:
         return None
 
     def _refused_head(self, refused: Refused, request: Request, route: Route | None, tenant: str = "") -> bytes:
-        record = Record(request_id=self._request_id(request), route=route.path if route else "other", tenant=tenant)
+        record = Record(
+            request_id=self.endings.request_id(request), route=route.path if route else "other", tenant=tenant
+        )
         note_trace(request, record)
         record.method = request.method.decode()
-        headers = self._refusal(refused, record) + shared_lines(request.fields, self.current.policy.cors)
-        self._finish(record, request.at)
+        headers = self.endings.refusal(refused, record) + shared_lines(request.fields, self.current.policy.cors)
+        self.endings.finish(record, request.at)
         return answer(refused.status, headers, refusal_body(request.path.decode("latin-1"), refused))
 
     def _stored_head(self, request: Request, route: Route, stored: Stored, account: Account) -> bytes | None:
@@ -187,13 +177,13 @@ class Pipeline:
         """A request, whole. GETs are answered here; a call gets a task, which its client's leaving cancels."""
         route = self._route if self._whose is request else route_of(request.path)
         if route is None:
-            self._answer_stored(request, responder)
+            self.others.answer_stored(request, responder)
             return
         origins = self.current.policy.cors
         if origins:
             responder.lines = shared_lines(request.fields, origins)
         if route.here:
-            self._answer_here(request, responder, route)
+            self.others.answer_here(request, responder, route)
             return
         # Its body came with its head: nobody has asked since.
         account = self._account if self._whose is request else None
@@ -202,7 +192,7 @@ class Pipeline:
 
     def begin(self, request: Request, responder: Responder, route: Route, account: Account | None) -> ActiveCall:
         """Start a call's task, on a route that is forwarded. `account`: who pays, where it is known already."""
-        record = Record(request_id=self._request_id(request), route=route.path, bytes_in=len(request.body))
+        record = Record(request_id=self.endings.request_id(request), route=route.path, bytes_in=len(request.body))
         if b"traceparent" in request.fields:
             note_trace(request, record)
         live = ActiveCall(record)
@@ -216,85 +206,6 @@ class Pipeline:
         responder.watch(live.leave)
         return live
 
-    def _answer_stored(self, request: Request, responder: Responder) -> None:
-        assert self.stored is not None  # noqa: S101 # head() has refused the others
-        self.stored.begin(self._run_stored(request, responder, self.stored))
-
-    async def _run_stored(self, request: Request, responder: Responder, stored: Stored) -> None:
-        """Count a request for files or batches, answer it and record it, as a call."""
-        route = stored.route_of(request.path)
-        assert route is not None  # noqa: S101 # head() has asked
-        record = Record(request_id=self._request_id(request), route=route.path, method=request.method.decode())
-        note_trace(request, record)
-        cors = shared_lines(request.fields, self.current.policy.cors)
-        responder.lines = b"x-request-id: %b\r\n" % record.request_id.encode() + cors
-        try:
-            await self._serve_stored(request, responder, stored, record)
-        except Refused as refused:
-            responder.lines = cors
-            self._refuse(refused, responder, record)
-        except asyncio.CancelledError:
-            self._refuse(refusals.cut_by_drain(), responder, record)
-            raise
-        except Exception:
-            responder.lines = cors
-            self._refuse(refusals.bug(record.request_id), responder, record)
-            raise
-        finally:
-            request.release()
-            self._finish(record, request.at)
-
-    async def _serve_stored(self, request: Request, responder: Responder, stored: Stored, record: Record) -> None:
-        answered = False
-        try:  # its key may have been removed while its body came
-            account = self.current.snapshot.tenants.identify(request.fields, request.peer)
-            record.tenant, record.bytes_in = account.name, len(request.body)
-            arrived = self.decider.arrive(self.current.snapshot, account, record, request.at, request.body)
-            with arrived as admission:
-                try:
-                    await admission.counted()
-                    answered = True
-                    await stored.answer(request, responder, account)
-                    record.outcome, record.status = Outcome.OK, 200
-                finally:
-                    admission.ended(record.outcome)
-        finally:
-            if not answered and request.sink is not None:
-                request.sink.lost()
-
-    def _answer_here(self, request: Request, responder: Responder, route: Route) -> None:
-        request.release()
-        id = b"x-request-id: %b\r\n" % self._request_id(request).encode()
-        if route.kind == "help":
-            page = self._help.get(request.path.rstrip(b"/"))
-            if page is None:
-                responder.send(404, JSON + id, no_route(request.method, request.path).body())
-            else:
-                responder.send(200, TEXT + id, page)
-            return
-        if route.kind == "models":
-            task = asyncio.get_running_loop().create_task(self._list(request, responder, route))
-            self._listing.add(task)
-            task.add_done_callback(self._listing.discard)
-        elif self.decider.up:
-            responder.send(200, JSON + id, b"{}")
-        else:
-            responder.send(503, JSON + id, b'{"status":"no engine is up, or shutting down"}')
-
-    async def _list(self, request: Request, responder: Responder, route: Route) -> None:
-        """The list of models, as soon as it is known."""
-        id = b"x-request-id: %b\r\n" % self._request_id(request).encode()
-        try:
-            account = await self._identified(request)
-        except Refused as refused:
-            lines = JSON + id + refusal_headers(refused, self.rng)
-            responder.send(refused.status, lines, refusal_body(route.path, refused))
-            return
-        status, body = await self.decider.models(request.path, account, lambda: responder.closed)
-        if b"anthropic-version" in request.fields:
-            body = as_anthropic(status, body)
-        responder.send(status, JSON + id, body)
-
     # -- the life of a call -------------------------------------------------------------------------------------
 
     async def _run(self, request: Request, responder: Responder, route: Route, live: ActiveCall) -> None:
@@ -303,19 +214,19 @@ class Pipeline:
         live.begun = True
         try:
             if record.reason:
-                self._left(responder, record, route)
+                self.endings.left(responder, record, route)
             else:
                 await self._serve(request, responder, route, live)
         except Refused as refused:
             if self.large is not None and request.held is not None and not refused.ours:
                 self.large.refused(request.held.owner, request.held.size)
-            self._refuse(refused, responder, record, route)
+            self.endings.refuse(refused, responder, record, route)
         except asyncio.CancelledError:
             if not record.reason:
                 raise
-            self._left(responder, record, route)
+            self.endings.left(responder, record, route)
         except Exception:
-            self._refuse(refusals.bug(record.request_id), responder, record)
+            self.endings.refuse(refusals.bug(record.request_id), responder, record)
             raise
         finally:
             if live.task is not None:
@@ -327,10 +238,10 @@ class Pipeline:
             record.total = self.clock() - request.at
             if self.tracing is not None and live.trace is not None:
                 self.tracing.end(live.trace, record, request.at)
-            self.observe(record)
+            self.endings.observe(record)
 
     async def _serve(self, request: Request, responder: Responder, route: Route, live: ActiveCall) -> None:
-        account = live.account or await self._identified(request)
+        account = live.account or await identified(self.current, request)
         record, snapshot = live.record, self.current.snapshot
         record.tenant = account.name
         fields, decider = request.fields, self.decider
@@ -399,16 +310,6 @@ class Pipeline:
         """The call's copy for its route's mirror, to be begun once the call is judged."""
         return self.mirrors.drawn(call, request, snapshot, live.record) if self._forwards else None
 
-    async def _identified(self, request: Request) -> Account:
-        """Return who pays. Wait for the keys of a token's issuer, once. Raises Refused."""
-        tenants = self.current.snapshot.tenants
-        try:
-            return tenants.identify(request.fields, request.peer)
-        except AwaitsKeys:
-            if tenants.tokens is not None:
-                await tenants.tokens.keys_read()
-        return self.current.snapshot.tenants.identify(request.fields, request.peer)
-
     def _answer_part(self, part: Part, call: Call, admission: Admission, responder: Responder, record: Record) -> None:
         """A call's own part of an answer that others may share."""
         exchanged = part.exchanged
@@ -430,61 +331,6 @@ class Pipeline:
             body = named(body, call.asked_model)
         headers = answer_lines(call, admission, record, exchanged.engine_name, exchanged.content_type)
         responder.send(exchanged.status, headers + again, body)
-
-    # -- headers ------------------------------------------------------------------------------------------------
-
-    def _request_id(self, request: Request) -> str:
-        """The client's own id if it is sane (1..128 visible ASCII), else one made here."""
-        given = request.fields.get(b"x-request-id")
-        if given and len(given) <= 128 and given.isascii() and given.decode().isprintable() and b" " not in given:
-            return given.decode()
-        return f"{self._id_prefix}-{next(self._ids):x}"
-
-    def _refusal(self, refused: Refused, record: Record) -> bytes:
-        record.outcome = refused.outcome
-        record.status = refused.status
-        record.reason = record.reason or refused.detail
-        lines = JSON + b"x-request-id: %b\r\n" % record.request_id.encode()
-        if record.trace_id is not UNSET:
-            lines += b"x-trace-id: %b\r\n" % record.trace_id.encode()
-        return lines + refusal_headers(refused, self.rng)
-
-    # -- endings ------------------------------------------------------------------------------------------------
-
-    def _refuse(self, refused: Refused, responder: Responder, record: Record, route: Route | None = None) -> None:
-        """Send the refusal. `route`: of a call; if a stream has begun with progress comments, the refusal is an error
-        event."""
-        headers = self._refusal(refused, record)
-        if responder.started and record.stream and route is not None:
-            responder.write(error_event(route, refusal_body(record.route, refused)))
-            responder.end(close=True)
-        elif responder.started:
-            responder.abort()
-        else:
-            responder.send(refused.status, headers, refusal_body(record.route, refused))
-
-    def _left(self, responder: Responder, record: Record, route: Route) -> None:
-        """The task was cancelled: by the client's leaving or reading too slowly, by its deadline, or by the drain."""
-        if record.reason == "drain":
-            refused = refusals.cut_by_drain()
-        elif record.reason == "deadline":
-            refused = refusals.cut_by_deadline()
-        else:
-            record.outcome = Outcome.SLOW_CLIENT if record.reason == "slow_client" else Outcome.CLIENT_GONE
-            record.status = 499
-            return
-        headers = self._refusal(refused, record)
-        if not responder.started:
-            responder.send(refused.status, headers, refusal_body(record.route, refused))
-        elif record.stream:
-            responder.write(error_event(route, refusal_body(record.route, refused)))
-            responder.end(close=True)
-        else:
-            responder.abort()
-
-    def _finish(self, record: Record, began: float) -> None:
-        record.total = self.clock() - began
-        self.observe(record)
 
 
 def _parse(route: Route, request: Request, snapshot: Snapshot, account: Account, record: Record, metered: bool) -> Call:

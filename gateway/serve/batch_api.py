@@ -21,7 +21,7 @@ class BatchApi:
     async def start(self) -> None:
         """Take requests, and go on with the batches that are not over. Raises OSError and StorageError."""
         await self._worker.start()
-        self._site.pipeline.stored = self._door
+        self._site.pipeline.others.stored = self._door
 
     async def give(self) -> None:
         """Work no batch any more: another process does. Requests that have begun are still answered."""

@@ -35,7 +35,7 @@ class LentCalls:
             gateway.current,
             gateway.decider,
             gateway.attempts,
-            own.observe,
+            own.endings.observe,
             gateway.clock,
             gateway.rng,
             gateway.bodies,

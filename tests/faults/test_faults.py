@@ -245,7 +245,7 @@ def test_anthropics_streams_break_with_its_error_event() -> None:
 def test_tokens_that_no_engine_counts_are_estimated_and_the_header_says_so(status: str, estimated: bool) -> None:
     async def body(gateway: Gateway, engines: list[ScriptedEngine]) -> None:
         records: list[Record] = []
-        gateway.pipeline.observe = records.append
+        gateway.pipeline.endings.observe = records.append
         asked = request().replace(b"/v1/chat/completions", b"/v1/messages/count_tokens")
         answer = await ask(port_of(gateway), asked)
         assert answer.status == (200 if estimated else 400)
@@ -263,7 +263,7 @@ def test_tokens_that_no_engine_counts_are_estimated_and_the_header_says_so(statu
 def test_an_engines_failure_is_in_its_own_words_for_the_log_alone() -> None:
     async def body(gateway: Gateway, engines: list[ScriptedEngine]) -> None:
         records: list[Record] = []
-        gateway.pipeline.observe = records.append
+        gateway.pipeline.endings.observe = records.append
         answer = await ask(port_of(gateway), request())
         assert (answer.status, error(answer)["code"]) == (500, "upstream_error")
         assert b"scripted" not in answer.body
@@ -278,7 +278,7 @@ def test_an_engines_failure_is_in_its_own_words_for_the_log_alone() -> None:
 def test_no_answer_holds_an_engines_address(behaviour: str, stream: bool) -> None:
     async def body(gateway: Gateway, engines: list[ScriptedEngine]) -> None:
         records: list[Record] = []
-        gateway.pipeline.observe = records.append
+        gateway.pipeline.endings.observe = records.append
         port = engines[0].url.rpartition(":")[2]
         if behaviour == "refused":
             engines[0].stop()
@@ -326,7 +326,7 @@ def test_a_trace_is_in_the_log_the_answer_and_the_engines_request(
 ) -> None:
     async def body(gateway: Gateway, engines: list[ScriptedEngine]) -> None:
         records: list[Record] = []
-        gateway.pipeline.observe = records.append
+        gateway.pipeline.endings.observe = records.append
         line = b"" if given is None else f"\r\ntraceparent: {given}\r\ntracestate: a=b".encode()
         asked = request(model=model).replace(b"host: localhost", b"host: localhost" + line)
         answer = await ask(port_of(gateway), asked)

@@ -83,13 +83,13 @@ def place(answer: Answer) -> dict[str, str]:
 def records(gateway: Gateway) -> list[Record]:
     """Records of calls that end from now on."""
     found: list[Record] = []
-    observe = gateway.pipeline.observe
+    observe = gateway.pipeline.endings.observe
 
     def seen(record: Record) -> None:
         found.append(msgspec.structs.replace(record))
         observe(record)
 
-    gateway.pipeline.observe = seen
+    gateway.pipeline.endings.observe = seen
     return found
 
 

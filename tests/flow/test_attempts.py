@@ -213,7 +213,7 @@ def test_a_stream_that_answers_in_time_is_relayed_and_nobody_else_is_asked(behav
 def test_the_slower_is_cancelled_and_both_holds_come_back() -> None:
     async def body(gateway: Gateway, engines: list[ScriptedEngine]) -> None:
         records: list[Record] = []
-        gateway.pipeline.observe = records.append
+        gateway.pipeline.endings.observe = records.append
         answer = await ask(port_of(gateway), request(True))
         assert (answer.status, answer.complete, asked(engines)) == (200, True, [1, 1])
         assert answer.headers["x-weir-engine"] == "engine-2"

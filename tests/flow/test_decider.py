@@ -84,7 +84,7 @@ def test_answers_that_come_later_change_nothing(
             for number, each in enumerate(whole.fleet):
                 each.speed.prefill_rate = 10_000.0 / (number + 1)  # else they are equals
             records: list[Record] = []
-            whole.pipeline.observe = records.append
+            whole.pipeline.endings.observe = records.append
             whole.pipeline.decider = Late(whole.decider)  # type: ignore[assignment]  # it has all of the interface
             answer = await ask(port_of(whole), request(stream))
             await settled(whole)

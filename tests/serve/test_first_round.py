@@ -56,8 +56,8 @@ class World:
         self.records: list[Record] = []
         entries = [EngineEntry(url=f"http://127.0.0.1:{engine.port}")]
         self.gateway = Gateway(Configuration(policy), entries, None, random.Random(1), say=lambda _: None)
-        observe = self.gateway.pipeline.observe
-        self.gateway.pipeline.observe = lambda record: (self.records.append(record), observe(record))[1]
+        observe = self.gateway.pipeline.endings.observe
+        self.gateway.pipeline.endings.observe = lambda record: (self.records.append(record), observe(record))[1]
 
     async def start(self) -> None:
         self.gateway.telemetry.start()

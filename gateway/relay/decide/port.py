@@ -20,7 +20,8 @@ from gateway.core.request.outcome import error_body
 from gateway.relay.active_call import ActiveCall
 from gateway.relay.decide.held_calls import HOLD, HeldCall, HeldCalls
 from gateway.relay.decide.messages import MOST, BadReport, EndReport, end_report
-from gateway.relay.pipeline import JSON, Pipeline
+from gateway.relay.heads import JSON
+from gateway.relay.pipeline import Pipeline
 from gateway.relay.wire.server import Request, Responder, answer
 
 PATH = b"/decide"
