@@ -15,34 +15,30 @@ import random
 import ssl
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import uvloop
 
-from gateway.control.app import ControlParts, control_app
-from gateway.control.console.sources import Sources
-from gateway.control.usage import UsageSource
 from gateway.core.history import History
 from gateway.core.policy.policy import EngineEntry, Policy
-from gateway.decider.api_keys import ApiKeys
 from gateway.decider.call_log import CallLog
 from gateway.decider.known_models import KnownModels, file_for
-from gateway.decider.loading import Configuration, LoadError, load
+from gateway.decider.loading import Configuration
 from gateway.serve.assembly import Gateway, Monitoring
 from gateway.serve.cluster.hashes import same_hashes
 from gateway.serve.cluster.port import ClusterPort
+from gateway.serve.control_parts import app_of
 from gateway.serve.data_port import DataPort, MachinePort
 from gateway.serve.descriptors import raised, shared_out, warning
 from gateway.serve.embedded import READY_WITHIN, embedded
 from gateway.serve.embedded_sidecar import MODELS, EmbeddedSidecar
-from gateway.serve.ending import drained_by_hand, end, listen_for_successor
-from gateway.serve.own_token import OwnToken
+from gateway.serve.ending import end, listen_for_successor
+from gateway.serve.policy_file import configured, first_read, policy_status, reload
 from gateway.serve.processes.deciding import DeciderProcess, sockets_of
 from gateway.serve.processes.parent import Parent
 from gateway.serve.processes.place import Beats, Place
@@ -67,8 +63,6 @@ from gateway.serve.upgrade.receiver import InheritedSockets, Predecessor, inheri
 from gateway.serve.upgrade.rendezvous import rendezvous_path
 from gateway.shared.addresses import reachable, split_address
 from gateway.shared.control.listener import ControlPort
-from gateway.shared.files.checked import InvalidFile
-from gateway.shared.files.file_status import FileStatus
 from gateway.shared.lines import LineWriter, open_to_append, say, standard_error
 from gateway.shared.notice import Notice
 from gateway.shared.operator_log import as_text, plain
@@ -80,7 +74,6 @@ SWITCH = 0.0005  # seconds that a thread which parses may keep the event loop wa
 POLL = 0.02  # seconds between two looks whether the embedded sidecar has reported
 SIDECAR_ENDS_WITHIN = 120.0  # seconds for calls and then for engines to end
 NOTHING = InheritedSockets()
-DEFAULTS = Policy()
 NO_ENGINE = (
     "no engine: give --engine URL, --engine sim, --sidecar FILE, or fleet.engines, fleet.sidecars or "
     "fleet.inference_pool in the policy"
@@ -93,7 +86,7 @@ def run(options: Options) -> int:
     open_files = raised()
     configuration = None
     if options.relays:
-        configuration = _configuration(options.policy)[1]
+        configuration = first_read(options.policy)[1]
         same_hashes(configuration)
     sockets = inherited(options.take_over, options.control)
     with contextlib.ExitStack() as stack:
@@ -119,12 +112,6 @@ def _several(options: Options, policy: Policy, sockets: InheritedSockets) -> int
         tell = plain(text=as_text(options.log_format))
         successor = NextGateway(_rendezvous(options, control.getsockname()[1]), tell)
         return Parent(options.relays, data, control, partial(_process, options, policy), tell, sockets, successor).run()
-
-
-def _policy_status(options: Options, file: WatchedFile | None) -> Callable[[], FileStatus]:
-    if file is not None:
-        return lambda: file.status
-    return partial(FileStatus, origin="that of gateway init demo") if options.demo else FileStatus
 
 
 def _try_relays(options: Options) -> None:
@@ -172,14 +159,14 @@ async def serve(
         manager = stack.enter_context(ServiceManager(os.environ if place is None else {}))
         history = History()
         tell = history.noting(say, time.time)
-        file, configuration = _configured(options, place, tell)
+        file, configuration = configured(options, place, tell)
         # Of several processes the decider has calls to log only where a proxy forwards some.
         log = call_log(options, errors, tell) if place is None or options.lends else None
         lost = partial(lost_lines, errors, log)
         spans = span_export(options.traces, stack) if place is None else None
         port: DataPort
         totals = lambda: port.totals()  # noqa: E731, PLW0108 # the port does not exist yet
-        monitoring = Monitoring(lost, _policy_status(options, file), totals, spans, options.gen_ai_metrics, history)
+        monitoring = Monitoring(lost, policy_status(options, file), totals, spans, options.gen_ai_metrics, history)
         clients = shared_out(open_files).clients
         gateway = _gateway(options, configuration, log, tell, clients, monitoring, stack)
         _remember(options, gateway)
@@ -190,8 +177,8 @@ async def serve(
         chain = options.certificate if place is None else None
         secure, context = certificate_of("--tls-", chain, stack, gateway.server.go_by)
         of_control, control_context = certificate_of("--control-tls-", options.control_certificate, stack)
-        signals.on_hangup(partial(_reload, (file, secure, of_control), log))
-        app = _control_app(options, gateway, port, signals, file, lambda: _log_trouble(errors, log))
+        signals.on_hangup(partial(reload, (file, secure, of_control), log))
+        app = app_of(options, gateway, port, signals, file, errors, log)
         control = ControlPort(app, options.control, shared_out(open_files).control, control_context)
         stack.push_async_callback(control.aclose)
         gateway.telemetry.start()  # first: a call that comes now waits until its model's engines are known
@@ -308,68 +295,6 @@ def _data_port(
     )
 
 
-def _control_app(
-    options: Options,
-    gateway: Gateway,
-    port: DataPort,
-    signals: ProcessSignals,
-    file: WatchedFile | None,
-    log_trouble: Callable[[], tuple[str, float] | None],
-) -> Any:
-    """The control port's application."""
-    parts = ControlParts(
-        gateway.fleet,
-        gateway.dispatch,
-        gateway.metrics.exposition,
-        gateway.clock,
-        openmetrics=None if options.traces is None else gateway.metrics.openmetrics,
-        calls=port.calls,
-        drain=partial(drained_by_hand, gateway, signals),
-        drain_engine=gateway.engines.drain,
-        is_user_key=gateway.is_user_key,
-        sidecars=gateway.sidecars,
-        policy_status=_policy_status(options, file),
-        reload=None if file is None else file.reload_now,
-        count=port.count,
-        processes=port.processes,
-        sources=Sources(
-            ended=gateway.ended_calls,
-            order=gateway.waking.order,
-            previous=lambda: gateway.previous,
-            used=gateway.metrics.used,
-            buckets=gateway.limits.buckets,
-            data=lambda: port.addresses,
-            keys=_api_keys(options, gateway, file),
-            observer=gateway.observer,
-            log_trouble=log_trouble,
-            read_log=gateway.waking.read_log,
-        ),
-        cluster=port.cluster if isinstance(port, ClusterPort) else None,
-        usage=UsageSource(
-            lambda: gateway.limits.quotas,
-            gateway.token_use.history,
-            gateway.limits.money,
-            gateway.token_use.money,
-        ),
-    )
-    return control_app(parts, options.admin_token)
-
-
-def _log_trouble(errors: LineWriter, log: CallLog | None) -> tuple[str, float] | None:
-    """Reason why lines of the log or of standard error are lost, and since when; None if no line is lost."""
-    for name, lines in (("standard error", errors), ("the call log", None if log is None else log.lines)):
-        if lines is not None and lines.trouble is not None:
-            why, since = lines.trouble
-            return f"{name if lines.path is None else lines.path}: {why}", since
-    return None
-
-
-def _api_keys(options: Options, gateway: Gateway, file: WatchedFile | None) -> ApiKeys | None:
-    if options.policy is None or file is None:
-        return None
-    return ApiKeys(options.policy, lambda: gateway.policy, file.reload_now, say)
-
-
 def _running(
     gateway: Gateway, data: list[str], control: str, sidecar: EmbeddedSidecar | SidecarProcess | None, options: Options
 ) -> Running:
@@ -382,53 +307,6 @@ def _warn(open_files: int, policy: Policy) -> None:
     few = warning(open_files, policy.server.max_connections)
     if few is not None:
         say(few)
-
-
-def _as_it_is(configuration: Configuration) -> Configuration:
-    return configuration
-
-
-def _configuration(
-    path: Path | None,
-    say: Callable[[str], None] = say,
-    *,
-    complete: Callable[[Configuration], Configuration] = _as_it_is,
-    default: Policy = DEFAULTS,
-) -> tuple[WatchedFile | None, Configuration]:
-    """The policy file, to be watched, and what it says now. `complete` adds what it leaves out; `default` is the policy
-    where there is no file. Raises StartError."""
-    if path is None:
-        return None, complete(Configuration(default))
-    failures = (InvalidFile, LoadError, ApplyError, OSError, ValueError)
-    file = WatchedFile(path, lambda read: complete(load(path, read)), say, failures=failures)
-    try:
-        return file, file.first()
-    except OSError as error:
-        raise StartError(f"{error.filename}: {error.strerror}") from error
-    except (InvalidFile, ValueError) as error:
-        raise StartError(str(error)) from error
-
-
-def _configured(
-    options: Options, place: Place | None, tell: Callable[[str], None]
-) -> tuple[WatchedFile | None, Configuration]:
-    """Read the policy file, and add the tokens and secrets that it leaves out. Raises StartError."""
-    beside = None if options.demo else options.sidecar or options.policy
-    own_token = OwnToken(beside, tell, own=options.demo or options.sidecar is not None)
-
-    def complete(read: Configuration) -> Configuration:
-        return own_token.complete(read) if place is None else place.complete(own_token.complete(read))
-
-    return _configuration(options.policy, tell, complete=complete, default=options.default_policy)
-
-
-def _reload(files: Sequence[WatchedFile | None], log: CallLog | None) -> None:
-    """Read those that are there now, changed or not, and open the log anew if it was moved."""
-    for file in files:
-        if file is not None:
-            file.ask()
-    if log is not None:
-        log.lines.look()
 
 
 async def _own_sidecar(

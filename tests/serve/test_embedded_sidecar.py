@@ -13,7 +13,7 @@ from gateway.core.policy.policy import SidecarsPolicy
 from gateway.serve import embedded_sidecar, sidecar_process
 from gateway.serve.embedded_sidecar import CONFIG, GPUS, MODELS, TRUE, EmbeddedSidecar
 from gateway.serve.own_token import OwnToken
-from gateway.serve.run import _configuration
+from gateway.serve.policy_file import first_read
 from loadtest.engine.memory_stages import RESIDUE, start_seconds, wake_seconds
 from loadtest.engine.profile_file import profiles
 from sidecar.core.config import SidecarConfig, decode
@@ -85,15 +85,15 @@ def test_a_gateway_with_one_hears_it_whatever_its_policy_says(tmp_path: Path, te
     if file is not None and text is not None:
         file.write_text(text)
     own = OwnToken(None, print, own=True)
-    watched, configuration = _configuration(file, complete=own.complete)
+    watched, configuration = first_read(file, complete=own.complete)
     assert configuration.policy.fleet.sidecars == SidecarsPolicy()
     assert len(configuration.sidecar_token or "") > 40
     assert not list(tmp_path.glob("*token*")), "it is in memory"
-    assert _configuration(file)[1].policy.fleet.sidecars is None
+    assert first_read(file)[1].policy.fleet.sidecars is None
     if watched is not None and file is not None:
         assert watched.first().policy.fleet.sidecars == SidecarsPolicy()
         file.write_text("version: 1\nfleet: {sidecars: {allow: [10.0.0.0/8]}}\n")
-        reloaded = _configuration(file, complete=own.complete)[1]
+        reloaded = first_read(file, complete=own.complete)[1]
         sidecars = reloaded.policy.fleet.sidecars
         assert sidecars is not None
         assert reloaded.sidecar_token == configuration.sidecar_token, "its sidecar goes on being heard"

@@ -1,0 +1,83 @@
+"""Control port of one gateway: its application, made of the gateway's parts."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from gateway.control.app import ControlParts, control_app
+from gateway.control.console.sources import Sources
+from gateway.control.usage import UsageSource
+from gateway.decider.api_keys import ApiKeys
+from gateway.decider.call_log import CallLog
+from gateway.serve.assembly import Gateway
+from gateway.serve.cluster.port import ClusterPort
+from gateway.serve.data_port import DataPort
+from gateway.serve.ending import drained_by_hand
+from gateway.serve.policy_file import policy_status
+from gateway.serve.starting import Options, ProcessSignals
+from gateway.shared.lines import LineWriter, say
+from gateway.shared.watched_file import WatchedFile
+
+
+def app_of(
+    options: Options,
+    gateway: Gateway,
+    port: DataPort,
+    signals: ProcessSignals,
+    file: WatchedFile | None,
+    errors: LineWriter,
+    log: CallLog | None,
+) -> Any:
+    """The control port's application."""
+    parts = ControlParts(
+        gateway.fleet,
+        gateway.dispatch,
+        gateway.metrics.exposition,
+        gateway.clock,
+        openmetrics=None if options.traces is None else gateway.metrics.openmetrics,
+        calls=port.calls,
+        drain=partial(drained_by_hand, gateway, signals),
+        drain_engine=gateway.engines.drain,
+        is_user_key=gateway.is_user_key,
+        sidecars=gateway.sidecars,
+        policy_status=policy_status(options, file),
+        reload=None if file is None else file.reload_now,
+        count=port.count,
+        processes=port.processes,
+        sources=Sources(
+            ended=gateway.ended_calls,
+            order=gateway.waking.order,
+            previous=lambda: gateway.previous,
+            used=gateway.metrics.used,
+            buckets=gateway.limits.buckets,
+            data=lambda: port.addresses,
+            keys=_api_keys(options, gateway, file),
+            observer=gateway.observer,
+            log_trouble=lambda: _log_trouble(errors, log),
+            read_log=gateway.waking.read_log,
+        ),
+        cluster=port.cluster if isinstance(port, ClusterPort) else None,
+        usage=UsageSource(
+            lambda: gateway.limits.quotas,
+            gateway.token_use.history,
+            gateway.limits.money,
+            gateway.token_use.money,
+        ),
+    )
+    return control_app(parts, options.admin_token)
+
+
+def _log_trouble(errors: LineWriter, log: CallLog | None) -> tuple[str, float] | None:
+    """Reason why lines of the log or of standard error are lost, and since when; None if no line is lost."""
+    for name, lines in (("standard error", errors), ("the call log", None if log is None else log.lines)):
+        if lines is not None and lines.trouble is not None:
+            why, since = lines.trouble
+            return f"{name if lines.path is None else lines.path}: {why}", since
+    return None
+
+
+def _api_keys(options: Options, gateway: Gateway, file: WatchedFile | None) -> ApiKeys | None:
+    if options.policy is None or file is None:
+        return None
+    return ApiKeys(options.policy, lambda: gateway.policy, file.reload_now, say)
