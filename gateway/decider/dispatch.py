@@ -14,18 +14,15 @@ does while an engine is expected back, for `routing.hold_unserved` from the begi
 from __future__ import annotations
 
 import asyncio
-import heapq
 import math
 import random
 from collections.abc import Callable, Iterable
-from itertools import count
 
 import msgspec
 
 from gateway.core.admission import refusals
 from gateway.core.admission.admission import NO_ENGINES, AdmissionControl
-from gateway.core.admission.bookings import HORIZON
-from gateway.core.admission.decision import KEPT, WANT_OF_ROOM, Reason, Refuse
+from gateway.core.admission.decision import Reason, Refuse
 from gateway.core.admission.model_traffic import ModelTraffic
 from gateway.core.admission.queues import Queues, Ticket
 from gateway.core.admission.retries import RetryBudget
@@ -39,7 +36,9 @@ from gateway.core.policy.policy import Policy
 from gateway.core.request.call import Call
 from gateway.core.request.outcome import Refused
 from gateway.core.request.tenants import MIRROR
+from gateway.decider.entering import Entering
 from gateway.decider.estimates import Estimates
+from gateway.decider.expiries import Expiries
 from gateway.decider.grant import LocalGrant
 from gateway.decider.model_routes import ModelRoutes
 from gateway.decider.model_waits import ModelWaits
@@ -100,12 +99,10 @@ class Dispatch:
         self.running = control.workload.running
         self.sidecars = control.sidecars
         self._turns: dict[Ticket, QueuePlace] = {}
-        self._expiries: list[tuple[float, int, Ticket]] = []
-        self._sequence = count()
-        self._timer: asyncio.Handle | None = None
-        self._rings_at = 0.0  # what it is set to: for a time that has passed, uvloop's handle does not say
+        self.expiries = Expiries(self._expire)
         self._late: list[tuple[Ticket, Refuse]] = []  # met by the pump, to be shed
         self.waits = ModelWaits(control, clock, self._pump_model, wake, woken)
+        self.entering = Entering(control, self.waits, self._refuse)
         self.estimates = Estimates(control, fleet, clock)
         self.routes = ModelRoutes(control, clock)
         self.holds: dict[Hold, Call] = {}  # of all grants
@@ -201,7 +198,7 @@ class Dispatch:
         if self.witness is not None:
             self.witness.pushing(queues, ticket, front=front)
         queues.push(ticket, front=front)
-        heapq.heappush(self._expiries, (ticket.expires, next(self._sequence), ticket))
+        self.expiries.add(ticket)
         self._pump(call.model, queues)
 
     def leave(self, place: QueuePlace) -> None:
@@ -220,56 +217,11 @@ class Dispatch:
             witness.entering(call, exclude, front=front)
         call.class_name = self.control.rules.classes.known(call.class_name)
         try:
-            return self._decided(call, exclude, now, front=front)
+            return self.entering.ticket(call, exclude, now, front=front)
         except Refused as refused:
             if witness is not None:
                 witness.refused(call, refused)
             raise
-
-    def _decided(self, call: Call, exclude: frozenset[str], now: float, *, front: bool) -> Ticket:
-        """Obey the decision whether the call may wait. Raises Refused."""
-        known = self.traffic.get(call.model)
-        if known is not None:
-            known.advance(now)
-        self.control.outages.look(call.model, now)
-        decision = self.control.to_wait(call, now, exclude, front=front)
-        if decision.predicted is not None:
-            call.predicted_wait = decision.predicted
-        if decision.newcomer:
-            self._state(call.model)[1].offered(call, now)
-        if decision.booking is not None:
-            self.traffic[call.model].bookings[call.class_name].claim(call)
-        if decision.outlook is not None:
-            self.sidecars.wanted(decision.outlook, now)
-        if isinstance(decision, Refuse):
-            if decision.reason is Reason.NOT_READY:
-                self.waits.wake(call.model, decision.foretold.ready)  # it is told when to come back
-            raise self._refused(call, decision, now)
-        self._state(call.model)
-        if decision.victim is not None:
-            self._refuse(decision.victim, Refuse(reason=Reason.DISPLACED, words=call.class_name), now)
-        if decision.outlook is not None:
-            self.waits.begin(decision.ticket, decision.outlook, now, front=front)
-        elif decision.held:
-            self.waits.since[decision.ticket] = now
-        return decision.ticket
-
-    def _refused(self, call: Call, why: Refuse, now: float) -> Refused:
-        """Return the call's refusal, with a booking if its reason has one."""
-        due_in = None
-        if why.reason in WANT_OF_ROOM:
-            self._state(call.model)[1].scaling.refused += call.cost
-        if why.reason in KEPT:
-            queues, traffic = self._state(call.model)
-            ready_in = 0.0 if why.outlook is None else why.outlook.ready_in or 0.0
-            due_in = traffic.book(queues, call, now, ready_in)
-            traffic.turned_away(call.class_name, HORIZON if due_in is None else due_in, now)
-        return refusals.refused(why, call, now, due_in)
-
-    def unknown(self, model: str) -> Refused:
-        """Return the refusal of a call for a model that neither an engine nor a sidecar is known to have."""
-        why = self.control.unknown(model, self.clock())
-        return refusals.unknown_model(model, why.engines, awaited=why.reports_awaited, away=why.away)
 
     def _state(self, model: str) -> tuple[Queues, ModelTraffic]:
         return self.control.workload.open(model, self.clock())
@@ -394,7 +346,7 @@ class Dispatch:
             self.waits.look_again(model)
         if self.waits.timed:
             self.waits.keep_timers(model, queues)
-        self._arm()
+        self.expiries.arm(len(self._turns))
 
     def _grant(
         self, call: Call, choice: Choice, now: float, ticket: Ticket | None, exclude: frozenset[str]
@@ -464,7 +416,7 @@ class Dispatch:
             self.waits.end(ticket, self.clock())
         if self.waits.timed:
             self.waits.keep_timers(ticket.call.model, self.queues[ticket.call.model])
-        self._arm()
+        self.expiries.arm(len(self._turns))
 
     def _refuse(self, ticket: Ticket, why: Refuse, now: float) -> None:
         """Remove a waiting call from its queue. It is refused, unless another of its route's models can serve it."""
@@ -476,7 +428,7 @@ class Dispatch:
             self.routes.give(call, other, now)
             self._wait_again(place, ticket.exclude)
             return
-        refused = self._refused(call, why, now)
+        refused = self.entering.refused(call, why, now)
         self._withdraw(ticket)
         if not place.turn.done():
             place.turn.set_exception(refused)
@@ -499,41 +451,19 @@ class Dispatch:
         for ticket in tickets:
             self._refuse(ticket, self.control.unserved(ticket, now), now)
 
-    def _arm(self) -> None:
-        """Set the one timer, on the earliest expiry of a call that still waits."""
-        expiries = self._expiries
-        if len(expiries) > 64 and len(expiries) > 2 * len(self._turns):  # else granted calls stay until then
-            expiries[:] = [entry for entry in expiries if entry[2].waiting]
-            heapq.heapify(expiries)
-        while expiries and not expiries[0][2].waiting:
-            heapq.heappop(expiries)
-        if not expiries:
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
-        elif self._timer is None or self._rings_at > expiries[0][0]:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._rings_at = expiries[0][0]
-            self._timer = asyncio.get_running_loop().call_at(self._rings_at, self._expire)
-
     def _expire(self) -> None:
-        self._timer = None
         now = self.clock()
-        expiries = self._expiries
-        while expiries and (expiries[0][0] <= now or not expiries[0][2].waiting):
-            ticket = heapq.heappop(expiries)[2]
-            if ticket.waiting:
-                self._refuse(ticket, self.control.overdue(ticket, now), now)
-        self._arm()
+        for ticket in self.expiries.due(now):
+            self._refuse(ticket, self.control.overdue(ticket, now), now)
+        self.expiries.arm(len(self._turns))
         self.pump()
 
     def left_over(self) -> dict[str, object]:
         """Return what is kept for calls that wait, by name. A gateway without calls has nothing left."""
-        self._arm()
+        self.expiries.arm(len(self._turns))
         return {
             "turns": self._turns,
-            "a timer": self._timer,
+            "a timer": self.expiries.armed,
             **self.waits.left_over(),
         }
 

@@ -183,11 +183,11 @@ class LocalAdmission:
         record.note(call)
         outside = decider.dispatch.control.rules.outside
         if outside and call.model in outside and not decider.dispatch.control.may_leave(call, call.model):
-            raise decider.dispatch.unknown(call.model)
+            raise decider.dispatch.entering.unknown(call.model, decider.clock())
         if route is None and account.models and call.model not in account.models:
             raise refusals.forbidden_model(call)
         if not served and not decider.dispatch.sidecars.models.knows(call.model):
-            raise decider.dispatch.unknown(call.model)  # before tokens are charged for it
+            raise decider.dispatch.entering.unknown(call.model, decider.clock())  # before tokens are charged for it
         if not decider.limits.limited or account.name == MIRROR:
             return
         try:

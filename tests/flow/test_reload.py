@@ -100,9 +100,7 @@ class World:
         assert not any(self.dispatch.queues.values())
         assert not any(self.dispatch.running.values())
         assert not any(traffic.drain.held for traffic in self.dispatch.traffic.values())
-        assert not self.dispatch._turns
-        self.dispatch._arm()
-        assert self.dispatch._timer is None
+        assert not any(self.dispatch.left_over().values())
 
 
 def virtual(scenario: Callable[[World], Awaitable[None]], first: Policy) -> None:

@@ -161,8 +161,7 @@ def virtual(scenario: Callable[[World], Awaitable[None]], policy: Policy = POLIC
         world.loop.set_exception_handler(lambda _, context: problems.append(str(context)))
         await scenario(world)
         dispatch = world.dispatch
-        assert not dispatch._turns
-        assert not dispatch.waits.since
+        assert not any(dispatch.left_over().values())
         assert all(engine.ledger.in_flight == 0 for engine in world.gateway.fleet)
         assert not world.gateway.engines.retired
         assert (
@@ -173,7 +172,7 @@ def virtual(scenario: Callable[[World], Awaitable[None]], policy: Policy = POLIC
         await world.gateway.aclose()
         assert problems == []
         assert asyncio.all_tasks() == {asyncio.current_task()}
-        dispatch._arm()
+        assert not dispatch.left_over()["a timer"]
         assert isinstance(world.loop, vtime.VirtualLoop)
         assert world.loop.timers == []
 
