@@ -47,13 +47,14 @@ from gateway.control.console.trial.simulation import TrialRoutes
 from gateway.control.guard import HEADERS, JSON, ControlPortRules, error
 from gateway.control.policy_view import policy_json, policy_yaml
 from gateway.control.processes import ProcessesView, ProcessView
-from gateway.control.reports import ReportTaker, take_report
+from gateway.control.reports import take_report
 from gateway.control.usage import UsageSource, usage_csv, usage_view
 from gateway.control.view import fleet_view
 from gateway.core.engines.announcer import state_of
 from gateway.core.engines.engine import Engine
 from gateway.core.engines.fleet import Fleet
 from gateway.decider.dispatch import Dispatch
+from gateway.decider.report_intake import ReportIntake
 from gateway.shared.control.guard import Guard
 from gateway.shared.files.file_status import FileStatus
 from gateway.shared.protocol import REPORT_PATH
@@ -83,7 +84,7 @@ class ControlParts(msgspec.Struct, frozen=True):
     drain: Callable[[bool], None] | None = None  # turns the drain on or off; a drain that stays as it was is refused
     drain_engine: Callable[[Engine, bool], None] | None = None  # the same for one engine
     is_user_key: Callable[[str], bool] = lambda _: False  # whether a key is the data port's
-    sidecars: ReportTaker | None = None
+    sidecars: ReportIntake | None = None
     count: Callable[[], Awaitable[None]] = _counted  # asks other processes for their counts
     processes: Callable[[], list[ProcessView]] = list
     sources: Sources = Sources()  # the console's

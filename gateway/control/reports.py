@@ -11,7 +11,6 @@ import asyncio
 import ipaddress
 import re
 from collections.abc import Collection
-from typing import Protocol
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -20,27 +19,14 @@ from starlette.types import Scope
 from gateway.control.guard import JSON, error
 from gateway.core.sidecars.addresses import is_loopback
 from gateway.core.sidecars.sidecars import NameConflict, RegistryFull, UntrustedSidecar
-from gateway.shared.protocol import MAX_BYTES, DemandReport, ProtocolError, encode
+from gateway.decider.report_intake import ReportIntake
+from gateway.shared.protocol import MAX_BYTES, ProtocolError, encode
 
 BODY_WITHIN = 5.0  # seconds for all of it
 HOST = re.compile(r"(?:\[([^\]]+)\]|([^:\[\]]+))(?::[0-9]{1,5})?")  # an IPv6 address, or a name or an IPv4 address
 
 
-class ReportTaker(Protocol):
-    """Receiver of reports. `local`: the sender is on this machine."""
-
-    @property
-    def hosts(self) -> Collection[str]:
-        """Names by which this gateway may be called."""
-
-    def admit(self, token: bytes | None) -> None:
-        """Raises Untrusted."""
-
-    def report(self, body: bytes, *, local: bool) -> DemandReport:
-        """Raises ProtocolError, RegistryFull and NameConflict."""
-
-
-async def take_report(request: Request, sidecars: ReportTaker | None) -> Response:
+async def take_report(request: Request, sidecars: ReportIntake | None) -> Response:
     """The answer to one report; `sidecars` None: nobody takes any."""
     if sidecars is None:
         return error(404, "no_sidecars", "This gateway takes no reports of sidecars.")
