@@ -51,11 +51,11 @@ from gateway.serve.starting import (
     Running,
     StartError,
     call_log,
-    certificate_now,
     certificate_of,
     freeze,
     lost_lines,
     span_export,
+    try_relays,
 )
 from gateway.serve.stored import batches_begun, check, opened, storage_of
 from gateway.serve.upgrade.next_gateway import NextGateway
@@ -63,7 +63,7 @@ from gateway.serve.upgrade.receiver import InheritedSockets, Predecessor, inheri
 from gateway.serve.upgrade.rendezvous import rendezvous_path
 from gateway.shared.addresses import reachable, split_address
 from gateway.shared.control.listener import ControlPort
-from gateway.shared.lines import LineWriter, open_to_append, say, standard_error
+from gateway.shared.lines import LineWriter, say, standard_error
 from gateway.shared.notice import Notice
 from gateway.shared.operator_log import as_text, plain
 from gateway.shared.service_manager import ServiceManager
@@ -108,20 +108,10 @@ def _several(options: Options, policy: Policy, sockets: InheritedSockets) -> int
     with contextlib.ExitStack() as stack:
         data, control = sockets_of(options, sockets, stack)
         if sockets.taken is not None:
-            _try_relays(options)
+            try_relays(options)
         tell = plain(text=as_text(options.log_format))
         successor = NextGateway(_rendezvous(options, control.getsockname()[1]), tell)
         return Parent(options.relays, data, control, partial(_process, options, policy), tell, sockets, successor).run()
-
-
-def _try_relays(options: Options) -> None:
-    """Find what would keep a relay from its start, before another gateway stops for it. Raises StartError."""
-    if options.log not in {"-", "none"}:
-        try:
-            os.close(open_to_append(Path(options.log)))
-        except OSError as error:
-            raise StartError(f"--log {options.log}: {error.strerror}") from error
-    certificate_now("--tls-", options.certificate)
 
 
 def _rendezvous(options: Options, port: int) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import signal
 import ssl
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from gateway.decider.call_log import CallLog
 from gateway.serve.embedded import EmbeddedFleet
 from gateway.shared.certificate import Certificate
 from gateway.shared.files.plain_file import open_plain
-from gateway.shared.lines import LineWriter, say
+from gateway.shared.lines import LineWriter, open_to_append, say
 from gateway.shared.operator_log import as_text
 from gateway.shared.watched_file import LIMIT, WatchedFile
 
@@ -196,3 +197,13 @@ def freeze() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
+
+
+def try_relays(options: Options) -> None:
+    """Find what would keep a relay from its start, before another gateway stops for it. Raises StartError."""
+    if options.log not in {"-", "none"}:
+        try:
+            os.close(open_to_append(Path(options.log)))
+        except OSError as error:
+            raise StartError(f"--log {options.log}: {error.strerror}") from error
+    certificate_now("--tls-", options.certificate)

@@ -272,9 +272,8 @@ class RelayHub:
         for each in fleet:
             key, trust = self._shown(each)
             told = None if trust is None else (trust.ca, trust.name)
-            up = (
-                each.health.up or each.id in fleet.unasked
-            )  # a decider that has just begun knows of none that it is down
+            # A decider that has just begun knows of none that it is down.
+            up = each.health.up or each.id in fleet.unasked
             engines.append(EngineNews(each.id, each.url, key, told, up, each.label))
         names = [name for name in fleet.models if len(name) <= 256]
         models = tuple([ModelNews(name, fleet.context(name), decider.window(name)) for name in names])
