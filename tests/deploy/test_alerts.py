@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from loadtest.lab.operate.alerts import RULES, names
-from loadtest.lab.operate.debian import PROMETHEUS
-from loadtest.lab.operate.drills import DRILLS, UNDRILLED
-from loadtest.lab.operate.prometheus import compressed
+from loadtest.lab.debian import PROMETHEUS
+from tests.operate.drills import DRILLS, UNDRILLED
+from tests.operate.prometheus import RULES, compressed, names
 from tests.programs import required
 
 RUNBOOKS = Path(__file__).parents[2] / "docs/runbooks.md"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from loadtest.lab.operate.boards import boards, queries
 
 ROOT = Path(__file__).parents[2]
 METRICS = "".join(
@@ -16,8 +15,21 @@ METRICS = "".join(
     for folder in ("gateway/decider/metrics", "sidecar/control")
     for file in (ROOT / folder).glob("*.py")
 )
+
 PREFIXES = ("", "weir_", "weir_engine_")  # that rows of a table leave out
 SUFFIX = re.compile(r"_(total|bucket)$")
+
+
+def boards() -> list[dict[str, Any]]:
+    """Return the boards of deploy/grafana, as Grafana imports them."""
+    return [json.loads(file.read_text()) for file in sorted((ROOT / "deploy/grafana").glob("*.json"))]
+
+
+def queries(board: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return each PromQL query of a board with its panel's title."""
+    return [(panel["title"], target["expr"]) for panel in board["panels"] for target in panel["targets"]]
+
+
 pytestmark = pytest.mark.parametrize("board", boards(), ids=lambda board: board["uid"])
 
 

@@ -21,12 +21,12 @@ from gateway import __version__
 from gateway.cli.commands import parser_for
 from gateway.cli.files import read_bytes
 from gateway.decider.loading import load
-from loadtest.lab.operate.alerts import RULES, names
 from sidecar.cli.commands import parser_for as sidecar_parser_for
 from sidecar.core.config import decode
 from tests.deploy.chart import CASES, CHART, helm, one, rendered
 from tests.deploy.images import of, words
 from tests.deploy.tools import imported
+from tests.operate.prometheus import RULES, names
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())

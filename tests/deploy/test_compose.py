@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from gateway.cli.commands import parser_for
-from loadtest.lab.operate.debian import PROMETHEUS
+from loadtest.lab.debian import PROMETHEUS
 from tests.deploy.images import DOCKERFILE, instructions
 from tests.deploy.tools import ROOT, imported
 from tests.programs import required

@@ -28,7 +28,7 @@ from pathlib import Path
 import uvloop
 
 from loadtest.clients.stub import LoadResult, StubLoad, serve_stub
-from loadtest.lab.operate.debian import HAPROXY, NoProgram
+from loadtest.lab.debian import HAPROXY, NoProgram
 from loadtest.processes import Child, ChildError
 
 ENGINE_PORT = 19301

@@ -14,13 +14,19 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import quote
 
-from loadtest.lab.operate.debian import PROMETHEUS
+from loadtest.lab.debian import PROMETHEUS
 from loadtest.processes import Child, answers, get
 
+RULES = Path(__file__).parents[2] / "deploy/prometheus/alerts.yaml"
 SPEED = 60  # by which durations of the rules shrink
 INTERVAL = "250ms"  # 15 s of a Prometheus in use
 _UNITS = {"s": 1_000, "m": 60_000, "h": 3_600_000}
 _DURATION = re.compile(r"(?P<before>\[|for: )(?P<count>\d+)(?P<unit>[smh])\b")
+
+
+def names() -> list[str]:
+    """Every alert of the rules."""
+    return re.findall(r"^ +- alert: (\w+)$", RULES.read_text(), re.MULTILINE)
 
 
 def compressed(rules: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from types import TracebackType
 
-from loadtest.lab.operate.debian import VALKEY
+from loadtest.lab.debian import VALKEY
 from loadtest.processes import Child
 
 

@@ -1,6 +1,6 @@
 """Servers that tests and measurements start: that of the machine, else of Debian's packages, unpacked outside the tree.
 
-    python -m loadtest.lab.operate.debian prometheus | valkey | haproxy
+    python -m loadtest.lab.debian prometheus | valkey | haproxy
 
 finds one, or gets it, and prints where it is. Nobody need be root, and nothing of the machine changes.
 """
@@ -91,7 +91,7 @@ PROGRAMS = {program.target: program for program in (PROMETHEUS, VALKEY, HAPROXY)
 
 def main() -> int:
     """Get one and say where it is; the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m loadtest.lab.operate.debian", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m loadtest.lab.debian", description=__doc__.split("\n")[0])
     parser.add_argument("program", choices=PROGRAMS)
     try:
         print(PROGRAMS[parser.parse_args().program].install()[-1])

@@ -18,10 +18,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from loadtest.lab.operate.collector import Collector
-from loadtest.lab.operate.prometheus import Prometheus
 from loadtest.processes import Child, Gateway, until
 from sidecar.gpus.simulated import lay_out
+from tests.operate.collector import Collector
+from tests.operate.prometheus import Prometheus
 
 GIB = 1024**3
 BLOCKS = 512  # KV blocks of each engine: few calls at a time fill it

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from loadtest.lab.operate.site import POLICY, OperatedSite
 from loadtest.processes import until
+from tests.operate.site import POLICY, OperatedSite
 
 OVERLOAD = 60.0  # calls a second, several times what the site carries
 
