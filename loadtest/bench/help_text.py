@@ -26,8 +26,7 @@ examples:
 
 Several targets are measured one after the other, each alone with the whole load, and the order turns round with each
 repeat: what drifts with time falls on all alike. Repeats have seeds of their own, the same for every target. With
---engines every run gets fresh engines, since caches would favour who comes second. --side-by-side sends to all targets
-at the same time instead: only for targets that share nothing, not even this machine.
+--engines every run gets fresh engines, since caches would favour who comes second.
 
 Answers end as: ok; a gateway's reason; engine_refused (4xx) or upstream (5xx, or an error in a stream); truncated, cut
 (broken off, with or without an error); timed_out; garbled (no stream, no JSON); empty (no token); unanswered (no
@@ -52,7 +51,6 @@ GROUPS: dict[str, Flags] = {
         ("key-env", "VAR", "the environment variable with the API key for every --target"),
         ("ca", "FILE", "trust these certificates (PEM)"),
         ("insecure", "", "check no certificates"),
-        ("side-by-side", "", "send to all targets at the same time"),
     ),
     "how, and what is expected": (
         ("repeat", "N", "how often everything is measured (default: 1); from 2 on with confidence intervals"),

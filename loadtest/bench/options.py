@@ -62,7 +62,6 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
     tls: ssl.SSLContext
     repeat: int
     drain: float
-    together: bool
     find_capacity: bool
     named_model: bool  # the model is somebody's wish
     out: Path | None
@@ -96,16 +95,13 @@ def bench_of(given: argparse.Namespace, environment: Mapping[str, str] = os.envi
         raise BenchError(str(error)) from error
     except OSError as error:
         raise BenchError(f"{error.filename}: {error.strerror}") from error
-    if given.side_by_side and (given.engines or given.find_capacity):
-        flag = "--engines" if given.engines else "--find-capacity"
-        raise BenchError(f"--side-by-side: not with {flag}; runs follow each other there")
     models = dict.fromkeys(kind.model or scenario.workload.model for kind in scenario.workload.mix)
     flags = ("--max-model-len", str(given.max_model_len)) if given.max_model_len else ()
     fleet = given.engines and msgspec.structs.replace(given.engines, models=tuple(models), flags=flags)
     return Bench(
         scenario=scenario, source=source, folder=folder, keys=keys, contenders=contenders, fleet=fleet,
         tls=tls, repeat=given.repeat or 1, drain=_drain(scenario) if given.drain is None else given.drain,
-        together=given.side_by_side, find_capacity=given.find_capacity, named_model=given.model is not None,
+        find_capacity=given.find_capacity, named_model=given.model is not None,
         out=given.out and Path(given.out), force=given.force,
     )  # fmt: skip
 

@@ -11,8 +11,8 @@ import resource
 import signal
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 import msgspec
 import uvloop
@@ -50,59 +50,44 @@ class TargetRun(msgspec.Struct, frozen=True):
     tell: Callable[[LoadProgress], None]
 
 
-def run(jobs: Sequence[TargetRun], tls: ssl.SSLContext | None) -> list[Ran]:
-    """Send each load to its target, all from the same moment on. Blocks until they are over. SIGINT, SIGTERM and SIGHUP
-    end them early, and only them."""
+def run(job: TargetRun, tls: ssl.SSLContext | None) -> Ran:
+    """Send a load to its target. Blocks until that is over. SIGINT, SIGTERM and SIGHUP end it early, and only it."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, _undisturbed():
-        return runner.run(_run(jobs, tls))
+        return runner.run(_run(job, tls))
 
 
-async def _run(jobs: Sequence[TargetRun], tls: ssl.SSLContext | None) -> list[Ran]:
-    served = [Servers(job.target, tls) for job in jobs]
-    for server in (server for servers in served for server in servers.servers):
+async def _run(job: TargetRun, tls: ssl.SSLContext | None) -> Ran:
+    servers = Servers(job.target, tls)
+    for server in servers.servers:
         try:
             await server.resolve()
         except OSError:
             continue  # every request will say so
     begin = time.monotonic() + HEADSTART
-    drivers = [
-        Driver(
-            servers, job.load, target=job.target.name, repeat=job.repeat, headers=header_lines(job.target), begin=begin,
-            tell=job.tell,
-        )
-        for job, servers in zip(jobs, served, strict=True)
-    ]  # fmt: skip
+    driver = Driver(
+        servers, job.load, target=job.target.name, repeat=job.repeat, headers=header_lines(job.target), begin=begin,
+        tell=job.tell,
+    )  # fmt: skip
     loop = asyncio.get_running_loop()
-
-    def stop() -> None:
-        for driver in drivers:
-            driver.stop()
-
     for number in SIGNALS:
-        loop.add_signal_handler(number, stop)
+        loop.add_signal_handler(number, driver.stop)
     before = time.process_time()
     try:
-        async with AsyncExitStack() as stack:
-            for servers in served:
-                stack.callback(servers.close)
-            samples = [await stack.enter_async_context(_watched(job, tls, begin)) for job in jobs]
-            await asyncio.gather(*(driver.run() for driver in drivers))
+        async with _watched(job, tls, begin) as samples:
+            await driver.run()
     finally:
+        servers.close()
         for number in SIGNALS:
             loop.remove_signal_handler(number)
-    cpu = time.process_time() - before
-    return [
-        Ran(
-            results=driver.sender.results,
-            samples=sorted(told, key=lambda sample: sample.at),
-            stopped=driver.stopped,
-            seconds=max(0.0, driver.now),
-            problem=str(driver.failed or ""),
-            cpu=cpu,
-            connections=sum(server.opened for server in servers.servers),
-        )
-        for driver, told, servers in zip(drivers, samples, served, strict=True)
-    ]
+    return Ran(
+        results=driver.sender.results,
+        samples=sorted(samples, key=lambda sample: sample.at),
+        stopped=driver.stopped,
+        seconds=max(0.0, driver.now),
+        problem=str(driver.failed or ""),
+        cpu=time.process_time() - before,
+        connections=sum(server.opened for server in servers.servers),
+    )
 
 
 @asynccontextmanager

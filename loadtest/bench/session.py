@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
@@ -68,11 +68,8 @@ class BenchSession:
                     self._search(contender)
             return
         for repeat in range(bench.repeat):
-            if bench.together:
-                self._measure(bench.contenders, bench.scenario, repeat)
-                continue
             for contender in in_turn(bench.contenders, repeat):
-                self._measure([contender], bench.scenario, repeat)
+                self._measure(contender, bench.scenario, repeat)
 
     def runs(self) -> list[Run]:
         """Return the runs to report, in the order of targets, then of rates. A repeat that was broken off is left out
@@ -108,7 +105,7 @@ class BenchSession:
             self.taken = [one for one in self.taken if (one.contender, one.rate) != (contender, rate)]  # in vain
             before = len(self.taken)
             for repeat in range(self.bench.repeat):
-                self._measure([contender], at, repeat, rate)
+                self._measure(contender, at, repeat, rate)
             if self.over:
                 return None
             told = verdict(rate, run_of(self.bench, self.taken[before:]))
@@ -117,26 +114,20 @@ class BenchSession:
 
         self.capacities[contender.name] = search(first, attempt)
 
-    def _measure(
-        self, contenders: Sequence[Contender], scenario: Scenario, repeat: int, rate: float | None = None
-    ) -> None:
-        """Run one repeat against these contenders at the same time. `rate`: the rate of a search."""
+    def _measure(self, contender: Contender, scenario: Scenario, repeat: int, rate: float | None = None) -> None:
+        """Run one repeat against a contender. `rate`: the rate of a search."""
         if self.over:
             return
         bench = self.bench
-        jobs = []
-        with ExitStack() as stack:
-            for contender in contenders:
-                target = stack.enter_context(self._target(contender, repeat))
-                self._ask(target, scenario)
-                at = "" if rate is None else f" at {rate:.4g}/s"
-                number = f", {repeat + 1} of {bench.repeat}" if bench.repeat > 1 else ""
-                load = bench.load(scenario, repeat, self._models.get(target.name))
-                jobs.append(TargetRun(target, load, repeat, told(self._follow(f"{target.name}{at}{number}"))))
-            for contender, ran in zip(contenders, run(jobs, bench.tls), strict=True):
-                self.taken.append(Taken(contender, scenario, scenario.rate if rate is None else rate, ran))
-                self.stopped |= ran.stopped
-                self.problem = self.problem or ran.problem
+        with self._target(contender, repeat) as target:
+            self._ask(target, scenario)
+            at = "" if rate is None else f" at {rate:.4g}/s"
+            number = f", {repeat + 1} of {bench.repeat}" if bench.repeat > 1 else ""
+            load = bench.load(scenario, repeat, self._models.get(target.name))
+            ran = run(TargetRun(target, load, repeat, told(self._follow(f"{target.name}{at}{number}"))), bench.tls)
+        self.taken.append(Taken(contender, scenario, scenario.rate if rate is None else rate, ran))
+        self.stopped |= ran.stopped
+        self.problem = self.problem or ran.problem
 
     @contextmanager
     def _target(self, contender: Contender, repeat: int) -> Iterator[Target]:
@@ -245,7 +236,7 @@ def _meta(bench: Bench, contender: Contender, scenario: Scenario, taken: Sequenc
         "what": scenario.what,
         "seed": scenario.seed,
         "repeats": bench.repeat,
-        "order": "side by side" if bench.together else "one after the other, turned round with each repeat",
+        "order": "one after the other, turned round with each repeat",
         "target": fixed.addresses[0].name
         if fixed is not None
         else f"{bench.fleet and bench.fleet.count} x {bench.fleet and bench.fleet.profile}, {contender.before}",

@@ -140,4 +140,4 @@ def sent(
         clients=Clients(retries=retries, timeout=timeout),
     )  # fmt: skip
     target = Target(name="t", addresses=[address], sources=sources)
-    return run([TargetRun(target, load, 0, lambda state: None)], tls)[0]
+    return run(TargetRun(target, load, 0, lambda state: None), tls)

@@ -24,7 +24,7 @@ from loadtest.load.trace import REORDER
 from loadtest.load.workload import Planned
 from loadtest.processes import Child, until
 from loadtest.report.capacity import Tried, search
-from tests.loadtest.bench_servers import DONE, SSE, USAGE, WORD, Answering, always, chunk, plain, served, stream
+from tests.loadtest.bench_servers import DONE, SSE, USAGE, WORD, always, chunk, plain, served, stream
 
 pytestmark = pytest.mark.slow
 
@@ -197,24 +197,6 @@ def test_a_capacity_is_found() -> None:
         assert said.endswith(f"(the sender cannot do {late[-1]:.3g}/s)")
     else:
         assert said.startswith(f"{capacity.kept:.3g}/s; at {capacity.missed:.3g}/s: ")
-
-
-def test_targets_side_by_side() -> None:
-    order = []
-
-    def noting(name: str) -> Answering:
-        async def answer(number: int, body: bytes, writer: Any) -> None:
-            order.append(name) if body else None
-            writer.write(GOOD)
-
-        return answer
-
-    with served(noting("a")) as one, served(noting("b")) as other:
-        argv = ("--target", f"a=http://{one.address.name}", "--target", f"b=http://{other.address.name}")
-        done = bench(*argv, "--rate", "20/s", "--duration", "3s", "--warmup", "0", "--side-by-side")
-    assert "a" in order[order.index("b") :]
-    assert "b" in order[order.index("a") :]
-    assert fine(done), done.stdout + done.stderr
 
 
 def test_a_trace_that_breaks_off_in_the_middle(tmp_path: Path) -> None:

@@ -132,7 +132,6 @@ def test_keys_come_from_the_environment_only() -> None:
         ("--target http://h --metrics b=http://h:1", "no target of this name"),
         ("--target http://h --repeat 0", "from 1 to 100"),
         ("--scenario embeddings --target http://h --clients 5 --find-capacity", "a closed loop has no rate"),
-        ("--engines sim --side-by-side", "--side-by-side: not with --engines"),
     ],
 )
 def test_mistakes(argv: str, said: str) -> None:

@@ -24,7 +24,7 @@ def session() -> BenchSession:
     scenario = Scenario(duration=10.0, warmup=2.0, slo=parse_slo("e2e.p90<1s"))
     bench = Bench(
         scenario=scenario, source="s", folder=Path(), keys={}, contenders=(WEIR, DIRECT), fleet=None,
-        tls=ssl.create_default_context(), repeat=2, drain=1.0, together=False, find_capacity=False, named_model=False,
+        tls=ssl.create_default_context(), repeat=2, drain=1.0, find_capacity=False, named_model=False,
         out=None, force=False,
     )  # fmt: skip
     return BenchSession(bench, Path(), lambda title: lambda done, said: None, Console(file=io.StringIO()))
