@@ -30,8 +30,8 @@ EPILOG = """examples:
   python -m loadtest.engine --port 0 --model m --speed 10      any free port, ten times as fast
   python -m loadtest.engine --num-gpu-blocks 200 --max-num-seqs 8    easily overloaded
 
-It answers the routes of a vLLM API server (chat, completions, responses, messages, embeddings, rerank, score, pooling,
-classify, tokenize, metrics, sleep and wake). With --gpu-folder it loads its weights before it listens, in memory that
+It answers the routes of a vLLM API server (chat, completions, responses, messages, embeddings, rerank, score, metrics,
+sleep and wake). With --gpu-folder it loads its weights before it listens, in memory that
 others then do not have, and gives it back asleep. To break it while it runs:
   curl -d '{"errors": 0.1}' URL/_faults      and to heal it      curl -d '{}' URL/_faults
 """

@@ -1,20 +1,19 @@
 """KV cache events of the prefix cache, as vLLM publishes them: `--kv-events-config`, publisher `zmq`.
 
 Blocks are stored, evicted and dropped. A batch is msgpack, `[time, events, data-parallel rank]`. Events are maps with
-their `type` since vLLM 0.24, arrays that begin with it before. Hashes are unsigned and have 64 bits. The simulated
+their `type`, as since vLLM 0.24. Hashes are unsigned and have 64 bits. The simulated
 cache knows no tokens, so token ids are invented, as many as a block has.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from loadtest.engine.sequence import BLOCK
 
-Shape = Literal["map", "array"]
 WORD = (1 << 64) - 1
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -22,8 +21,7 @@ _encode = msgspec.msgpack.Encoder().encode
 class CacheLog:
     """Collects events until `batch` takes them, as vLLM's scheduler does after each step."""
 
-    def __init__(self, shape: Shape = "map") -> None:
-        self._arrays = shape == "array"
+    def __init__(self) -> None:
         self._events: list[Any] = []
 
     def stored(self, parent: int | None, hashes: Sequence[int]) -> None:
@@ -49,7 +47,7 @@ class CacheLog:
         self._tell("AllBlocksCleared")
 
     def _tell(self, kind: str, **fields: object) -> None:
-        self._events.append([kind, *fields.values()] if self._arrays else {"type": kind, **fields})
+        self._events.append({"type": kind, **fields})
 
     def batch(self, now: float) -> bytes | None:
         """Encode the events since the last call; None if there were none. `now`: seconds, for the batch's time."""

@@ -154,23 +154,6 @@ def test_json_and_choices_of_vllm_are_kept_to(client: openai.OpenAI) -> None:
         client.chat.completions.create(model="m", messages=HELLO, response_format={"type": "json_schema"})  # type: ignore[arg-type] # as a client without types might
 
 
-def test_log_probabilities_are_told_of_each_token(client: openai.OpenAI) -> None:
-    whole = client.chat.completions.create(model="m", messages=HELLO, max_tokens=5, logprobs=True, top_logprobs=2)
-    told = whole.choices[0].logprobs
-    assert told is not None
-    assert told.content is not None
-    assert "".join(token.token for token in told.content) == whole.choices[0].message.content
-    assert [len(token.top_logprobs) for token in told.content] == [2] * 5
-    stream = client.chat.completions.create(model="m", messages=HELLO, max_tokens=5, logprobs=True, stream=True)
-    pieces = [chunk.choices[0].logprobs for chunk in stream if chunk.choices[0].delta.content]
-    assert [piece.content[0].token for piece in pieces if piece and piece.content] == [t.token for t in told.content]
-    text = client.completions.create(model="m", prompt="x", max_tokens=3, logprobs=1).choices[0].logprobs
-    assert text is not None
-    assert (len(text.tokens or []), text.text_offset) == (3, [0, 4, 8])
-    with pytest.raises(openai.BadRequestError, match="logprobs"):
-        client.chat.completions.create(model="m", messages=HELLO, logprobs=True, top_logprobs=21)
-
-
 def test_completions(client: openai.OpenAI) -> None:
     answer = client.completions.create(model="m", prompt="once upon a time", extra_body={"ignore_eos": True})
     assert answer.usage is not None

@@ -15,7 +15,6 @@ from loadtest.engine.api.openai_form import OpenAIForm, StreamOptions
 
 COMPLETION_DEFAULT = 16  # tokens, where max_tokens is absent
 MAX_N = 128
-MAX_LOGPROBS = 20
 
 
 class StructuredOutputs(msgspec.Struct):
@@ -43,8 +42,6 @@ class ChatBody(msgspec.Struct):
     tool_choice: Any = None
     response_format: dict[str, Any] | None = None
     structured_outputs: StructuredOutputs | None = None
-    logprobs: bool | None = False
-    top_logprobs: int | None = 0
 
 
 class CompletionBody(msgspec.Struct):
@@ -61,7 +58,6 @@ class CompletionBody(msgspec.Struct):
     priority: int = 0
     cache_salt: str | None = None
     structured_outputs: StructuredOutputs | None = None
-    logprobs: int | None = None
 
 
 CHAT = msgspec.json.Decoder(ChatBody)
@@ -83,15 +79,7 @@ def chat(connection: Connection, body: bytes, request_id: str, limits: Limits) -
     param = "max_tokens" if asked.max_completion_tokens is None else "max_completion_tokens"
     most = output_room(limits, prompt, own, param)
     named = isinstance(asked.tool_choice, dict)
-    form = OpenAIForm(
-        f"chatcmpl-{request_id}",
-        model,
-        chat=True,
-        options=asked.stream_options,
-        call=call,
-        named=named,
-        logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
-    )
+    form = OpenAIForm(f"chatcmpl-{request_id}", model, chat=True, options=asked.stream_options, call=call, named=named)
     generation = Generation(connection, form, stream=asked.stream is True, prompt=prompt, limits=limits)
     return spawn(generation, data, asked, most=most, copies=asked.n or 1, said=said)
 
@@ -104,15 +92,7 @@ def completion(connection: Connection, body: bytes, request_id: str, limits: Lim
     prompts = prompts_of(asked.prompt)
     if not prompts or not all(prompts):
         raise ApiError(400, "The decoder prompt cannot be empty.", param="prompt")
-    form = OpenAIForm(
-        f"cmpl-{request_id}",
-        model,
-        chat=False,
-        options=asked.stream_options,
-        call=None,
-        named=False,
-        logprobs=asked.logprobs,
-    )
+    form = OpenAIForm(f"cmpl-{request_id}", model, chat=False, options=asked.stream_options)
     prompt = sum(map(tokens.count, prompts))
     generation = Generation(connection, form, stream=asked.stream is True, prompt=prompt, limits=limits)
     wanted = COMPLETION_DEFAULT if asked.max_tokens is None else asked.max_tokens  # unlike chat's, null means 16 too
@@ -160,9 +140,6 @@ def prompts_of(value: str | list[str | int | list[int]]) -> list[bytes]:
 
 
 def _check(asked: ChatBody | CompletionBody, limits: Limits) -> None:
-    wanted = asked.logprobs if isinstance(asked, CompletionBody) else asked.top_logprobs
-    if wanted and not 0 <= wanted <= MAX_LOGPROBS:
-        raise ApiError(400, f"Requested {wanted} logprobs, of which {MAX_LOGPROBS} may be had.", param="logprobs")
     if asked.n is not None and not 1 <= asked.n <= MAX_N:
         raise ApiError(400, f"n must be from 1 to {MAX_N}, got {asked.n}.", param="n")
     check_priority(limits, asked.priority)

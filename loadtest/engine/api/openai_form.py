@@ -7,7 +7,6 @@ between two tokens is encoded once per choice.
 
 from __future__ import annotations
 
-import math
 import time
 from typing import Any
 
@@ -49,10 +48,7 @@ def usage(generation: Generation) -> dict[str, Any]:
 
 
 class OpenAIForm:
-    """Chat and text completions: they differ in how a choice holds its text. `call` is the name of a tool called.
-
-    `logprobs`: how many likely tokens are told beside each one, None: nothing is told of any.
-    """
+    """Chat and text completions: they differ in how a choice holds its text. `call` is the name of a tool called."""
 
     def __init__(
         self,
@@ -61,9 +57,8 @@ class OpenAIForm:
         *,
         chat: bool,
         options: StreamOptions | None,
-        call: str | None,
-        named: bool,
-        logprobs: int | None,
+        call: str | None = None,
+        named: bool = False,
     ) -> None:
         self.id = request_id
         self.model = model
@@ -73,7 +68,6 @@ class OpenAIForm:
         self.continuous = self.usage and options is not None and options.continuous_usage_stats is True
         self.call = call
         self.named = named
-        self.logprobs = logprobs
         kind = "chat.completion.chunk" if chat else "text_completion"
         start = {"id": request_id, "object": kind, "created": self.created, "model": model}
         self._start = b"data: " + encode(start)[:-1]
@@ -94,16 +88,16 @@ class OpenAIForm:
         return b"".join(events)
 
     def delta(self, choice: Choice, word: bytes) -> bytes:
-        if self.call is None and word in tokens.PLAIN and not self.continuous and self.logprobs is None:
+        if self.call is None and word in tokens.PLAIN and not self.continuous:
             frame = self._frames.get(choice.index)
             if frame is None:
                 before, _, after = self._event(choice, self._said(PLACE), b"null").rpartition(PLACE)
                 frame = self._frames[choice.index] = (before, after)
             return frame[0] + word + frame[1]
-        return self._event(choice, self._said(word), b"null", [word])
+        return self._event(choice, self._said(word), b"null")
 
     def last(self, choice: Choice, word: bytes) -> bytes:
-        return self._event(choice, self._said(word), encode(self.reason(choice)), [word])
+        return self._event(choice, self._said(word), encode(self.reason(choice)))
 
     def closing(self, generation: Generation) -> bytes:
         if not self.usage:
@@ -133,8 +127,7 @@ class OpenAIForm:
 
     def _choice(self, generation: Generation, choice: Choice) -> dict[str, Any]:
         text = generation.text(choice)
-        words = [text[at : at + tokens.BYTES].encode() for at in range(0, len(text), tokens.BYTES)]
-        end = {"logprobs": self._told(words), "finish_reason": self.reason(choice), "stop_reason": None}
+        end = {"logprobs": None, "finish_reason": self.reason(choice), "stop_reason": None}
         if not self.chat:
             return {"index": choice.index, "text": text, **end}
         message: dict[str, Any] = {"role": "assistant", "content": text, "tool_calls": []}
@@ -153,33 +146,11 @@ class OpenAIForm:
             return encode({"tool_calls": [{"index": 0, "function": {"arguments": text}}]})
         return encode({"content": text})
 
-    def _told(self, words: list[bytes]) -> dict[str, Any] | None:
-        """The log probabilities of words, None: not asked for. Made up: each is as likely as any other word."""
-        most = self.logprobs
-        if most is None:
-            return None
-        even = -math.log(len(tokens.WORDS))
-        texts = [word.decode() for word in words if word]
-        if self.chat:
-            others = [_token(word.decode(), even) for word in tokens.WORDS[:most]]
-            return {"content": [_token(text, even) | {"top_logprobs": others} for text in texts]}
-        return {
-            "text_offset": [tokens.BYTES * place for place in range(len(texts))],
-            "token_logprobs": [even] * len(texts),
-            "tokens": texts,
-            "top_logprobs": [{word.decode(): even for word in tokens.WORDS[:most]} for _ in texts],
-        }
-
-    def _event(self, choice: Choice, said: bytes, reason: bytes, words: list[bytes] | None = None) -> bytes:
+    def _event(self, choice: Choice, said: bytes, reason: bytes) -> bytes:
         field = b"delta" if self.chat else b"text"
-        probable = b"null" if words is None or self.logprobs is None else encode(self._told(words))
-        data = b'%b,"choices":[{"index":%d,"%b":%b,"logprobs":%b,"finish_reason":%b}]' % (
-            *(self._start, choice.index, field, said, probable, reason),
+        data = b'%b,"choices":[{"index":%d,"%b":%b,"logprobs":null,"finish_reason":%b}]' % (
+            *(self._start, choice.index, field, said, reason),
         )
         if self.continuous and isinstance(choice.answer, Generation):
             data += b',"usage":' + encode(so_far(choice, choice.answer))
         return chunk(data + b"}\n\n")
-
-
-def _token(text: str, probability: float) -> dict[str, Any]:
-    return {"token": text, "logprob": probability, "bytes": list(text.encode())}

@@ -1,4 +1,4 @@
-"""Embeddings, scores, ranks, classes: prompts are read by the same scheduler and nothing is written. And tokenize.
+"""Embeddings, scores, ranks: prompts are read by the same scheduler and nothing is written.
 
 Numbers are drawn from the text, so the same text has the same vector and two texts that share words are not closer
 than two that do not: enough to see that answers reach the right caller, not enough to search with.
@@ -25,7 +25,6 @@ from loadtest.engine.api.openai import prompts_of
 from loadtest.engine.sequence import Sequence
 
 DIMENSIONS = 64
-LABELS = ("LABEL_0", "LABEL_1")
 
 
 class PoolingBody(msgspec.Struct):
@@ -49,21 +48,8 @@ class PoolingBody(msgspec.Struct):
     cache_salt: str | None = None
 
 
-class TokenizeBody(msgspec.Struct):
-    model: str | None = None
-    prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
-
-
-class DetokenizeBody(msgspec.Struct):
-    tokens: list[int]
-    model: str | None = None
-
-
 Row = Callable[[bytes], dict[str, Any]]  # of a text
 DECODER = msgspec.json.Decoder(PoolingBody)
-TOKENIZE = msgspec.json.Decoder(TokenizeBody)
-DETOKENIZE = msgspec.json.Decoder(DetokenizeBody)
 
 
 def _gather(
@@ -114,7 +100,8 @@ def _listed(
     return _gather(connection, limits, model, texts, asked, whole)
 
 
-def _vectors(connection: Connection, body: bytes, id: str, limits: Limits, kind: str, field: str) -> Gathered:
+def embeddings(connection: Connection, body: bytes, request_id: str, limits: Limits) -> Gathered:
+    """`/v1/embeddings` under way. Raises ApiError."""
     asked = decode(DECODER, body)
     if asked.encoding_format not in ("float", "base64"):
         raise ApiError(400, "encoding_format must be float or base64.", param="encoding_format")
@@ -123,30 +110,9 @@ def _vectors(connection: Connection, body: bytes, id: str, limits: Limits, kind:
         value: Any = vector(data, asked.dimensions or DIMENSIONS)
         if asked.encoding_format == "base64":
             value = base64.b64encode(array.array("f", value).tobytes()).decode()
-        return {"object": kind, field: value}
+        return {"object": "embedding", "embedding": value}
 
-    return _listed(connection, limits, asked, _inputs(asked), id, one)
-
-
-def embeddings(connection: Connection, body: bytes, request_id: str, limits: Limits) -> Gathered:
-    """`/v1/embeddings` under way. Raises ApiError."""
-    return _vectors(connection, body, f"embd-{request_id}", limits, "embedding", "embedding")
-
-
-def pooling(connection: Connection, body: bytes, request_id: str, limits: Limits) -> Gathered:
-    """`/pooling` under way. Raises ApiError."""
-    return _vectors(connection, body, f"pool-{request_id}", limits, "pooling", "data")
-
-
-def classify(connection: Connection, body: bytes, request_id: str, limits: Limits) -> Gathered:
-    """`/classify` under way. Raises ApiError."""
-    asked = decode(DECODER, body)
-
-    def one(data: bytes) -> dict[str, Any]:
-        share = _score(data)
-        return {"label": LABELS[share < 0.5], "probs": [share, 1.0 - share], "num_classes": len(LABELS)}
-
-    return _listed(connection, limits, asked, _inputs(asked), f"classify-{request_id}", one)
+    return _listed(connection, limits, asked, _inputs(asked), f"embd-{request_id}", one)
 
 
 def score(connection: Connection, body: bytes, request_id: str, limits: Limits) -> Gathered:
@@ -181,23 +147,6 @@ def rerank(connection: Connection, body: bytes, request_id: str, limits: Limits)
         return encode({"id": f"rerank-{request_id}", "model": model, "usage": usage, "results": results})
 
     return _gather(connection, limits, model, pairs, asked, whole)
-
-
-def tokenize(body: bytes, limits: Limits) -> bytes:
-    """`/tokenize`: the stand-in's token ids. Raises ApiError."""
-    asked = decode(TOKENIZE, body)
-    check_model(limits, asked.model)
-    data = tokens.units(asked.prompt) if asked.prompt is not None else tokens.chat(asked.messages or [])
-    ids = [int.from_bytes(data[at : at + tokens.BYTES], "little") for at in range(0, len(data), tokens.BYTES)]
-    return encode({"count": len(ids), "max_model_len": limits.max_model_len, "tokens": ids, "token_strs": None})
-
-
-def detokenize(body: bytes, limits: Limits) -> bytes:
-    """`/detokenize`: back to text. Raises ApiError."""
-    asked = decode(DETOKENIZE, body)
-    check_model(limits, asked.model)
-    text = tokens.ids(asked.tokens).replace(b"\0", b"").decode("ascii", "replace")
-    return encode({"prompt": text})
 
 
 def _side(asked: PoolingBody, names: tuple[str, ...]) -> list[bytes]:

@@ -48,7 +48,6 @@ class Routes:
             b"/health": self._health,
             b"/ping": self._health,
             b"/version": self._version,
-            b"/load": self._load,
             b"/metrics": self._metrics,
             b"/v1/models": self._models,
             b"/is_sleeping": self._is_sleeping,
@@ -60,16 +59,12 @@ class Routes:
             b"/v1/responses": responses.response,
             b"/v1/messages": anthropic.message,
             b"/v1/embeddings": pooling.embeddings,
-            b"/pooling": pooling.pooling,
-            b"/classify": pooling.classify,
             **dict.fromkeys((b"/v1/score", b"/score"), pooling.score),
             **dict.fromkeys((b"/v1/rerank", b"/v2/rerank", b"/rerank"), pooling.rerank),
         }
         self._post: dict[bytes, Handler] = {path: self._through(api) for path, api in apis.items()} | {
             b"/ping": self._health,
             b"/v1/messages/count_tokens": self._count_tokens,
-            b"/tokenize": self._tokenize,
-            b"/detokenize": self._detokenize,
             b"/sleep": self._sleep,
             b"/wake_up": self._wake_up,
             b"/collective_rpc": self._collective_rpc,
@@ -128,9 +123,6 @@ class Routes:
     def _version(self, request: Request, connection: Connection) -> None:
         connection.send(200, encode({"version": VERSION}))
 
-    def _load(self, request: Request, connection: Connection) -> None:
-        connection.send(200, b'{"server_load":0}')
-
     def _metrics(self, request: Request, connection: Connection) -> None:
         connection.send(200, self.frozen_metrics or self.metrics_text(), metrics.CONTENT_TYPE)
 
@@ -152,12 +144,6 @@ class Routes:
 
     def _count_tokens(self, request: Request, connection: Connection) -> None:
         connection.send(200, anthropic.count_tokens(request.body, self.limits))
-
-    def _tokenize(self, request: Request, connection: Connection) -> None:
-        connection.send(200, pooling.tokenize(request.body, self.limits))
-
-    def _detokenize(self, request: Request, connection: Connection) -> None:
-        connection.send(200, pooling.detokenize(request.body, self.limits))
 
     def _alive(self) -> None:
         if self._server.dead:
