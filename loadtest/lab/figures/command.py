@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from loadtest.lab.figures import fleet, load, prefill
-from loadtest.lab.figures.runs import POLICY, Setting
+from loadtest.lab.figures.runs import Setting
 from loadtest.lab.rows import Row, add_arguments, bars, chosen, collect_seldom, parser_of, report, terminal
 
 ROWS: dict[str, Callable[[Setting], list[Row]]] = {
@@ -33,7 +33,6 @@ they can carry take seconds, and the same seed gives the same numbers.
 
   python -m loadtest.lab.figures --quick              a first look: every row, short runs
   python -m loadtest.lab.figures --rows 6,7,8         some rows only
-  python -m loadtest.lab.figures --policy mine.yaml   what another policy does to them
 
 rows:
   6   goodput under 2, 5 and 10 times the load the engines can carry, over that capacity
@@ -60,10 +59,6 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     """The command line. Exits with status 2 where it cannot be understood."""
     parser = parser_of("figures", HELP)
     add_arguments(parser, ROWS, seeded="traffic, engines and the gateway")
-    parser.add_argument("--engines", type=int, default=4, help="simulated engines (default: 4)")
-    parser.add_argument(
-        "--policy", type=Path, help="a policy file; left out: the defaults, with a ttft of 10s for `default`"
-    )
     parser.add_argument("--chats", type=Path, metavar="FILE", help="row prefill: a trace of conversations, Azure's")
     parser.add_argument("--prompts", type=Path, metavar="FILE", help="row prefill: a trace of long prompts, Mooncake's")
     parser.add_argument("--gate", action="store_true", help="exit with status 1 where a milestone is missed")
@@ -71,13 +66,6 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--retry-after", action="store_true", help="also: who obeys Retry-After, is he admitted?")
     options = parser.parse_args(argv)
     options.rows = chosen(parser, options.rows, ROWS)
-    try:
-        options.policy = options.policy.read_bytes() if options.policy else POLICY
-        Setting(policy=options.policy)
-    except (OSError, ValueError) as error:
-        parser.error(f"--policy: {error}")
-    if options.engines < 2:
-        parser.error("--engines: at least 2, since one of them is made to fail")
     return options
 
 
@@ -93,9 +81,7 @@ def main(argv: list[str] | None = None) -> int:
     console = terminal()
     with bars(console) as progress:
         setting = Setting(
-            engines=options.engines,
             seed=options.seed,
-            policy=options.policy,
             warm=warm,
             measured=length,
             progress=progress,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from loadtest.clients.retries import Clients
-from loadtest.lab.figures.runs import BLOCKS, MIX, Setting, hits, measured
+from loadtest.lab.figures.runs import MIX, Setting, hits, measured
 from loadtest.lab.rows import Row, percent
 from loadtest.load.lengths import Length, LogNormal
 from loadtest.load.plan import poisson
@@ -26,8 +26,7 @@ AFTER = 90.0  # seconds a run with a fault goes on, so that what hangs can time 
 
 def prefix_hits(setting: Setting, what: str, *, gateway: bool, big: bool) -> float:
     """Cached over prompt tokens, of every answer but those at the start."""
-    rate = SESSIONS * setting.engines * setting.blocks / BLOCKS
-    calls = poisson((CONVERSATIONS,), rate, setting.ends, setting.seed)
+    calls = poisson((CONVERSATIONS,), SESSIONS * setting.engines, setting.ends, setting.seed)
     outcome = setting.run(f"conversations, {what}", calls, gateway=gateway, big=big)
     done = [t for t in measured(setting, outcome) if t.outcome == "ok"]
     return hits(done)

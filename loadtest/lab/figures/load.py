@@ -9,7 +9,7 @@ and output per second of the measured part of the run, over the capacity.
 from __future__ import annotations
 
 from loadtest.clients.retries import Clients
-from loadtest.lab.figures.runs import MIX, Measured, Setting, in_time, measured, tokens
+from loadtest.lab.figures.runs import BLOCKS, MIX, Measured, Setting, in_time, measured, tokens
 from loadtest.lab.rows import Row, percent
 from loadtest.load.plan import poisson
 from loadtest.report.stats import quantile
@@ -115,12 +115,12 @@ def row8(setting: Setting) -> list[Row]:
 def row9(setting: Setting) -> list[Row]:
     """On engines whose memory binds first: half the blocks, so that compute alone would take more calls than fit."""
     rows = []
-    for blocks in (setting.blocks // 2, setting.blocks):
+    for blocks in (BLOCKS // 2, BLOCKS):
         what = f"2x load, {blocks} blocks"
         calls = poisson(MIX, 2.0 * setting.saturated().calls, setting.ends, setting.seed)
-        result = (setting.overload(2.0) if blocks == setting.blocks else setting.run(what, calls, blocks=blocks)).result
+        result = (setting.overload(2.0) if blocks == BLOCKS else setting.run(what, calls, blocks=blocks)).result
         kv = [share for sample in result.samples if sample.at >= setting.warm for share in sample.kv]
-        mean, bound = sum(kv) / len(kv), blocks < setting.blocks
+        mean, bound = sum(kv) / len(kv), blocks < BLOCKS
         rows.append(
             Row(
                 name="9",

@@ -4,7 +4,7 @@ Goodput, and every class's share of calls in time, against
 offered load: on engines that are asked directly, in turn, and through the gateway, in virtual time. Below, coding
 agents at ordinary load beside rivals' rules, as `make rivals RIVALS=--virtual` has them.
 
-Engines, clients, policy, capacity, targets and goodput are those of `make figures` (figure_runs.py, figures_load.py),
+Engines, clients, policy, capacity, targets and goodput are those of `make figures` (runs.py, load.py),
 so are warm-up and measured part. The traffic is that of scenarios/overload.yaml: the interactive class never asks for
 more than half of what the engines can do. `picture_svg.py` draws.
 
@@ -13,14 +13,12 @@ Exit status 0: written; 2: bad arguments.
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -40,7 +38,7 @@ from loadtest.lab.figures.picture_points import (
     table,
 )
 from loadtest.lab.figures.picture_svg import draw
-from loadtest.lab.figures.runs import BLOCKS, MIX, Measured, Saturation, Setting, in_time, measured
+from loadtest.lab.figures.runs import MIX, Measured, Saturation, Setting, in_time, measured
 from loadtest.lab.rivals.loads import ENGINES, LOADS
 from loadtest.lab.rivals.runs import in_virtual_time, row
 from loadtest.lab.rows import parser_of
@@ -54,27 +52,26 @@ of rivals. The same seeds give the same files, byte for byte.
   python -m loadtest.lab.figures.picture                  all of it, and the table
   python -m loadtest.lab.figures.picture --agents-only    the coding agents, the rest as it is; a minute
   python -m loadtest.lab.figures.picture --draw-only      the same from the figures there are, without a run
-  python -m loadtest.lab.figures.picture --engines 1 --blocks 24576 --out docs/one-engine
-                                                          one, which binds on its sequences
 
 loadtest/lab/figures/picture.json has every figure, loadtest/lab/figures/picture.py what they mean."""
 
 FACTORS = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
 SHARES = (0.05, 0.65, 0.30)  # as scenarios/overload.yaml has it
 TRAFFIC = tuple(msgspec.structs.replace(kind, share=share) for kind, share in zip(MIX, SHARES, strict=True))
+SEEDS = range(1, 4)  # runs of each point, averaged
 AGENTS_SEEDS = range(1, 6)
 FOLDER = Path(__file__).parent
 
 
-def capacity_of(seed: int, engines: int, blocks: int = BLOCKS) -> Saturation:
+def capacity_of(seed: int) -> Saturation:
     """Return the most that the engines can do of this traffic."""
-    return Setting(engines=engines, seed=seed, mix=TRAFFIC, blocks=blocks, known={}).saturated()
+    return Setting(engines=ENGINES, seed=seed, mix=TRAFFIC, known={}).saturated()
 
 
-def measure(side: Side, factor: float, seed: int, engines: int, capacity: Saturation, blocks: int = BLOCKS) -> Point:
+def measure(side: Side, factor: float, seed: int, capacity: Saturation) -> Point:
     """Measure a run at `factor` times the capacity."""
     rule = Direct if side == "direct" else RoundRobin
-    setting = Setting(engines=engines, seed=seed, mix=TRAFFIC, without=rule, capacity=capacity, blocks=blocks, known={})
+    setting = Setting(engines=ENGINES, seed=seed, mix=TRAFFIC, without=rule, capacity=capacity, known={})
     outcome = setting.overload(factor, gateway=side == "weir")
     return Point(
         side=side,
@@ -96,19 +93,21 @@ def share_of(setting: Setting, outcome: Measured, class_name: str) -> ClassShare
     return ClassShare(offered, len(good), sum(tried.number == 1 for tried in good))
 
 
-def measured_all(seeds: Sequence[int], engines: int, workers: int, blocks: int = BLOCKS) -> Iterator[Picture | Point]:
-    """Every point as it is ready, the longest runs first, each in a process of its own; the whole in the end."""
-    context = multiprocessing.get_context("spawn")
+def measured_all(seeds: Sequence[int]) -> Picture:
+    """Measure every point, the longest runs first, each in a process of its own."""
+    context, began = multiprocessing.get_context("spawn"), time.monotonic()
     found: list[Point] = []
-    with ProcessPoolExecutor(workers, context, initializer=tie, initargs=(os.getpid(),)) as pool:
-        capacity = dict(zip(seeds, pool.map(partial(capacity_of, engines=engines, blocks=blocks), seeds), strict=True))
+    with ProcessPoolExecutor(os.cpu_count(), context, initializer=tie, initargs=(os.getpid(),)) as pool:
+        capacity = dict(zip(seeds, pool.map(capacity_of, seeds), strict=True))
         jobs = [(side, factor, seed) for factor in reversed(FACTORS) for side in SIDES for seed in seeds]
-        running = [pool.submit(measure, *job, engines, capacity[job[2]], blocks) for job in jobs]
+        running = [pool.submit(measure, *job, capacity[job[2]]) for job in jobs]
         for done in as_completed(running):
             found.append(done.result())
-            yield found[-1]
+            said = f"\r{len(found)} of {len(jobs)} runs, {time.monotonic() - began:.0f} s"
+            print(said, end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
     found.sort(key=lambda point: (SIDES.index(point.side), point.factor, point.seed))
-    yield Picture(engines=engines, capacity=capacity, points=found, agents=agents() if engines == ENGINES else [])
+    return Picture(engines=ENGINES, capacity=capacity, points=found, agents=agents())
 
 
 def agents() -> list[AgentPoint]:
@@ -123,47 +122,21 @@ def agents() -> list[AgentPoint]:
     return found
 
 
-def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command line. Exits with status 2 where it cannot be understood."""
-    parser = parser_of("figures.picture", HELP)
-    parser.add_argument("--draw-only", action="store_true", help="draw FOLDER/picture.json and print its table")
-    parser.add_argument("--agents-only", action="store_true", help="measure the coding agents alone")
-    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="runs of each point, averaged (default: 3)")
-    parser.add_argument("--engines", type=int, default=4, metavar="N", help="simulated engines (default: 4)")
-    parser.add_argument(
-        "--blocks",
-        type=int,
-        default=BLOCKS,
-        metavar="N",
-        help="KV blocks of an engine, 16 tokens each (default: %(default)s)",
-    )
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, metavar="N", help="processes")
-    parser.add_argument("--out", type=Path, default=FOLDER, metavar="FOLDER", help="for both files (default: loadtest)")
-    given = parser.parse_args(argv)
-    if min(given.seeds, given.engines, given.blocks, given.workers) < 1:
-        parser.error("--seeds, --engines, --blocks and --workers must be at least 1")
-    if not given.out.is_dir():
-        parser.error(f"--out: there is no folder {given.out}")
-    return given
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, write and print; the exit status."""
-    given = arguments(argv)
-    figures = given.out / "picture.json"
+    parser = parser_of("figures.picture", HELP)
+    parser.add_argument("--draw-only", action="store_true", help="draw picture.json and print its table")
+    parser.add_argument("--agents-only", action="store_true", help="measure the coding agents alone")
+    given = parser.parse_args(argv)
+    figures = FOLDER / "picture.json"
     if given.draw_only or given.agents_only:
-        try:
-            picture = msgspec.json.decode(figures.read_bytes(), type=Picture)
-        except (OSError, msgspec.MsgspecError) as error:
-            print(f"{figures}: {error}", file=sys.stderr)
-            return 2
-        if given.agents_only:
-            picture = msgspec.structs.replace(picture, agents=agents())
-            figures.write_text(written(picture))
+        picture = msgspec.json.decode(figures.read_bytes(), type=Picture)
     else:
-        picture = _measured(range(1, given.seeds + 1), given.engines, given.workers, given.blocks)
-        figures.write_text(written(picture))
-    (given.out / "picture.svg").write_text(draw(picture))
+        picture = measured_all(SEEDS)
+    if given.agents_only:
+        picture = msgspec.structs.replace(picture, agents=agents())
+    figures.write_text(written(picture))
+    (FOLDER / "picture.svg").write_text(draw(picture))
     print("\n".join(table(picture)))
     return 0
 
@@ -173,16 +146,6 @@ def written(picture: Picture) -> str:
     head = msgspec.json.encode(msgspec.structs.replace(picture, points=[])).decode().removesuffix("]}")
     head = head.replace('{"load"', '\n{"load"')
     return head + "\n" + ",\n".join(msgspec.json.encode(point).decode() for point in picture.points) + "\n]}\n"
-
-
-def _measured(seeds: Sequence[int], engines: int, workers: int, blocks: int) -> Picture:
-    began, runs = time.monotonic(), len(seeds) * len(SIDES) * len(FACTORS)
-    for made, found in enumerate(measured_all(seeds, engines, workers, blocks), 1):
-        if isinstance(found, Picture):
-            print(file=sys.stderr)
-            return found
-        print(f"\r{made} of {runs} runs, {time.monotonic() - began:.0f} s", end="", file=sys.stderr, flush=True)
-    raise AssertionError("unreachable: the picture is the last")
 
 
 if __name__ == "__main__":

@@ -79,7 +79,6 @@ class Setting(msgspec.Struct, kw_only=True):
     warm: float = 60.0
     measured: float = 120.0
     without: Callable[[], Rule] = RoundRobin  # chooses engines where there is no gateway
-    blocks: int = BLOCKS  # KV blocks of an engine
     sweep: tuple[int, ...] = SWEEP
     mix: tuple[Kind, ...] = MIX
     progress: Callable[[str, float], None] = lambda what, share: None
@@ -144,17 +143,17 @@ class Setting(msgspec.Struct, kw_only=True):
         ends: float | None = None,
         grace: float = 0.0,
         big: bool = False,
-        blocks: int | None = None,
+        blocks: int = BLOCKS,
     ) -> Measured:
         """Run this setting's engines (or one that is as `big` as all of them), and keep the run by its name."""
         if what in self.known:
             return self.known[what]
         count, size = (1, self.engines) if big else (self.engines, 1)
-        cache, until = self.blocks if blocks is None else blocks, ends or self.ends
+        until = ends or self.ends
         waits = Clients(patience={name: target.deadline for name, target in self.targets.items()})
 
         async def whole() -> Measured:
-            engines = [an_engine(self.seed * 100 + number, size, cache) for number in range(count)]
+            engines = [an_engine(self.seed * 100 + number, size, blocks) for number in range(count)]
             target = GatewayTarget(self.policy, engines, seed=self.seed) if gateway else Router(engines, self.without())
             run = SimulationRun(
                 engines,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -109,28 +108,17 @@ def test_numbers_as_they_are_written() -> None:
     assert quantile([], 0.5) == 0.0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "policy"),
-    [
-        (["--rows", "6,99"], None),
-        (["--engines", "many"], None),
-        (["--engines", "1"], None),
-        (["--policy", "no/such/file"], None),
-        ([], "version: 1\nclasses: {default: {deadline: 1m}}\n"),
-        ([], "version: 1\ntenants: {acme: {}}\n"),
-        ([], "version: 1\nno_such_field: 1\n"),
-    ],
-)
-def test_bad_arguments_are_status_2(
-    arguments: list[str], policy: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    if policy is not None:
-        (tmp_path / "policy.yaml").write_text(policy)
-        arguments = ["--policy", str(tmp_path / "policy.yaml")]
+def test_bad_arguments_are_status_2(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
-        main(arguments)
+        main(["--rows", "6,99"])
     assert stopped.value.code == 2
     assert "error:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", [b"classes: {default: {deadline: 1m}}", b"tenants: {acme: {}}", b"no_such_field: 1"])
+def test_a_policy_without_the_classes_and_callers_of_the_traffic_is_refused(text: bytes) -> None:
+    with pytest.raises(ValueError, match=r"classes|anonymous|no_such_field"):
+        Setting(policy=text)
 
 
 @pytest.mark.slow

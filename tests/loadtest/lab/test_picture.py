@@ -59,4 +59,4 @@ def test_a_share_is_of_calls_that_were_to_be_sent_in_the_measured_part() -> None
 @pytest.mark.slow
 def test_a_point_is_what_the_command_measures(picture: Picture) -> None:
     kept = next(point for point in picture.points if (point.side, point.factor, point.seed) == ("weir", 0.5, 1))
-    assert measure("weir", 0.5, 1, picture.engines, picture.capacity[1]) == kept
+    assert measure("weir", 0.5, 1, picture.capacity[1]) == kept
