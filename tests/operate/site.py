@@ -191,6 +191,7 @@ class OperatedSite:
     def begin_body(self, length: int) -> None:
         """Send most of a body of this many bytes, and pause."""
         parts = urlsplit(self.gateway.url)
+        self._body.close()
         self._body = socket.create_connection((parts.hostname, parts.port))
         head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: gateway\r\ncontent-type: application/json\r\n"
         self._body.sendall(head + b"content-length: %d\r\n\r\n" % length + b"[" * (length - 1))
