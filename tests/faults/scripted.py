@@ -38,6 +38,9 @@ def answer(status: int, body: bytes, fields: bytes = b"") -> bytes:
 PLAIN = answer(200, b'{"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":3,"total_tokens":10}}')
 
 
+PAUSES = {"pause": 0.02, "long_pause": 1.2}  # seconds after the first piece of a stream
+
+
 class ScriptedEngine:
     """Answers each request as `behaviour` says: one of the names of `_act`, or a list of which one is drawn.
 
@@ -100,7 +103,7 @@ class ScriptedEngine:
             await reader.read()  # until the other side leaves
             return False
         if name.startswith("slow"):  # longer than any hedging waits: `slow` and then good, `slow_503` and then that
-            await asyncio.sleep(0.08)
+            await asyncio.sleep(0.3)
             name = name.removeprefix("slow_").replace("slow", "good")
         status, _, after = name.partition(" after ")
         if status.isdigit():
@@ -158,8 +161,8 @@ class ScriptedEngine:
         if name == "stall":
             await reader.read()
             return False
-        if name == "pause":
-            await asyncio.sleep(0.02)
+        if name in PAUSES:
+            await asyncio.sleep(PAUSES[name])
         writer.write(chunk(EVENT[20:]))
         if name == "no_done":
             writer.write(b"0\r\n\r\n")

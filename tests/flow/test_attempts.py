@@ -29,6 +29,7 @@ pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` ha
 PLAIN = {"timeouts": Timeouts(first_byte=2.0, stall=2.0), "routing": Routing(slow_start=0.0)}
 POLICY = Policy(**PLAIN)  # type: ignore[arg-type] # fields of a Policy
 HEDGED = Policy(hedging=0.03, **PLAIN)  # type: ignore[arg-type]
+PATIENT = Policy(hedging=1.0, **PLAIN)  # type: ignore[arg-type] # longer than a machine stands still
 Body = Callable[[Gateway, list[ScriptedEngine]], Awaitable[None]]
 
 
@@ -49,7 +50,7 @@ def scenario(behaviours: list[str], body: Body, policy: Policy = POLICY) -> None
             await settled(gateway)
             assert not any(traffic.drain.held for traffic in gateway.dispatch.traffic.values())
             assert problems == []
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while any(engine.open for engine in engines):
                 await asyncio.sleep(0.001)
 
@@ -197,17 +198,16 @@ def test_an_engine_that_cannot_be_connected_to_is_out_at_once() -> None:
 # -- hedging ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("behaviour", ["good", "pause"])
+@pytest.mark.parametrize("behaviour", ["good", "long_pause"])
 def test_a_stream_that_answers_in_time_is_relayed_and_nobody_else_is_asked(behaviour: str) -> None:
     async def body(gateway: Gateway, engines: list[ScriptedEngine]) -> None:
-        for _ in range(3):
-            answer = await ask(port_of(gateway), request(True))
-            assert (answer.status, answer.complete) == (200, True)
-            assert b"[DONE]" in answer.body
-        assert asked(engines) == [3, 0]
+        answer = await ask(port_of(gateway), request(True))
+        assert (answer.status, answer.complete) == (200, True)
+        assert b"[DONE]" in answer.body
+        assert asked(engines) == [1, 0]
         assert gateway.retries.retries == 0
 
-    scenario([behaviour, "good"], body, HEDGED)
+    scenario([behaviour, "good"], body, PATIENT)
 
 
 def test_the_slower_is_cancelled_and_both_holds_come_back() -> None:
@@ -217,7 +217,7 @@ def test_the_slower_is_cancelled_and_both_holds_come_back() -> None:
         answer = await ask(port_of(gateway), request(True))
         assert (answer.status, answer.complete, asked(engines)) == (200, True, [1, 1])
         assert answer.headers["x-weir-engine"] == "engine-2"
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(30):
             while engines[0].open:
                 await asyncio.sleep(0.001)
         await settled(gateway)
@@ -241,7 +241,7 @@ def test_the_faster_is_relayed_to_its_end() -> None:
 def test_a_second_attempt_that_fails_is_harmless(loser: str) -> None:
     async def body(gateway: Gateway, engines: list[ScriptedEngine]) -> None:
         task = asyncio.create_task(ask(port_of(gateway), request(True)))
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(60):
             while not engines[1].requests:
                 await asyncio.sleep(0.001)
         await asyncio.sleep(0.05)

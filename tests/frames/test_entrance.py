@@ -19,6 +19,12 @@ GOOD = Token("prod", "sixteen-characters-or-more")
 NONCE = b"n" * 32
 
 
+@pytest.fixture(autouse=True)
+def _long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is cut off for being late, however slow the machine is."""
+    monkeypatch.setattr(entrance, "WITHIN", 60.0)
+
+
 def proof(vote: VoteRequest | None = None, version: int = VERSION) -> Proof:
     return Proof(version, "prod", "10.0.0.2:8010", "life", NONCE, vote)
 
@@ -164,9 +170,10 @@ def test_garbage_and_silence_are_cut_off(sent: bytes, told: str, monkeypatch: py
     assert line.startswith(f"cluster: 127.0.0.1 was not let in: {told}")
 
 
+@pytest.mark.slow
 def test_strangers_get_a_line_an_address_and_a_count_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a scan of ports would have it: each connection is cut off, and the log keeps its size."""
-    monkeypatch.setattr(visitors, "EVERY", 0.3)
+    monkeypatch.setattr(visitors, "EVERY", 3.0)  # all come in that time
     monkeypatch.setattr(visitors, "NAMED", 2)
 
     async def use(address: tuple[str, int], said: list[str]) -> None:
@@ -180,15 +187,15 @@ def test_strangers_get_a_line_an_address_and_a_count_for_the_rest(monkeypatch: p
         assert [line.split(":")[1] for line in said] == [
             " 127.0.0.5 was not let in", " 127.0.0.6 was not let in", " other addresses was not let in"
         ]  # fmt: skip
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while len(said) < 6:
                 await asyncio.sleep(0.01)
 
     counted = member(use)[3:]
     assert [line.split(": a frame")[0] for line in counted] == [
-        "cluster: 127.0.0.5 was not let in 9 more times in 0.3 s",
-        "cluster: 127.0.0.6 was not let in 9 more times in 0.3 s",
-        "cluster: other addresses was not let in 19 more times in 0.3 s",
+        "cluster: 127.0.0.5 was not let in 9 more times in 3 s",
+        "cluster: 127.0.0.6 was not let in 9 more times in 3 s",
+        "cluster: other addresses was not let in 19 more times in 3 s",
     ]
 
 
