@@ -141,6 +141,7 @@ def test_a_member_that_is_told_to_end_hands_leadership_over(two: Site) -> None:
 def test_what_a_member_that_drains_still_streams_is_known_to_the_next_leader(two: Site) -> None:
     leader = two.leader()
     (other,) = two.others(leader)
+    two.engine.faults(slow=10.0)  # a minute for the answer, so that the next leader finds it
     stream = Call(leader.gateway.url, stream=True, max_tokens=800)
     assert stream.socket.recv(1, socket.MSG_PEEK), "it has begun"
     leader.gateway.child.process.terminate()
@@ -148,6 +149,7 @@ def test_what_a_member_that_drains_still_streams_is_known_to_the_next_leader(two
     engines = other.gateway.fleet()["engines"]
     assert leader.gateway.child.alive, "one relay has ended, the other has the stream"
     assert [each["in_flight"] for each in engines] == [1], "before anything else is granted"
+    two.engine.faults()
     call(other)
     status, body = stream.read()
     assert (status, body[-14:]) == (200, b"data: [DONE]\n\n"), body[-200:]

@@ -69,6 +69,7 @@ def test_idle_clients_leave_descriptors_for_engines_and_operators(tmp_path: Path
             address = (where.hostname or "", where.port or 0)
             return stack.enter_context(socket.create_connection(address, timeout=20))
 
+        engine.faults(slow=10.0)  # the answer takes half a minute: it has not ended while others come
         working = client()
         working.sendall(chat("localhost", "sim", "hello", max_tokens=400))
         assert working.recv(1000).startswith(b"HTTP/1.1 200")
@@ -77,6 +78,7 @@ def test_idle_clients_leave_descriptors_for_engines_and_operators(tmp_path: Path
                 client()
         assert get(f"{control}/readyz")[0] == 200
         assert get(f"{control}/fleet")[0] == 200
+        engine.faults()
         rest = b""
         while b"0\r\n\r\n" not in rest:
             rest += working.recv(65536)
@@ -95,6 +97,7 @@ def test_streams_have_their_engines_connection(tmp_path: Path, engine: SimEngine
         where = urlsplit(child.line(r"^data port (\S+)", 30.0))
         control = child.line(r"^control port (\S+)", 30.0)
         child.wait(lambda: get(f"{control}/readyz")[0] == 200, 30.0, "200 on /readyz")
+        engine.faults(slow=4.0)  # no answer ends, and leaves its place to another, while clients come
         clients, heads = [], []
         for number in range(200):
             address = (where.hostname or "", where.port or 0)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` ha
 
 ONE_AT_A_TIME: Tree = {"interactive": {}, "default": {"max_concurrency": 1, "ttft": "30s"}}
 PACE: Tree = {"slow": 5.0}  # the engine takes 2 ms for each token
-LONG = 7500  # tokens: 15 s of the engine's
+LONG = 15_000  # tokens: 30 s of the engine's
 POLICY: Tree = {"classes": ONE_AT_A_TIME, "service_tiers": {}, "budget": {"alpha": 1}, "fleet": QUICK}
 
 
@@ -108,9 +108,9 @@ def test_what_cannot_make_it_is_told_at_once_and_when_to_come_back(site: Site) -
 
 
 def test_a_stream_past_its_deadline_ends_with_an_error_and_its_engine_stops(site: Site) -> None:
-    with Stream(site, max_tokens=LONG, headers={"x-weir-deadline-ms": "2000"}) as stream:
+    with Stream(site, max_tokens=LONG, headers={"x-weir-deadline-ms": "5000"}) as stream:
         *tokens, last = stream.rest()
-    assert until(lambda: site.engine.running() == 0, 8.0) is not None, "it would go on for 13 s"
+    assert until(lambda: site.engine.running() == 0, 15.0) is not None, "it would go on for 25 s"
     assert json.loads(last)["error"]["code"] == "deadline_exceeded"
     assert 5 < len(tokens) < LONG - 1
     assert all("choices" in json.loads(token) for token in tokens), "and no [DONE]"
@@ -119,7 +119,7 @@ def test_a_stream_past_its_deadline_ends_with_an_error_and_its_engine_stops(site
 
 
 def test_a_stream_whose_engine_stands_still_is_ended_all_the_same(site: Site) -> None:
-    with Stream(site, max_tokens=LONG, headers={"x-weir-deadline-ms": "2000"}, stopped=True) as stream:
+    with Stream(site, max_tokens=LONG, headers={"x-weir-deadline-ms": "5000"}, stopped=True) as stream:
         last = stream.rest()[-1]
     assert json.loads(last)["error"]["code"] == "deadline_exceeded"
     assert until(lambda: site.engine.running() == 0, 30.0) is not None
@@ -128,7 +128,7 @@ def test_a_stream_whose_engine_stands_still_is_ended_all_the_same(site: Site) ->
 def test_a_whole_answer_past_its_deadline_is_a_504_and_its_engine_stops(site: Site) -> None:
     answer = site.ask({"max_tokens": LONG}, x_weir_deadline_ms="300")
     assert code(answer) == (504, "deadline_exceeded", "expired")
-    assert until(lambda: site.engine.running() == 0, 10.0) is not None, "it would go on for 15 s"
+    assert until(lambda: site.engine.running() == 0, 20.0) is not None, "it would go on for 30 s"
 
 
 def test_impatient_clients_do_not_open_the_breaker(site: Site) -> None:
@@ -146,11 +146,11 @@ def test_impatient_clients_do_not_open_the_breaker(site: Site) -> None:
 def test_where_the_policy_lets_them_finish_streams_do(site: Site) -> None:
     site.use(POLICY | {"deadlines": {"on_deadline": "finish"}})
     began = time.monotonic()
-    with Stream(site, max_tokens=1000, headers={"x-weir-deadline-ms": "1000"}) as stream:
+    with Stream(site, max_tokens=3000, headers={"x-weir-deadline-ms": "4000"}) as stream:
         rest = stream.rest()
-        assert time.monotonic() - began > 1.5
+        assert time.monotonic() - began > 5.0
     assert rest[-1] == "[DONE]"
-    assert len(rest) >= 1000
+    assert len(rest) >= 3000
     with Stream(site, max_tokens=LONG, stopped=True):
         answer = site.ask({"max_tokens": 1}, x_weir_deadline_ms="200")
         assert code(answer) == (504, "deadline_exceeded", "expired"), "what has not begun does not finish"

@@ -31,6 +31,7 @@ def draining(gateway: Gateway) -> bool:
 
 def stopped_in_the_middle(gateway: Gateway, engine: SimEngine) -> Call:
     """A stream that has begun and does not go on."""
+    engine.faults(slow=4.0)  # 12 s for the answer, so that it stands still in its middle
     call = Call(gateway.url, stream=True, max_tokens=400)
     call.answer.begin()
     assert call.answer.readline().startswith(b"data: {")

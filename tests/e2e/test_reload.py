@@ -68,6 +68,7 @@ def leave_and_come_back(site: Site, engines: list[SimEngine], *, at_once: bool) 
     both = entries(theirs)
     site.use(both)
     assert until(lambda: site.ask({"model": "other"}).status_code == 200, 30.0) is not None
+    theirs.faults(slow=10.0)  # 20 s for the answer, so that it stands still in its middle
     with site.http.stream("POST", CHAT, json=body(model="other", max_tokens=600, stream=True)) as stream:
         lines = stream.iter_lines()
         assert next(lines).startswith("data: {")

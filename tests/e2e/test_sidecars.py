@@ -86,6 +86,7 @@ def test_an_engine_is_taken_away_under_a_call_that_ends_there(
     gateway: Gateway, sidecar: SmallSidecar, engine: SimEngine
 ) -> None:
     sidecar.wake()
+    engine.faults(slow=4.0)  # 12 s for the answer, so that it stands still in its middle
     call = Call(gateway.url, stream=True, max_tokens=400)
     call.answer.begin()
     assert call.answer.readline().startswith(b"data: {")

@@ -95,7 +95,7 @@ def test_a_key_is_made_used_and_revoked_while_it_streams(site: Site) -> None:
         return site.http.get("/v1/models", headers=headers).status_code == 200
 
     assert until(is_known, 30.0) is not None
-    site.engine.faults(slow=10.0)  # 4 s for the answer, so that it stands still in its middle
+    site.engine.faults(slow=100.0)  # 40 s for the answer, so that it stands still in its middle
     with site.http.stream("POST", CHAT, json=body(stream=True, max_tokens=1000), headers=headers) as stream:
         lines = stream.iter_lines()
         assert next(lines).startswith("data: {")
