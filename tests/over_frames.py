@@ -108,7 +108,7 @@ async def gateway_over(
         finally:
             await gateway.server.drain(0.0)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(60):
                     while any(session.calls for session in hub.sessions):
                         await asyncio.sleep(0.001)
             left = dict(link.calls), [session.calls for session in hub.sessions]

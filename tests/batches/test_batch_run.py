@@ -90,7 +90,7 @@ def test_a_batch_whose_disk_has_failed_waits_whatever_other_processes_do(
         (site.folder.path / "file-1-output.part").mkdir(parents=True)  # in place of the file
         works = worker.BatchWorker(site)
         await works.start()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             for tokens in range(5):
                 seen = works.states
                 await other.run(lambda database, tokens=tokens: database.execute(

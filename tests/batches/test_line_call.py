@@ -51,7 +51,7 @@ def run(
         call = LineCall(site, ROUTES[b"/v1/completions"], account, {}, b"{}")
         await main(call, engine, site)
         call.close()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while bodies.held or site.spilled[ANONYMOUS]:
                 await asyncio.sleep(0.001)
         assert list(site.folder.path.iterdir()) == []
@@ -79,7 +79,7 @@ def test_the_rest_of_a_long_answer_goes_to_the_disk_while_its_engine_waits(tmp_p
             responder.write(PIECE)
             sent += len(PIECE)
             assert site.bodies.held <= HIGH + len(PIECE)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while len(engine.waits) % 2:
                     await asyncio.sleep(0.001)
         responder.write(b"end")

@@ -87,7 +87,9 @@ def test_a_batch_is_worked_whichever_relay_has_its_file_and_itself(gateway: Gate
         with RelayConnection(gateway, idle) as through:
             id = through.ask("POST", "/v1/batches", {
                 "input_file_id": file, "endpoint": CHAT, "completion_window": "24h"})["id"]  # fmt: skip
-            assert until(lambda: done(begins, id) > 0, 3.0) is not None, "the relay that works it is told at once"
+            assert until(lambda: done(begins, id) > 0, 20.0) is not None, (
+                "the relay that works it is told: else it looks in 30 s"
+            )
             whole(begins, id, LINES)
             assert through.ask("GET", f"/v1/batches/{id}")["request_counts"]["completed"] == LINES
         with RelayConnection(gateway, working(files)) as through:
@@ -132,20 +134,22 @@ def test_a_batch_is_cancelled_through_a_relay_that_does_not_work_it(
     gateway: Gateway, files: Path, engine: SimEngine
 ) -> None:
     with client(gateway, "none") as caller, RelayConnection(gateway, other(gateway, files)) as through:
+        engine.faults(slow=20.0)
         file = uploaded(caller, [line("a", max_tokens=1), line("b", max_tokens=4000)])
         id = begun(caller, file)
         assert until(lambda: done(caller, id) == 1, 30.0) is not None
         assert through.ask("POST", f"/v1/batches/{id}/cancel")["status"] in {"cancelling", "cancelled"}
-        assert until(lambda: caller.batches.retrieve(id).status == "cancelled", 10.0) is not None, (
-            "the line would take 24 s"
+        assert until(lambda: caller.batches.retrieve(id).status == "cancelled", 60.0) is not None, (
+            "the line would take minutes"
         )
         ended = caller.batches.retrieve(id)
         assert set(lines_of(caller, ended.output_file_id)) == {"a"}
         assert ended.error_file_id is None
-        assert until(lambda: engine.running() == 0, 10.0) is not None
+        assert until(lambda: engine.running() == 0, 30.0) is not None
 
 
-def test_bounds_of_a_tenant_are_of_all_relays_together(gateway: Gateway) -> None:
+def test_bounds_of_a_tenant_are_of_all_relays_together(gateway: Gateway, engine: SimEngine) -> None:
+    engine.faults(slow=20.0)  # none of them is over before all are there
     one, two = relays(gateway)
     with (
         RelayConnection(gateway, one) as first,

@@ -28,7 +28,7 @@ class Watcher:
 
     async def next(self, wanted: str) -> Any:
         """The data of the next event of that name."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             name = ""
             async for line in self._lines:
                 key, _, value = line.partition(": ")
@@ -101,7 +101,7 @@ def test_watchers_are_few_and_one_who_leaves_makes_room(monkeypatch: pytest.Monk
         async with watching(gateway) as watcher:
             await watcher.next("entries")
             assert (await gateway.get("/events")).status_code == 503
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while True:
                 async with gateway.client.stream("GET", gateway.port.address + "/events") as answer:
                     if answer.status_code == 200:
@@ -135,7 +135,7 @@ def test_nothing_is_read_while_nobody_watches() -> None:
     async def scene(gateway: Parts) -> None:
         async with watching(gateway) as watcher:
             await watcher.next("entries")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while any("Streams._run" in repr(task) for task in asyncio.all_tasks()):
                 await asyncio.sleep(0.01)
 

@@ -58,7 +58,7 @@ def test_a_relay_whose_connection_breaks_and_comes_again_never_stops_holding() -
         for each in held:
             await each.end()
         for each in (waiting, late):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 await each.granted.wait()
             await each.end()
         await made.until_held(0)
@@ -166,7 +166,7 @@ def test_an_answer_to_an_earlier_asking_is_not_obeyed() -> None:
         assert not waiting.granted.is_set()
         for each in held:
             await each.end()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await waiting.granted.wait()
         await waiting.end()
         await made.until_held(0)

@@ -83,7 +83,7 @@ def play(scenario: Callable[[World], Awaitable[None]], policy: Policy | None = N
         world = World(engine, structs.replace(policy or Policy(), fleet=fleet))
         await world.start()
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 await scenario(world)
         finally:
             engine.wake.set()

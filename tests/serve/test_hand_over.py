@@ -97,7 +97,7 @@ async def taken_from(path: Path) -> InheritedSockets:
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
     async def main() -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(240):
             await scenario()
 
     uvloop.run(main())
@@ -140,7 +140,7 @@ def test_the_successor_knows_what_is_held_and_grants_what_waited_first(path: Pat
                 calls = [*held, *waiting]
                 for last, next_one in zip(calls, [*waiting, late], strict=False):
                     await last.end()
-                    async with asyncio.timeout(5):
+                    async with asyncio.timeout(60):
                         await next_one.granted.wait()
                     await until(lambda: new.engine.ledger.in_flight == 2)
                 assert {process.role for process in new.port.processes()} == {"decider", "relay"}

@@ -70,7 +70,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[[Scenario], None]:
     def played(scenario: Scenario) -> None:
         async def main() -> None:
             clock = Clock(asyncio.get_running_loop(), monkeypatch)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 await scenario(Names(), servers, clock)
 
         try:

@@ -17,7 +17,7 @@ TEXT = b"content-type: text/plain\r\n"
 
 async def held(rig: Rig, size: int) -> None:
     """Wait until so many bytes are."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while rig.server._shared.bodies.held != size:
             await asyncio.sleep(0.001)
 
@@ -93,7 +93,7 @@ def test_where_there_is_no_room_for_what_follows_the_answer_is_the_last() -> Non
         await client.send(HOLD)
         responder = await rig.handler.holding()
         await client.send(b"GET / HTTP/1.1\r\nHost: a\r\nx: " + b"y" * 15_000)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not rig.server._shared.bodies.refused["memory"]:
                 await asyncio.sleep(0.001)
         responder.send(200, TEXT, b"x")

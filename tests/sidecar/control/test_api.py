@@ -74,7 +74,7 @@ def play(folder: Path, scene: Callable[[Door], Awaitable[None]], token: str | No
             door = Door(manager, token)
             await door.port.start()
             try:
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(60):
                     await scene(door)
             finally:
                 await door.client.aclose()

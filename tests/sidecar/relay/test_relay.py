@@ -62,7 +62,7 @@ class Bed:
         host, _, port = self.url.partition("//")[2].rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(head)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             found = await reader.read()
         writer.close()
         return found
@@ -82,7 +82,7 @@ async def bed(
             yield made
         finally:
             await made.relay.aclose()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while engine.open:
                 engine.closed.clear()
                 await engine.closed.wait()
@@ -105,7 +105,7 @@ async def whole(reply: Reply) -> bytes:
 
 async def outcomes(found: Bed, **wanted: int) -> None:
     """Wait until the relay has counted so many requests, and no others."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while {name: count for name, count in found.relay.use.outcomes.items() if count} != wanted:
             await asyncio.sleep(0.001)
 
@@ -250,16 +250,16 @@ def test_a_gateway_that_leaves_has_the_engines_work_ended() -> None:
             assert found.engine.open == 1
             found.engine.closed.clear()
             reply.close()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 await found.engine.closed.wait()
             found.engine.behaviour = "hang"  # before the first byte
             task = asyncio.ensure_future(client.send(b"POST", CHAT, LINES, STREAM, timeout=60))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 while len(found.engine.requests) < 2:
                     await asyncio.sleep(0.001)
             found.engine.closed.clear()
             task.cancel()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 await found.engine.closed.wait()
             await outcomes(found, left=2)
             client.close()
@@ -301,7 +301,7 @@ def test_a_gateway_that_does_not_read_holds_the_engine_up() -> None:
 
             reply.relay(data, lambda _: None)
             before, same = -1, 0
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while same < 5:  # nothing moves any more: all buffers on the way are full
                     await asyncio.sleep(0.05)
                     (transport,) = [each._transport for each in found.relay._server._shared.open]
@@ -309,7 +309,7 @@ def test_a_gateway_that_does_not_read_holds_the_engine_up() -> None:
                     before, same = now, same + 1 if now == before and now > 0 else 0
             assert now < 2 * 1024**2
             reply.resume()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while taken < 4 * 1024**2:
                     await asyncio.sleep(0.01)
             reply.close()

@@ -35,7 +35,7 @@ def reports(gateway: Scripted) -> list[protocol.CapacityReport]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.002)
 
