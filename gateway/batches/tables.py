@@ -27,6 +27,7 @@ _BATCH = (
     "total, completed, failed, metadata"
 )
 _UNFINISHED = ", ".join(f"'{status}'" for status in UNFINISHED)
+_OLD = f"expires_at <= ? AND id NOT IN (SELECT input_file_id FROM batches WHERE status IN ({_UNFINISHED}))"
 SMALLEST = 16 * 1024  # bytes that any file counts as: an empty one has an inode and a row too
 BATCHES_KEPT = 10_000  # of one tenant
 BATCHES_SHARE = 8  # of what a tenant may keep, one in so many bytes for batches that are over
@@ -112,15 +113,15 @@ def delete_file(database: sqlite3.Connection, tenant: str, id: str) -> str:
     return ""
 
 
-def forget_old(database: sqlite3.Connection, now: int) -> list[str]:
-    """Forget files that have expired, and batches that ended long ago. The ids of those files."""
+def old_files(database: sqlite3.Connection, now: int) -> list[str]:
+    """The ids of files that have expired, and that no batch needs."""
+    return [str(id) for (id,) in database.execute(f"SELECT id FROM files WHERE {_OLD}", (now,))]
+
+
+def forget_old(database: sqlite3.Connection, now: int) -> None:
+    """Forget files that have expired, and batches that ended long ago."""
     database.execute(f"DELETE FROM batches WHERE keep_until <= ? AND status NOT IN ({_UNFINISHED})", (now,))
-    rows = database.execute(
-        "DELETE FROM files WHERE expires_at <= ? AND id NOT IN "
-        f"(SELECT input_file_id FROM batches WHERE status IN ({_UNFINISHED})) RETURNING id",
-        (now,),
-    )
-    return [str(id) for (id,) in rows.fetchall()]
+    database.execute(f"DELETE FROM files WHERE {_OLD}", (now,))
 
 
 def file_names(database: sqlite3.Connection) -> set[str]:

@@ -138,8 +138,10 @@ class BatchWorker:
     async def _clear(self) -> None:
         """Forget what has expired, and delete what processes that were killed have left."""
         self._cleared, site = asyncio.get_running_loop().time(), self._site
-        for id in await site.storage.run(partial(tables.forget_old, now=site.now())):
-            await in_thread(partial(site.folder.delete, id))
+        now = site.now()
+        for id in await site.storage.run(partial(tables.old_files, now=now)):
+            await in_thread(partial(site.folder.delete, id))  # first: a full disk keeps its row until then
+        await site.storage.run(partial(tables.forget_old, now=now))
         known = await site.storage.run(tables.file_names)
         loose = set(await in_thread(partial(site.folder.loose, known)))
         if loose:

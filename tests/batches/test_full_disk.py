@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import sqlite3
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from gateway.batches.line_call import LineAnswer
 from gateway.batches.results_files import Result, ResultsFiles
 from gateway.batches.worker import BatchWorker
 from gateway.core.batches.lines import BatchLine
-from gateway.core.batches.objects import BatchObject
+from gateway.core.batches.objects import BatchObject, FileObject
 from gateway.core.policy.policy import Policy
 from gateway.core.request.outcome import Outcome, Refused
 from gateway.core.request.tenants import ANONYMOUS, Tenants
@@ -77,6 +78,43 @@ def test_an_upload_and_a_batch_are_told_to_come_later(tmp_path: Path, monkeypatc
 
     asyncio.run(main())
     assert len(said) == 2
+
+
+def test_files_can_be_deleted_and_old_ones_go_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The database takes no change while a file is there that takes the last of the disk."""
+
+    async def main() -> None:
+        storage = Storage(tmp_path)
+        await storage.open()
+        site = site_of(storage)
+        site.folder.make()
+        worker = BatchWorker(site)
+        door = BatchDoor(site, worker)
+        for name in ("delete_file", "forget_old"):
+            change = getattr(tables, name)
+
+            def changed(database: sqlite3.Connection, change: Any = change, **how: Any) -> Any:
+                if list(site.folder.path.glob("file-*")):
+                    raise StorageError("weir.db: the disk is full", full=True)
+                return change(database, **how)
+
+            monkeypatch.setattr(tables, name, changed)
+
+        def add(database: sqlite3.Connection, id: str = "file-1", expires_at: int = 2**40) -> None:
+            (site.folder.path / id).write_bytes(b"{}")
+            file = FileObject(id=id, bytes=2, created_at=1, expires_at=expires_at, filename="a", purpose="batch")
+            tables.add_upload(database, ANONYMOUS, file, most=10**9)
+
+        await storage.run(add)
+        assert b'"deleted":true' in await door._delete("file-1", ANONYMOUS)
+        assert await storage.run(tables.file_names) == set()
+        await storage.run(partial(add, id="file-2", expires_at=2))
+        await worker._clear()
+        assert await storage.run(tables.file_names) == set()
+        assert list(site.folder.path.iterdir()) == []
+        await storage.aclose()
+
+    asyncio.run(main())
 
 
 def begun(database: sqlite3.Connection) -> None:
