@@ -421,8 +421,7 @@ class Dispatch:
     def _refuse(self, ticket: Ticket, why: Refuse, now: float) -> None:
         """Remove a waiting call from its queue. It is refused, unless another of its route's models can serve it."""
         call, place = ticket.call, self._turns[ticket]
-        moves = call.others and why.reason is not Reason.DISPLACED and not place.turn.done()
-        other = self.routes.other(call, now) if moves else None
+        other = self.routes.other(call, now) if call.others and not place.turn.done() else None
         if other is not None:
             self._withdraw(ticket)
             self.routes.give(call, other, now)

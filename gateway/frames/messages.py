@@ -22,7 +22,7 @@ from gateway.core.request.outcome import Outcome
 from gateway.core.request.record import Record
 
 MOST_RECORDS = 500  # in one message
-VERSION = 7  # of these messages: both sides must have the same
+VERSION = 8  # of these messages: both sides must have the same
 Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Hash = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -85,6 +85,7 @@ class CallFacts(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=
     shaped: Count = 0
     predicted_wait: float = 0.0
     woken: float = 0.0
+    others: Annotated[tuple[Word, ...], Meta(max_length=4096)] = ()
 
 
 class EngineTerms(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False):

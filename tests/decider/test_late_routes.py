@@ -103,6 +103,32 @@ def test_a_call_that_waited_in_vain_leaves_the_house_only_by_the_providers_rules
     run(scenario, structs.replace(POLICY, providers={"cloud": cloud}))
 
 
+@pytest.mark.parametrize(("others", "served"), [(("n", "o"), "n"), (("o",), "o"), ((), None)])
+def test_a_call_whose_place_a_more_important_one_takes_goes_to_another_model(
+    others: tuple[str, ...], served: str | None
+) -> None:
+    async def scenario(world: World) -> None:
+        running = asyncio.create_task(world.use(world.call(800), 5.0))
+        await asyncio.sleep(0)
+        pushed_out = routed(world, others=others)
+        pushed_out.class_name = "default"
+        waiting = asyncio.create_task(model_of(world, pushed_out))
+        await asyncio.sleep(0.5)
+        first = [asyncio.create_task(world.use(world.call(800), 1.0)) for _ in range(2)]
+        (outcome,) = await asyncio.gather(waiting, return_exceptions=True)
+        if served is None:
+            assert isinstance(outcome, Refused)
+            assert outcome.outcome is Outcome.SHED
+        else:
+            assert outcome == served
+            assert world.dispatch.routes.resolved == {("support", served, "late"): 1}
+        assert world.loop.time() < 2.0, "it did not wait for its own model"
+        await asyncio.gather(running, *first)
+
+    small = POLICY.classes | {"default": TrafficClass(weight=4, max_queue=1), "interactive": TrafficClass(max_queue=1)}
+    run(scenario, structs.replace(POLICY, classes=small))
+
+
 def test_a_call_that_waits_with_another_model_leaves_nothing_behind() -> None:
     async def scenario(world: World) -> None:
         world.engine(0).down()

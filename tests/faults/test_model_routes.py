@@ -185,7 +185,6 @@ def embedding(model: str, number: int) -> bytes:
     return head % len(body) + b"\r\n\r\n" + body
 
 
-@pytest.mark.parametrize("over", ["direct"], indirect=True)  # over frames no fallback is known of a call that merges
 def test_calls_that_were_merged_fall_back_and_others_get_no_other_model(over: Callable[..., None]) -> None:
     async def body(gateway: Gateway, engines: list[ScriptedEngine]) -> None:
         names = ["support", "m0"] * 3
