@@ -78,6 +78,7 @@ class ModelState:
         self.level: Literal[0, 1, 2] = 0  # at which it sleeps
         self.slept: MeasuredSleep | None = None  # what was measured of its sleep
         self.first_residue = 0  # bytes that this engine kept at its first sleep, 0: it had none
+        self.host_pinned = False  # this engine has slept at level 1, for which vLLM keeps host memory pinned
         self.busy = 0  # requests running and waiting in the engine at the last look
         self.busy_since: float | None = None  # since when it has had calls; None: it has none
         eager = profile.flags.get("enforce-eager") is True
@@ -236,10 +237,16 @@ class ModelState:
         self.level = level
         self.size = msgspec.structs.replace(self.size, residue=residue)
         self.first_residue = self.first_residue or residue
+        self.host_pinned = self.host_pinned or level == 1
+
+    def pins(self, level: Level | None) -> bool:
+        """Return whether sleep at this level has to pin host memory first: the engine's first sleep at level 1, which
+        takes far longer than later ones."""
+        return level == 1 and not self.host_pinned and self.size.weights > 0
 
     def gone(self) -> None:
         """Record that its engine has ended."""
-        self.gpus, self.level, self.first_residue = (), 0, 0
+        self.gpus, self.level, self.first_residue, self.host_pinned = (), 0, 0, False
 
     # -- for the plan ---------------------------------------------------------------------------------------
 
@@ -268,7 +275,7 @@ class ModelState:
     def sleep_seconds(self) -> float:
         """Seconds to fall asleep."""
         level = 1 if self.profile.sleeps is None else self.profile.sleeps.level
-        return self.times.sleep_seconds(self.size, level, first=not self.first_residue)
+        return self.times.sleep_seconds(self.size, level, first=self.pins(level))
 
     @property
     def stop_seconds(self) -> float:

@@ -114,7 +114,7 @@ class Operations:
         except EngineFailed as error:
             return await self._steps.fail(model, error)
         began = self._clock()
-        pins = level == 1 and not model.first_residue and model.size.weights > 0
+        pins = model.pins(level)
         made_room = await (self._steps.end(model) if level is None else self._sleeps.sleep(model, level))
         if made_room and model.lifecycle.state is (STOPPED if level is None else SLEEPING):
             if not pins:

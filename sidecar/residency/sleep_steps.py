@@ -46,9 +46,9 @@ class SleepSteps:
         self._steps.transition(model, "sleep")
         began = self._clock()
         try:
-            first = not self._host.taken(model.name)
-            sure = model.times.sleep and not (first and level == 1)
-            expected = model.times.sleep_seconds(model.size, level, first=first) * (1.0 if sure else UNSURE)
+            pins = model.pins(level)
+            sure = model.times.sleep and not pins
+            expected = model.times.sleep_seconds(model.size, level, first=pins) * (1.0 if sure else UNSURE)
             await self._in_time(engine.sleep(level), f"falling asleep at level {level}", expected + LATE)
             kept = await self._given_back(model, engine, before, held, level)
         except EngineFailed as error:

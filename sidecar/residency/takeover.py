@@ -33,6 +33,7 @@ async def take_over(name: str, record: EngineRecord, shared: SharedState, steps:
         return
     model.lifecycle = Lifecycle(now, SLEEPING if model.level else RUNNING)
     model.gpus, model.size, model.first_residue = engine.gpus, record.size, record.first_residue
+    model.host_pinned = model.level == 1 or record.host > 0
     host.keep(name, record.size.pools)
     host.adopt(name, max(record.host, record.size.host if model.level == 1 else 0))
     model.sized, model.unusable = True, ""

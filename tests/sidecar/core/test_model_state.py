@@ -289,6 +289,21 @@ def test_an_engine_whose_residue_has_doubled_is_stopped_instead_of_put_to_sleep(
     assert (made.gpus, made.level, made.sleep_levels()) == ((), 0, (1, 2))
 
 
+def test_an_engine_pins_host_memory_at_its_first_sleep_at_level_1() -> None:
+    made = entry(*STARTED)
+    made.size = Size(claim=3 * GIB)
+    assert not made.pins(1), "of no weights nothing is copied"
+    made.size = Size(claim=3 * GIB, weights=GIB)
+    assert [made.pins(level) for level in (1, 2, None)] == [True, False, False]
+    made.fell_asleep(2, GIB // 4)
+    assert made.pins(1), "level 2 has copied nothing"
+    made.fell_asleep(1, GIB // 4)
+    made.fell_asleep(2, GIB // 4)
+    assert not made.pins(1), "vLLM keeps that memory pinned"
+    made.gone()
+    assert made.pins(1), "the next engine has pinned none"
+
+
 def test_one_that_is_worn_is_back_by_a_start() -> None:
     made = entry(*STARTED, "drain")
     made.first_residue, made.size, made.times.stop = GIB, Size(residue=2 * GIB, claim=3 * GIB), 4.0
