@@ -6,13 +6,14 @@ import contextlib
 import http.client
 import json
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlsplit
+
+from loadtest.processes import until
 
 PROMPT, ANSWER = 10, 1000  # tokens
 COST = PROMPT + ANSWER * 10  # micro-units, by the prices of POLICY
@@ -109,9 +110,14 @@ def call(url: str) -> str:
 
 def call_until_out(url: str, within: float = 30.0) -> str:
     """Send the call again while its money is only being set aside."""
-    ends = time.monotonic() + within
-    while (told := call(url)).startswith("503") and time.monotonic() < ends:
-        time.sleep(0.05)
+    told = ""
+
+    def is_out() -> bool:
+        nonlocal told
+        told = call(url)
+        return not told.startswith("503")
+
+    until(is_out, within)
     return told
 
 
@@ -119,13 +125,12 @@ def spend(*urls: str, calls: int = 1000) -> Counter[str]:
     """Have so many calls answered by these gateways, eight at a time, or as many as the budget lets out. Return what
     they were told. A mark that is not kept yet and a leader that is not there yet are waited for."""
     found: Counter[str] = Counter()
-    until_by = time.monotonic() + 60.0
     with ThreadPoolExecutor(8) as pool:
-        while found["ok"] < calls and not found["spent"] and time.monotonic() < until_by:
+
+        def is_over() -> bool:
             width = min(8, calls - found["ok"])
-            told = Counter(pool.map(call, [urls[number % len(urls)] for number in range(width)]))
-            if not told["ok"]:
-                time.sleep(0.05)
-            found += told
-    assert found["ok"] == calls or found["spent"], found
+            found.update(pool.map(call, [urls[number % len(urls)] for number in range(width)]))
+            return found["ok"] == calls or found["spent"] > 0
+
+        assert until(is_over, 60.0) is not None, found
     return found
