@@ -11,7 +11,7 @@ import redis
 
 from loadtest.processes import until
 from tests.biller import COST, HIGHEST, Biller, spend
-from tests.cluster.site import Site, site
+from tests.cluster.site import Machine, Site, site
 
 pytestmark = pytest.mark.slow
 
@@ -39,6 +39,14 @@ class Shared:
         leader.signal(signal.SIGKILL)
         leader.gateway.child.kill()
         self.site.machines.remove(leader)
+
+    def led_by_another(self) -> Machine:
+        """Stop every process of the leading machine, until another leads. Return the machine that is stopped."""
+        stopped = self.site.leader()
+        stopped.signal(signal.SIGSTOP)
+        self.site.machines.remove(stopped)
+        self.site.leader()
+        return stopped
 
     def empty(self) -> None:
         redis.Redis(port=self.site.store.port).flushall()
@@ -88,3 +96,25 @@ def test_a_store_that_is_emptied_as_its_leader_dies_lets_nothing_more_out(shared
     shared.site.leader()
     spent_to_the_end(shared)
     assert shared.biller.billed == before, "the next leader knows it from the store"
+
+
+def returns(shared: Shared, stopped: Machine) -> None:
+    stopped.signal(signal.SIGCONT)
+    shared.site.machines.append(stopped)
+
+
+def test_a_former_leader_that_returns_alone_to_an_emptied_store_lets_nothing_more_out(shared: Shared) -> None:
+    spend(*shared.urls(), calls=24)
+    stopped = shared.led_by_another()
+    try:
+        spend(*shared.urls(), calls=40)
+        before = shared.biller.billed
+        for machine in shared.site.machines:
+            machine.gateway.child.kill()
+        shared.site.machines.clear()
+        shared.empty()
+    finally:
+        returns(shared, stopped)
+    stopped.says("their budgets of this day and month count as spent")
+    spent_to_the_end(shared)
+    assert shared.biller.billed == before, "what the dead have spent is known to nobody"

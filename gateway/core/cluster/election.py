@@ -16,8 +16,8 @@ answer, `failed` its absence. The store keeps the leader for TTL seconds after t
   STALE.
 - **Slow store.** A store may be slow for the leader alone: its turns would renew its time for ever, while it may not
   grant and nobody else is elected. So a leader whose lease ended without an answer only looks, which renews nothing. If
-  such a turn is answered and nobody else leads, the term goes on. If the store was emptied meanwhile, the leader steps
-  down, because another may have led in between.
+  such a turn is answered and nobody else leads, the term goes on. If the store was emptied meanwhile, a leader whose
+  lease has ended steps down, because another may have led in between.
 - **Emptied store.** A store that was lost or emptied names neither a leader nor members until these have asked again.
   For TTL seconds members keep to the leader they knew, and the leader takes nobody for gone (`blind`).
 
@@ -229,10 +229,11 @@ class Election:
         leader = view.leader
         if leader is not None and self.token.fences(leader.epoch):
             leader = None  # its term is over, as it will hear
+        if self.term and view.emptied and now >= self._lease and (leader is None or leader.name == self.name):
+            self._leaderless = now - NEWCOMER_WAITS  # another may have led since; the turn after is a candidate's
+            return "emptied"
         if self.term and not turn.term and leader is None:
-            if view.emptied:  # another may have led since; the turn after is a candidate's
-                self._leaderless = now - NEWCOMER_WAITS
-            return "emptied" if view.emptied else "looked"  # the turn after says that it leads
+            return "looked"  # the turn after says that it leads
         since = now if self._leaderless is None else self._leaderless
         self._leaderless = since if leader is None else None
         if view.leader is None and self.leader is not None and self.blind(now) and now < since + TTL:

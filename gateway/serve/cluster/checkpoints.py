@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from gateway.core.checkpoint import CheckpointError
+from gateway.core.cluster.election import TTL, Election
 from gateway.decider.checkpoint import Checkpoints
 from gateway.decider.relays.hub import RelayHub
 from gateway.serve.cluster.store import CheckpointStore, StoreError
@@ -21,11 +23,13 @@ NOBODY = 0  # stands among the relays that a hub waits for until `begins` is don
 
 
 class TermCheckpoints:
-    """The checkpoints of one member's terms. `checkpoints` makes and takes them."""
+    """The checkpoints of one member's terms. `checkpoints` makes and takes them. `election` returns this member's
+    part in the election."""
 
-    def __init__(self, checkpoints: Checkpoints, store: CheckpointStore) -> None:
+    def __init__(self, checkpoints: Checkpoints, store: CheckpointStore, election: Callable[[], Election]) -> None:
         self._checkpoints = checkpoints
         self._store = store
+        self._election = election
         self._hub: RelayHub | None = None
         self._led = 0  # last epoch whose money is all in this member's book
         self._saving = Saving(self._take, self._changes, self._save)
@@ -65,8 +69,12 @@ class TermCheckpoints:
             say(f"cluster: what the leader before has learned is left out: the store does not answer: {error}")
         else:
             go_on_from(self._checkpoints, state, passed)
+            if lost and before == self._led:  # a member that is there would tell of another's term since
+                await asyncio.sleep(TTL)
+                election = self._election()
+                lost = bool(election.roster - election.members)
             try:
-                if self._checkpoints.restore_money(money, lost=lost and before != self._led):
+                if self._checkpoints.restore_money(money, lost=lost):
                     say(LOST)
                 self._led = hub.epoch
             except CheckpointError as error:
@@ -77,15 +85,19 @@ class TermCheckpoints:
         return self._checkpoints.take(() if self._hub is None else self._hub.ungranted)
 
     def _changes(self) -> int:
-        """Number of changes, and of times that are to be saved anyway; 0 before this member grants, because the earlier
-        leader's last checkpoint is better until then."""
-        if self._hub is None or not self._hub.complete:
+        """Number of changes, and of times that are to be saved anyway; 0 unless this member grants: another's last
+        checkpoint is better until then."""
+        if self._hub is None or not self._hub.complete or not self._grants:
             return 0
         return 1 + self._hub.changes + int(asyncio.get_running_loop().time() / AT_LEAST)
 
+    @property
+    def _grants(self) -> bool:
+        return self._election().may_grant(asyncio.get_running_loop().time())
+
     async def _save(self, state: bytes) -> None:
-        """Raises OSError."""
-        if self._hub is not None:
+        """Raises OSError. A leader whose lease has ended saves nothing: another may have led, and saved, meanwhile."""
+        if self._hub is not None and self._grants:
             try:
                 kept = await self._store.save(state, self._hub.epoch, self._checkpoints.take_money())
             except StoreError as error:

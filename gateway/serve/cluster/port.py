@@ -113,7 +113,9 @@ class ClusterPort:
             raise StartError(str(error)) from error
         self._leadership = Leadership(
             self._gateway,
-            TermCheckpoints(self._gateway.checkpoints, CheckpointStore(clients[1], name, me)),
+            TermCheckpoints(
+                self._gateway.checkpoints, CheckpointStore(clients[1], name, me), lambda: self.membership.election
+            ),
             configuration,
             self._token,
             expected=self._expected,
