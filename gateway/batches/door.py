@@ -27,7 +27,9 @@ from gateway.core.batches.requests import (
     FILES,
     MOST_BATCHES,
     MOST_BODY,
+    MOST_FILE,
     MOST_LISTED,
+    MOST_UNFINISHED,
     check_fields,
     new_batch,
     no_batch,
@@ -70,7 +72,7 @@ class BatchDoor:
         if self.route_of(request.path) is not FILES or request.method != b"POST":
             request.limit = MOST_BODY
             return
-        tenant, largest = account.name, self._site.policy.max_file
+        tenant, largest = account.name, min(self._site.policy.per_tenant, MOST_FILE)
         request.limit = largest + FORM
         if request.length > request.limit:
             return  # the connection refuses it
@@ -228,14 +230,13 @@ class BatchDoor:
             created_at=now, expires_at=now + WINDOW_SECONDS, metadata=asked.metadata,
         )  # fmt: skip
         keep_until = now + WINDOW_SECONDS + int(site.policy.keep)
-        most = site.policy.max_unfinished
         if not await site.storage.run(
             partial(
-                tables.add_batch, tenant=tenant, batch=batch, keep_until=keep_until, most=most,
+                tables.add_batch, tenant=tenant, batch=batch, keep_until=keep_until, most=MOST_UNFINISHED,
                 most_bytes=site.policy.per_tenant,
             )
         ):  # fmt: skip
-            message = f"you have {most} batches that are not over, as many as one tenant may (batches.max_unfinished)."
+            message = f"you have {MOST_UNFINISHED} batches that are not over, as many as one tenant may."
             raise Refused(Outcome.RATE_LIMITED, message, retry_after=60.0)
         self._worker.look()
         return _encode(batch)

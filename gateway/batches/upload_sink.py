@@ -55,7 +55,7 @@ class UploadSink:
             return
         self.size += len(piece)
         if self.size > self._largest:
-            raise WireError(413, f"the file is over the limit of {self._largest} bytes (batches.max_file)")
+            raise WireError(413, f"the file is over the limit of {self._largest} bytes (1 GiB, or batches.per_tenant)")
         self._waiting.append(piece)
         self._held += len(piece)
         if self._held > HIGH and self._pause is not None and not self._paused:

@@ -25,6 +25,7 @@ from gateway.core.admission.limits import LimitBook
 from gateway.core.admission.quotas import Calendar
 from gateway.core.admission.retries import RetryBudget
 from gateway.core.admission.witness import NOBODY_WATCHES, Witnesses
+from gateway.core.batches.requests import MOST_FILE
 from gateway.core.engines.engine import Engine
 from gateway.core.engines.fleet import Fleet
 from gateway.core.history import History
@@ -305,7 +306,7 @@ def server_settings(snapshot: Snapshot, most_clients: int) -> ServerSettings:
     """The data port's part of a policy. `most_clients`: connections that the process can afford."""
     policy = snapshot.policy
     connections = min(policy.server.max_connections, most_clients)
-    upload = 0 if policy.batches is None else policy.batches.max_file + FORM
+    upload = 0 if policy.batches is None else min(policy.batches.per_tenant, MOST_FILE) + FORM
     return ServerSettings(
         max_connections=connections,
         max_per_peer=max(1, connections // 2),

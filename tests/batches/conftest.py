@@ -14,7 +14,7 @@ from tests.e2e.traffic import sha256
 
 POLICY = f"""
 storage: kept
-batches: {{max_file: 1000KiB, per_tenant: 2000KiB, max_unfinished: 3}}
+batches: {{per_tenant: 2000KiB}}
 tenants:
   acme: {{keys: [{sha256("acme")}]}}
   globex: {{keys: [{sha256("globex")}]}}

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 LINES = 50_000
 LARGE = 1 << 30  # bytes
-POLICY = "storage: kept\nbatches: {max_file: 1GiB}\n"
+POLICY = "storage: kept\nbatches: {}\n"
 MOST = 96 * 2**20  # bytes by which the gateway may grow
 
 

@@ -18,6 +18,8 @@ from gateway.core.request.routes import Route
 MOST_BODY = 64 * 1024  # bytes of a request that creates a batch
 MOST_LISTED = 1000  # also where nobody says
 MOST_BATCHES = 100
+MOST_UNFINISHED = 100  # batches of one tenant
+MOST_FILE = 1 << 30  # bytes of an upload
 BATCHES = 20
 
 FILES = Route(path="/v1/files", kind="stored", methods=("GET", "POST"), here=True, media=False, stored=True)

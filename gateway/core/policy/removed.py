@@ -10,8 +10,10 @@ _BOUND = "nothing: the bound is fixed"
 # `*`: any class, tenant or entry. The text stands behind "found a field that is gone, expected".
 REMOVED = MappingProxyType({
     "batches.max_answer": f"{_BOUND} at 64MiB",
+    "batches.max_file": f"{_BOUND} at 1GiB, and batches.per_tenant",
     "batches.max_line": "nothing: a line may be as large as a request, body.max_media",
     "batches.max_requests": f"{_BOUND} at 50,000 lines",
+    "batches.max_unfinished": f"{_BOUND} at 100",
     "body.max_messages": "nothing: body.max allows one message for each KiB",
     "body.max_values": "nothing: body.max allows one value for each 20 bytes",
     "body.media_hosts": "the hosts themselves, media: [images.example.com]",
