@@ -27,6 +27,9 @@ STALE_POLLS = 3
 STEPS = 2.0  # of an engine, in which what was sent may wait for the next; one is not always as long as the mean
 OVERRUN = 0.03  # of the KV cache above the fullest, where holds were too small
 GROWTH = 0.7  # of the trim, each second in which tokens bind, times the share of the cache below the target
+BACKLOG = (
+    2  # calls that may wait inside an engine: order is decided before it, and its own queue is first come, first served
+)
 MOST_KEPT = 0.98  # of the most that ran, with each sample of a queue in the engine
 TRIM_BELOW = 0.95  # of what holds were measured to turn into
 
@@ -40,9 +43,9 @@ class Adaptation:
         self._full_at = math.inf  # slots at which there was a queue in the engine last
         self._most_running = 0.0  # sequences; falls while there is a queue in the engine and fewer run
 
-    def adapt_trim(self, sample: EngineSample, backlog: int, since: float, *, preempted: bool) -> None:
+    def adapt_trim(self, sample: EngineSample, since: float, *, preempted: bool) -> None:
         """AIMD on the budget: up while tokens bind and measured KV is low, by GROWTH x what is empty; x 0.9 when it
-        runs over. `backlog`: calls that may queue in the engine. `since`: seconds since the last sample.
+        runs over. `since`: seconds since the last sample.
 
         Prefix sharing and short answers make holds too large, so a full ledger may leave the cache half empty. A queue
         inside an engine whose KV is low is a matter of slots, not of tokens, and leaves the trim alone.
@@ -51,7 +54,7 @@ class Adaptation:
         long calls would else take it to its least each time, and half of the cache would be empty until it has risen.
         """
         ledger, target = self._ledger, self._ledger.target
-        crowded = sample.waiting > backlog and sample.kv_usage > target - 0.05
+        crowded = sample.waiting > BACKLOG and sample.kv_usage > target - 0.05
         if preempted or crowded or sample.kv_usage > ledger.fullest + OVERRUN:
             full = 1.0 if preempted else max(sample.kv_usage, target)
             told = TRIM_BELOW * ledger.held / (full * ledger.capacity)
@@ -59,7 +62,7 @@ class Adaptation:
         elif ledger.pressed_tokens and sample.kv_usage < target - 0.05:
             ledger.trim = min(4.0, ledger.trim * (1.0 + GROWTH * (target - sample.kv_usage)) ** since)
 
-    def adapt_slots(self, sample: EngineSample, backlog: int, just_sent: int) -> None:
+    def adapt_slots(self, sample: EngineSample, just_sent: int) -> None:
         """Learn `max_num_seqs`: a queue in the engine shows it, a full bound without one probes above it.
 
         Below the bound, the `just_sent` calls of the last steps only wait for the next one, and show nothing. Where
@@ -69,12 +72,12 @@ class Adaptation:
         if ledger.max_slots is not None:
             return
         waiting = sample.waiting - just_sent
-        kept = MOST_KEPT if waiting > backlog else 1.0
+        kept = MOST_KEPT if waiting > BACKLOG else 1.0
         self._most_running = max(sample.running, kept * self._most_running)
-        behind, self._behind = self._behind, sample.running if waiting > backlog else -1
-        if waiting > backlog:
+        behind, self._behind = self._behind, sample.running if waiting > BACKLOG else -1
+        if waiting > BACKLOG:
             if sample.running <= behind:
-                ledger.slots = self._full_at = max(1, int(self._most_running) + backlog)
+                ledger.slots = self._full_at = max(1, int(self._most_running) + BACKLOG)
         elif ledger.pressed_slots and waiting <= 0 and sample.kv_usage < ledger.kv_target:
             far = sample.kv_usage < ledger.kv_target / 2 and ledger.slots < self._full_at
             ledger.slots += max(1, ledger.slots // 10) if far else 1
@@ -204,15 +207,15 @@ class Engine:
         trouble = None if self.draining else asleep(sample, now)
         if trouble is not None:
             self.down(trouble)
-        before, backlog = self.sample, self.policy.budget.engine_backlog
+        before = self.sample
         since = now - self.sampled_at
         self._notice_stall(sample, before if self.fresh(now) else None, now)
         self.sample, self.sampled_at, self.health.unmeasured = sample, now, ""
         self.ledger.measure(sample)
         preempted = before is not None and sample.preemptions_total > before.preemptions_total
-        self.adaptation.adapt_trim(sample, backlog, min(since, 5.0), preempted=preempted)
+        self.adaptation.adapt_trim(sample, min(since, 5.0), preempted=preempted)
         recent = now - STEPS * self.speed.tpot
-        self.adaptation.adapt_slots(sample, backlog, self.prefills.sent_after(recent))
+        self.adaptation.adapt_slots(sample, self.prefills.sent_after(recent))
         self.prefills.pass_begun(sample.waiting, recent)
         if sample.lora is not None and self.adapters is not None:
             self.adapters.told(sample.lora)

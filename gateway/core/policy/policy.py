@@ -65,15 +65,12 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     `kv_target`: Share of the engine's KV cache up to which calls start; the last one may end 15 % above. Where less
     than a quarter of the held tokens is output: up to 93 % and 96 %, because prompts do not grow.
     `alpha`: Share of its max_tokens that a call is expected to use, such as 50%; auto: learned from real answers.
-    `engine_backlog`: Calls that may wait inside an engine. Keep it small: the gateway decides the order, and an
-    engine's own queue is first come, first served.
     `capacity`: KV-cache tokens of an engine that does not report its own.
     `max_concurrency`: Calls on one engine at once, until the gateway has learned a better limit from its metrics.
     """
 
     kv_target: Annotated[Share, Bounds(ge=0.05, le=1)] = 0.80
     alpha: Literal["auto"] | Part = "auto"
-    engine_backlog: Annotated[Count, Bounds(ge=0, le=10_000)] = 2
     capacity: Positive = 100_000
     max_concurrency: Positive = 256
 

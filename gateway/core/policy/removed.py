@@ -25,6 +25,7 @@ REMOVED = MappingProxyType({
     "breaker.panic": f"{_FIXED} at 50%",
     "breaker.probes": f"{_FIXED} at 3",
     "breaker.window": f"{_FIXED} at 10s",
+    "budget.engine_backlog": f"{_BOUND} at 2",
     "classes.*.min_tokens": "nothing: the smallest max_tokens in shaping is the least",
     "classes.*.overload": "nothing: calls go by their deadlines",
     "cluster.user": "the user in cluster.url, valkey://USER@HOST:PORT",

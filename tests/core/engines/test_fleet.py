@@ -254,7 +254,7 @@ def test_slots_are_learned_from_the_engines_own_queue() -> None:
     e.sampled(sample(running=8, waiting=5), 1.0)
     assert e.ledger.slots == most, "more have begun: they waited to be read"
     e.sampled(sample(running=8, waiting=5), 1.0)
-    assert e.ledger.slots == 10, "running + engine_backlog"
+    assert e.ledger.slots == 10, "running + 2 that may wait in it"
     for _ in range(10):
         e.hold(10, 1, 1.0)
     assert not e.ledger.fits(10)
@@ -302,7 +302,7 @@ def test_a_queue_for_prompts_to_be_read_is_no_want_of_places() -> None:
     e.sampled(sample(running=60), 1.0)
     for at in (1.5, 1.75):
         e.sampled(sample(running=40, waiting=8), at)
-    assert e.ledger.slots == 59, "as many as ran before, less a fiftieth each time, + engine_backlog"
+    assert e.ledger.slots == 59, "as many as ran before, less a fiftieth each time, + 2 that may wait in it"
     for tick in range(100):
         e.sampled(sample(running=40, waiting=8), 2.0 + tick / 2)
     assert e.ledger.slots == 42, "an engine that is another one now: nothing holds for ever"
