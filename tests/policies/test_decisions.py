@@ -105,7 +105,7 @@ def test_batch_gives_way_first(mode: Mode, refused: list[str]) -> None:
     order = tuple(policy.classes)
     modes = ModelMode(policy.modes)
     modes.mode = mode
-    assert [name for name in order if modes.refuses(name, 100, order) is not None] == refused
+    assert [name for name in order if modes.refuses(name, order) is not None] == refused
 
 
 @pytest.mark.parametrize(

@@ -143,21 +143,15 @@ class ModelMode:
         self.transitions[self.mode, mode] += 1
         self.mode, self.since, self.why = mode, now, why
 
-    def refuses(self, class_name: str, prompt_tokens: int, order: Sequence[str]) -> str | None:
+    def refuses(self, class_name: str, order: Sequence[str]) -> str | None:
         """Reason to refuse a call now, in words that follow "under pressure:"; None if the mode admits the call.
 
         The rules of the milder modes apply too. `order`: the classes, most important first. The default `refuse` never
         includes the most important class, even if it is the only class.
         """
         for level in range(self.mode._value_, 0, -1):
-            rule = self._rules[level - 1]
-            if bars(rule, class_name, order):
+            if bars(self._rules[level - 1], class_name, order):
                 return f"mode {_MODES[level]} refuses class {class_name!r}"
-            if rule.max_prompt_tokens is not None and prompt_tokens > rule.max_prompt_tokens:
-                return (
-                    f"mode {_MODES[level]} takes prompts of up to {rule.max_prompt_tokens} tokens, and this one has "
-                    f"about {prompt_tokens}. Shorten it, or come back later"
-                )
         return None
 
 

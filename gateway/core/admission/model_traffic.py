@@ -78,7 +78,7 @@ class ModelTraffic:
 
     def refuses(self, call: Call) -> str | None:
         """Reason for which the mode refuses the call; None if the mode admits it."""
-        return self._mode.refuses(call.class_name, call.prompt_tokens, self._order)
+        return self._mode.refuses(call.class_name, self._order)
 
     def first_byte(self, call: Call, now: float) -> None:
         """A stream's first token came."""

@@ -27,9 +27,7 @@ STALE_POLLS = 3
 STEPS = 2.0  # of an engine, in which what was sent may wait for the next; one is not always as long as the mean
 OVERRUN = 0.03  # of the KV cache above the fullest, where holds were too small
 GROWTH = 0.7  # of the trim, each second in which tokens bind, times the share of the cache below the target
-BACKLOG = (
-    2  # calls that may wait inside an engine: order is decided before it, and its own queue is first come, first served
-)
+BACKLOG = 2  # calls that may wait inside an engine, whose own queue is first come, first served
 MOST_KEPT = 0.98  # of the most that ran, with each sample of a queue in the engine
 TRIM_BELOW = 0.95  # of what holds were measured to turn into
 

@@ -236,7 +236,7 @@ def _modes(policy: Policy) -> Found:
         barred = [bars(rule, each, order) for each in order]
         if all(barred):
             yield path, "it refuses every class"
-        if (any(barred) or rule.max_prompt_tokens is not None) and _never(policy, name):
+        if any(barred) and _never(policy, name):
             yield (*path, "enter"), "it is empty, so the mode is never entered and its rules never hold"
 
 

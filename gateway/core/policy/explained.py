@@ -237,12 +237,10 @@ def _shaping(policy: Policy, name: str) -> Iterator[str]:
 def _modes(policy: Policy, name: str) -> Iterator[str]:
     """The rules of the milder modes hold too, as in gateway.core.admission.mode."""
     order = list(policy.classes)
-    refused, longest = False, None
+    refused = False
     for mode, rule in modes_of(policy):
         refused = refused or bars(rule, name, order)
-        longest = min(filter(None, (longest, rule.max_prompt_tokens)), default=None)
-        taken = f"taken up to prompts of {COUNT.show(longest)} tokens" if longest is not None else "taken"
-        yield f"{mode:9} {'refused' if refused else taken:40} {_entered(rule)}"
+        yield f"{mode:9} {'refused' if refused else 'taken':8} {_entered(rule)}"
 
 
 def _entered(rule: ModeRule) -> str:

@@ -43,6 +43,7 @@ REMOVED = MappingProxyType({
     "limits.per_class": "an entry for each class in limits.classes",
     "limits.per_model": "an entry for each model in limits.models",
     "limits.per_tenant.quota": "limits.quota",
+    "modes.*.max_prompt_tokens": "refuse, with a class of long prompts (when.prompt_tokens)",
     "modes.*.only": "refuse: all_but_most_important, or the list of all others",
     "providers.*.max_concurrency": "nothing: a provider's 429 is its bound, and is obeyed",
     "retries.at_least": f"{_FIXED} at 3 in 10s, and none with retries: 0%",

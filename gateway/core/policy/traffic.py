@@ -265,14 +265,12 @@ class ModeRule(msgspec.Struct, frozen=True, kw_only=True):
     `leave`: Signals below which the mode ends.
     `dwell`: Shortest time that the mode lasts.
     `refuse`: Classes that are refused.
-    `max_prompt_tokens`: Prompt tokens above which calls are refused; null: no such rule.
     """
 
     enter: Threshold
     leave: Threshold
     dwell: Annotated[Seconds, Bounds(ge=0, le=3600)] = 10.0
     refuse: tuple[Name, ...] | Literal["least_important", "all_but_most_important"] = ()
-    max_prompt_tokens: Positive | None = None
 
 
 class Modes(msgspec.Struct, frozen=True, kw_only=True):

@@ -126,7 +126,6 @@ class Traits:
         modes = {}
         for mode, step in zip(MODES, steps, strict=True):
             modes[mode] = {"enter": {by: step}, "leave": {by: least}, "dwell": rng.choice(("0s", "250ms", "2s"))}
-        modes["tight"]["max_prompt_tokens"] = rng.choice((None, 200))
         modes["brownout"]["refuse"] = rng.choice(("least_important", ["default"]))
         modes["closed"]["refuse"] = rng.choice(("all_but_most_important", ["default"]))
         return modes

@@ -159,34 +159,29 @@ def test_new_rules_keep_the_mode() -> None:
 # -- what is refused --------------------------------------------------------------------------------------------------
 
 NAMED = Modes(
-    tight=rule(Threshold(), Threshold(), max_prompt_tokens=20_000),
-    brownout=rule(Threshold(), Threshold(), refuse=("batch", "default"), max_prompt_tokens=4000),
+    brownout=rule(Threshold(), Threshold(), refuse=("batch", "default")),
     closed=rule(Threshold(), Threshold(), refuse=("interactive", "default")),
 )
 
 
 @pytest.mark.parametrize(
-    ("rules", "mode", "class_name", "prompt_tokens", "expected"),
+    ("rules", "mode", "class_name", "expected"),
     [
-        (Modes(), NORMAL, "batch", 10**6, None),
-        (Modes(), TIGHT, "batch", 10**6, None),
-        (Modes(), BROWNOUT, "batch", 10, "mode brownout refuses class 'batch'"),
-        (Modes(), BROWNOUT, "default", 10, None),
-        (Modes(), BROWNOUT, "default", 10**6, None),
-        (NAMED, BROWNOUT, "interactive", 4001, "mode brownout takes prompts of up to 4000 tokens, and this one has "),
-        (Modes(), CLOSED, "interactive", 8000, None),
-        (Modes(), CLOSED, "interactive", 9000, None),
-        (Modes(), CLOSED, "default", 10, "mode closed refuses class 'default'"),
-        (NAMED, TIGHT, "batch", 20_000, None),
-        (NAMED, TIGHT, "batch", 20_001, "mode tight takes prompts of up to 20000 tokens"),
-        (NAMED, BROWNOUT, "default", 1, "mode brownout refuses class 'default'"),
-        (NAMED, BROWNOUT, "interactive", 1, None),
-        (NAMED, CLOSED, "interactive", 1, "mode closed refuses class 'interactive'"),
-        (NAMED, CLOSED, "batch", 1, "mode brownout refuses class 'batch'"),
+        (Modes(), NORMAL, "batch", None),
+        (Modes(), TIGHT, "batch", None),
+        (Modes(), BROWNOUT, "batch", "mode brownout refuses class 'batch'"),
+        (Modes(), BROWNOUT, "default", None),
+        (Modes(), CLOSED, "interactive", None),
+        (Modes(), CLOSED, "default", "mode closed refuses class 'default'"),
+        (NAMED, TIGHT, "batch", None),
+        (NAMED, BROWNOUT, "default", "mode brownout refuses class 'default'"),
+        (NAMED, BROWNOUT, "interactive", None),
+        (NAMED, CLOSED, "interactive", "mode closed refuses class 'interactive'"),
+        (NAMED, CLOSED, "batch", "mode brownout refuses class 'batch'"),
     ],
 )
-def test_refusals(rules: Modes, mode: Mode, class_name: str, prompt_tokens: int, expected: str | None) -> None:
-    why = at(mode, rules).refuses(class_name, prompt_tokens, ORDER)
+def test_refusals(rules: Modes, mode: Mode, class_name: str, expected: str | None) -> None:
+    why = at(mode, rules).refuses(class_name, ORDER)
     if expected is None:
         assert why is None
     else:
@@ -196,7 +191,7 @@ def test_refusals(rules: Modes, mode: Mode, class_name: str, prompt_tokens: int,
 
 def test_the_only_class_is_the_most_important_one() -> None:
     for mode in Mode:
-        assert at(mode).refuses("default", 10, ("default",)) is None
+        assert at(mode).refuses("default", ("default",)) is None
 
 
 # -- signals made of calls --------------------------------------------------------------------------------------------

@@ -467,7 +467,7 @@ MODES = [
             f"modes: {{closed: {{enter: {{}}, leave: {{}}, {rule}}}}}",
             ["p:1: warning: modes.closed.enter: it is empty, so the mode is never entered and its rules never hold"],
         )
-        for rule in ("refuse: [batch]", "refuse: least_important", "max_prompt_tokens: 9")
+        for rule in ("refuse: [batch]", "refuse: least_important")
     ],
     ("modes: {tight: {enter: {kv: 81%}, leave: {kv: 70%}}}", []),
     (

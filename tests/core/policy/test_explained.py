@@ -42,8 +42,8 @@ shaping:
   - {kv_above: 92%, mode: brownout, max_tokens: 256, except: []}
 modes:
   tight: {enter: {kv: 85%, waiting: 8}, leave: {kv: 75%, waiting: 1}, refuse: [batch]}
-  brownout: {enter: {ttft: 2x}, leave: {ttft: 1.2x}, max_prompt_tokens: 8000}
-  closed: {enter: {}, leave: {}, refuse: all_but_most_important, max_prompt_tokens: 9000}
+  brownout: {enter: {ttft: 2x}, leave: {ttft: 1.2x}, refuse: [batch]}
+  closed: {enter: {}, leave: {}, refuse: all_but_most_important}
 fleet:
   engines:
     - {url: "http://10.0.0.11:8000"}
@@ -79,9 +79,9 @@ limits                            requests                     tokens
 quota           none
 over a limit    503 with {"resultStatus":1002,"tips":"顾客太多,客官请稍候"}
 shaping         max_tokens at most 256 where the engine's KV cache is above 92% or the mode is brownout or worse
-modes           tight     taken                                    from kv 85% or waiting 8 on
-                brownout  taken up to prompts of 8k tokens         from ttft 2x on
-                closed    refused                                  never entered
+modes           tight     taken    from kv 85% or waiting 8 on
+                brownout  taken    from ttft 2x on
+                closed    refused  never entered
 engines         http://10.0.0.11:8000, if it has the model
                 unix:///run/vllm/a.sock
 all down        calls wait for an engine to come back, for 1m in all, within their targets; then 503
@@ -113,9 +113,9 @@ quota           none
 over a limit    429 with OpenAI's error object
 shaping         max_tokens at most 1024 where the engine's KV cache is above 85%
                 max_tokens at most 256 where the engine's KV cache is above 92% or the mode is brownout or worse
-modes           tight     refused                                  from kv 85% or waiting 8 on
-                brownout  refused                                  from ttft 2x on
-                closed    refused                                  never entered
+modes           tight     refused  from kv 85% or waiting 8 on
+                brownout  refused  from ttft 2x on
+                closed    refused  never entered
 engines         http://10.0.0.11:8000, if it has the model
 all down        calls wait for an engine to come back, for 1m in all, within their targets; then 503
 """
@@ -301,7 +301,7 @@ def test_the_modes_refuse_what_is_said_that_they_refuse(policy: Policy) -> None:
         modes = ModelMode(policy.modes)
         for word, mode in zip(said, (Mode.TIGHT, Mode.BROWNOUT, Mode.CLOSED), strict=True):
             modes.mode = mode
-            assert (word == "refused") == (modes.refuses(given, 100, order) is not None)
+            assert (word == "refused") == (modes.refuses(given, order) is not None)
 
 
 @pytest.mark.parametrize("name", list(POLICY.classes))
