@@ -51,7 +51,7 @@ class Configuration(msgspec.Struct, frozen=True):
     `sidecar_token`: the token that sidecars must show; None: not given. `order_token`: the one that sidecars are shown;
     None: the same. `sidecar_trust`: in their certificates; None: no matter of the policy. `cache_secret`: the secret of
     the cache salts; None: drawn at each start. `cluster`: the secrets of its cluster; None: it is of none. `jwks`: the
-    content of `auth.jwks_file`. `tree`: the parsed policy file, for line numbers.
+    content of `auth.jwks`, a file. `tree`: the parsed policy file, for line numbers.
     """
 
     policy: Policy = Policy()
@@ -214,10 +214,10 @@ class Named:
         auth = policy.auth
         if auth is not None and importlib.util.find_spec("jwt") is None:
             yield Fault(("auth",), NO_PYJWT, "PyJWT, or no auth")
-        elif auth is not None and auth.jwks_file is not None:
+        elif auth is not None and auth.jwks_url is None:
             from gateway.core.policy.signed_token import KeySet  # noqa: PLC0415 # PyJWT is an extra
 
-            file, at, expected = self._path.parent / auth.jwks_file, ("auth", "jwks_file"), "the issuer's JWK Set"
+            file, at, expected = self._path.parent / auth.jwks, ("auth", "jwks"), "the issuer's JWK Set"
             try:
                 self.jwks, wrong = self._read(file), refused(file)
                 KeySet(self.jwks)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def issuer_of(policy: Policy, jwks: bytes, before: Issuer | None, say: Callable[[str], None]) -> Issuer | None:
-    """Return the policy's issuer; None: it has none. `jwks`: the content of `auth.jwks_file`. Raises ValueError for a
+    """Return the policy's issuer; None: it has none. `jwks`: the content of `auth.jwks`. Raises ValueError for a
     file without keys, ModuleNotFoundError without PyJWT."""
     if policy.auth is None:
         return None

@@ -112,7 +112,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
         load(tmp_path / "none.yaml", Path.read_bytes)
 
 
-AUTH = "auth: {issuer: i, audience: a, jwks_file: k.json}\ntenants: {acme: {}}\n"
+AUTH = "auth: {issuer: i, audience: a, jwks: k.json}\ntenants: {acme: {}}\n"
 
 
 def test_the_keys_of_an_issuer_are_in_their_file(tmp_path: Path) -> None:
@@ -120,12 +120,12 @@ def test_the_keys_of_an_issuer_are_in_their_file(tmp_path: Path) -> None:
     path = written(tmp_path, p_yaml=AUTH, k_json=keys.decode())
     assert load(path, Path.read_bytes).jwks == keys
     (tmp_path / "k.json").chmod(0o666)
-    with pytest.raises(InvalidFile, match=r"auth\.jwks_file: .*everybody on this machine may write"):
+    with pytest.raises(InvalidFile, match=r"auth\.jwks: .*everybody on this machine may write"):
         load(path, Path.read_bytes)
-    with pytest.raises(InvalidFile, match=r"auth\.jwks_file: .*no public key that verifies tokens"):
+    with pytest.raises(InvalidFile, match=r"auth\.jwks: .*no public key that verifies tokens"):
         load(written(tmp_path, p_yaml=AUTH, k_json='{"keys": []}'), Path.read_bytes)
     (tmp_path / "k.json").unlink()
-    with pytest.raises(InvalidFile, match=r"auth\.jwks_file: .*No such file"):
+    with pytest.raises(InvalidFile, match=r"auth\.jwks: .*No such file"):
         load(path, Path.read_bytes)
 
 

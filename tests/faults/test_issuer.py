@@ -30,7 +30,7 @@ def run(scenario: Callable[[Gateway, KeyServer], Awaitable[None]], monkeypatch: 
     monkeypatch.setattr(of_issuer, "AGAIN", 0.0)
 
     async def main(server: KeyServer) -> None:
-        auth = AuthPolicy(issuer=ISSUER, audience=AUDIENCE, jwks_url=server.url)
+        auth = AuthPolicy(issuer=ISSUER, audience=AUDIENCE, jwks=server.url)
         engine = ScriptedEngine("good")
         policy = Policy(tenants={"acme": Tenant()}, auth=auth)
         async with engine.running(), gateway_over([engine], policy) as gateway:

@@ -46,7 +46,7 @@ from sidecar.sizing.weights import index_from, stored_from
 
 Pieces = Sequence[bytes]
 SETTINGS = ServerSettings()
-AUTH = AuthPolicy(issuer="i", audience="a", jwks_file="k", class_claim="class")
+AUTH = AuthPolicy(issuer="i", audience="a", jwks="k", class_claim="class")
 JSON_ROUTES = [route for route in ROUTES.values() if route.kind in READS]
 
 

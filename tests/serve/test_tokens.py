@@ -28,7 +28,7 @@ Ask = Callable[..., httpx.Response]
 @pytest.fixture(params=[(), ("--workers", "2")], ids=["one process", "relays"])
 def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Gateway, KeyServer, Ask]]:
     with KeyServer(ONE) as server:
-        auth = {"issuer": ISSUER, "audience": AUDIENCE, "jwks_url": server.url, "class_claim": "class"}
+        auth = {"issuer": ISSUER, "audience": AUDIENCE, "jwks": server.url, "class_claim": "class"}
         tenants = {"acme": {"keys": [sha256("weir-key")]}, "globex": {"models": ["other"]}}
         policy = {"auth": auth, "tenants": tenants, "fleet": QUICK, "storage": "kept", "batches": {}}
         policy["classes"] = {"interactive": {}, "default": {}, "batch": {}, "bulk": {}}

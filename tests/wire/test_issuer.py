@@ -42,7 +42,7 @@ def run(scenario: Callable[[Issuer, KeyServer, list[str]], Awaitable[None]]) -> 
 
     async def main(server: KeyServer) -> None:
         said: list[str] = []
-        issuer = Issuer(AuthPolicy(issuer=ISSUER, audience=AUDIENCE, jwks_url=server.url), b"", said.append)
+        issuer = Issuer(AuthPolicy(issuer=ISSUER, audience=AUDIENCE, jwks=server.url), b"", said.append)
         await issuer.keys_read()
         try:
             await asyncio.wait_for(scenario(issuer, server, said), 20)
@@ -94,7 +94,7 @@ def test_a_key_of_an_odd_shape_spoils_no_other() -> None:
 def test_the_address_is_asked_for_as_it_is_written(path: str) -> None:
     async def main(server: KeyServer) -> None:
         url = server.url.removesuffix("/keys.json") + path
-        policy = AuthPolicy(issuer=ISSUER, audience=AUDIENCE, jwks_url=url)
+        policy = AuthPolicy(issuer=ISSUER, audience=AUDIENCE, jwks=url)
         assert not list(auth_faults(policy, ["acme"]))
         issuer = Issuer(policy, b"", print)
         await issuer.keys_read()
@@ -115,7 +115,7 @@ def test_a_reload_that_changes_a_claim_goes_on_with_the_keys_and_with_no_token_o
         after = issuer_of(policy, b"", issuer, said.append)
         assert after is not None
         assert holds(after, token) == "globex"
-        moved = structs.replace(issuer.auth, jwks_url=f"{server.url}?other")
+        moved = structs.replace(issuer.auth, jwks=f"{server.url}?other")
         assert isinstance(refusal(Issuer(moved, b"", said.append, before=issuer), token), AwaitsKeys)
         await after.aclose()
 
@@ -177,7 +177,7 @@ def test_known_keys_outlive_a_failing_address_up_to_a_bound(
 def test_a_token_is_verified_once_and_not_beyond_its_end() -> None:
     async def main() -> None:
         now = [1000.0]
-        auth = AuthPolicy(issuer=ISSUER, audience=AUDIENCE, jwks_file="keys.json")
+        auth = AuthPolicy(issuer=ISSUER, audience=AUDIENCE, jwks="keys.json")
         issuer = Issuer(auth, key_set(ONE), lambda _: None, wall=lambda: now[0])
         token = ONE.token(exp=1100.0)
         assert holds(issuer, token) == "acme"
@@ -194,7 +194,7 @@ def test_verified_tokens_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(of_issuer, "MOST_TOKENS", 3)
 
     async def main() -> None:
-        auth = AuthPolicy(issuer=ISSUER, audience=AUDIENCE, jwks_file="keys.json")
+        auth = AuthPolicy(issuer=ISSUER, audience=AUDIENCE, jwks="keys.json")
         issuer = Issuer(auth, key_set(ONE), lambda _: None)
         for number in range(10):
             assert holds(issuer, ONE.token(jti=str(number))) == "acme"
@@ -206,6 +206,6 @@ def test_verified_tokens_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_file_without_a_key_is_refused() -> None:
     async def main() -> None:
         with pytest.raises(ValueError, match="no keys"):
-            Issuer(AuthPolicy(issuer=ISSUER, audience=AUDIENCE, jwks_file="k"), b'{"keys": []}', lambda _: None)
+            Issuer(AuthPolicy(issuer=ISSUER, audience=AUDIENCE, jwks="k"), b'{"keys": []}', lambda _: None)
 
     asyncio.run(main())

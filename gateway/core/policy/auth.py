@@ -10,11 +10,11 @@ from urllib.parse import urlsplit
 import msgspec
 
 from gateway.core.engines.origin import Origin, parse_origin
-from gateway.core.policy.types import FileName, WebPage
 from gateway.shared.files.checked import Fault
 from gateway.shared.files.kinds import Text
 
 Issued = Annotated[str, Text(r"[!-~]{1,512}", "an issuer or audience without spaces, as the tokens have it")]
+JwksAt = Annotated[str, Text(r"[^\x00-\x1f]{1,4096}", "a file name or https://HOST/PATH")]
 Claim = Annotated[str, Text(r"[!-~]{1,200}", "the name of a claim, without spaces")]
 
 
@@ -23,9 +23,8 @@ class AuthPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     `issuer`: Issuer of the tokens: their claim iss, character for character.
     `audience`: This gateway's name in the tokens' claim aud.
-    `jwks_file`: File with the issuer's public keys, a JWK Set; null: see jwks_url.
-    `jwks_url`: Address of the issuer's JWK Set, https:// (http:// on this machine). It is read every 5 min, and for a
-    token of an unknown key. Without an answer the known keys are valid for a day.
+    `jwks`: The issuer's public keys, a JWK Set: a file, or its address, https:// (http:// on this machine). The address
+    is read every 5 min, and for a token of an unknown key. Without an answer the known keys are valid for a day.
     `tenant_claim`: Claim that names the caller's tenant.
     `class_claim`: Claim that names the caller's class: that of calls that name none, and the most important that it may
     ask for; null, or no such claim: as the tenant's other callers.
@@ -33,20 +32,20 @@ class AuthPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     issuer: Issued
     audience: Issued
-    jwks_file: FileName | None = None
-    jwks_url: WebPage | None = None
+    jwks: JwksAt
     tenant_claim: Claim = "tenant"
     class_claim: Claim | None = None
+
+    @property
+    def jwks_url(self) -> str | None:
+        """Address of the keys; None: a file has them."""
+        return self.jwks if self.jwks.casefold().startswith(("http://", "https://")) else None
 
 
 def auth_faults(auth: AuthPolicy | None, tenants: Iterable[str]) -> Iterator[Fault]:
     """Settings by which nobody could be let in, or keys that someone on the way could replace."""
     if auth is None:
         return
-    if (auth.jwks_file is None) == (auth.jwks_url is None):
-        both = auth.jwks_file is not None
-        found = "jwks_file and jwks_url" if both else "neither jwks_file nor jwks_url"
-        yield Fault(("auth",), found, "one of jwks_file and jwks_url: the issuer's public keys")
     if not set(tenants) - {"anonymous"}:
         found = "auth, and no tenant but anonymous: its tokens would let nobody in"
         yield Fault(("auth",), found, "tenants whom tokens can name")
@@ -67,11 +66,11 @@ def _url(url: str) -> Iterator[Fault]:
     try:
         origin, _ = key_address(url)
     except ValueError as error:
-        yield Fault(("auth", "jwks_url"), str(error), "https://HOST/PATH of a JWK Set")
+        yield Fault(("auth", "jwks"), str(error), "https://HOST/PATH of a JWK Set")
         return
     if not origin.tls and not _is_loopback(origin.host):
         found = f"{url}: whoever is on the way could replace the keys"
-        yield Fault(("auth", "jwks_url"), found, "https://, or http:// of this machine")
+        yield Fault(("auth", "jwks"), found, "https://, or http:// of this machine")
 
 
 def _is_loopback(host: str) -> bool:

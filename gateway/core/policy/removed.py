@@ -9,6 +9,8 @@ _BOUND = "nothing: the bound is fixed"
 
 # `*`: any class, tenant or entry. The text stands behind "found a field that is gone, expected".
 REMOVED = MappingProxyType({
+    "auth.jwks_file": "the file itself, jwks: FILE",
+    "auth.jwks_url": "the address itself, jwks: https://...",
     "batches.max_answer": f"{_BOUND} at 64MiB",
     "batches.max_file": f"{_BOUND} at 1GiB, and batches.per_tenant",
     "batches.max_line": "nothing: a line may be as large as a request, body.max_media",

@@ -335,7 +335,7 @@ def test_a_model_route_tells_its_members_and_fallbacks() -> None:
 
 
 def test_a_tenant_of_an_issuer_is_told_the_claim_that_names_it() -> None:
-    auth = "auth: {issuer: https://login/, audience: weir, jwks_url: https://login/keys, tenant_claim: team}"
+    auth = "auth: {issuer: https://login/, audience: weir, jwks: https://login/keys, tenant_claim: team}"
     policy = decode(f"{auth}\ntenants: {{acme: {{}}, anonymous: {{}}}}".encode())
     assert "acme: tokens of https://login/ whose claim team names it\n" in explain_call(policy, "acme", NOTHING, "m")
     assert "tokens of" not in explain_call(policy, "anonymous", NOTHING, "m")

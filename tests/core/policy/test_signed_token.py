@@ -19,7 +19,7 @@ from gateway.core.policy.signed_token import LEEWAY, MOST_TRIED, KeySet, TokenFa
 from tests.examples import examples
 from tests.tokens import AUDIENCE, ISSUER, KeyPair, key_set
 
-AUTH = AuthPolicy(issuer=ISSUER, audience=AUDIENCE, jwks_file="keys.json", class_claim="class")
+AUTH = AuthPolicy(issuer=ISSUER, audience=AUDIENCE, jwks="keys.json", class_claim="class")
 ONE, TWO, RSA, ED = KeyPair("one"), KeyPair("two"), KeyPair("rsa", "RS256"), KeyPair("ed", "EdDSA")
 KEYS = KeySet(key_set(ONE, TWO, RSA, ED))
 NOW = time.time()
@@ -48,7 +48,7 @@ def test_what_a_token_may_leave_out_or_have_more_of() -> None:
     unnamed = _unnamed(ONE)
     for keys in (KeySet(key_set(ONE)), KEYS, KeySet(key_set(TWO, ONE))):
         assert keys.verified(unnamed, AUTH, NOW).tenant == "acme"
-    no_class = AuthPolicy(issuer=ISSUER, audience=AUDIENCE, jwks_file="keys.json")
+    no_class = AuthPolicy(issuer=ISSUER, audience=AUDIENCE, jwks="keys.json")
     assert KEYS.verified(ONE.token(**{"class": "batch"}).encode(), no_class, NOW).class_name == ""
 
 

@@ -332,7 +332,7 @@ class Tokens:
         raise AssertionError
 
 
-AUTH = Policy(tenants={"acme": Tenant()}, auth=AuthPolicy(issuer="i", audience="a", jwks_file="k"))
+AUTH = Policy(tenants={"acme": Tenant()}, auth=AuthPolicy(issuer="i", audience="a", jwks="k"))
 
 
 def test_a_token_says_who_and_which_class() -> None:
