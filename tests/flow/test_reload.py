@@ -12,7 +12,7 @@ from msgspec import structs
 
 from gateway.core.engines.engine import Engine
 from gateway.core.engines.origin import engine_id
-from gateway.core.policy.policy import Budget, EngineEntry, FleetPolicy, Policy, TrustedProxies
+from gateway.core.policy.policy import Budget, EngineEntry, FleetPolicy, Policy
 from gateway.core.policy.traffic import Deadlines, Tenant, TrafficClass
 from gateway.core.request.call import Call
 from gateway.core.request.outcome import Outcome, Refused
@@ -291,9 +291,7 @@ def test_a_policy_that_cannot_be_used_changes_nothing() -> None:
         with pytest.raises(ApplyError, match="engine-3:8000 is there twice"):
             world.gateway.apply(Configuration(policy(0, 3)))
         with pytest.raises(ValueError, match="nonsense"):
-            world.gateway.apply(
-                Configuration(structs.replace(policy(), trusted_proxies=TrustedProxies(addresses=("nonsense",))))
-            )
+            world.gateway.apply(Configuration(structs.replace(policy(), trusted_proxies=("nonsense",))))
         assert (world.gateway.policy, world.gateway.current.snapshot) == (before, snapshot)
         assert world.engines() == [0]
         assert not world.engine(0).draining

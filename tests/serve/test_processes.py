@@ -203,10 +203,7 @@ def test_counts_of_a_relay_that_has_died_outlive_the_decider_too(tmp_path: Path)
 def test_no_connection_is_refused_while_a_relay_has_a_seat(tmp_path: Path) -> None:
     """The bound on connections is each relay's own. Many come at once: who accepts first could take them all."""
     most = 8
-    bound = (
-        f"budget: {{max_concurrency: 100}}\nserver: {{max_connections: {most}}}\n"
-        "trusted_proxies: {addresses: [127.0.0.1]}\n"
-    )
+    bound = f"budget: {{max_concurrency: 100}}\nserver: {{max_connections: {most}}}\ntrusted_proxies: [127.0.0.1]\n"
     with processes(tmp_path, policy=POLICY.partition("\n")[0] + "\n" + bound) as made:
         made.engine.faults(hang=True)  # whoever is let in stays
         running = lambda: made.gateway.total("weir_running_calls")  # noqa: E731

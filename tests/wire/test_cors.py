@@ -9,7 +9,7 @@ from hashlib import sha256
 import pytest
 import uvloop
 
-from gateway.core.policy.policy import Policy, TrustedProxies
+from gateway.core.policy.policy import Policy
 from gateway.core.policy.traffic import Tenant
 from tests.faults.scripted import Answer, ScriptedEngine, ask, gateway_over, port_of, request
 
@@ -146,7 +146,7 @@ def test_what_decides_is_said_once(line: bytes) -> None:
 
 def test_a_clients_own_tenant_header_before_a_proxys_is_nobodys() -> None:
     tenants = {"acme": Tenant(), "globex": Tenant()}
-    behind = Policy(tenants=tenants, trusted_proxies=TrustedProxies(addresses=("127.0.0.1",)))
+    behind = Policy(tenants=tenants, trusted_proxies=("127.0.0.1",))
 
     async def scene(ask: Ask) -> None:
         def named(*names: bytes) -> bytes:

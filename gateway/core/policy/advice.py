@@ -315,10 +315,10 @@ def _doors(policy: Policy) -> Found:
         yield ("routing", "cache_secret_file"), text
     if policy.body.media == "any":
         yield ("body", "media"), "engines fetch whatever URL a client names, also from hosts that only they can reach"
-    for index, address in enumerate(policy.trusted_proxies.addresses):
+    for index, address in enumerate(policy.trusted_proxies):
         if address.endswith("/0"):
             text = f"{address} is everybody: whoever reaches the data port is whatever tenant they say they are"
-            yield ("trusted_proxies", "addresses", index), text
+            yield ("trusted_proxies", index), text
 
 
 def _batches(policy: Policy) -> Found:

@@ -31,7 +31,7 @@ def _tenants(policy: Policy) -> Found:
     order = list(policy.classes)
     if not policy.tenants:
         yield ("tenants",), "there are none, so every call is refused with 401"
-    nameless = policy.keys_file is None and policy.auth is None and not policy.trusted_proxies.addresses
+    nameless = policy.keys_file is None and policy.auth is None and not policy.trusted_proxies
     for name, tenant in policy.tenants.items():
         best = tenant.best_class
         if best is not None and tenant.class_ is None and order.index("default") < order.index(best):

@@ -74,7 +74,7 @@ def _unknown(what: str, name: str, known: list[str]) -> str:
 
 
 def _tenant(policy: Policy, name: str) -> Iterator[str]:
-    tenant, proxies = policy.tenants[name], policy.trusted_proxies
+    tenant = policy.tenants[name]
     ways = ["calls without a key"] if name == ANONYMOUS else []
     if tenant.keys:
         ways.append(f"{len(tenant.keys)} {'keys' if len(tenant.keys) > 1 else 'key'} in the policy")
@@ -82,8 +82,8 @@ def _tenant(policy: Policy, name: str) -> Iterator[str]:
         ways.append(f"keys in {policy.keys_file}")
     if policy.auth is not None and name != ANONYMOUS:
         ways.append(f"tokens of {policy.auth.issuer} whose claim {policy.auth.tenant_claim} names it")
-    if proxies.addresses:
-        ways.append(f"{proxies.tenant_header} from {', '.join(proxies.addresses)}")
+    if policy.trusted_proxies:
+        ways.append(f"x-tenant from {', '.join(policy.trusted_proxies)}")
     yield f"{name}: {'; '.join(ways) or 'nobody, it has no key'}"
 
 

@@ -37,7 +37,6 @@ from gateway.core.policy.types import (
     EngineUrl,
     EventsUrl,
     FileName,
-    HeaderName,
     HostName,
     ModelName,
     Moment,
@@ -245,17 +244,6 @@ class Logging(msgspec.Struct, frozen=True, kw_only=True):
     prompts: bool = False
 
 
-class TrustedProxies(msgspec.Struct, frozen=True, kw_only=True):
-    """Front proxies that authenticate callers and name their tenant. From other peers their header is ignored.
-
-    `addresses`: Addresses of the proxies, such as 10.0.0.5, 10.0.0.0/24, or unix for the data port's unix socket.
-    `tenant_header`: Request header in which they name the tenant.
-    """
-
-    addresses: tuple[Network, ...] = ()
-    tenant_header: HeaderName = "x-tenant"
-
-
 def default_tenants() -> Mapping[str, Tenant]:
     """The one tenant `anonymous`: no call needs a key."""
     return {"anonymous": Tenant()}
@@ -271,6 +259,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     a tenant it gets 401.
     `keys_file`: File with more keys, a line of SHA-256 and tenant each; `gateway key add` writes it.
     `auth`: Issuer whose tokens (JWT) callers may send in place of a key; null: none. See docs/operating.md.
+    `trusted_proxies`: Addresses of front proxies that authenticate callers and name their tenant in the header
+    x-tenant: 10.0.0.5, 10.0.0.0/24, or unix for the data port's unix socket. From other peers the header is ignored.
     `shaping`: Caps on max_tokens while engines are full; the smallest that applies counts.
     `lengths`: Estimate of an answer's length, which sets its booked tokens (with budget.alpha: auto) and its
     predicted end. by_model: learned by model, class and max_tokens; learned: from each tenant's calls too, by session,
@@ -304,7 +294,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     tenants: Mapping[TenantName, Tenant] = msgspec.field(default_factory=default_tenants)
     keys_file: FileName | None = None
     auth: AuthPolicy | None = None
-    trusted_proxies: TrustedProxies = TrustedProxies()
+    trusted_proxies: tuple[Network, ...] = ()
     limits: Limits = Limits()
     budget: Budget = Budget()
     shaping: tuple[ShapingTier, ...] = (

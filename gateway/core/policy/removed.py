@@ -72,4 +72,6 @@ REMOVED = MappingProxyType({
     "timeouts.half_open": f"{_FIXED} at 15s",
     "timeouts.headers": f"{_BOUND} at 10s",
     "timeouts.write_stall": f"{_BOUND} at 15s",
+    "trusted_proxies.addresses": "the list itself, trusted_proxies: [10.0.0.0/24]",
+    "trusted_proxies.tenant_header": f"{_FIXED} at x-tenant; have the proxy send it",
 })  # fmt: skip

@@ -240,8 +240,7 @@ def _auth(policy: Policy) -> Iterator[Fault]:
 
 
 def _proxies(policy: Policy) -> Iterator[Fault]:
-    proxies = policy.trusted_proxies.addresses
-    yield from _networks(("trusted_proxies", "addresses"), proxies, "an IP address, a CIDR block or unix")
+    yield from _networks(("trusted_proxies",), policy.trusted_proxies, "an IP address, a CIDR block or unix")
 
 
 def _allowed(policy: Policy) -> Iterator[Fault]:

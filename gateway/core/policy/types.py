@@ -28,7 +28,6 @@ Name = Annotated[str, Text(r"[a-z][a-z0-9_-]{0,31}", "a lower-case name of lette
 TenantName = Annotated[str, Text(r"[a-z0-9][a-z0-9_.-]{0,63}", "a lower-case name of letters, digits, _ . and -")]
 ModelName = Annotated[str, Text(r"[!-~]{1,200}", "a model name without spaces")]
 FileName = Annotated[str, Text(r"[^\x00-\x1f]{1,4096}", "a file name")]
-HeaderName = Annotated[str, Text(r"[a-z0-9][a-z0-9-]{0,63}", "a header's name in lower case")]
 HostName = Annotated[str, Text(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?", "a host's name in lower case, no port")]
 ObjectName = Annotated[
     str, Text(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?", "a name of an object in Kubernetes, in lower case")

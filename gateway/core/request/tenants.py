@@ -31,6 +31,7 @@ ANONYMOUS = "anonymous"
 MIRROR = "(mirror)"  # owner of mirrored copies of calls; no tenant of a policy can have the name
 MAX_KEYS = 100_000
 MAX_KEYS_BYTES = 16 * 1024**2  # 100k lines of the longest names, with a date
+NAMED_BY_PROXY = b"x-tenant"  # the tenant, as a trusted proxy says
 PEERS_REMEMBERED = 1024
 
 _HASH = re.compile(rb"[0-9a-f]{64}")
@@ -165,7 +166,7 @@ class Account:
 class Tenants:
     """The accounts of one policy, and their keys. Each reload makes a new one, without the keys that were removed.
 
-    Raises ValueError where `trusted_proxies.addresses` holds something that is no address.
+    Raises ValueError where `trusted_proxies` holds something that is no address.
     """
 
     def __init__(
@@ -195,15 +196,12 @@ class Tenants:
         self._anonymous = self.accounts.get(ANONYMOUS)
         # SDKs send a key even to servers without keys (`api_key="none"`). So without any keys every key is accepted.
         self._keyless = not own and not keys and policy.keys_file is None and policy.auth is None
-        self._proxies = bool(policy.trusted_proxies.addresses)
+        self._proxies = bool(policy.trusted_proxies)
         self._open = self._anonymous if self._keyless and not self._proxies else None  # everybody's account
-        self._header = policy.trusted_proxies.tenant_header.encode()
         self._networks = [
-            ipaddress.ip_network(network, strict=False)
-            for network in policy.trusted_proxies.addresses
-            if network != "unix"
+            ipaddress.ip_network(network, strict=False) for network in policy.trusted_proxies if network != "unix"
         ]
-        self._peers = {"unix": "unix" in policy.trusted_proxies.addresses}  # peer -> whether trusted
+        self._peers = {"unix": "unix" in policy.trusted_proxies}  # peer -> whether trusted
 
     @property
     def open(self) -> bool:
@@ -224,8 +222,8 @@ class Tenants:
         """
         if self._open is not None:
             return self._open
-        if self._proxies and self._header in headers and self.trusts(peer):
-            account = self.accounts.get(headers[self._header].decode("latin-1"))
+        if self._proxies and NAMED_BY_PROXY in headers and self.trusts(peer):
+            account = self.accounts.get(headers[NAMED_BY_PROXY].decode("latin-1"))
             return account or _unauthorized()
         given = headers.get(b"authorization")
         if given is None:

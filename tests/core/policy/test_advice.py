@@ -549,9 +549,9 @@ REST = [
     ("routing: {gateways: 2}", []),
     ("body: {media: none}\ntrusted_proxies: {addresses: [10.0.0.0/8, unix]}", []),
     (
-        'trusted_proxies: {addresses: [unix, 0.0.0.0/0, "::/0"]}',
+        'trusted_proxies: [unix, 0.0.0.0/0, "::/0"]',
         [
-            f"p:1: warning: trusted_proxies.addresses[{index}]: {address} is everybody: whoever reaches the data port "
+            f"p:1: warning: trusted_proxies[{index}]: {address} is everybody: whoever reaches the data port "
             "is whatever tenant they say they are"
             for index, address in ((1, "0.0.0.0/0"), (2, "::/0"))
         ],

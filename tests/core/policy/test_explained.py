@@ -49,7 +49,7 @@ fleet:
     - {url: "http://10.0.0.11:8000"}
     - {url: "unix:///run/vllm/a.sock", models: [qwen, llama]}
     - {url: "http://10.0.0.12:8000", models: [qwen]}
-trusted_proxies: {addresses: [10.0.0.1, unix]}
+trusted_proxies: [10.0.0.1, unix]
 keys_file: keys.txt
 """.encode()
 )

@@ -147,7 +147,7 @@ modes:
   tight: {enter: {ttft: 1.5x}, leave: {ttft: 1x}, refuse: all_but_most_important}
 batching: {embeddings: {}, rerank: {window: 10ms}}
 hedging: 750ms
-trusted_proxies: {addresses: [unix, 10.0.0.1, 10.0.0.0/8, "fd00::/8", "::1"]}
+trusted_proxies: [unix, 10.0.0.1, 10.0.0.0/8, "fd00::/8", "::1"]
 """.encode()
     )
     assert policy.classes == {
@@ -200,7 +200,7 @@ trusted_proxies: {addresses: [unix, 10.0.0.1, 10.0.0.0/8, "fd00::/8", "::1"]}
         "modes: {tight: {enter: {kv: 80%, waiting: 1}, leave: {kv: 79%, waiting: 0}}}",
         "modes: {tight: {enter: {kv: 80%, waiting: 1}, leave: {}}}",
         "modes: {tight: {enter: {}, leave: {}}}",
-        "trusted_proxies: {addresses: [10.0.0.0/32, 10.1.2.3/32, '::1', '::/0', unix]}",
+        "trusted_proxies: [10.0.0.0/32, 10.1.2.3/32, '::1', '::/0', unix]",
         "service_tiers: {}",
         "shaping: []",
         "tenants: {}",

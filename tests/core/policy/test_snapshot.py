@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.policy.policy import BodyPolicy, Policy, TrustedProxies
+from gateway.core.policy.policy import BodyPolicy, Policy
 from gateway.core.policy.snapshot import Snapshot, call_settings, largest_body
 from gateway.core.policy.traffic import Deadlines, TrafficClass
 from gateway.core.request.call import CallSettings
@@ -39,7 +39,7 @@ def test_a_snapshot(on_deadline: str, within: bool) -> None:
 
 def test_a_policy_that_only_looks_right_has_none() -> None:
     with pytest.raises(ValueError, match="nonsense"):
-        Snapshot(Policy(trusted_proxies=TrustedProxies(addresses=("nonsense",))))
+        Snapshot(Policy(trusted_proxies=("nonsense",)))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.policy.policy import Policy, ServerPolicy, TrustedProxies
+from gateway.core.policy.policy import Policy, ServerPolicy
 from gateway.core.policy.snapshot import Snapshot
 from gateway.core.policy.traffic import Tenant
 from gateway.core.request.browser_guard import BrowserGuard
@@ -87,7 +87,7 @@ def test_only_a_gateway_that_asks_for_nothing_is_guarded() -> None:
     assert pages is not None
     assert verdict(pages, "weir.local", origin=PAGE) is None
     assert Snapshot(Policy(tenants={"acme": Tenant(keys=("0" * 64,))})).browser_guard is None
-    assert Snapshot(Policy(trusted_proxies=TrustedProxies(addresses=("127.0.0.1",)))).browser_guard is None
+    assert Snapshot(Policy(trusted_proxies=("127.0.0.1",))).browser_guard is None
 
 
 def test_what_a_terminal_would_obey_is_not_printed() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.core.policy.auth import AuthPolicy
 from gateway.core.policy.file import decode
-from gateway.core.policy.policy import Policy, Routing, TrustedProxies
+from gateway.core.policy.policy import Policy, Routing
 from gateway.core.policy.signed_token import Verified
 from gateway.core.policy.traffic import Refusal, Tenant
 from gateway.core.request import tenants
@@ -119,14 +119,14 @@ def test_where_there_are_no_keys_at_all_none_is_wrong() -> None:
 
 # -- trusted proxies --------------------------------------------------------------------------------------------------
 
-PROXIES = TrustedProxies(addresses=("10.1.0.0/16", "192.168.0.7", "fd00::/8", "unix"), tenant_header="x-who")
+PROXIES = ("10.1.0.0/16", "192.168.0.7", "fd00::/8", "unix")
 
 
 def test_nor_is_one_that_a_proxy_passes_on_where_it_names_nobody() -> None:
     who = Tenants(Policy(trusted_proxies=PROXIES))
     assert who.identify({b"authorization": b"Bearer none"}, "10.1.2.3").name == "anonymous"
-    assert who.identify({b"authorization": b"Bearer none", b"x-who": b"anonymous"}, "8.8.8.8").name == "anonymous"
-    refused(who, {b"authorization": b"Bearer none", b"x-who": b"acme"}, peer="10.1.2.3")
+    assert who.identify({b"authorization": b"Bearer none", b"x-tenant": b"anonymous"}, "8.8.8.8").name == "anonymous"
+    refused(who, {b"authorization": b"Bearer none", b"x-tenant": b"acme"}, peer="10.1.2.3")
 
 
 BEHIND = Policy(tenants=POLICY.tenants, keys_file="keys.txt", trusted_proxies=PROXIES)
@@ -143,16 +143,16 @@ BEHIND = Policy(tenants=POLICY.tenants, keys_file="keys.txt", trusted_proxies=PR
 def test_only_a_trusted_peer_may_name_the_tenant(peer: str, trusted: bool) -> None:
     who = Tenants(BEHIND, KEYS)
     for _ in range(2):
-        assert who.identify({b"x-who": b"zoo"}, peer).name == ("zoo" if trusted else "anonymous")
-        assert who.identify({b"x-tenant": b"zoo"}, peer).name == "anonymous", "another header says nothing"
+        assert who.identify({b"x-tenant": b"zoo"}, peer).name == ("zoo" if trusted else "anonymous")
+        assert who.identify({b"x-who": b"zoo"}, peer).name == "anonymous", "another header says nothing"
         key = {b"authorization": b"Bearer weir-good"}
-        assert who.identify(key | {b"x-who": b"zoo"}, peer).name == ("zoo" if trusted else "acme")
+        assert who.identify(key | {b"x-tenant": b"zoo"}, peer).name == ("zoo" if trusted else "acme")
         assert who.identify(key, peer).name == "acme", "a proxy may leave it to the key"
 
 
 @pytest.mark.parametrize("name", [b"", b"gone", b"ZOO", b"zoo ", b"zoo,acme", b"\xff"])
 def test_a_trusted_peer_that_names_nobody_is_refused(name: bytes) -> None:
-    refused(Tenants(BEHIND, KEYS), {b"x-who": name, b"authorization": b"Bearer weir-good"}, "unix")
+    refused(Tenants(BEHIND, KEYS), {b"x-tenant": name, b"authorization": b"Bearer weir-good"}, "unix")
 
 
 def test_a_forged_header_is_nothing_where_no_proxy_is_trusted() -> None:
@@ -162,7 +162,7 @@ def test_a_forged_header_is_nothing_where_no_proxy_is_trusted() -> None:
 
 
 def test_unix_is_trusted_only_where_it_is_named() -> None:
-    policy = Policy(tenants=CLOSED.tenants, trusted_proxies=TrustedProxies(addresses=("0.0.0.0/0",)))
+    policy = Policy(tenants=CLOSED.tenants, trusted_proxies=("0.0.0.0/0",))
     refused(Tenants(policy), {b"x-tenant": b"zoo"}, "unix")
 
 
@@ -170,14 +170,14 @@ def test_the_memory_of_peers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(tenants, "PEERS_REMEMBERED", 3)
     who = Tenants(BEHIND, KEYS)
     for last in range(10):
-        assert who.identify({b"x-who": b"zoo"}, f"10.1.0.{last}").name == "zoo"
-        assert who.identify({b"x-who": b"zoo"}, f"10.2.0.{last}").name == "anonymous"
+        assert who.identify({b"x-tenant": b"zoo"}, f"10.1.0.{last}").name == "zoo"
+        assert who.identify({b"x-tenant": b"zoo"}, f"10.2.0.{last}").name == "anonymous"
     assert len(who._peers) == 3
 
 
 def test_a_network_that_is_none_is_not_passed_over() -> None:
     with pytest.raises(ValueError, match=r"999\.1\.1\.1"):
-        Tenants(Policy(trusted_proxies=TrustedProxies(addresses=("999.1.1.1",))))
+        Tenants(Policy(trusted_proxies=("999.1.1.1",)))
 
 
 # -- accounts ---------------------------------------------------------------------------------------------------------
