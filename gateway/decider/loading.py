@@ -33,12 +33,10 @@ NO_PYZMQ = "pyzmq, which is not installed here: pip install 'WEIR.whl[kv-events]
 
 
 class ClusterFiles(msgspec.Struct, frozen=True):
-    """The secrets of a cluster's member. `store_ca`: certificates in PEM, who signs the store's. `trust` and
-    `certificate`: of TLS between members; None: there is none."""
+    """The secrets of a cluster's member. `trust` and `certificate`: of TLS between members; None: there is none."""
 
     token: str
     password: str | None
-    store_ca: str | None
     trust: Trust | None
     certificate: Certificate | None
 
@@ -191,7 +189,6 @@ class Named:
         password = None
         if cluster.password_file is not None:
             password = yield from self._secret(cluster.password_file, ("cluster", "password_file"), "password")
-        store_ca = yield from self._authorities(cluster.store_ca_file, ("cluster", "store_ca_file"))
         trust = certificate = None
         if cluster.tls is not None:
             tls, folder = cluster.tls, self._path.parent
@@ -202,7 +199,7 @@ class Named:
                 certificate.context(self._read)
             except (OSError, ValueError) as error:
                 yield Fault(("cluster", "tls", "cert_file"), str(error), "a certificate, in PEM, and its key")
-        self.cluster = ClusterFiles(token, password, store_ca, trust, certificate)
+        self.cluster = ClusterFiles(token, password, trust, certificate)
 
     def _salt(self, policy: Policy) -> Iterator[Fault]:
         name = policy.routing.cache_secret_file

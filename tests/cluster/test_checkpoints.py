@@ -29,7 +29,7 @@ LIMITED = "limits: {per_tenant: {requests: {rate: 12/h, burst: 12}}}\n"
 
 
 def checkpoints_of(url: str, me: str, cluster: str = "prod") -> CheckpointStore:
-    return CheckpointStore(opened(url, None, None), cluster, me)
+    return CheckpointStore(opened(url, None), cluster, me)
 
 
 def test_only_the_leader_saves_and_the_age_is_the_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +87,7 @@ def saved(site: Site, machine: Machine) -> None:
     """Wait until the store has a checkpoint of later than now."""
 
     async def main() -> None:
-        redis = opened(site.store.url, None, None)
+        redis = opened(site.store.url, None)
         for _ in range(2):  # the first may have been taken before
             before = await redis.get("weir:{prod}:checkpoint")
             refused(machine)  # else nothing has changed, and nothing is saved
@@ -146,7 +146,7 @@ def test_a_state_that_is_none_is_told_and_left_out(two: Site) -> None:
     leader.signal(signal.SIGKILL)
 
     async def spoil() -> None:
-        redis = opened(two.store.url, None, None)
+        redis = opened(two.store.url, None)
         await redis.set("weir:{prod}:checkpoint", b"no such thing", px=3_600_000)
         await redis.aclose()
 

@@ -26,9 +26,9 @@ class ClusterPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """Gateways on several machines. It takes effect at a start, with --workers 2 or more.
 
     `url`: Store of the members and the leader's lease: Valkey 7.2 or later, or Redis 7 or later; with the user, unless
-    the default one. No call waits for the store.
+    the default one. No call waits for the store. valkeys:// needs a certificate of the system's authorities, or of
+    SSL_CERT_FILE's.
     `password_file`: File with the password at the store, alone in it. Its path is relative to this file.
-    `store_ca_file`: File with the certificates of who signs the store's, in PEM; null: the system's authorities.
     `name`: Name of the cluster in the store. Clusters of one store have different names.
     `advertise`: Address by which other members reach this one. `gateway serve --advertise` sets it on a command line.
     `listen`: Address to listen at for other members; null: the one that is advertised.
@@ -38,7 +38,6 @@ class ClusterPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     url: StoreUrl
     password_file: FileName | None = None
-    store_ca_file: FileName | None = None
     name: Name = "weir"
     advertise: HostPort | None = None
     listen: HostPort | None = None

@@ -30,6 +30,7 @@ REMOVED = MappingProxyType({
     "budget.engine_backlog": f"{_BOUND} at 2",
     "classes.*.min_tokens": "nothing: the smallest max_tokens in shaping is the least",
     "classes.*.overload": "nothing: calls go by their deadlines",
+    "cluster.store_ca_file": "the variable SSL_CERT_FILE of the gateway, in its environment",
     "cluster.user": "the user in cluster.url, valkey://USER@HOST:PORT",
     "console.board": "the address itself, console: https://...",
     "console.runbooks": "nothing: the console shows its own copy",

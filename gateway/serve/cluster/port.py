@@ -106,7 +106,7 @@ class ClusterPort:
         place, name, taken = self._place, self._policy.name, self._place.inherited.taken
         life = (taken.offer.life if taken is not None else "") or f"{place.parent_started:.6f}-{place.secret[:16]}"
         try:
-            clients = [opened(self._policy.url, files.password, files.store_ca) for _ in range(2)]
+            clients = [opened(self._policy.url, files.password) for _ in range(2)]
             record = MemberRecord(life, place.relays, control_url(place.control, me, secure=secure))
             self._store = Store(clients[0], name, me, record, self._token.fingerprint)
         except ValueError as error:

@@ -288,9 +288,9 @@ def _text(answer: Any) -> Any:
         raise StoreError(f"it answers what no store of a cluster does: {error}") from error
 
 
-def opened(url: str, password: str | None, trust: str | None) -> Redis:
+def opened(url: str, password: str | None) -> Redis:
     """A client of the store at `url`: nothing is tried again, one connection at most. Raises ValueError where redis is
-    not installed. `trust`: certificates in PEM for a store with TLS."""
+    not installed."""
     try:
         from redis.asyncio import Redis as Client  # noqa: PLC0415 # it is an extra
         from redis.asyncio.retry import Retry  # noqa: PLC0415 # the same
@@ -298,9 +298,8 @@ def opened(url: str, password: str | None, trust: str | None) -> Redis:
     except ModuleNotFoundError as error:
         raise ValueError(NO_REDIS) from error
     plain = "redis" + url.removeprefix("valkey").removeprefix("redis")
-    more: dict[str, Any] = {} if trust is None else {"ssl_ca_data": trust}
     client: Redis = Client.from_url(
         plain, password=password, protocol=2, decode_responses=False, max_connections=4,
-        socket_connect_timeout=WITHIN, socket_timeout=WITHIN, retry=Retry(NoBackoff(), 0), **more,
+        socket_connect_timeout=WITHIN, socket_timeout=WITHIN, retry=Retry(NoBackoff(), 0),
     )  # fmt: skip
     return client
