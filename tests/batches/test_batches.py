@@ -173,6 +173,7 @@ def test_a_tenant_has_so_many_unfinished_batches_and_bytes(acme: openai.OpenAI, 
     assert begun(globex, uploaded(globex, [line("a")]))
     for batch in batches:
         acme.batches.cancel(batch)
+    for batch in batches:
         over(acme, batch)
     kept = [globex.files.create(file=("a", bytes(950_000)), purpose="batch").id for _ in range(2)]
     with pytest.raises(openai.APIStatusError, match="per_tenant") as refused:

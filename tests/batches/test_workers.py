@@ -163,6 +163,7 @@ def test_bounds_of_a_tenant_are_of_all_relays_together(gateway: Gateway, engine:
         assert "100 batches that are not over" in error["message"]
         for id in ids:
             caller.batches.cancel(id)
+        for id in ids:
             over(caller, id)
 
 
