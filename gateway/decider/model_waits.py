@@ -63,7 +63,7 @@ class ModelWaits:
         """Return the calls for which the model will be ready too late, if the prediction has moved by MOVED."""
         control = self._control
         outlook = None if control.fleet.serves(model) else control.sidecars.outlook(model, now)
-        if outlook is None or outlook.ready_in is None or not control.rules.policy.deadlines.shed_late:
+        if outlook is None or outlook.ready_in is None or control.rules.policy.deadlines == "run":
             return []
         ready_at = now + outlook.ready_in
         if ready_at <= self._ready_at.get(model, -math.inf) + MOVED:

@@ -74,7 +74,7 @@ class Forwarding:
             )
             try:
                 if not relay.send_whole():
-                    if reply.complete or self._attempts.current.policy.deadlines.on_deadline != "cancel":
+                    if reply.complete or self._attempts.current.policy.deadlines == "run":
                         await relay.finished()
                     else:
                         await _until_deadline(relay, call.deadline, live)

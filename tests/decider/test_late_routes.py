@@ -168,7 +168,7 @@ def test_a_call_whose_deadline_is_over_goes_nowhere() -> None:
         assert caught.value.outcome is Outcome.EXPIRED
         await running
 
-    run(scenario, structs.replace(POLICY, deadlines=structs.replace(POLICY.deadlines, predict=False)))
+    run(scenario, structs.replace(POLICY, deadlines="drop"))
 
 
 def test_a_drain_refuses_a_call_that_another_model_could_serve() -> None:

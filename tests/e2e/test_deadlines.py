@@ -144,7 +144,7 @@ def test_impatient_clients_do_not_open_the_breaker(site: Site) -> None:
 
 
 def test_where_the_policy_lets_them_finish_streams_do(site: Site) -> None:
-    site.use(POLICY | {"deadlines": {"on_deadline": "finish"}})
+    site.use(POLICY | {"deadlines": "run"})
     began = time.monotonic()
     with Stream(site, max_tokens=3000, headers={"x-weir-deadline-ms": "4000"}) as stream:
         rest = stream.rest()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from gateway.core.policy.policy import BodyPolicy, Budget, EngineEntry, FleetPolicy, Policy, ServerPolicy, Timeouts
-from gateway.core.policy.traffic import Deadlines, Limit, Limits, RateLimit, ShapingTier, TrafficClass
+from gateway.core.policy.traffic import Limit, Limits, RateLimit, ShapingTier, TrafficClass
 from gateway.core.policy.types import Rate
 from gateway.core.request.body_memory import BodyLease
 from gateway.core.request.record import Record
@@ -38,7 +38,7 @@ PLAIN = Policy(
     fleet=FleetPolicy(engines=(EngineEntry(url=URL),)),
     budget=Budget(capacity=1000),
     timeouts=Timeouts(first_byte=FIRST_BYTE),
-    deadlines=Deadlines(predict=False),
+    deadlines="drop",
     service_tiers={},
 )
 USAGE = {"prompt_tokens": 7, "completion_tokens": 5}

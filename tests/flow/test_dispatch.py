@@ -16,7 +16,7 @@ from gateway.core.engines.engine import Engine
 from gateway.core.engines.fleet import Fleet
 from gateway.core.policy.policy import Policy, Routing, TrafficClass
 from gateway.core.policy.snapshot import Current, Snapshot
-from gateway.core.policy.traffic import Deadlines, ModeRule, Modes, Threshold
+from gateway.core.policy.traffic import ModeRule, Modes, Threshold
 from gateway.core.request.call import Call
 from gateway.core.request.cost import CostModel
 from gateway.core.request.outcome import Outcome, Refused
@@ -146,12 +146,12 @@ def test_a_call_that_lost_its_engine_is_not_dispatched_past_its_deadline() -> No
     virtual(scenario)
 
 
-@pytest.mark.parametrize("predict", [True, False])
-def test_a_call_whose_body_took_until_its_deadline_bothers_no_engine(predict: bool) -> None:
+@pytest.mark.parametrize("deadlines", ["refuse", "drop"])
+def test_a_call_whose_body_took_until_its_deadline_bothers_no_engine(deadlines: str) -> None:
     """It came, with its head, when its body began to come."""
 
     async def scenario(world: World) -> None:
-        world.dispatch.apply(structs.replace(POLICY, deadlines=Deadlines(predict=predict)))
+        world.dispatch.apply(structs.replace(POLICY, deadlines=deadlines))
         await world.use(world.call(), 0.0)  # at once is how the model's next calls go
         slow = world.call(within=1.0)
         await asyncio.sleep(1.0)
@@ -412,7 +412,7 @@ def test_calls_that_expire_together_are_all_told_on_the_real_loop_too() -> None:
     """uvloop's handle of a timer for a time that has passed does not say when it is."""
 
     async def scenario() -> None:
-        world = World(policy=structs.replace(POLICY, deadlines=Deadlines(predict=False)))
+        world = World(policy=structs.replace(POLICY, deadlines="drop"))
         problems: list[str] = []
         world.loop.set_exception_handler(lambda _, context: problems.append(str(context)))
         first = asyncio.create_task(world.use(world.call(800), 0.1))
@@ -457,7 +457,7 @@ PROMISES = Policy(
         tight=ModeRule(enter=Threshold(kv=0.9), leave=Threshold(kv=0.5), dwell=1.0, refuse=("batch",)),
     ),
 )
-BLIND = structs.replace(PROMISES, deadlines=Deadlines(predict=False, shed_late=True))
+BLIND = structs.replace(PROMISES, deadlines="drop")
 
 
 def promised(world: World, tokens: int = 800, class_name: str = "interactive", body: bytes = b"") -> Call:
@@ -790,7 +790,7 @@ LIVELY = Policy(
         "default": TrafficClass(weight=4, max_queue=10),
         "batch": TrafficClass(weight=1, max_queue=30, max_concurrency=3),
     },
-    deadlines=Deadlines(predict=False),
+    deadlines="drop",
 )
 
 

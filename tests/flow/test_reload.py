@@ -13,7 +13,7 @@ from msgspec import structs
 from gateway.core.engines.engine import Engine
 from gateway.core.engines.origin import engine_id
 from gateway.core.policy.policy import Budget, EngineEntry, FleetPolicy, Policy
-from gateway.core.policy.traffic import Deadlines, Tenant, TrafficClass
+from gateway.core.policy.traffic import Tenant, TrafficClass
 from gateway.core.request.call import Call
 from gateway.core.request.outcome import Outcome, Refused
 from gateway.core.request.record import Record
@@ -39,7 +39,7 @@ def policy(*engines: int, classes: dict[str, TrafficClass] = CLASSES, models: tu
         classes=classes,
         fleet=FleetPolicy(engines=entries),
         budget=Budget(capacity=1000),
-        deadlines=Deadlines(predict=False),
+        deadlines="drop",
         service_tiers={},
     )
 

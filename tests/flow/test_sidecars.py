@@ -20,7 +20,7 @@ from gateway.control.view import fleet_view
 from gateway.core.engines.breaker import BreakerState, Ending
 from gateway.core.engines.origin import engine_id
 from gateway.core.policy.policy import FleetPolicy, Policy, SidecarsPolicy
-from gateway.core.policy.traffic import Deadlines, TrafficClass
+from gateway.core.policy.traffic import TrafficClass
 from gateway.core.request.call import Call
 from gateway.core.request.outcome import Outcome, Refused
 from gateway.core.request.record import Record
@@ -373,7 +373,7 @@ def test_without_prediction_a_call_waits_until_its_deadline() -> None:
         assert (refused.outcome, world.loop.time()) == (Outcome.MODEL_UNAVAILABLE, 6.0)
         await asyncio.sleep(2.0)
 
-    virtual(scenario, msgspec.structs.replace(POLICY, deadlines=Deadlines(predict=False, shed_late=False)))
+    virtual(scenario, msgspec.structs.replace(POLICY, deadlines="run"))
 
 
 def test_what_no_engine_of_the_model_would_hold_is_not_waited_for() -> None:

@@ -321,8 +321,7 @@ def test_one_of_eight_places_is_kept_for_people(batch: int, another: bool, perso
 
 def test_batch_jobs_may_wait_and_are_dropped_only_when_they_are_hopeless() -> None:
     policy = shipped("one-engine")
-    assert not policy.deadlines.predict
-    assert policy.deadlines.shed_late
-    assert decided(policy, {"x-weir-class": "batch"}).deadline == 28.0
+    assert policy.deadlines == "drop"
+    assert decided(policy, {"x-weir-class": "batch"}).deadline == 29.0
     assert decided(policy, {"x-weir-class": "interactive"}).ttft_by == 1.0
     assert decided(policy, tokens=9000).class_name == "long_context"

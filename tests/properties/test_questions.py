@@ -21,7 +21,6 @@ from gateway.core.policy.policy import Policy, TrafficClass
 from gateway.core.policy.snapshot import Current, Snapshot
 from gateway.core.policy.traffic import (
     Breaker,
-    Deadlines,
     Limit,
     Limits,
     ModeRule,
@@ -60,7 +59,7 @@ class Run:
         self.asked = asked  # questions between two events
         self.rng = random.Random(seed)  # of the traffic
         self.curious = random.Random(seed + 1)  # of the questions
-        self.policy = structs.replace(POLICY, breaker=BREAKER, deadlines=Deadlines(predict=seed % 3 > 0))
+        self.policy = structs.replace(POLICY, breaker=BREAKER, deadlines="refuse" if seed % 3 else "drop")
         self.loop = asyncio.get_running_loop()
         self.fleet = Fleet()
         self.ends: list[tuple[float, str, str]] = []

@@ -10,7 +10,7 @@ from gateway.core.request.classes import ClassRules
 class AdmissionRules:
     """Rules that one policy has for admission, worked out once. `rank`: the place of each class, the most important
     first. `limited`: how many calls of a class may run. `weights`: tenants' shares within a class. `tpots`: targets for
-    the time per output token, of classes that have one. `predict` and `shed_late` are the policy's. `outside`: models
+    the time per output token, of classes that have one. `predict` and `shed_late`: the policy's `deadlines`. `outside`: models
     of providers, each with its provider."""
 
     def __init__(self, policy: Policy) -> None:
@@ -24,5 +24,5 @@ class AdmissionRules:
         self.weights = {name: tenant.weight for name, tenant in policy.tenants.items()}
         self.tpots = {name: each.tpot for name, each in policy.classes.items() if each.tpot is not None}
         self.outside = {model: each for each in policy.providers.values() for model in each.models}
-        self.predict = policy.deadlines.predict
-        self.shed_late = policy.deadlines.shed_late
+        self.predict = policy.deadlines == "refuse"
+        self.shed_late = policy.deadlines != "run"

@@ -160,9 +160,8 @@ def _queues(policy: Policy) -> Found:
                 f"({COUNT.show(usual)} tokens a call)"
             )
             yield ("classes", name, "max_queue" if tokens == full else "max_queued_tokens"), text
-    if not policy.deadlines.predict and not policy.deadlines.shed_late:
-        text = "without predict and shed_late, calls that will be too late run in place of calls that would not"
-        yield ("deadlines",), text
+    if policy.deadlines == "run":
+        yield ("deadlines",), "calls that will be too late run in place of calls that would not"
 
 
 # -- shaping and modes ------------------------------------------------------------------------------------------------
@@ -287,7 +286,7 @@ def _ports(policy: Policy) -> Found:
 
 def _cold(policy: Policy) -> Found:
     """Calls that are refused for as long as a model takes to be made ready."""
-    if policy.fleet.sidecars is None or not policy.deadlines.predict:
+    if policy.fleet.sidecars is None or policy.deadlines != "refuse":
         return
     waits = {
         name: min(seconds for seconds in (each.ttft, each.max_wait, each.deadline) if seconds is not None)

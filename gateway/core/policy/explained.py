@@ -25,6 +25,11 @@ from gateway.shared.files.units import COUNT, SECONDS, SHARE
 
 NOTHING = "-"
 CACHED_PROMPTS = "waited for at a full engine as long as reading them anew would take, never past targets"
+LATE = {
+    "refuse": "refused on arrival or dropped before it runs, unless an engine is idle",
+    "drop": "dropped before it runs, unless an engine is idle",
+    "run": "runs all the same",
+}
 WIDTH = 16  # columns of labels
 
 
@@ -130,17 +135,11 @@ def _conditions(when: When) -> str:
 
 
 def _time(policy: Policy, name: str) -> Iterator[str]:
-    each, rules = policy.classes[name], policy.deadlines
+    each = policy.classes[name]
     first = f"first token within {SECONDS.show(each.ttft)}, " if each.ttft is not None else ""
     yield f"{first}last token within {SECONDS.show(each.deadline)} or what x-weir-deadline-ms says"
-    early = [
-        words
-        for rule, words in ((rules.predict, "refused on arrival"), (rules.shed_late, "dropped before it runs"))
-        if rule
-    ]
-    dropped = f"{' or '.join(early)}, unless an engine is idle"
-    yield f"what cannot make it: {dropped if early else 'runs all the same'}"
-    yield f"what runs past it: {'cancelled' if rules.on_deadline == 'cancel' else 'finished'}"
+    yield f"what cannot make it: {LATE[policy.deadlines]}"
+    yield f"what runs past it: {'finished' if policy.deadlines == 'run' else 'cancelled'}"
 
 
 def _order(policy: Policy, tenant: Tenant, name: str) -> Iterator[str]:

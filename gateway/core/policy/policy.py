@@ -21,7 +21,6 @@ from gateway.core.policy.routes import ModelRoute
 from gateway.core.policy.traffic import (
     BatchedKind,
     Breaker,
-    Deadlines,
     Limits,
     Merge,
     Modes,
@@ -266,6 +265,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     predicted end. by_model: learned by model, class and max_tokens; learned: from each tenant's calls too, by session,
     route, tools, format, stop and prompt. With learned, a tenant's waiting calls of a class go shortest first: a call
     is passed only by those that arrive within 0.1 s for each of its expected tokens.
+    `deadlines`: Fate of calls that cannot be answered by their deadline or their target for the first token. refuse: on
+    arrival, unless an engine of their model is idle; drop: once they wait and can no longer be in time; run: they run
+    and finish late. With refuse and drop a call that runs past its deadline is cancelled, and refuse drops too.
     `retries`: Second attempts of a call on another engine, made only before the first byte has gone to the client: a
     share of the calls of the last 10 s, and two for one call. Three in 10 s are always allowed; 0%: none is.
     `hedging`: Time to wait for a call's first byte before a second attempt on another engine, whose loser is cancelled:
@@ -302,7 +304,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         ShapingTier(kv_above=0.92, max_tokens=256),
     )
     lengths: Literal["by_model", "learned"] = "by_model"
-    deadlines: Deadlines = Deadlines()
+    deadlines: Literal["refuse", "drop", "run"] = "refuse"
     routing: Routing = Routing()
     retries: Part = 0.20
     hedging: Literal["p90", "p95", "p99"] | Moment | None = None

@@ -31,7 +31,7 @@ class Snapshot:
         self.tenants = Tenants(policy, cache_secret=cache_secret, tokens=tokens)
         self.small = min(SMALL, policy.body.max)  # bytes of a body that every route takes, and that is not counted
         self.browser_guard = BrowserGuard(policy.server.hosts, policy.cors) if self.tenants.open else None
-        self.within_deadline = policy.deadlines.on_deadline == "cancel"
+        self.within_deadline = policy.deadlines != "run"
 
 
 class Current:

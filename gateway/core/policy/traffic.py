@@ -1,4 +1,4 @@
-"""Traffic policy: classes, tenants, limits, shaping, deadlines, circuit breaker, modes, batching, scaling signal.
+"""Traffic policy: classes, tenants, limits, shaping, circuit breaker, modes, batching, scaling signal.
 
 A field is here only if code obeys it. Times are seconds, sizes bytes or tokens, shares 0..1, whatever units the file
 used. The file's `class`, `global` and `except` have a trailing `_` here, since they are Python's keywords.
@@ -216,19 +216,6 @@ class ShapingTier(msgspec.Struct, frozen=True, kw_only=True):
     mode: Level | None = None
     max_tokens: Positive
     except_: tuple[Name, ...] | None = msgspec.field(default=None, name="except")
-
-
-class Deadlines(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls that cannot be answered by their deadline or their target for the first token.
-
-    `predict`: Whether to refuse a call on arrival that would be late, unless an engine of its model is idle.
-    `shed_late`: Whether to drop a waiting call once it can no longer be in time.
-    `on_deadline`: Fate of a call that is still running at its deadline: cancel it, or let it finish.
-    """
-
-    predict: bool = True
-    shed_late: bool = True
-    on_deadline: Literal["cancel", "finish"] = "cancel"
 
 
 class Breaker(msgspec.Struct, frozen=True, kw_only=True):

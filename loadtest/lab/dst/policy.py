@@ -53,11 +53,7 @@ class Traits:
             "storage": "counted-and-kept-nowhere",
             "limits": self._limits(),
             "budget": {"kv_target": rng.choice(("50%", "80%", "100%")), "max_concurrency": rng.choice((2, 8, 256))},
-            "deadlines": {
-                "predict": rng.random() < 0.5,
-                "shed_late": rng.random() < 0.7,
-                "on_deadline": "cancel" if self._cancels else rng.choice(("cancel", "finish")),
-            },
+            "deadlines": rng.choice(("refuse", "drop") if self._cancels else ("refuse", "drop", "run")),
             "routing": {"slow_start": rng.choice(("0s", "5s")), "gateways": rng.choice((1, 1, 2))},
             "retries": rng.choice(("0%", "20%", "100%") if self._retries else ("0%",) * 3),
             "hedging": rng.choice((None, None, None, None, "250ms", "p90")),

@@ -18,7 +18,7 @@ from gateway.core.engines.choice import Choice
 from gateway.core.engines.engine import Engine
 from gateway.core.engines.fleet import Fleet
 from gateway.core.policy.policy import Policy, Routing, TrafficClass
-from gateway.core.policy.traffic import Deadlines, ModeRule, Modes, Threshold
+from gateway.core.policy.traffic import ModeRule, Modes, Threshold
 from gateway.core.request.call import Call
 from gateway.core.request.outcome import Outcome
 from gateway.core.sidecars.copies import LongWait
@@ -106,7 +106,7 @@ def test_reasons_are_weighed_in_their_order() -> None:
     assert decision.predicted is not None
     assert decision.predicted == decision.foretold.wait > 2.0
     assert decision.newcomer
-    made.apply(structs.replace(POLICY, deadlines=Deadlines(predict=False)))
+    made.apply(structs.replace(POLICY, deadlines="drop"))
     assert refused(call(800)).words == "1 calls"
     assert tuple(found) == SERVED
     made.queues["m"].remove(next(iter(made.queues["m"])))

@@ -138,7 +138,7 @@ def test_sidecars_whose_models_calls_do_not_wait_for() -> None:
         "p:1: warning: classes: sidecars, and no class waits longer than 10s for its first token: calls for models "
         "that take longer to load are refused until they are loaded"
     ]
-    assert told(nobody.replace("9s", "11s")) == told(nobody + "deadlines: {predict: false}\n") == []
+    assert told(nobody.replace("9s", "11s")) == told(nobody + "deadlines: drop\n") == []
 
 
 def test_an_engine_without_a_port() -> None:
@@ -263,13 +263,10 @@ CLASSES = [
             "on 2 engines 6144k tokens / 20k tokens/s = 308s (12k tokens a call)"
         ],
     ),
-    ("deadlines: {predict: false}", []),
+    ("deadlines: drop", []),
     (
-        "deadlines: {predict: false, shed_late: false}",
-        [
-            "p:1: warning: deadlines: without predict and shed_late, calls that will be too late run in place of calls "
-            "that would not"
-        ],
+        "deadlines: run",
+        ["p:1: warning: deadlines: calls that will be too late run in place of calls that would not"],
     ),
 ]
 

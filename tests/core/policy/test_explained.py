@@ -200,7 +200,7 @@ def test_a_call_that_asks_for_nothing() -> None:
         ),
         (
             decode(
-                b"classes: {top: {strict: true, reserve: 20%, headroom: 10%}, default: {}}\ndeadlines: {predict: false}"
+                b"classes: {top: {strict: true, reserve: 20%, headroom: 10%}, default: {}}\ndeadlines: drop"
             ),
             "anonymous",
             "top",
@@ -215,7 +215,7 @@ def test_a_call_that_asks_for_nothing() -> None:
         (
             decode(
                 b"tenants: {a: {models: [x], keys: ['%s', '%s']}, b: {}}\n" % (b"0" * 64, b"1" * 64)
-                + b"deadlines: {predict: false, shed_late: false, on_deadline: finish}\n"
+                + b"deadlines: run\n"
                 + b"fleet: {engines: [{url: 'http://h:1', models: [y]}]}"
             ),
             "a",

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.core.policy.policy import BodyPolicy, Policy
 from gateway.core.policy.snapshot import Snapshot, call_settings, largest_body
-from gateway.core.policy.traffic import Deadlines, TrafficClass
+from gateway.core.policy.traffic import TrafficClass
 from gateway.core.request.call import CallSettings
 from gateway.core.request.routes import ROUTES
 
@@ -28,9 +28,9 @@ def test_what_the_parser_needs_is_taken_from_the_policy() -> None:
     assert found.media_hosts == frozenset({"pictures.example"})
 
 
-@pytest.mark.parametrize(("on_deadline", "within"), [("cancel", True), ("finish", False)])
-def test_a_snapshot(on_deadline: str, within: bool) -> None:
-    policy = Policy(deadlines=Deadlines(on_deadline=on_deadline))  # type: ignore[arg-type] # of a parametrized Literal
+@pytest.mark.parametrize(("deadlines", "within"), [("refuse", True), ("drop", True), ("run", False)])
+def test_a_snapshot(deadlines: str, within: bool) -> None:
+    policy = Policy(deadlines=deadlines)  # type: ignore[arg-type] # of a parametrized Literal
     snapshot = Snapshot(policy)
     assert snapshot.policy is policy
     assert snapshot.order == tuple(policy.classes)
