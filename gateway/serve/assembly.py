@@ -312,7 +312,6 @@ def server_settings(snapshot: Snapshot, most_clients: int) -> ServerSettings:
         max_per_peer=max(1, connections // 2),
         refused_at_once=max(4, min(256, connections // 16)),  # they need descriptors too
         exempt=snapshot.tenants.trusts,
-        body_total=policy.timeouts.body_total,
         keep_alive=policy.timeouts.keep_alive,
         max_body=max(largest_body(policy), upload),
     )

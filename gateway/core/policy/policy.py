@@ -99,7 +99,6 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
 
     `first_byte`: Time to the first byte of an engine's streamed answer. Other answers get more time, by their length.
     `stall`: Longest pause between two reads of an engine's answer.
-    `body_total`: Time for all of a client's body.
     `keep_alive`: Time after which an idle client connection is closed.
     `drain_grace`: Time after SIGTERM in which calls are still taken while /readyz fails, for balancers to notice.
     `drain`: Time after SIGTERM, and after drain_grace, for answers in flight to finish.
@@ -107,7 +106,6 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
 
     first_byte: Moment = 60.0
     stall: Moment = 60.0
-    body_total: Moment = 300.0
     keep_alive: Moment = 75.0
     drain_grace: Annotated[Seconds, Bounds(ge=0, le=3600)] = 0.0
     drain: Moment = 60.0
