@@ -84,7 +84,7 @@ class Pipeline:
         self.decider = decider
         self.attempts = attempts
         self.batcher = Batcher(
-            lambda: current.policy.batching,
+            lambda: current.snapshot.merges,
             MergedCalls(decider, attempts, clock).exchange,
             clock,
             bodies,

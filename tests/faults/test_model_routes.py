@@ -14,7 +14,7 @@ from msgspec import structs
 
 from gateway.core.policy.policy import Budget, Policy, Routing
 from gateway.core.policy.routes import Mirror, ModelRoute, RouteMember
-from gateway.core.policy.traffic import Breaker, Limit, Limits, Merge, RateLimit, Tenant, TrafficClass, default_classes
+from gateway.core.policy.traffic import Breaker, Limit, Limits, RateLimit, Tenant, TrafficClass, default_classes
 from gateway.core.policy.types import Rate
 from gateway.core.request.outcome import Outcome
 from gateway.relay import mirror
@@ -203,7 +203,7 @@ def test_calls_that_were_merged_fall_back_and_others_get_no_other_model(over: Ca
     policy = structs.replace(
         POLICY,
         models={"support": route},
-        batching={"embeddings": Merge(window=0.02)},
+        batching={"embeddings": 0.02},
         retries=1.0,
         breaker=Breaker(failures=1000),
     )

@@ -255,10 +255,10 @@ def test_full_engines_are_no_reason_to_refuse_at_night_and_failing_ones_are() ->
 @pytest.mark.parametrize(
     ("path", "tokens", "expected", "merge"),
     [
-        ("/v1/embeddings", 10, "default", Merge(window=0.02, max_items=64, max_tokens=16_000)),
-        ("/v1/embeddings", 4001, "bulk", Merge(window=0.02, max_items=64, max_tokens=16_000)),
-        ("/v1/rerank", 10, "search", Merge(window=0.01, max_items=128, max_tokens=32_000)),
-        ("/v1/rerank", 4001, "search", Merge(window=0.01, max_items=128, max_tokens=32_000)),
+        ("/v1/embeddings", 10, "default", Merge(window=0.02)),
+        ("/v1/embeddings", 4001, "bulk", Merge(window=0.02)),
+        ("/v1/rerank", 10, "search", Merge(window=0.01)),
+        ("/v1/rerank", 4001, "search", Merge(window=0.01)),
         (CHAT, 10, "default", None),
     ],
 )
@@ -267,12 +267,12 @@ def test_small_calls_are_merged_and_large_ones_wait_for_a_gap(
 ) -> None:
     policy = shipped("embeddings")
     call = decided(policy, path=path, tokens=tokens)
-    assert (call.class_name, rule_of(policy.batching, call)) == (expected, merge)
+    assert (call.class_name, rule_of(Snapshot(policy).merges, call)) == (expected, merge)
 
 
 def test_a_merged_call_waits_for_a_small_part_of_its_deadline() -> None:
     policy = shipped("embeddings")
-    windows = [rule.window for rule in policy.batching.values()]
+    windows = policy.batching.values()
     assert max(windows) * 50 <= min(each.deadline for each in policy.classes.values())
 
 

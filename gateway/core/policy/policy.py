@@ -22,7 +22,6 @@ from gateway.core.policy.traffic import (
     BatchedKind,
     Breaker,
     Limits,
-    Merge,
     Modes,
     ShapingTier,
     Tenant,
@@ -271,8 +270,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     `hedging`: Time to wait for a call's first byte before a second attempt on another engine, whose loser is cancelled:
     a percentile of the class's times to first token, or a fixed time; null: no second attempts. They count in the
     budget of retries.
-    `batching`: Request batching: kinds of call that are merged before they go to an engine, such as
-    {embeddings: {window: 20ms}}.
+    `batching`: Request batching: kinds of call that are merged before they go to an engine, each with the longest time
+    that the first call waits for others, such as {embeddings: 20ms}. A merged call has at most 64 inputs and 16k
+    tokens.
     `scaling`: Share of what engines can do that calls should fill, by weir_engines_wanted: the engines that each model
     needs, for an autoscaler such as KEDA. After 10 min without a call a model wants none.
     `cors`: Origins of web pages that may call the data port, such as https://chat.example.com; *: all. CORS binds
@@ -308,7 +308,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     hedging: Literal["p90", "p95", "p99"] | Moment | None = None
     breaker: Breaker = Breaker()
     modes: Modes = Modes()
-    batching: Mapping[BatchedKind, Merge] = {}
+    batching: Mapping[BatchedKind, Annotated[Seconds, Bounds(ge=0, le=1)]] = {}
     scaling: Annotated[Share, Bounds(ge=0.1, le=1)] = 0.83
     timeouts: Timeouts = Timeouts()
     body: BodyPolicy = BodyPolicy()

@@ -7,6 +7,7 @@ running calls keep theirs. Counters, queues and ledgers are not here: they outla
 from __future__ import annotations
 
 from gateway.core.policy.policy import Policy
+from gateway.core.policy.traffic import Merge
 from gateway.core.request.body_memory import SMALL
 from gateway.core.request.browser_guard import BrowserGuard
 from gateway.core.request.call import CallSettings
@@ -31,6 +32,7 @@ class Snapshot:
         self.tenants = Tenants(policy, cache_secret=cache_secret, tokens=tokens)
         self.small = min(SMALL, policy.body.max)  # bytes of a body that every route takes, and that is not counted
         self.browser_guard = BrowserGuard(policy.server.hosts, policy.cors) if self.tenants.open else None
+        self.merges = {kind: Merge(window=window) for kind, window in policy.batching.items()}
         self.within_deadline = policy.deadlines != "run"
 
 

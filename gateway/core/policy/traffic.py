@@ -280,13 +280,10 @@ BatchedKind = Literal["embeddings", "rerank", "score"]
 
 
 class Merge(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits on merging calls of one kind into one request to an engine.
+    """Limits on merging calls of one kind into one request to an engine. `window`: seconds that the first call waits
+    for others at most, the policy's. `max_items` and `max_tokens` are of the merged call, which an engine reads in a
+    step or two."""
 
-    `window`: Longest time that the first call waits for others.
-    `max_items`: Inputs in one merged call.
-    `max_tokens`: Tokens in one merged call.
-    """
-
-    window: Annotated[Seconds, Bounds(ge=0, le=1)] = 0.02
-    max_items: Positive = 64
-    max_tokens: Positive = 16_000
+    window: float = 0.02
+    max_items: int = 64
+    max_tokens: int = 16_000

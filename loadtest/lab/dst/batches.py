@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from gateway.core.policy.policy import Policy
+from gateway.core.policy.traffic import Merge
 from gateway.core.request.call import Call
 from gateway.relay.batcher import Batcher
 from loadtest.lab.dst.answers import prompt_tokens
@@ -24,13 +25,10 @@ class Batches:
         self._joined: dict[str, float] = {}
         self._tokens: dict[str, int] = {}
         self._window = 0.0
-        self._items = 0
 
     def apply(self, policy: Policy) -> None:
         """A reload: what was begun under another policy goes on."""
-        for rule in policy.batching.values():
-            self._window = max(self._window, rule.window)
-            self._items = max(self._items, rule.max_items)
+        self._window = max(self._window, *policy.batching.values(), 0.0)
 
     def joining(self, call: Call) -> None:
         """The time and the prompt of a call that may be merged."""
@@ -49,7 +47,7 @@ class Batches:
         """Only what is alike is merged."""
         kinds = {(call.route.path, call.model, call.class_name, call.tenant) for call in calls}
         times = [call.deadline - call.arrived for call in calls]
-        if len(kinds) > 1 or items > self._items or max(times) > ALIKE * min(times):
+        if len(kinds) > 1 or items > Merge().max_items or max(times) > ALIKE * min(times):
             self._wrong(f"{items} items of {kinds} are merged, with {min(times):.4f} to {max(times):.4f} s of time")
 
     def merged(self, calls: Sequence[Call], status: int, prompt_tokens: Sequence[int | None]) -> None:

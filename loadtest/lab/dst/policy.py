@@ -68,7 +68,7 @@ class Traits:
             tree["modes"] = {mode: {"enter": {}, "leave": {}} for mode in MODES}
         elif rng.random() < 0.4:
             tree["modes"] = self._modes()
-        tree["batching"] = {kind: self._merge() for kind in ("embeddings", "rerank") if rng.random() < 0.5}
+        tree["batching"] = {k: rng.choice(("20ms", "250ms")) for k in ("embeddings", "rerank") if rng.random() < 0.5}
         tree["routing"]["hold_unserved"] = rng.choice(("0s", "1s", "60s"))
         if self._models:
             headroom = tree["classes"].get("batch", {}).get("headroom", "0%")
@@ -125,10 +125,6 @@ class Traits:
         modes["brownout"]["refuse"] = rng.choice(("least_important", ["default"]))
         modes["closed"]["refuse"] = rng.choice(("all_but_most_important", ["default"]))
         return modes
-
-    def _merge(self) -> dict[str, Any]:
-        rng = self._rng
-        return {"window": rng.choice(("20ms", "250ms")), "max_items": rng.choice((3, 8)), "max_tokens": 500}
 
     def _classes(self) -> dict[str, Any]:
         rng = self._rng

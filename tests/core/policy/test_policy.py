@@ -21,7 +21,6 @@ from gateway.core.policy.removed import REMOVED
 from gateway.core.policy.traffic import (
     Limit,
     Limits,
-    Merge,
     ModeRule,
     Modes,
     RateLimit,
@@ -68,7 +67,7 @@ def test_the_commented_default_file_is_the_defaults() -> None:
 def test_the_commented_default_file_shows_every_field() -> None:
     text = (ROOT / "policies" / "default.yaml").read_text()
     kinds = structs_of(Policy)
-    assert {TrafficClass, Tenant, Refusal, RateLimit, Threshold, Merge, EngineEntry} <= kinds
+    assert {TrafficClass, Tenant, Refusal, RateLimit, Threshold, EngineEntry} <= kinds
     expected = {field.encode_name for kind in kinds for field in msgspec.structs.fields(kind)}
     columns = {
         "strict",
@@ -145,7 +144,7 @@ limits: {global: {requests: 1M/day}, models: {a/b: {}}}
 shaping: [{kv_above: 90%, max_tokens: 64, except: []}, {mode: closed, max_tokens: 16}]
 modes:
   tight: {enter: {ttft: 1.5x}, leave: {ttft: 1x}, refuse: all_but_most_important}
-batching: {embeddings: {}, rerank: {window: 10ms}}
+batching: {embeddings: 20ms, rerank: 10ms}
 hedging: 750ms
 trusted_proxies: [unix, 10.0.0.1, 10.0.0.0/8, "fd00::/8", "::1"]
 """.encode()
@@ -183,7 +182,7 @@ trusted_proxies: [unix, 10.0.0.1, 10.0.0.0/8, "fd00::/8", "::1"]
     )
     tight = ModeRule(enter=Threshold(ttft=1.5), leave=Threshold(ttft=1.0), refuse="all_but_most_important")
     assert policy.modes == Modes(tight=tight)
-    assert policy.batching == {"embeddings": Merge(), "rerank": Merge(window=0.01)}
+    assert policy.batching == {"embeddings": 0.02, "rerank": 0.01}
     assert policy.hedging == 0.75
     assert decode(explain(policy).encode()) == policy
 
