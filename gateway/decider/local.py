@@ -6,6 +6,7 @@ that it arrived with, also when a reload comes in between.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Awaitable, Callable, Iterator
 from types import TracebackType
@@ -119,8 +120,7 @@ class LocalDecider:
         if known():
             return
         each = snapshot.policy.classes[call.class_name]
-        waits = [seconds for seconds in (each.ttft, each.max_wait) if seconds is not None]
-        within = min([call.deadline - self.clock(), *waits])
+        within = min(call.deadline - self.clock(), math.inf if each.ttft is None else each.ttft)
         until = self.clock() + within
         await self.asked(lambda: known() or dispatch.draining, within)
 

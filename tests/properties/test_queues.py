@@ -171,7 +171,6 @@ class Model:
                 weight=self.rng.choice([1.0, 8.0]),
                 strict=self.rng.random() < 0.2,
                 reserve=self.rng.choice([0.0, 0.0, 0.1]),
-                max_wait=self.rng.choice([None, None, 5.0]),
             )
             for name in NAMES
             if name == "default" or self.rng.random() < 0.8
@@ -235,8 +234,7 @@ class Model:
         return ticket.call.class_name, ticket.call.tenant
 
     def starves(self, ticket: Ticket) -> bool:
-        limit = self.queues.classes[ticket.call.class_name].max_wait or ticket.call.deadline - ticket.since
-        return self.now - ticket.since > limit / 2
+        return self.now - ticket.since > (ticket.call.deadline - ticket.since) / 2
 
     def remove(self) -> None:
         if self.inside:

@@ -116,8 +116,7 @@ def test_calls_wait_until_the_engines_have_been_asked() -> None:
 
 
 def test_they_wait_no_longer_than_their_class_does() -> None:
-    classes = {"default": TrafficClass(ttft=0.05), "patient": TrafficClass(max_wait=0.05)}
-    policy = Policy(classes=classes, service_tiers={})
+    policy = Policy(classes={"default": TrafficClass(ttft=0.05)}, service_tiers={})
 
     async def scenario(world: World) -> None:
         answer = await world.call()

@@ -211,17 +211,18 @@ def test_an_answer_that_ends_in_the_moment_of_its_deadline_is_whole_and_followed
 def test_a_class_that_must_pause_holds_up_nobody_for_another_model() -> None:
     events = (
         a_call(asked=200),
-        a_call(at=1.25, class_name="batch", asked=370),  # does not fit beside it; from 1.75 on nothing passes it
+        a_call(at=1.25, class_name="batch", asked=370, within=1.4),  # does not fit beside it; soon nothing passes it
         a_call(at=2.0),
         a_call(at=2.5, class_name="batch", model="m1"),  # now its class has all it may
     )
     what = of_events(
         *events,
-        classes={"default": {}, "batch": {"max_concurrency": 1, "max_wait": "1s"}},
+        classes={"default": {}, "batch": {"max_concurrency": 1}},
         budget={"alpha": "100%", "max_concurrency": 8},
+        deadlines="run",
     )
     other = msgspec.structs.replace(MACHINE, model="m1")
-    assert told(msgspec.structs.replace(what, fixed=(MACHINE, other)), "grant")[:3] == [
+    assert told(msgspec.structs.replace(what, fixed=(MACHINE, other), cancels=False), "grant")[:3] == [
         "1.0000 grant 1 on engine-0:8000",
         "2.5000 grant 4 on engine-1:8000",
         "2.5000 grant 3 on engine-0:8000",

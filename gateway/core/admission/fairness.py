@@ -58,7 +58,6 @@ class ClassQueue:
         number of tokens; waiting calls stay."""
         self.settings = settings
         self.weight = settings.weight
-        self.max_wait = settings.max_wait
         self.band = band
         self._weights = weights
         level = self.level()
@@ -92,7 +91,7 @@ class ClassQueue:
         return now - ticket.since > self._half(ticket)
 
     def _half(self, ticket: Ticket) -> float:
-        return (ticket.call.deadline - ticket.since if self.max_wait is None else self.max_wait) / 2
+        return (ticket.call.deadline - ticket.since) / 2
 
     def rank(self, now: float) -> tuple[bool, int, float]:
         """Sort key among the class queues. It is before all others, whatever their bands and counters, if its head

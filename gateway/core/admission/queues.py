@@ -12,7 +12,7 @@ Bands: a strict class ends its band. Classes of one band share by weight; a late
 Head of line: a head that does not fit is not passed. The engines drain until it does, which for a call of usual size is
 a moment. Were it passed, small calls would take all room as it comes, whatever the weights, and nobody's wait could be
 foretold. There are two exceptions. The head of a class with a `reserve` may pass. Anybody may pass a `large` head,
-which would keep too much idle, until that has waited half of its time (`max_wait`, else until its deadline).
+which would keep too much idle, until that has waited half of the time to its deadline.
 
 Starvation: a head that has waited half of its time, and whose class was not served for as long either, is next,
 whatever the order. Only strict classes or a tiny weight can bring that about. It is one call per class in half its

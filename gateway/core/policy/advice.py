@@ -289,7 +289,7 @@ def _cold(policy: Policy) -> Found:
     if policy.fleet.sidecars is None or policy.deadlines != "refuse":
         return
     waits = {
-        name: min(seconds for seconds in (each.ttft, each.max_wait, each.deadline) if seconds is not None)
+        name: min(seconds for seconds in (each.ttft, each.deadline) if seconds is not None)
         for name, each in policy.classes.items()
     }
     if max(waits.values()) <= COLD:

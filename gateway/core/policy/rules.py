@@ -188,14 +188,13 @@ def _numbered(values: Sequence[T]) -> Iterator[tuple[int, T]]:
 
 def _classes(policy: Policy) -> Iterator[Fault]:
     for name, each in policy.classes.items():
-        yield from readable(_late(name, "ttft", each), _late(name, "max_wait", each), _when(name, each))
+        yield from readable(_late(name, each), _when(name, each))
 
 
-def _late(name: str, field: str, each: TrafficClass) -> Iterator[Fault]:
-    seconds = getattr(each, field)
-    if seconds is not None and seconds > each.deadline:
+def _late(name: str, each: TrafficClass) -> Iterator[Fault]:
+    if each.ttft is not None and each.ttft > each.deadline:
         limit = f"at most its deadline, {SECONDS.show(each.deadline)}"
-        yield Fault(("classes", name, field), SECONDS.show(seconds), limit)
+        yield Fault(("classes", name, "ttft"), SECONDS.show(each.ttft), limit)
 
 
 def _when(name: str, each: TrafficClass) -> Iterator[Fault]:

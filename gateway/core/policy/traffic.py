@@ -54,14 +54,14 @@ class TrafficClass(msgspec.Struct, frozen=True, kw_only=True):
     `ttft`: Target for the time to first token. Calls that miss it are refused or dropped (see deadlines); null: none.
     `tpot`: Target for the time per output token. A prompt that would break it for streams of this class is read on
     another engine, where engines exchange KV caches (see fleet.engines); null: none.
-    `deadline`: Time from arrival to the last token. A client may set another one with x-weir-deadline-ms.
+    `deadline`: Time from arrival to the last token. A client may set another one with x-weir-deadline-ms. A call that
+    has waited half of it is next, whatever the order.
     `max_queue`: Calls that may wait for each model. One more is refused with 503.
     `max_queued_tokens`: Tokens of calls that may wait for each model; null: no limit.
     `max_concurrency`: Calls of the class that may run at once in the whole fleet; null: no limit.
     `reserve`: Share of each engine's budget that only this class may use.
     `headroom`: Room that calls of this class leave when they start, as a share of the most that other classes held on
     the engine in the last minutes. With it they start one at a time, where all prompts are read: work that fills gaps.
-    `max_wait`: Bound on waiting. A call that has waited half of it is served next; null: its deadline.
     `when`: Condition under which calls that name no class belong to this one.
     """
 
@@ -75,7 +75,6 @@ class TrafficClass(msgspec.Struct, frozen=True, kw_only=True):
     max_concurrency: Positive | None = None
     reserve: Annotated[Share, Bounds(ge=0, le=0.9)] = 0.0
     headroom: Annotated[Share, Bounds(ge=0, le=0.9)] = 0.0
-    max_wait: Moment | None = None
     when: When | None = None
 
 

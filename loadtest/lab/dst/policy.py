@@ -130,7 +130,7 @@ class Traits:
         rng = self._rng
         classes: dict[str, Any] = {
             "interactive": {"weight": 8, "ttft": rng.choice((None, "2s")), "deadline": rng.choice(("4s", "20s"))},
-            "default": {"weight": 4, "deadline": rng.choice(("8s", "30s")), "max_wait": rng.choice((None, "2s"))},
+            "default": {"weight": 4, "deadline": rng.choice(("8s", "30s"))},
             "batch": {"weight": 1, "deadline": "60s", "max_concurrency": rng.choice((None, 1, 3))},
             "offline": {"weight": 1, "deadline": "60s", "reserve": rng.choice(("0%", "20%"))},
         }

@@ -75,7 +75,6 @@ def test_the_commented_default_file_shows_every_field() -> None:
         "reserve",
         "headroom",
         "tpot",
-        "max_wait",
     }  # of its table of classes
     assert {name for name in expected - columns if f"{name}:" not in text} == set()
     assert {name for name in columns if f"#   {name} " not in text} == set()
@@ -132,7 +131,7 @@ def test_the_part_about_traffic() -> None:
         """
 classes:
   interactive: {strict: true, reserve: 20%, max_concurrency: 64}
-  default: {ttft: 10s, max_queued_tokens: 1M, max_wait: null}
+  default: {ttft: 10s, max_queued_tokens: 1M}
   long: {when: {prompt_tokens: "> 8k", routes: [chat], models: [a/b]}}
 tenants:
   acme:
@@ -190,7 +189,7 @@ trusted_proxies: [unix, 10.0.0.1, 10.0.0.0/8, "fd00::/8", "::1"]
 @pytest.mark.parametrize(
     "text",
     [
-        "classes: {default: {ttft: 60s, max_wait: 60s, deadline: 60s}}",
+        "classes: {default: {ttft: 60s, deadline: 60s}}",
         "classes: {default: {reserve: 60%}, batch: {reserve: 39%}}",
         "classes: {default: {when: {models: [m]}}}",
         "tenants: {acme: {class: default, best_class: default}}",
