@@ -18,7 +18,7 @@ Starvation: a head that has waited half of its time, and whose class was not ser
 whatever the order. Only strict classes or a tiny weight can bring that about. It is one call per class in half its
 time: a class of old calls does not turn importance upside down.
 
-Room: `max_queue` and `max_queued_tokens` are places that a class always has. Where they are taken, a newcomer may take
+Room: `max_queue` are places that a class always has. Where they are taken, a newcomer may take
 the place of a waiting call of a less important class that has taken more than half of its own. So the least important
 are refused first and none is driven out. All classes together never hold more than the sum of their places, so what a
 class lent is not filled again behind it. A call that returns for its booking has places of its own, as many again as
@@ -29,7 +29,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping
 from itertools import count, islice, takewhile
-from math import inf
 
 from gateway.core.admission.fairness import ClassQueue, turns_before
 from gateway.core.admission.ticket import Ticket
@@ -45,13 +44,11 @@ LOOKED_AT = 64  # newest tickets of a class that may be pushed out
 
 
 class QueueBounds:
-    """Bounds of a model's queues, by one policy: calls and tokens of all classes together. `classes`: most
-    important first."""
+    """Bounds of a model's queues, by one policy: calls of all classes together. `classes`: most important first."""
 
     def __init__(self, classes: Mapping[str, TrafficClass]) -> None:
         self.classes = dict(classes)
         self.calls = sum([each.max_queue for each in classes.values()])
-        self.tokens = sum([each.max_queued_tokens or inf for each in classes.values()])
 
 
 class Queues:
@@ -223,42 +220,27 @@ class Queues:
         other calls that did count."""
         bounds, queue = self.bounds, self._by_class[call.class_name]
         settings = bounds.classes[call.class_name]
-        if promised:
-            full = queue.promised >= settings.max_queue or self._length >= PROMISED * bounds.calls
-            most = settings.max_queued_tokens
-            fit = most is None or queue.promised_tokens + call.cost <= most
-        else:
-            full = len(queue.tickets) >= settings.max_queue or self._length >= bounds.calls
-            fit = self._tokens_fit(call)
-        if full:
-            return f"{settings.max_queue} calls"
-        return None if fit else f"{settings.max_queued_tokens} tokens"
-
-    def _tokens_fit(self, call: Call) -> bool:
-        bounds = self.bounds
-        own, cost = bounds.classes[call.class_name].max_queued_tokens, call.cost
-        if own is None:
-            return True
-        return self.tokens(call.class_name) + cost <= own and self.total_tokens + cost <= bounds.tokens
+        waiting, places = (queue.promised, PROMISED) if promised else (len(queue.tickets), 1)
+        full = waiting >= settings.max_queue or self._length >= places * bounds.calls
+        return f"{settings.max_queue} calls" if full else None
 
     def victim(self, call: Call) -> Ticket | None:
         """The ticket to refuse so that the newcomer may have its place, where there is no `room`; None: there is none.
 
         Of the least important class, below the newcomer's, that has one (and, where the newcomer has no place of its
-        own left, waits in more than half of its places): its newest that was neither granted nor promised a place, and
-        if tokens are what is short, one at least as large. A class with `max_queue: 0` waits in nobody's place.
+        own left, waits in more than half of its places): its newest that was neither granted nor promised a place. A
+        class with `max_queue: 0` waits in nobody's place.
         """
         bounds, own = self.bounds, call.class_name
         if not bounds.classes[own].max_queue or self.room(call) is None:
             return None
-        least = 0 if self._tokens_fit(call) else call.cost
         more = self.length(own) >= bounds.classes[own].max_queue  # else it takes back a place of its own
         for name in takewhile(lambda name: name != own, reversed(bounds.classes)):
             if more and 2 * self.length(name) <= bounds.classes[name].max_queue:
                 continue
             queue = self._by_class.get(name)
             for ticket in islice(reversed(queue.tickets), LOOKED_AT) if queue is not None else ():
-                if not ticket.paid and not ticket.promised and ticket.cost >= least:
+                if not ticket.paid and not ticket.promised:
                     return ticket
         return None
 

@@ -144,14 +144,15 @@ def _seconds(seconds: float) -> str:
 
 
 def _queues(policy: Policy) -> Found:
-    """Queues whose last call can only expire."""
+    """Queues whose last call can only expire. With `refuse` it is refused on arrival."""
+    if policy.deadlines == "refuse":
+        return
     engines = max(1, len(policy.fleet.engines))
     on = f"{engines} engines" if engines > 1 else "one engine"
     for name, each in policy.classes.items():
         above = each.when.prompt_tokens if each.when is not None else None
         usual = max(USUAL, above or 0)
-        full = each.max_queue * usual
-        tokens = min(full, each.max_queued_tokens or full)
+        tokens = each.max_queue * usual
         seconds = tokens / (PREFILL * engines)
         if seconds > each.deadline:
             text = (
@@ -159,7 +160,7 @@ def _queues(policy: Policy) -> Found:
                 f"{COUNT.show(tokens)} tokens / {COUNT.show(PREFILL * engines)} tokens/s = {_seconds(seconds)} "
                 f"({COUNT.show(usual)} tokens a call)"
             )
-            yield ("classes", name, "max_queue" if tokens == full else "max_queued_tokens"), text
+            yield ("classes", name, "max_queue"), text
     if policy.deadlines == "run":
         yield ("deadlines",), "calls that will be too late run in place of calls that would not"
 

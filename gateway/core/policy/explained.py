@@ -173,8 +173,7 @@ def _lengths(policy: Policy) -> Iterator[str]:
 
 def _room(policy: Policy, name: str) -> Iterator[str]:
     each = policy.classes[name]
-    tokens = f" and {COUNT.show(each.max_queued_tokens)} tokens" if each.max_queued_tokens is not None else ""
-    yield f"{COUNT.show(each.max_queue)} calls{tokens} may wait for a model"
+    yield f"{COUNT.show(each.max_queue)} calls may wait for a model"
     if each.max_concurrency is not None:
         yield f"{COUNT.show(each.max_concurrency)} calls may run at once in the whole fleet"
     if each.reserve:

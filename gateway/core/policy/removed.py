@@ -31,6 +31,7 @@ REMOVED = MappingProxyType({
     "breaker.probes": f"{_FIXED} at 3",
     "breaker.window": f"{_FIXED} at 10s",
     "budget.engine_backlog": f"{_BOUND} at 2",
+    "classes.*.max_queued_tokens": "max_queue; what would be late is refused, see deadlines",
     "classes.*.max_wait": "nothing: a call that has waited half of its deadline is next",
     "classes.*.min_tokens": "nothing: the smallest max_tokens in shaping is the least",
     "classes.*.overload": "nothing: calls go by their deadlines",

@@ -57,7 +57,6 @@ class TrafficClass(msgspec.Struct, frozen=True, kw_only=True):
     `deadline`: Time from arrival to the last token. A client may set another one with x-weir-deadline-ms. A call that
     has waited half of it is next, whatever the order.
     `max_queue`: Calls that may wait for each model. One more is refused with 503.
-    `max_queued_tokens`: Tokens of calls that may wait for each model; null: no limit.
     `max_concurrency`: Calls of the class that may run at once in the whole fleet; null: no limit.
     `reserve`: Share of each engine's budget that only this class may use.
     `headroom`: Room that calls of this class leave when they start, as a share of the most that other classes held on
@@ -71,7 +70,6 @@ class TrafficClass(msgspec.Struct, frozen=True, kw_only=True):
     tpot: Moment | None = None
     deadline: Moment = 300.0
     max_queue: Annotated[Count, Bounds(ge=0, le=1_000_000)] = 512
-    max_queued_tokens: Positive | None = None
     max_concurrency: Positive | None = None
     reserve: Annotated[Share, Bounds(ge=0, le=0.9)] = 0.0
     headroom: Annotated[Share, Bounds(ge=0, le=0.9)] = 0.0

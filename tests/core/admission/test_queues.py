@@ -375,9 +375,9 @@ def test_what_is_removed_is_not_kept() -> None:
 # -- room -------------------------------------------------------------------------------------------------------------
 
 BOUNDED = {
-    "interactive": TrafficClass(max_queue=2, max_queued_tokens=1000),
+    "interactive": TrafficClass(max_queue=2),
     "default": TrafficClass(max_queue=3),
-    "batch": TrafficClass(max_queue=4, max_queued_tokens=500),
+    "batch": TrafficClass(max_queue=4),
 }
 
 
@@ -386,7 +386,6 @@ BOUNDED = {
     [
         ([], ticket("interactive"), None),
         ([("interactive", 1)], ticket("interactive", 999), None),
-        ([("interactive", 1)], ticket("interactive", 1000), "1000 tokens"),
         ([("interactive", 1)] * 2, ticket("interactive"), "2 calls"),
         ([("interactive", 1)] * 2, ticket("batch"), None),
         ([("default", 10**6)] * 2, ticket("default", 10**6), None),
@@ -398,14 +397,6 @@ def test_room(waiting: list[tuple[str, int]], newcomer: Ticket, words: str | Non
     queues = Queues(BOUNDED)
     pushed(queues, *(ticket(name, tokens) for name, tokens in waiting))
     assert queues.room(newcomer.call) == words
-
-
-def test_where_all_have_a_bound_on_tokens_their_sum_is_one() -> None:
-    classes = {name: TrafficClass(max_queued_tokens=300) for name in ("interactive", "default")}
-    queues = Queues(classes)
-    pushed(queues, ticket("interactive", 500))
-    assert queues.room(ticket(tokens=100).call) is None
-    assert queues.room(ticket(tokens=101).call) == "300 tokens"
 
 
 @pytest.mark.parametrize(
@@ -436,15 +427,6 @@ def test_nobody_gives_way_while_there_is_room_or_for_a_class_that_never_waits() 
     assert queues.victim(ticket("now").call) is None
 
 
-def test_where_tokens_are_short_the_one_that_gives_way_is_as_large() -> None:
-    queues = Queues(BOUNDED)
-    pushed(queues, ticket("interactive", 900))
-    _, large, _ = pushed(queues, ticket("batch", 200), ticket("batch", 250), ticket("batch", 50))
-    assert queues.room(ticket("interactive", 220).call) == "1000 tokens"
-    assert queues.victim(ticket("interactive", 220).call) is large
-    assert queues.victim(ticket("interactive", 300).call) is None
-
-
 def test_newcomers_do_not_take_the_places_of_calls_that_return_for_their_bookings() -> None:
     queues = Queues(BOUNDED)
     pushed(queues, *[ticket("interactive") for _ in range(4)], *[ticket("batch", 120) for _ in range(4)])
@@ -453,7 +435,6 @@ def test_newcomers_do_not_take_the_places_of_calls_that_return_for_their_booking
     assert queues.room(back.call, promised=True) is None, "four newcomers wait in places that other classes lent"
     back.promised = True
     pushed(queues, back)
-    assert queues.room(ticket("interactive", 601).call, promised=True) == "1000 tokens"
     assert queues.room(ticket("interactive", 600).call, promised=True) is None
     second = Ticket(ticket("interactive").call, 0.0, promised=True)
     pushed(queues, second)
@@ -461,7 +442,6 @@ def test_newcomers_do_not_take_the_places_of_calls_that_return_for_their_booking
     queues.remove(second)
     assert queues.room(ticket("interactive").call, promised=True) is None
     assert queues.promised_tokens("interactive") == 400
-    assert queues.room(ticket("default", 10**6).call, promised=True) is None, "its class has no bound on tokens"
 
 
 def test_a_call_that_returned_for_its_booking_is_not_pushed_out() -> None:

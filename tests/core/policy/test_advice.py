@@ -239,27 +239,20 @@ CLASSES = [
         ["p:2: warning: timeouts.first_byte: 20s ends an attempt before default's ttft, 30s, is over"],
     ),
     # 2,000 tokens a call, 10k tokens/s an engine.
-    ("classes: {default: {deadline: 60s, max_queue: 300}}", []),
+    ("deadlines: drop\nclasses: {default: {deadline: 60s, max_queue: 300}}", []),
+    ("classes: {default: {deadline: 60s, max_queue: 301}}", []),
     (
-        "classes: {default: {deadline: 60s, max_queue: 301}}",
+        "deadlines: drop\nclasses: {default: {deadline: 60s, max_queue: 301}}",
         [
-            "p:1: warning: classes.default.max_queue: the last of a full queue waits in vain for its deadline, 1m: "
+            "p:2: warning: classes.default.max_queue: the last of a full queue waits in vain for its deadline, 1m: "
             "on one engine 602k tokens / 10k tokens/s = 61s (2k tokens a call)"
         ],
     ),
-    ("classes: {default: {deadline: 60s, max_queue: 9k, max_queued_tokens: 600k}}", []),
     (
-        "classes: {default: {deadline: 60s, max_queue: 9k, max_queued_tokens: 700k}}",
-        [
-            "p:1: warning: classes.default.max_queued_tokens: the last of a full queue waits in vain for its deadline, "
-            "1m: on one engine 700k tokens / 10k tokens/s = 70s (2k tokens a call)"
-        ],
-    ),
-    (
-        "classes: {default: {}, long: {max_queue: 512, when: {prompt_tokens: '> 12k'}}}\n"
+        "deadlines: drop\nclasses: {default: {}, long: {max_queue: 512, when: {prompt_tokens: '> 12k'}}}\n"
         "fleet: {engines: [{url: 'http://a:1'}, {url: 'http://b:1'}]}",
         [
-            "p:1: warning: classes.long.max_queue: the last of a full queue waits in vain for its deadline, 5m: "
+            "p:2: warning: classes.long.max_queue: the last of a full queue waits in vain for its deadline, 5m: "
             "on 2 engines 6144k tokens / 20k tokens/s = 308s (12k tokens a call)"
         ],
     ),

@@ -23,7 +23,7 @@ classes:
   interactive: {weight: 8, strict: true, ttft: 2s, deadline: 60s, max_queue: 256, reserve: 20%, max_concurrency: 64}
   default: {weight: 3, ttft: 10s, deadline: 5m}
   long: {weight: 1, deadline: 10m, when: {prompt_tokens: "> 8000", routes: [chat, completion], models: [llama]}}
-  batch: {weight: 1, deadline: 1h, max_queue: 4096, max_queued_tokens: 2M}
+  batch: {weight: 1, deadline: 1h, max_queue: 4096}
 tenants:
   acme:
     best_class: default
@@ -100,7 +100,7 @@ order           after all calls of interactive
 agent hints     nvext.agent_hints of its calls are ignored
 lengths         by model, class and max_tokens
 cached prompts  waited for at a full engine as long as reading them anew would take, never past targets
-room            4096 calls and 2M tokens may wait for a model
+room            4096 calls may wait for a model
 limits                            requests                     tokens
                 tenant and model  -                            -
                 tenant and class  -                            -

@@ -71,7 +71,6 @@ def test_the_commented_default_file_shows_every_field() -> None:
     expected = {field.encode_name for kind in kinds for field in msgspec.structs.fields(kind)}
     columns = {
         "strict",
-        "max_queued_tokens",
         "reserve",
         "headroom",
         "tpot",
@@ -131,7 +130,7 @@ def test_the_part_about_traffic() -> None:
         """
 classes:
   interactive: {strict: true, reserve: 20%, max_concurrency: 64}
-  default: {ttft: 10s, max_queued_tokens: 1M}
+  default: {ttft: 10s}
   long: {when: {prompt_tokens: "> 8k", routes: [chat], models: [a/b]}}
 tenants:
   acme:
@@ -150,7 +149,7 @@ trusted_proxies: [unix, 10.0.0.1, 10.0.0.0/8, "fd00::/8", "::1"]
     )
     assert policy.classes == {
         "interactive": TrafficClass(strict=True, reserve=0.2, max_concurrency=64),
-        "default": TrafficClass(ttft=10.0, max_queued_tokens=1_000_000),
+        "default": TrafficClass(ttft=10.0),
         "long": TrafficClass(when=When(prompt_tokens=8000, routes=("chat",), models=("a/b",))),
     }
     assert policy.tenants == {
