@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -144,7 +144,7 @@ class Gateway:
         )
         self.telemetry = Telemetry(self.fleet, self._changed, self.clock)
         self.storage: Storage | None = None  # what outlasts the gateway, where the policy wants it
-        cost = CostModel(policy.budget.alpha)
+        cost = CostModel(_alpha(policy))
         cost.learn_lengths(policy.lengths == "learned")
         self.token_use = TokenUse(
             lambda: self.storage,
@@ -237,7 +237,7 @@ class Gateway:
         self.engines.watch_pods(policy)
         self.previous = self.policy
         self.current.apply(snapshot)
-        self.decider.cost.set_alpha(policy.budget.alpha)
+        self.decider.cost.set_alpha(_alpha(policy))
         self.decider.cost.learn_lengths(policy.lengths == "learned")
         self.limits.apply(policy, self.clock())
         self.engines.apply(configuration)
@@ -300,6 +300,11 @@ class Gateway:
         await self.token_use.aclose()
         if self.storage is not None:
             await self.storage.aclose()
+
+
+def _alpha(policy: Policy) -> float | Literal["auto"]:
+    """Share of its max_tokens that a call books."""
+    return policy.lengths if isinstance(policy.lengths, float) else "auto"
 
 
 def server_settings(snapshot: Snapshot, most_clients: int) -> ServerSettings:

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` ha
 ONE_AT_A_TIME: Tree = {"interactive": {}, "default": {"max_concurrency": 1, "ttft": "30s"}}
 PACE: Tree = {"slow": 5.0}  # the engine takes 2 ms for each token
 LONG = 15_000  # tokens: 30 s of the engine's
-POLICY: Tree = {"classes": ONE_AT_A_TIME, "service_tiers": {}, "budget": {"alpha": 1}, "fleet": QUICK}
+POLICY: Tree = {"classes": ONE_AT_A_TIME, "service_tiers": {}, "lengths": 1, "fleet": QUICK}
 
 
 @pytest.fixture(scope="module")

@@ -42,10 +42,11 @@ LIMITS: dict[str, Tree] = {
 def policy(**changed: Tree) -> Tree:
     tenants = {name: {"keys": [sha256(key_of(name))], "limits": limits} for name, limits in (LIMITS | changed).items()}
     tenants["shop"]["refusal"] = {"status": 503, "body": CHINESE}
-    # What a call costs is its prompt and all it asks for: alpha is 1.
+    # What a call costs is its prompt and all it asks for.
     return {
         "tenants": tenants,
-        "budget": {"alpha": 1, "kv_target": "80%"},
+        "lengths": 1,
+        "budget": {"kv_target": "80%"},
         "fleet": QUICK,
     }
 

@@ -218,7 +218,8 @@ def test_a_class_that_must_pause_holds_up_nobody_for_another_model() -> None:
     what = of_events(
         *events,
         classes={"default": {}, "batch": {"max_concurrency": 1}},
-        budget={"alpha": "100%", "max_concurrency": 8},
+        budget={"max_concurrency": 8},
+        lengths="100%",
         deadlines="run",
     )
     other = msgspec.structs.replace(MACHINE, model="m1")

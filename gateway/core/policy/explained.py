@@ -167,8 +167,10 @@ def _lengths(policy: Policy) -> Iterator[str]:
     if policy.lengths == "learned":
         yield "learned of the tenant's own calls, by session, route, tools, format, stop, prompt and max_tokens"
         yield "its waiting calls of a class go by expected length, the shortest first, aged"
-    else:
+    elif policy.lengths == "by_model":
         yield "by model, class and max_tokens"
+    else:
+        yield f"{SHARE.show(policy.lengths)} of max_tokens"
 
 
 def _room(policy: Policy, name: str) -> Iterator[str]:

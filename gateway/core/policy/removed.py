@@ -30,6 +30,7 @@ REMOVED = MappingProxyType({
     "breaker.panic": f"{_FIXED} at 50%",
     "breaker.probes": f"{_FIXED} at 3",
     "breaker.window": f"{_FIXED} at 10s",
+    "budget.alpha": "lengths: a share such as 50%, or by_model",
     "budget.engine_backlog": f"{_BOUND} at 2",
     "classes.*.max_queued_tokens": "max_queue; what would be late is refused, see deadlines",
     "classes.*.max_wait": "nothing: a call that has waited half of its deadline is next",

@@ -324,6 +324,10 @@ def test_lengths_that_are_learned_and_what_they_order() -> None:
     assert "                its waiting calls of a class go by expected length, the shortest first" in shown
 
 
+def test_lengths_that_are_fixed() -> None:
+    assert "lengths         50% of max_tokens" in explain_call(decode(b"lengths: 50%"), "anonymous", "default", "m")
+
+
 def test_a_model_route_tells_its_members_and_fallbacks() -> None:
     policy = decode(b"models: {support: {members: [{model: a, weight: 95}, {model: b, weight: 5}], fallback: [c]}}")
     text = explain_call(policy, "anonymous", NOTHING, "support")

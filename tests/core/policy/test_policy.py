@@ -103,7 +103,8 @@ def test_what_is_absent_is_the_default(data: bytes) -> None:
 def test_a_file_changes_what_it_says_and_nothing_else() -> None:
     policy = decode(
         b"""
-budget: {kv_target: 0.7, alpha: 50%}
+budget: {kv_target: 0.7}
+lengths: 50%
 classes:
   default: {weight: 1.5, max_concurrency: 2k}
   night: {}
@@ -115,7 +116,8 @@ fleet:
 logging: {calls: false}
 """
     )
-    assert policy.budget == msgspec.structs.replace(Policy().budget, kv_target=0.7, alpha=0.5)
+    assert policy.budget == msgspec.structs.replace(Policy().budget, kv_target=0.7)
+    assert policy.lengths == 0.5
     assert policy.classes == {"default": TrafficClass(weight=1.5, max_concurrency=2000), "night": TrafficClass()}
     assert policy.retries == 0.0
     first, second = policy.fleet.engines
@@ -342,7 +344,7 @@ fleet: {{engines: [{{url: "http://h:1"}}]}}
 """.encode()
     )
     text = explain(policy)
-    assert "\nbudget:\n  kv_target: 80%\n  alpha: auto\n" in text
+    assert "\nlengths: by_model\n" in text
     assert "\nkeys_file: null\n" in text
     assert "\n  classes: {}\n" in text
     assert "\n  per_tenant: {requests: null, tokens: null}\n" in text
@@ -537,7 +539,8 @@ def test_what_is_explained_reads_back_as_the_same_policy(
         service_tiers={"flex": "default"},
         tenants=paying,
         limits=Limits(global_=limit, models={"null": limit}),
-        budget=msgspec.structs.replace(base.budget, kv_target=share, alpha=share),
+        budget=msgspec.structs.replace(base.budget, kv_target=share),
+        lengths=share,
         shaping=(
             ShapingTier(kv_above=share, max_tokens=7, except_=tuple(classes)),
             ShapingTier(mode="tight", max_tokens=5),
