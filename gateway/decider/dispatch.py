@@ -354,10 +354,10 @@ class Dispatch:
         witness = self.witness
         if witness is not None:
             witness.granting(call, choice, now, ticket)
-        traffic, shaping = self.traffic[call.model], self.control.rules.shaping
+        shaping = self.control.rules.shaping
         watermark = choice.engine.ledger.watermark()
-        if (watermark > shaping.above or traffic.level >= shaping.level) and call.route.generates:
-            given = shaping.given(call.asked, call.class_name, watermark, traffic.mode)
+        if watermark > shaping.above and call.route.generates:
+            given = shaping.given(call.asked, call.class_name, watermark)
             if given < call.asked:
                 call.shaped = given
                 call.output_tokens = min(call.output_tokens, call.shaped * call.n)

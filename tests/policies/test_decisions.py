@@ -119,7 +119,7 @@ def test_batch_gives_way_first(mode: Mode, refused: list[str]) -> None:
 def test_batch_is_cut_first(watermark: float, caps: list[int | None]) -> None:
     policy = shipped("interactive-first")
     order = tuple(policy.classes)
-    assert [cap(policy.shaping, watermark, Mode.NORMAL, name, order) for name in order] == caps
+    assert [cap(policy.shaping, watermark, name, order) for name in order] == caps
 
 
 # -- multi-tenant -----------------------------------------------------------------------------------------------------
@@ -239,7 +239,7 @@ def test_a_night_is_long_and_nothing_is_cut() -> None:
     assert (call.deadline, call.ttft_by) == (12 * 3600.0, float("inf"))
     assert policy.classes["batch"].max_queue >= 100_000
     order = tuple(policy.classes)
-    assert [cap(policy.shaping, 1.0, Mode.CLOSED, name, order) for name in order] == [None, None]
+    assert [cap(policy.shaping, 1.0, name, order) for name in order] == [None, None]
 
 
 def test_full_engines_are_no_reason_to_refuse_at_night_and_failing_ones_are() -> None:

@@ -208,8 +208,7 @@ def test_a_worse_mode_refuses_whatever_a_milder_one_does(policy: Modes, class_na
 
 tiers = st.builds(
     ShapingTier,
-    kv_above=st.none() | st.sampled_from([0.5, 0.8, 0.9]),
-    mode=st.sampled_from([None, "tight", "brownout", "closed"]),
+    kv_above=st.sampled_from([0.5, 0.8, 0.9]),
     max_tokens=st.integers(1, 5000),
     except_=st.none() | st.sampled_from([(), ("default",)]),
 )
@@ -219,15 +218,12 @@ tiers = st.builds(
     st.lists(tiers, max_size=4),
     st.floats(0, 1),
     st.floats(0, 1),
-    st.sampled_from(Mode),
     st.sampled_from(ORDER),
 )
-def test_a_cap_only_tightens_with_pressure(
-    every: list[ShapingTier], one: float, two: float, mode: Mode, class_name: str
-) -> None:
+def test_a_cap_only_tightens_with_pressure(every: list[ShapingTier], one: float, two: float, class_name: str) -> None:
     low, high = sorted((one, two))
-    mild = cap(every, low, Mode.NORMAL, class_name, ORDER)
-    hard = cap(every, high, mode, class_name, ORDER)
+    mild = cap(every, low, class_name, ORDER)
+    hard = cap(every, high, class_name, ORDER)
     assert hard is None or hard in [tier.max_tokens for tier in every]
     assert mild is None or (hard is not None and hard <= mild)
 

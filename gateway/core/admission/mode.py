@@ -20,7 +20,6 @@ from typing import Literal
 import msgspec
 
 from gateway.core.policy.traffic import ModeRule, Modes, Threshold
-from gateway.core.policy.types import Level
 from gateway.core.quantile import nearest_rank
 from gateway.shared.state_diagram import state_diagram
 
@@ -53,7 +52,6 @@ class Mode(Enum):
         return self.name.lower()
 
 
-LEVELS: dict[Level, Mode] = {"tight": Mode.TIGHT, "brownout": Mode.BROWNOUT, "closed": Mode.CLOSED}
 _MODES = tuple(Mode)
 NORMAL, TIGHT, BROWNOUT, CLOSED = _MODES
 

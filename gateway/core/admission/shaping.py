@@ -1,6 +1,6 @@
 """Shaping: shorter answers under pressure, before anybody is refused one.
 
-The tiers of the policy cap `max_tokens` by the chosen engine's watermark and the model's mode. Shaping never asks for
+The tiers of the policy cap `max_tokens` by the chosen engine's watermark. Shaping never asks for
 more than the client did. It never raises: a body that was parsed can be shaped. The client is told by a header of the
 answer.
 """
@@ -13,7 +13,6 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Raw
 
-from gateway.core.admission.mode import LEVELS, Mode
 from gateway.core.policy.policy import Policy
 from gateway.core.policy.traffic import ShapingTier
 
@@ -25,7 +24,6 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "message": ("max_tokens",),
     "response": ("max_output_tokens",),
 }
-MODES = len(Mode)  # no mode has this value, nor a higher one
 LEAST_THINKING = 1024  # tokens; Anthropic's API and vLLM take no smaller thinking.budget_tokens
 NO_THINKING = Raw(b'{"type":"disabled"}')
 
@@ -40,27 +38,13 @@ _decode_thinking = msgspec.json.Decoder(_Thinking | None).decode
 _encode = msgspec.json.Encoder().encode
 
 
-def cap(
-    tiers: Sequence[ShapingTier], watermark: float, mode: Mode, class_name: str, order: Sequence[str]
-) -> int | None:
+def cap(tiers: Sequence[ShapingTier], watermark: float, class_name: str, order: Sequence[str]) -> int | None:
     """The smallest `max_tokens` of the tiers that apply to a call, None: none does.
 
-    `watermark` is the chosen engine's share of KV cache in use, `order` the classes, most important first. A tier
-    that names neither a watermark nor a mode always applies.
+    `watermark` is the chosen engine's share of KV cache in use, `order` the classes, most important first.
     """
-    smallest: int | None = None
-    for tier in tiers:
-        if smallest is not None and tier.max_tokens >= smallest:
-            continue
-        if tier.kv_above is None and tier.mode is None:
-            applies = True
-        else:
-            applies = (tier.kv_above is not None and watermark > tier.kv_above) or (
-                tier.mode is not None and mode >= LEVELS[tier.mode]
-            )
-        if applies and class_name not in spared(tier, order):
-            smallest = tier.max_tokens
-    return smallest
+    caps = [tier.max_tokens for tier in tiers if watermark > tier.kv_above and class_name not in spared(tier, order)]
+    return min(caps, default=None)
 
 
 def spared(tier: ShapingTier, order: Sequence[str]) -> Sequence[str]:
@@ -68,31 +52,17 @@ def spared(tier: ShapingTier, order: Sequence[str]) -> Sequence[str]:
     return order[:1] if tier.except_ is None else tier.except_
 
 
-def least(tiers: Sequence[ShapingTier]) -> tuple[float, int]:
-    """The watermark above which, and the mode's value from which, any tier can apply: below both, none does."""
-    watermarks, levels = [math.inf], [MODES]
-    for tier in tiers:
-        if tier.kv_above is None and tier.mode is None:
-            levels.append(0)
-        if tier.kv_above is not None:
-            watermarks.append(tier.kv_above)
-        if tier.mode is not None:
-            levels.append(LEVELS[tier.mode].value)
-    return min(watermarks), min(levels)
-
-
 class Shaping:
-    """The tiers of one policy. `above`, `level`: the watermark above which, and the mode's value from which, any tier
-    can apply; below both, none does."""
+    """The tiers of one policy. `above`: the watermark above which any tier can apply."""
 
     def __init__(self, policy: Policy) -> None:
         self._tiers = policy.shaping
         self._order = tuple(policy.classes)
-        self.above, self.level = least(policy.shaping)
+        self.above = min([tier.kv_above for tier in policy.shaping], default=math.inf)
 
-    def given(self, asked: int, class_name: str, watermark: float, mode: Mode) -> int:
+    def given(self, asked: int, class_name: str, watermark: float) -> int:
         """The `max_tokens` of a call that asked for so many, on an engine with this watermark."""
-        most = cap(self._tiers, watermark, mode, class_name, self._order)
+        most = cap(self._tiers, watermark, class_name, self._order)
         return asked if most is None else min(asked, most)
 
 

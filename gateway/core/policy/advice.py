@@ -183,24 +183,18 @@ def _shaping(policy: Policy) -> Found:
             if place != index and _covers(other, tier, order) and (place < index or not twins):
                 yield path, f"whenever it applies shaping[{place}] does too, and cuts to {COUNT.show(other.max_tokens)}"
                 break
-        if tier.kv_above is not None and tier.kv_above < target:
+        if tier.kv_above < target:
             text = (
                 f"{SHARE.show(tier.kv_above)} is below budget.kv_target, to which engines are filled on purpose "
                 f"({SHARE.show(target)}): answers are cut whenever the fleet is busy"
             )
             yield (*path, "kv_above"), text
-        if tier.mode is not None and tier.kv_above is None and _never(policy, tier.mode):
-            yield (*path, "mode"), f"{tier.mode} is never entered: its enter is empty"
 
 
 def _covers(wide: ShapingTier, tier: ShapingTier, order: list[str]) -> bool:
     """Whether `wide` applies whenever `tier` does, to all classes `tier` applies to, and leaves no more."""
-    levels = Modes.__struct_fields__
-    by_kv = tier.kv_above is None or (wide.kv_above is not None and wide.kv_above <= tier.kv_above)
-    by_mode = tier.mode is None or (wide.mode is not None and levels.index(wide.mode) <= levels.index(tier.mode))
     return (
-        by_kv
-        and by_mode
+        wide.kv_above <= tier.kv_above
         and wide.max_tokens <= tier.max_tokens
         and set(spared(wide, order)) <= set(spared(tier, order))
     )

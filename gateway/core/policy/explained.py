@@ -227,9 +227,8 @@ def _refusal(tenant: Tenant) -> Iterator[str]:
 def _shaping(policy: Policy, name: str) -> Iterator[str]:
     tiers = [tier for tier in policy.shaping if name not in spared(tier, tuple(policy.classes))]
     for tier in tiers:
-        when = [f"the engine's KV cache is above {SHARE.show(tier.kv_above)}"] if tier.kv_above is not None else []
-        when += [f"the mode is {tier.mode} or worse"] if tier.mode is not None else []
-        yield f"max_tokens at most {COUNT.show(tier.max_tokens)} where {' or '.join(when)}"
+        fuller = SHARE.show(tier.kv_above)
+        yield f"max_tokens at most {COUNT.show(tier.max_tokens)} where the engine's KV cache is above {fuller}"
     if not tiers:
         yield "max_tokens as asked for, always"
 

@@ -76,6 +76,7 @@ REMOVED = MappingProxyType({
     "server.max_request_line": f"{_BOUND} at 8KiB",
     "server.write_high_water": f"{_FIXED} at 256KiB",
     "sessions": "nothing: a call waits for the full engine that has its prompt",
+    "shaping[[]*].mode": "kv_above, how full the engine is",
     "storage.folder": "the folder itself, storage: FOLDER",
     "timeouts.body": f"{_BOUND} at 30s without a byte, and 5min in all",
     "timeouts.body_total": f"{_BOUND} at 5min",

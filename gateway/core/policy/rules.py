@@ -39,7 +39,6 @@ def faults(policy: Policy) -> Iterator[Fault]:
         _auth,
         _proxies,
         _allowed,
-        _shaping,
         _modes,
         _engines,
         _memory,
@@ -262,16 +261,6 @@ def _networks(where: Path, addresses: Sequence[str], expected: str) -> Iterator[
         if "/" in address and str(network.network_address) != address.split("/")[0]:
             # It would trust more hosts than was meant: 10.1.2.3/8 is sixteen million.
             yield Fault(path, repr(address), "a block without bits set beyond its prefix", str(network))
-
-
-def _shaping(policy: Policy) -> Iterator[Fault]:
-    for index, tier in enumerate(policy.shaping):
-        yield from readable(_tier(index, tier))
-
-
-def _tier(index: int, tier: ShapingTier) -> Iterator[Fault]:
-    if tier.kv_above is None and tier.mode is None:
-        yield Fault(("shaping", index), "neither kv_above nor mode", "one of them: it says when the tier applies")
 
 
 def _modes(policy: Policy) -> Iterator[Fault]:

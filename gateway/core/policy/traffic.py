@@ -17,7 +17,6 @@ from gateway.core.policy.types import (
     Json,
     JsonName,
     KeyHash,
-    Level,
     ModelName,
     Moment,
     Name,
@@ -201,16 +200,14 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShapingTier(msgspec.Struct, frozen=True, kw_only=True):
-    """A cap on the tokens that calls may generate. It applies where either of its conditions holds.
+    """A cap on the tokens that calls may generate.
 
-    `kv_above`: Condition: the KV cache of the chosen engine is fuller than this.
-    `mode`: Condition: the model's mode is this one or a worse one.
+    `kv_above`: It applies while the KV cache of the chosen engine is fuller than this.
     `max_tokens`: The cap on max_tokens.
     `except`: Classes that are not capped; null: the most important one.
     """
 
-    kv_above: Annotated[Share, Bounds(ge=0.05, le=1)] | None = None
-    mode: Level | None = None
+    kv_above: Annotated[Share, Bounds(ge=0.05, le=1)]
     max_tokens: Positive
     except_: tuple[Name, ...] | None = msgspec.field(default=None, name="except")
 

@@ -89,7 +89,6 @@ StoreUrl = Annotated[
 HostPort = Annotated[
     str, Text(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}", "HOST:PORT, an IPv6 address in brackets")
 ]
-Level = Literal["tight", "brownout", "closed"]
 # Kinds of forwarded routes, as in gateway.core.request.routes.
 RouteKind = Literal[
     "chat",

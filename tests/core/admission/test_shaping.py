@@ -7,44 +7,37 @@ import math
 
 import pytest
 
-from gateway.core.admission.mode import Mode
-from gateway.core.admission.shaping import cap, least, shape_body, shaped_header
+from gateway.core.admission.shaping import Shaping, cap, shape_body, shaped_header
+from gateway.core.policy.policy import Policy
 from gateway.core.policy.traffic import ShapingTier
 
 ORDER = ("interactive", "default", "batch")
-NORMAL, TIGHT, BROWNOUT, CLOSED = Mode
 BY_WATERMARK = (ShapingTier(kv_above=0.8, max_tokens=1024), ShapingTier(kv_above=0.9, max_tokens=256))
-BY_MODE = (ShapingTier(mode="tight", max_tokens=512), ShapingTier(mode="brownout", max_tokens=64, except_=()))
-BOTH = (ShapingTier(kv_above=0.9, mode="closed", max_tokens=100, except_=("batch",)),)
-ALWAYS = (ShapingTier(max_tokens=2048),)
+BUT_BATCH = (
+    ShapingTier(kv_above=0.9, max_tokens=100, except_=("batch",)),
+    ShapingTier(kv_above=0.95, max_tokens=64, except_=()),
+)
 
 
 @pytest.mark.parametrize(
-    ("tiers", "watermark", "mode", "class_name", "expected"),
+    ("tiers", "watermark", "class_name", "expected"),
     [
-        ((), 1.0, CLOSED, "batch", None),
-        (BY_WATERMARK, 0.8, CLOSED, "batch", None),
-        (BY_WATERMARK, 0.81, NORMAL, "batch", 1024),
-        (BY_WATERMARK, 0.91, NORMAL, "batch", 256),
-        (BY_WATERMARK[::-1], 0.91, NORMAL, "batch", 256),
-        (BY_WATERMARK, 1.0, NORMAL, "interactive", None),
-        (BY_MODE, 1.0, NORMAL, "batch", None),
-        (BY_MODE, 0.0, TIGHT, "default", 512),
-        (BY_MODE, 0.0, TIGHT, "interactive", None),
-        (BY_MODE, 0.0, BROWNOUT, "default", 64),
-        (BY_MODE, 0.0, CLOSED, "interactive", 64),  # an empty `except` spares nobody
-        (BOTH, 0.95, NORMAL, "default", 100),
-        (BOTH, 0.5, CLOSED, "interactive", 100),
-        (BOTH, 0.95, CLOSED, "batch", None),
-        (BOTH, 0.5, BROWNOUT, "default", None),
-        (ALWAYS, 0.0, NORMAL, "default", 2048),
-        (ALWAYS + BY_WATERMARK, 0.95, NORMAL, "default", 256),
+        ((), 1.0, "batch", None),
+        (BY_WATERMARK, 0.8, "batch", None),
+        (BY_WATERMARK, 0.81, "batch", 1024),
+        (BY_WATERMARK, 0.91, "batch", 256),
+        (BY_WATERMARK[::-1], 0.91, "batch", 256),
+        (BY_WATERMARK, 1.0, "interactive", None),
+        (BUT_BATCH, 0.91, "interactive", 100),
+        (BUT_BATCH, 0.91, "batch", None),
+        (BUT_BATCH, 0.96, "batch", 64),
+        (BUT_BATCH, 0.96, "interactive", 64),  # an empty `except` spares nobody
     ],
 )
 def test_the_smallest_cap_of_the_tiers_that_apply(
-    tiers: tuple[ShapingTier, ...], watermark: float, mode: Mode, class_name: str, expected: int | None
+    tiers: tuple[ShapingTier, ...], watermark: float, class_name: str, expected: int | None
 ) -> None:
-    assert cap(tiers, watermark, mode, class_name, ORDER) == expected
+    assert cap(tiers, watermark, class_name, ORDER) == expected
 
 
 @pytest.mark.parametrize(
@@ -130,16 +123,6 @@ def test_the_header_says_what_was_made_of_what() -> None:
     assert shaped_header(256, 4096) == b"x-weir-max-tokens: 256; asked=4096\r\n"
 
 
-@pytest.mark.parametrize(
-    ("tiers", "watermark", "level"),
-    [
-        ((), math.inf, len(Mode)),
-        ((ShapingTier(max_tokens=9, kv_above=0.8),), 0.8, len(Mode)),
-        ((ShapingTier(max_tokens=9, kv_above=0.8), ShapingTier(max_tokens=5, kv_above=0.9)), 0.8, len(Mode)),
-        ((ShapingTier(max_tokens=9, mode="brownout"),), math.inf, Mode.BROWNOUT.value),
-        ((ShapingTier(max_tokens=9, mode="brownout", kv_above=0.7), ShapingTier(max_tokens=9, mode="tight")), 0.7, 1),
-        ((ShapingTier(max_tokens=9),), math.inf, 0),
-    ],
-)
-def test_below_both_of_these_no_tier_applies(tiers: tuple[ShapingTier, ...], watermark: float, level: int) -> None:
-    assert least(tiers) == (watermark, level)
+@pytest.mark.parametrize(("tiers", "above"), [((), math.inf), (BY_WATERMARK, 0.8), (BY_WATERMARK[::-1], 0.8)])
+def test_below_this_no_tier_applies(tiers: tuple[ShapingTier, ...], above: float) -> None:
+    assert Shaping(Policy(shaping=tiers)).above == above

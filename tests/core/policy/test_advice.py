@@ -405,23 +405,7 @@ SHAPING = [
         TOP + "shaping: [{kv_above: 85%, max_tokens: 50, except: []}, {kv_above: 90%, max_tokens: 100, except: [low]}]",
         ["p:3: warning: shaping[1]: whenever it applies shaping[0] does too, and cuts to 50"],
     ),
-    # Nor does one condition stand in for another.
-    (TOP + "shaping: [{kv_above: 85%, max_tokens: 50}, {mode: closed, max_tokens: 100}]", []),
-    (TOP + "shaping: [{mode: closed, max_tokens: 50}, {mode: tight, max_tokens: 100}]", []),
-    (
-        TOP + "shaping: [{mode: tight, max_tokens: 50}, {mode: closed, max_tokens: 100}]",
-        ["p:3: warning: shaping[1]: whenever it applies shaping[0] does too, and cuts to 50"],
-    ),
-    (
-        TOP + "shaping: [{mode: tight, max_tokens: 50}, {mode: tight, max_tokens: 100}]",
-        ["p:3: warning: shaping[1]: whenever it applies shaping[0] does too, and cuts to 50"],
-    ),
     (TOP + "shaping: [{kv_above: 85%, max_tokens: 50, except: [top, default]}, {kv_above: 90%, max_tokens: 100}]", []),
-    (TOP + "shaping: [{kv_above: 85%, max_tokens: 50}, {kv_above: 90%, mode: tight, max_tokens: 100}]", []),
-    (
-        TOP + "shaping: [{kv_above: 85%, mode: tight, max_tokens: 50}, {kv_above: 90%, max_tokens: 100}]",
-        ["p:3: warning: shaping[1]: whenever it applies shaping[0] does too, and cuts to 50"],
-    ),
     (
         TOP + "shaping: [{kv_above: 90%, max_tokens: 50, except: [low, top, default]}]",
         ["p:3: warning: shaping[0]: it spares every class"],
@@ -437,15 +421,6 @@ SHAPING = [
             "p:3: warning: shaping[0].kv_above: 75% is below budget.kv_target, to which engines are filled on purpose "
             "(80%): answers are cut whenever the fleet is busy"
         ],
-    ),
-    (
-        TOP + "shaping: [{mode: closed, max_tokens: 9}]\nmodes: {closed: {enter: {}, leave: {}}}",
-        ["p:3: warning: shaping[0].mode: closed is never entered: its enter is empty"],
-    ),
-    (TOP + "shaping: [{mode: tight, max_tokens: 9}]\nmodes: {tight: {enter: {}, leave: {}}}", []),
-    (
-        TOP + "shaping: [{mode: closed, kv_above: 90%, max_tokens: 9}]\nmodes: {closed: {enter: {}, leave: {}}}",
-        [],
     ),
 ]
 

@@ -39,7 +39,7 @@ limits:
   models: {llama: {tokens: 10M/min}}
 shaping:
   - {kv_above: 85%, max_tokens: 1024, except: [interactive, default]}
-  - {kv_above: 92%, mode: brownout, max_tokens: 256, except: []}
+  - {kv_above: 92%, max_tokens: 256, except: []}
 modes:
   tight: {enter: {kv: 85%, waiting: 8}, leave: {kv: 75%, waiting: 1}, refuse: [batch]}
   brownout: {enter: {ttft: 2x}, leave: {ttft: 1.2x}, refuse: [batch]}
@@ -78,7 +78,7 @@ limits                            requests                     tokens
                 requests of tenant and global are counted before a body is read; a 4xx gives none back
 quota           none
 over a limit    503 with {"resultStatus":1002,"tips":"顾客太多,客官请稍候"}
-shaping         max_tokens at most 256 where the engine's KV cache is above 92% or the mode is brownout or worse
+shaping         max_tokens at most 256 where the engine's KV cache is above 92%
 modes           tight     taken    from kv 85% or waiting 8 on
                 brownout  taken    from ttft 2x on
                 closed    refused  never entered
@@ -112,7 +112,7 @@ limits                            requests                     tokens
 quota           none
 over a limit    429 with OpenAI's error object
 shaping         max_tokens at most 1024 where the engine's KV cache is above 85%
-                max_tokens at most 256 where the engine's KV cache is above 92% or the mode is brownout or worse
+                max_tokens at most 256 where the engine's KV cache is above 92%
 modes           tight     refused  from kv 85% or waiting 8 on
                 brownout  refused  from ttft 2x on
                 closed    refused  never entered
@@ -308,7 +308,7 @@ def test_the_modes_refuse_what_is_said_that_they_refuse(policy: Policy) -> None:
 def test_the_caps_are_those_of_shaping(name: str) -> None:
     text = explain_call(POLICY, "anonymous", name, "m")
     given = class_of(POLICY, POLICY.tenants["anonymous"], name)
-    largest = cap(POLICY.shaping, 0.86, Mode.NORMAL, given, tuple(POLICY.classes))
+    largest = cap(POLICY.shaping, 0.86, given, tuple(POLICY.classes))
     assert ("at most 1024" in text) == (largest == 1024)
 
 

@@ -141,7 +141,7 @@ tenants:
     limits: {requests: 600/min, tokens: {rate: 1.5k/s, burst: 500k}, classes: {long: {tokens: unlimited}}}
     refusal: {body: {resultStatus: 1002, tips: "顾客太多,客官请稍候", code: "1002", more: [1.5, null, yes, {a: true}]}}
 limits: {global: {requests: 1M/day}, models: {a/b: {}}}
-shaping: [{kv_above: 90%, max_tokens: 64, except: []}, {mode: closed, max_tokens: 16}]
+shaping: [{kv_above: 90%, max_tokens: 64, except: []}, {kv_above: 1, max_tokens: 16}]
 modes:
   tight: {enter: {ttft: 1.5x}, leave: {ttft: 1x}, refuse: all_but_most_important}
 batching: {embeddings: 20ms, rerank: 10ms}
@@ -178,7 +178,7 @@ trusted_proxies: [unix, 10.0.0.1, 10.0.0.0/8, "fd00::/8", "::1"]
     )
     assert policy.shaping == (
         ShapingTier(kv_above=0.9, max_tokens=64, except_=()),
-        ShapingTier(mode="closed", max_tokens=16),
+        ShapingTier(kv_above=1.0, max_tokens=16),
     )
     tight = ModeRule(enter=Threshold(ttft=1.5), leave=Threshold(ttft=1.0), refuse="all_but_most_important")
     assert policy.modes == Modes(tight=tight)
@@ -273,7 +273,7 @@ def test_lines_are_found_by_path_as_far_as_it_is_written() -> None:
         ("version",),
         ("shaping", 0),
         ("shaping", 0, "max_tokens"),
-        ("shaping", 0, "mode"),
+        ("shaping", 0, "except"),
         ("shaping", 1),
         ("shaping", "0"),
         ("version", 0),
@@ -339,7 +339,7 @@ def test_what_is_explained_has_a_line_for_each_field_and_more_where_it_is_long()
     policy = decode(
         f"""
 tenants: {{a: {{models: [{models}]}}}}
-shaping: [{{kv_above: 90%, max_tokens: 9}}, {{kv_above: 95%, max_tokens: 8}}, {{mode: closed, max_tokens: 7}}]
+shaping: [{{kv_above: 90%, max_tokens: 9}}, {{kv_above: 95%, max_tokens: 8}}, {{kv_above: 99%, max_tokens: 7}}]
 fleet: {{engines: [{{url: "http://h:1"}}]}}
 """.encode()
     )
@@ -350,7 +350,7 @@ fleet: {{engines: [{{url: "http://h:1"}}]}}
     assert "\n  per_tenant: {requests: null, tokens: null}\n" in text
     assert "\n  a:\n    class: null\n" in text
     assert "\n    models:\n      - model-0\n      - model-1\n" in text
-    assert "\nshaping:\n  - {kv_above: 90%, mode: null, max_tokens: 9, except: null}\n" in text
+    assert "\nshaping:\n  - {kv_above: 90%, max_tokens: 9, except: null}\n" in text
     assert max(map(len, text.splitlines())) <= 120
 
 
@@ -543,7 +543,7 @@ def test_what_is_explained_reads_back_as_the_same_policy(
         lengths=share,
         shaping=(
             ShapingTier(kv_above=share, max_tokens=7, except_=tuple(classes)),
-            ShapingTier(mode="tight", max_tokens=5),
+            ShapingTier(kv_above=1.0, max_tokens=5),
         ),
         fleet=msgspec.structs.replace(base.fleet, engines=engines),
     )
