@@ -92,7 +92,7 @@ BEYOND = {
     "keys_twice", "kv_events", "list_as_key", "merge_key", "mode_thresholds", "needs_quotes", "needs_quotes_in_braces",
     "no_default_class", "not_utf8", "open_quote", "providers_no_storage", "proxies", "recursive_alias",
     "reserves", "service_tiers",
-    "shaping_when", "sidecars", "star", "tab", "tag", "tenant_class_above_best", "transfer_roles",
+    "sidecars", "star", "tab", "tag", "tenant_class_above_best", "transfer_roles",
     "two_documents", "unknown_alias",
 }  # fmt: skip
 
@@ -143,7 +143,7 @@ def test_descriptions_say_what_is_expected_and_what_is_the_default() -> None:
         "type": "string",
         "pattern": r"^(?:(?:0|[1-9][0-9]{0,14})([.][0-9]{1,9})?(ms|s|m|h|d))$",
         "description": "Time from arrival to the last token. A client may set another one with x-weir-deadline-ms. "
-        "Expected: a time such as 250ms, 10s, 5m, at least 1ms, at most 1d. Default: 5m.",
+        "A call that has waited half of it is next, whatever the order. Expected: a time such as 250ms, 10s, 5m, at least 1ms, at most 1d. Default: 5m.",
         "default": "5m",
     }
     assert properties()["TrafficClass.max_queue"]["default"] == 512
