@@ -143,7 +143,8 @@ def test_descriptions_say_what_is_expected_and_what_is_the_default() -> None:
         "type": "string",
         "pattern": r"^(?:(?:0|[1-9][0-9]{0,14})([.][0-9]{1,9})?(ms|s|m|h|d))$",
         "description": "Time from arrival to the last token. A client may set another one with x-weir-deadline-ms. "
-        "A call that has waited half of it is next, whatever the order. Expected: a time such as 250ms, 10s, 5m, at least 1ms, at most 1d. Default: 5m.",
+        "A call that has waited half of it is next, whatever the order. "
+        "Expected: a time such as 250ms, 10s, 5m, at least 1ms, at most 1d. Default: 5m.",
         "default": "5m",
     }
     assert properties()["TrafficClass.max_queue"]["default"] == 512

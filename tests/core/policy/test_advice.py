@@ -270,7 +270,7 @@ TENANTS = [
         ["p:1: warning: tenants.acme: nobody can be this tenant: no keys, no keys_file, no auth, no trusted proxy"],
     ),
     ("tenants: {acme: {}}\nkeys_file: k", []),
-    ("tenants: {acme: {}}\ntrusted_proxies: {addresses: [10.0.0.1]}", []),
+    ("tenants: {acme: {}}\ntrusted_proxies: [10.0.0.1]", []),
     (f"tenants: {{acme: {{keys: [{'0' * 64}]}}}}", []),
     ("tenants: {anonymous: {class: batch, best_class: batch}}", []),
     ("tenants: {anonymous: {best_class: default}}", []),
@@ -512,7 +512,7 @@ REST = [
     ),
     ("keys_file: k.txt\ntenants: {acme: {}, globex: {}}\nrouting: {gateways: 2, cache_isolation: none}", []),
     ("routing: {gateways: 2}", []),
-    ("body: {media: none}\ntrusted_proxies: {addresses: [10.0.0.0/8, unix]}", []),
+    ("body: {media: none}\ntrusted_proxies: [10.0.0.0/8, unix]", []),
     (
         'trusted_proxies: [unix, 0.0.0.0/0, "::/0"]',
         [
