@@ -30,7 +30,7 @@ models:
   copied: {members: [sim], mirror: {model: other, share: 100%%}}
   asleep: {members: [nobody-has-it], fallback: [other]}
   away: {members: [nobody-has-it], fallback: [mini]}
-batching: {embeddings: {window: 20ms}}
+batching: {embeddings: 20ms}
 providers:
   cloud:
     url: %s/v1
