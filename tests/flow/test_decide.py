@@ -271,7 +271,7 @@ def test_a_body_that_need_not_change_is_not_sent_back() -> None:
 
 
 def test_shaping_is_that_of_the_policy() -> None:
-    shaped = _with(shaping=(ShapingTier(max_tokens=64, except_=()),))
+    shaped = _with(shaping=(ShapingTier(kv_above=-1.0, max_tokens=64, except_=()),))
 
     async def body(site: Site) -> None:
         answer = await site.granted(500)
