@@ -106,6 +106,12 @@ def test_defaults_that_differ_by_place_stand_in_the_file_below() -> None:
     assert ": List of: a or b; default `[a]`." in text
 
 
+def test_defaults_may_stand_in_a_file_that_is_there() -> None:
+    text = reference_of(Several, "Title", "Lead.", "first: {}", "[there](a.yaml)")
+    assert ": Time from 1s to 1h; default [there](a.yaml)." in text
+    assert "## Defaults" not in text
+
+
 class Alone(msgspec.Struct, frozen=True):
     """Holder of a part."""
 

@@ -45,8 +45,9 @@ Defaults with more than one value, without fields that are null.
 Place = tuple[str, Any]  # a path, and the default there; msgspec.NODEFAULT: whatever the entry says
 
 
-def reference_of(kind: type[msgspec.Struct], title: str, lead: str, defaults: str) -> str:
-    """Return the page about files of a Struct. `defaults`: a file with every default written out."""
+def reference_of(kind: type[msgspec.Struct], title: str, lead: str, defaults: str, file: str = "") -> str:
+    """Return the page about files of a Struct. `defaults`: a file with every default written out. `file`: a link to
+    such a file, in place of the defaults at the end."""
     structs = Structs()
     standing = list(_places(kind, "", _default(kind), structs))
     order = {path: number for number, (_, path, _) in enumerate(standing)}
@@ -66,8 +67,9 @@ def reference_of(kind: type[msgspec.Struct], title: str, lead: str, defaults: st
         if is_struct(option)
     }  # their fields say what they are
     sections = [_section(struct, found, anchors, structs, struct in told) for struct, found in listed]
-    end = _END.format(_blocks(defaults, _below(places, structs)))
-    return "\n\n".join([f"# {title}", lead.strip(), _VALUES, *sections, end])
+    end = [] if file else [_END.format(_blocks(defaults, _below(places, structs)))]
+    page = "\n\n".join([f"# {title}", lead.strip(), _VALUES, *sections, *end])
+    return page.replace(_BELOW, file) + "\n" if file else page
 
 
 def _below(places: Mapping[type[msgspec.Struct], list[Place]], structs: Structs) -> set[str]:
