@@ -10,8 +10,8 @@ from gateway.core.request.classes import ClassRules
 class AdmissionRules:
     """Rules that one policy has for admission, worked out once. `rank`: the place of each class, the most important
     first. `limited`: how many calls of a class may run. `weights`: tenants' shares within a class. `tpots`: targets for
-    the time per output token, of classes that have one. `predict` and `shed_late`: the policy's `deadlines`. `outside`: models
-    of providers, each with its provider."""
+    the time per output token, of classes that have one. `predict` and `shed_late`: the policy's
+    `deadlines`. `outside`: models of providers, each with its provider."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy

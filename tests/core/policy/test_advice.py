@@ -133,7 +133,8 @@ def test_sidecars_whose_models_calls_do_not_wait_for() -> None:
         "p:1: warning: classes.default.ttft: sidecars, and a call that asks for no class waits at most 10s for its "
         "first token: one for a model that takes longer to load is refused until it is loaded"
     ]
-    nobody = "classes: {default: {ttft: 9s}, other: {deadline: 10s, max_queue: 9}}\nservice_tiers: {}\nfleet: {sidecars: {}}\n"
+    nobody = "classes: {default: {ttft: 9s}, other: {deadline: 10s, max_queue: 9}}\nservice_tiers: {}\n"
+    nobody += "fleet: {sidecars: {}}\n"
     assert told(nobody) == [
         "p:1: warning: classes: sidecars, and no class waits longer than 10s for its first token: calls for models "
         "that take longer to load are refused until they are loaded"
