@@ -78,7 +78,7 @@ def test_a_call_that_a_reload_keeps_from_its_provider_costs_nothing(over: Callab
 
 def test_a_caller_without_the_time_to_connect_costs_nothing(over: Callable[..., None]) -> None:
     async def body(gateway: Gateway, engine: ScriptedEngine, provider: ScriptedEngine) -> None:
-        client = gateway.clients[outside_of(gateway).id]
+        client = gateway.engines.clients[outside_of(gateway).id]
 
         async def silent(*_: object) -> tuple[str, ...]:
             await asyncio.Event().wait()
