@@ -96,7 +96,7 @@ async def gateway_over(
             gateway.current,
             RemoteDecider(link),
             gateway.attempts,
-            old.observe,
+            old.endings.observe,
             old.clock,
             random.Random(seed),
             gateway.bodies,
