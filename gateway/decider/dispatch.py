@@ -287,7 +287,7 @@ class Dispatch:
                 self._pump(model, queues)
 
     def read(self, engine: Engine) -> None:
-        """An engine has read all its prompts: calls of classes with `headroom` may start on it."""
+        """An engine has read a prompt: calls that waited for that may start on it."""
         if self._turns:
             for model in engine.models:
                 queues = self.queues.get(model)

@@ -134,8 +134,7 @@ class LocalGrant:
         if call.stream:  # a whole answer's first byte comes with its last
             self._remember(now)
             dispatch.traffic[call.model].first_byte(call, now)
-        if engine.ledger.headrooms and not engine.prefills.ahead(now):
-            dispatch.read(engine)
+        dispatch.read(engine)
 
     def began(self, at: float) -> None:
         """The first byte of an answer that another decider has seen begin: it teaches nothing here."""

@@ -98,8 +98,8 @@ def test_an_engine_goes_on_with_what_was_learned_of_it() -> None:
         before.speed.learn_first_byte(5000.0, 1.0)
     before.speed.learn_tpot(100, 9.0)
     before.speed.learn_pace(100, 2.0)
-    for at in (BEFORE - 1.0, BEFORE):
-        before.sampled(EngineSample(running=9, waiting=50, kv_usage=1.0, preemptions_total=0), at)
+    for at, kv_usage in ((BEFORE - 2.0, 0.4), (BEFORE - 1.0, 0.4), (BEFORE, 1.0)):
+        before.sampled(EngineSample(running=9, waiting=50, kv_usage=kv_usage, preemptions_total=0), at)
     after.restore(through(before.checkpoint(BEFORE, 0)), AFTER - AGO, prefixes=True)
     for name in ("prefill_rate", "ttft_spread", "tpot", "pace"):
         found, fresh = getattr(after.speed, name), getattr(engine().speed, name)

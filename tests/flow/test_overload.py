@@ -14,7 +14,7 @@ from collections.abc import Iterable
 import pytest
 
 from gateway.core.engines.choice import usable_of
-from loadtest.clients.retries import Clients
+from loadtest.clients.retries import NOTHING_SAID, Clients
 from loadtest.engine.config import sim_config
 from loadtest.load.lengths import Length, LogNormal
 from loadtest.load.plan import poisson
@@ -241,5 +241,36 @@ def test_the_end_of_a_run_in_full_overload_leaves_nothing_behind() -> None:
         world = World()
         result = await world.run(poisson(MIX, 5 * 2 * CAPACITY, 8.0, 1), 8.0, grace=0.0)
         assert result.unfinished > 50
+
+    vtime.run(scenario())
+
+
+LONG = Length(log_normal=LogNormal(3000, 0.6), least=16, most=7000)
+CHATS_AND_PROMPTS = (
+    Kind(class_name="interactive", share=0.6, output=Length(constant=512)),
+    Kind(class_name="default", share=0.4, output=Length(constant=512), prompt=LONG),
+)
+
+
+@pytest.mark.parametrize("retries", [0, 2])
+def test_a_cold_gateway_keeps_the_watermark_and_the_targets_at_three_times_the_capacity(retries: int) -> None:
+    """One engine as an H100, of 18 such calls a second, of whose speed, places and answers nothing is known."""
+
+    async def scenario() -> None:
+        engine = MemoryEngine(sim_config("h100-8b").engine, seed=3)
+        target = GatewayTarget(b"", [engine], seed=3)
+        calls = poisson(CHATS_AND_PROMPTS, 54.0, 30.0, 3)
+        run = SimulationRun([engine], target, calls, clients=Clients(retries=retries, timeout=120.0), seed=3)
+        result = await run.until(30.0, grace=90.0)
+        assert not target.left_over()
+        assert result.preempted == 0
+        assert max(sample.kv[0] for sample in result.samples) < 0.92, "where calls start up to 0.8"
+        assert max(sample.running[0] for sample in result.samples) > 300, "places are found out while calls wait"
+        firsts = [t for t in result.tries if t.class_name == "interactive" and t.number == 1]
+        assert all(t.first_byte - t.sent <= 2.0 for t in firsts if t.outcome == "ok")
+        assert sum(t.outcome == "ok" for t in firsts) >= 0.9 * len(firsts)
+        refused = [t for t in result.tries if t.status == 503]
+        assert len(refused) > 20
+        assert all(t.advised != NOTHING_SAID for t in refused)
 
     vtime.run(scenario())

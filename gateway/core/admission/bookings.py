@@ -7,7 +7,7 @@ its first attempt. A newcomer's predicted wait counts the booked work that is du
 
 - Not everyone returns: booked work is weighed with the share of bookings that were claimed lately.
 - A booking that is not claimed lapses at the first `advance` after its time.
-- Where more than HORIZON seconds are booked no booking is made, and the caller is told not to retry.
+- Where more than HORIZON seconds are booked no booking is made, and the caller is told not to retry before.
 - Bookings promise no more than SHARE of what the class is served. The rest is for newcomers: an answer after a minute
   is not the answer somebody wanted at once.
 

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from gateway.core.admission.admission import SOON
+from gateway.core.admission.bookings import HORIZON
 from gateway.core.admission.bucket import Bucket
 from gateway.core.admission.deadline import MARGIN
 from gateway.core.admission.decision import Foretold, Reason, Refuse
@@ -23,6 +24,7 @@ from gateway.shared.protocol import FAILED, NO_MEMORY, OFF
 
 QUOTA = "insufficient_quota"  # as OpenAI calls it
 MODEL_OFF = "model_off"
+BOOKED_OUT = HORIZON + 1.0  # seconds; more than SDKs wait, so they are told not to retry by themselves
 UNKNOWN = 5.0  # seconds: what is in the way may take long, and nobody knows how long
 SHOWN = 0.05  # seconds; less is no cause
 
@@ -262,7 +264,7 @@ def _come_back(outcome: Outcome, message: str, due_in: float | None) -> Refused:
     """`due_in`: seconds until the call's booking is due; None: so much is booked that it has none."""
     if due_in is not None:
         return Refused(outcome, message, retry_after=due_in, kept=True)
-    return Refused(outcome, f"{message} The next minute is booked out: retrying within it will not help.", retry=False)
+    return Refused(outcome, f"{message} The next minute is booked out.", retry_after=BOOKED_OUT)
 
 
 def too_slow(call: Call, seconds: float) -> Refused:

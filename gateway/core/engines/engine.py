@@ -24,10 +24,13 @@ from gateway.core.policy.policy import EngineEntry, Policy
 from gateway.shared.vllm.answers import EngineSample, ModelCard
 
 STALE_POLLS = 3
+READ_AHEAD = 0.5  # seconds of reading that may wait in an engine when another call starts
+READ_AHEAD_LEAST = 2048  # prompt tokens that may, however slowly it reads: vLLM's step, of small GPUs
 STEPS = 2.0  # of an engine, in which what was sent may wait for the next; one is not always as long as the mean
 OVERRUN = 0.03  # of the KV cache above the fullest, where holds were too small
 GROWTH = 0.7  # of the trim, each second in which tokens bind, times the share of the cache below the target
 BACKLOG = 2  # calls that may wait inside an engine, whose own queue is first come, first served
+SLOTS_GROWTH = 0.2  # of the slots at each sample with all in use, times the empty share of `kv_target`
 MOST_KEPT = 0.98  # of the most that ran, with each sample of a queue in the engine
 TRIM_BELOW = 0.95  # of what holds were measured to turn into
 
@@ -64,21 +67,27 @@ class Adaptation:
         """Learn `max_num_seqs`: a queue in the engine shows it, a full bound without one probes above it.
 
         Below the bound, the `just_sent` calls of the last steps only wait for the next one, and show nothing. Where
-        more ran before, or more run by the next sample, the queue waits for prompts to be read, and not for places.
+        more ran before, or more run by the next sample, the queue waits for prompts to be read, and not for places;
+        with a full KV cache it may wait for blocks. The emptier the cache, the faster the bound grows, until there was
+        a queue.
         """
         ledger = self._ledger
         if ledger.max_slots is not None:
             return
         waiting = sample.waiting - just_sent
+        if sample.kv_usage >= ledger.kv_target:
+            waiting = min(waiting, BACKLOG)  # the queue may be for blocks
         kept = MOST_KEPT if waiting > BACKLOG else 1.0
         self._most_running = max(sample.running, kept * self._most_running)
         behind, self._behind = self._behind, sample.running if waiting > BACKLOG else -1
+        if sample.running > self._full_at - BACKLOG:
+            self._full_at = math.inf  # more run than there were places
         if waiting > BACKLOG:
             if sample.running <= behind:
                 ledger.slots = self._full_at = max(1, int(self._most_running) + BACKLOG)
         elif ledger.pressed_slots and waiting <= 0 and sample.kv_usage < ledger.kv_target:
-            far = sample.kv_usage < ledger.kv_target / 2 and ledger.slots < self._full_at
-            ledger.slots += max(1, ledger.slots // 10) if far else 1
+            empty = 1.0 - sample.kv_usage / ledger.kv_target if ledger.slots < self._full_at else 0.0
+            ledger.slots += max(1, int(SLOTS_GROWTH * empty * ledger.slots))
 
     @property
     def full_at(self) -> int | None:
@@ -185,6 +194,15 @@ class Engine:
         self.ledger.add(hold)
         prefills.add(hold)
         return hold
+
+    def takes(self, cost: int, class_name: str, now: float) -> bool:
+        """Whether a call of `cost` tokens may start now: the ledger has room, and no more than READ_AHEAD seconds of
+        prompts wait to be read. An engine reads in the order of arrival, so a longer queue there would make important
+        calls wait for others' prompts, and fill the KV cache before the first answer tells what calls need."""
+        if not self.ledger.fits(cost, class_name):
+            return False
+        most = max(READ_AHEAD_LEAST, READ_AHEAD * self.speed.prefill_rate)
+        return self.prefills.queued <= most or self.prefills.ahead(now) <= most
 
     def remember(self, prefix: tuple[int, ...], tokens: int, now: float) -> None:
         """Note that the engine has read, or has just finished with, this prompt of `tokens`. Nobody knows the size of a

@@ -49,7 +49,7 @@ def engines(*seen: bool) -> list[Engine]:
         (refusals.keys_awaited(), Outcome.UPSTREAM, 502, "keys of its issuer are being read", 1.0),
         (refusals.draining(), Outcome.DRAINING, 503, "shutting down", 1.0),
         (refusals.queue_full(CALL, "64 calls", 3.0), Outcome.QUEUE_FULL, 503, "'batch' for 'm' is full: its lim", 3.0),
-        (refusals.queue_full(CALL, "64 calls", None), Outcome.QUEUE_FULL, 503, "will not help", None),
+        (refusals.queue_full(CALL, "64 calls", None), Outcome.QUEUE_FULL, 503, "minute is booked out", 61.0),
         (refusals.displaced(CALL, "default", 3.0), Outcome.SHED, 503, "a call of class 'default', which is more", 3.0),
         (refusals.refused_by_mode(CALL, "mode tight", 4.0), Outcome.SHED, 503, "under pressure: mode tight.", 4.0),
         (
@@ -63,8 +63,8 @@ def engines(*seen: bool) -> list[Engine]:
             refusals.deadline_unreachable(CALL, 0.0, LONG, None),
             Outcome.DEADLINE_UNREACHABLE,
             503,
-            "will not help",
-            None,
+            "The next minute is booked out.",
+            61.0,
         ),
         (refusals.shed_late(CALL, 2.5, LONG, 3.0), Outcome.SHED, 503, "has become too late: its", 3.0),
         (refusals.not_ready(CALL, 0.0, LONG), Outcome.MODEL_UNAVAILABLE, 503, "is being made ready. This call", 4.0),
@@ -99,14 +99,15 @@ def test_what_a_caller_is_told(
         lambda place: refusals.queue_full(CALL, "1 calls", place),
     ],
 )
-def test_a_kept_place_is_told_to_the_millisecond_and_none_as_do_not_retry(
+def test_a_kept_place_is_told_to_the_millisecond_and_none_as_do_not_retry_within_a_minute(
     made: Callable[[float | None], Refused],
 ) -> None:
     rng = random.Random(1)
     kept, none = made(7.25), made(None)
     assert b"retry-after: 8\r\nretry-after-ms: 7250\r\n" in refusal_headers(kept, rng)
     assert b"Try again in 8 s: a place is kept." in kept.body()
-    assert b"x-should-retry: false\r\n" in refusal_headers(none, rng)
+    assert b"retry-after: 61\r\nx-should-retry: false\r\n" in refusal_headers(none, rng)
+    assert b"Try again in 61 s." in none.body()
 
 
 @pytest.mark.parametrize(

@@ -131,11 +131,30 @@ def test_down_draining_and_full_engines_are_not_chosen() -> None:
     down.down()
     draining.draining = True
     assert chosen([down, draining, full]) is None
-    assert id_of(chosen([down, draining, full, engine("open", 70_000)])) == "open"
+    read = engine("open")
+    read.hold(70_000, 1, NOW)
+    assert id_of(chosen([down, draining, full, read])) == "open"
+
+
+def test_an_engine_with_half_a_second_of_prompts_to_read_is_left_until_it_has_read_them() -> None:
+    slow, fast = engine("slow"), engine("fast")
+    slow.speed.prefill_rate, fast.speed.prefill_rate = 1000.0, 20_000.0
+    holds = [each.hold(2048, 2048, NOW) for each in (slow, fast)]
+    assert slow.takes(1000, "", NOW), "one step may wait, however slow the engine is"
+    holds += [slow.hold(1, 1, NOW), fast.hold(7952, 7952, NOW)]
+    assert not slow.takes(1000, "", NOW)
+    assert fast.takes(1000, "", NOW)
+    holds.append(fast.hold(1, 1, NOW))
+    assert chosen([slow, fast]) is None
+    fast.prefills.expect(holds[1], NOW - 1.0)
+    assert id_of(chosen([slow, fast])) == "fast", "a whole answer's prompt counts as read when that was predicted"
+    assert not slow.takes(1000, "", NOW)
+    holds[0].first_byte(NOW, teach=False)
+    assert slow.takes(1000, "", NOW)
 
 
 def test_an_engine_that_failed_this_call_is_used_again_only_where_no_other_is_up() -> None:
-    a, b = engine("a"), engine("b", 50_000)
+    a, b = engine("a"), engine("b", 4000)
     assert id_of(chosen([a, b], exclude=frozenset("a"))) == "b"
     b.down()
     assert id_of(chosen([a, b], exclude=frozenset("a"))) == "a"
@@ -227,7 +246,7 @@ def test_an_engine_whose_breaker_is_open_is_not_chosen() -> None:
 
 
 def test_what_the_class_may_not_use_is_not_chosen() -> None:
-    a, b = engine("a", 1000), engine("b", 50_000)
+    a, b = engine("a", 1000), engine("b", 4000)
     a.ledger._reserves = (("interactive", 0.99),)
     assert id_of(chosen([a, b])) == "b"
 

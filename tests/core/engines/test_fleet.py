@@ -264,7 +264,7 @@ def test_slots_are_learned_from_the_engines_own_queue() -> None:
     assert not e.ledger.fits(10)
     e.ledger.press(10)
     e.sampled(sample(running=10, waiting=0, kv_usage=0.1), 2.0)
-    assert e.ledger.slots == 11, "full and no queue: probe one above (ten per cent of ten)"
+    assert e.ledger.slots == 11, "full and no queue: probe one above"
     e.sampled(sample(running=10, waiting=0, kv_usage=0.1), 2.5)
     assert e.ledger.slots == 11, "not in use: does not grow"
 
@@ -309,19 +309,48 @@ def test_a_queue_for_prompts_to_be_read_is_no_want_of_places() -> None:
 
 
 def test_slots_grow_fast_only_until_a_queue_was_seen() -> None:
-    """A tenth at a time beyond what it was full with would be a queue inside the engine again and again."""
+    """A fifth at a time beyond what it was full with would be a queue inside the engine again and again."""
     e = engine(1_000_000)
-    steps = []
-    for waiting in (0, 3, 0, 0):
+    places, steps = 290, []
+    for _ in range(4):
         holds = [e.hold(1, 1, 0.0) for _ in range(e.ledger.slots)]
-        before = e.ledger.slots
+        before, running = e.ledger.slots, min(places, e.ledger.slots)
         for _ in range(2):
             e.ledger.press(1)
-            e.sampled(sample(running=before - waiting, waiting=waiting, kv_usage=0.1), 1.0)
+            e.sampled(sample(running=running, waiting=before - running, kv_usage=0.1), 1.0)
         steps.append(e.ledger.slots - before)
         for hold in holds:
             hold.release()
-    assert steps == [25, -1, 1, 1]
+    assert steps == [44, -8, 0, 0]
+
+
+def test_the_emptier_the_cache_the_faster_slots_grow() -> None:
+    for kv_usage, grown in ((0.0, 51), (0.4, 25), (0.6, 12), (0.79, 1), (0.8, 0)):
+        e = engine(1_000_000)
+        e.ledger.pressed_slots = True
+        e.sampled(sample(running=256, kv_usage=kv_usage), 1.0)
+        assert e.ledger.slots - 256 == grown, kv_usage
+
+
+def test_a_queue_for_blocks_is_no_want_of_places() -> None:
+    """It taught an H100 that ran 228 long calls that it had no more places, of 1,024."""
+    e = engine(100_000)
+    for at in range(10):
+        e.sampled(sample(running=228 - at, waiting=18, kv_usage=0.99), float(at))
+    assert e.ledger.slots == 256
+
+
+def test_more_places_than_a_queue_has_shown() -> None:
+    e = engine(100_000)
+    for at in (0.5, 1.0):
+        e.sampled(sample(running=100, waiting=9, kv_usage=0.4), at)
+    assert (e.ledger.slots, e.adaptation.full_at) == (102, 102)
+    e.ledger.pressed_slots = True
+    e.sampled(sample(running=100, kv_usage=0.4), 1.5)
+    assert (e.ledger.slots, e.adaptation.full_at) == (103, 102)
+    e.ledger.pressed_slots = True
+    e.sampled(sample(running=103, kv_usage=0.4), 2.0)
+    assert (e.ledger.slots, e.adaptation.full_at) == (113, None)
 
 
 def test_slots_of_the_policy_are_kept() -> None:
