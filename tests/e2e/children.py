@@ -48,15 +48,11 @@ def post(url: str, body: object, **headers: str) -> tuple[int, http.client.HTTPM
 class Call:
     """One chat call on a connection of its own, sent at once and read later."""
 
-    def __init__(
-        self, url: str, *, stream: bool, max_tokens: int = 8, model: str = "sim", class_name: str = ""
-    ) -> None:
+    def __init__(self, url: str, *, stream: bool, max_tokens: int = 8, model: str = "sim") -> None:
         parts = urlsplit(url)
         self.socket = socket.create_connection((parts.hostname or "", parts.port or 0), timeout=20)
         try:
-            self.socket.sendall(
-                chat(parts.hostname or "", model, "hello", max_tokens=max_tokens, stream=stream, class_name=class_name)
-            )
+            self.socket.sendall(chat(parts.hostname or "", model, "hello", max_tokens=max_tokens, stream=stream))
         except OSError:
             self.socket.close()
             raise

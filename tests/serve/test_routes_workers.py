@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,28 +10,29 @@ from pathlib import Path
 import pytest
 
 from loadtest.processes import Gateway, until
-from tests.e2e.children import Call, SimEngine, post
+from tests.e2e.children import SimEngine, post
 
 pytestmark = pytest.mark.slow
 
 POLICY = """
 fleet: {poll: 100ms, health: 200ms}
 models: {support: {members: [small], fallback: [large]}}
+retries: 100%
+breaker: {failures: 1000}
+batching: {embeddings: {window: 50ms}}
 """
-MERGING = POLICY + "retries: 100%\nbreaker: {failures: 1000}\nbatching: {embeddings: {window: 50ms}}\n"
-ONE_PLACE = "budget: {max_concurrency: 1}\nclasses: {interactive: {max_queue: 1}, default: {max_queue: 1}}\n"
 
 
 class Site:
     """A gateway of two relays; engines of `small`, the route's member, and `large`, its fallback."""
 
-    def __init__(self, folder: Path, policy: str, stack: contextlib.ExitStack) -> None:
+    def __init__(self, folder: Path, stack: contextlib.ExitStack) -> None:
         names = ("small", "large")
         engines = [SimEngine(folder / f"{name}.log", "--model", name) for name in names]
         self.small, _ = engines
         for engine in engines:
             stack.callback(engine.child.stop)
-        (folder / "policy.yaml").write_text(policy)
+        (folder / "policy.yaml").write_text(POLICY)
         words = [word for engine in engines for word in ("--engine", engine.url)]
         words += ["--workers", "2", "--policy", str(folder / "policy.yaml"), "--log", "none"]
         self.gateway = stack.enter_context(Gateway(folder / "gateway.log", *words))
@@ -42,26 +42,15 @@ class Site:
 
         assert until(lambda: models() == set(names), 30.0) is not None, self.gateway.fleet()
 
-    def waits(self, class_name: str, model: str) -> Call:
-        """Send a call, which waits in its class's queue."""
-        call = Call(self.gateway.url, stream=False, model=model, class_name=class_name)
-
-        def waiting() -> bool:
-            queues = self.gateway.fleet()["queues"]
-            return sum(each["calls"] for each in queues if each["class"] == class_name) == 1
-
-        assert until(waiting, 30.0) is not None, self.gateway.fleet()
-        return call
-
 
 @contextlib.contextmanager
-def site(folder: Path, policy: str) -> Iterator[Site]:
+def site(folder: Path) -> Iterator[Site]:
     with contextlib.ExitStack() as stack:
-        yield Site(folder, policy, stack)
+        yield Site(folder, stack)
 
 
 def test_merged_calls_whose_member_fails_get_the_fallback(tmp_path: Path) -> None:
-    with site(tmp_path, MERGING) as made, ThreadPoolExecutor(16) as callers:
+    with site(tmp_path) as made, ThreadPoolExecutor(16) as callers:
         made.small.faults(errors=1.0, status=503)
 
         def embedded(number: int) -> tuple[int, str | None]:
@@ -77,18 +66,3 @@ def test_merged_calls_whose_member_fails_get_the_fallback(tmp_path: Path) -> Non
             if again:
                 break
         assert again, "a request of several calls failed, and each went again by itself"
-
-
-def test_a_call_whose_place_is_taken_gets_the_fallback(tmp_path: Path) -> None:
-    with site(tmp_path, POLICY + ONE_PLACE) as made, contextlib.ExitStack() as left:
-        running = Call(made.gateway.url, stream=False, model="small", max_tokens=30_000)  # minutes
-        left.callback(running.close)
-        assert until(lambda: made.small.running() == 1.0, 30.0) is not None, made.gateway.fleet()
-        pushed_out = made.waits("default", "support")
-        left.callback(pushed_out.close)
-        left.callback(made.waits("interactive", "small").close)
-        more = Call(made.gateway.url, stream=False, model="small", class_name="interactive")
-        left.callback(more.close)
-        status, body = pushed_out.read()
-        assert (status, pushed_out.answer.headers["x-weir-model"]) == (200, "large"), body
-        assert json.loads(body)["model"] == "support"
