@@ -19,7 +19,7 @@ fleet: {poll: 100ms, health: 200ms}
 models: {support: {members: [small], fallback: [large]}}
 retries: 100%
 breaker: {failures: 1000}
-batching: {embeddings: {window: 50ms}}
+batching: {embeddings: 50ms}
 """
 
 
