@@ -128,9 +128,9 @@ class World:
         sidecar = next(each for each in self.sidecars if each.port == request.url.port)
         return sidecar.ensure(profile)
 
-    def call(self, within: float = 100.0, **fields: Any) -> Call:
+    def call(self, within: float = 100.0, prompt_tokens: int = 100, **fields: Any) -> Call:
         now = self.loop.time()
-        return a_call(arrived=now, deadline=now + within, prompt_tokens=100, **fields)
+        return a_call(arrived=now, deadline=now + within, prompt_tokens=prompt_tokens, **fields)
 
     async def use(self, call: Call, seconds: float = 0.1) -> tuple[str, float]:
         """One call to its record: the engine, and when it was granted."""
@@ -185,7 +185,7 @@ def virtual(scenario: Callable[[World], Awaitable[None]], policy: Policy = POLIC
 def test_a_hundred_calls_wait_for_one_order_and_go_with_the_report() -> None:
     async def scenario(world: World) -> None:
         sidecar = world.sidecar(takes=3.0)
-        tasks = world.start(*(world.call() for _ in range(100)))
+        tasks = world.start(*(world.call(prompt_tokens=40) for _ in range(100)))
         await asyncio.sleep(1.0)
         (demand,) = sidecar.say().values()
         assert (demand.waiting, demand.in_flight, demand.idle, demand.withdrawn) == (100, 0, 0.0, True)
