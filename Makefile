@@ -18,7 +18,7 @@ STAMP := $(VENV)/.weir-installed
 # Some machines set it; then every process of every test, and every worker, would compile all it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test check fast slow coverage rest lint generate format vllm test-vllm test-prefill ray test-ray test-deploy test-console clients clients-table console-pictures bench-overhead instructions figures picture rivals residency fuzz corpus diagnoses dst prometheus valkey haproxy envoy alerts boards docs house clean
+.PHONY: help run test check fast slow coverage rest lint generate format vllm test-vllm test-prefill ray test-ray test-deploy test-console clients clients-table console-pictures bench-overhead instructions figures picture rivals residency fuzz corpus diagnoses gpu-facts dst prometheus valkey haproxy envoy alerts boards docs house clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -131,6 +131,9 @@ corpus: $(STAMP) ## the estimate of GPU memory beside published starts of real v
 
 diagnoses: $(STAMP) ## how many published lines of failed starts `sidecar diagnose` gets right, and which it does not
 	$(BIN)/python -m tests.sidecar.fresh_lines
+
+gpu-facts: $(STAMP) ## what can be known of this machine's GPUs, as a table for docs/sidecar-on-gpu.md; says so where there is none
+	@$(BIN)/python -m loadtest.lab.gpu
 
 instructions: $(STAMP) ## user-space instructions per request and per SSE event, by callgrind; INSTRUCTIONS=--help tells how
 	$(BIN)/python -m loadtest.lab.cost.instructions $(INSTRUCTIONS)
