@@ -18,7 +18,7 @@ STAMP := $(VENV)/.weir-installed
 # Some machines set it; then every process of every test, and every worker, would compile all it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test check fast slow coverage rest lint generate format vllm test-vllm test-prefill ray test-ray test-deploy test-console clients clients-table console-pictures bench-overhead instructions figures picture rivals residency fuzz corpus diagnoses gpu-facts dst prometheus valkey haproxy envoy alerts boards docs house clean
+.PHONY: help run test check fast slow coverage rest lint generate format vllm test-vllm test-prefill ray test-ray test-deploy test-console clients clients-table console-pictures bench-overhead bench-scale instructions figures picture rivals residency fuzz corpus diagnoses gpu-facts dst prometheus valkey haproxy envoy alerts boards docs house clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -125,6 +125,9 @@ console-pictures: $(STAMP) ## write the pictures of docs/console.md again, by th
 
 bench-overhead: $(STAMP) ## the gateway's own CPU cost beside nginx, HAProxy and vllm-router, where they are installed
 	$(BIN)/python -m loadtest.lab.cost.overhead $(BENCH)
+
+bench-scale: $(STAMP) ## CPU of relays and their decider beside one process, and the decider's ceiling; BENCH_SCALE=--help tells how
+	$(BIN)/python -m loadtest.lab.cost.scale $(BENCH_SCALE)
 
 corpus: $(STAMP) ## the estimate of GPU memory beside published starts of real vLLM, a line for each
 	$(BIN)/python -m tests.sidecar.corpus_table

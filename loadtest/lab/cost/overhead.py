@@ -153,9 +153,9 @@ def answers_calls(port: int) -> bool:
 
 
 @contextmanager
-def under_test(argv: list[str], port: int) -> Iterator[Child]:
-    """A server that has core 0 and answers calls. Raises ChildError."""
-    with Child(argv[0], ["taskset", "-c", "0", *argv], Path(os.devnull)) as child:
+def under_test(argv: list[str], port: int, cores: str = "0") -> Iterator[Child]:
+    """A server that has these cores and answers calls. Raises ChildError."""
+    with Child(argv[0], ["taskset", "-c", cores, *argv], Path(os.devnull)) as child:
         child.wait(lambda: answers_calls(port), 60.0, f"200 on port {port}", every=0.1)
         yield child
 
