@@ -778,7 +778,7 @@ def not_idle(world: World) -> None:
             passes = not held_up or dispatch.policy.classes[name].reserve
             held_up = held_up or not ticket.large
             usable = [engine for engine in engines if engine.id not in ticket.exclude] or engines
-            fits = [engine for engine in usable if engine.takes(ticket.call.cost, ticket.call.class_name, now)]
+            fits = [engine for engine in usable if engine.takes(ticket.call.cost, ticket.call.class_name)]
             assert not (fits and passes), (now, ticket.call.class_name, fits)
             if now - ticket.since > (ticket.call.deadline - ticket.since) / 2:
                 break

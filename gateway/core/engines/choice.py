@@ -156,7 +156,7 @@ def choose(
     if exclude:
         usable = [e for e in usable if e.id not in exclude] or usable
     class_name = call.class_name
-    open_ = [e for e in usable if e.takes(cost, class_name, now)]
+    open_ = [e for e in usable if e.takes(cost, class_name)]
     if open_ and open_[0].ledger.headrooms:
         open_ = [e for e in open_ if e.ledger.leaves_headroom(cost, class_name, now)]
     if not open_:
@@ -204,15 +204,15 @@ def worth_waiting(call: Call, choice: Choice, now: float, waited: float) -> bool
     Only if `choice.others_full` is there such an engine. `waited`: seconds so far."""
     if not call.prefix:
         return False
-    spared = reading_spared(call, choice, now)
+    spared = reading_spared(call, choice)
     return spared > WORTH_WAITING and waited < PATIENCE * spared and _in_time(call, choice, now)
 
 
-def reading_spared(call: Call, choice: Choice, now: float) -> float:
+def reading_spared(call: Call, choice: Choice) -> float:
     """Seconds of reading that the call is spared by such a wait; 0: there is no such engine."""
     most = 0.0
     for engine in choice.usable:
-        full = engine is not choice.engine and not engine.takes(call.cost, call.class_name, now)
+        full = engine is not choice.engine and not engine.takes(call.cost, call.class_name)
         if full and knows(engine, call):
             fewer = choice.prefill - (call.prompt_tokens - cached_tokens(engine, call))
             most = max(most, fewer / engine.speed.prefill_rate)

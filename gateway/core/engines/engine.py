@@ -195,14 +195,15 @@ class Engine:
         prefills.add(hold)
         return hold
 
-    def takes(self, cost: int, class_name: str, now: float) -> bool:
+    def takes(self, cost: int, class_name: str) -> bool:
         """Whether a call of `cost` tokens may start now: the ledger has room, and no more than READ_AHEAD seconds of
         prompts wait to be read. An engine reads in the order of arrival, so a longer queue there would make important
-        calls wait for others' prompts, and fill the KV cache before the first answer tells what calls need."""
+        calls wait for others' prompts, and fill the KV cache before the first answer tells what calls need. Prompts of
+        whole answers are left out: nothing tells in time that they are read, and the engine would wait for more."""
         if not self.ledger.fits(cost, class_name):
             return False
         most = max(READ_AHEAD_LEAST, READ_AHEAD * self.speed.prefill_rate)
-        return self.prefills.queued <= most or self.prefills.ahead(now) <= most
+        return self.prefills.queued <= most or self.prefills.queued_streams <= most
 
     def remember(self, prefix: tuple[int, ...], tokens: int, now: float) -> None:
         """Note that the engine has read, or has just finished with, this prompt of `tokens`. Nobody knows the size of a

@@ -51,6 +51,11 @@ class PrefillQueue:
         """Number of calls sent after `since`, of the last SENT_REMEMBERED."""
         return sum(1 for at in self.sent if at > since)
 
+    @property
+    def queued_streams(self) -> int:
+        """Prompt tokens that wait to be read, of calls whose first byte will tell that they are."""
+        return self.queued - sum([hold.prefill for _, hold in self.unseen])
+
     def ahead(self, now: float) -> int:
         """Prompt tokens that wait to be read on this engine."""
         ahead = self.queued
