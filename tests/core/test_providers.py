@@ -192,6 +192,13 @@ def test_of_two_limits_the_one_that_counts_goes_out(limits: dict[str, int | None
     assert (json.loads(body), dropped) == (sent | {"model": "small"}, [])
 
 
+@pytest.mark.parametrize("path", [b"/v1/completions", b"/v1/messages"])
+def test_a_limit_of_another_api_lifts_none(path: bytes) -> None:
+    limits = b'{"max_tokens":1,"max_completion_tokens":9000}'
+    body, dropped = provider_body(a_call(route=ROUTES[path]), limits, "small")
+    assert (json.loads(body), dropped) == ({"max_tokens": 1, "model": "small"}, ["max_completion_tokens"])
+
+
 def test_a_head_has_nothing_of_the_callers() -> None:
     lines = b"content-type: application/json\r\nuser-agent: weir\r\nx-request-id: r\r\n"
     assert provider_lines(a_call()) == lines

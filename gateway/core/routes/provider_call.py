@@ -64,7 +64,7 @@ def provider_body(call: Call, body: bytes, model: str) -> tuple[bytes, list[str]
     path, fields = call.route.path, _fields(body)
     kept = {name: value for name, value in fields.items() if name in FIELDS[path]}
     dropped = [name for name in fields if name not in kept and name not in BY_GATEWAY and name != "stream_options"]
-    if fields.get("max_completion_tokens", _NULL) != _NULL:
+    if kept.get("max_completion_tokens", _NULL) != _NULL:
         kept.pop("max_tokens", None)  # it does not count beside the other, and a provider may take it for the limit
     kept["model"] = Raw(msgspec.json.encode(model))
     if call.stream and call.route.usage_option:
