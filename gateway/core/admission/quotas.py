@@ -210,7 +210,7 @@ def quota_of(policy: Policy, tenant: str) -> TokenQuota:
 def tightest(windows: Windows, tokens: int, now: float) -> QuotaWindow | None:
     """The window that keeps a call of so many tokens out for longest; None: they let it in."""
     found = [window for window in windows if not window.allows(tokens, now)]
-    return max(found, key=lambda window: window.resets_in(now), default=None)
+    return max(found, key=lambda window: (window.frees_in(tokens, now), window.resets_in(now)), default=None)
 
 
 def bounds(span: Span, wall: float) -> tuple[int, int]:

@@ -152,6 +152,24 @@ def test_the_window_that_ends_last_is_named() -> None:
     assert refusal.retry_after == MIDNIGHT + 31 * DAY - (NOON + 2 * DAY)
 
 
+def test_a_day_that_is_used_up_is_named_before_a_month_that_calls_under_way_hold() -> None:
+    it = book("{quota: {day: 1k, month: 2k}}")
+    now = 1000.0 - 10 * DAY  # 2025-11-20
+    take(it, 950, now - DAY).settle(950, now - DAY)
+    take(it, 980, now).settle(980, now)
+    take(it, 15, now)
+    refusal = refused(it, 60, now)
+    assert (refusal.limit, refusal.retry_after) == ("1000 tokens per day", MIDNIGHT - NOON)
+
+
+def test_a_call_that_is_larger_than_the_quota_of_a_day_is_not_told_to_wait_for_the_next_month() -> None:
+    it = book("{quota: {day: 1k, month: 2k}}")
+    now = 1000.0 - 10 * DAY
+    take(it, 1000, now - DAY).settle(1000, now - DAY)
+    refusal = refused(it, 1001, now)
+    assert (refusal.limit, refusal.retry_after, refusal.helps) == ("1000 tokens per day", None, False)
+
+
 def test_calls_under_way_hold_their_estimates_and_give_back_what_they_do_not_use() -> None:
     it = book(DAILY)
     first, second, third = take(it, 400), take(it, 400), take(it, 200)
