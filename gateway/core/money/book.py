@@ -6,7 +6,7 @@ exceeds one of them. Amounts are integers, micro-units of the currency. Windows 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated
 
@@ -151,14 +151,13 @@ class MoneyBook:
 
     def _catch_up(self) -> None:
         """Count in each budget what was spent before the policy had it: a month, or a tenant's share, may be new."""
-        spent: Counter[tuple[str, str, Span, int]] = Counter()
+        spent: defaultdict[tuple[str, str, Span], Counter[int]] = defaultdict(Counter)  # micro-units by window's start
         for (provider, tenant, _, span), line in self.lines.items():
             for payer in ("", tenant):
-                spent[provider, payer, span, line.money.start] += line.money.state().tokens
+                spent[provider, payer, span][line.money.start] += line.money.state().tokens
         for provider, tenant, purse in self.purses():
-            for (of, payer, span, start), micro in spent.items():
-                if (of, payer, span) == (provider, tenant, purse.window.span):
-                    purse.window.raise_to(start, micro)
+            for start, micro in spent.get((provider, tenant, purse.window.span), {}).items():
+                purse.window.raise_to(start, micro)
 
     # -- one call -----------------------------------------------------------------------------------------------
 

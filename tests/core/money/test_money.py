@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+from msgspec import structs
 
 from gateway.core.admission.quotas import DAY, HELD, Calendar
 from gateway.core.money.book import MoneyBook, Spending, Spent
@@ -339,3 +340,34 @@ def test_a_new_budget_has_in_it_what_was_spent_before(restarted: bool) -> None:
     }  # fmt: skip
     old.apply(policy(new))
     assert amounts(old)["acme", "day"] == (one, 0), "nothing counts twice"
+
+
+class Counted(str):
+    """Name that counts its comparisons with names that are not the same object."""
+
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        Counted.compared += 1
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_reload_and_a_restart_take_as_many_steps_for_each_tenant_however_many_there_are(restarted: bool) -> None:
+    names = [Counted(f"tenant{number}") for number in range(300)]
+    given = policy("{day: 1, month: 2, per_tenant: 50%}")
+    given = structs.replace(given, providers={"cloud": structs.replace(given.providers["cloud"], tenants=tuple(names))})
+    money = MoneyBook(given, Calendar(NOON - NOW), ahead=False)
+    for name in names:
+        spend(money, call(tenant=name)).end(NOW)
+    kept = money.states(NOW, last=True)
+    Counted.compared = 0
+    if restarted:
+        money = MoneyBook(given, Calendar(NOON - NOW), ahead=False)
+        money.restore(kept, NOW, kept=True)
+    else:
+        money.apply(given)
+    assert amounts(money)["", "day"] == (900_000, 0)
+    assert Counted.compared < 20 * len(names)
