@@ -89,6 +89,10 @@ class QuotaWindow:
         self._roll(now)
         self.reserved += tokens
 
+    def carry(self, tokens: int) -> None:
+        """Reserve for a call that began before the window was counted."""
+        self.reserved += tokens
+
     def settle(self, reserved: int, tokens: int, now: float) -> None:
         """Replace the reservation of an ended call by the tokens that it used."""
         self._roll(now)

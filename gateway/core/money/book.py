@@ -48,14 +48,14 @@ class Spending:
     estimated for one that was cut short. `unbilled`: the provider has refused the call, or never got it.
     """
 
-    __slots__ = ("_book", "_call", "_payer", "_tariff", "_windows", "live", "reserved", "tokens", "unbilled", "usage")
+    __slots__ = ("_book", "_call", "_tariff", "_windows", "live", "payer", "reserved", "tokens", "unbilled", "usage")
 
     def __init__(
         self, book: MoneyBook, call: Call, payer: Payer, tariff: Tariff, windows: tuple[QuotaWindow, ...], reserved: int
     ) -> None:
         self._book = book
         self._call = call
-        self._payer = payer
+        self.payer = payer
         self._tariff = tariff
         self._windows = windows
         self.reserved = reserved
@@ -63,6 +63,13 @@ class Spending:
         self.tokens: int | None = None
         self.unbilled = False
         self.live = True
+
+    def reserve_in(self, windows: Iterable[QuotaWindow]) -> None:
+        """Reserve the same amount in windows that a reload has added."""
+        for window in windows:
+            if window not in self._windows:
+                window.carry(self.reserved)
+                self._windows += (window,)
 
     def end(self, now: float) -> None:
         """Replace the reservation by the cost of the attempt. A second time changes nothing."""
@@ -76,7 +83,7 @@ class Spending:
             cost, tokens = min(self.reserved, self._tariff.cost(*used)), used[0] + used[2]
         for window in self._windows:
             window.settle(self.reserved, cost, now)
-        self._book.count(self._payer, cost, tokens, now)
+        self._book.count(self, cost, tokens, now)
 
     def _used(self) -> tuple[int, int, int] | None:
         """Tokens of the prompt, of it cached, and of the answer; None: not known, or the provider's numbers cannot
@@ -117,6 +124,7 @@ class MoneyBook:
         self._of: dict[Key, tuple[Purse, ...]] = {}  # of the policy
         self._purses: dict[tuple[str, str, Span], Purse] = {}  # those of providers that are gone too
         self.lines: dict[tuple[str, str, str, Span], SpentLine] = {}
+        self._under_way: set[Spending] = set()
         self.totals: dict[Payer, tuple[int, int]] = {}  # micro-units and tokens since the start
         self.apply(policy)
 
@@ -124,7 +132,7 @@ class MoneyBook:
         return bool(self._tariffs)
 
     def apply(self, policy: Policy) -> None:
-        """Apply another policy. Windows keep what is spent and reserved."""
+        """Apply another policy. Windows keep what is spent and reserved; new windows reserve for calls under way."""
         self.in_store = policy.cluster is not None
         self._tariffs = {name: tariff_of(provider.prices) for name, provider in policy.providers.items()}
         self._of = {}
@@ -141,6 +149,8 @@ class MoneyBook:
                         found.append(purse)
                 self._of[name, tenant] = tuple(found)
         self._catch_up()
+        for spending in self._under_way:
+            spending.reserve_in([purse.window for purse in self._purses_of(*spending.payer[:2])])
 
     def _purse(self, provider: str, tenant: str, span: Span) -> Purse:
         key = (provider, tenant, span)
@@ -195,13 +205,17 @@ class MoneyBook:
         windows = tuple([purse.window for purse in self._purses_of(provider, call.tenant)])
         for window in windows:
             window.reserve(cost, now)
-        return Spending(self, call, (provider, call.tenant, call.model), tariff, windows, cost)
+        spending = Spending(self, call, (provider, call.tenant, call.model), tariff, windows, cost)
+        self._under_way.add(spending)
+        return spending
 
     def _purses_of(self, provider: str, tenant: str) -> tuple[Purse, ...]:
         return self._of.get((provider, ""), ()) + self._of.get((provider, tenant), ())
 
-    def count(self, payer: Payer, micro: int, tokens: int, now: float) -> None:
-        """Count what a call has cost."""
+    def count(self, spending: Spending, micro: int, tokens: int, now: float) -> None:
+        """Count the cost of an attempt that has ended."""
+        self._under_way.discard(spending)
+        payer = spending.payer
         before = self.totals.get(payer, (0, 0))
         self.totals[payer] = before[0] + micro, before[1] + tokens
         for span in SPANS:

@@ -342,6 +342,28 @@ def test_a_new_budget_has_in_it_what_was_spent_before(restarted: bool) -> None:
     assert amounts(old)["acme", "day"] == (one, 0), "nothing counts twice"
 
 
+@pytest.mark.parametrize("usage", [None, (100, 0, 50)], ids=["nobody told", "less than reserved"])
+def test_a_budget_that_a_reload_adds_counts_the_calls_under_way(usage: tuple[int, int, int] | None) -> None:
+    money = book("{month: 1}")
+    under_way, *ended = [spend(money) for _ in range(3)]
+    for each in ended:
+        each.end(NOW)
+    new = "{day: 0.01, month: 1, per_tenant: 90%}"
+    for _ in range(2):
+        money.apply(policy(new))
+        assert amounts(money)["", "day"] == amounts(money)["acme", "day"] == (6000, 3000), "no reload counts twice"
+        assert amounts(money)["other", "day"] == (0, 0)
+    assert not money.may_spend("cloud", call(), NOW), "1000 are left"
+    under_way.usage = usage
+    under_way.end(NOW)
+    cost = 3000 if usage is None else 200
+    for tenant in ("", "acme"):
+        for span in ("day", "month"):
+            assert amounts(money)[tenant, span] == (6000 + cost, 0)
+    money.apply(policy(new.replace("day: 0.01", "day: 0.02")))
+    assert amounts(money)["", "day"] == (6000 + cost, 0)
+
+
 class Counted(str):
     """Name that counts its comparisons with names that are not the same object."""
 
