@@ -35,7 +35,7 @@ class LocalGrant:
 
     __slots__ = (
         "_dispatch", "_first_at", "cached", "call", "ending", "engine", "expected", "half", "hold",
-        "prefill", "probe", "spending", "ticket",
+        "prefill", "probe", "spending", "tells", "ticket",
     )  # fmt: skip
 
     def __init__(self, dispatch: Dispatch, call: Call, choice: Choice, now: float, ticket: Ticket | None) -> None:
@@ -45,8 +45,10 @@ class LocalGrant:
         self.cached = choice.cached
         self.engine: Engine = choice.engine
         engine = self.engine
+        # Whether its first byte tells that its prompt is read: vLLM begins a Responses stream before it reads.
+        self.tells = call.stream and call.route.kind != "response"
         self.hold = hold = engine.hold(
-            call.cost, choice.prefill, now, call.class_name, output=call.output_tokens, teaches=call.stream
+            call.cost, choice.prefill, now, call.class_name, output=call.output_tokens, teaches=self.tells
         )
         self.expected = choice.ttft
         if engine.adapters is not None:
@@ -58,7 +60,7 @@ class LocalGrant:
         self.prefill: Prefill | None = None
         self.half: PrefillHalf | None = None
         self.spending: Spending | None = None  # at a provider
-        if not call.stream:
+        if not self.tells:
             engine.prefills.expect(hold, now + choice.ttft)
         dispatch.running[call.class_name] += 1
         dispatch.traffic[call.model].drain.taken(hold.tokens)
@@ -126,15 +128,20 @@ class LocalGrant:
         if dispatch.fleet.is_large:
             dispatch.fleet.note_prefix(engine, call.prefix)
         half = self.half
-        self.hold.first_byte(now, teach=call.stream and half is None)
+        if self.tells or not call.stream:
+            self.hold.first_byte(now, teach=self.tells and half is None)
+        elif self.hold.awaited:
+            self.hold.answered()
         if half is not None and call.stream:
             self._fetched(half, now)
         if dispatch.successor is not None:
             dispatch.successor.began(self.hold, now)
         if call.stream:  # a whole answer's first byte comes with its last
             self._remember(now)
+        if self.tells:
             dispatch.traffic[call.model].first_byte(call, now)
-        dispatch.read(engine)
+        if self.tells or engine.ledger.headrooms:  # what else was read is known by now, or not yet
+            dispatch.read(engine)
 
     def began(self, at: float) -> None:
         """The first byte of an answer that another decider has seen begin: it teaches nothing here."""
@@ -154,7 +161,7 @@ class LocalGrant:
         if self.spending is not None:
             self.spending.usage = (prompt_tokens, cached_tokens or 0, completion_tokens)
         tokens = completion_tokens / self.call.n
-        began = self._first_at if self.call.stream else self.hold.taken_at + self.expected
+        began = self._first_at if self.tells else self.hold.taken_at + self.expected
         self.engine.speed.learn_tpot(tokens, now - began)
         self.engine.speed.learn_pace(tokens, now - began)
 

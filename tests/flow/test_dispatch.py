@@ -20,6 +20,7 @@ from gateway.core.policy.traffic import ModeRule, Modes, Threshold
 from gateway.core.request.call import Call
 from gateway.core.request.cost import CostModel
 from gateway.core.request.outcome import Outcome, Refused
+from gateway.core.request.routes import ROUTES
 from gateway.core.sidecars.sidecar import Outlook
 from gateway.decider.dispatch import NOBODY, Dispatch
 from gateway.shared.vllm.answers import EngineSample, ModelCard
@@ -885,6 +886,27 @@ def test_random_lives_leave_nothing_behind() -> None:
         assert kinds == {str, Refused, asyncio.CancelledError}
 
     virtual(scenario, engines=3)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+def test_a_stream_that_begins_before_its_prompt_is_read_teaches_nothing(path: str) -> None:
+    """vLLM sends `response.created` before it reads the prompt."""
+    tells = path != "/v1/responses"
+
+    async def scenario(world: World) -> None:
+        engine = world.engine()
+        before = engine.speed.prefill_rate
+        call = structs.replace(world.call(800), stream=True, route=ROUTES[path.encode()])
+        for _ in range(8):
+            with await world.dispatch.ask(call) as grant:
+                await asyncio.sleep(0.005)
+                grant.first_byte(world.loop.time())
+                assert (engine.prefills.queued, engine.prefills.awaited) == (0 if tells else 800, 0)
+                assert engine.prefills.queued_telling == 0
+        assert (engine.speed.prefill_rate > 10 * before) == tells, "as fast as its first bytes"
+        assert engine.prefills.queued == engine.prefills.queued_telling == 0
+
+    virtual(scenario)
 
 
 def test_a_call_that_fills_gaps_starts_as_soon_as_the_last_prompt_was_read() -> None:

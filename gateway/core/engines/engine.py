@@ -203,7 +203,7 @@ class Engine:
         if not self.ledger.fits(cost, class_name):
             return False
         most = max(READ_AHEAD_LEAST, READ_AHEAD * self.speed.prefill_rate)
-        return self.prefills.queued <= most or self.prefills.queued_streams <= most
+        return self.prefills.queued_telling <= most
 
     def remember(self, prefix: tuple[int, ...], tokens: int, now: float) -> None:
         """Note that the engine has read, or has just finished with, this prompt of `tokens`. Nobody knows the size of a

@@ -11,7 +11,18 @@ if TYPE_CHECKING:
 class Hold:
     """KV tokens reserved on one engine for one call. `release` gives them back, once; more calls change nothing."""
 
-    __slots__ = ("awaited", "class_name", "engine", "live", "output", "prefill", "reading", "taken_at", "tokens")
+    __slots__ = (
+        "awaited",
+        "class_name",
+        "engine",
+        "live",
+        "output",
+        "prefill",
+        "reading",
+        "taken_at",
+        "tells",
+        "tokens",
+    )
 
     def __init__(
         self, engine: Engine, tokens: int, prefill: int, taken_at: float, class_name: str, *, output: int, reading: int
@@ -24,6 +35,7 @@ class Hold:
         self.reading = reading  # `PrefillQueue.reading` of the call when its hold was taken
         self.taken_at = taken_at
         self.awaited = True  # its first byte
+        self.tells = True  # its first byte tells that its prompt is read
         self.live = True
 
     def first_byte(self, now: float, *, teach: bool) -> None:
@@ -38,7 +50,7 @@ class Hold:
 
     def reads(self, prefill: int) -> None:
         """Count so many prompt tokens as yet to be read, in place of those known so far."""
-        self.engine.prefills.queued += prefill - self.prefill
+        self._queue(prefill - self.prefill)
         self.prefill = prefill
 
     def answered(self) -> None:
@@ -47,8 +59,14 @@ class Hold:
         self.engine.prefills.awaited -= 1
 
     def prefill_done(self) -> None:
-        self.engine.prefills.queued -= self.prefill
+        self._queue(-self.prefill)
         self.prefill = 0
+
+    def _queue(self, tokens: int) -> None:
+        prefills = self.engine.prefills
+        prefills.queued += tokens
+        if self.tells:
+            prefills.queued_telling += tokens
 
     def release(self) -> None:
         if self.live:

@@ -19,17 +19,21 @@ class PrefillQueue:
 
     def __init__(self) -> None:
         self.queued = 0  # prompt tokens
+        self.queued_telling = 0  # of them, those of calls whose first byte will tell that they are read
         self.awaited = 0  # calls whose first byte has not come
         self.sent: deque[float] = deque(maxlen=SENT_REMEMBERED)  # when the last holds were taken
         self.unseen: deque[tuple[float, Hold]] = deque()  # in order of their predicted first bytes, roughly
 
     def add(self, hold: Hold) -> None:
         self.queued += hold.prefill
+        self.queued_telling += hold.prefill
         self.awaited += 1
         self.sent.append(hold.taken_at)
 
     def expect(self, hold: Hold, at: float) -> None:
         """Count a call's prompt as read at `at`, the predicted time, because its first byte will not tell."""
+        hold.tells = False
+        self.queued_telling -= hold.prefill
         self.unseen.append((at, hold))
 
     def advance(self, now: float) -> None:
@@ -50,11 +54,6 @@ class PrefillQueue:
     def sent_after(self, since: float) -> int:
         """Number of calls sent after `since`, of the last SENT_REMEMBERED."""
         return sum(1 for at in self.sent if at > since)
-
-    @property
-    def queued_streams(self) -> int:
-        """Prompt tokens that wait to be read, of calls whose first byte will tell that they are."""
-        return self.queued - sum([hold.prefill for _, hold in self.unseen])
 
     def ahead(self, now: float) -> int:
         """Prompt tokens that wait to be read on this engine."""

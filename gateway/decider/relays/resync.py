@@ -109,7 +109,7 @@ class Resync:
         served.turn = held.ask.turn
         if held.terms.elsewhere is None and grant.half is not None:
             grant.half.close()  # the news of its end was lost
-        if held.first_byte and grant.hold.prefill:
+        if held.first_byte and grant.hold.awaited:
             grant.first_byte(held.first_byte)
         return True
 

@@ -90,7 +90,7 @@ class RelaySession:
                 self._call_ended(message)
             case FirstByte():
                 served = self.calls.get(message.number)
-                if served is not None and served.grant is not None and served.grant.hold.prefill:
+                if served is not None and served.grant is not None and served.grant.hold.awaited:
                     served.grant.first_byte(message.at)
             case RelayCounts():
                 self.hub.counted(self, message)

@@ -81,7 +81,7 @@ class OutgoingCalls:
         asked = self._decider.begin(call)
         asked.ask = ask_of(asked.number, call, 0, wait=True)
         asked.ask.facts = facts_of(call)
-        asked.first_byte = 0.0 if hold.prefill else hold.taken_at
+        asked.first_byte = 0.0 if hold.awaited else hold.taken_at
         asked.terms = terms_of(asked.number, 0, 0, call, hold)
         self._grants[hold] = RemoteGrant(self._decider, asked, alone=True)
 
