@@ -22,7 +22,7 @@ from gateway.core.request.outcome import Outcome
 from gateway.core.request.record import Record
 
 MOST_RECORDS = 500  # in one message
-VERSION = 8  # of these messages: both sides must have the same
+VERSION = 9  # of these messages: both sides must have the same
 Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Hash = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -194,6 +194,7 @@ class AttemptFailed(msgspec.Struct, array_like=True, forbid_unknown_fields=True,
     reason: Word
     over: bool
     pause: float = 0.0
+    second: bool = False  # the second attempt has failed, the first goes on
 
 
 class RetryAsk(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=7):
@@ -237,6 +238,7 @@ class CallEnd(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=Fa
     `ending`: what it says of its engine; None: what the decider knows already. `tokens`: what it is charged; None: not
     settled. `learned`: prompt and completion tokens as the engine counted them; `finished`: these, and the prompt's
     cached tokens where the engine tells. `first_byte`: when its engine had read the prompt, if nobody has told.
+    `wrote`: tokens as in Grant.wrote; None: no answer has begun.
     """
 
     number: Number
@@ -248,6 +250,7 @@ class CallEnd(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=Fa
     left: Left = ""
     outcome: Outcome = Outcome.BUG
     first_byte: float | None = None
+    wrote: Count | None = None
 
 
 class Held(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=12):

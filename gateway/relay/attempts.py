@@ -116,7 +116,7 @@ class Attempts:
         kind, over = CAUSES[error.kind], self._over(call)
         if kind != "timeout" or not over or not error.sent:  # else it was at work
             call.sent_at = None
-        # A caller who leaves no time to connect is no fault of the engine's, and costs nothing there.
+        # It never got there: it costs nothing, and a caller who leaves no time to connect is no fault of the engine's.
         reason = OWN if kind == "timeout" and not error.sent else error.reason
         grant.failed(kind, str(error), reason, over=over)
         told = UNREACHABLE.get(error.reason, "it cannot be reached") if kind == "connect" else str(error)
@@ -143,8 +143,6 @@ class Attempts:
         if call.trace is not None:
             headers += call.trace.attempt(engine.id, now)
         record.attempts += 1
-        if call.sent_at is None:
-            call.sent_at = now
         record.engine = engine.id
         body = shape_body(call.body, call.route.kind, call.shaped) if call.shaped else call.body
         if params:
@@ -156,6 +154,8 @@ class Attempts:
             timeout = left
         if engine.provider:
             path, headers, body = self._for_provider(path, call, body, grant)
+        if call.sent_at is None:  # else this is a second attempt
+            call.sent_at = now
         return self.clients[engine.id].send(b"POST", path, headers, body, timeout=timeout)
 
     def _for_provider(self, path: bytes, call: Call, body: bytes, grant: Grant) -> tuple[bytes, bytes, bytes]:
@@ -164,8 +164,7 @@ class Attempts:
         model = None if provider is None else provider.models.get(call.model)
         if model is None or not call.leaves:
             words = "the policy no longer has it"
-            call.sent_at = None  # it was not sent: it costs neither tokens nor money
-            grant.failed("connect", words, OWN, over=False)
+            grant.failed("connect", words, OWN, over=False)  # it was not sent: it costs neither tokens nor money
             raise failure(grant.engine, words, words)
         call.answers_as = call.asked_model or call.model
         body, dropped = provider_body(call, body, model)
@@ -303,5 +302,5 @@ def _drop(task: asyncio.Future[Reply]) -> None:
     error = task.exception()
     if error is None:
         task.result().close()
-    elif not isinstance(error, EngineError):
+    elif not isinstance(error, EngineError | Refused):
         raise error

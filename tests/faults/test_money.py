@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from msgspec import structs
 
-from gateway.core.policy.providers import MoneyBudget, Prices
+from gateway.core.policy.providers import MoneyBudget, Prices, Provider
 from gateway.core.policy.snapshot import Current, Snapshot
+from gateway.decider import grant
+from gateway.decider.loading import Configuration
 from gateway.serve.assembly import Gateway
 from tests.faults.scripted import ScriptedEngine, ask, port_of, settled
 from tests.faults.test_providers import asked, outside_of, over, own_of, spent
@@ -44,12 +47,13 @@ def test_a_caller_that_leaves_is_charged_and_nothing_stays_reserved(over: Callab
         running = asyncio.create_task(ask(port_of(gateway), asked("mini")))
         while not provider.requests:
             await asyncio.sleep(0.001)
-        assert any(purse.window.reserved for _, _, purse in gateway.limits.money.purses())
+        (reserved,) = [purse.window.reserved for _, _, purse in gateway.limits.money.purses()]
+        assert reserved > 0
         running.cancel()
         await asyncio.wait([running])
         while outside_of(gateway).ledger.in_flight:
             await asyncio.sleep(0.001)
-        assert spent(gateway) > 0
+        assert spent(gateway) == reserved, "nobody knows how much of its answer there was"
 
     over(body, outside="hang")
 
@@ -76,15 +80,21 @@ def test_a_call_that_a_reload_keeps_from_its_provider_costs_nothing(over: Callab
     over(body)
 
 
-def test_a_caller_without_the_time_to_connect_costs_nothing(over: Callable[..., None]) -> None:
+def cut_off(gateway: Gateway) -> None:
+    """Let the name server of the provider's host answer nothing."""
+
+    async def silent(*_: object) -> tuple[str, ...]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    gateway.engines.clients[outside_of(gateway).id]._names.addresses = silent  # type: ignore[method-assign]
+
+
+def test_a_caller_without_the_time_to_connect_costs_nothing(
+    over: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def body(gateway: Gateway, engine: ScriptedEngine, provider: ScriptedEngine) -> None:
-        client = gateway.engines.clients[outside_of(gateway).id]
-
-        async def silent(*_: object) -> tuple[str, ...]:
-            await asyncio.Event().wait()
-            raise AssertionError
-
-        client._names.addresses = silent  # type: ignore[method-assign] # a name server that does not answer
+        cut_off(gateway)
         for _ in range(20):
             answer = await ask(port_of(gateway), asked("mini", headers=b"x-weir-deadline-ms: 50\r\n"))
             assert answer.status in (502, 504)
@@ -93,7 +103,45 @@ def test_a_caller_without_the_time_to_connect_costs_nothing(over: Callable[..., 
         assert spent(gateway) == 0
         assert outside_of(gateway).breaker.failures == 0
 
+    monkeypatch.setattr(grant, "FAIR", 60.0)  # longer than a machine stands still
     over(body)
+
+
+class FirstAlone(dict[str, Provider]):
+    """Providers of a policy that has none any more but the first that it is asked for."""
+
+    first = ""
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.first = self.first or name
+        return super().get(name) if name == self.first else default
+
+
+def test_a_second_attempt_that_a_reload_keeps_back_does_not_make_the_first_free(over: Callable[..., None]) -> None:
+    async def body(gateway: Gateway, engine: ScriptedEngine, provider: ScriptedEngine) -> None:
+        cloud = gateway.policy.providers["cloud"]
+        twice = FirstAlone(cloud=cloud, other=structs.replace(cloud, url=f"{engine.url}/v1"))
+        policy = structs.replace(gateway.policy, providers=twice, hedging=0.03)
+        gateway.apply(Configuration(policy, dict.fromkeys(twice, "key")))
+        gateway.attempts.current = Current(Snapshot(policy))  # the next reload has not come to the decider yet
+        twice.first = ""
+        problems: list[str] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(str(context)))
+        running = asyncio.create_task(ask(port_of(gateway), asked("mini", stream=True)))
+        async with asyncio.timeout(60):
+            while [live.record.attempts for live in gateway.pipeline.tasks.values()] != [2]:
+                await asyncio.sleep(0.001)
+        (live,) = gateway.pipeline.tasks.values()
+        assert live.call is not None
+        assert live.call.sent_at is not None, "the first is under way"
+        running.cancel()
+        await asyncio.wait([running])
+        await settled(gateway)
+        assert (len(engine.heads) + len(provider.heads), problems) == (1, [])
+        costs = {name: micro > 0 for (name, _, _), (micro, _) in gateway.limits.money.totals.items()}
+        assert costs == {"cloud": False, "other": False} | {twice.first: True}
+
+    over(body, own="hang", outside="hang")
 
 
 @pytest.mark.parametrize("field", ["functions", "response_format", "logit_bias"])

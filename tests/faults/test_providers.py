@@ -293,7 +293,9 @@ def test_a_bad_request_is_the_callers(over: Callable[..., None]) -> None:
     async def body(gateway: Gateway, engine: ScriptedEngine, provider: ScriptedEngine) -> None:
         answer = await ask(port_of(gateway), asked("mini"))
         assert answer.status == 400
+        await settled(gateway)
         assert outside_of(gateway).breaker.failures == 0
+        assert spent(gateway) == 0
 
     over(body, outside="400")
 

@@ -70,8 +70,10 @@ class CallDriver:
             case Answered() if message.turn == served.turn:
                 grant.answered(message.status)
             case AttemptFailed() if message.turn == served.turn:
-                pause = message.pause
-                grant.failed(message.kind, message.message, message.reason, over=message.over, pause=pause)
+                attempt = served.second if message.second else grant
+                if attempt is not None:
+                    pause = message.pause
+                    attempt.failed(message.kind, message.message, message.reason, over=message.over, pause=pause)
             case RetryAsk() if self._new_turn(served, message.turn):
                 self._run(served, self._retry(served, grant, message))
             case MoveAsk() if self._new_turn(served, message.turn):

@@ -67,8 +67,8 @@ class ServedCall:
         if grant is not None:
             if end.finished is not None:
                 grant.finished(end.at, *end.finished)
-            elif end.tokens is not None:
-                grant.wrote(end.tokens)
+            elif end.wrote is not None:
+                grant.wrote(end.wrote)
             if end.ending is not None:
                 grant.ending = end.ending
         self.released()

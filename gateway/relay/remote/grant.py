@@ -88,7 +88,7 @@ class RemoteGrant:
         self._asked.end.finished = (prompt_tokens, completion_tokens, cached_tokens)
 
     def wrote(self, tokens: int) -> None:
-        """The call's end tells the decider, as it does what the call is charged."""
+        self._asked.end.wrote = tokens
 
     def prefilled(self, now: float, failure: str, message: str, reason: str) -> None:
         self.terms.elsewhere = None  # a new decider takes over no hold there
@@ -97,13 +97,14 @@ class RemoteGrant:
     def answered(self, status: int) -> None:
         self.ending = ending_of(status)
         self._told = False
-        if self.ending is Ending.FAILURE or status == NOT_FOUND:
+        if self.ending is Ending.FAILURE or status == NOT_FOUND or (status >= 400 and self.engine.provider):
             self._decider.link.send(Answered(self._asked.number, self._asked.turn, status))
 
     def failed(self, kind: str, message: str, reason: str, *, over: bool, pause: float = 0.0) -> None:
         self._told = True
-        number, turn = self._asked.number, self._asked.turn
-        self._decider.link.send(AttemptFailed(number, turn, kind, message, reason, over, pause))
+        asked = self._asked
+        failed = AttemptFailed(asked.number, asked.turn, kind, message, reason, over, pause, self._is_second)
+        self._decider.link.send(failed)
 
     async def _answer(self, question: RetryAsk | MoveAsk | SecondAsk) -> Answer:
         self._decider.link.send(self._asked.asks(question))
@@ -136,12 +137,17 @@ class RemoteGrant:
         self.terms, self.engine, self.cached = other.terms, other.engine, other.cached
         self.ending, self._told = other.ending, False
 
+    @property
+    def _is_second(self) -> bool:
+        """Whether it is of a second attempt that was not taken."""
+        return self.terms.second and self._asked.second is self.terms
+
     def _ending(self) -> Ending | None:
         return None if self._told else self.ending
 
     def close(self) -> None:
         asked = self._asked
-        if self.terms.second and asked.second is self.terms:  # a second attempt that was not taken
+        if self._is_second:
             asked.second = None
             self._decider.link.send(SecondEnd(asked.number, asked.turn, False, Ending.NEUTRAL))
         elif asked.terms is self.terms:
