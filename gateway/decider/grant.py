@@ -191,7 +191,8 @@ class LocalGrant:
     def failed(self, kind: str, message: str, reason: str, *, over: bool, pause: float = 0.0) -> None:
         engine = self.engine
         self._unbilled(kind, reason)
-        if reason == OWN or (kind == "timeout" and over and self._hurried()):
+        blameless = over and self._hurried(sent=reason != OWN) if kind == "timeout" else reason == OWN
+        if blameless:
             self.ending = Ending.NEUTRAL
             return
         self.ending = Ending.FAILURE
@@ -208,11 +209,12 @@ class LocalGrant:
         if self.spending is not None and (kind.isdigit() or kind == "connect" or reason == OWN):
             self.spending.unbilled = True
 
-    def _hurried(self) -> bool:
+    def _hurried(self, *, sent: bool) -> bool:
         """Whether the call's own deadline left the engine less time than it may well need: that is no fault of it, and
-        no client may open a breaker by asking for the impossible."""
-        call = self.call
-        usual = self.expected if call.stream else self.expected + (call.shaped or call.asked) * self.engine.speed.tpot
+        no client may open a breaker by asking for the impossible. Not `sent`: it was only to be connected to."""
+        call, usual = self.call, self.expected
+        if sent and not call.stream:
+            usual += (call.shaped or call.asked) * self.engine.speed.tpot
         return self._dispatch.clock() - self.hold.taken_at < max(FAIR, SLOWER * usual)
 
     async def again(self, kind: str, attempts: int, failed: set[str]) -> float | None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from gateway.core.engines.breaker import BreakerState
 from gateway.core.policy.providers import MoneyBudget, Prices, Provider
 from gateway.core.policy.snapshot import Current, Snapshot
 from gateway.decider import grant
@@ -104,6 +105,29 @@ def test_a_caller_without_the_time_to_connect_costs_nothing(
         assert outside_of(gateway).breaker.failures == 0
 
     monkeypatch.setattr(grant, "FAIR", 60.0)  # longer than a machine stands still
+    over(body)
+
+
+@pytest.mark.parametrize(
+    ("patience", "headers", "stream"),
+    [(0.05, b"", True), (60.0, b"x-weir-deadline-ms: 300\r\n", True), (60.0, b"x-weir-deadline-ms: 300\r\n", False)],
+)
+def test_a_provider_that_cannot_be_connected_to_in_time_is_let_alone(
+    over: Callable[..., None], monkeypatch: pytest.MonkeyPatch, patience: float, headers: bytes, stream: bool
+) -> None:
+    async def body(gateway: Gateway, engine: ScriptedEngine, provider: ScriptedEngine) -> None:
+        timeouts = structs.replace(gateway.policy.timeouts, first_byte=patience)
+        gateway.attempts.current = Current(Snapshot(structs.replace(gateway.policy, timeouts=timeouts)))
+        cut_off(gateway)
+        breaker = outside_of(gateway).breaker
+        payload = asked("mini", headers=headers, stream=stream, max_tokens=2000)
+        for _ in range(8):
+            assert (await ask(port_of(gateway), payload)).status in (502, 503, 504)
+        assert breaker.state is BreakerState.OPEN
+        await settled(gateway)
+        assert spent(gateway) == 0
+
+    monkeypatch.setattr(grant, "FAIR", 0.0)
     over(body)
 
 
