@@ -9,7 +9,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable
 
-from gateway.core.admission.quotas import DAY, Calendar, QuotaBook, Used
+from gateway.core.admission.quotas import Calendar, QuotaBook, Span, Used
 from gateway.core.money.book import MoneyBook, Spent
 from gateway.shared.notice import Notice
 from gateway.shared.storage import Storage, StorageError
@@ -17,8 +17,8 @@ from gateway.shared.tasks import cancel, lasting
 
 EVERY = 1.0  # seconds between two writings, and so the most that SIGKILL loses of tokens; of money it loses nothing
 PAUSE = 0.05  # seconds after a writing, so that a disk that fails is not asked for each call
-DAYS_KEPT = 62
-MONTHS_KEPT = 36 * 31  # in days
+DAYS_KEPT = 62  # days with use, not days back from now: a clock that runs far ahead deletes no newer row
+MONTHS_KEPT = 36  # likewise
 NOT_OPEN = "storage takes effect at a start: tokens are counted, and not kept over a restart, until the next"
 
 
@@ -45,6 +45,7 @@ class TokenUse:
         self._say = say
         self._kept: dict[tuple[str, str, int], int] = {}  # what is in the file
         self._spent: set[Spent] = set()  # the same of money
+        self._windows: set[tuple[Span, int]] = set()  # windows that were written since the start
         self._short = asyncio.Event()
         self._said = ""
         self._task: asyncio.Task[None] | None = None
@@ -111,14 +112,17 @@ class TokenUse:
         spent = [each for each in states if each not in self._spent]
         if not changed and not spent:
             return
+        written = [(each.span, each.start) for each in changed] + [(each.span, each.start) for each in spent]
+        began = set(written) - self._windows
         try:
-            await storage.run(lambda database: _put(database, changed, spent))
+            await storage.run(lambda database: _put(database, changed, spent, began))
         except StorageError as error:
             what = "tokens that tenants use, and money for providers," if money else "tokens that tenants use"
             self._tell(Notice(f"{what} cannot be kept: {error}", "use_not_kept", "warning"))
         else:
             self._kept.update({_key(each): each.tokens for each in changed})
             self._spent = set(states)
+            self._windows |= began
             self._tell("")
             if spent and not money.in_store and not last:
                 money.keep(states)
@@ -149,7 +153,9 @@ def _read_money(database: sqlite3.Connection) -> list[Spent]:
     return [Spent(*row) for row in rows]
 
 
-def _put(database: sqlite3.Connection, changed: Iterable[Used], spent: Iterable[Spent]) -> None:
+def _put(
+    database: sqlite3.Connection, changed: Iterable[Used], spent: Iterable[Spent], began: set[tuple[Span, int]]
+) -> None:
     database.executemany(
         "INSERT INTO token_use (tenant, span, start, tokens) VALUES (?, ?, ?, ?) "
         "ON CONFLICT (tenant, span, start) DO UPDATE SET tokens = excluded.tokens",
@@ -161,8 +167,17 @@ def _put(database: sqlite3.Connection, changed: Iterable[Used], spent: Iterable[
         "tokens = excluded.tokens",
         [(*_money_key(each), each.micro, each.tokens) for each in spent],
     )
-    for table, rows in (("token_use", changed), ("money_use", spent)):
-        newest = max([each.start for each in rows], default=0)
-        for span, days in (("day", DAYS_KEPT), ("month", MONTHS_KEPT)):
-            old = newest - days * DAY
-            database.execute(f"DELETE FROM {table} WHERE span = ? AND start < ?", (span, old))  # noqa: S608 # a constant
+    if began:
+        _forget(database, began)
+
+
+def _forget(database: sqlite3.Connection, began: set[tuple[Span, int]]) -> None:
+    """Delete windows older than the newest DAYS_KEPT and MONTHS_KEPT, and than those of `began`, which are new."""
+    for span, number in (("day", DAYS_KEPT), ("month", MONTHS_KEPT)):
+        starts = [start for each, start in began if each == span]
+        for table in ("token_use", "money_use") if starts else ():
+            database.execute(
+                f"DELETE FROM {table} WHERE span = ?1 AND start < min(?2, (SELECT min(start) FROM "  # noqa: S608 # constants
+                f"(SELECT DISTINCT start FROM {table} WHERE span = ?1 ORDER BY start DESC LIMIT ?3)))",
+                (span, min(starts), number),
+            )

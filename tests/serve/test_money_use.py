@@ -208,9 +208,9 @@ def test_rows_of_long_ago_are_forgotten(tmp_path: Path) -> None:
         storage = Storage(tmp_path)
         try:
             await storage.open()
-            rows = [Spent("cloud", "a", "m", "day", DAY * day, 1, 2) for day in (0, 40, 70)]
-            await storage.run(lambda database: token_use._put(database, [], rows[:2]))
-            await storage.run(lambda database: token_use._put(database, [], rows[2:]))
+            rows = [Spent("cloud", "a", "m", "day", DAY * day, 1, 2) for day in range(token_use.DAYS_KEPT + 1)]
+            await storage.run(lambda database: token_use._put(database, [], rows[:-1], set()))
+            await storage.run(lambda database: token_use._put(database, [], rows[-1:], {("day", rows[-1].start)}))
             assert await storage.run(token_use._read_money) == rows[1:]
         finally:
             await storage.aclose()

@@ -8,17 +8,19 @@ import json
 import os
 import signal
 import sqlite3
+import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from gateway.core.admission.quotas import Calendar, QuotaBook, Used
+from gateway.core.admission.quotas import DAY, Calendar, QuotaBook, Used
 from gateway.core.money.book import MoneyBook
 from gateway.core.policy.file import decode
 from gateway.serve import token_use
-from gateway.serve.token_use import NOT_OPEN, TokenUse
+from gateway.serve.token_use import DAYS_KEPT, MONTHS_KEPT, NOT_OPEN, TokenUse
 from gateway.shared.storage import Storage, StorageError
 from loadtest.processes import get, until
 from tests.serve.test_upgrades import POLICY, World, children_of, world
@@ -122,20 +124,80 @@ def test_counts_go_on_after_a_restart(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def kept_after(folder: Path, *written: list[Used]) -> list[tuple[str, int]]:
+    """Windows that are left in the file after these writings: span and day."""
+
+    async def scenario() -> list[Used]:
+        storage = Storage(folder)
+        try:
+            await storage.open()
+            for rows in written:
+                began = {(each.span, each.start) for each in rows}
+                await storage.run(partial(token_use._put, changed=rows, spent=[], began=began))
+            return await storage.run(token_use._read)
+        finally:
+            await storage.aclose()
+
+    return [(each.span, each.start // DAY) for each in asyncio.run(scenario())]
+
+
 def test_windows_of_long_ago_are_forgotten(tmp_path: Path) -> None:
+    days = [Used("a", "day", DAY * day, 1) for day in range(DAYS_KEPT + 3)]
+    months = [Used("a", "month", DAY * 31 * month, 1) for month in range(MONTHS_KEPT + 2)]
+    others = [Used("b", "day", DAY * (DAYS_KEPT + 2), 1)]
+    left = kept_after(tmp_path, *([each] for each in days + months), others)
+    assert left == [
+        *(("day", day) for day in range(3, DAYS_KEPT + 3)),
+        *(("month", 31 * month) for month in range(2, MONTHS_KEPT + 2)),
+        ("day", DAYS_KEPT + 2),
+    ]
+
+
+def test_a_restart_while_the_clock_is_far_ahead_empties_no_quota(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = time.time()
+
+    async def scenario() -> None:
+        for ahead, used in ((0, [0, 0]), (1500, [0, 0]), (0, [7, 7])):
+            monkeypatch.setattr(time, "time", lambda: real + DAY * ahead)  # noqa: B023
+            storage = Storage(tmp_path)
+            made = Books(storage)
+            await storage.open()
+            try:
+                await made.use.start()
+                assert made.used == used
+                made.add(7)
+                await made.use.aclose()
+            finally:
+                await storage.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_a_new_window_forgets_the_oldest_in_the_file(tmp_path: Path) -> None:
+    days = [Used("a", "day", DAY * day, 1) for day in range(1, DAYS_KEPT + 1)]
+
     async def scenario() -> None:
         storage = Storage(tmp_path)
         try:
             await storage.open()
-            old = [Used("a", "day", 0, 1), Used("a", "month", 0, 1), Used("a", "day", 86_400 * 40, 2)]
-            await storage.run(lambda database: token_use._put(database, old, []))
-            await storage.run(lambda database: token_use._put(database, [Used("a", "day", 86_400 * 70, 3)], []))
-            left = await storage.run(token_use._read)
+            await storage.run(partial(token_use._put, changed=days, spent=[], began=set()))
+            made = Books(storage)
+            await made.use.start()
+            made.add(7)
+            await made.use.aclose()
+            left = [each.start for each in await storage.run(token_use._read) if each.span == "day"]
+            assert (len(left), left[0]) == (DAYS_KEPT, DAY * 2)
         finally:
             await storage.aclose()
-        assert [(each.span, each.start // 86_400) for each in left] == [("day", 40), ("day", 70), ("month", 0)]
 
     asyncio.run(scenario())
+
+
+def test_a_clock_that_is_far_behind_deletes_nothing_of_what_it_writes(tmp_path: Path) -> None:
+    days = [Used("a", "day", DAY * (1000 + day), 1) for day in range(DAYS_KEPT)]
+    assert ("day", 5) in kept_after(tmp_path, days, [Used("a", "day", DAY * 5, 1)])
 
 
 def test_a_disk_that_fails_is_told_once_and_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
