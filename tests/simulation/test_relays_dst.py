@@ -28,7 +28,7 @@ FOUND: dict[str, tuple[Mutant, int | Sequence[int]]] = {  # and in how many seed
     "given away": (planted.GIVEN_AWAY, 20),
     "grants untold": (planted.GRANTS_UNTOLD, 20),
     "moves untold": (planted.MOVES_UNTOLD, range(255, 275)),  # none of the first 260
-    "class gone": (planted.CLASS_GONE, 40),
+    "class gone": (planted.CLASS_GONE, range(100, 120)),  # none of the first 100
     "no fence": (planted.NO_FENCE, 200),
     "waits for nobody": (planted.WAITS_FOR_NOBODY, 20),
     "trusts emptied": (planted.TRUSTS_EMPTIED, (22180,)),  # no seed before it
