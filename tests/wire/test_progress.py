@@ -185,8 +185,7 @@ def test_what_an_engine_refuses_after_them_is_an_error_event(gateway: Gateway) -
         "messages": MESSAGES,
         "max_tokens": 4,
         "stream": True,
-        "logprobs": True,
-        "top_logprobs": 1000,
+        "response_format": {"type": "json_schema"},
     }
     answer = httpx.post(f"{gateway.url}/v1/chat/completions", json=body, headers=ASKS, timeout=20.0)
     timer.join()
