@@ -207,7 +207,7 @@ class RelaySession:
         self.waiting.pop(end.number, None)
         self._ended[end.number] = None
         if len(self._ended) > ENDED:
-            # In bulk: see caches in docs/decisions/performance.md.
+            # In bulk: the first entries of a dict that has lost many are looked for past all that are gone.
             for number in list(islice(self._ended, ENDED // 16)):
                 del self._ended[number]
         served = self.calls.pop(end.number, None) or self.resync.orphans.pop(end.number, None)
