@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from gateway.core.engines.announcer import Announcer
 from gateway.core.engines.engine import Engine
-from gateway.core.engines.origin import PROVIDER, engine_id, origin_of, parse_origin, provider_of
+from gateway.core.engines.origin import PROVIDER, engine_id, origin_of, provider_of
 from gateway.core.policy.policy import EngineEntry, Policy
 from gateway.core.sidecars.addresses import is_relayed
 from gateway.core.sidecars.sidecar import Member
@@ -155,9 +155,7 @@ class FleetEngines:
             self._new_client(id, url)
         engine = self._fleet.engines[id]
         if engine.provider and engine.url != url:
-            engine.url = url
-            self.clients.pop(id).close()
-            self._new_client(id, url)
+            self._moved(engine, url)
         if self.retired.pop(engine, None) is not None:
             engine.draining = engine.leaving = False
         return engine
@@ -165,6 +163,12 @@ class FleetEngines:
     def _new_client(self, id: str, url: str) -> None:
         settings = client_settings(self._configuration.policy, id)
         self.clients[id] = Client(origin_of(id, url), settings, names=self._telemetry.names)
+
+    def _moved(self, engine: Engine, url: str) -> None:
+        """Connect to the engine at another address from now on."""
+        engine.url = url
+        self.clients.pop(engine.id).close()
+        self._new_client(engine.id, url)
 
     def _leaves(self, engine: Engine, why: str) -> None:
         """Send the engine no new calls, and forget it once it has none."""
@@ -204,11 +208,7 @@ class FleetEngines:
         engine, before = self._fleet.engines[member.id], self.brought[member.id]
         self.brought[member.id] = member
         if member.url != before.url:  # its relay has TLS now, or no longer
-            engine.url = member.url
-            self.clients.pop(member.id).close()
-            self.clients[member.id] = Client(
-                parse_origin(member.url), client_settings(self._configuration.policy), names=self._telemetry.names
-            )
+            self._moved(engine, member.url)
             self._telemetry.forget(engine)
             self._present(engine)
         role = (member.transfer, member.role) != (before.transfer, before.role)
