@@ -254,7 +254,7 @@ CHATS_AND_PROMPTS = (
 
 @pytest.mark.parametrize("retries", [0, 2])
 def test_a_cold_gateway_keeps_the_watermark_and_the_targets_at_three_times_the_capacity(retries: int) -> None:
-    """One engine as an H100, of 18 such calls a second, of whose speed, places and answers nothing is known."""
+    """Calls at three times what an H100 can do, of whose speed, places and answers nothing is known."""
 
     async def scenario() -> None:
         engine = MemoryEngine(sim_config("h100-8b").engine, seed=3)

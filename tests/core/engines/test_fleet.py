@@ -333,7 +333,7 @@ def test_the_emptier_the_cache_the_faster_slots_grow() -> None:
 
 
 def test_a_queue_for_blocks_is_no_want_of_places() -> None:
-    """It taught an H100 that ran 228 long calls that it had no more places, of 1,024."""
+    """An H100 with 1,024 places ran 228 long calls, and was taken for full by such a queue."""
     e = engine(100_000)
     for at in range(10):
         e.sampled(sample(running=228 - at, waiting=18, kv_usage=0.99), float(at))

@@ -129,7 +129,7 @@ def test_a_verdict_outlives_its_decider_as_long_as_the_route_is_the_same() -> No
 
 
 def test_one_tenant_whose_calls_are_refused_takes_no_canary_out() -> None:
-    """One tenant sends a bad request ten times a second, in a session that is the canary's, beside ordinary traffic."""
+    """A tenant's bad requests, ten a second in a session that is the canary's, beside ordinary traffic."""
     traffic = Traffic(Until(errors=0.02))
     for _ in range(60):
         assert traffic.run(1, errors=0.01, usual_errors=0.01) is None
