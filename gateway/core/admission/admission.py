@@ -50,7 +50,6 @@ from gateway.core.sidecars.sidecars import Registry
 
 NO_ENGINES: frozenset[str] = frozenset()
 LARGE = 1 / 8  # of what an engine can hold: to keep more than that free for one call would idle too much
-SOON = 1.0  # seconds: nothing better is known
 
 
 class AdmissionControl:

@@ -24,6 +24,7 @@ from gateway.core.request.call import Call
 
 SHARE = 0.5
 HORIZON = 60.0  # seconds; clients honour no longer Retry-After
+SOON = 1.0  # seconds: nobody is told to come back sooner, and where no better time is known
 LATE = 2.0  # seconds after it is due that a booking is kept: Retry-After is in whole seconds, and the way takes time
 EARLY = 0.25  # seconds before it is due that a call may come for its booking: clocks and roundings differ
 MOST = 10_000

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from gateway.core.admission.bookings import SHARE, Bookings
+from gateway.core.admission.bookings import SHARE, SOON, Bookings
 from gateway.core.admission.deadline import EVERY, Drain, TokenRate
 from gateway.core.admission.mode import Mode, ModelMode, Signals, Window
 from gateway.core.admission.queues import Queues
@@ -22,7 +22,6 @@ from gateway.core.policy.policy import Policy
 from gateway.core.quantile import TTFTQuantile
 from gateway.core.request.call import Call
 
-SOON = 1.0  # seconds: nobody is told to come back sooner
 UNCROWDED = 0.9  # of what a class is served: newcomers that ask for less leave room for those who come back
 STEP_EVERY = 0.1  # seconds at least between two judgements of the mode
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from gateway.core.admission.admission import SOON
-from gateway.core.admission.bookings import HORIZON
+from gateway.core.admission.bookings import HORIZON, SOON
 from gateway.core.admission.bucket import Bucket
 from gateway.core.admission.deadline import MARGIN
 from gateway.core.admission.decision import Foretold, Reason, Refuse

@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gateway.core.admission.admission_rules import AdmissionRules
+from gateway.core.admission.bookings import SOON
 from gateway.core.admission.model_traffic import ModelTraffic
 from gateway.core.admission.queues import Queues
 from gateway.core.engines.choice import usable_of
 from gateway.core.engines.engine import Engine
 from gateway.core.sidecars.copies import LongWait
-
-SOON = 1.0  # seconds: nothing better is known
 
 
 class Workload:

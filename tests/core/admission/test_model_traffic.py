@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from gateway.core.admission.bookings import SHARE, SHOWS
+from gateway.core.admission.bookings import SHARE, SHOWS, SOON
 from gateway.core.admission.mode import Mode, Signals
-from gateway.core.admission.model_traffic import SOON, STEP_EVERY, ModelTraffic
+from gateway.core.admission.model_traffic import STEP_EVERY, ModelTraffic
 from gateway.core.admission.queues import Queues, Ticket
 from gateway.core.engines.breaker import Ending
 from gateway.core.engines.engine import Engine
