@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 from loadtest.processes import Gateway, total, until
-from tests.e2e.children import post
+from tests.e2e.children import PATIENCE, post
 
 BATCH = 4  # calls that are there first
 
@@ -17,7 +17,7 @@ def policy(folder: Path, url: str, scheduling_policy: str) -> Path:
     """A policy whose one engine runs by `scheduling_policy`; no call waits in the gateway."""
     entry = {"url": url, "scheduling_policy": scheduling_policy}
     tree = {"version": 1, "fleet": {"poll": "100ms", "health": "100ms", "engines": [entry]}}
-    tree["classes"] = {name: {"deadline": "120s"} for name in ("interactive", "default", "batch")}
+    tree["classes"] = {name: {"deadline": f"{PATIENCE:.0f}s"} for name in ("interactive", "default", "batch")}
     path = folder / "policy.yaml"
     path.write_text(yaml.safe_dump(tree, sort_keys=False))
     return path
@@ -39,9 +39,9 @@ def answered(gateway: Gateway, engine: str, model: str, max_tokens: int) -> list
         call.start()
     # The engine has them all: one that is granted may still be on its way, and the next call overtake it.
     states = ("vllm:num_requests_running", "vllm:num_requests_waiting")
-    assert until(lambda: sum(total(f"{engine}/metrics", state) for state in states) == BATCH, 30.0) is not None
+    assert until(lambda: sum(total(f"{engine}/metrics", state) for state in states) == BATCH, PATIENCE) is not None
     calls.append(threading.Thread(target=ask, args=("interactive", 4)))
     calls[-1].start()
     for call in calls:
-        call.join(120.0)
+        call.join()
     return ended

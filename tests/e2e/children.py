@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from loadtest.processes import Child, Gateway, get
 from tests.raw_calls import chat
 
+PATIENCE = 300.0  # seconds without a byte: a real vLLM on a slow CPU takes a minute for four calls, one after another
 # A bound of the class, as an engine's own is learned: it grows while a call runs alone.
 ONE_AT_A_TIME = "classes: {default: {max_concurrency: 1, ttft: 60s}}\nfleet: {poll: 100ms, health: 200ms}\n"
 
@@ -36,7 +37,7 @@ class SimEngine:
 
 def post(url: str, body: object, **headers: str) -> tuple[int, http.client.HTTPMessage, bytes]:
     parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=20)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=PATIENCE)
     try:
         connection.request("POST", parts.path, json.dumps(body), {"content-type": "application/json", **headers})
         answer = connection.getresponse()
@@ -50,7 +51,7 @@ class Call:
 
     def __init__(self, url: str, *, stream: bool, max_tokens: int = 8, model: str = "sim") -> None:
         parts = urlsplit(url)
-        self.socket = socket.create_connection((parts.hostname or "", parts.port or 0), timeout=20)
+        self.socket = socket.create_connection((parts.hostname or "", parts.port or 0), timeout=PATIENCE)
         try:
             self.socket.sendall(chat(parts.hostname or "", model, "hello", max_tokens=max_tokens, stream=stream))
         except OSError:
