@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, MutableMapping
-from typing import Literal
+from typing import Annotated, Literal
+
+import msgspec
 
 from gateway.shared.files.units import GIB, MIB
 from sidecar.core.inventory import Size
@@ -37,23 +39,33 @@ LEARN = 0.5  # the weight of the newest of the times that were seen
 OVERDUE = 0.25  # what is later than foretold takes that part of what it has taken, at least, once more
 
 
+_Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
+
+
+class Times(msgspec.Struct, kw_only=True):
+    """Measured seconds of one profile's steps, as the state file keeps them; None, or absent: not measured."""
+
+    load: _Seconds | None = None
+    wake1: _Seconds | None = None  # from sleep at level 1
+    wake2: _Seconds | None = None
+    sleep: _Seconds | None = None
+    stop: _Seconds | None = None
+    stages: dict[Stage, _Seconds] = {}  # of a start
+    disk: Annotated[float, msgspec.Meta(gt=0.0, le=1e15)] | None = None  # bytes of weights a second that starts read
+
+
 class StepTimes:
     """Times of the profile `name`. `alike`: profiles with equal `alike` start alike, so a profile that was never
     started is predicted from another that was. `eager`: the profile compiles nothing. `machine`: times of all profiles
-    of this machine; these are added there, in place of earlier ones of the name, whose disk rate is kept. `disk`: bytes
-    a second that its starts have read. Measured times are None, or absent, until they were seen."""
+    of this machine; these are added there, in place of earlier ones of the name, whose disk rate is kept. `seen`: the
+    measured ones."""
 
     def __init__(self, name: str, alike: str, *, eager: bool, machine: MutableMapping[str, StepTimes]) -> None:
-        self.disk: float | None = machine[name].disk if name in machine else None
+        self.seen: Times = Times(disk=machine[name].seen.disk if name in machine else None)
         self._alike = (alike, eager)
         self._eager = eager
         self._machine = machine
         machine[name] = self
-        self.load: float | None = None
-        self.stages: dict[Stage, float] = {}
-        self.wakes: list[float | None] = [None, None]
-        self.sleep: float | None = None
-        self.stop: float | None = None
 
     # -- foretold -----------------------------------------------------------------------------------------------------
 
@@ -83,33 +95,34 @@ class StepTimes:
         if size.weights:
             first = AROUND + size.weights / COPIES_AT
             second = AROUND + max(size.weights, size.stored) / self._disk()
-        return self.wakes[0] or first, self.wakes[1] or second
+        return self.seen.wake1 or first, self.seen.wake2 or second
 
     def sleep_seconds(self, size: Size, level: Literal[1, 2], *, first: bool = False) -> float:
         """Seconds to fall asleep: level 1 copies the weights to the host. `first`: the engine's first sleep, which has
         to pin that memory and is never learnt from: vLLM keeps it pinned, so the later ones are far quicker."""
         if first and level == 1 and size.weights:
             return AROUND + size.weights / PINS_AT
-        if self.sleep is not None or not size.weights:
-            return self.sleep or EVICTION
+        if self.seen.sleep is not None or not size.weights:
+            return self.seen.sleep or EVICTION
         return AROUND + size.weights / COPIES_AT if level == 1 else DROPS
 
     @property
     def stop_seconds(self) -> float:
         """Seconds to end it."""
-        return self.stop or EVICTION
+        return self.seen.stop or EVICTION
 
-    def _known(self) -> StepTimes:
+    def _known(self) -> Times:
         """Return these times, or, for a profile that was never started, those of a started profile that starts
         alike."""
-        if self.load:
-            return self
-        return next((each for each in self._machine.values() if each.load and each._alike == self._alike), self)
+        if self.seen.load:
+            return self.seen
+        alike = (each.seen for each in self._machine.values() if each.seen.load and each._alike == self._alike)
+        return next(alike, self.seen)
 
     def _disk(self) -> float:
         """Bytes a second: of its own starts, else the median of the others on this machine."""
-        others = [each.disk for each in self._machine.values() if each.disk]
-        return self.disk or (statistics.median(others) if others else DISK)
+        others = [each.seen.disk for each in self._machine.values() if each.seen.disk]
+        return self.seen.disk or (statistics.median(others) if others else DISK)
 
     # -- measured -----------------------------------------------------------------------------------------------------
 
@@ -118,22 +131,16 @@ class StepTimes:
         downloaded its model tells nothing of the next."""
         if size.absent or size.guessed:
             return
-        self.load = _learnt(self.load, seconds)
+        seen = self.seen
+        seen.load = _learnt(seen.load, seconds)
         if stages:
-            self.stages = {stage: _learnt(self.stages.get(stage), stages.get(stage, 0.0)) for stage in STAGES}
+            seen.stages = {stage: _learnt(seen.stages.get(stage), stages.get(stage, 0.0)) for stage in STAGES}
         if size.stored >= LEAST_READ and stages.get("weights", 0.0) > 0:
-            self.disk = _learnt(self.disk, size.stored / stages["weights"])
+            seen.disk = _learnt(seen.disk, size.stored / stages["weights"])
 
-    def woke(self, level: Literal[1, 2], seconds: float) -> None:
-        """Waking from `level` took so long."""
-        self.wakes[level - 1] = _learnt(self.wakes[level - 1], seconds)
-
-    def made_room(self, level: Literal[0, 1, 2], seconds: float) -> None:
-        """Record the seconds in which the engine fell asleep at `level`, or ended if `level` is 0."""
-        if level:
-            self.sleep = _learnt(self.sleep, seconds)
-        else:
-            self.stop = _learnt(self.stop, seconds)
+    def took(self, step: Literal["wake1", "wake2", "sleep", "stop"], seconds: float) -> None:
+        """Record the seconds that a step took: waking from level 1 or 2, falling asleep, or ending."""
+        setattr(self.seen, step, _learnt(getattr(self.seen, step), seconds))
 
 
 def _learnt(was: float | None, seconds: float) -> float:

@@ -13,6 +13,8 @@ import secrets
 import time
 from collections.abc import Callable
 
+import msgspec
+
 from gateway.shared.protocol import CapacityReport, DemandReport, GPUReport, ModelReport
 from sidecar.core.config import SidecarConfig
 from sidecar.core.file.schedule import Offset
@@ -35,7 +37,7 @@ from sidecar.residency.report import gpu_report, model_report
 from sidecar.residency.scheduler import Scheduler
 from sidecar.residency.shared import SharedState
 from sidecar.residency.sleep_steps import SleepSteps
-from sidecar.residency.state_file import SavedState, StateFile, Times
+from sidecar.residency.state_file import SavedState, StateFile
 from sidecar.residency.takeover import take_over
 from sidecar.residency.withdrawals import OpeningHours, Withdrawals
 
@@ -98,7 +100,7 @@ class Manager:
         await self.monitor.look()
         for name, times in self._known.times.items():
             if name in self.entries:
-                times.into(self.entries[name].times)
+                self.entries[name].times.seen = msgspec.structs.replace(times)
         for name in self._known.off:
             if name in self.entries:
                 self.entries[name].off = True
@@ -157,7 +159,6 @@ class Manager:
         if self._state is None:
             return
         records = {name: self.steps.record(model) for name, model in self.entries.items()}
-        times = {name: Times.of(model.times) for name, model in self.entries.items()}
         engines = {name: record for name, record in records.items() if record is not None}
         known = self._known
         self._state.save(
@@ -168,7 +169,7 @@ class Manager:
                 measured={name: each for name, each in known.measured.items() if name in self.entries},
                 lessons={name: each for name, each in known.lessons.items() if name in self.entries},
                 sleeps={name: each for name, each in known.sleeps.items() if name in self.entries},
-                times=times,
+                times={name: model.times.seen for name, model in self.entries.items()},
                 off=tuple(name for name, model in self.entries.items() if model.off),
             )
         )

@@ -118,7 +118,7 @@ class Operations:
         made_room = await (self._steps.end(model) if level is None else self._sleeps.sleep(model, level))
         if made_room and model.lifecycle.state is (STOPPED if level is None else SLEEPING):
             if not pins:
-                model.times.made_room(level or 0, self._clock() - began)
+                model.times.took("stop" if level is None else "sleep", self._clock() - began)
             self._steps.evictions[model.name, "stop" if level is None else "sleep", reason] += 1
         return made_room
 

@@ -47,7 +47,7 @@ class SleepSteps:
         began = self._clock()
         try:
             pins = model.pins(level)
-            sure = model.times.sleep and not pins
+            sure = model.times.seen.sleep and not pins
             expected = model.times.sleep_seconds(model.size, level, first=pins) * (1.0 if sure else UNSURE)
             await self._in_time(engine.sleep(level), f"falling asleep at level {level}", expected + LATE)
             kept = await self._given_back(model, engine, before, held, level)
@@ -84,7 +84,7 @@ class SleepSteps:
             await self._steps.fail(model, error)
             return
         if level:
-            model.times.woke(level, self._clock() - began)
+            model.times.took("wake1" if level == 1 else "wake2", self._clock() - began)
         model.level = 0
         self._steps.serves(model, "woken")
         self._say(f"{model.name} is awake after {self._clock() - began:.2f} s")
@@ -92,7 +92,7 @@ class SleepSteps:
     async def _wake(self, model: ModelState, engine: Engine, level: Level) -> None:
         """Wake it, alone on its GPUs for as long as is expected: whoever is late is not waited for. Raises
         EngineFailed."""
-        expected = model.wake_seconds[level - 1] * (1.0 if model.times.wakes[level - 1] else UNSURE)
+        expected = model.wake_seconds[level - 1] * (1.0 if getattr(model.times.seen, f"wake{level}") else UNSURE)
         before = await self._monitor.look()
         late = asyncio.get_running_loop().call_later(expected + VARIES, self._is_late, model, expected)
         try:

@@ -27,8 +27,7 @@ from sidecar.core.engine_records import EngineRecord
 from sidecar.core.lesson import Lesson
 from sidecar.core.measured import Measured
 from sidecar.core.sleep import MeasuredSleep
-from sidecar.core.startup_lines import Stage
-from sidecar.core.step_times import StepTimes
+from sidecar.core.step_times import Times
 
 VERSION = 1
 MAX_BYTES = 4 * 1024**2
@@ -37,7 +36,6 @@ LATE = 10.0  # seconds for a write, after which it is said that the disk hangs
 AGAIN = 10.0  # seconds until what could not be written is tried again
 
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
-_Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
 _Key = Annotated[str, msgspec.Meta(max_length=128)]
 
 
@@ -47,39 +45,6 @@ class StateError(ValueError):
 
 class Locked(Exception):
     """The state file is another sidecar's, or a folder, device or pipe; the message says which."""
-
-
-class Times(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds that a model took the last time, from the order until it served: to load, to wake from level 1, from
-    level 2; and to make room, asleep or stopped. `stages`: of a start. `disk`: bytes of weights a second that its
-    starts have read. None: not seen yet."""
-
-    load: _Seconds | None = None
-    wake1: _Seconds | None = None
-    wake2: _Seconds | None = None
-    sleep: _Seconds | None = None
-    stop: _Seconds | None = None
-    stages: dict[Stage, _Seconds] = {}
-    disk: Annotated[float, msgspec.Meta(gt=0.0, le=1e15)] | None = None
-
-    @classmethod
-    def of(cls, times: StepTimes) -> Times:
-        """Return measured times as the state file keeps them."""
-        wake1, wake2 = times.wakes
-        return cls(
-            load=times.load,
-            wake1=wake1,
-            wake2=wake2,
-            sleep=times.sleep,
-            stop=times.stop,
-            stages=times.stages,
-            disk=times.disk,
-        )
-
-    def into(self, times: StepTimes) -> None:
-        """Have a model's times go on from these."""
-        times.load, times.wakes, times.stages = self.load, [self.wake1, self.wake2], dict(self.stages)
-        times.sleep, times.stop, times.disk = self.sleep, self.stop, self.disk or times.disk
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):

@@ -74,7 +74,7 @@ def test_a_turn_is_five_times_a_switch_within_bounds_unless_it_is_told() -> None
     quick = ModelState("a", Profile(model_path="/m"), 0.0)
     assert quick.max_starvation == MOST_TURN, "a start takes a minute"
     quick.times.loaded(0.3, {}, Size())
-    quick.times.made_room(1, 0.2)
+    quick.times.took("sleep", 0.2)
     assert quick.max_starvation == LEAST_TURN
     assert ModelState("a", Profile(model_path="/m", max_starvation=7.0), 0.0).max_starvation == 7.0
 

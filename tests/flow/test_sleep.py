@@ -435,13 +435,13 @@ async def test_the_first_sleep_of_each_engine_is_not_expected_to_be_as_quick_as_
         for _ in range(2):  # engines
             await used(made, "a")
             entry.size = msgspec.structs.replace(entry.size, weights=6 * GIB)
-            learnt = entry.times.sleep
+            learnt = entry.times.seen.sleep
             assert entry.sleep_seconds == pytest.approx(0.5 + 6 / 1.1)
             await put_to_sleep(made, "a")
-            assert entry.times.sleep == learnt, "that was the first"
+            assert entry.times.seen.sleep == learnt, "that was the first"
             await used(made, "a")
             await put_to_sleep(made, "a")
-            assert entry.sleep_seconds == entry.times.sleep < 2.0
+            assert entry.sleep_seconds == entry.times.seen.sleep < 2.0
             made.manager.orders.give("a", "stop")
             await made.until("a", "stopped")
 
@@ -451,7 +451,7 @@ async def test_waking_takes_a_little_longer_than_measured_without_being_late() -
     async with site(three(), sleep="{level: 1}") as made:
         await used(made, "a")
         await put_to_sleep(made, "a")
-        made.entry("a").times.woke(1, 0.5)
+        made.entry("a").times.took("wake1", 0.5)
         await used(made, "a")
         assert said(made, "a is awake after 0.84 s")
         assert not said(made, "late to wake")

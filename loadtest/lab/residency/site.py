@@ -20,7 +20,7 @@ from sidecar.core.model_state import ModelState
 from sidecar.gpus.monitor import GpuMonitor
 from sidecar.residency.manager import HOT, Manager
 from sidecar.residency.sleep_steps import UNSURE
-from sidecar.residency.state_file import SavedState, Times
+from sidecar.residency.state_file import SavedState
 
 GIB = 1 << 30
 ENDED_WITHIN = 60.0  # seconds, of them 30 for the step itself, for an engine that hangs as it sleeps or wakes
@@ -139,7 +139,7 @@ class Site:
         records = {name: manager.steps.record(entry) for name, entry in manager.entries.items()}
         if not killed:
             await manager.close(end_engines=False)
-        times = {name: Times.of(entry.times) for name, entry in manager.entries.items()}
+        times = {name: entry.times.seen for name, entry in manager.entries.items()}
         engines = {name: each for name, each in records.items() if each is not None}
         off = tuple(name for name, entry in manager.entries.items() if entry.off)
         known = SavedState(engines=engines, times=times, lessons=self.lessons, sleeps=self.sleeps, off=off)

@@ -306,7 +306,7 @@ def test_an_engine_pins_host_memory_at_its_first_sleep_at_level_1() -> None:
 
 def test_one_that_is_worn_is_back_by_a_start() -> None:
     made = entry(*STARTED, "drain")
-    made.first_residue, made.size, made.times.stop = GIB, Size(residue=2 * GIB, claim=3 * GIB), 4.0
+    made.first_residue, made.size, made.times.seen.stop = GIB, Size(residue=2 * GIB, claim=3 * GIB), 4.0
     assert made.ready_in(0.0, None) == LOAD + 4.0
 
 
@@ -344,8 +344,3 @@ def test_what_is_unusable_or_withdrawn_by_hand_cannot_be_had() -> None:
         made = entry()
         setattr(made, what, value)
         assert made.ready_in(0.0, Plan()) is None
-
-
-def test_it_shows_itself_in_a_line() -> None:
-    assert repr(entry("start")) == "<ModelState m stopped start on ()>"
-    assert repr(entry()) == "<ModelState m stopped - on ()>"

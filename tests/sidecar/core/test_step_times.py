@@ -114,11 +114,11 @@ def test_what_was_measured_replaces_what_was_foretold_and_then_goes_by_halves() 
     for seconds in (20.0, 30.0):
         made.loaded(seconds, {}, SIZE)
     for seconds in (1.0, 2.0):
-        made.woke(1, seconds)
-    made.woke(2, 4.0)
-    made.made_room(1, 1.0)
-    made.made_room(2, 2.0)
-    made.made_room(0, 6.0)
+        made.took("wake1", seconds)
+    made.took("wake2", 4.0)
+    made.took("sleep", 1.0)
+    made.took("sleep", 2.0)
+    made.took("stop", 6.0)
     assert (made.load_seconds(SIZE), made.wake_seconds(SIZE)) == (25.0, (1.5, 4.0))
     assert (made.sleep_seconds(SIZE, 1), made.stop_seconds) == (1.5, 6.0)
     assert made.sleep_seconds(SIZE, 1, first=True) == pytest.approx(0.5 + 15 / 1.1), "it has to pin the memory"
@@ -140,9 +140,9 @@ def test_a_disk_is_measured_for_all_models_of_the_machine() -> None:
         times(machine=machine, name=name).loaded(seconds + 5.0, {"process": 5.0, "weights": seconds}, SIZE)
     assert times(machine=machine, name="d").load_seconds(SIZE) == pytest.approx(PROCESS + 30.0 + COMPILE + GRAPHS)
     times(machine=machine, name="tiny").loaded(9.0, {"process": 5.0, "weights": 4.0}, Size(stored=GIB - 1))
-    assert {name for name, each in machine.items() if each.disk} == {"a", "b", "c"}, "a small one tells nothing"
+    assert {name for name, each in machine.items() if each.seen.disk} == {"a", "b", "c"}, "a small one tells nothing"
     anew = times(machine=machine, name="a")
-    assert (anew.disk, anew.load) == (pytest.approx(3 * GIB), None)
+    assert (anew.seen.disk, anew.seen.load) == (pytest.approx(3 * GIB), None)
     assert anew.wake_seconds(SIZE)[1] == pytest.approx(10.5)
 
 
@@ -168,7 +168,7 @@ def test_a_download_is_foretold_and_tells_nothing_of_the_next_start() -> None:
     assert made.load_seconds(coming) == pytest.approx(made.load_seconds(SIZE) + 51.2)
     made.loaded(600.0, {"process": 10.0, "weights": 500.0, "compile": 90.0}, coming)
     made.loaded(600.0, {"process": 10.0, "weights": 500.0, "compile": 90.0}, Size(guessed=True))
-    assert (made.load, made.stages, made.disk) == (None, {}, None)
+    assert (made.seen.load, made.seen.stages, made.seen.disk) == (None, {}, None)
     made.loaded(40.0, {"process": 10.0, "weights": 20.0, "compile": 10.0}, SIZE)
     assert (made.load_seconds(SIZE), made.load_seconds(coming)) == (40.0, pytest.approx(91.2))
 

@@ -25,7 +25,7 @@ from sidecar.core.inventory import Size
 from sidecar.core.lesson import Lesson
 from sidecar.core.measured import Measured
 from sidecar.core.sleep import MeasuredSleep
-from sidecar.core.step_times import StepTimes
+from sidecar.core.step_times import StepTimes, Times
 from sidecar.core.vllm import Completion
 from sidecar.residency.state_file import (
     MAX_BYTES,
@@ -33,7 +33,6 @@ from sidecar.residency.state_file import (
     SavedState,
     StateError,
     StateFile,
-    Times,
     decode,
     encode,
     replace,
@@ -353,9 +352,9 @@ def test_a_file_of_another_user_says_nothing(tmp_path: Path, monkeypatch: pytest
 def test_times_go_on_where_they_were() -> None:
     before, after = (StepTimes("m", "", eager=False, machine={}) for _ in range(2))
     before.loaded(20.0, {"process": 5.0, "weights": 10.0, "compile": 5.0}, Size(stored=30 * 2**30))
-    before.woke(2, 3.0)
-    before.made_room(1, 4.0)
-    before.made_room(0, 5.0)
-    Times.of(before).into(after)
-    assert Times.of(after) == Times.of(before)
-    assert after.disk == 3.0 * 2**30
+    before.took("wake2", 3.0)
+    before.took("sleep", 4.0)
+    before.took("stop", 5.0)
+    after.seen = decode(encode(SavedState(times={"m": before.seen}))).times["m"]
+    assert after.seen == before.seen
+    assert (after.seen.disk, after.wake_seconds(Size())[1], after.stop_seconds) == (3.0 * 2**30, 3.0, 5.0)

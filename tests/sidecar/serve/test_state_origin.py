@@ -15,8 +15,9 @@ from sidecar.core.engine_records import EngineRecord, ProcessRecord
 from sidecar.core.inventory import Size
 from sidecar.core.lesson import Lesson
 from sidecar.core.measured import Measured
+from sidecar.core.step_times import Times
 from sidecar.process import process_family
-from sidecar.residency.state_file import Origin, SavedState, Times, encode
+from sidecar.residency.state_file import Origin, SavedState, encode
 from sidecar.serve.state_origin import machine, own_state
 from tests.sidecar.served import box
 
