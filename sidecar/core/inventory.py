@@ -130,5 +130,3 @@ class PlanSettings(msgspec.Struct, frozen=True, kw_only=True):
     host_memory: int = 0  # bytes that sleep at level 1 may fill in all
     hot: float = 10.0
     max_starvation: float = 60.0
-    cost_aware: bool = False
-    come_back: float = 5.0  # seconds until to ask again, where nobody can know

@@ -128,8 +128,7 @@ def rest(rests: int) -> float:
 
 
 class Lifecycle:
-    """Lifecycle of one profile's engine. `since`: time of the last change of `state`. `transitions`: counts by the
-    state that was entered.
+    """Lifecycle of one profile's engine. `since`: time of the last change of `state`.
 
     `failures`, `starved` (out of memory), `taught` and the `rests` that they led to are counted in a row. The row ends
     once an engine that got ready at `ready_at` has been in order for HEALTHY seconds. `last_error`: error of the last
@@ -143,7 +142,6 @@ class Lifecycle:
         self.since = self.ready_at = now
         self.last_error = ""
         self.failures = self.starved = self.taught = self.rests = 0
-        self.transitions = {each.value: 0 for each in State}
 
     def step(self, event: Event, now: float, error: str = "") -> State:
         """Apply a fact or an order, at `now`; `error` in words, of failed and out_of_memory. Returns the state.
@@ -167,7 +165,6 @@ class Lifecycle:
                 self.rests += self.given_up
         if state is not self.state:
             self.since = now
-            self.transitions[state.value] += 1
         self.state, self.pending = state, pending
         return state
 

@@ -94,11 +94,6 @@ class ModelState:
         self.replaced = False  # the file has other settings for its engine, which has to end first
         self.leaving = False  # the file no longer has it
 
-    def __repr__(self) -> str:
-        life = self.lifecycle
-        pending = life.pending.value if life.pending else "-"
-        return f"<ModelState {self.name} {life.state.value} {pending} on {self.gpus}>"
-
     # -- demand -----------------------------------------------------------------------------------------------------
 
     def want(self, now: float, *, ordered: bool = False) -> None:

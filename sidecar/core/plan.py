@@ -5,7 +5,7 @@ asleep, its residue; starting or waking, already its whole claim. A model fits w
 claim. A resident that is being stopped or put to sleep holds its claim until it is done.
 
 Idle residents (no call in flight, not pinned, nothing pending) may be evicted, least recently used first: by the last
-use but two (LRU-K, see `ModelState.warmth`), then by the last; or, cost-aware, by idle seconds per second to reload.
+use but two (LRU-K, see `ModelState.warmth`), then by the last.
 On one set of GPUs **the hottest is spared first**: evict all of them, then take back each, from hot to cold, that the
 target leaves room for. That is LRU, and spares whatever LRU evicts needlessly. The best set of GPUs has the fewest
 victims, then the colder victims, then the least room left over (best fit). A tensor parallel engine gets all its GPUs
@@ -37,6 +37,7 @@ from sidecar.core.lifecycle import RUNNING, SLEEPING, START, STARTING, STOPPED
 from sidecar.core.sleep import Level, chosen_level
 
 ALIKE = 256  # that part of the need tells no GPU from another: other processes hold a little here and there
+COME_BACK = 5.0  # seconds until to ask again, where nobody can know
 MOST_SETS = 200  # of GPUs that are looked at: 20 ms at worst
 
 
@@ -98,7 +99,7 @@ def plan(
     own = next((r for r in residents if r.profile == target.profile), None)
     if own is not None and (own.pending is not None or own.state is STARTING):
         doing = own.pending.value if own.pending is not None else START.value
-        return Infeasible(f"{target.profile} is {own.state.value} and has a {doing} pending", now + settings.come_back)
+        return Infeasible(f"{target.profile} is {own.state.value} and has a {doing} pending", now + COME_BACK)
     if own is not None and own.state is RUNNING:
         return Plan(gpus=own.gpus)
     others = [r for r in residents if r is not own]
@@ -108,7 +109,7 @@ def plan(
     starved = not target.copy and now >= target.since + settings.max_starvation
     for option in options:
         for evictable in (cool, idle) if starved else (cool,):
-            order = sorted(evictable, key=lambda r: (_heat(r, now, settings), r.profile))
+            order = sorted(evictable, key=lambda r: (r.warmth, r.last_used, r.profile))
             choice = _best(option, order)
             if choice is not None and own is not None and options[0].wakes and not option.wakes:
                 at = _freed(options[:1], target, others, now, settings)
@@ -158,13 +159,6 @@ def _cool_at(resident: Resident, target: Target, settings: PlanSettings) -> floa
     if resident.last_used <= target.last_used:
         return -math.inf
     return resident.last_used + settings.hot * resident.reload_seconds
-
-
-def _heat(resident: Resident, now: float, settings: PlanSettings) -> tuple[float, float]:
-    """Sort key of candidates; the coldest, which is evicted first, has the least."""
-    if settings.cost_aware:
-        return (resident.last_used - now) / resident.reload_seconds, 0.0
-    return resident.warmth, resident.last_used
 
 
 def _open(option: PlacementOption, evictable: Iterable[Resident]) -> list[int]:
@@ -348,7 +342,7 @@ def _why(
     if at < math.inf:
         hot = names(r for r in idle if now < _cool_at(r, target, settings))
         return Infeasible(f"{needs}, and it is too soon after the last use of {hot} to evict for a colder model", at)
-    soon = now + settings.come_back
+    soon = now + COME_BACK
     if could([r for r in others if not r.pinned]):
         busy = names(r for r in others if not r.pinned and r not in idle)
         return Infeasible(f"{needs}, and cannot have it before calls or changes of {busy} have ended", soon)

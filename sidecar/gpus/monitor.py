@@ -63,11 +63,6 @@ class GpuMonitor:
             return gpu.refused
         return self.error or (NOT_BACK if gpu.index in self._quarantined else "")
 
-    @property
-    def quarantined(self) -> frozenset[int]:
-        """Numbers of the GPUs in quarantine."""
-        return frozenset(self._quarantined)
-
     def devices(self) -> list[Device]:
         """For the plan. One that is refused counts as in quarantine."""
         return [

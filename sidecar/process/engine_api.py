@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
-from types import TracebackType
 from typing import Literal, TypeVar
 
 import httpx
@@ -34,7 +33,6 @@ T = TypeVar("T")
 # refused: nobody listens, nothing was asked; lost: it went away before it had answered, and may have done what was
 # asked; timeout: likewise, but it may still do it; status: it answered and says no; garbage: no answer of a vLLM.
 Kind = Literal["refused", "lost", "timeout", "status", "garbage"]
-SleepMode = Literal["abort", "wait", "keep"]
 
 QUICK = 5.0  # seconds for what the API server answers by itself
 LIVENESS = 10.0  # seconds for what needs EngineCore
@@ -79,23 +77,12 @@ class EngineApi:
     `dev_mode`: whether the process was started with VLLM_SERVER_DEV_MODE=1; without it there is no sleeping.
     """
 
-    def __init__(self, origin: str, served_name: str, *, api_key: str | None = None, dev_mode: bool = True) -> None:
+    def __init__(self, origin: str, served_name: str, *, dev_mode: bool = True) -> None:
         self.origin = origin
         self.served_name = served_name
         self._dev_mode = dev_mode
         self._transport, self._base = _transport(origin)
-        self._headers = request_headers("weir-sidecar", api_key) | {"connection": "close"}
-
-    def __repr__(self) -> str:
-        return f"<EngineApi {self.origin} {self.served_name}>"
-
-    async def __aenter__(self) -> EngineApi:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        await self.aclose()
+        self._headers = request_headers("weir-sidecar") | {"connection": "close"}
 
     async def aclose(self) -> None:
         """No question may be asked any more."""
@@ -174,7 +161,7 @@ class EngineApi:
 
     # -- orders -------------------------------------------------------------------------------------------------------
 
-    async def sleep(self, level: Literal[1, 2], mode: SleepMode = "wait", within: float = SLEEP) -> None:
+    async def sleep(self, level: Literal[1, 2], within: float = SLEEP) -> None:
         """Sleep; back once it does. After `timeout` and `lost` it may yet: `gauges().sleep_state` tells (since 0.12).
 
         Before 0.17 there are no modes and what runs is lost or worse, so the engine must be idle.
@@ -182,8 +169,8 @@ class EngineApi:
         end = _now() + within
         version = await self.version(min(QUICK, within))
         # A JSON body would be ignored without a word, and level 2 be level 1.
-        mode_too = "" if version is not None and version < MODE_SINCE else f"&mode={mode}"
-        done = await self._do(f"/sleep?level={level}{mode_too}", end - _now())
+        mode = "" if version is not None and version < MODE_SINCE else "&mode=wait"
+        done = await self._do(f"/sleep?level={level}{mode}", end - _now())
         if done.level not in (None, level):
             raise ApiError("status", f"/sleep?level={level}: it says that it sleeps at level {done.level}")
 

@@ -2,13 +2,12 @@
 
 The engine's stdout and stderr are the file itself, and this module follows the file. A pipe to us would block the
 engine or kill it by EPIPE; a file never does, however fast it writes, and also while no sidecar runs. The ring's size
-bounds what is read in one turn. Bytes further back than that would have left the ring anyway: they are passed over and
-counted, in `dropped_bytes` of the ring, and the file still has them.
+bounds what is read in one turn. Bytes further back than that would have left the ring anyway: they are passed over, and
+the file still has them.
 
 Past `most` bytes the file's end is copied to `PATH.1` and the file is truncated in place, since the engine holds it
 open. That bound is checked every POLL seconds, or QUIET where nothing is written. A flood overshoots it by the bytes
-written meanwhile, and nobody truncates the file while no sidecar runs. Bytes that come to neither file are counted in
-`lost_bytes`.
+written meanwhile, and nobody truncates the file while no sidecar runs.
 
 The file's room is reserved beforehand, so that a disk that others fill up does not make the engine's writes fail. Where
 the file cannot be had (no such folder, a read-only one, a full disk, no regular file), memory takes its place, with
@@ -43,7 +42,7 @@ UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS)  # by this file system: it goes w
 class Output:
     """Output of one engine. `fd`: its stdout and stderr.
 
-    `heard`: called with new bytes, if set. `errors`: number of failures with the file; `error`: the last of them.
+    `heard`: called with new bytes, if set. `error`: the last failure with the file.
     `path`: None if memory stands in for the file.
     """
 
@@ -59,7 +58,6 @@ class Output:
         self.ring = ring or Ring()
         self.path: Path | None = path
         self.error: str | None = None
-        self.errors = self.lost_bytes = 0
         self.heard: Callable[[bytes], None] | None = None
         self._most = most
         try:
@@ -69,7 +67,7 @@ class Output:
             self.fd = _memory()
         if writer is not None:
             self.path = _path_of(self.fd, path, writer)
-        elif self.errors:
+        elif self.error is not None:
             self.path = None
         if self.path is None:
             self._most = IN_MEMORY * self.ring.size
@@ -77,7 +75,6 @@ class Output:
         self._at = size if writer is None else max(0, size - self.ring.size)
 
     def _failed(self, what: str, error: OSError) -> None:
-        self.errors += 1
         self.error = f"{what}: {error.strerror or error}"
 
     def _reserve(self) -> None:
@@ -96,7 +93,7 @@ class Output:
             if new <= 0:
                 return False
             if new > self.ring.size:
-                self.ring.skip(new - self.ring.size)
+                self.ring.skip()
                 self._at = size - self.ring.size
             data = os.pread(self.fd, self.ring.size, self._at)
         except OSError as error:
@@ -123,18 +120,16 @@ class Output:
         size = os.fstat(self.fd).st_size
         if size <= self._most:
             return
-        start = max(0, size - self._most)
-        kept = start if self.path is None else await self._copy(self.path, start, size)
+        if self.path is not None:
+            await self._copy(self.path, size - self._most, size)
         self.read()
-        self.lost_bytes += max(0, start + os.fstat(self.fd).st_size - kept)
         os.ftruncate(self.fd, 0)
         self._at = 0
         if self.path is not None:
             self._reserve()
 
-    async def _copy(self, path: Path, start: int, end: int) -> int:
-        """The place in the file up to which `PATH.1` has it: `end`, and what came since if that is not much."""
-        at = start
+    async def _copy(self, path: Path, at: int, end: int) -> None:
+        """Copy the file from `at` to `end` into `PATH.1`, and what came since if that is not much."""
         try:
             with _before(path) as file:
                 while at < end:
@@ -143,10 +138,9 @@ class Output:
                         break
                     at += sent
                     await asyncio.sleep(0)
-                at += os.sendfile(file.fileno(), self.fd, at, SLICE)
+                os.sendfile(file.fileno(), self.fd, at, SLICE)
         except OSError as error:
             self._failed(f"{path}.1 cannot be written", error)
-        return at
 
     def close(self) -> None:
         """A last look, then the file is closed."""

@@ -42,12 +42,11 @@ class ProcessSnapshot(msgspec.Struct, frozen=True):
 
 
 class Orphan(msgspec.Struct, frozen=True):
-    """A process that carries the marker of `engine` and runs. `leads`: it leads its own session."""
+    """A process that carries the marker of `engine` and runs."""
 
     engine: str
     pid: int
     started: int
-    leads: bool
 
 
 def marked(environment: Mapping[str, str], engine: str) -> dict[str, str]:
@@ -152,7 +151,7 @@ def orphans(sidecar: str) -> list[Orphan]:
     for seen in everyone():
         engine = None if seen.ended else marker_of(seen.pid)
         if engine is not None and engine.startswith(f"{sidecar}/"):
-            found.append(Orphan(engine, seen.pid, seen.started, seen.session == seen.pid))
+            found.append(Orphan(engine, seen.pid, seen.started))
     return found
 
 

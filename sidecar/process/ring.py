@@ -13,7 +13,6 @@ class Ring:
     """`feed` takes output as it comes; the oldest lines go as newer ones need their room.
 
     What a carriage return has overwritten is not kept, so a progress bar is one line and not a thousand.
-    `dropped_bytes` were never looked at, since the writer was faster than the reader.
     """
 
     def __init__(self, lines: int = LINES, size: int = SIZE) -> None:
@@ -22,7 +21,6 @@ class Ring:
         self._rest = b""  # of the line that is being written
         self._size = 0
         self.size = size
-        self.dropped_bytes = 0
 
     def feed(self, data: bytes) -> None:
         """Take what was written next, cut anywhere."""
@@ -38,9 +36,8 @@ class Ring:
                 break
             self._size -= len(self._lines.popleft())
 
-    def skip(self, size: int) -> None:
-        """`size` bytes were not looked at; the line that was being written ends here."""
-        self.dropped_bytes += size
+    def skip(self) -> None:
+        """End the line that was being written: what follows it was not looked at."""
         if self._rest:
             self.feed(b"\n")
 

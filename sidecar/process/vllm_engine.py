@@ -77,9 +77,6 @@ class VllmEngine:
         self._released = released
         self._api = EngineApi(process.record.address.url, identity.served_name, dev_mode=self._sleeps)
 
-    def __repr__(self) -> str:
-        return f"<VllmEngine {self._identity.name} at {self.url}, {self._process!r}>"
-
     @property
     def _sleeps(self) -> bool:
         """Whether it was started so that it can sleep: in vLLM's development mode."""

@@ -98,7 +98,7 @@ def stepped(*events: Event, now: float = 200.0) -> Lifecycle:
 
 
 def everything(life: Lifecycle) -> dict[str, Any]:
-    return {name: getattr(life, name) for name in vars(life)} | {"transitions": dict(life.transitions)}
+    return {name: getattr(life, name) for name in vars(life)}
 
 
 # -- the tables -------------------------------------------------------------------------------------------------------
@@ -123,7 +123,6 @@ def test_what_is_not_in_the_tables_raises_and_changes_nothing(
         assert (life.state, life.pending) == expected == after(state, pending, event)
         moved = state is not expected[0]
         assert life.since == (500.0 if moved else 100.0)
-        assert life.transitions == {each.value: int(moved and each is life.state) for each in State}
 
 
 def test_no_way_leads_out_of_what_is_listed_here() -> None:

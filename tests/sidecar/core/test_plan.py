@@ -213,16 +213,6 @@ def test_one_that_starved_still_spares_the_hot_where_it_can() -> None:
     assert decide(want(24, waiting=999), residents, gpus(24, 24)) == started(1, stop=("colder", "cold"))
 
 
-def test_cost_aware_evicts_what_is_soonest_back_for_the_time_it_was_idle() -> None:
-    quick, slow = model("quick", 12, 600.0, load_seconds=5.0), model("slow", 12, 3000.0, load_seconds=100.0)
-    assert decide(want(12), [quick, slow], gpus(24)) == started(stop=("slow",))
-    thrifty = PlanSettings(cost_aware=True)
-    assert decide(want(12), [quick, slow], gpus(24), thrifty) == started(stop=("quick",)), "120 against 30"
-    naps = model("naps", 12, 600.0, **NAP | {"sleep_levels": (2,), "load_seconds": 50.0})
-    assert decide(want(11), [naps, slow], gpus(24)) == started(stop=("slow",))
-    assert decide(want(11), [naps, slow], gpus(24), thrifty) == started(sleep=(("naps", 2),)), "back in 6 s, not in 50"
-
-
 @pytest.mark.parametrize(
     ("kinds", "seconds"),
     [

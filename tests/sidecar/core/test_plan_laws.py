@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from sidecar.core.inventory import Device, PlanSettings, Resident, Target
 from sidecar.core.lifecycle import Pending, State
-from sidecar.core.plan import Infeasible, Plan, plan
+from sidecar.core.plan import COME_BACK, Infeasible, Plan, plan
 
 STOPPED, STARTING, RUNNING, SLEEPING, ERROR = State
 START, DRAIN, SLEEP, WAKE, STOP = Pending
@@ -122,7 +122,7 @@ def case(drawn: bytes, others: list[bytes], with_own: bool) -> Case:
         gpus=of(*[None] * 7, *SOME[count]),
         last_used=of(-math.inf, 870.0, 950.0),
     )
-    rules = PlanSettings(host_memory=of(0, 5, 10, 20, 40), cost_aware=of(False, True))
+    rules = PlanSettings(host_memory=of(0, 5, 10, 20, 40))
     residents = tuple(resident(name, each, count) for name, each in zip(names, others, strict=True))
     return Case(target, residents, tuple(devices), rules)
 
@@ -182,9 +182,7 @@ def subsets(some: list[Resident]) -> Iterator[tuple[Resident, ...]]:
 
 
 def heat(case: Case, resident: Resident) -> tuple[float, str]:
-    if not case.settings.cost_aware:
-        return resident.last_used, resident.profile
-    return -(NOW - resident.last_used) / seconds_to_have_it_back(resident), resident.profile
+    return resident.last_used, resident.profile
 
 
 def seconds_to_have_it_back(resident: Resident) -> float:
@@ -400,7 +398,7 @@ def test_who_comes_back_for_what_was_too_hot_gets_it_and_not_before(case: Case) 
         assert isinstance(again, Plan)
         assert isinstance(before, Infeasible)
     elif isinstance(decided, Infeasible):
-        assert decided.retry_at in (None, NOW + case.settings.come_back)
+        assert decided.retry_at in (None, NOW + COME_BACK)
 
 
 @MANY

@@ -8,6 +8,7 @@ import re
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def test_a_process_that_starts_meanwhile(where: str, tmp_path: Path) -> None:
             port = gone.origin.rpartition(":")[2]
         origin = f"unix://{tmp_path}/s" if where == "unix" else gone.origin
         listen = ["--uds", f"{tmp_path}/s"] if where == "unix" else ["--port", port]
-        async with EngineApi(origin, "m") as api:
+        async with aclosing(EngineApi(origin, "m")) as api:
             waiting = asyncio.create_task(wait(api, requests=2))
             argv = [sys.executable, "-m", "loadtest.engine", "--model", "m", "--speed", "10", *listen]
             with Child("engine", argv, tmp_path / "log"):
@@ -79,7 +80,7 @@ def test_each_stage_is_asked_until_it_is_so() -> None:
             "/v1/models": [b"", answer(b"{}"), serving(), serving("other"), serving("other", "m")],
             "/v1/completions": SAID,
         }
-        async with Scripted(**targets) as server, EngineApi(server.origin, "m") as api:
+        async with Scripted(**targets) as server, aclosing(EngineApi(server.origin, "m")) as api:
             await wait(api, requests=3)
             asked = [target for _, target, _ in server.asked]
             assert asked == ["/health"] * 3 + ["/v1/models"] * 5 + ["/v1/completions"] * 3
@@ -102,7 +103,7 @@ def test_each_stage_is_asked_until_it_is_so() -> None:
 )
 def test_without_progress_it_is_given_up_and_says_why(targets: dict[str, Any], why: str) -> None:
     async def scene() -> None:
-        async with Scripted(b"", **targets) as server, EngineApi(server.origin, "m") as api:
+        async with Scripted(b"", **targets) as server, aclosing(EngineApi(server.origin, "m")) as api:
             began = time.monotonic()
             error = await fails(wait(api, stall=0.2))
             assert (error.kind, why in str(error)) == ("timeout", True), error
@@ -121,7 +122,7 @@ def test_progress_that_is_seen_extends_the_time() -> None:
             if time.monotonic() < began + 1.5:
                 progress.reached("it got on", time.monotonic())
 
-        async with EngineApi(NOBODY, "m") as api:
+        async with aclosing(EngineApi(NOBODY, "m")) as api:
             error = await fails(wait(api, stall=1.0, look=look))
         assert time.monotonic() - began >= 2.0
         assert re.search(
@@ -136,7 +137,7 @@ def test_a_stage_reached_extends_the_time() -> None:
 
     async def scene() -> None:
         targets = {"/v1/models": serving("m"), "/v1/completions": SAID}
-        async with Scripted(answer(b""), **targets) as server, EngineApi(server.origin, "m") as api:
+        async with Scripted(answer(b""), **targets) as server, aclosing(EngineApi(server.origin, "m")) as api:
             server.delay = 0.8
             began = time.monotonic()
             await wait(api, stall=1.5, requests=2)
@@ -148,7 +149,7 @@ def test_a_stage_reached_extends_the_time() -> None:
 def test_the_hard_limit_ends_also_what_gets_on() -> None:
     async def scene() -> None:
         began = time.monotonic()
-        async with EngineApi(NOBODY, "m") as api:
+        async with aclosing(EngineApi(NOBODY, "m")) as api:
             gets_on = lambda progress: progress.reached("it got on", time.monotonic())  # noqa: E731
             error = await fails(wait(api, stall=0.1, limit=0.3, look=gets_on, dead=asyncio.Event().wait()))
             assert time.monotonic() - began >= 0.3
@@ -160,7 +161,7 @@ def test_the_hard_limit_ends_also_what_gets_on() -> None:
 def test_a_process_that_has_ended_is_not_waited_for(tmp_path: Path) -> None:
     async def scene() -> None:
         with engine(tmp_path) as (child, origin):
-            async with EngineApi(origin, "another name") as api:
+            async with aclosing(EngineApi(origin, "another name")) as api:
                 waiting = asyncio.ensure_future(
                     fails(wait(api, dead=asyncio.to_thread(child.process.wait), stall=60.0))
                 )
@@ -178,7 +179,7 @@ def test_one_that_had_ended_before_is_not_even_asked() -> None:
     async def scene() -> None:
         dead: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         dead.set_result(1)
-        async with Scripted(b"") as server, EngineApi(server.origin, "m") as api:
+        async with Scripted(b"") as server, aclosing(EngineApi(server.origin, "m")) as api:
             assert (await fails(wait(api, dead=dead))).kind == "lost"
             assert server.asked == []
 
@@ -189,7 +190,7 @@ def test_one_that_had_ended_before_is_not_even_asked() -> None:
 def test_a_warm_up_that_fails_is_not_repeated(said: bytes, kind: str) -> None:
     async def scene() -> None:
         targets = {"/v1/models": serving("m"), "/v1/completions": said}
-        async with Scripted(answer(b""), **targets) as server, EngineApi(server.origin, "m") as api:
+        async with Scripted(answer(b""), **targets) as server, aclosing(EngineApi(server.origin, "m")) as api:
             assert (await fails(wait(api))).kind == kind
             assert len(server.asked) == 3
 
@@ -198,7 +199,7 @@ def test_a_warm_up_that_fails_is_not_repeated(said: bytes, kind: str) -> None:
 
 def test_cancelled_it_leaves_nothing() -> None:
     async def scene() -> None:
-        async with Scripted(None) as server, EngineApi(server.origin, "m") as api:
+        async with Scripted(None) as server, aclosing(EngineApi(server.origin, "m")) as api:
             dead: asyncio.Future[int] = asyncio.get_running_loop().create_future()
             waiting = asyncio.create_task(wait(api, dead=dead))
             while not server.asked:

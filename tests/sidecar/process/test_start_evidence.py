@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,7 @@ class Start:
         """After how many seconds it was given up, and why. Nothing of it is left then."""
         began = time.monotonic()
         try:
-            async with EngineApi(self.process.record.address.url, "m") as api:
+            async with aclosing(EngineApi(self.process.record.address.url, "m")) as api:
                 with pytest.raises(ApiError) as caught:
                     await ready(
                         api,
