@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
@@ -30,7 +29,7 @@ from sidecar.process.installed_flags import InstalledFlags
 from sidecar.process.ports import AddressTaken, clear_socket, free_port
 from sidecar.process.process import Process
 from sidecar.process.start_evidence import watched_folders
-from sidecar.process.vllm_engine import FAILURES, Identity, VllmEngine
+from sidecar.process.vllm_engine import FAILURES, VllmEngine
 from sidecar.sizing.estimate import Sizing
 from sidecar.sizing.taught import NOTHING_LEARNT
 
@@ -60,15 +59,9 @@ class VllmEngines:
         say: Callable[[str], None],
         own: str = sys.executable,
     ) -> None:
-        self._config = config
-        self._folder = folder
-        self._sidecar = sidecar
-        self._clock = clock
-        self._environment = environment
-        self._measured = measured
-        self._lessons = lessons
-        self._say = say
-        self._own = own
+        self._config, self._folder, self._sidecar, self._own = config, folder, sidecar, own
+        self._clock, self._environment, self._say = clock, environment, say
+        self._measured, self._lessons = measured, lessons
         self._logs = folder / config.log_dir
         self._pool = self._given_pool = config.pool(str(folder.resolve()))
         self._taken: set[EngineAddress] = set()
@@ -138,7 +131,6 @@ class VllmEngines:
                 port = free_port(TRANSFER_PORTS, taken={each.transfer_port for each in self._taken})
                 address = msgspec.structs.replace(address, transfer_port=port)
         self._taken.add(address)
-        released = partial(self._taken.discard, address)
         try:
             with self._failing():
                 env = environment(given, engine, gpus, self._environment, address.transfer_port)
@@ -174,12 +166,12 @@ class VllmEngines:
                     cwd=self._folder,
                 )
         except BaseException:
-            released()
+            self._taken.discard(address)
             raise
         if process.output.error is not None:
             self._say(f"{profile}: {process.output.error}")
-        identity = self._identity(profile, gpus, size, self.settings(profile))
-        return self._engine(process, identity, released, watched_folders(given, self._folder, env))
+        record = EngineRecord(process=process.record, gpus=gpus, size=size, settings=self.settings(profile))
+        return self._engine(profile, process, record, watched_folders(given, self._folder, env))
 
     async def adopt(self, profile: str, record: EngineRecord) -> VllmEngine:
         """Take over what an earlier sidecar started, which may be of a profile that has changed or gone since: see its
@@ -187,11 +179,9 @@ class VllmEngines:
         not what the record says, is ended before that."""
         with self._failing():
             process = Process.adopt(record.process)
-        address = record.process.address
-        self._taken.add(address)
-        identity = self._identity(profile, record.gpus, record.size, record.settings, record.level)
-        engine = self._engine(process, identity, partial(self._taken.discard, address))
-        if identity.profile is not None and record.settings == self.settings(profile):
+        self._taken.add(record.process.address)
+        engine = self._engine(profile, process, record)
+        if profile in self._config.models and record.settings == self.settings(profile):
             try:
                 await engine.check()
             except EngineFailed:
@@ -212,23 +202,16 @@ class VllmEngines:
         if left:
             self._say(f"processes that an earlier sidecar has left do not end: {', '.join(map(str, left))}")
 
-    def _identity(
-        self, profile: str, gpus: tuple[int, ...], size: Size, settings: str, level: Literal[0, 1, 2] = 0
-    ) -> Identity:
+    def _engine(
+        self, profile: str, process: Process, record: EngineRecord, folders: Mapping[str, Path] = NO_FOLDERS
+    ) -> VllmEngine:
         given = self._config.models.get(profile)
         served = profile if given is None else self._config.served_name(profile)
-        return Identity(
-            name=profile, profile=given, served_name=served, gpus=gpus, size=size, settings=settings, level=level
-        )
-
-    def _engine(
-        self,
-        process: Process,
-        identity: Identity,
-        released: Callable[[], None],
-        folders: Mapping[str, Path] = NO_FOLDERS,
-    ) -> VllmEngine:
-        return VllmEngine(process, identity, folders=folders, clock=self._clock, say=self._say, released=released)
+        released = partial(self._taken.discard, record.process.address)
+        return VllmEngine(
+            process, record, profile, given, served,
+            folders=folders, clock=self._clock, say=self._say, released=released,
+        )  # fmt: skip
 
     # -- where ------------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,6 @@ import msgspec
 from gateway.shared.files.units import GIB
 from sidecar.core.diagnosis import diagnosis
 from sidecar.core.engine_records import EngineFacts, EngineFailed, EngineRecord
-from sidecar.core.inventory import Size
 from sidecar.core.profile import Profile, pooling
 from sidecar.core.sleep import Level
 from sidecar.core.start_progress import StartProgress
@@ -42,45 +41,32 @@ DYING = 2.0  # seconds for a process to end that has just dropped a connection
 SLEEPS: dict[str, Literal[0, 1, 2]] = {"awake": 0, "weights_offloaded": 1, "discard_all": 2}
 
 
-class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """Identity of an engine: its profile, and the settings with which it was started. `profile`: None if the profile is
-    gone; such an engine can only be ended."""
-
-    name: str
-    profile: Profile | None
-    served_name: str
-    gpus: tuple[int, ...]
-    size: Size
-    settings: str
-    level: Literal[0, 1, 2] = 0  # it sleeps at, where an earlier sidecar left it
-
-
 class VllmEngine:
-    """Engine of vLLM, or a simulated engine (effects.Engine). `folders`: folders that its start fills, by name.
-    `released`: called once, when its address is free again."""
+    """Engine of vLLM, or a simulated engine (effects.Engine). `record`: of its start. `profile`: None if the profile is
+    gone; such an engine can only be ended. `folders`: folders that its start fills, by name. `released`: called once,
+    when its address is free again."""
 
     def __init__(
         self,
         process: Process,
-        identity: Identity,
+        record: EngineRecord,
+        name: str,
+        profile: Profile | None,
+        served_name: str,
         *,
         folders: Mapping[str, Path],
         clock: Callable[[], float],
         say: Callable[[str], None],
         released: Callable[[], None],
     ) -> None:
-        self._process = process
-        self._identity = identity
-        self._folders = folders
-        self._clock = clock
-        self._say = say
-        self._released = released
-        self._api = EngineApi(process.record.address.url, identity.served_name, dev_mode=self._sleeps)
+        self._process, self._record, self._name, self._given = process, record, name, profile
+        self._folders, self._clock, self._say, self._released = folders, clock, say, released
+        self._api = EngineApi(self.url, served_name, dev_mode=self._sleeps)
 
     @property
     def _sleeps(self) -> bool:
         """Whether it was started so that it can sleep: in vLLM's development mode."""
-        return self._identity.profile is not None and self._identity.profile.sleeps is not None
+        return self._given is not None and self._given.sleeps is not None
 
     @property
     def url(self) -> str:
@@ -90,19 +76,11 @@ class VllmEngine:
     @property
     def gpus(self) -> tuple[int, ...]:
         """Numbers of its GPUs; empty on CPU."""
-        return self._identity.gpus
+        return self._record.gpus
 
     def record(self, *, level: Literal[0, 1, 2], told: EngineFacts) -> EngineRecord:
         """For the state file."""
-        known = self._identity
-        return EngineRecord(
-            process=self._process.record,
-            gpus=known.gpus,
-            size=known.size,
-            settings=known.settings,
-            told=told,
-            level=level,
-        )
+        return msgspec.structs.replace(self._record, told=told, level=level)
 
     def held(self, processes: dict[int, int]) -> int:
         """Sum the bytes of this engine's processes, by the bytes of each pid on one GPU."""
@@ -164,7 +142,7 @@ class VllmEngine:
         except ApiError as error:
             if error.status not in NO_COMPLETIONS:
                 raise
-            self._say(f"{self._identity.name} serves, and was not warmed up: {error}")
+            self._say(f"{self._name} serves, and was not warmed up: {error}")
             return None
         finally:
             evidence.close()
@@ -189,7 +167,7 @@ class VllmEngine:
             return 0
         state = (await self._api.gauges(LIVENESS)).sleep_state
         if state is None:  # before vLLM 0.12 only we know; waking from level 2 is right for both
-            return self._identity.level or 2
+            return self._record.level or 2
         if not SLEEPS.get(state):
             raise EngineFailed("it is paused, which frees nothing, and the sidecar has not paused it")
         return SLEEPS[state]
@@ -197,7 +175,7 @@ class VllmEngine:
     async def sleep(self, level: Level) -> None:
         """Back once it does; what runs in it is finished first. Raises EngineFailed."""
         if not self._sleeps:
-            raise EngineFailed(f"{self._identity.name} was started so that it cannot sleep: its profile has no sleep")
+            raise EngineFailed(f"{self._name} was started so that it cannot sleep: its profile has no sleep")
         async with self._failing(f"it did not go to sleep at level {level}"):
             try:
                 await self._api.sleep(level)
@@ -280,9 +258,9 @@ class VllmEngine:
     # -- failures ---------------------------------------------------------------------------------------------------
 
     def _profile(self) -> Profile:
-        if self._identity.profile is None:
-            raise EngineFailed(f"there is no profile {self._identity.name} any more")
-        return self._identity.profile
+        if self._given is None:
+            raise EngineFailed(f"there is no profile {self._name} any more")
+        return self._given
 
     @asynccontextmanager
     async def _failing(self, doing: str, *, memory: bool = False) -> AsyncIterator[None]:
