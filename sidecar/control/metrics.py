@@ -15,33 +15,18 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from gateway.shared.files.file_status import FileStatus
 from gateway.shared.files.units import MIB
 from gateway.shared.metrics import counter, gauge
 from gateway.shared.protocol import State
-from sidecar.core.status import GatewayStatus, RelayUse
+from sidecar.core.status import Status
 from sidecar.residency.manager import Manager
 
 
 class Metrics(Collector):
-    """`exposition` is the body of /metrics. `gateways` gives how each takes reports, `state_error` why the state file
-    cannot be written, empty while it can; `file` is of the reloads of the sidecar's file, `relay` of
-    its relay, None where there is none."""
+    """`exposition` is the body of /metrics. `view` gives the status at a scrape."""
 
-    def __init__(
-        self,
-        manager: Manager,
-        *,
-        gateways: Callable[[], Iterable[GatewayStatus]],
-        state_error: Callable[[], str],
-        file: Callable[[], FileStatus],
-        relay: Callable[[], RelayUse | None] = lambda: None,
-    ) -> None:
-        self._manager = manager
-        self._gateways = gateways
-        self._state_error = state_error
-        self._file = file
-        self._relay = relay
+    def __init__(self, manager: Manager, view: Callable[[], Status]) -> None:
+        self._manager, self._view = manager, view
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
@@ -55,32 +40,23 @@ class Metrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Every family, as it is now."""
-        yield from self._gpus()
-        yield from self._models()
+        status = self._view()
+        yield from _gpus(status)
+        yield from self._models(status)
         yield from self._memory()
         yield from self._done()
-        yield from self._reports()
-        yield from self._reloads()
-        yield from self._relayed()
+        yield from _reports(status)
+        if status.relay is not None:
+            text = "Requests at the relay, by outcome: ordered, refused, left, answered, failed, broken."
+            yield counter("weir_sidecar_relay_requests", text, "outcome", of=status.relay.outcomes)
+            yield gauge("weir_sidecar_relay_connections", "Connections of gateways.", of=status.relay.connections)
 
-    def _gpus(self) -> Iterable[Metric]:
-        gpus = {str(gpu.index): gpu for gpu in self._manager.gpus()}
-        busy = {index: gpu.utilization * 100 for index, gpu in gpus.items() if gpu.utilization is not None}
-        total = {index: gpu.total / MIB for index, gpu in gpus.items()}
-        used = {index: gpu.used / MIB for index, gpu in gpus.items()}
-        refused = {index: bool(gpu.refused) for index, gpu in gpus.items()}
-        why = "1 while nothing is started on it: quarantine, MIG, an error."
-        yield gauge("vllm_gpu_memory_total_mb", "Memory of the GPU in MiB.", "gpu_id", of=total)
-        yield gauge("vllm_gpu_memory_used_mb", "Memory in use in MiB, whoever uses it.", "gpu_id", of=used)
-        yield gauge("vllm_gpu_utilization_percent", "How busy it was, 0 to 100.", "gpu_id", of=busy)
-        yield gauge("weir_sidecar_gpu_refused", why, "gpu_id", of=refused)
-
-    def _models(self) -> Iterable[Metric]:
-        models = self._manager.models()
+    def _models(self, status: Status) -> Iterable[Metric]:
+        models = status.models
         serving, calls = Counter[str](), Counter[str]()  # several profiles may be of one model
         for model in models:
             serving[model.model] += model.state == "running"
-            calls[model.model] += self._manager.requests_active(model.profile)
+            calls[model.model] += status.calls[model.profile]
         loaded = {name: serving[name] > 0 for name in calls}
         states = {(model.profile, each): model.state == each for model in models for each in get_args(State)}
         pending = {(model.profile, model.pending): 1 for model in models if model.pending is not None}
@@ -126,25 +102,28 @@ class Metrics(Collector):
         foretold = "How long a start is foretold to take, by those before or by its bytes."
         yield gauge("weir_sidecar_load_seconds", foretold, "profile", of=loading)
 
-    def _reports(self) -> Iterable[Metric]:
-        gateways = list(self._gateways())
-        taken = {gateway.url: gateway.taken is True for gateway in gateways}
-        failures = {gateway.url: gateway.failures for gateway in gateways}
-        yield gauge("weir_sidecar_gateway_up", "1 while it takes reports.", "gateway", of=taken)
-        yield counter("weir_sidecar_report_failures", "Reports that it did not take.", "gateway", of=failures)
-        yield gauge("weir_sidecar_state_file_bad", "1 while it cannot be written.", of=bool(self._state_error()))
 
-    def _reloads(self) -> Iterable[Metric]:
-        file = self._file()
-        yield gauge("weir_sidecar_file_version", "Versions of its file since the start.", of=file.version)
-        yield counter("weir_sidecar_file_reloads", "Files applied while running.", of=file.reloads)
-        yield counter("weir_sidecar_file_failures", "Files that could not be used.", of=file.failures)
-        yield gauge("weir_sidecar_file_bad", "1 while its file cannot be used.", of=file.error is not None)
+def _gpus(status: Status) -> Iterable[Metric]:
+    gpus = {str(gpu.index): gpu for gpu in status.gpus}
+    busy = {index: gpu.utilization * 100 for index, gpu in gpus.items() if gpu.utilization is not None}
+    total = {index: gpu.total / MIB for index, gpu in gpus.items()}
+    used = {index: gpu.used / MIB for index, gpu in gpus.items()}
+    refused = {index: bool(gpu.refused) for index, gpu in gpus.items()}
+    why = "1 while nothing is started on it: quarantine, MIG, an error."
+    yield gauge("vllm_gpu_memory_total_mb", "Memory of the GPU in MiB.", "gpu_id", of=total)
+    yield gauge("vllm_gpu_memory_used_mb", "Memory in use in MiB, whoever uses it.", "gpu_id", of=used)
+    yield gauge("vllm_gpu_utilization_percent", "How busy it was, 0 to 100.", "gpu_id", of=busy)
+    yield gauge("weir_sidecar_gpu_refused", why, "gpu_id", of=refused)
 
-    def _relayed(self) -> Iterable[Metric]:
-        use = self._relay()
-        if use is None:
-            return
-        text = "Requests at the relay, by outcome: ordered, refused, left, answered, failed, broken."
-        yield counter("weir_sidecar_relay_requests", text, "outcome", of=use.outcomes)
-        yield gauge("weir_sidecar_relay_connections", "Connections of gateways.", of=use.connections)
+
+def _reports(status: Status) -> Iterable[Metric]:
+    taken = {gateway.url: gateway.taken is True for gateway in status.gateways}
+    failures = {gateway.url: gateway.failures for gateway in status.gateways}
+    yield gauge("weir_sidecar_gateway_up", "1 while it takes reports.", "gateway", of=taken)
+    yield counter("weir_sidecar_report_failures", "Reports that it did not take.", "gateway", of=failures)
+    yield gauge("weir_sidecar_state_file_bad", "1 while it cannot be written.", of=bool(status.state_error))
+    file = status.file
+    yield gauge("weir_sidecar_file_version", "Versions of its file since the start.", of=file.version)
+    yield counter("weir_sidecar_file_reloads", "Files applied while running.", of=file.reloads)
+    yield counter("weir_sidecar_file_failures", "Files that could not be used.", of=file.failures)
+    yield gauge("weir_sidecar_file_bad", "1 while its file cannot be used.", of=file.error is not None)

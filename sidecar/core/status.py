@@ -22,10 +22,23 @@ class GatewayStatus(msgspec.Struct, frozen=True, kw_only=True):
     failures: int = 0
 
 
+RelayOutcome = Literal["ordered", "refused", "left", "answered", "failed", "broken"]
+
+
+class RelayUse(msgspec.Struct, frozen=True):
+    """Use of the relay: open connections, and requests by outcome since its start. `ordered`: an `ensure`; `refused`
+    before an engine was asked; `left`: the gateway left, or the sidecar ended; `failed`: the engine gave no answer;
+    `broken`: it failed in the middle of one."""
+
+    connections: int
+    outcomes: dict[RelayOutcome, int]
+
+
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """A sidecar at one moment. `calls`: in flight by profile; `drained`:
-    profiles that were withdrawn by hand and have no calls any more; `file`: of its reloads; `troubles`: what an
-    operator should know, in words."""
+    profiles that were withdrawn by hand and have no calls any more; `file`: of its reloads;
+    `state_error`: why the state file cannot be written, empty while it can; `relay`: None where the file has none;
+    `troubles`: what an operator should know, in words."""
 
     sidecar: str
     version: str
@@ -41,6 +54,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     calls: dict[str, int] = {}
     drained: tuple[str, ...] = ()
     file: FileStatus = FileStatus()
+    state_error: str = ""
+    relay: RelayUse | None = None
     troubles: tuple[str, ...] = ()
 
 
@@ -50,15 +65,3 @@ class Reloaded(msgspec.Struct, frozen=True, kw_only=True):
     file: FileStatus
     new: bool
     changes: Reload
-
-
-RelayOutcome = Literal["ordered", "refused", "left", "answered", "failed", "broken"]
-
-
-class RelayUse(msgspec.Struct, frozen=True):
-    """Use of the relay: open connections, and requests by outcome since its start. `ordered`: an `ensure`; `refused`
-    before an engine was asked; `left`: the gateway left, or the sidecar ended; `failed`: the engine gave no answer;
-    `broken`: it failed in the middle of one."""
-
-    connections: int
-    outcomes: dict[RelayOutcome, int]

@@ -36,7 +36,7 @@ from sidecar.control.metrics import Metrics
 from sidecar.control.tokens import Tokens
 from sidecar.core.config import RelaySettings, SidecarConfig, warnings
 from sidecar.core.gpus import GPUError, GPUs, Unselectable
-from sidecar.core.status import GatewayStatus, Status
+from sidecar.core.status import Status
 from sidecar.gpus.sampler import Sampler
 from sidecar.relay.relay import Relay
 from sidecar.reporting.reporter import Reporter
@@ -133,18 +133,11 @@ async def serve(options: Options) -> None:
 
 def api_of(manager: Manager, view: StatusView, file: FileReload, ending: Shutdown) -> Api:
     """The answers of the control API."""
-    metrics = Metrics(
-        manager,
-        gateways=view.gateways,
-        state_error=lambda: view.state.error,
-        file=lambda: file.status,
-        relay=lambda: None if view.relay is None else view.relay.use,
-    )
     return Api(
         manager=manager,
         started=int(time.time()),
         view=view.status,
-        exposition=metrics.exposition,
+        exposition=Metrics(manager, view.status).exposition,
         read_file=file.now,
         end=ending.ask,
         leaving=ending.first.is_set,
@@ -196,10 +189,6 @@ class StatusView:
         self.boot = secrets.token_hex(8)  # another one after each start
         self._began = time.monotonic()
 
-    def gateways(self) -> tuple[GatewayStatus, ...]:
-        """State of the link to each gateway."""
-        return () if self.reporter is None else self.reporter.gateways()
-
     def status(self) -> Status:
         """Return the current status."""
         manager, config, file = self._manager, self._options.config, self.file
@@ -215,10 +204,12 @@ class StatusView:
             driver=self._gpus.driver,
             gpus=manager.gpus(),
             models=manager.models(),
-            gateways=self.gateways(),
+            gateways=() if self.reporter is None else self.reporter.gateways(),
             calls={profile: manager.requests_active(profile) for profile in manager.entries},
             drained=tuple(filter(manager.drained, manager.entries)),
             file=FileStatus() if file is None else file.status,
+            state_error=self.state.error,
+            relay=None if self.relay is None else self.relay.use,
             troubles=tuple(filter(None, (*manager.troubles(), bad_state, "" if file is None else file.trouble))),
         )
 

@@ -37,23 +37,23 @@ class Door:
         self.stopped: list[bool] = []
         self.leaving = False
         self.reloaded = Reloaded(file=FileStatus(version=2), new=True, changes=Reload(added=("c",)))
-        gateways = (GatewayStatus(url="http://g", taken=False, error="gone", failures=3),)
-        use = RelayUse(3, {"answered": 5, "left": 1})
-        metrics = Metrics(
-            manager, gateways=lambda: gateways, state_error=lambda: "", file=FileStatus, relay=lambda: use
-        )
-        begun = tuple([msgspec.structs.replace(each, phase="loading weights, 40%") for each in manager.models()])
-        status = Status(
-            sidecar="box", version="0", pid=1, boot="b", config="f", control="c", up_s=100.0, gpus=manager.gpus(),
-            models=begun, gateways=gateways, calls={"a": 2}, troubles=("the disk is full",),
-        )  # fmt: skip
-        self.status = lambda: status
         api = Api(
-            manager=manager, started=7, view=self.status, exposition=metrics.exposition, read_file=self.reload,
+            manager=manager, started=7, view=self.status, read_file=self.reload,
+            exposition=Metrics(manager, self.status).exposition,
             end=self.stopped.append, leaving=lambda: self.leaving,
         )  # fmt: skip
         self.port = ControlPort(control_app(api, token), "127.0.0.1:0")
         self.client = httpx.AsyncClient(trust_env=False)
+
+    def status(self) -> Status:
+        manager = self.manager
+        begun = tuple([msgspec.structs.replace(each, phase="loading weights, 40%") for each in manager.models()])
+        return Status(
+            sidecar="box", version="0", pid=1, boot="b", config="f", control="c", up_s=100.0, gpus=manager.gpus(),
+            models=begun, gateways=(GatewayStatus(url="http://g", taken=False, error="gone", failures=3),),
+            calls={name: manager.requests_active(name) or 2 for name in manager.entries},
+            relay=RelayUse(3, {"answered": 5, "left": 1}), troubles=("the disk is full",),
+        )  # fmt: skip
 
     async def reload(self) -> Reloaded:
         return self.reloaded
