@@ -12,8 +12,6 @@ from typing import ClassVar
 
 import msgspec
 
-from gateway.shared.addresses import EVERY_INTERFACE
-
 LOOPBACK = "127.0.0.1"
 LONGEST_SOCKET = 107  # bytes of a unix socket's path
 SUFFIX = ".sock"
@@ -52,9 +50,8 @@ class Address(msgspec.Struct, frozen=True):
 
 
 class EngineAddress(msgspec.Struct, frozen=True):
-    """Address of one engine: on `port` of `host`, or on the unix socket `uds`."""
+    """Address of one engine: on `port` of LOOPBACK, or on the unix socket `uds`."""
 
-    host: str = LOOPBACK
     port: int = 0
     uds: str | None = None
     transfer_port: int = 0  # of LOOPBACK, by which engines find each other's KV caches; 0: it exchanges none
@@ -62,38 +59,33 @@ class EngineAddress(msgspec.Struct, frozen=True):
     @property
     def url(self) -> str:
         """URL by which gateways reach the engine."""
-        return f"http://{self.host}:{self.port}" if self.uds is None else f"unix://{self.uds}"
+        return f"http://{LOOPBACK}:{self.port}" if self.uds is None else f"unix://{self.uds}"
 
 
 class AddressPool(msgspec.Struct, frozen=True):
-    """The pool that engines listen on: the ports `first` to `last` of `host`, or sockets in the folder `sockets`."""
+    """The pool that engines listen on: the ports `first` to `last` of LOOPBACK, or sockets in the folder `sockets`.
+    Other machines reach engines by the relay."""
 
-    pattern: ClassVar[str] = rf"(?:({_HOST}):)?([0-9]{{1,5}})-([0-9]{{1,5}})|unix:(/[^\x00-\x20\x7f?#]{{0,99}})"
-    what: ClassVar[str] = (
-        "ports such as 8100-8199 or 10.0.0.11:8100-8199, or a folder for sockets such as unix:/run/weir"
-    )
+    pattern: ClassVar[str] = r"([0-9]{1,5})-([0-9]{1,5})|unix:(/[^\x00-\x20\x7f?#]{0,99})"
+    what: ClassVar[str] = "ports of 127.0.0.1 such as 8100-8199, or a folder for sockets such as unix:/run/weir"
 
-    host: str = LOOPBACK
     first: int = 8100
     last: int = 8199
     sockets: str | None = None
 
     @classmethod
     def parse(cls, text: str) -> AddressPool | None:
-        """The pool; None where the text is none. 0.0.0.0 is none: it is no address that a gateway could call."""
+        """The pool; None where the text is none."""
         match = re.fullmatch(cls.pattern, text)
         if match is None:
             return None
-        if match[4] is not None:
-            return cls(sockets=match[4].rstrip("/") or "/")
-        host, first, last = match[1] or LOOPBACK, int(match[2]), int(match[3])
-        good = 0 < first <= last < 65_536 and host not in EVERY_INTERFACE
-        return cls(host, first, last) if good else None
+        if match[3] is not None:
+            return cls(sockets=match[3].rstrip("/") or "/")
+        first, last = int(match[1]), int(match[2])
+        return cls(first, last) if 0 < first <= last < 65_536 else None
 
     def __str__(self) -> str:
-        if self.sockets is not None:
-            return f"unix:{self.sockets}"
-        return f"{'' if self.host == LOOPBACK else self.host + ':'}{self.first}-{self.last}"
+        return f"{self.first}-{self.last}" if self.sockets is None else f"unix:{self.sockets}"
 
     @property
     def ports(self) -> tuple[int, ...]:
@@ -103,7 +95,3 @@ class AddressPool(msgspec.Struct, frozen=True):
     def on_socket(self, profile: str) -> EngineAddress:
         """Address of the engine of a profile if the pool is a folder of sockets."""
         return EngineAddress(uds=f"{(self.sockets or '').rstrip('/')}/{profile}{SUFFIX}")
-
-    def on_port(self, port: int) -> EngineAddress:
-        """Address of an engine that has been given one of `ports`."""
-        return EngineAddress(host=self.host, port=port)

@@ -166,7 +166,7 @@ def _listen(address: EngineAddress) -> list[str]:
     """Always told: what vLLM does by itself is to listen for everybody."""
     if address.uds is not None:
         return ["--uds", address.uds]
-    return ["--host", address.host.strip("[]"), "--port", str(address.port)]
+    return ["--host", LOOPBACK, "--port", str(address.port)]
 
 
 def _memory(profile: Profile, share: float | None) -> list[str]:

@@ -314,9 +314,6 @@ def _pool(config: SidecarConfig) -> Iterator[Fault]:
         if len(pool.ports) < len(config.models):
             found = f"fewer ports ({len(pool.ports)}) than models ({len(config.models)})"
             yield Fault(("engine_addresses",), found, "a port for each model")
-        if not is_loopback(pool.host):
-            expected = "unix:/FOLDER or ports of 127.0.0.1: gateways on other machines reach engines by `relay`"
-            yield Fault(("engine_addresses",), f"{pool}, which other machines can reach", expected)
         taken = {"listen": config.listen} | ({} if config.relay is None else {"relay": config.relay.listen})
         for field, address in taken.items():
             if address.port in pool.ports:

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from gateway.shared.protocol import SOCKETS_MARK
-from sidecar.core.addresses import TRANSFER_PORTS, AddressPool, EngineAddress
+from sidecar.core.addresses import LOOPBACK, TRANSFER_PORTS, AddressPool, EngineAddress
 from sidecar.core.arguments import ACCESS_FLAG, command, environment
 from sidecar.core.config import SidecarConfig
 from sidecar.core.engine_records import EngineFacts, EngineFailed, EngineRecord
@@ -103,7 +103,7 @@ class VllmEngines:
         told = (
             command(given, engine, config.served_name(profile), EngineAddress(), own=self._own),
             environment(given, engine, given.gpus or (), {}),
-            (engine.device, pool.sockets or pool.host),
+            (engine.device, pool.sockets or LOOPBACK),
         )
         return hashlib.sha256(msgspec.json.encode(told, order="sorted")).hexdigest()[:32]
 
@@ -220,7 +220,7 @@ class VllmEngines:
         pool = self._pool
         if pool.sockets is None:
             taken = {address.port for address in self._taken if address.uds is None}
-            return pool.on_port(free_port(pool.ports, host=pool.host, taken=taken))
+            return EngineAddress(port=free_port(pool.ports, taken=taken))
         address = msgspec.structs.replace(pool, sockets=self._sockets(Path(pool.sockets))).on_socket(profile)
         clear_socket(Path(str(address.uds)))
         return address

@@ -22,26 +22,25 @@ class AddressTaken(Exception):
     """No port is free, or something else is at a socket's path; the message says what, and what to do."""
 
 
-def free_port(ports: Iterable[int], *, host: str = LOOPBACK, taken: Collection[int] = ()) -> int:
-    """The first of `ports` on which a server can start now. Raises AddressTaken.
+def free_port(ports: Iterable[int], *, taken: Collection[int] = ()) -> int:
+    """The first of `ports` of LOOPBACK on which a server can start now. Raises AddressTaken.
 
     Asked for without SO_REUSEADDR, on purpose: vLLM binds with it minutes before it listens, and until then a bind
     that has it too would succeed.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     refused = ""
     for port in ports:
         if port in taken:
             continue
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
+        with socket.socket() as probe:
             try:
-                probe.bind((host.strip("[]"), port))
+                probe.bind((LOOPBACK, port))
             except OSError as error:
                 refused = f"; the last one: {error.strerror}"
                 continue
             return int(probe.getsockname()[1])
     raise AddressTaken(
-        f"no free port on {host} in the sidecar's pool{refused}: give it more ports, or end what is there"
+        f"no free port on {LOOPBACK} in the sidecar's pool{refused}: give it more ports, or end what is there"
     )
 
 

@@ -89,7 +89,6 @@ def test_sequences_at_once_are_the_profiles_before_the_estimates(flags: dict[str
     [
         ({}, f"{PLAIN} --enable-sleep-mode"),
         (AWAKE, PLAIN),
-        ({"address": EngineAddress(host="[fd00::1]", port=1), **AWAKE}, PLAIN.replace(HERE, "--host fd00::1 --port 1")),
         ({"address": EngineAddress(uds="/run/m.sock"), **AWAKE}, PLAIN.replace(HERE, "--uds /run/m.sock")),
         (
             {"tokenizer_path": "/t", "context_length": 8192, "tensor_parallel": 2, "trust_remote_code": True, **AWAKE},

@@ -97,7 +97,10 @@ def test_a_node_without_a_gpu_has_a_sidecar_only_where_no_model_needs_one() -> N
         (of("listen: 10.0.0.1:9000"), ["1: sidecar.listen: found 10.0.0.1:9000, expected 127.0.0.1:9000, or "]),
         (of("relay: 10.0.0.1:9000"), ["1: sidecar.relay: found 10.0.0.1:9000, expected 0.0.0.0:9000: each listens "]),
         (of("engine_addresses: unix:/e"), ["1: sidecar.engine_addresses: found unix:/e, expected null for sockets "]),
-        (of("engine_addresses: 10.0.0.1:1-9"), ["1: sidecar.engine_addresses: found 10.0.0.1:1-9, which other "]),
+        (
+            of("engine_addresses: 10.0.0.1:1-9"),
+            ["1: sidecar.engine_addresses: found '10.0.0.1:1-9', "],
+        ),
         (of("log_dir: /l"), ["1: sidecar.log_dir: found /l, expected a name without a / before it: "]),
         (of("", "sleep: {level: 1}"), ["1: sidecar.models.a.sleep.level: found 1, expected 2, at which the engines "]),
         # what is wrong with any sidecar's file, of copies once and by the name that is written
