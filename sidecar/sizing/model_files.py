@@ -24,6 +24,7 @@ from sidecar.sizing.weights import MAX_INDEX, StoredWeights, header_length, inde
 
 MAX_FILES = 4096  # of weights
 CONFIG, INDEX = "config.json", "model.safetensors.index.json"
+LFS, LFS_MOST = b"version https://git-lfs.github.com/spec/", 1024  # how a pointer of git-lfs begins, and its bytes
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(?:/[A-Za-z0-9][\w.-]{0,95})?")
 _REVISION = re.compile(r"[A-Za-z0-9][\w.-]{0,127}")
 # As vLLM: what a training run leaves beside the weights, and copies of them in another form.
@@ -177,6 +178,7 @@ def _shape(where: ModelLocation, own: Path) -> ModelShape:
 
 def _single(path: Path, where: ModelLocation) -> tuple[ModelShape, StoredWeights]:
     """A GGUF file, alone or the first of several that belong together."""
+    _size(path)
     start = _bytes(path, MAX_METADATA, whole=False)
     if start[:4] != b"GGUF":
         raise Unusable(f"{path} is no GGUF file: for other models name the folder they are in")
@@ -243,4 +245,8 @@ def _bytes(path: Path, most: int, *, whole: bool = True) -> bytes:
 
 
 def _size(path: Path) -> int:
-    return path.stat().st_size
+    """Bytes of a file of weights. Raises OSError, and Unusable for a pointer that git-lfs left in its place."""
+    size = path.stat().st_size
+    if size <= LFS_MOST and _bytes(path, len(LFS), whole=False) == LFS:
+        raise Unusable(f"{path} is a pointer of git-lfs, not the weights: run `git lfs pull` in its folder")
+    return size

@@ -135,6 +135,20 @@ def test_what_is_wrong_with_a_folder_is_said_with_what_to_do(tmp_path: Path) -> 
     assert f"{folder / 'config.json'} is missing: " in refused(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["model-00001-of-00002.safetensors", "model.bin", "m.gguf"])
+@pytest.mark.parametrize("sizes_only", [True, False])
+def test_a_pointer_of_git_lfs_is_not_taken_for_weights(tmp_path: Path, name: str, sizes_only: bool) -> None:
+    folder = sharded(tmp_path / "m")
+    if not name.endswith(".safetensors"):
+        for path in folder.glob("model*"):
+            path.unlink()
+    (folder / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 4976698672\n")
+    with pytest.raises(Unusable) as caught:
+        read(tmp_path, "m/m.gguf" if name.endswith(".gguf") else "m", sizes_only=sizes_only)
+    advice = "is a pointer of git-lfs, not the weights: run `git lfs pull` in its folder"
+    assert str(caught.value) == f"{folder / name} {advice}"
+
+
 def test_a_folder_without_weights(tmp_path: Path) -> None:
     folder = tmp_path / "m"
     folder.mkdir()
