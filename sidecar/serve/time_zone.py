@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import os
+import time
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta, tzinfo
-from pathlib import Path
+from datetime import datetime, timedelta
 from zoneinfo import ZoneInfo
 
 from gateway.shared.files.checked import Fault
 from sidecar.core.config import SidecarConfig
 from sidecar.core.file.schedule import Offset
 
-LOCAL = Path("/etc/localtime")
-
 
 def offset_of(name: str | None) -> Offset:
     """Seconds that the wall clock of a zone is ahead of UTC, by Unix time; of the machine's zone if None. Raises
     LookupError, ValueError or OSError for one that is not known here."""
-    zone = _machines() if name is None else ZoneInfo(name)
-
-    def offset(at: float) -> float:
-        return (datetime.fromtimestamp(at, zone).utcoffset() or timedelta()).total_seconds()
-
-    return offset
+    if name is None:
+        return lambda at: float(time.localtime(at).tm_gmtoff)
+    zone = ZoneInfo(name)
+    return lambda at: (datetime.fromtimestamp(at, zone).utcoffset() or timedelta()).total_seconds()
 
 
 def zone_faults(config: SidecarConfig) -> Iterator[Fault]:
@@ -35,15 +30,3 @@ def zone_faults(config: SidecarConfig) -> Iterator[Fault]:
         offset_of(name)
     except (LookupError, ValueError, OSError):
         yield Fault(("time_zone",), name, "a time zone that this machine knows, such as Europe/Berlin")
-
-
-def _machines() -> tzinfo:
-    """Return the time zone of TZ or /etc/localtime, else UTC."""
-    try:
-        told = os.environ.get("TZ", "").removeprefix(":")
-        if told and not told.startswith("/"):
-            return ZoneInfo(told)
-        with Path(told or LOCAL).open("rb") as file:
-            return ZoneInfo.from_file(file)
-    except (LookupError, ValueError, OSError):
-        return UTC
