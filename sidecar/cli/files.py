@@ -6,8 +6,9 @@ import argparse
 import contextlib
 import os
 import ssl
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -24,6 +25,7 @@ from sidecar.residency.state_file import StateFile
 from sidecar.serve.operator_log import say
 from sidecar.serve.time_zone import zone_faults
 
+T = TypeVar("T")
 TOKEN_LENGTH = 16
 TOKEN_BYTES = 4096
 CA_BYTES = 16 * 1024**2  # the system's own bundle has 220 KB
@@ -125,8 +127,18 @@ class File:
 
     def ask(self, path: str, method: Literal["GET", "POST"] = "GET") -> bytes:
         """The answer of the sidecar that runs. Raises Impossible, from NoSidecar or Rejected."""
-        try:
+        with self._asking():
             return self.client.ask(method, path)
+
+    def read(self, kind: type[T], path: str, method: Literal["GET", "POST"] = "GET") -> T:
+        """As `ask`, an answer of this kind."""
+        with self._asking():
+            return self.client.read(kind, method, path)
+
+    @contextlib.contextmanager
+    def _asking(self) -> Iterator[None]:
+        try:
+            yield
         except NoSidecar as nobody:
             hint = f"start one: sidecar serve --config {self.path}"
             with contextlib.suppress(OSError):

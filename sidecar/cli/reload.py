@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-import msgspec
-
-from sidecar.cli.errors import Impossible, Mistake
+from sidecar.cli.errors import Mistake
 from sidecar.cli.files import File, add_config
 from sidecar.core.status import Reloaded
 
@@ -34,10 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def command(given: argparse.Namespace) -> int:
     """Read the file again, and say what changes. Raises Mistake, Impossible."""
     file = File(given.config)
-    try:
-        reloaded = msgspec.json.decode(file.ask("/reload", method="POST"), type=Reloaded)
-    except msgspec.MsgspecError as error:
-        raise Impossible(f"what answers at {file.client.address} is another version's: {error}") from error
+    reloaded = file.read(Reloaded, "/reload", "POST")
     if reloaded.file.error is not None:
         raise Mistake(reloaded.file.error)
     status = reloaded.file

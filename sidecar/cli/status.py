@@ -6,9 +6,6 @@ import argparse
 import sys
 import time
 
-import msgspec
-
-from sidecar.cli.errors import Impossible
 from sidecar.cli.files import File, add_config
 from sidecar.control.status_table import table
 from sidecar.core.status import Status
@@ -34,14 +31,7 @@ def command(given: argparse.Namespace) -> int:
     """Print the sidecar's status, once or repeatedly. Raises Mistake, Impossible."""
     file = File(given.config, to_ask=True)
     while True:
-        answer = file.ask("/status")
-        if given.json:
-            text = answer.decode(errors="replace")
-        else:
-            try:
-                text = table(msgspec.json.decode(answer, type=Status))
-            except msgspec.MsgspecError as error:
-                raise Impossible(f"what answers at {file.client.address} is another version's: {error}") from error
+        text = file.ask("/status").decode(errors="replace") if given.json else table(file.read(Status, "/status"))
         print(f"{CLEAR if given.watch and sys.stdout.isatty() else ''}{text}", flush=True)
         if not given.watch:
             return 0

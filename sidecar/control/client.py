@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import http.client
 import socket
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
 from gateway.shared.addresses import EVERY_INTERFACE
 from sidecar.core.config import SidecarConfig
 
+T = TypeVar("T")
 WITHIN = 10.0  # seconds without a byte
 MOST = 16 * 1024 * 1024  # bytes of an answer
 
@@ -69,6 +70,13 @@ class ControlClient:
         if len(answer) > MOST:
             raise Rejected(f"what answers at {self.address} has more than {MOST} bytes to say: it is no sidecar")
         return answer
+
+    def read(self, kind: type[T], method: Literal["GET", "POST"], path: str) -> T:
+        """The body of a 200, as JSON of this kind. Raises NoSidecar, Rejected."""
+        try:
+            return msgspec.json.decode(self.ask(method, path), type=kind)
+        except msgspec.MsgspecError as error:
+            raise Rejected(f"what answers at {self.address} is another version's: {error}") from error
 
     def _refusal(self, status: int, answer: bytes) -> Rejected:
         try:

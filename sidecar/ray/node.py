@@ -66,7 +66,7 @@ class Node:
     def status(self) -> NodeStatus:
         """Return the node's current status."""
         try:
-            said = self._creation.look()
+            said = self._client.read(Status, "GET", "/status")
         except (Rejected, NoSidecar) as error:
             return NodeStatus(node=self._node, trouble=self._trouble or str(error))
         return NodeStatus(node=self._node, status=said, creating=self._creation.left)
@@ -148,19 +148,12 @@ class Creation:
         """Profiles whose engines are still to be made, or to be put to sleep."""
         return tuple(name for name in self._sleeps if name in self._to_make | self._made)
 
-    def look(self) -> Status:
-        """Status of the sidecar. Raises Rejected, NoSidecar."""
-        try:
-            return msgspec.json.decode(self._client.ask("GET", "/status"), type=Status)
-        except msgspec.MsgspecError as error:
-            raise Rejected(f"what answers at {self._client.address} is another version's: {error}") from error
-
     def step(self) -> None:
         """Give the orders that are due. One that is refused is given again."""
         if not self.left:
             return
         try:
-            said = self.look()
+            said = self._client.read(Status, "GET", "/status")
             for model in said.models:
                 if model.pending is None:
                     self._go_on(model, said.calls.get(model.profile, 0))

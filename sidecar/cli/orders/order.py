@@ -99,10 +99,7 @@ def _watched(
         shows(found)
         time.sleep(min(pause, max(0.0, began + timeout - time.monotonic())))
         pause = min(LAST_PAUSE, 1.5 * pause)
-        try:
-            status = msgspec.json.decode(file.ask("/status"), type=Status)
-        except msgspec.MsgspecError as error:
-            raise Impossible(f"what answers at {file.client.address} is another version's: {error}") from error
+        status = file.read(Status, "/status")
         reports = [each for each in status.models if each.profile == profile]
         if not reports:
             raise Impossible(f"{profile} is no longer in the file of the sidecar that runs")
