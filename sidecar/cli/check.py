@@ -24,11 +24,14 @@ from sidecar.core.config import (
     warnings,
 )
 from sidecar.core.profile import Profile
+from sidecar.ray.pool import decode as decode_pool
+from sidecar.ray.pool import explain as explain_pool
+from sidecar.ray.pool import read_pool
 from sidecar.relay.relay import certificate_of
 from sidecar.residency.state_file import not_plain
 from sidecar.serve.time_zone import zone_faults
 
-DESCRIPTION = "Find the mistakes in sidecar files."
+DESCRIPTION = "Find the mistakes in sidecar and pool files."
 EXAMPLES = """\
 Prints `FILE: ok`, or every mistake: FILE:LINE:COLUMN: field: what was found, what was expected, and the line. Exit
 status 2 if there is any. What is unwise is a warning, a token that would cross a network in the clear among it. Tokens,
@@ -38,11 +41,13 @@ is looked at, and whether the installed vLLM knows a flag is not asked.
 examples:
   sidecar check sidecar.yaml
   sidecar check machines/*.yaml
+  sidecar check pool.yaml                        the sidecars of a Ray cluster
   sidecar check --format github --no-files machines/*.yaml       for a pull request: mistakes at their lines; or json
   sidecar check --here sidecar.yaml              on its own machine: whether its models are there
   sidecar check --schema > sidecar-schema.json   for editors: completion and checks while you write
   sidecar check --reference > sidecar-file.md    every field, explained, as a page
   sidecar check sidecar.yaml --explain           the file in full, every default written out"""
+_POOL = re.compile(rb"^sidecar:", re.MULTILINE)  # a field of pools' files alone
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+|[A-Za-z0-9][\w.-]*")  # of a model on a hub
 
 
@@ -74,19 +79,24 @@ def check(names: Sequence[str], *, full: bool, form: str = "text", files: bool =
     name are read too; `here`: this is the machine that they are for, so their models are looked for."""
     report = Report(form)
     for name in names:
-        found, config = _checked(Path(name), files=files, here=here)
+        found, whole = _checked(Path(name), files=files, here=here)
         report.add(*found)
-        if config is not None:
-            report.good(explain(config).removesuffix("\n") if full else f"{name}: ok")
+        if whole is not None:
+            report.good(whole.removesuffix("\n") if full else f"{name}: ok")
     report.end()
     return 2 if report.mistakes else 0
 
 
-def _checked(path: Path, *, files: bool, here: bool) -> tuple[list[Shown], SidecarConfig | None]:
-    """Return the findings in the file, and its config if there is no mistake among them, else None."""
+def _checked(path: Path, *, files: bool, here: bool) -> tuple[list[Shown], str | None]:
+    """Return the findings in the file, and the file in full if there is no mistake among them, else None."""
     try:
         with open_plain(path) as file:
-            reading = read_config(file.read(MAX_BYTES + 1), str(path))
+            data = file.read(MAX_BYTES + 1)
+        if _POOL.search(data):
+            pool = read_pool(data, str(path))
+            unwise = [_unwise(str(path), line, pool.root, "sidecar") for line in warnings(pool.good().sidecar)]
+            return unwise, explain_pool(decode_pool(data))
+        reading = read_config(data, str(path))
         if files:
             reading.judge(_named(reading.value, path))
             reading.judge(zone_faults(reading.value))
@@ -97,12 +107,12 @@ def _checked(path: Path, *, files: bool, here: bool) -> tuple[list[Shown], Sidec
         return mistakes(error), None
     except OSError as error:
         return [mistake(str(path), error.strerror or str(error))], None
-    return [_unwise(str(path), line, reading.root) for line in warnings(config)], config
+    return [_unwise(str(path), line, reading.root) for line in warnings(config)], explain(config)
 
 
-def _unwise(name: str, line: str, root: Value) -> Shown:
+def _unwise(name: str, line: str, root: Value, *within: str) -> Shown:
     field, _, text = line.partition(": ")
-    return warning(name, field, text, root.mark_of((field,)))
+    return warning(name, ".".join((*within, field)), text, root.mark_of((*within, field)))
 
 
 def _named(config: SidecarConfig, path: Path) -> Iterator[Fault]:

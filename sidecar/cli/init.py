@@ -52,8 +52,7 @@ def command(given: argparse.Namespace) -> int:
             _write(token, secrets.token_urlsafe(32) + "\n", 0o600)
             written.append(f"{token} (for the gateways' policies too: fleet.sidecars.{field})")
     print("written: " + ", ".join(written))
-    command = "sidecar ray check" if name == "pool" else "sidecar check"
-    print(f"Name your models in it, then: {command} {path}")
+    print(f"Name your models in it, then: sidecar check {path}")
     return 0
 
 

@@ -1,6 +1,6 @@
 """`sidecar ray`: the sidecars of a Ray cluster, one a node. Each command prints, and returns the exit status.
 
-Ray is imported only by those that need a cluster: a pool's file is checked without it.
+Ray is imported once a command runs.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import argparse
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
@@ -17,12 +17,12 @@ import msgspec
 
 from gateway.shared.command_line import Parser, added
 from gateway.shared.formatting import columns, shown
-from sidecar.cli.errors import Impossible, Mistake
+from sidecar.cli.errors import Impossible
 from sidecar.cli.files import pool_of, tokens_of
 from sidecar.control.tokens import Tokens
 from sidecar.core.config import warnings
 from sidecar.ray.node import NodeStatus
-from sidecar.ray.pool import PoolConfig, explain
+from sidecar.ray.pool import PoolConfig
 
 if TYPE_CHECKING:
     from sidecar.ray.cluster import Pool, PoolNode
@@ -34,7 +34,7 @@ those of the Ray cluster that have GPUs, and are followed as they join and die. 
 environment that Ray's workers have. Engines go on where a sidecar, its actor or Ray ends; `down` ends them.
 
 examples:
-  sidecar ray check pool.yaml                    find every mistake in the file; needs no cluster
+  sidecar check pool.yaml                        find every mistake in the file; needs no cluster
   sidecar ray up --config pool.yaml              a sidecar on every node; again, with another file, to change it
   sidecar ray status --config pool.yaml          how each node is
   sidecar ray down --config pool.yaml            end all of them, with their engines"""
@@ -60,25 +60,18 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def add_arguments(parser: Parser) -> None:
-    commands = parser.add_subparsers(title="commands", required=True, metavar="up | status | down | check")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="up | status | down")
 
     def action(name: str, does: str, run: Callable[[argparse.Namespace], int]) -> Parser:
         made = added(commands.add_parser, name, help=does, description=f"{does[0].upper()}{does[1:]}.", epilog=MORE)
         made.set_defaults(action=run)
-        return made
-
-    def of_cluster(name: str, does: str, run: Callable[[argparse.Namespace], int]) -> Parser:
-        made = action(name, does, run)
         made.add_argument("--config", default="pool.yaml", metavar="FILE", help="its file (default: %(default)s)")
         return made
 
-    of_cluster("up", "have a sidecar on every node", lambda given: up(given.config))
-    shows = of_cluster("status", "show how every node is", lambda given: status(given.config, as_json=given.json))
+    action("up", "have a sidecar on every node", lambda given: up(given.config))
+    shows = action("status", "show how every node is", lambda given: status(given.config, as_json=given.json))
     shows.add_argument("--json", action="store_true", help="as JSON")
-    of_cluster("down", "end all sidecars and their engines", lambda given: down(given.config))
-    checks = action("check", "find the mistakes in pools' files", lambda given: check(given.files, full=given.explain))
-    checks.add_argument("files", nargs="+", metavar="FILE", help="what a pool would be made of")
-    checks.add_argument("--explain", action="store_true", help="print the whole effective file, defaults included")
+    action("down", "end all sidecars and their engines", lambda given: down(given.config))
 
 
 def command(given: argparse.Namespace) -> int:
@@ -86,31 +79,12 @@ def command(given: argparse.Namespace) -> int:
     return int(given.action(given))
 
 
-def check(names: Sequence[str], *, full: bool) -> int:
-    """Every mistake in some pools' files, and what is unwise."""
-    bad = 0
-    for name in names:
-        try:
-            pool = pool_of(Path(name))
-        except Mistake as mistake:
-            bad += 1
-            print("\n".join(f"sidecar: {line}" for line in str(mistake).splitlines()), file=sys.stderr)
-            continue
-        _warn(name, pool)
-        print(explain(pool) if full else f"{name}: ok", end="" if full else "\n")
-    return 2 if bad else 0
-
-
-def _warn(name: str, pool: PoolConfig) -> None:
-    for line in warnings(pool.sidecar):
-        print(f"sidecar: warning: {name}: sidecar.{line}", file=sys.stderr)
-
-
 def up(config: str) -> int:
     """Have a sidecar on every node. Raises Mistake, Impossible."""
     pool = pool_of(Path(config))
     tokens = tokens_of(pool.sidecar, Path(config))
-    _warn(config, pool)
+    for line in warnings(pool.sidecar):
+        print(f"sidecar: warning: {config}: sidecar.{line}", file=sys.stderr)
     found = _on(pool, lambda cluster: _up(cluster, pool, tokens))
     print(_table(found))
     return 0 if _good(found) else 1

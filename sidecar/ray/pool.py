@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 
 from gateway.shared.addresses import is_loopback
-from gateway.shared.files.checked import Fault, Value, nearest, needed, readable
+from gateway.shared.files.checked import Fault, Reading, Value, nearest, needed, readable
 from gateway.shared.files.kinds import Text
 from gateway.shared.files.units import Count
 from gateway.shared.files.yaml_file import read_file, written
@@ -73,12 +73,17 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
         return any(config.engine_of(name).device == "gpu" for name in config.models)
 
 
-def decode(data: bytes, name: str = "pool") -> PoolConfig:
-    """Read a YAML file. `name` is how messages call the file. Raises InvalidFile."""
+def read_pool(data: bytes, name: str = "pool") -> Reading[PoolConfig]:
+    """The pool as far as it can be read, with every problem of the file. Raises InvalidFile where it is no YAML."""
     reading = read_file(data, name, PoolConfig)
     found = readable(_levels(reading.value, reading.root), _faults(reading.value))
     reading.judge(dict.fromkeys(found))  # copies have a model's mistakes, once
-    pool = reading.good()
+    return reading
+
+
+def decode(data: bytes, name: str = "pool") -> PoolConfig:
+    """Read a YAML file. `name` is how messages call the file. Raises InvalidFile."""
+    pool = read_pool(data, name).good()
     # Level 1 would fill a host's memory with the weights of every copy.
     models = {name: _deeply(profile) for name, profile in pool.sidecar.models.items()}
     return msgspec.structs.replace(pool, sidecar=msgspec.structs.replace(pool.sidecar, models=models))

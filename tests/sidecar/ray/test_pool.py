@@ -139,13 +139,16 @@ def test_the_command_checks_a_file_without_ray(tmp_path: Path, capsys: pytest.Ca
     bad.write_text(of('id: x, relay: 0.0.0.0:1, gateways: ["http://h:99999"]'))
     port = tmp_path / "port.yaml"
     port.write_text(of('relay: 0.0.0.0:1, gateways: ["http://h:99999"]'))
-    assert main(("ray", "check", str(EXAMPLE), str(bad), str(port))) == 2
+    assert main(("check", str(EXAMPLE), str(bad), str(port))) == 2
     out, err = capsys.readouterr()
     assert out == f"{EXAMPLE}: ok\n"
-    unwise = [line for line in err.splitlines() if line.startswith(f"sidecar: warning: {EXAMPLE}: sidecar.")]
-    assert ["in the clear" in line for line in unwise] == [True, True], "the example is for a network of its own"
-    assert [line.split(": ", 3)[2] for line in err.splitlines() if line not in unwise] == [
-        "sidecar.id", "sidecar.gateways[0]", "sidecar.gateways[0]",
+    told = [line.split(": ") for line in err.splitlines() if ".yaml:" in line]
+    unwise = [(parts[0], parts[2], parts[-2].endswith("in the clear")) for parts in told if parts[1] == "warning"]
+    at = "the example is for a network of its own"
+    assert unwise == [(f"{EXAMPLE}:26:3", "sidecar.gateways", True), (f"{EXAMPLE}:29:3", "sidecar.relay", True)], at
+    wrong = [(parts[0].rpartition(":")[0], parts[1]) for parts in told if parts[1] != "warning"]
+    assert wrong == [
+        (f"{bad}:1", "sidecar.id"), (f"{bad}:1", "sidecar.gateways[0]"), (f"{port}:1", "sidecar.gateways[0]"),
     ]  # fmt: skip
 
 
