@@ -297,7 +297,7 @@ def test_the_steps_of_a_wake() -> None:
 def test_a_wake_ends_at_the_step_that_failed_and_names_it(step: str, said: bytes | None, kind: Kind) -> None:
     async def scene() -> None:
         async with Scripted(answer(b""), **{step: said}) as server, aclosing(EngineApi(server.origin, "m")) as api:
-            error = await fails(kind, api.wake(2, within=0.1 if kind == "timeout" else 10.0))
+            error = await fails(kind, api.wake(2, within=0.4 if kind == "timeout" else 10.0))
             assert str(error).startswith(step)
             assert [target for _, target, _ in server.asked] == STEPS[: STEPS.index(step) + 1]
 
