@@ -158,8 +158,8 @@ class SimServer:
         now = self._loop.time()
         answer.connection.gone = lambda: self.withdraw(answer)
         answer.garbled = self.engine.garbage
-        if answer.stream:
-            answer.connection.start()
+        if isinstance(answer, Generation) and answer.stream:
+            answer.begin()
         if transfer is not None and isinstance(answer, Generation):
             if transfer.do_remote_prefill:
                 self.transfers.fetch(answer, transfer, now)

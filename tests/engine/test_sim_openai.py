@@ -10,7 +10,10 @@ import openai
 import pydantic
 import pytest
 
+from loadtest.engine.faults import Faults
+
 Start = Callable[..., Any]
+WITHIN = 30.0  # seconds
 TOOL: Any = {
     "type": "function",
     "function": {
@@ -197,6 +200,19 @@ def test_responses(client: openai.OpenAI) -> None:
     ]
     numbered = client.responses.create(model="m", input="hi", max_output_tokens=2, stream=True)
     assert [event.sequence_number for event in numbered] == list(range(10))
+
+
+def test_a_response_is_created_before_its_prompt_is_read(sim: Start) -> None:
+    server = sim()
+    server.do(lambda it: it.set_faults(Faults(hang=True)))
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=WITHIN) as client:
+        stream = client.responses.create(model="m", input="hi", max_output_tokens=2, stream=True)
+        kinds = [next(stream).type, next(stream).type]
+        server.until(lambda it: [each.computed for each in it.engine.unfinished()] == [0])
+        server.do(lambda it: it.set_faults(Faults()))
+        kinds += [event.type for event in stream]
+    assert kinds[:3] == ["response.created", "response.in_progress", "response.output_item.added"]
+    assert kinds[-1] == "response.completed"
 
 
 def test_responses_call_tools(client: openai.OpenAI) -> None:

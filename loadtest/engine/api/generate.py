@@ -54,7 +54,8 @@ class Generation:
         self.limits = limits
         self.choices: list[Choice] = []
         self.left = 0
-        self.events = 0
+        self.prelude = b""  # events that a stream begins with before its prompt is read
+        self._opened = False
         self.garbled = False
         self.told: Callable[[bytes], bytes] | None = None  # adds to a whole answer where its KV cache is kept
 
@@ -72,13 +73,18 @@ class Generation:
         """Prompt tokens found in the cache; None where the server does not tell."""
         return max(0, self.choices[0].sequence.cached) if self.limits.prompt_details else None
 
+    def begin(self) -> None:
+        """Send what a stream begins with."""
+        self.connection.start()
+        self.connection.write(self.prelude)
+
     def token(self, choice: Choice) -> None:
         """The sequence wrote a token and goes on."""
         word = choice.words[choice.sent]
         choice.sent += 1
         if self.stream:
             self._open()
-            self._write(self.form.delta(choice, tokens.GARBAGE if self.garbled else word))
+            self.connection.write(self.form.delta(choice, tokens.GARBAGE if self.garbled else word))
 
     def finished(self, choice: Choice) -> None:
         """The sequence wrote its last token."""
@@ -110,7 +116,7 @@ class Generation:
         self.left -= 1
         if self.stream:
             self._open()
-            self._write(self.form.last(choice, tokens.GARBAGE if self.garbled and word else word))
+            self.connection.write(self.form.last(choice, tokens.GARBAGE if self.garbled and word else word))
             if self.left == 0 and not self.connection.closed:
                 self.connection.write(self.form.closing(self))
                 self.connection.end()
@@ -119,12 +125,9 @@ class Generation:
             self.connection.send(200, whole if self.told is None else self.told(whole))
 
     def _open(self) -> None:
-        if self.events == 0:
+        if not self._opened:
+            self._opened = True
             self.connection.write(self.form.opening(self))
-
-    def _write(self, event: bytes) -> None:
-        self.events += 1
-        self.connection.write(event)
 
 
 class Whole(Protocol):

@@ -1,8 +1,8 @@
 """`/v1/responses`: OpenAI's newer shape over the same generation, as vLLM writes it.
 
-A stream: response.created, in_progress, output_item.added, content_part.added, one output_text.delta per token, then
-the `done` of each, and response.completed with the whole response and its usage. Events are numbered; no `[DONE]`.
-A tool call is one function_call item.
+A stream: response.created and in_progress before the prompt is read; at the first token output_item.added and
+content_part.added; one output_text.delta per token; then the `done` of each, and response.completed with the whole
+response and its usage. Events are numbered; no `[DONE]`. A tool call is one function_call item.
 """
 
 from __future__ import annotations
@@ -55,16 +55,17 @@ class ResponseForm:
         self.call = call
         self.number = 0
 
+    def prelude(self, generation: Generation) -> bytes:
+        """Events that vLLM sends before it reads the prompt."""
+        response = {"response": self._response(generation, "in_progress", [])}
+        return self._event("response.created", response) + self._event("response.in_progress", response)
+
     def opening(self, generation: Generation) -> bytes:
-        response = self._response(generation, "in_progress", [])
-        events = [
-            self._event("response.created", {"response": response}),
-            self._event("response.in_progress", {"response": response}),
-            self._event("response.output_item.added", {"output_index": 0, "item": self._item("", "in_progress")}),
-        ]
-        if self.call is None:
-            events.append(self._event("response.content_part.added", self._place() | {"part": self._part("")}))
-        return b"".join(events)
+        item = {"output_index": 0, "item": self._item("", "in_progress")}
+        added = self._event("response.output_item.added", item)
+        if self.call is not None:
+            return added
+        return added + self._event("response.content_part.added", self._place() | {"part": self._part("")})
 
     def delta(self, choice: Choice, word: bytes) -> bytes:
         if self.call is not None:
@@ -172,4 +173,5 @@ def response(connection: Connection, body: bytes, request_id: str, limits: Limit
     most = output_room(limits, prompt, asked.max_output_tokens, "max_output_tokens")
     form = ResponseForm(request_id, model, asked, most, call)
     generation = Generation(connection, form, stream=asked.stream is True, prompt=prompt, limits=limits)
+    generation.prelude = form.prelude(generation) if generation.stream else b""
     return spawn(generation, data, asked, most=most, said=said)
