@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.cluster.election import RENEW, TTL, Election
-from loadtest.lab.dst.cluster_store import SimulatedStore
+from loadtest.lab.dst.relays.cluster_store import SimulatedStore
 
 NAMES = ("a", "b", "c")
 JOINING, FAULTS, HEALED = 4.0, 40.0, 20.0  # seconds

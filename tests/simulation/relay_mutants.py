@@ -13,7 +13,7 @@ from gateway.decider.relays.session import RelaySession
 from gateway.relay.remote.asked import AskedCall
 from gateway.relay.remote.decider import RemoteDecider
 from gateway.relay.remote.link import Link
-from loadtest.lab.dst.cluster_store import SimulatedStore
+from loadtest.lab.dst.relays.cluster_store import SimulatedStore
 from tests.simulation.mutants import Mutant
 
 # The end of a call that comes twice, with its question before it, is settled twice.

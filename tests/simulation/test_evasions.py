@@ -53,12 +53,12 @@ async def got(fields: dict[str, Any]) -> tuple[int, int]:
         cancels=True,
     )
     world = World(case, [])
-    (memory,) = world.memories.values()
+    (memory,) = world.gateway.memories.values()
     written: list[int] = []
     memory.left = lambda _, tokens: written.append(tokens)
     wrong = await world.run()
     assert wrong == ""
-    charged = sum([charge.settled or 0 for charge in world.callers.charges.made.values()])
+    charged = sum([charge.settled or 0 for charge in world.gateway.laws.charges.made.values()])
     return sum(written) + memory.posts * CALL.prompt, charged
 
 

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
+from loadtest.lab.dst.case import DeciderFault, MemberFault, RelayFault
 from loadtest.lab.dst.command import attempt, main, relay_failures
-from loadtest.lab.dst.relay_case import BEFALLS, STORES_FROM, DeciderFault, MemberFault, RelayFault, relay_case
+from loadtest.lab.dst.relays.draw import BEFALLS, STORES_FROM, relay_case
 from tests.simulation import relay_mutants as planted
 from tests.simulation.mutants import Mutant
 

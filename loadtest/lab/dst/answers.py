@@ -54,7 +54,7 @@ class Reader:
     """Reader of the answer to a `ClientCall`: passes everything on, and checks a whole answer before."""
 
     def __init__(self, client_call: ClientCall, call: Call, wrong: Any) -> None:
-        self._client_call = client_call
+        self.client_call = client_call
         self._call = call
         self._wrong = wrong
         self._pieces: list[bytes] = []
@@ -63,11 +63,11 @@ class Reader:
     def body(self, data: bytes) -> None:
         """A piece of the body."""
         self._pieces.append(data)
-        self._client_call.body(data)
+        self.client_call.body(data)
 
     def over(self, whole: bool) -> None:
         """Nothing more will come."""
-        client_call = self._client_call
+        client_call = self.client_call
         answer = b"".join(self._pieces)
         if (
             whole

@@ -79,7 +79,41 @@ class SidecarAct(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
 
 
-Event = Call | Fault | Reload | OperatorDrain | SidecarAct
+class RelayFault(msgspec.Struct, frozen=True, kw_only=True):
+    """Fault of relay number `relay`. `kill`: SIGKILL; another relay starts after `seconds`. `break`: its connection
+    breaks, messages under way are lost, and the decider cannot be reached for `seconds`. `hold`: nothing arrives on its
+    connection, either way. `echo`: messages of calls that an earlier connection carried come once more, on the present
+    connection and in any order."""
+
+    at: float
+    what: Literal["kill", "break", "hold", "echo"]
+    relay: int
+    seconds: float = 0.0
+
+
+class DeciderFault(msgspec.Struct, frozen=True, kw_only=True):
+    """Fault of the decider. `kill`: SIGKILL; another decider starts after `seconds`. `hang`: the decider sends nothing
+    for `seconds`, then is killed and replaced."""
+
+    at: float
+    what: Literal["kill", "hang"]
+    seconds: float
+
+
+class MemberFault(msgspec.Struct, frozen=True, kw_only=True):
+    """Fault of a cluster's member for `seconds`; member -1: the leader. `kill`: its decider ends, and another begins;
+    `reboot`: its relays too; `stop`: its decider pauses, then goes on. `cut`: the member does not reach the store;
+    `parted`: it and the others do not reach each other; `lost`: no member reaches the store; `emptied`: the store
+    forgets all; `began_anew`: no member reaches the store, which has forgotten all when it is back; `refused`: a
+    process before the store accepts connections and closes them."""
+
+    at: float
+    what: Literal["kill", "reboot", "stop", "cut", "parted", "lost", "emptied", "began_anew", "refused"]
+    member: int
+    seconds: float = 0.0
+
+
+Event = Call | Fault | Reload | OperatorDrain | SidecarAct | RelayFault | DeciderFault | MemberFault
 
 
 class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,15 +140,21 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
     `cancels`: what runs past its deadline is cancelled, by every policy. `lost`: the share of the engines' messages of
     their caches that do not come; negative: they send none. `exchanges`: the `fixed` engines exchange KV caches.
+    `relays`: relay processes beside the decider; 0: one process is both. `members`: machines of a cluster; 0: no
+    cluster, and one decider. `delay`: least seconds from a relay to the decider; `spread`: how much more it may be.
     """
 
     seed: int
     policy: str
     fixed: tuple[EngineSpec, ...]
-    extra: tuple[EngineSpec, ...]
-    sidecars: tuple[SidecarSpec, ...]
     events: tuple[Event, ...]  # in order of time
     numbers: tuple[int, ...]  # of the events, in the whole case
-    cancels: bool
+    extra: tuple[EngineSpec, ...] = ()
+    sidecars: tuple[SidecarSpec, ...] = ()
+    cancels: bool = True
     lost: float = -1.0
     exchanges: bool = False
+    relays: int = 0
+    members: int = 0
+    delay: float = 0.0
+    spread: float = 0.0

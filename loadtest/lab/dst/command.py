@@ -13,15 +13,13 @@ import sys
 import time
 from collections.abc import Callable, Container, Iterable, Sequence
 from functools import cache, partial
-from typing import TypeVar
 
 import msgspec
 
 from gateway.core.policy.policy import Policy
 from loadtest.lab.dst.case import Case
 from loadtest.lab.dst.draw import case
-from loadtest.lab.dst.relay_case import RelayCase, relay_case
-from loadtest.lab.dst.relay_world import simulate_relays
+from loadtest.lab.dst.relays.draw import relay_case
 from loadtest.lab.dst.world import simulate
 from loadtest.lab.rows import parser_of
 from loadtest.lab.seeds import explore
@@ -32,7 +30,7 @@ HELP = """\
 Random calls, faults, reloads and reports of sidecars befall the whole gateway in virtual time; what must hold whatever
 happens is looked at whenever nothing is left to be done at a moment (loadtest/lab/dst/invariants.py). One seed is
 one run. With --relays the gateway is several relays and a decider: they die, hang, are cut off, and hear old messages
-(loadtest/lab/dst/relay_laws.py).
+(loadtest/lab/dst/relays/laws.py).
 
   python -m loadtest.lab.dst --seeds 1000             the seeds 0 to 999, on every core
   python -m loadtest.lab.dst --seeds 1000 --first N   the thousand from N on
@@ -45,7 +43,6 @@ one run. With --relays the gateway is several relays and a decider: they die, ha
 A seed that fails is made smaller: events are left out while it still fails in the same way. What is printed of it is
 the command that runs what is left.
 """
-C = TypeVar("C", bound=Case | RelayCase)
 SHOWN = 5  # failed seeds that are made smaller
 TRIES = 300  # runs that making one smaller may take
 
@@ -65,20 +62,19 @@ class Outcome(msgspec.Struct, frozen=True):
     log: list[str]
 
 
-def attempt(what: Case | RelayCase, read: Callable[[bytes], Policy] = policy_of) -> Outcome:
+def attempt(what: Case, read: Callable[[bytes], Policy] = policy_of) -> Outcome:
     """Run a case to its end. That it never ends, or waits for nothing, is one of the things that are wrong; so is
     whatever it raises, which else would end all the others and not tell its seed."""
     log: list[str] = []
     try:
-        world = simulate(what, log) if isinstance(what, Case) else simulate_relays(what, log, read)
-        return Outcome(vtime.run(world), log)
+        return Outcome(vtime.run(simulate(what, log, read)), log)
     except vtime.Deadlock as error:
         return Outcome(str(error), log)
     except Exception as error:  # whatever a seed raises is what was looked for, and is reported with the seed
         return Outcome(f"the simulation failed: {error!r}", log)
 
 
-def failures(seeds: Iterable[int], draw: Callable[[int], Case | RelayCase] = case) -> list[Failure]:
+def failures(seeds: Iterable[int], draw: Callable[[int], Case] = case) -> list[Failure]:
     """Return the seeds of these that fail; `draw` makes the case of a seed."""
     read = cache(policy_of)  # neighbours with relays share their policies
     outcomes = ((seed, attempt(draw(seed), read).wrong) for seed in seeds)
@@ -88,7 +84,7 @@ def failures(seeds: Iterable[int], draw: Callable[[int], Case | RelayCase] = cas
 relay_failures = partial(failures, draw=relay_case)
 
 
-def only(whole: C, numbers: Container[int]) -> C:
+def only(whole: Case, numbers: Container[int]) -> Case:
     """Return the same case with these of its events alone."""
     kept = [pair for pair in zip(whole.numbers, whole.events, strict=True) if pair[0] in numbers]
     found, events = tuple([number for number, _ in kept]), tuple([event for _, event in kept])
@@ -100,7 +96,7 @@ def kind(wrong: str) -> str:
     return re.sub(r"call [0-9a-f]+|\S*\d\S*", "N", wrong)[:120]
 
 
-def shrink(whole: C, wrong: str, run: Callable[[C], Outcome] = attempt) -> C:
+def shrink(whole: Case, wrong: str, run: Callable[[Case], Outcome] = attempt) -> Case:
     """The case with as few events as are found to fail in the same way: halves are left out, then quarters, and so on
     (Zeller and Hildebrandt, "Simplifying and Isolating Failure-Inducing Input", 2002)."""
     wanted, tries = kind(wrong), 0
@@ -119,10 +115,10 @@ def shrink(whole: C, wrong: str, run: Callable[[C], Outcome] = attempt) -> C:
     return only(whole, set(kept))
 
 
-def command(what: Case | RelayCase) -> str:
+def command(what: Case) -> str:
     """Command that runs a case again."""
-    relays = " --relays" if isinstance(what, RelayCase) else ""
-    whole = _drawn(what.seed, relays=bool(relays))
+    relays = " --relays" if what.relays else ""
+    whole = _drawn(what.seed, relays=bool(what.relays))
     part = "" if what.numbers == whole.numbers else f" --only {_ranges(what.numbers)}"
     return f"python -m loadtest.lab.dst{relays} --seed {what.seed}{part}"
 
@@ -147,7 +143,7 @@ def _numbers(text: str) -> set[int]:
     return found
 
 
-def _drawn(seed: int, *, relays: bool) -> Case | RelayCase:
+def _drawn(seed: int, *, relays: bool) -> Case:
     return relay_case(seed) if relays else case(seed)
 
 

@@ -10,7 +10,6 @@ from typing import Any
 from loadtest.clients.retries import Clients
 from loadtest.lab.dst.case import Call, Case
 from loadtest.lab.dst.parts import planned
-from loadtest.lab.dst.relay_case import RelayCase
 from loadtest.simulate.simulated_client import ClientCall, Transport
 from loadtest.simulate.vtime import VirtualLoop
 
@@ -21,7 +20,7 @@ class Course:
 
     def __init__(
         self,
-        case: Case | RelayCase,
+        case: Case,
         log: list[str],
         happen: Callable[[int, Any], None],
         open_calls: Callable[[], list[int]],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import msgspec
 
@@ -17,9 +17,6 @@ from loadtest.lab.dst.case import Call, Case, EngineSpec
 from loadtest.load.prompts import PATHS
 from loadtest.load.workload import Planned
 from loadtest.simulate.memory_engine import MemoryEngine
-
-if TYPE_CHECKING:
-    from loadtest.lab.dst.relay_case import RelayCase
 
 
 def planned(number: int, call: Call) -> Planned:
@@ -84,7 +81,7 @@ def engine_of(machine: EngineSpec, seed: int, scheduling: Policy = "fcfs") -> Me
     return MemoryEngine(config, model=machine.model, seed=seed)
 
 
-def roles_of(case: Case | RelayCase) -> tuple[Role, ...]:
+def roles_of(case: Case) -> tuple[Role, ...]:
     """Return the roles of the command line's engines; empty: they exchange nothing. Each model has one that answers."""
     if not case.exchanges:
         return ()
@@ -96,7 +93,7 @@ def roles_of(case: Case | RelayCase) -> tuple[Role, ...]:
     return tuple(roles)
 
 
-def faults_of_transfers(case: Case | RelayCase, number: int, engines: Sequence[MemoryEngine]) -> None:
+def faults_of_transfers(case: Case, number: int, engines: Sequence[MemoryEngine]) -> None:
     """Let one engine exchange with all, in some cases by answers that are wrong or without reading what it lacks."""
     rng = random.Random(f"transfers{case.seed}{number}")  # noqa: S311 # a test's draw
     engine = engines[number]
@@ -105,7 +102,7 @@ def faults_of_transfers(case: Case | RelayCase, number: int, engines: Sequence[M
     engine.transfer = rng.choice(("", "", "", "none", "another", "stale", "garbage"))
 
 
-def believe_rates(case: Case | RelayCase, gateway: Gateway) -> None:
+def believe_rates(case: Case, gateway: Gateway) -> None:
     """Draw the prompt tokens a second that the gateway takes each engine for that exchanges KV caches."""
     for number, _ in enumerate(roles_of(case)):
         rate = random.Random(f"rate{case.seed}{number}").choice((100.0, 1000.0, 20_000.0))  # noqa: S311 # a test's draw

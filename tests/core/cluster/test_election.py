@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.core.cluster.election import MARGIN, NEWCOMER_WAITS, RENEW, TTL, Election, Leader, StoreView, Turn
-from loadtest.lab.dst.cluster_store import SimulatedStore
+from loadtest.lab.dst.relays.cluster_store import SimulatedStore
 
 HOUR = 3600.0
 STANDS_BY = Turn(number=1, known=4, candidacy=0, term=0)

@@ -7,42 +7,42 @@ from typing import TYPE_CHECKING
 from gateway.core.policy.policy import Policy
 from gateway.decider.loading import Configuration
 from gateway.serve.starting import ApplyError
-from loadtest.lab.dst.relay_case import DeciderFault, MemberFault
-from loadtest.lab.dst.relay_parts import Decider, Relay
+from loadtest.lab.dst.case import DeciderFault, MemberFault
+from loadtest.lab.dst.relays.parts import Decider, Relay
 from loadtest.simulate.inprocess import GatewayTarget
 from loadtest.simulate.relays import hub_of
 
 if TYPE_CHECKING:
-    from loadtest.lab.dst.relay_world import RelayWorld
+    from loadtest.lab.dst.relays.several_processes import SeveralProcesses
 
 
 class OneDecider:
     """Decider that every relay reaches; `Members` is the same of a cluster."""
 
-    def __init__(self, world: RelayWorld) -> None:
-        self.world = world
+    def __init__(self, processes: SeveralProcesses) -> None:
+        self.processes = processes
         self.deciders: list[Decider] = []
         self._state: tuple[float, bytes] | None = None  # the last checkpoint, and when it was taken
 
     def begin(self) -> GatewayTarget:
         """Start the next decider."""
-        world = self.world
-        epoch = world.epoch()
-        target = world.target()
-        living = {relay.number: relay.pid for relay in world.relays if relay.dead_at < 0.0}
+        processes = self.processes
+        epoch = processes.epoch()
+        target = processes.target()
+        living = {relay.number: relay.pid for relay in processes.relays if relay.dead_at < 0.0}
         hub = hub_of(target.gateway, epoch, living, lives=self._lives)
         decider = Decider(target.gateway, hub)
         if self._state is not None:
             at, state = self._state
-            target.gateway.checkpoints.restore(state, world.loop.time() - at)
-            world.laws.restored(target.gateway, state)
+            target.gateway.checkpoints.restore(state, processes.loop.time() - at)
+            processes.laws.restored(target.gateway, state)
         self.deciders.append(decider)
-        world.laws.begins(decider)
-        world.tell(f"a decider of epoch {epoch} begins")
+        processes.laws.begins(decider)
+        processes.tell(f"a decider of epoch {epoch} begins")
         return target
 
     def _lives(self, pid: int) -> bool:
-        return any(relay.pid == pid and relay.dead_at < 0.0 for relay in self.world.relays)
+        return any(relay.pid == pid and relay.dead_at < 0.0 for relay in self.processes.relays)
 
     def machine(self, relay: int) -> str:
         """Machine of a relay of this number."""
@@ -65,7 +65,7 @@ class OneDecider:
         """Take a checkpoint."""
         decider = self._leader
         if decider is not None and decider.hub.complete:
-            self._state = self.world.loop.time(), decider.gateway.checkpoints.take(decider.hub.ungranted)
+            self._state = self.processes.loop.time(), decider.gateway.checkpoints.take(decider.hub.ungranted)
 
     def apply(self, policy: Policy) -> None:
         """A reload."""
@@ -74,7 +74,7 @@ class OneDecider:
             try:
                 decider.gateway.apply(Configuration(policy, {}))
             except ApplyError as error:
-                self.world.found(f"a reload failed: {error}")
+                self.processes.found(f"a reload failed: {error}")
             decider.hub.apply(decider.gateway.current.snapshot, b"a secret of cache salts")
 
     def befalls(self, event: DeciderFault) -> None:
@@ -86,7 +86,7 @@ class OneDecider:
             decider.hangs = True
             for link in decider.links.values():
                 link.hold()
-            self.world.loop.call_later(event.seconds, self._kill, decider, 0.05)
+            self.processes.loop.call_later(event.seconds, self._kill, decider, 0.05)
         else:
             self._kill(decider, event.seconds)
 
@@ -97,9 +97,9 @@ class OneDecider:
         if decider.dead:
             return
         decider.dead = True
-        self.world.soon(decider.aclose())
-        if not self.world.course.wrong:
-            self.world.loop.call_later(seconds, self.begin)
+        self.processes.soon(decider.aclose())
+        if not self.processes.course.wrong:
+            self.processes.loop.call_later(seconds, self.begin)
 
     async def aclose(self) -> None:
         """All end."""

@@ -1,28 +1,27 @@
-"""Clients of a simulation: each one's requests and answers, compared with the gateway's record of it."""
+"""Laws of a gateway's calls: each client's requests and answers, compared with the gateway's record of them."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import cast
+from typing import TYPE_CHECKING
 
 from msgspec import UNSET
 
 from gateway.core.admission.retries import PER_CALL
 from gateway.core.admission.witness import Witnesses
 from gateway.core.kv_transfer import FETCH
-from gateway.core.request.record import COPY, Record
+from gateway.core.request.record import Record
 from gateway.core.request.tenants import MIRROR
 from gateway.relay.decide.held_calls import GRACE
-from loadtest.lab.dst.answers import Reader
 from loadtest.lab.dst.books import Charges, Ledger
-from loadtest.lab.dst.case import KEYS, Call, Case
-from loadtest.lab.dst.course import Course, OpenCalls
+from loadtest.lab.dst.case import KEYS, Call
 from loadtest.lab.dst.decide.proxies import Proxies
 from loadtest.lab.dst.invariants import BACKOFF, SLACK, Invariants
-from loadtest.load.workload import Planned
 from loadtest.simulate.inprocess import GatewayTarget
-from loadtest.simulate.simulated_client import ClientCall, Try
+from loadtest.simulate.simulated_client import ClientCall
+
+if TYPE_CHECKING:
+    from loadtest.lab.dst.world import World
 
 # What a client sees, and what the gateway may call it; anything else has the same name on both sides. Who leaves in the
 # very moment of an answer's end sees nothing of it.
@@ -36,19 +35,17 @@ AGREES_PROXIED = AGREES | {
 DIES = ("lost", "dies")
 
 
-class Callers:
-    """Clients of a gateway, and the gateway's Watcher. `watch` comes before the first call."""
+class CallLaws:
+    """Watcher of a gateway that is one process. `watch` comes before the first call."""
 
-    def __init__(self, case: Case, course: Course) -> None:
-        self._case = case
-        self.say = self._tell = course.tell
-        self._wrong = wrong = course.found
-        self.calls = OpenCalls(case.seed, self, course)
-        self._loop = asyncio.get_running_loop()
-        self._events = dict(zip(case.numbers, case.events, strict=True))
-        self._asked: dict[int, tuple[Try, Call]] = {}  # by the try's identity
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.say = self._tell = world.tell
+        self._wrong = wrong = world.found
+        self._loop = world.loop
         self._flighty: dict[str, ClientCall] = {}  # by request id: clients that leave as soon as it is their turn
         self._sent: set[bytes] = set()  # request ids that an engine was sent
+        self.heard = world.heard
         self.charges = Charges(self._whose)
         self.ledger = Ledger(self.charges, wrong)
         self.failed = self.ledger.failed
@@ -60,34 +57,21 @@ class Callers:
         )
 
     def watch(self, target: GatewayTarget, proxies: Proxies) -> None:
-        """Set the gateway that they call."""
+        """Set the gateway that is called."""
         self._target = target
         self._proxies = proxies
         self.invariants.watch(target.gateway)
 
-    # -- the clients --------------------------------------------------------------------------------------------
-
-    def send(self, call: Planned, client_call: ClientCall, tried: Try) -> Callable[[], None]:
-        """To the gateway. What a client asked is remembered for its record."""
-        event = self._events[self.calls.numbers[client_call]]
-        assert isinstance(event, Call)  # noqa: S101 # nothing else is sent
-        self._asked[id(tried)] = tried, event
-        reader = cast("ClientCall", Reader(client_call, event, self._wrong))  # it has all of the surface that is used
-        if event.proxied is None:
-            leave = self._target.send(call, reader, tried, event.upload)
-        else:
-            leave = self._proxies.send(event.proxied, call, reader, tried)
-        if event.leaves_granted and self._target.records.open:
+    def leaves_granted(self, client_call: ClientCall) -> None:
+        """Let the client of the last call leave in the very moment it gets its turn."""
+        if self._target.records.open:
             self._flighty[next(reversed(self._target.records.open))] = client_call
-        return leave
-
-    # -- the gateway --------------------------------------------------------------------------------------------
 
     def _granted(self, request_id: str, engine: str) -> None:
         self._tell(f"grant {request_id} on {engine}")
         client_call = self._flighty.pop(request_id, None)
         if client_call is not None:
-            self._loop.call_soon(self.calls.leave, client_call)
+            self._loop.call_soon(self._world.calls.leave, client_call)
 
     def _whose(self) -> str:
         """The id of the call whose task runs."""
@@ -102,24 +86,14 @@ class Callers:
         self.invariants.retries.sends += request_id in self._sent
         self._sent.add(request_id)
 
-    def heard(self, record: Record, tried: Try | None) -> None:
-        """The end of a call: its line in the gateway's call log."""
-        self._tell(f"record {record.request_id} {record.outcome.value} after {record.total:.4f} s: {record.reason}")
-        if tried is None and record.mirrored == COPY:
-            self._copied(record)
-            return
-        if tried is None:
-            self._wrong(f"a record of {record.request_id}, which is nobody's or has one")
-            return
-        _, call = self._asked[id(tried)]
+    def judge(self, record: Record, call: Call) -> None:
+        """Compare the record of a call with what its client asked."""
         if record.tenant and record.tenant != KEYS[call.key]:
             self._wrong(f"call {record.request_id} of {KEYS[call.key]} is the tenant {record.tenant}'s")
         if (record.outcome.value, record.status) == ("engine_refused", 400):  # a priority, sent to one that has none
             self._wrong(f"call {record.request_id} has in it what {record.engine} does not take: {record.reason}")
-        if record.outcome.value == "bug":
-            self._wrong(f"call {record.request_id} ended without an outcome")
         within = max(call.within, call.upload) + (0.0 if call.proxied is None else GRACE)
-        if self._case.cancels and call.within and record.total > within + BACKOFF:
+        if self._world.case.cancels and call.within and record.total > within + BACKOFF:
             self._wrong(f"call {record.request_id} had {within} s and took {record.total:.4f} s")
         unfetched = record.prefill is not UNSET and record.prefill.failure == FETCH
         self.invariants.retries.free += unfetched  # the same engine reads the prompt itself
@@ -128,9 +102,9 @@ class Callers:
         self.invariants.ended(record.request_id)
         self.ledger.count(record)
 
-    def _copied(self, record: Record) -> None:
+    def copied(self, record: Record) -> None:
         """A copy of a call for a mirror has ended."""
-        if record.tenant != MIRROR or record.outcome.value == "bug":
+        if record.tenant != MIRROR:
             self._wrong(f"the copy {record.request_id} of {record.tenant} ended as {record.outcome.value}")
         if record.attempts > 1:
             self._wrong(f"the copy {record.request_id} was sent {record.attempts} times")
@@ -144,7 +118,7 @@ class Callers:
         for left in self._target.left_over() + self._proxies.left_over():
             self._wrong(left)
         self.charges.compare(self._target.gateway.limits, self._wrong)
-        for tried, call in self._asked.values():
+        for tried, call in self._world.asked.values():
             agrees = AGREES if call.proxied is None else AGREES_PROXIED
             may = agrees.get(tried.outcome, {tried.outcome})
             if tried.recorded not in may and not (call.upload and tried.outcome == "left" and not tried.recorded):

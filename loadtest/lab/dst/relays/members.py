@@ -17,15 +17,15 @@ from gateway.core.cluster.election import RENEW, TTL, Election, Leader, StoreVie
 from gateway.core.policy.policy import Policy
 from gateway.decider.loading import Configuration
 from gateway.serve.assembly import Gateway
-from loadtest.lab.dst.cluster_store import SimulatedStore
-from loadtest.lab.dst.relay_case import DeciderFault, MemberFault
-from loadtest.lab.dst.relay_parts import Decider, Relay, closed
+from loadtest.lab.dst.case import DeciderFault, MemberFault
+from loadtest.lab.dst.relays.cluster_store import SimulatedStore
+from loadtest.lab.dst.relays.parts import Decider, Relay, closed
 from loadtest.simulate.inprocess import GatewayTarget
 from loadtest.simulate.memory_frames import FrameLink
 from loadtest.simulate.relays import hub_of
 
 if TYPE_CHECKING:
-    from loadtest.lab.dst.relay_world import RelayWorld
+    from loadtest.lab.dst.relays.several_processes import SeveralProcesses
 
 TICK = 0.05  # seconds between two looks at whether every relay has told what it holds
 GIVEN_UP = 0.4  # seconds for the store to answer
@@ -43,7 +43,7 @@ class Member:
         self.alive = True
         self.stopped = False
         self._cluster = cluster
-        self._world = cluster.world
+        self._processes = cluster.processes
         self._later: list[Callable[[], None]] = []  # what came while it was stopped
         self._followed = ""  # whom its relays were led to
         self.election = Election(name)
@@ -61,17 +61,17 @@ class Member:
             what()
 
     def after(self, seconds: float, what: Callable[[], None]) -> None:
-        self._world.loop.call_later(seconds, self._do, what)
+        self._processes.loop.call_later(seconds, self._do, what)
 
     # -- the store, and votes -----------------------------------------------------------------------------------
 
     def _turn(self) -> None:
-        cluster, election, sent = self._cluster, self.election, self._world.loop.time()
+        cluster, election, sent = self._cluster, self.election, self._processes.loop.time()
         turn = election.turn(sent)
         answered: list[StoreView | None] = []
 
         def carried_out() -> None:
-            view = cluster.store.turn(self.name, turn, self._world.loop.time())
+            view = cluster.store.turn(self.name, turn, self._processes.loop.time())
             if cluster.reach(self.name, STORE):
                 self.after(cluster.delay(), partial(answer, view))
 
@@ -79,7 +79,7 @@ class Member:
             if answered:
                 return
             answered.append(view)
-            now = self._world.loop.time()
+            now = self._processes.loop.time()
             if view is None:
                 election.failed()
                 cluster.unanswered(self.name)
@@ -90,7 +90,7 @@ class Member:
             self.after(RENEW, self._turn)
 
         if cluster.reach(self.name, STORE):
-            self._world.loop.call_later(cluster.delay(), carried_out)
+            self._processes.loop.call_later(cluster.delay(), carried_out)
         self.after(cluster.delay() / 10 if cluster.refusing else GIVEN_UP, partial(answer, None))
 
     def _ask_for_votes(self, sent: float) -> None:
@@ -101,7 +101,7 @@ class Member:
                 other.after(self._cluster.delay(), partial(other.vote_for, leader, self, sent))
 
     def vote_for(self, leader: Leader, by: Member, sent: float) -> None:
-        voted = self.election.vote(leader, self._world.loop.time())
+        voted = self.election.vote(leader, self._processes.loop.time())
         if voted and self._cluster.reach(self.name, by.name):
             by.after(self._cluster.delay(), partial(by.count_vote, self.name, leader.epoch, sent))
 
@@ -116,52 +116,52 @@ class Member:
         if self.election.term != epoch:
             old, self.term = self.term, None
             if old is not None:
-                self._world.soon(old.ends())
+                self._processes.soon(old.ends())
             if self.election.term:
                 self._leads(self.election.term)
         line = repr(self.election.leader)
         if line != self._followed:
             self._followed = line
-            self._world.tell(f"{self.name}: {line}")
+            self._processes.tell(f"{self.name}: {line}")
             for relay in self._cluster.relays_of(self.name):
                 if relay.link is not None:
                     relay.link.closed_by(relay.link.decider)
         if self.term is not None:
             self.term.owed &= {
-                relay.pid for relay in self._world.relays if relay.machine in self.election.members | {self.name}
+                relay.pid for relay in self._processes.relays if relay.machine in self.election.members | {self.name}
             }
         self._set_lease()
 
     def _leads(self, epoch: int) -> None:
-        world, election = self._world, self.election
+        processes, election = self._processes, self.election
         known = election.awaited | {self.name}
-        owed = {relay.number: relay.pid for relay in world.relays if relay.dead_at < 0.0 and relay.machine in known}
+        owed = {relay.number: relay.pid for relay in processes.relays if relay.dead_at < 0.0 and relay.machine in known}
         hub = hub_of(self.gateway, epoch, owed, lives=self._lives, deposed=self._deposed)
         self.term = Decider(self.gateway, hub, self.name)
         self.term.owed = {
             relay.pid
-            for relay in world.relays
+            for relay in processes.relays
             if relay.dead_at < 0.0 and relay.machine in election.members | {self.name}
         }
         self._cluster.deciders.append(self.term)
-        world.laws.begins(self.term)
-        world.tell(f"{self.name} leads in epoch {epoch}")
+        processes.laws.begins(self.term)
+        processes.tell(f"{self.name} leads in epoch {epoch}")
 
     def _deposed(self, epoch: int) -> None:
-        self.election.observe(epoch, self._world.loop.time())
-        self._world.loop.call_soon(self._do, self._changed)
+        self.election.observe(epoch, self._processes.loop.time())
+        self._processes.loop.call_soon(self._do, self._changed)
 
     def _lives(self, pid: int) -> bool:
-        relay = next(each for each in self._world.relays if each.pid == pid)
+        relay = next(each for each in self._processes.relays if each.pid == pid)
         if relay.machine == self.name:
             return relay.dead_at < 0.0
-        return self.election.blind(self._world.loop.time()) or relay.machine in self.election.members
+        return self.election.blind(self._processes.loop.time()) or relay.machine in self.election.members
 
     def _set_lease(self) -> None:
         if self.term is not None and self.term.hub.complete:
             for name in list(self.election.awaited):
                 self.election.synced(name)
-        self.gateway.dispatch.set_lease(self.election.lease_until(self._world.loop.time()))
+        self.gateway.dispatch.set_lease(self.election.lease_until(self._processes.loop.time()))
 
     def _watch(self) -> None:
         self._set_lease()
@@ -198,7 +198,7 @@ class Member:
         for link in self._links():
             link.closed_by(link.decider)
         term, self.term = self.term, None
-        self._world.soon(_ended(term, self.gateway))
+        self._processes.soon(_ended(term, self.gateway))
 
 
 async def _ended(term: Decider | None, gateway: Gateway) -> None:
@@ -210,8 +210,8 @@ async def _ended(term: Decider | None, gateway: Gateway) -> None:
 class Members:
     """All of them, and what lies between. It says whom a relay reaches, as `OneDecider` does for one machine."""
 
-    def __init__(self, world: RelayWorld) -> None:
-        self.world = world
+    def __init__(self, processes: SeveralProcesses) -> None:
+        self.processes = processes
         self.store = SimulatedStore()
         self.members: dict[str, Member] = {}
         self.deciders: list[Decider] = []  # one for each term
@@ -219,29 +219,29 @@ class Members:
         self._away_until = 0.0  # nobody reaches the store
         self.refusing = 0  # what stands before the store refuses, for so many faults
         self._cuts: list[frozenset[str]] = []
-        self._rng = random.Random(f"members {world.case.seed}")  # noqa: S311 # a simulation
+        self._rng = random.Random(f"members {processes.case.seed}")  # noqa: S311 # a simulation
 
     def begin(self) -> GatewayTarget:
         """All members, in the beginning; one of their targets."""
-        targets = [self._begin(f"member-{number}", None) for number in range(self.world.case.members)]
+        targets = [self._begin(f"member-{number}", None) for number in range(self.processes.case.members)]
         return targets[0]
 
     def _begin(self, name: str, before: Election | None) -> GatewayTarget:
-        target = self.world.target()
+        target = self.processes.target()
         self.members[name] = Member(self, name, target.gateway, before)
         return target
 
     def _again(self, name: str, before: Election) -> None:
-        if not self.world.course.wrong:
+        if not self.processes.course.wrong:
             self._begin(name, before)
 
     def machine(self, relay: int) -> str:
         """Machine of a relay of this number."""
-        return f"member-{relay % self.world.case.members}"
+        return f"member-{relay % self.processes.case.members}"
 
     def relays_of(self, name: str) -> list[Relay]:
         """Relays that live on this machine."""
-        return [relay for relay in self.world.relays if relay.dead_at < 0.0 and relay.machine == name]
+        return [relay for relay in self.processes.relays if relay.dead_at < 0.0 and relay.machine == name]
 
     def reach(self, one: str, other: str) -> bool:
         """Whether anything passes between these."""
@@ -249,13 +249,13 @@ class Members:
 
     def unanswered(self, name: str) -> None:
         """A turn of this member has had no answer; where others have theirs, it may be taken for gone by them."""
-        now = self.world.loop.time()
+        now = self.processes.loop.time()
         if now > self._away_until + TTL:
             self._troubled[name] = max(now + FOUND_AGAIN, self._troubled.get(name, 0.0))
 
     def untroubled(self, one: str, other: str) -> bool:
         """Whether these two are members as ever, whatever befell the store, and have been for a while."""
-        now = self.world.loop.time()
+        now = self.processes.loop.time()
         return all(now > self._troubled.get(name, FOUND_AGAIN) for name in (one, other))
 
     def delay(self) -> float:
@@ -293,7 +293,7 @@ class Members:
 
     def befalls_member(self, event: MemberFault) -> None:
         """See MemberFault."""
-        loop, member = self.world.loop, self.members.get(f"member-{event.member}", self._leader())
+        loop, member = self.processes.loop, self.members.get(f"member-{event.member}", self._leader())
         if event.what == "emptied":
             self.store.clear()
             return
@@ -318,7 +318,7 @@ class Members:
             member.kill()
             if event.what == "reboot":
                 for relay in self.relays_of(member.name):
-                    self.world.kill_relay(relay, event.seconds)
+                    self.processes.kill_relay(relay, event.seconds)
             loop.call_later(event.seconds, self._again, member.name, member.election)
 
     def _accepts(self) -> None:
@@ -336,18 +336,18 @@ class Members:
             "lost": [frozenset((each, STORE)) for each in self.members],
         }["lost" if event.what == "began_anew" else event.what]
         if event.what == "began_anew":
-            self.world.loop.call_later(event.seconds, self.store.clear)
+            self.processes.loop.call_later(event.seconds, self.store.clear)
         self._cuts += pairs
         links = [link for pair in pairs for link in self._links_between(pair)]
         for link in links:
             link.hold()
-        self.world.loop.call_later(event.seconds, self._heal, pairs, links)
+        self.processes.loop.call_later(event.seconds, self._heal, pairs, links)
 
     def _links_between(self, pair: frozenset[str]) -> list[FrameLink]:
         """Connections of relays of either member of a pair for which the other member decides."""
         return [
             relay.link
-            for relay in self.world.relays
+            for relay in self.processes.relays
             if relay.link is not None and relay.link.up
             for member in self.members.values()
             if member.term is not None and relay.link is member.term.links.get(relay.pid)

@@ -1,4 +1,4 @@
-"""Case of a simulation with relays: calls, relays and deciders that die, hang and are cut off, and old messages."""
+"""Draw of a simulation with relays: calls, relays and deciders that die, hang and are cut off, and old messages."""
 
 from __future__ import annotations
 
@@ -8,71 +8,19 @@ from typing import Any, Literal
 
 import msgspec
 
-from loadtest.lab.dst.case import Call, EngineSpec, Reload
+from loadtest.lab.dst.case import Case, DeciderFault, Event, MemberFault, RelayFault, Reload
 from loadtest.lab.dst.draw import a_call, a_fault, a_machine
 from loadtest.lab.dst.policy import Traits
-from loadtest.simulate.run_records import Fault
 
 ALIKE = 20  # seeds that share their policies: reading one takes as long as a simulation under it
-
-
-class RelayFault(msgspec.Struct, frozen=True, kw_only=True):
-    """Fault of relay number `relay`. `kill`: SIGKILL; another relay starts after `seconds`. `break`: its connection
-    breaks, messages under way are lost, and the decider cannot be reached for `seconds`. `hold`: nothing arrives on its
-    connection, either way. `echo`: messages of calls that an earlier connection carried come once more, on the present
-    connection and in any order."""
-
-    at: float
-    what: Literal["kill", "break", "hold", "echo"]
-    relay: int
-    seconds: float = 0.0
-
-
-class DeciderFault(msgspec.Struct, frozen=True, kw_only=True):
-    """Fault of the decider. `kill`: SIGKILL; another decider starts after `seconds`. `hang`: the decider sends nothing
-    for `seconds`, then is killed and replaced."""
-
-    at: float
-    what: Literal["kill", "hang"]
-    seconds: float
-
-
-class MemberFault(msgspec.Struct, frozen=True, kw_only=True):
-    """Fault of a cluster's member for `seconds`; member -1: the leader. `kill`: its decider ends, and another begins;
-    `reboot`: its relays too; `stop`: its decider pauses, then goes on. `cut`: the member does not reach the store;
-    `parted`: it and the others do not reach each other; `lost`: no member reaches the store; `emptied`: the store
-    forgets all; `began_anew`: no member reaches the store, which has forgotten all when it is back; `refused`: a
-    process before the store accepts connections and closes them."""
-
-    at: float
-    what: Literal["kill", "reboot", "stop", "cut", "parted", "lost", "emptied", "began_anew", "refused"]
-    member: int
-    seconds: float = 0.0
 
 
 STORES_FROM = 20_000  # seeds from here on have more that befalls stores; those before are as they were found to fail
 EXCHANGING = 0.4  # share of cases whose engines exchange KV caches
 BEFALLS = ("kill", "reboot", "stop", "stop", "cut", "cut", "parted", "parted", "lost", "emptied")
-RelayEvent = Call | Fault | Reload | RelayFault | DeciderFault | MemberFault
 
 
-class RelayCase(msgspec.Struct, frozen=True, kw_only=True):
-    """Case of one simulation. `members`: machines of a cluster; 0: no cluster, and one decider. `delay`: least seconds
-    from a relay to the decider; `spread`: how much more it may be. `exchanges`: the engines exchange KV caches."""
-
-    seed: int
-    policy: str
-    fixed: tuple[EngineSpec, ...]
-    relays: int
-    delay: float
-    spread: float
-    events: tuple[RelayEvent, ...]  # in order of time
-    numbers: tuple[int, ...]  # of the events, in the whole case
-    members: int = 0
-    exchanges: bool = False
-
-
-def relay_case(seed: int) -> RelayCase:
+def relay_case(seed: int) -> Case:
     """The simulation of this seed."""
     rng = random.Random(f"dst of relays {seed}")  # noqa: S311 # a simulation
     fixed = tuple(a_machine(rng, "sim") for _ in range(rng.choice((1, 2, 3))))
@@ -90,7 +38,7 @@ def relay_case(seed: int) -> RelayCase:
 
     count = rng.choice((4, 8, 16, 30))
     calls = [msgspec.structs.replace(a_call(rng, when(), aligned), model="sim", upload=0.0) for _ in range(count)]
-    events: list[RelayEvent] = [*calls, *_relay_faults(rng, when, relays)]
+    events: list[Event] = [*calls, *_relay_faults(rng, when, relays)]
     for _ in range(rng.choice((0, 0, 1, 2))):
         fault: Literal["kill", "hang"] = rng.choice(("kill", "kill", "hang"))
         events.append(DeciderFault(at=when(), what=fault, seconds=rng.choice((0.02, 0.3, 1.0))))
@@ -109,7 +57,7 @@ def relay_case(seed: int) -> RelayCase:
         if seed >= STORES_FROM:
             events += _store_faults(rng, aligned=aligned)
     ordered = tuple(sorted(events, key=lambda event: event.at))
-    return RelayCase(
+    return Case(
         seed=seed,
         policy=policy,
         fixed=fixed,
@@ -123,9 +71,9 @@ def relay_case(seed: int) -> RelayCase:
     )
 
 
-def _relay_faults(rng: random.Random, when: Callable[[], float], relays: int) -> list[RelayEvent]:
+def _relay_faults(rng: random.Random, when: Callable[[], float], relays: int) -> list[Event]:
     """Faults of relays and of their connections to the decider."""
-    faults: list[RelayEvent] = []
+    faults: list[Event] = []
     for _ in range(rng.choice((0, 1, 2, 4, 6))):
         what: Literal["kill", "break", "hold"] = rng.choice(("kill", "break", "break", "hold"))
         lasts = rng.choice((0.0, 0.1, 0.6, 2.0))
@@ -137,10 +85,10 @@ def _relay_faults(rng: random.Random, when: Callable[[], float], relays: int) ->
     return faults
 
 
-def _store_faults(rng: random.Random, *, aligned: bool) -> list[RelayEvent]:
+def _store_faults(rng: random.Random, *, aligned: bool) -> list[Event]:
     """A store that is restarted without its data, also again and again, by itself or behind a proxy; and calls that
     come while it is back."""
-    faults: list[RelayEvent] = []
+    faults: list[Event] = []
     at = rng.uniform(0.3, 3.0)
     for _ in range(rng.choice((1, 1, 2))):
         seconds = rng.choice((1.0, 3.0, 3.0, 4.0, 15.0))
@@ -155,9 +103,9 @@ def _store_faults(rng: random.Random, *, aligned: bool) -> list[RelayEvent]:
     return faults
 
 
-def _member_faults(rng: random.Random, when: Callable[[], float], members: int) -> list[RelayEvent]:
+def _member_faults(rng: random.Random, when: Callable[[], float], members: int) -> list[Event]:
     """Some at times of their own, and some one upon the other, within an election."""
-    faults: list[RelayEvent] = []
+    faults: list[Event] = []
     for _ in range(rng.choice((1, 2, 4))):
         at = when()
         for _ in range(rng.choice((1, 1, 2, 3))):

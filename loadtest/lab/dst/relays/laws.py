@@ -12,7 +12,7 @@
 - All that a dead relay's calls held comes back within a second.
 - A decider that begins has what the one before had learned, no fuller limits, and no holds.
 
-That every call is answered or refused, and by its deadline, is looked at where clients are (`relay_world.py`).
+That every call is answered or refused, and by its deadline, is looked at where clients are (`several_processes.py`).
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from gateway.decider.relays.session import RelaySession
 from gateway.frames.messages import GrantTerms, MoveAsk
 from gateway.serve.assembly import Gateway
 from loadtest.lab.dst.course import Course
-from loadtest.lab.dst.members import Members
-from loadtest.lab.dst.one_decider import OneDecider
-from loadtest.lab.dst.relay_parts import Decider, Relay
+from loadtest.lab.dst.relays.members import Members
+from loadtest.lab.dst.relays.one_decider import OneDecider
+from loadtest.lab.dst.relays.parts import Decider, Relay
 
 ARRIVES = 3.0  # seconds that a question may be held back, and a little more
 WITHIN = 1.0  # seconds after a relay's death by which all it held is back

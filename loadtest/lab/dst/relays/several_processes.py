@@ -1,8 +1,6 @@
-"""World of one simulation with relays: clients, relays, deciders and engines, in virtual time.
+"""Gateway of several processes in a simulation: relays, and the decider or the cluster that they ask.
 
-    wrong = vtime.run(simulate_relays(case, log))
-
-Relays and deciders are the code that runs as processes; `relay_laws.py` says what must hold. Whom a relay reaches say
+Relays and deciders are the code that runs as processes; `laws.py` says what must hold. Whom a relay reaches say
 `one_decider.py` and, for a cluster, `members.py`.
 """
 
@@ -11,79 +9,68 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Iterator
-from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from gateway.core.policy.policy import Policy
 from gateway.core.request.record import Record
 from gateway.decider.loading import Configuration
 from gateway.frames.channel import Channel
 from loadtest.lab.dst.answers import Reader
-from loadtest.lab.dst.case import Call, Reload
-from loadtest.lab.dst.course import Course, OpenCalls
-from loadtest.lab.dst.members import Members
-from loadtest.lab.dst.one_decider import OneDecider
-from loadtest.lab.dst.parts import believe_rates, engine_of, faults_of_transfers, roles_of
-from loadtest.lab.dst.relay_case import DeciderFault, MemberFault, RelayCase, RelayEvent, RelayFault
-from loadtest.lab.dst.relay_laws import RelayLaws
-from loadtest.lab.dst.relay_parts import ClientLine, Log, Relay
+from loadtest.lab.dst.case import Call, DeciderFault, Event, MemberFault, RelayFault, Reload
+from loadtest.lab.dst.parts import believe_rates
+from loadtest.lab.dst.relays.laws import RelayLaws
+from loadtest.lab.dst.relays.members import Members
+from loadtest.lab.dst.relays.one_decider import OneDecider
+from loadtest.lab.dst.relays.parts import ClientLine, Log, Relay
 from loadtest.load.workload import Planned
-from loadtest.simulate.inprocess import GatewayTarget, policy_of
+from loadtest.simulate.inprocess import GatewayTarget
 from loadtest.simulate.memory_frames import FrameLink
 from loadtest.simulate.relays import look_for_stalls, pid_of, relay_of
-from loadtest.simulate.run_records import Fault
 from loadtest.simulate.simulated_client import ClientCall, Try
-from loadtest.simulate.simulation import strike
 
-LONGEST = 300.0  # seconds after the last thing happened by which every call must have ended
+if TYPE_CHECKING:
+    from loadtest.lab.dst.world import World
+
 SETTLES = 3.0  # seconds after the last call, in which nothing of any may come, and by which none may be left
 ELECTS = 16.0  # by which none may be left of a cluster, where somebody must be elected first
 LATE = 0.3  # seconds after its deadline a call may need to notice it, beside its way to the decider
 LOOK = 0.25  # seconds between two looks for engines that have stopped
 
 
-class RelayWorld:
-    """Everything of one simulation. `log` takes all that happens, a line each; `read` reads policies."""
+class SeveralProcesses:
+    """Gateway of several processes: relays, and the deciders that they ask."""
 
-    def __init__(self, case: RelayCase, log: list[str], read: Callable[[bytes], Policy]) -> None:
-        self.case = case
-        self.course = course = Course(case, log, self._happen, lambda: list(self._calls.numbers.values()))
-        self.tell, self.found, self.loop = course.tell, course.found, course.loop
-        self._read = read
-        self._policy = read(case.policy.encode())
-        self._rng = random.Random(f"relays {case.seed}")  # noqa: S311 # a simulation
-        self._memories = [engine_of(machine, number) for number, machine in enumerate(case.fixed)]
-        self._roles = roles_of(case)
-        for number, _ in enumerate(self._roles):
-            faults_of_transfers(case, number, self._memories)
-        self._events = dict(zip(case.numbers, case.events, strict=True))
-        self._calls = OpenCalls(case.seed, self, course)
-        self._asked: dict[int, tuple[Try, Call]] = {}  # by the try's identity
+    longest = 300.0  # seconds after the last event by which every call must have ended
+    left_to_proxies = 0  # no proxy asks it
+
+    def __init__(self, world: World) -> None:
+        self.world, self.case, self.course = world, world.case, world.course
+        self.tell, self.found, self.loop = world.tell, world.found, world.loop
+        self._policy = world.read(self.case.policy.encode())
+        self._rng = random.Random(f"relays {self.case.seed}")  # noqa: S311 # a simulation
         self._ending: set[asyncio.Task[None]] = set()
         self._epoch = 0  # of the last process that began
         self.relays: list[Relay] = []
-        self._rule: OneDecider | Members = Members(self) if case.members else OneDecider(self)
-        self.laws = RelayLaws(course, self._rule, self.relays)
+        self._rule: OneDecider | Members = Members(self) if self.case.members else OneDecider(self)
+        self.laws = RelayLaws(world.course, self._rule, self.relays)
+        self.at_rest = self.laws.at_rest
         self._target = self._rule.begin()
-        self._target.records.heard = self._heard
-        for number in range(1, case.relays + 1):
+        self._target.records.heard = world.heard
+        for number in range(1, self.case.relays + 1):
             self._begin_relay(number)
 
     # -- the run ------------------------------------------------------------------------------------------------
 
-    async def run(self) -> str:
-        """From the first event until nothing is left. What was wrong first; empty: nothing."""
-        course = self.course
-        course.watch(self.laws.at_rest)
-        self._look()
-        await course.play(LONGEST)
-        if not course.wrong:
-            await self._settle()
-        await self._aclose()
-        return course.wrong
+    def begin(self) -> None:
+        """Look for engines that have stopped, from now on."""
+        for relay in self.relays:
+            if relay.ready:
+                look_for_stalls(relay.side)
+        self._rule.look()
+        if not self.course.over:
+            self.loop.call_later(LOOK, self.begin)
 
-    async def _settle(self) -> None:
-        """No client waits any more: until nothing is left of any call."""
+    async def settle(self) -> None:
+        """Wait until nothing is left of any call: no client waits any more."""
         course = self.course
         course.reopen()
         until = self.loop.time() + (ELECTS if self.case.members else SETTLES)
@@ -93,31 +80,27 @@ class RelayWorld:
         for each in left:
             self.found(each)
 
-    async def _aclose(self) -> None:
+    async def aclose(self) -> None:
+        """End all processes."""
         for relay in self.relays:
             if relay.dead_at < 0.0:
                 await relay.aclose(self.loop.time())
         await self._rule.aclose()
         await asyncio.gather(*self._ending)
-        self.course.check_tasks()
 
     def _left(self) -> Iterator[str]:
-        yield from self.laws.left(len(self._asked))
-        for number, memory in enumerate(self._memories):
+        yield from self.laws.left(len(self.world.asked))
+        for number, memory in enumerate(self.world.engines):
             if memory.open:
                 yield f"{len(memory.open)} requests are open at engine-{number}"
         for id in self._target.records.open:
             yield f"call {id} has no record"
 
-    def _happen(self, number: int, event: RelayEvent) -> None:
+    def happen(self, event: Event) -> None:
+        """Let an event happen that is no call and no engine's fault."""
         match event:
-            case Call():
-                self._calls.begin(number, event)
-            case Fault():
-                for each in event.engines:
-                    strike(self._memories[each], event)
             case Reload():
-                self._policy = self._read(event.policy.encode())
+                self._policy = self.world.read(event.policy.encode())
                 self._rule.apply(self._policy)
             case RelayFault():
                 self._befalls(event)
@@ -126,14 +109,6 @@ class RelayWorld:
             case MemberFault():
                 self._rule.befalls_member(event)
 
-    def _look(self) -> None:
-        for relay in self.relays:
-            if relay.ready:
-                look_for_stalls(relay.side)
-        self._rule.look()
-        if not self.course.over:
-            self.loop.call_later(LOOK, self._look)
-
     def epoch(self) -> int:
         """The next process's."""
         self._epoch += 1
@@ -141,7 +116,9 @@ class RelayWorld:
 
     def target(self) -> GatewayTarget:
         """Return another gateway, over the same engines."""
-        target = GatewayTarget(self._policy, self._memories, seed=self.case.seed + self._epoch, roles=self._roles)
+        target = GatewayTarget(
+            self._policy, self.world.engines, seed=self.case.seed + self._epoch, roles=self.world.roles
+        )
         believe_rates(self.case, target.gateway)
         target.gateway.apply(Configuration(self._policy, {}))
         return target
@@ -227,38 +204,27 @@ class RelayWorld:
         """A dead relay's call has no record, and nobody waits for it."""
         self._target.records.open.pop(request_id, None)
 
-    # -- clients ------------------------------------------------------------------------------------------------
+    # -- calls --------------------------------------------------------------------------------------------------
 
-    def send(self, call: Planned, client_call: ClientCall, tried: Try) -> Callable[[], None]:
-        """To a relay that lives; to nobody, where there is none."""
-        event = self._events[self._calls.numbers[client_call]]
-        assert isinstance(event, Call)  # noqa: S101 # nothing else is sent
+    @property
+    def listens(self) -> bool:
+        """Whether a relay lives that a client can reach."""
+        return any(relay.ready for relay in self.relays)
+
+    def send(self, event: Call, call: Planned, reader: Reader, tried: Try) -> Callable[[], None]:
+        """Send a request to a relay that lives, to each in turn."""
         ready = [relay for relay in self.relays if relay.ready]
-        if not ready:
-            self.loop.call_soon(client_call.over, False)
-            return partial(self._calls.leave, client_call)
-        relay = ready[len(self._asked) % len(ready)]
-        self._asked[id(tried)] = tried, event
-        line = ClientLine(Reader(client_call, event, self.found))
+        relay = ready[(len(self.world.asked) - 1) % len(ready)]
+        line = ClientLine(reader)
         relay.lines.append(line)
         self._target.doors = (relay.side,)
         return self._target.send(call, cast("ClientCall", line), tried)
 
-    def _heard(self, record: Record, tried: Try | None) -> None:
-        """The end of a call, in its relay's log."""
-        self.tell(f"record {record.request_id} {record.outcome.value} after {record.total:.4f} s: {record.reason}")
-        if tried is None:
-            self.found(f"a record of {record.request_id}, which is nobody's or has one")
-            return
-        _, call = self._asked[id(tried)]
-        if record.outcome.value == "bug":
-            self.found(f"call {record.request_id} ended without an outcome")
+    def heard(self, record: Record, call: Call) -> None:
+        """Judge the end of a call, in its relay's log."""
         late = LATE + 0.25 + 4 * (self.case.delay + self.case.spread)
         if call.within and record.total > call.within + late:
             self.found(f"call {record.request_id} had {call.within} s and took {record.total:.4f} s")
 
-
-async def simulate_relays(case: RelayCase, log: list[str], read: Callable[[bytes], Policy] = policy_of) -> str:
-    """Run it, in virtual time. What was wrong first, empty for nothing; `log` takes all that happens, a line each;
-    `read` reads policies. Raises vtime.Deadlock."""
-    return await RelayWorld(case, log, read).run()
+    def copied(self, record: Record) -> None:
+        """Expect nothing of the record of a copy of a call."""
