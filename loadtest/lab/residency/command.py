@@ -27,8 +27,8 @@ seconds, and the same seed gives the same numbers.
   python -m loadtest.lab.residency --machines 1000      the laws, over random machines with faults, on every core
 
 rows:
-  turns   three models in turn on memory for two: loads a minute, and whether a Retry-After comes true
-  rounds  three models in turn on two GPUs without a pause: whether they wake or start, and foretold waits
+  turns   three models in turn on memory for two: loads a minute
+  rounds  three models in turn on two GPUs without a pause: whether they wake or start
 
 with --machines N, in their place: N random machines, each with GPUs, models, wrong estimates and faults of its own:
   laws    stuck models, memory beyond a GPU, calls lost without an error, and whatever else must never be
