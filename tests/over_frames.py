@@ -102,7 +102,7 @@ async def gateway_over(
             gateway.bodies,
         )
         gateway.server = Server(gateway.pipeline, gateway.server.settings, gateway.bodies)
-        await gateway.server.listen("127.0.0.1", 0)
+        await gateway.server.listen("127.0.0.1:0")
         try:
             yield gateway
         finally:

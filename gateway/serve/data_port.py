@@ -175,15 +175,8 @@ class MachinePort:
         if self._process is not None:
             await self._listen_to_relays(self._process)
             return
-        server, where = self._gateway.server, self._options.listen
-        if self._inherited.data:
-            for each in self._inherited.data:
-                await server.listen(None, None, sock=each, ssl=context, owner=self._inherited.owner)
-        elif where.startswith("unix:"):
-            await server.listen(None, None, path=where.removeprefix("unix:"), ssl=context)
-        else:
-            host, _, port = where.rpartition(":")
-            await server.listen(host.strip("[]"), int(port), ssl=context)
+        for where in self._inherited.data or [self._options.listen]:
+            await self._gateway.server.listen(where, ssl=context, owner=self._inherited.owner)
 
     async def _listen_to_relays(self, process: DeciderProcess) -> None:
         self._hub.start()

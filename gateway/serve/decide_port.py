@@ -80,12 +80,8 @@ class DecideListener:
     async def listen(self) -> None:
         """Take connections from now on. Raises StartError."""
         try:
-            if self._where.startswith("unix:"):
-                bound = unix_socket(self._where.removeprefix("unix:"), MODE)
-                await self.server.listen(None, None, sock=bound, owner=True)
-            else:
-                host, _, port = self._where.rpartition(":")
-                await self.server.listen(host.strip("[]"), int(port))
+            path = self._where.removeprefix("unix:")
+            await self.server.listen(path if path == self._where else unix_socket(path, MODE))
         except OSError as error:
             why = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
             raise StartError(f"--decide {self._where}: {why}") from error

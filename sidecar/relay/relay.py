@@ -102,7 +102,7 @@ class Relay:
             watched.start(self._server.go_by)
             self._certificate = watched
         listen = settings.listen
-        await self._server.listen(listen.host.strip("[]"), listen.port, ssl=context)
+        await self._server.listen(str(listen), ssl=context)
         bound = Address(listen.host, int(self._server.addresses[0].rpartition(":")[2]))
         return msgspec.structs.replace(settings, listen=bound)
 

@@ -203,7 +203,7 @@ async def gateway_over(
         gateway.fleet.has_models(engine, [ModelCard(id="m", max_model_len=8192)])
         engine.check(True, gateway.clock())
     gateway.server.settings = structs.replace(gateway.server.settings, **wire)
-    await gateway.server.listen("127.0.0.1", 0)
+    await gateway.server.listen("127.0.0.1:0")
     try:
         yield gateway
     finally:

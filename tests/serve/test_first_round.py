@@ -61,7 +61,7 @@ class World:
 
     async def start(self) -> None:
         self.gateway.telemetry.start()
-        await self.gateway.server.listen("127.0.0.1", 0)
+        await self.gateway.server.listen("127.0.0.1:0")
         self.client = httpx.AsyncClient(base_url=self.gateway.server.addresses[0], trust_env=False, timeout=30.0)
 
     def call(self, model: str = "m") -> asyncio.Task[httpx.Response]:

@@ -232,7 +232,7 @@ def serve(
         handler = Recorder(later)
         held = BodyMemory() if bodies is None else bodies
         server = Server(handler, ServerSettings(**settings), held)
-        await server.listen(None if path else "127.0.0.1", None if path else 0, path=path, ssl=tls)
+        await server.listen(f"unix:{path}" if path else "127.0.0.1:0", ssl=tls)
         rig = Rig(server, handler)
         try:
             await scenario(rig)

@@ -409,7 +409,7 @@ def test_a_successors_unix_socket_is_left_alone(tmp_path: Path) -> None:
 
     async def scenario(rig: Rig) -> None:
         successor = Server(Recorder(), ServerSettings())
-        await successor.listen(None, None, path=path)
+        await successor.listen(f"unix:{path}")
         rig.server.stop_accepting()
         client = await rig.client()
         assert await client.is_alive()

@@ -322,7 +322,7 @@ def test_a_relay_that_is_full_leaves_newcomers_to_one_that_is_not(tmp_path: Path
         rigs = []
         for index in range(2):
             server = Server(recorder, ServerSettings(max_connections=4), board=RelaySeats(board, index))
-            await server.listen(None, None, sock=listening.dup(), ssl=context)
+            await server.listen(listening.dup(), ssl=context)
             rigs.append(Rig(server, recorder))
         listening.close()
         clients = await asyncio.gather(*(rigs[0].client(ssl=trust) for _ in range(8)))

@@ -12,8 +12,6 @@ import os
 import socket
 import ssl as tls
 import stat
-from collections.abc import Sequence
-from typing import Any
 
 from gateway.core.request.body_memory import BodyMemory
 from gateway.relay.wire.connection import ClientConnection
@@ -73,45 +71,27 @@ class Server:
         return self._shared.refusals
 
     async def listen(
-        self,
-        host: str | None,
-        port: int | None,
-        *,
-        path: str | None = None,
-        ssl: tls.SSLContext | None = None,
-        sock: socket.socket | None = None,
-        owner: bool = False,
+        self, where: str | socket.socket, *, ssl: tls.SSLContext | None = None, owner: bool = True
     ) -> None:
-        """Listen on TCP, on a unix socket at `path`, or on a bound `sock`. `owner`: the path of a unix `sock` is
-        removed at the end, as that of `path` is. Raises OSError if that is not possible."""
+        """Listen at HOST:PORT, at unix:PATH, or on a listening socket. `owner`: the path of a unix socket is removed at
+        the end. Raises OSError if that is not possible."""
         loop = asyncio.get_running_loop()
         if ssl is not None:
             self.go_by(ssl)
-            bound = (
-                [sock] if sock is not None else [unix_socket(path)] if path is not None else await _tcp(host, port or 0)
-            )
-            listening = tuple(bound)
-            self._listeners += [TlsListener(self._shared, each, self._next_context) for each in listening]
-        elif sock is not None and self._shared.board is not None:
-            listening = (sock,)
-            self._listeners.append(SharedListener(self._shared, sock))
-        else:
-            if path is not None:
-                listener = await loop.create_unix_server(self._connection, path, backlog=_BACKLOG)
-            elif sock is not None and sock.family == socket.AF_UNIX:
-                listener = await loop.create_unix_server(self._connection, sock=sock, backlog=_BACKLOG)
-            elif sock is not None:
-                listener = await loop.create_server(self._connection, sock=sock, backlog=_BACKLOG)
+        bound = await asyncio.to_thread(bound_sockets, where) if isinstance(where, str) else [where]
+        for each in bound:
+            unix = each.family == socket.AF_UNIX
+            if ssl is not None:
+                self._listeners.append(TlsListener(self._shared, each, self._next_context))
+            elif self._shared.board is not None:
+                self._listeners.append(SharedListener(self._shared, each))
             else:
-                listener = await loop.create_server(self._connection, host, port or 0, backlog=_BACKLOG)
-            listening = tuple(listener.sockets)
-            self._listeners.append(listener)
-        if owner and sock is not None and sock.family == socket.AF_UNIX:
-            path = sock.getsockname()
-        if path is not None:
-            self._unix_paths.append((path, os.stat(path).st_ino))
-        for each in listening:
-            if each.family in (socket.AF_INET, socket.AF_INET6):
+                create = loop.create_unix_server if unix else loop.create_server
+                self._listeners.append(await create(self._connection, sock=each, backlog=_BACKLOG))
+            if unix and owner:
+                path = each.getsockname()
+                self._unix_paths.append((path, os.stat(path).st_ino))
+            elif not unix:
                 _find_half_open(each, self._shared.settings.half_open_timeout)
             self.addresses.append(address_of(each, ssl is not None))
         self._shared.tell_board()
@@ -190,26 +170,16 @@ class Server:
         return True
 
 
-async def _tcp(host: str | None, port: int) -> list[socket.socket]:
-    """Listening sockets on every address that a name stands for. Raises OSError."""
-    loop = asyncio.get_running_loop()
-    return _bound(await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE))
-
-
 def bound_sockets(listen: str) -> list[socket.socket]:
-    """Listening sockets for HOST:PORT or unix:PATH, for other processes to accept from. Raises OSError."""
+    """Listening sockets for HOST:PORT, on every address that the name stands for, or for unix:PATH. Raises OSError."""
     if listen.startswith("unix:"):
         return [unix_socket(listen.removeprefix("unix:"))]
     host, _, port = listen.rpartition(":")
-    flags = socket.AI_PASSIVE
-    return _bound(socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=flags))
-
-
-def _bound(found: Sequence[tuple[Any, Any, Any, Any, Any]]) -> list[socket.socket]:
-    """A listening socket on each of these addresses. Raises OSError."""
-    bound: list[socket.socket] = []
+    flags, bound = socket.AI_PASSIVE, list[socket.socket]()
     try:
-        for family, _, _, _, address in dict.fromkeys(found):
+        for family, _, _, _, address in dict.fromkeys(
+            socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=flags)
+        ):
             bound.append(socket.create_server(address[:2], family=family, backlog=_BACKLOG))
     except OSError:
         for each in bound:

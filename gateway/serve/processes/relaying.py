@@ -92,7 +92,7 @@ async def relay(options: Options, policy: Policy, open_files: int, errors: LineW
         secure, context = certificate_of("--tls-", options.certificate, stack, side.server.go_by)
         signals.on_hangup(partial(_look, secure, log))
         for listening in place.data:
-            await side.server.listen(None, None, sock=listening, ssl=context)
+            await side.server.listen(listening, ssl=context, owner=False)
         freeze()
         beats.tell(READY)
         await side.until_drained(signals)
