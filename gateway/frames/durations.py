@@ -5,58 +5,46 @@ Whoever sends takes its own time from each; whoever receives adds its own. What 
 
 from __future__ import annotations
 
-from gateway.frames.messages import (
-    ArrivalAsk,
-    Ask,
-    CallEnd,
-    CallFacts,
-    FirstByte,
-    GrantTerms,
-    Held,
-    Judgement,
-    Message,
-    RefusedCall,
-    UnreadRequest,
-)
+from gateway.frames import messages as frames
 
 
-def shift(message: Message, by: float) -> None:
+def shift(message: frames.Message, by: float) -> None:
     """Add `by` seconds to every time of a message, in place. 0 stands for no time where a field says so."""
     match message:
-        case Ask():
+        case frames.Ask():
             _ask(message, by)
-        case FirstByte() | UnreadRequest() | ArrivalAsk():
+        case frames.FirstByte() | frames.UnreadRequest() | frames.ArrivalAsk():
             message.at += by
-        case CallEnd():
+        case frames.CallEnd():
             message.at += by
             if message.first_byte is not None:
                 message.first_byte += by
-        case Held():
+        case frames.Held():
             _ask(message.ask, by)
             _terms(message.terms, by)
             message.first_byte += by if message.first_byte else 0.0
-        case Judgement():
+        case frames.Judgement():
             _facts(message.facts, by)
-        case GrantTerms():
+        case frames.GrantTerms():
             _terms(message, by)
-        case RefusedCall():
+        case frames.RefusedCall():
             _facts(message.facts, by)
         case _:
             return
 
 
-def _ask(ask: Ask, by: float) -> None:
+def _ask(ask: frames.Ask, by: float) -> None:
     ask.call.arrived += by
     ask.call.deadline += by
     _facts(ask.facts, by)
 
 
-def _terms(terms: GrantTerms, by: float) -> None:
+def _terms(terms: frames.GrantTerms, by: float) -> None:
     terms.taken_at += by
     _facts(terms.facts, by)
 
 
-def _facts(facts: CallFacts | None, by: float) -> None:
+def _facts(facts: frames.CallFacts | None, by: float) -> None:
     if facts is not None:
         facts.deadline += by
         facts.ttft_by += by

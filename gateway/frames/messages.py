@@ -473,6 +473,9 @@ class DrainOrder(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc
     decider: Annotated[str, Meta(max_length=4096)] = ""
 
 
+Question: TypeAlias = Ask | WaitAsk | RetryAsk | MoveAsk | SecondAsk | ModelsAsk | ArrivalAsk
+Answer: TypeAlias = GrantTerms | RefusedCall | RetryAnswer | SecondNone | ModelsAnswer | ArrivalAnswer
+OfCall: TypeAlias = WaitAsk | Prefilled | Answered | AttemptFailed | RetryAsk | MoveAsk | SecondAsk | SecondEnd
 FromRelay: TypeAlias = (
     Hello | Ask | WaitAsk | FirstByte | Answered | AttemptFailed | RetryAsk | MoveAsk | SecondAsk | SecondEnd
     | CallEnd | Held | AllHeld | UnreadRequest | ModelsAsk | RelayCounts | ArrivalAsk

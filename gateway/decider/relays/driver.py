@@ -15,26 +15,12 @@ from gateway.core.request.outcome import Refused
 from gateway.decider.dispatch import QueuePlace
 from gateway.decider.grant import LocalGrant
 from gateway.decider.relays.served import ServedCall
+from gateway.frames import messages as frames
 from gateway.frames.calls import facts_of, refusal_of
-from gateway.frames.messages import (
-    Answered,
-    AttemptFailed,
-    Judgement,
-    MoveAsk,
-    Prefilled,
-    RetryAnswer,
-    RetryAsk,
-    SecondAsk,
-    SecondEnd,
-    SecondNone,
-    WaitAsk,
-)
 from gateway.shared.tasks import telling
 
 if TYPE_CHECKING:
     from gateway.decider.relays.hub import RelayHub
-
-CallMessage = WaitAsk | Prefilled | Answered | AttemptFailed | RetryAsk | MoveAsk | SecondAsk | SecondEnd
 
 
 class CallDriver:
@@ -55,33 +41,33 @@ class CallDriver:
         elif ask.wait:
             self._decided(served, self._wait)
 
-    def take(self, message: CallMessage, served: ServedCall) -> None:
+    def take(self, message: frames.OfCall, served: ServedCall) -> None:
         """Do what a message about a call that is here says."""
         grant = served.grant
         if grant is not None:
             self._of_grant(message, served, grant)
-        elif isinstance(message, WaitAsk) and self._new_turn(served, message.turn):
+        elif isinstance(message, frames.WaitAsk) and self._new_turn(served, message.turn):
             self._decided(served, self._wait)
 
-    def _of_grant(self, message: CallMessage, served: ServedCall, grant: LocalGrant) -> None:
+    def _of_grant(self, message: frames.OfCall, served: ServedCall, grant: LocalGrant) -> None:
         match message:
-            case Prefilled() if message.turn == served.turn:
+            case frames.Prefilled() if message.turn == served.turn:
                 grant.prefilled(message.at, message.failure, message.message, message.reason)
-            case Answered() if message.turn == served.turn:
+            case frames.Answered() if message.turn == served.turn:
                 grant.answered(message.status)
-            case AttemptFailed() if message.turn == served.turn:
+            case frames.AttemptFailed() if message.turn == served.turn:
                 attempt = served.second if message.second else grant
                 if attempt is not None:
                     pause = message.pause
                     attempt.failed(message.kind, message.message, message.reason, over=message.over, pause=pause)
-            case RetryAsk() if self._new_turn(served, message.turn):
+            case frames.RetryAsk() if self._new_turn(served, message.turn):
                 self._run(served, self._retry(served, grant, message))
-            case MoveAsk() if self._new_turn(served, message.turn):
+            case frames.MoveAsk() if self._new_turn(served, message.turn):
                 grant.ending = grant.ending if message.ending is None else message.ending
                 self._run(served, self._move(served, grant, message))
-            case SecondAsk() if self._new_turn(served, message.turn):
+            case frames.SecondAsk() if self._new_turn(served, message.turn):
                 self._run(served, self._second(served, grant, message))
-            case SecondEnd() if message.turn == served.turn and served.second is not None:
+            case frames.SecondEnd() if message.turn == served.turn and served.second is not None:
                 second, served.second = served.second, None
                 if message.taken:
                     grant.ending = message.ending
@@ -132,7 +118,7 @@ class CallDriver:
 
     def _tell_judged(self, served: ServedCall) -> None:
         lines = b"" if served.admission is None else served.admission.headers(self._hub.clock())
-        self._send(Judgement(served.ask.number, served.turn, facts_of(served.call), lines))
+        self._send(frames.Judgement(served.ask.number, served.turn, facts_of(served.call), lines))
 
     def _wait(self, served: ServedCall) -> None:
         """A grant at once, or a place in the queue. Raises Refused."""
@@ -173,21 +159,21 @@ class CallDriver:
         self._introduce(grant)
         self._send(served.terms(grant, turn, hub.epoch, grant.hedge_after(), hub.clock()))
 
-    async def _retry(self, served: ServedCall, grant: LocalGrant, message: RetryAsk) -> None:
+    async def _retry(self, served: ServedCall, grant: LocalGrant, message: frames.RetryAsk) -> None:
         served.attempts = message.attempts
         pause = await grant.again(message.kind, message.attempts, set(message.failed))
-        self._send(RetryAnswer(message.number, message.turn, pause))
+        self._send(frames.RetryAnswer(message.number, message.turn, pause))
 
-    async def _move(self, served: ServedCall, grant: LocalGrant, message: MoveAsk) -> None:
+    async def _move(self, served: ServedCall, grant: LocalGrant, message: frames.MoveAsk) -> None:
         await self._hub.until_synced()
         await grant.move(frozenset(message.exclude))
         self._tell_granted(served, grant, message.turn)
 
-    async def _second(self, served: ServedCall, grant: LocalGrant, message: SecondAsk) -> None:
+    async def _second(self, served: ServedCall, grant: LocalGrant, message: frames.SecondAsk) -> None:
         await self._hub.until_synced()
         served.second = await grant.second()
         if served.second is None:
-            self._send(SecondNone(message.number, message.turn))
+            self._send(frames.SecondNone(message.number, message.turn))
         else:
             self._tell_granted(served, served.second, message.turn)
 

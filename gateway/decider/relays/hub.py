@@ -25,18 +25,9 @@ from gateway.decider.local import LocalDecider
 from gateway.decider.relays.served import ServedCall
 from gateway.decider.relays.session import RelaySession
 from gateway.decider.relays.totals import RelayTotals
+from gateway.frames import messages as frames
 from gateway.frames.channel import Channel
 from gateway.frames.codec import from_relay
-from gateway.frames.messages import (
-    CountsAsk,
-    DrainOrder,
-    EngineNews,
-    FleetNews,
-    Hello,
-    ModelNews,
-    PolicyNews,
-    RelayCounts,
-)
 from gateway.shared.tasks import cancel, lasting
 from gateway.upstream.trust import Trust
 
@@ -50,7 +41,7 @@ class OrphanedCalls(msgspec.Struct, frozen=True):
     """The calls of a relay whose connection has ended. While its process lives they may run, and hold what they hold:
     it comes again and tells of them."""
 
-    hello: Hello
+    hello: frames.Hello
     calls: dict[int, ServedCall]
 
 
@@ -101,7 +92,7 @@ class RelayHub:
         self._expected = dict(expected)
         self._orphans: dict[int, OrphanedCalls] = {}  # by relay
         self._snapshots: dict[int, Snapshot] = {}
-        self._policy: PolicyNews | None = None
+        self._policy: frames.PolicyNews | None = None
         self._counting: list[asyncio.Future[None]] = []
         self._uncounted: set[RelaySession] = set()
         self._task: asyncio.Task[None] | None = None
@@ -144,7 +135,7 @@ class RelayHub:
         here = {each.hello.relay: each.hello.pid for each in self.sessions if each.hello is not None}
         return {**self._expected, **here}
 
-    def joins(self, session: RelaySession, hello: Hello) -> bool:
+    def joins(self, session: RelaySession, hello: frames.Hello) -> bool:
         """Whether a relay may join; an earlier life of it, or connection, gives way. What an earlier connection's calls
         hold stays held until it has told of them."""
         for other in [each for each in self.sessions if each.hello and each.hello.relay == hello.relay]:
@@ -189,7 +180,7 @@ class RelayHub:
             self.empty.set()
 
     @property
-    def orphans(self) -> Iterator[tuple[Hello, dict[int, ServedCall]]]:
+    def orphans(self) -> Iterator[tuple[frames.Hello, dict[int, ServedCall]]]:
         """Relays whose connection has ended, and their calls."""
         return ((kept.hello, kept.calls) for kept in self._orphans.values())
 
@@ -237,7 +228,7 @@ class RelayHub:
         metered = [name for name in snapshot.tenants.accounts if limits.limited and limits.counts_tokens(name)]
         policy = msgspec.Raw(msgspec.msgpack.encode(snapshot.policy))
         jwks = b"" if snapshot.tenants.tokens is None else snapshot.tenants.tokens.jwks
-        self._policy = PolicyNews(self.version, policy, cache_secret, limits.limited, metered, jwks)
+        self._policy = frames.PolicyNews(self.version, policy, cache_secret, limits.limited, metered, jwks)
         for session in self.sessions:
             session.send(self._policy)
             self.tell_fleet(session)
@@ -266,7 +257,7 @@ class RelayHub:
         session.news = news
         session.send(news)
 
-    def _news(self) -> FleetNews:
+    def _news(self) -> frames.FleetNews:
         decider = self.decider
         fleet, engines = decider.fleet, []
         for each in fleet:
@@ -274,10 +265,10 @@ class RelayHub:
             told = None if trust is None else (trust.ca, trust.name)
             # A decider that has just begun knows of none that it is down.
             up = each.health.up or each.id in fleet.unasked
-            engines.append(EngineNews(each.id, each.url, key, told, up, each.label))
+            engines.append(frames.EngineNews(each.id, each.url, key, told, up, each.label))
         names = [name for name in fleet.models if len(name) <= 256]
-        models = tuple([ModelNews(name, fleet.context(name), decider.window(name)) for name in names])
-        return FleetNews(tuple(engines), models, decider.up)
+        models = tuple([frames.ModelNews(name, fleet.context(name), decider.window(name)) for name in names])
+        return frames.FleetNews(tuple(engines), models, decider.up)
 
     async def _watch(self) -> None:
         while True:
@@ -294,7 +285,7 @@ class RelayHub:
 
     # -- totals -------------------------------------------------------------------------------------------------
 
-    def counted(self, session: RelaySession, counts: RelayCounts) -> None:
+    def counted(self, session: RelaySession, counts: frames.RelayCounts) -> None:
         """A relay's totals of now."""
         assert session.hello is not None  # noqa: S101 # it is the first of all messages
         session.counts = counts
@@ -309,7 +300,7 @@ class RelayHub:
         self._counting.append(counted)
         self._uncounted.update(self.sessions)
         for session in self.sessions:
-            session.send(CountsAsk())
+            session.send(frames.CountsAsk())
         if not self._uncounted:
             self._all_counted()
         await asyncio.wait((counted,), timeout=COUNTED_WITHIN)
@@ -325,14 +316,14 @@ class RelayHub:
     async def drain(self, within: float) -> None:
         """Have every relay finish what is under way, and end; back when none is left."""
         for session in self.sessions:
-            session.send(DrainOrder(within))
+            session.send(frames.DrainOrder(within))
         await self.empty.wait()
 
     def hand_over(self, within: float, decider: str) -> None:
         """Have every relay finish gently within so many seconds, and ask the decider at this socket from now on, which
         this one then hears no more of; empty: go on asking this one."""
         for session in list(self.sessions):
-            session.send(DrainOrder(within, True, decider))
+            session.send(frames.DrainOrder(within, True, decider))
             if decider and session.channel is not None:
                 session.channel.flush()
                 session.channel.deafen()

@@ -19,27 +19,9 @@ from gateway.decider.local import LocalAdmission
 from gateway.decider.relays.driver import CallDriver
 from gateway.decider.relays.resync import Resync
 from gateway.decider.relays.served import ServedCall, error_of
+from gateway.frames import messages as frames
 from gateway.frames.calls import refusal_of
 from gateway.frames.channel import Channel
-from gateway.frames.messages import (
-    VERSION,
-    AllHeld,
-    ArrivalAnswer,
-    ArrivalAsk,
-    Ask,
-    CallEnd,
-    EndedRecords,
-    FirstByte,
-    FleetNews,
-    FromRelay,
-    Held,
-    Hello,
-    ModelsAnswer,
-    ModelsAsk,
-    RelayCounts,
-    UnreadRequest,
-    Welcome,
-)
 
 if TYPE_CHECKING:
     from gateway.decider.relays.hub import RelayHub
@@ -52,13 +34,13 @@ class RelaySession:
 
     def __init__(self, hub: RelayHub) -> None:
         self.hub = hub
-        self.hello: Hello | None = None
-        self.counts: RelayCounts | None = None
+        self.hello: frames.Hello | None = None
+        self.counts: frames.RelayCounts | None = None
         self.calls: dict[int, ServedCall] = {}
-        self.waiting: dict[int, Ask] = {}  # asked before every relay had told what it holds
+        self.waiting: dict[int, frames.Ask] = {}  # asked before every relay had told what it holds
         self.resync = Resync(hub, self.calls)
         self.engines: frozenset[str] = frozenset()  # those that it knows
-        self.news: FleetNews | None = None  # what it was told of them last
+        self.news: frames.FleetNews | None = None  # what it was told of them last
         self.channel: Channel | None = None
         self._driver = CallDriver(hub, self.send, self._introduce)
         self._ended: dict[int, None] = {}
@@ -78,55 +60,55 @@ class RelaySession:
 
     # -- messages -----------------------------------------------------------------------------------------------
 
-    def take(self, message: FromRelay) -> None:
+    def take(self, message: frames.FromRelay) -> None:
         """Do what a message says."""
         if self.hello is None:
             self._hello(message)
             return
         match message:
-            case Ask():
+            case frames.Ask():
                 self._asked(message)
-            case CallEnd():
+            case frames.CallEnd():
                 self._call_ended(message)
-            case FirstByte():
+            case frames.FirstByte():
                 served = self.calls.get(message.number)
                 if served is not None and served.grant is not None and served.grant.hold.awaited:
                     served.grant.first_byte(message.at)
-            case RelayCounts():
+            case frames.RelayCounts():
                 self.hub.counted(self, message)
-            case EndedRecords():
+            case frames.EndedRecords():
                 for at, record in message.calls:
                     self.hub.ended(record, at)
             case _:
                 self._take_rare(message)
 
-    def _take_rare(self, message: FromRelay) -> None:
+    def _take_rare(self, message: frames.FromRelay) -> None:
         match message:
-            case Held():
+            case frames.Held():
                 self._held(message)
-            case AllHeld():
+            case frames.AllHeld():
                 self._all_held(message)
-            case UnreadRequest():
+            case frames.UnreadRequest():
                 self._unread(message)
-            case ArrivalAsk():
+            case frames.ArrivalAsk():
                 self._counted(message)
-            case ModelsAsk():
+            case frames.ModelsAsk():
                 task = asyncio.get_running_loop().create_task(self._models(message))
                 self._listing.add(task)
                 task.add_done_callback(self._listing.discard)
-            case Hello() | Ask() | CallEnd() | FirstByte() | RelayCounts() | EndedRecords():
+            case frames.Hello():
                 self.close("it says hello twice")
-            case _:
+            case _ if isinstance(message, frames.OfCall):
                 served = self.calls.get(message.number)
                 if served is not None:
                     self._driver.take(message, served)
 
-    def _hello(self, message: FromRelay) -> None:
+    def _hello(self, message: frames.FromRelay) -> None:
         hub = self.hub
-        if not isinstance(message, Hello):
+        if not isinstance(message, frames.Hello):
             self.close("it has not said hello")
-        elif message.version != VERSION:
-            self.close(f"it speaks version {message.version} of the frames, and this decider version {VERSION}")
+        elif message.version != frames.VERSION:
+            self.close(f"it speaks version {message.version} of the frames, and this decider version {frames.VERSION}")
         elif FencingToken(message.decider_epoch).fences(hub.epoch):
             self.close(f"it has met a decider of epoch {message.decider_epoch}: the epoch {hub.epoch} is over")
             hub.deposed(message.decider_epoch)
@@ -134,7 +116,7 @@ class RelaySession:
             self.close(f"relay {message.relay} is here with a later epoch than {message.epoch}")
         else:
             self.hello = message
-            self.send(Welcome(VERSION, hub.epoch))
+            self.send(frames.Welcome(frames.VERSION, hub.epoch))
             hub.tell_all(self)
 
     def send(self, message: Any) -> None:
@@ -177,7 +159,7 @@ class RelaySession:
 
     # -- a call's questions -------------------------------------------------------------------------------------
 
-    def _asked(self, ask: Ask) -> None:
+    def _asked(self, ask: frames.Ask) -> None:
         number = ask.number
         earlier = self.waiting.get(number)
         if number in self.calls or number in self._ended or (earlier is not None and ask.turn <= earlier.turn):
@@ -189,7 +171,7 @@ class RelaySession:
         else:
             self.answer(ask)
 
-    def answer(self, ask: Ask) -> None:
+    def answer(self, ask: frames.Ask) -> None:
         """Judge the call, and find it an engine where it wants one."""
         route = ROUTES.get(ask.call.route.encode())
         if route is None:
@@ -202,7 +184,7 @@ class RelaySession:
 
     # -- other questions and news -------------------------------------------------------------------------------
 
-    def _call_ended(self, end: CallEnd) -> None:
+    def _call_ended(self, end: frames.CallEnd) -> None:
         self.hub.changes += 1
         self.waiting.pop(end.number, None)
         self._ended[end.number] = None
@@ -219,7 +201,7 @@ class RelaySession:
         if served.grant is not None:
             self.hub.call_ended(served.grant.engine.id)
 
-    def _held(self, held: Held) -> None:
+    def _held(self, held: frames.Held) -> None:
         call = held.ask.call
         route = ROUTES.get(call.route.encode())
         if route is None:
@@ -227,7 +209,7 @@ class RelaySession:
         else:
             self.resync.restore(held, route)
 
-    def _all_held(self, told: AllHeld) -> None:
+    def _all_held(self, told: frames.AllHeld) -> None:
         """The relay has reported all that it holds: answer what it asked meanwhile."""
         if self.resync.done:
             return
@@ -240,7 +222,7 @@ class RelaySession:
                 self.answer(ask)
         self.hub.release()
 
-    def _unread(self, request: UnreadRequest) -> None:
+    def _unread(self, request: frames.UnreadRequest) -> None:
         """Count a request that was never judged. Its refusal by a limit would come too late."""
         try:
             admission = self._count(request)
@@ -249,25 +231,25 @@ class RelaySession:
         error = error_of(request.left, request.outcome)
         admission.__exit__(None if error is None else type(error), error, None)
 
-    def _count(self, request: UnreadRequest | ArrivalAsk) -> LocalAdmission:
+    def _count(self, request: frames.UnreadRequest | frames.ArrivalAsk) -> LocalAdmission:
         self.hub.changes += 1
         hub, record = self.hub, Record(request_id="", route="", tenant=request.tenant)
         snapshot, account = self.hub.payer(request.tenant, request.policy)
         return hub.decider.arrive(snapshot, account, record, request.at, b"")
 
-    def _counted(self, message: ArrivalAsk) -> None:
+    def _counted(self, message: frames.ArrivalAsk) -> None:
         try:
             self._count(message).__exit__(None, None, None)
         except Refused as refused:
             self.send(refusal_of(message.number, message.turn, refused))
         else:
-            self.send(ArrivalAnswer(message.number, message.turn))
+            self.send(frames.ArrivalAnswer(message.number, message.turn))
 
-    async def _models(self, message: ModelsAsk) -> None:
+    async def _models(self, message: frames.ModelsAsk) -> None:
         try:
             _, account = self.hub.payer(message.tenant, message.policy)
         except Refused as refused:
             self.send(refusal_of(message.number, message.turn, refused))
             return
         status, body = await self.hub.decider.models(message.path, account, lambda: False)
-        self.send(ModelsAnswer(message.number, message.turn, status, body))
+        self.send(frames.ModelsAnswer(message.number, message.turn, status, body))

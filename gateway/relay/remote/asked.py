@@ -9,28 +9,8 @@ import asyncio
 from collections.abc import Iterator
 
 from gateway.core.request.call import Call
+from gateway.frames import messages as frames
 from gateway.frames.calls import facts_of, fill_in, refused_of
-from gateway.frames.messages import (
-    ArrivalAnswer,
-    ArrivalAsk,
-    Ask,
-    CallEnd,
-    GrantTerms,
-    Held,
-    Judgement,
-    ModelsAnswer,
-    ModelsAsk,
-    MoveAsk,
-    RefusedCall,
-    RetryAnswer,
-    RetryAsk,
-    SecondAsk,
-    SecondNone,
-    WaitAsk,
-)
-
-Answer = GrantTerms | RefusedCall | RetryAnswer | SecondNone | ModelsAnswer | ArrivalAnswer
-Question = Ask | WaitAsk | RetryAsk | MoveAsk | SecondAsk | ModelsAsk | ArrivalAsk
 
 
 class AskedCall:
@@ -45,15 +25,15 @@ class AskedCall:
     def __init__(self, number: int, call: Call | None) -> None:
         self.number = number
         self.call = call  # None: it is no call, but a question of another kind
-        self.ask: Ask | None = None
-        self.question: Question | None = None  # that waits for an answer
-        self.answer: Answer | None = None
-        self.judgement: Judgement | None = None
-        self.terms: GrantTerms | None = None
-        self.second: GrantTerms | None = None
+        self.ask: frames.Ask | None = None
+        self.question: frames.Question | None = None  # that waits for an answer
+        self.answer: frames.Answer | None = None
+        self.judgement: frames.Judgement | None = None
+        self.terms: frames.GrantTerms | None = None
+        self.second: frames.GrantTerms | None = None
         self.first_byte = 0.0
         self.turn = 0  # of the last question
-        self.end = CallEnd(number, 0.0)
+        self.end = frames.CallEnd(number, 0.0)
         self._wake: asyncio.Future[None] | None = None
 
     @property
@@ -61,7 +41,7 @@ class AskedCall:
         """Time from which nobody waits for an answer."""
         return float("inf") if self.call is None else self.call.deadline
 
-    def asks(self, question: Question) -> Question:
+    def asks(self, question: frames.Question) -> frames.Question:
         """The question, from now on waiting for its answer."""
         self.question, self.answer = question, None
         return question
@@ -72,15 +52,15 @@ class AskedCall:
         self.turn += 1
         return self.turn
 
-    def take(self, message: Judgement | Answer) -> None:
+    def take(self, message: frames.Judgement | frames.Answer) -> None:
         """An answer has come. One to another question than that which waits came late, or twice."""
         if self.question is None or message.turn != self.question.turn:
             return
-        if isinstance(message, Judgement):
+        if isinstance(message, frames.Judgement):
             self.judgement = message
         else:
             self.question, self.answer = None, message
-            if isinstance(message, GrantTerms):
+            if isinstance(message, frames.GrantTerms):
                 if message.second:
                     self.second = message
                 else:
@@ -96,12 +76,12 @@ class AskedCall:
         finally:
             self._wake = None
 
-    async def answered(self) -> Answer:
+    async def answered(self) -> frames.Answer:
         """The answer to the question. Raises Refused."""
         while self.answer is None:
             await self.news()
         answer, self.answer = self.answer, None
-        if isinstance(answer, RefusedCall):
+        if isinstance(answer, frames.RefusedCall):
             if answer.facts is not None and self.call is not None:
                 fill_in(self.call, answer.facts)
             raise refused_of(answer)
@@ -109,29 +89,29 @@ class AskedCall:
 
     # -- to a new decider ---------------------------------------------------------------------------------------
 
-    def held(self) -> Iterator[Held]:
+    def held(self) -> Iterator[frames.Held]:
         """The grants that it has."""
-        if isinstance(self.question, MoveAsk):  # it has given its hold back
+        if isinstance(self.question, frames.MoveAsk):  # it has given its hold back
             return
         for terms in (self.terms, self.second):
             if terms is not None and self.ask is not None:
                 self.ask.turn = self.turn
-                yield Held(self.ask, terms, self.first_byte, terms is self.second)
+                yield frames.Held(self.ask, terms, self.first_byte, terms is self.second)
 
-    def asked_again(self) -> Question | None:
+    def asked_again(self) -> frames.Question | None:
         """The question that has no answer yet, of another turn: an answer to its earlier asking may yet come. What was
         judged and waits is judged anew: its charge went with the old decider. No second attempt is worth that."""
         question, ask = self.question, self.ask
         if question is None:
             return None
-        if isinstance(question, SecondAsk):
-            self.take(SecondNone(self.number, question.turn))
+        if isinstance(question, frames.SecondAsk):
+            self.take(frames.SecondNone(self.number, question.turn))
             return None
         question.turn = self.next_turn
-        if isinstance(question, WaitAsk) and ask is not None:
+        if isinstance(question, frames.WaitAsk) and ask is not None:
             ask.wait, ask.turn = True, question.turn
             question = ask
-        elif isinstance(question, MoveAsk) and ask is not None and self.call is not None:
+        elif isinstance(question, frames.MoveAsk) and ask is not None and self.call is not None:
             ask.facts, ask.front, ask.exclude, ask.turn = facts_of(self.call), True, question.exclude, question.turn
             question = ask
         return question

@@ -15,18 +15,9 @@ from gateway.core.request.call import Call
 from gateway.core.request.outcome import Outcome, Refused
 from gateway.core.request.record import Record
 from gateway.core.request.tenants import Account
+from gateway.frames import messages as frames
 from gateway.frames.calls import ask_of, facts_of, fill_in
-from gateway.frames.messages import (
-    ArrivalAsk,
-    Ask,
-    GrantTerms,
-    Left,
-    ModelsAnswer,
-    ModelsAsk,
-    UnreadRequest,
-    WaitAsk,
-)
-from gateway.relay.remote.asked import Answer, AskedCall
+from gateway.relay.remote.asked import AskedCall
 from gateway.relay.remote.grant import RemoteGrant
 from gateway.relay.remote.link import Link
 
@@ -81,13 +72,13 @@ class RemoteDecider:
         return 1.0 if known is None else known.window
 
     async def models(self, path: bytes, account: Account, given_up: Callable[[], bool]) -> tuple[int, bytes]:
-        answer = await self.ask_once(ModelsAsk(self.link.number(), 0, path, account.name, self.version))
-        assert isinstance(answer, ModelsAnswer)  # noqa: S101 # nothing else answers this
+        answer = await self.ask_once(frames.ModelsAsk(self.link.number(), 0, path, account.name, self.version))
+        assert isinstance(answer, frames.ModelsAnswer)  # noqa: S101 # nothing else answers this
         return answer.status, answer.body
 
     # -- for its admissions and grants --------------------------------------------------------------------------
 
-    async def ask_once(self, question: ModelsAsk | ArrivalAsk) -> Answer:
+    async def ask_once(self, question: frames.ModelsAsk | frames.ArrivalAsk) -> frames.Answer:
         """The answer to a question that is about no call. Raises Refused."""
         link, asked = self.link, AskedCall(question.number, None)
         link.calls[asked.number] = asked
@@ -109,13 +100,13 @@ class RemoteDecider:
         self._granted[id(call)] = asked
         return asked
 
-    def put(self, asked: AskedCall, question: Ask | WaitAsk) -> None:
+    def put(self, asked: AskedCall, question: frames.Ask | frames.WaitAsk) -> None:
         """Ask the question; `asked` waits for its answer."""
-        if isinstance(question, Ask):
+        if isinstance(question, frames.Ask):
             asked.ask = question
         self.link.send(asked.asks(question))
 
-    def finish(self, asked: AskedCall, left: Left = "", outcome: Outcome = Outcome.BUG) -> None:
+    def finish(self, asked: AskedCall, left: frames.Left = "", outcome: Outcome = Outcome.BUG) -> None:
         """End the call, and send its decider the report of the end."""
         del self.link.calls[asked.number]
         if self._granted.get(id(asked.call)) is asked:
@@ -140,14 +131,14 @@ class RemoteAdmission:
         self._asked: AskedCall | None = None
         self._was_counted = False
         self._lines = b""
-        self._left: Left = ""
+        self._left: frames.Left = ""
 
     async def counted(self) -> None:
         link = self._decider.link
         if link.policy is None or not link.policy.limited:
             return
         self._was_counted = True
-        await self._decider.ask_once(ArrivalAsk(link.number(), 0, self._tenant, self._version, self._arrived))
+        await self._decider.ask_once(frames.ArrivalAsk(link.number(), 0, self._tenant, self._version, self._arrived))
 
     async def judge(self, call: Call) -> None:
         self._asked = asked = self._decider.begin(call)
@@ -163,7 +154,7 @@ class RemoteAdmission:
                 self._lines = asked.judgement.lines
                 if not wait:
                     asked.question = None
-            elif isinstance(asked.answer, GrantTerms):
+            elif isinstance(asked.answer, frames.GrantTerms):
                 fill_in(call, asked.answer.facts)
             else:
                 await asked.answered()
@@ -177,7 +168,7 @@ class RemoteAdmission:
         asked = self._asked
         assert asked is not None  # noqa: S101 # it was judged
         if asked.question is None and asked.answer is None:
-            self._decider.put(asked, WaitAsk(asked.number, asked.next_turn))
+            self._decider.put(asked, frames.WaitAsk(asked.number, asked.next_turn))
         await asked.answered()
         grant = RemoteGrant(self._decider, asked, alone=False)
         self._lines = grant.terms.lines or self._lines
@@ -200,7 +191,7 @@ class RemoteAdmission:
         if self._asked is not None:
             self._decider.finish(self._asked, self._left, outcome)
         elif not self._was_counted and link.policy is not None and link.policy.limited:
-            link.send(UnreadRequest(self._tenant, self._version, self._arrived, self._left, outcome))
+            link.send(frames.UnreadRequest(self._tenant, self._version, self._arrived, self._left, outcome))
 
     def __enter__(self) -> RemoteAdmission:
         return self

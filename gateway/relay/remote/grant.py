@@ -6,21 +6,9 @@ from typing import TYPE_CHECKING
 
 from gateway.core.admission.decider import NOT_FOUND
 from gateway.core.engines.breaker import Ending, ending_of
+from gateway.frames import messages as frames
 from gateway.frames.calls import fill_in
-from gateway.frames.messages import (
-    Answered,
-    AttemptFailed,
-    FirstByte,
-    GrantTerms,
-    MoveAsk,
-    Prefilled,
-    PrefillTerms,
-    RetryAnswer,
-    RetryAsk,
-    SecondAsk,
-    SecondEnd,
-)
-from gateway.relay.remote.asked import Answer, AskedCall
+from gateway.relay.remote.asked import AskedCall
 
 if TYPE_CHECKING:
     from gateway.relay.remote.decider import RemoteDecider
@@ -39,7 +27,7 @@ class RemoteGrant:
         assert terms is not None  # noqa: S101 # the answer was a grant
         self._go_by(terms)
 
-    def _go_by(self, terms: GrantTerms) -> None:
+    def _go_by(self, terms: frames.GrantTerms) -> None:
         """The grant is of these terms; so is its call, which may have been shaped."""
         call = self._asked.call
         assert call is not None  # noqa: S101 # only a call is granted an engine
@@ -51,7 +39,7 @@ class RemoteGrant:
         fill_in(call, terms.facts)
 
     @property
-    def hold(self) -> GrantTerms:
+    def hold(self) -> frames.GrantTerms:
         return self.terms  # its tokens, and since when
 
     @property
@@ -67,7 +55,7 @@ class RemoteGrant:
         return self.terms.priority
 
     @property
-    def prefill(self) -> PrefillTerms | None:
+    def prefill(self) -> frames.PrefillTerms | None:
         return self.terms.elsewhere
 
     def __enter__(self) -> RemoteGrant:
@@ -80,7 +68,7 @@ class RemoteGrant:
         asked = self._asked
         asked.first_byte = now
         if asked.call is not None and asked.call.stream:
-            self._decider.link.send(FirstByte(asked.number, now))
+            self._decider.link.send(frames.FirstByte(asked.number, now))
         else:  # a whole answer is over in a moment
             asked.end.first_byte = now
 
@@ -92,34 +80,34 @@ class RemoteGrant:
 
     def prefilled(self, now: float, failure: str, message: str, reason: str) -> None:
         self.terms.elsewhere = None  # a new decider takes over no hold there
-        self._decider.link.send(Prefilled(self._asked.number, self._asked.turn, now, failure, message, reason))
+        self._decider.link.send(frames.Prefilled(self._asked.number, self._asked.turn, now, failure, message, reason))
 
     def answered(self, status: int) -> None:
         self.ending = ending_of(status)
         self._told = False
         if self.ending is Ending.FAILURE or status == NOT_FOUND or (status >= 400 and self.engine.provider):
-            self._decider.link.send(Answered(self._asked.number, self._asked.turn, status))
+            self._decider.link.send(frames.Answered(self._asked.number, self._asked.turn, status))
 
     def failed(self, kind: str, message: str, reason: str, *, over: bool, pause: float = 0.0) -> None:
         self._told = True
         asked = self._asked
-        failed = AttemptFailed(asked.number, asked.turn, kind, message, reason, over, pause, self._is_second)
+        failed = frames.AttemptFailed(asked.number, asked.turn, kind, message, reason, over, pause, self._is_second)
         self._decider.link.send(failed)
 
-    async def _answer(self, question: RetryAsk | MoveAsk | SecondAsk) -> Answer:
+    async def _answer(self, question: frames.RetryAsk | frames.MoveAsk | frames.SecondAsk) -> frames.Answer:
         self._decider.link.send(self._asked.asks(question))
         return await self._asked.answered()
 
     async def again(self, kind: str, attempts: int, failed: set[str]) -> float | None:
         asked = self._asked
-        answer = await self._answer(RetryAsk(asked.number, asked.next_turn, kind, attempts, list(failed)))
-        assert isinstance(answer, RetryAnswer)  # noqa: S101 # nothing else answers this
+        answer = await self._answer(frames.RetryAsk(asked.number, asked.next_turn, kind, attempts, list(failed)))
+        assert isinstance(answer, frames.RetryAnswer)  # noqa: S101 # nothing else answers this
         return answer.pause
 
     async def move(self, exclude: frozenset[str]) -> None:
         asked = self._asked
-        terms = await self._answer(MoveAsk(asked.number, asked.next_turn, list(exclude), self._ending()))
-        assert isinstance(terms, GrantTerms)  # noqa: S101 # nothing else answers this
+        terms = await self._answer(frames.MoveAsk(asked.number, asked.next_turn, list(exclude), self._ending()))
+        assert isinstance(terms, frames.GrantTerms)  # noqa: S101 # nothing else answers this
         self._go_by(terms)
 
     def hedge_after(self) -> float | None:
@@ -127,12 +115,13 @@ class RemoteGrant:
 
     async def second(self) -> RemoteGrant | None:
         asked = self._asked
-        answer = await self._answer(SecondAsk(asked.number, asked.next_turn))
-        return RemoteGrant(self._decider, asked, alone=False, second=True) if isinstance(answer, GrantTerms) else None
+        answer = await self._answer(frames.SecondAsk(asked.number, asked.next_turn))
+        granted = isinstance(answer, frames.GrantTerms)
+        return RemoteGrant(self._decider, asked, alone=False, second=True) if granted else None
 
     def take(self, other: RemoteGrant) -> None:
         asked = self._asked
-        self._decider.link.send(SecondEnd(asked.number, asked.turn, True, self.ending))
+        self._decider.link.send(frames.SecondEnd(asked.number, asked.turn, True, self.ending))
         asked.terms, asked.second = other.terms, None
         self.terms, self.engine, self.cached = other.terms, other.engine, other.cached
         self.ending, self._told = other.ending, False
@@ -149,7 +138,7 @@ class RemoteGrant:
         asked = self._asked
         if self._is_second:
             asked.second = None
-            self._decider.link.send(SecondEnd(asked.number, asked.turn, False, Ending.NEUTRAL))
+            self._decider.link.send(frames.SecondEnd(asked.number, asked.turn, False, Ending.NEUTRAL))
         elif asked.terms is self.terms:
             asked.end.ending = self._ending()
             if self._alone and asked.number in self._decider.link.calls:

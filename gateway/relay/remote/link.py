@@ -15,30 +15,10 @@ from typing import TypeAlias
 
 from gateway.core.admission import refusals
 from gateway.core.cluster.fencing import FencingToken
+from gateway.frames import messages as frames
 from gateway.frames.calls import refusal_of
 from gateway.frames.channel import Channel
 from gateway.frames.codec import from_decider
-from gateway.frames.messages import (
-    VERSION,
-    AllHeld,
-    ArrivalAnswer,
-    CountsAsk,
-    DrainOrder,
-    FleetNews,
-    FromDecider,
-    GrantTerms,
-    Hello,
-    Judgement,
-    Message,
-    ModelNews,
-    ModelsAnswer,
-    PolicyNews,
-    RefusedCall,
-    RelayCounts,
-    RetryAnswer,
-    SecondNone,
-    Welcome,
-)
 from gateway.relay.remote.asked import AskedCall
 from gateway.shared.tasks import cancel, lasting
 
@@ -57,20 +37,20 @@ class Link:
     def __init__(
         self,
         connect: Connect,
-        hello: Hello,
+        hello: frames.Hello,
         clock: Callable[[], float],
         *,
-        on_policy: Callable[[PolicyNews], None],
-        on_fleet: Callable[[FleetNews], None],
-        on_drain: Callable[[DrainOrder], None],
-        counts: Callable[[], RelayCounts],
+        on_policy: Callable[[frames.PolicyNews], None],
+        on_fleet: Callable[[frames.FleetNews], None],
+        on_drain: Callable[[frames.DrainOrder], None],
+        counts: Callable[[], frames.RelayCounts],
         say: Callable[[str], None],
     ) -> None:
         self.calls: dict[int, AskedCall] = {}  # by number, hence in the order of their arrival
         self.clock = clock
-        self.policy: PolicyNews | None = None
+        self.policy: frames.PolicyNews | None = None
         self.metered: frozenset[str] = frozenset()
-        self.models: dict[str, ModelNews] = {}
+        self.models: dict[str, frames.ModelNews] = {}
         self.up = False
         self.ready = asyncio.Event()  # a policy and a fleet are known
         self._connect = connect
@@ -106,7 +86,7 @@ class Link:
         self._number += 1
         return self._number
 
-    def send(self, message: Message) -> None:
+    def send(self, message: frames.Message) -> None:
         """Send a message, if there is a decider. A new decider receives what it must know when it comes."""
         if self._channel is not None:
             self._channel.send(message)
@@ -187,39 +167,38 @@ class Link:
 
     # -- messages -----------------------------------------------------------------------------------------------
 
-    def _take(self, message: FromDecider) -> None:
+    def _take(self, message: frames.FromDecider) -> None:
         match message:
-            case (
-                GrantTerms()
-                | Judgement()
-                | RefusedCall()
-                | RetryAnswer()
-                | SecondNone()
-                | ModelsAnswer()
-                | ArrivalAnswer()
-            ):
-                call = self.calls.get(message.number)
-                if call is not None:  # else it has ended, and its decider hears of that
-                    call.take(message)
-            case Welcome():
+            case frames.GrantTerms() | frames.Judgement() | frames.RefusedCall() | frames.RetryAnswer():
+                self._answered(message)
+            case frames.SecondNone() | frames.ModelsAnswer() | frames.ArrivalAnswer():
+                self._answered(message)
+            case frames.Welcome():
                 self._welcome(message)
-            case PolicyNews():
+            case frames.PolicyNews():
                 self.policy, self.metered = message, frozenset(message.metered)
                 self._on_policy(message)
-            case FleetNews():
+            case frames.FleetNews():
                 self.models = {model.name: model for model in message.models}
                 self.up = message.up
                 self._on_fleet(message)
                 self.ready.set()
-            case CountsAsk():
+            case frames.CountsAsk():
                 self.send(self._counts())
-            case DrainOrder():
+            case frames.DrainOrder():
                 self._on_drain(message)
 
-    def _welcome(self, welcome: Welcome) -> None:
+    def _answered(self, message: frames.Judgement | frames.Answer) -> None:
+        call = self.calls.get(message.number)
+        if call is not None:  # else it has ended, and its decider hears of that
+            call.take(message)
+
+    def _welcome(self, welcome: frames.Welcome) -> None:
         assert self._opened is not None  # noqa: S101 # it comes by this channel
-        if welcome.version != VERSION:
-            self._opened.close(f"it speaks version {welcome.version} of the frames, and this relay version {VERSION}")
+        if welcome.version != frames.VERSION:
+            self._opened.close(
+                f"it speaks version {welcome.version} of the frames, and this relay version {frames.VERSION}"
+            )
             return
         if self._token.fences(welcome.epoch):
             self._opened.close(f"its epoch {welcome.epoch} is over: a decider of epoch {self.epoch} was met")
@@ -234,7 +213,7 @@ class Link:
             question = call.asked_again()
             if question is not None:
                 channel.send(question)
-        channel.send(AllHeld(self._number, list(self.calls)))
+        channel.send(frames.AllHeld(self._number, list(self.calls)))
         channel.send(self._counts())
 
 

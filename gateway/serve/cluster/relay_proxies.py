@@ -15,20 +15,11 @@ from gateway.control.processes import ProcessView
 from gateway.decider.relays.hub import RelayHub
 from gateway.decider.relays.session import RelaySession
 from gateway.decider.relays.totals import LeftRelay
+from gateway.frames import messages as frames
 from gateway.frames.channel import Channel
 from gateway.frames.codec import from_decider, from_relay
 from gateway.frames.durations import shift
 from gateway.frames.entrance import Unwanted
-from gateway.frames.messages import (
-    CountsAsk,
-    DrainOrder,
-    FromDecider,
-    FromRelay,
-    Hello,
-    Message,
-    RelayCounts,
-    Welcome,
-)
 from gateway.serve.upgrade.rendezvous import HandOffPayload
 from gateway.shared.tasks import telling
 
@@ -43,17 +34,17 @@ class RelayProxy:
     def __init__(self, relays: RelayProxies) -> None:
         self._relays = relays
         self.channel = Channel(from_relay(), self._take, self._lost, self._outward)
-        self.hello: Hello | None = None
-        self.counts: RelayCounts | None = None
+        self.hello: frames.Hello | None = None
+        self.counts: frames.RelayCounts | None = None
         self.welcome = False
         self._session: RelaySession | None = None  # the leader is here
         self._far: Channel | None = None  # or there
         self._task: asyncio.Task[None] | None = None
 
-    def _take(self, message: FromRelay) -> None:
-        if isinstance(message, RelayCounts):
+    def _take(self, message: frames.FromRelay) -> None:
+        if isinstance(message, frames.RelayCounts):
             self._relays.counted(self, message)
-        elif isinstance(message, Hello) and self.hello is None:
+        elif isinstance(message, frames.Hello) and self.hello is None:
             self.hello = message
             self._relays.said_hello(self)
         elif self._session is not None:
@@ -62,8 +53,8 @@ class RelayProxy:
             shift(message, -self._relays.clock())
             self._far.send(message)
 
-    def _outward(self, message: Message) -> None:
-        self.welcome = self.welcome or isinstance(message, Welcome)
+    def _outward(self, message: frames.Message) -> None:
+        self.welcome = self.welcome or isinstance(message, frames.Welcome)
 
     def serve(self, hub: RelayHub) -> None:
         """Attach the relay to the decider of this process, which leads."""
@@ -99,8 +90,8 @@ class RelayProxy:
         self._far = made[0]
         self._far.send(hello)
 
-    def _from_afar(self, message: FromDecider) -> None:
-        if not isinstance(message, CountsAsk | DrainOrder):  # that is for this machine's decider to say
+    def _from_afar(self, message: frames.FromDecider) -> None:
+        if not isinstance(message, frames.CountsAsk | frames.DrainOrder):  # that is for this machine's decider to say
             shift(message, self._relays.clock())
             self.channel.send(message)
 
@@ -131,7 +122,9 @@ class RelayProxies:
         self.reached = reached
         self.unreached = unreached
         self.all: dict[RelayProxy, None] = {}  # by age: the order of a set is by address
-        self.totals: dict[tuple[int, int], RelayCounts] = {}  # by relay and its epoch, also of those that are gone
+        self.totals: dict[
+            tuple[int, int], frames.RelayCounts
+        ] = {}  # by relay and its epoch, also of those that are gone
         self.pids: dict[int, int] = {}
         self._arrived = arrived
         self._within: float | None = None  # they drain
@@ -149,7 +142,7 @@ class RelayProxies:
         self.pids[proxy.hello.relay] = proxy.hello.pid
         self._arrived(proxy)
         if self._within is not None:
-            proxy.channel.send(DrainOrder(self._within))
+            proxy.channel.send(frames.DrainOrder(self._within))
 
     def left(self, proxy: RelayProxy) -> None:
         self.all.pop(proxy, None)
@@ -165,12 +158,12 @@ class RelayProxies:
         self._within = within
         for proxy in self.all:
             if proxy.hello is not None:
-                proxy.channel.send(DrainOrder(within))
+                proxy.channel.send(frames.DrainOrder(within))
 
     def hand_over(self, within: float, decider: str) -> None:
         """Have every relay finish gently within so many seconds, and ask the decider at this socket from now on."""
         for proxy in self.all:
-            proxy.channel.send(DrainOrder(within, True, decider))
+            proxy.channel.send(frames.DrainOrder(within, True, decider))
             proxy.channel.flush()
 
     def living(self, others: Mapping[int, int] = MappingProxyType({})) -> dict[int, int]:
@@ -198,7 +191,7 @@ class RelayProxies:
 
     # -- totals -------------------------------------------------------------------------------------------------
 
-    def counted(self, proxy: RelayProxy, counts: RelayCounts) -> None:
+    def counted(self, proxy: RelayProxy, counts: frames.RelayCounts) -> None:
         if proxy.hello is not None:
             proxy.counts = self.totals[proxy.hello.relay, proxy.hello.epoch] = counts
         self._told(proxy)
@@ -215,7 +208,7 @@ class RelayProxies:
             return
         self._counting.clear()
         for proxy in self._uncounted:
-            proxy.channel.send(CountsAsk())
+            proxy.channel.send(frames.CountsAsk())
         try:
             async with asyncio.timeout(COUNTED_WITHIN):
                 await self._counting.wait()

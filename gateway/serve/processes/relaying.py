@@ -22,18 +22,8 @@ from gateway.core.request.body_memory import BodyMemory
 from gateway.decider.call_log import CallLog
 from gateway.decider.ended_calls import EndedCalls
 from gateway.decider.recorder import Recorder
+from gateway.frames import messages as frames
 from gateway.frames.channel import Channel
-from gateway.frames.messages import (
-    MOST_RECORDS,
-    VERSION,
-    DrainOrder,
-    EndedRecords,
-    EngineNews,
-    FleetNews,
-    Hello,
-    PolicyNews,
-    RelayCounts,
-)
 from gateway.relay.attempts import Attempts
 from gateway.relay.large_bodies import LargeBodies
 from gateway.relay.pipeline import Pipeline
@@ -122,7 +112,7 @@ class RelaySide:
         lost: Callable[[], int],
         *,
         connect: Connect | None = None,
-        client_of: Callable[[EngineNews], Client] | None = None,
+        client_of: Callable[[frames.EngineNews], Client] | None = None,
         rng: random.Random | None = None,
         pid: int | None = None,
         say: Callable[[str], None] = say,
@@ -140,12 +130,12 @@ class RelaySide:
         self._issuer: Issuer | None = None
         self._client_of = self._new_client if client_of is None else client_of
         self.clients: dict[str, Client] = {}
-        self._engines: dict[str, EngineNews] = {}  # as they were told of last
+        self._engines: dict[str, frames.EngineNews] = {}  # as they were told of last
         self.current = current = Current(Snapshot(Policy()))
         self._spans = spans
         self.bodies = BodyMemory(current.policy.body.memory)
         self._counts = CallCounts(self._known, gen_ai=gen_ai)
-        self._ended, self._ended_told = EndedCalls(MOST_RECORDS), 0
+        self._ended, self._ended_told = EndedCalls(frames.MOST_RECORDS), 0
         self._recorder = Recorder(current, self._counts, log, lambda _: None, self._clock, self._rng, self._ended)
         self.batches: BatchApi | None = None  # where they are offered
         self._drain_within: float | None = None
@@ -161,7 +151,7 @@ class RelaySide:
         place = self._place
         return Link(
             connect or self._connect,
-            Hello(VERSION, place.number, place.epoch, pid, place.started, 0),
+            frames.Hello(frames.VERSION, place.number, place.epoch, pid, place.started, 0),
             self._clock,
             on_policy=self._on_policy,
             on_fleet=self._on_fleet,
@@ -230,7 +220,7 @@ class RelaySide:
 
     # -- news of the decider ------------------------------------------------------------------------------------
 
-    def _on_policy(self, news: PolicyNews) -> None:
+    def _on_policy(self, news: frames.PolicyNews) -> None:
         policy = msgspec.msgpack.decode(news.policy, type=Policy)
         self._issuer = issuer_of(policy, news.jwks, self._issuer, self._say)
         self.current.apply(Snapshot(policy, news.cache_secret, self._issuer))
@@ -239,7 +229,7 @@ class RelaySide:
         for id, engine in self._engines.items():
             self._go_by(self.clients[id], engine)
 
-    def _on_fleet(self, news: FleetNews) -> None:
+    def _on_fleet(self, news: frames.FleetNews) -> None:
         named = {engine.id for engine in news.engines}
         for id in [id for id in self.clients if id not in named]:
             self.clients.pop(id).close()
@@ -259,15 +249,15 @@ class RelaySide:
                 client.abandon()
         self._engines = {engine.id: engine for engine in news.engines}
 
-    def _new_client(self, engine: EngineNews) -> Client:
+    def _new_client(self, engine: frames.EngineNews) -> Client:
         settings = client_settings(self.current.policy, engine.id)
         return Client(origin_of(engine.id, engine.url), settings, names=self._names)
 
-    def _go_by(self, client: Client, engine: EngineNews) -> None:
+    def _go_by(self, client: Client, engine: frames.EngineNews) -> None:
         trust = None if engine.trust is None else Trust(ca=engine.trust[0], name=engine.trust[1])
         client.go_by(client_settings(self.current.policy, engine.id), engine.api_key, trust)
 
-    def _on_drain(self, order: DrainOrder) -> None:
+    def _on_drain(self, order: frames.DrainOrder) -> None:
         self._drain_within, self._gently = order.within, order.gently
         self._drain_order.set()
         if order.decider:
@@ -286,12 +276,12 @@ class RelaySide:
 
     def _tell_ended(self) -> None:
         """Send the decider the calls that have ended since the last time. Without a decider they are dropped."""
-        _, calls = self._ended.after(self._ended_told, MOST_RECORDS)
+        _, calls = self._ended.after(self._ended_told, frames.MOST_RECORDS)
         self._ended_told = self._ended.last
         if calls:
-            self.link.send(EndedRecords(list(calls)))
+            self.link.send(frames.EndedRecords(list(calls)))
 
-    def _told(self) -> RelayCounts:
+    def _told(self) -> frames.RelayCounts:
         lost_spans = 0 if self._spans is None else self._spans.dropped
         return relay_counts(
             self._counts,
