@@ -20,7 +20,7 @@ from gateway.frames.messages import VERSION, RelayCounts
 from gateway.relay.wire.server import address_of
 from gateway.serve.assembly import Gateway
 from gateway.serve.decide_port import NOT_GIVEN, DecideListener
-from gateway.serve.hub_of import calls_of, hub_of, relays_of, tell_policy
+from gateway.serve.hub_of import calls_of, hub_of, processes_of, relays_of, tell_policy
 from gateway.serve.processes.deciding import JOINED_WITHIN, DeciderProcess
 from gateway.serve.processes.place import CLOSING, HANDED, READY, TAKE
 from gateway.serve.saving import Saving, go_on_from
@@ -175,7 +175,7 @@ class MachinePort:
         if self._process is not None:
             await self._listen_to_relays(self._process)
             return
-        for where in self._inherited.data or [self._options.listen]:
+        for where in self._inherited.data or (self._options.listen,):
             await self._gateway.server.listen(where, ssl=context, owner=self._inherited.owner)
 
     async def _listen_to_relays(self, process: DeciderProcess) -> None:
@@ -269,16 +269,11 @@ class MachinePort:
             yield from lender.calls()
 
     def processes(self) -> list[ProcessView]:
-        calls, relays = self._gateway.metrics.counts.calls, relays_of(self._hub)
-        if self._process is None:
-            connections = self._gateway.server.connections
-            return [ProcessView("decider", os.getpid(), self._started, calls, connections), *relays]
-        place = self._process.place
-        return [
-            ProcessView("parent", place.parent, place.parent_started, 0, 0),
-            ProcessView("decider", os.getpid(), place.started, calls + self._hub.totals.ended, 0),
-            *relays,
-        ]
+        calls, relays = self._gateway.metrics.counts.calls, self._hub.sessions
+        if self._process is not None:
+            return processes_of(self._process.place, calls + self._hub.totals.ended, relays)
+        connections = self._gateway.server.connections
+        return [ProcessView("decider", os.getpid(), self._started, calls, connections), *relays_of(relays)]
 
     async def aclose(self) -> None:
         for lender in self._lenders:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from gateway.control.calls import CallView
 from gateway.control.processes import ProcessView
 from gateway.decider.loading import Configuration
 from gateway.decider.relays.hub import RelayHub
+from gateway.decider.relays.session import RelaySession
 from gateway.serve.assembly import Gateway
+from gateway.serve.processes.place import Place
 from gateway.shared.fields import made_of
 from gateway.shared.lines import say
+
+if TYPE_CHECKING:
+    from gateway.serve.cluster.relay_proxies import RelayProxy
 
 
 def hub_of(
@@ -60,7 +67,20 @@ def calls_of(hub: RelayHub) -> Iterator[CallView]:
             )
 
 
-def relays_of(hub: RelayHub) -> list[ProcessView]:
-    """The relays' processes."""
-    sessions = sorted(hub.sessions, key=lambda session: session.number)
-    return [ProcessView("relay", *session.process) for session in sessions]
+def processes_of(place: Place, calls: int, relays: Iterable[RelaySession | RelayProxy]) -> list[ProcessView]:
+    """Return the processes of one gateway: its parent, its decider, for which `calls` have ended, and its relays."""
+    return [
+        ProcessView("parent", place.parent, place.parent_started, 0, 0),
+        ProcessView("decider", os.getpid(), place.started, calls, 0),
+        *relays_of(relays),
+    ]
+
+
+def relays_of(relays: Iterable[RelaySession | RelayProxy]) -> list[ProcessView]:
+    """Return the relays' processes."""
+    here = [(relay.hello, relay.counts) for relay in relays if relay.hello is not None]
+    views = []
+    for hello, counts in sorted(here, key=lambda each: each[0].relay):
+        of_calls = (0, 0) if counts is None else (counts.ended, counts.connections)
+        views.append(ProcessView("relay", hello.pid, hello.started, *of_calls))
+    return views

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 
@@ -25,6 +24,7 @@ from gateway.decider.local import LocalDecider
 from gateway.decider.relays.served import ServedCall
 from gateway.decider.relays.session import RelaySession
 from gateway.decider.relays.totals import RelayTotals
+from gateway.decider.relays.totals import lives as alive
 from gateway.frames import messages as frames
 from gateway.frames.channel import Channel
 from gateway.frames.codec import from_relay
@@ -34,7 +34,6 @@ from gateway.upstream.trust import Trust
 TICK = 0.1  # seconds between two looks at what relays should know
 VERSIONS = 8  # of the policy that are kept for calls under way
 ELSEWHERE = 2**40  # "processes" from here on are those of other machines
-COUNTED_WITHIN = 0.5  # seconds for relays to tell their totals
 
 
 class OrphanedCalls(msgspec.Struct, frozen=True):
@@ -79,7 +78,7 @@ class RelayHub:
         self.say = say
         self.deposed = deposed
         self.ended = ended
-        self._lives = _lives if lives is None else lives
+        self._lives = alive if lives is None else lives
         self._left = left
         self.sessions: dict[RelaySession, None] = {}  # by age: the order of a set is by address
         self.version = 0
@@ -93,8 +92,6 @@ class RelayHub:
         self._orphans: dict[int, OrphanedCalls] = {}  # by relay
         self._snapshots: dict[int, Snapshot] = {}
         self._policy: frames.PolicyNews | None = None
-        self._counting: list[asyncio.Future[None]] = []
-        self._uncounted: set[RelaySession] = set()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -173,9 +170,7 @@ class RelayHub:
             if session.hello is not None:
                 self.totals.leaves((session.hello.relay, session.hello.epoch), session.hello.pid)
                 self._left()
-        self._uncounted.discard(session)
-        if not self._uncounted:
-            self._all_counted()
+        self.totals.heard(session.channel)
         if not self.sessions:
             self.empty.set()
 
@@ -289,27 +284,11 @@ class RelayHub:
         """A relay's totals of now."""
         assert session.hello is not None  # noqa: S101 # it is the first of all messages
         session.counts = counts
-        self.totals.told((session.hello.relay, session.hello.epoch), counts)
-        self._uncounted.discard(session)
-        if not self._uncounted:
-            self._all_counted()
+        self.totals.told((session.hello.relay, session.hello.epoch), counts, session.channel)
 
     async def count(self) -> None:
-        """Have every relay tell its totals; those that do not within COUNTED_WITHIN are left at their last."""
-        counted = asyncio.get_running_loop().create_future()
-        self._counting.append(counted)
-        self._uncounted.update(self.sessions)
-        for session in self.sessions:
-            session.send(frames.CountsAsk())
-        if not self._uncounted:
-            self._all_counted()
-        await asyncio.wait((counted,), timeout=COUNTED_WITHIN)
-
-    def _all_counted(self) -> None:
-        counting, self._counting = self._counting, []
-        for each in counting:
-            if not each.done():
-                each.set_result(None)
+        """Have every relay tell its totals."""
+        await self.totals.ask(session.channel for session in self.sessions)
 
     # -- the end ------------------------------------------------------------------------------------------------
 
@@ -328,14 +307,3 @@ class RelayHub:
                 session.channel.flush()
                 session.channel.deafen()
                 session.give_back()
-
-
-def _lives(pid: int) -> bool:
-    """Whether there is such a process."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # it is another user's
-        return True
-    return True

@@ -46,18 +46,6 @@ class RelaySession:
         self._ended: dict[int, None] = {}
         self._listing: set[asyncio.Task[None]] = set()
 
-    @property
-    def number(self) -> int:
-        """Relay number; 0 until the relay has introduced itself."""
-        return 0 if self.hello is None else self.hello.relay
-
-    @property
-    def process(self) -> tuple[int, float, int, int]:
-        """Process of the relay: id, start, calls that have ended, connections."""
-        counts, hello = self.counts, self.hello
-        of_calls = (0, 0) if counts is None else (counts.ended, counts.connections)
-        return (0, 0.0, *of_calls) if hello is None else (hello.pid, hello.started, *of_calls)
-
     # -- messages -----------------------------------------------------------------------------------------------
 
     def take(self, message: frames.FromRelay) -> None:

@@ -1,4 +1,4 @@
-"""Totals of all relays, those that have ended too: what `/metrics` adds up.
+"""Totals of all relays, those that have ended too: what `/metrics` adds up. Relays tell them when they are asked.
 
 A relay tells its totals since its start, so to hear them again changes nothing. Those of relays that have left are
 kept by their key (relay, epoch): one that comes again replaces them. So are those of an earlier decider's time.
@@ -6,14 +6,19 @@ kept by their key (relay, epoch): one that comes again replaces them. So are tho
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
 from gateway.core.call_counts import CallCounts
-from gateway.frames.messages import RelayCounts
+from gateway.frames.channel import Channel
+from gateway.frames.messages import CountsAsk, RelayCounts
 
+COUNTED_WITHIN = 0.5  # seconds for relays to tell their totals
 MOST_LEFT = 64  # relays that have left; beyond them those that have ended are added up
 ADDED_UP = (0, 0)  # the key of those: no relay has it
 Key = tuple[int, int]
@@ -36,6 +41,8 @@ class RelayTotals:
         self._lives = lives
         self._totals: dict[Key, RelayCounts] = {}
         self._left: dict[Key, int] = {}  # and its process
+        self._unheard: set[Channel | None] = set()  # relays that were asked
+        self._heard = asyncio.Event()  # all of them have told, or left
 
     def all(self) -> Sequence[RelayCounts]:
         return tuple(self._totals.values())
@@ -45,10 +52,28 @@ class RelayTotals:
         """Calls that have ended."""
         return sum([counts.ended for counts in self._totals.values()])
 
-    def told(self, key: Key, counts: RelayCounts) -> None:
+    async def ask(self, relays: Iterable[Channel | None]) -> None:
+        """Have these relays tell their totals; those that do not within COUNTED_WITHIN are left at their last."""
+        self._unheard.update(asked := [relay for relay in relays if relay is not None])
+        for relay in asked:
+            relay.send(CountsAsk())
+        if self._unheard:
+            self._heard.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(COUNTED_WITHIN):
+                    await self._heard.wait()
+
+    def heard(self, relay: Channel | None) -> None:
+        """A relay has told its totals, or has left."""
+        self._unheard.discard(relay)
+        if not self._unheard:
+            self._heard.set()
+
+    def told(self, key: Key, counts: RelayCounts, relay: Channel | None = None) -> None:
         """A relay's totals of now."""
         self._totals[key] = counts
         self._left.pop(key, None)
+        self.heard(relay)
 
     def leaves(self, key: Key, pid: int) -> None:
         """A relay has left: count no connections and bodies of the relay any more."""
@@ -72,6 +97,10 @@ class RelayTotals:
     def left(self) -> list[LeftRelay]:
         """Return the totals of relays that have left, for another decider."""
         return [LeftRelay(*key, pid, self._totals[key]) for key, pid in self._left.items()]
+
+    def given(self, pids: Mapping[int, int]) -> list[LeftRelay]:
+        """Return the totals of all relays, whose processes are `pids`, for a gateway that takes over."""
+        return [LeftRelay(*key, pids.get(key[0], 0), counts) for key, counts in self._totals.items()]
 
     def take(self, left: Iterable[LeftRelay]) -> None:
         """Take the totals of relays that had left an earlier decider."""
@@ -100,3 +129,14 @@ def added_up(*counts: Mapping[Name, int]) -> dict[Name, int]:
         for name, count in each.items():
             totals[name] = totals.get(name, 0) + count
     return totals
+
+
+def lives(pid: int) -> bool:
+    """Whether there is such a process on this machine."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # it is another user's
+        return True
+    return True

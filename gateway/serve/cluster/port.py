@@ -20,6 +20,7 @@ from gateway.decider.loading import ClusterFiles, Configuration
 from gateway.decider.metrics.families import cluster_families
 from gateway.decider.relays.elsewhere import channel_from
 from gateway.decider.relays.hub import ELSEWHERE
+from gateway.decider.relays.totals import lives
 from gateway.frames.channel import Channel
 from gateway.frames.entrance import Entrance, Proof, Token, Unwanted
 from gateway.frames.messages import VERSION, RelayCounts
@@ -30,9 +31,9 @@ from gateway.serve.cluster.checkpoints import NOBODY, TermCheckpoints
 from gateway.serve.cluster.leadership import Leadership
 from gateway.serve.cluster.machines import Machines, control_url, members_of
 from gateway.serve.cluster.membership import Membership
-from gateway.serve.cluster.relay_proxies import RelayProxies, RelayProxy, lives
+from gateway.serve.cluster.relay_proxies import RelayProxies, RelayProxy
 from gateway.serve.cluster.store import CheckpointStore, MemberRecord, Store, opened
-from gateway.serve.hub_of import calls_of
+from gateway.serve.hub_of import calls_of, processes_of
 from gateway.serve.processes.place import CLOSING, HANDED, READY, TAKE, Beats, Place
 from gateway.serve.starting import ApplyError, StartError
 from gateway.serve.upgrade.receiver import Predecessor, receive_payload, same_member
@@ -186,7 +187,8 @@ class ClusterPort:
         if self._entrance is not None:
             self._entrance.close()
         self._leadership.hand_over()
-        given = HandOffPayload(self._relay_pids(), self._relays.all_totals(), promised=self.membership.hand_over())
+        left = self._relays.totals.given(self._relays.pids)
+        given = HandOffPayload(self._relay_pids(), left, promised=self.membership.hand_over())
         self._relays.hand_over(within, decider)
         return given
 
@@ -204,7 +206,7 @@ class ClusterPort:
         await self.membership.leave()
 
     def totals(self) -> Sequence[RelayCounts]:
-        return tuple(self._relays.totals.values())
+        return self._relays.totals.all()
 
     async def count(self) -> None:
         await self._relays.count()
@@ -214,13 +216,7 @@ class ClusterPort:
         return () if hub is None else calls_of(hub)
 
     def processes(self) -> list[ProcessView]:
-        place = self._place
-        calls = sum([counts.ended for counts in self._relays.totals.values()])
-        views = [
-            ProcessView("parent", place.parent, place.parent_started, 0, 0),
-            ProcessView("decider", os.getpid(), place.started, calls, 0),
-        ]
-        return [*views, *self._relays.processes()]
+        return processes_of(self._place, self._relays.totals.ended, self._relays.all)
 
     async def aclose(self) -> None:
         for server in (self._server, self._entrance):

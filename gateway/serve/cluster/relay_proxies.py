@@ -7,14 +7,12 @@ holds, and is led there. Totals stay here.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
 
-from gateway.control.processes import ProcessView
 from gateway.decider.relays.hub import RelayHub
 from gateway.decider.relays.session import RelaySession
-from gateway.decider.relays.totals import LeftRelay
+from gateway.decider.relays.totals import RelayTotals, lives
 from gateway.frames import messages as frames
 from gateway.frames.channel import Channel
 from gateway.frames.codec import from_decider, from_relay
@@ -23,7 +21,6 @@ from gateway.frames.entrance import Unwanted
 from gateway.serve.upgrade.rendezvous import HandOffPayload
 from gateway.shared.tasks import telling
 
-COUNTED_WITHIN = 0.5  # seconds for relays to tell their totals
 # Opens a connection to the leader on another machine; its protocol is made by the argument. Raises OSError, Unwanted.
 Lead = Callable[[Callable[[], Channel]], Awaitable[None]]
 
@@ -122,14 +119,10 @@ class RelayProxies:
         self.reached = reached
         self.unreached = unreached
         self.all: dict[RelayProxy, None] = {}  # by age: the order of a set is by address
-        self.totals: dict[
-            tuple[int, int], frames.RelayCounts
-        ] = {}  # by relay and its epoch, also of those that are gone
+        self.totals = RelayTotals(lives)
         self.pids: dict[int, int] = {}
         self._arrived = arrived
         self._within: float | None = None  # they drain
-        self._uncounted: set[RelayProxy] = set()
-        self._counting = asyncio.Event()
 
     def channel(self) -> Channel:
         """The protocol of a connection that a relay has opened."""
@@ -146,7 +139,9 @@ class RelayProxies:
 
     def left(self, proxy: RelayProxy) -> None:
         self.all.pop(proxy, None)
-        self._told(proxy)
+        if proxy.hello is not None:
+            self.totals.leaves((proxy.hello.relay, proxy.hello.epoch), proxy.hello.pid)
+        self.totals.heard(proxy.channel)
 
     def reconnect(self) -> None:
         """Have every relay connect again: another member leads."""
@@ -170,56 +165,18 @@ class RelayProxies:
         """The processes that live, by number: of relays, and `others` that may not have come yet."""
         return {number: pid for number, pid in {**others, **self.pids}.items() if lives(pid)}
 
-    def processes(self) -> list[ProcessView]:
-        """The relays' processes."""
-        here = [(proxy.hello, proxy.counts) for proxy in self.all if proxy.hello is not None]
-        views = []
-        for hello, counts in sorted(here, key=lambda each: each[0].relay):
-            of_calls = (0, 0) if counts is None else (counts.ended, counts.connections)
-            views.append(ProcessView("relay", hello.pid, hello.started, *of_calls))
-        return views
-
     def take(self, given: HandOffPayload) -> None:
         """Relays of a gateway that was taken over, and totals of those that had ended before."""
         self.pids.update(given.relays)
-        for each in given.left:
-            self.totals.setdefault((each.relay, each.epoch), each.counts)
-
-    def all_totals(self) -> list[LeftRelay]:
-        """The totals of all, for a gateway that takes over."""
-        return [LeftRelay(*key, self.pids.get(key[0], 0), counts) for key, counts in self.totals.items()]
+        self.totals.take(given.left)
 
     # -- totals -------------------------------------------------------------------------------------------------
 
     def counted(self, proxy: RelayProxy, counts: frames.RelayCounts) -> None:
         if proxy.hello is not None:
-            proxy.counts = self.totals[proxy.hello.relay, proxy.hello.epoch] = counts
-        self._told(proxy)
-
-    def _told(self, proxy: RelayProxy) -> None:
-        self._uncounted.discard(proxy)
-        if not self._uncounted:
-            self._counting.set()
+            proxy.counts = counts
+            self.totals.told((proxy.hello.relay, proxy.hello.epoch), counts, proxy.channel)
 
     async def count(self) -> None:
-        """Have every relay tell its totals; those that do not within COUNTED_WITHIN are left at their last."""
-        self._uncounted |= {proxy for proxy in self.all if proxy.hello is not None}
-        if not self._uncounted:
-            return
-        self._counting.clear()
-        for proxy in self._uncounted:
-            proxy.channel.send(frames.CountsAsk())
-        try:
-            async with asyncio.timeout(COUNTED_WITHIN):
-                await self._counting.wait()
-        except TimeoutError:
-            self._uncounted.clear()
-
-
-def lives(pid: int) -> bool:
-    """Whether there is such a process on this machine."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+        """Have every relay tell its totals."""
+        await self.totals.ask(proxy.channel for proxy in self.all if proxy.hello is not None)

@@ -1,0 +1,37 @@
+"""Relays of a cluster's machine over socket pairs, which need no store."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import msgspec
+import uvloop
+
+from gateway.frames.codec import FrameWriter
+from gateway.serve.cluster.relay_proxies import RelayProxies
+from tests.over_frames import NOTHING, hello
+
+
+def test_a_relay_that_has_left_is_counted_without_its_connections() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        relays = RelayProxies(loop.time, lambda _: None, lambda: None, lambda _: None)
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        await loop.connect_accepted_socket(relays.channel, theirs)
+        writer = FrameWriter()
+        writer.add(hello())
+        writer.add(msgspec.structs.replace(NOTHING, ended=3, connections=5, body_bytes=7))
+        await loop.sock_sendall(ours, writer.take())
+        async with asyncio.timeout(60):
+            while not relays.totals.ended:
+                await asyncio.sleep(0.001)
+            ours.close()
+            while relays.all:
+                await asyncio.sleep(0.001)
+            await relays.count()  # nobody is left to be asked
+        (left,) = relays.totals.all()
+        assert (left.ended, left.connections, left.body_bytes) == (3, 0, 0)
+
+    uvloop.run(main())
