@@ -278,7 +278,6 @@ def test_a_relay_that_is_handed_over_takes_its_calls_along_and_the_old_decider_h
         waiting = Asking(made, relay, "waits")
         await until(lambda: made.gateway.dispatch.estimates.waiting("m"))
         old, tokens = made.hub, made.engine.ledger.held
-        relay.link._on_drain = lambda order: relay.link.leave() if order.decider else None
         async with gateway_over(ENGINES) as gateway:
             before, made.gateway, made.engine = made.engine, gateway, next(iter(gateway.fleet))
             made.engine.ledger.slots = made.engine.ledger.max_slots = 2

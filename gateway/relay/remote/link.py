@@ -24,19 +24,20 @@ from gateway.shared.tasks import cancel, lasting
 
 RETRY = 0.05  # seconds between two tries to reach a decider
 LOOK = 0.1  # seconds between two looks at the deadlines of calls that wait for a decider
+TOLD_WITHIN = 2.0  # seconds for a decider to be there for the last totals
 LATE = 0.25  # seconds after its deadline by which a call has its answer from a decider that does not hang
 # Opens a connection whose protocol is made by its argument. Raises OSError.
 Connect: TypeAlias = Callable[[Callable[[], Channel]], Awaitable[object]]
 
 
 class Link:
-    """Link of one relay to its decider. `relay`, `epoch` and `pid` identify this relay. `on_policy`, `on_fleet` and
-    `on_drain` receive the decider's news. `counts` returns the relay's totals; `say` takes lines for the operator.
-    `clock` returns the loop's time."""
+    """Link of one relay to its decider, at the unix socket of this path or by `connect`. `hello` identifies this relay.
+    `on_policy`, `on_fleet` and `on_drain` receive the decider's news. `counts` returns the relay's totals; `say` takes
+    lines for the operator. `clock` returns the loop's time."""
 
     def __init__(
         self,
-        connect: Connect,
+        connect: Connect | str,
         hello: frames.Hello,
         clock: Callable[[], float],
         *,
@@ -91,9 +92,9 @@ class Link:
         if self._channel is not None:
             self._channel.send(message)
 
-    async def tell_last(self, within: float) -> None:
-        """Tell the totals before an end, to a decider that is there within so many seconds."""
-        until = self.clock() + within
+    async def tell_last(self) -> None:
+        """Tell the totals before an end, to a decider that is there within TOLD_WITHIN seconds."""
+        until = self.clock() + TOLD_WITHIN
         while self._channel is None and self.clock() < until:  # noqa: ASYNC110 # once, at the end
             await asyncio.sleep(RETRY / 5)
         self.send(self._counts())
@@ -104,9 +105,10 @@ class Link:
         if self._channel is not None:
             self._channel.flush()
 
-    def leave(self) -> None:
-        """Leave this decider for another, which `connect` reaches from now on. The other one receives this relay's
-        holds."""
+    def _leave(self, decider: str) -> None:
+        """Leave this decider for the one at this socket, which receives this relay's holds."""
+        if isinstance(self._connect, str):
+            self._connect = decider
         self._channel = None
         if self._opened is not None:
             self._opened.close()
@@ -125,7 +127,7 @@ class Link:
             self._gone.clear()
             opened = self._opened = Channel(from_decider(), self._take, self._lost)
             try:
-                await self._connect(partial(_this, opened))
+                await self._open(partial(_this, opened))
             except OSError as error:
                 self._tell(f"the decider cannot be reached: {error}")
             else:
@@ -135,6 +137,12 @@ class Link:
             self._channel = None
             self.refuse_late()
             await asyncio.sleep(RETRY)
+
+    async def _open(self, made: Callable[[], Channel]) -> None:
+        if isinstance(self._connect, str):
+            await asyncio.get_running_loop().create_unix_connection(made, self._connect)
+        else:
+            await self._connect(made)
 
     async def _until_gone(self) -> None:
         """Wait until the connection ends. Meanwhile, refuse calls whose wait for a welcome or a hanging decider is
@@ -187,6 +195,8 @@ class Link:
                 self.send(self._counts())
             case frames.DrainOrder():
                 self._on_drain(message)
+                if message.decider:
+                    self._leave(message.decider)
 
     def _answered(self, message: frames.Judgement | frames.Answer) -> None:
         call = self.calls.get(message.number)

@@ -23,7 +23,6 @@ from gateway.decider.call_log import CallLog
 from gateway.decider.ended_calls import EndedCalls
 from gateway.decider.recorder import Recorder
 from gateway.frames import messages as frames
-from gateway.frames.channel import Channel
 from gateway.relay.attempts import Attempts
 from gateway.relay.large_bodies import LargeBodies
 from gateway.relay.pipeline import Pipeline
@@ -59,7 +58,6 @@ if TYPE_CHECKING:
     from gateway.relay.issuer import Issuer
 
 COUNT_EVERY = 1.0  # seconds
-TOLD_WITHIN = 2.0  # seconds for a decider to be there for the last totals
 
 
 async def relay(options: Options, policy: Policy, open_files: int, errors: LineWriter, place: Place) -> None:
@@ -121,7 +119,6 @@ class RelaySide:
     ) -> None:
         self._place = place
         self._say = lambda line: say(f"relay {place.number}: {line}")
-        self._path = place.path  # of the decider's socket
         self._most_clients = most_clients
         self._lost = lost
         self._rng = random.Random() if rng is None else rng  # noqa: S311 # jitter and tie-breaking, no secrets
@@ -150,7 +147,7 @@ class RelaySide:
     def _new_link(self, connect: Connect | None, pid: int) -> Link:
         place = self._place
         return Link(
-            connect or self._connect,
+            connect or place.path,
             frames.Hello(frames.VERSION, place.number, place.epoch, pid, place.started, 0),
             self._clock,
             on_policy=self._on_policy,
@@ -197,7 +194,7 @@ class RelaySide:
         for each in (order, first):
             each.cancel()
         await giving
-        await self.link.tell_last(TOLD_WITHIN)
+        await self.link.tell_last()
         self._tell_ended()
         self.link.flush()
 
@@ -214,9 +211,6 @@ class RelaySide:
         for client in self.clients.values():
             client.close()
         await self._recorder.aclose()
-
-    async def _connect(self, made: Callable[[], Channel]) -> None:
-        await asyncio.get_running_loop().create_unix_connection(made, self._path)
 
     # -- news of the decider ------------------------------------------------------------------------------------
 
@@ -260,9 +254,6 @@ class RelaySide:
     def _on_drain(self, order: frames.DrainOrder) -> None:
         self._drain_within, self._gently = order.within, order.gently
         self._drain_order.set()
-        if order.decider:
-            self._path = order.decider
-            self.link.leave()
 
     # -- counts -------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,6 @@ on connections that are still open, wait there. They were judged and charged her
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
 from collections.abc import Callable
@@ -16,16 +15,13 @@ from gateway.core.engines.hold import Hold
 from gateway.core.request.call import Call
 from gateway.decider.grant import LocalGrant
 from gateway.frames.calls import ask_of, facts_of, terms_of
-from gateway.frames.channel import Channel
-from gateway.frames.messages import VERSION, DrainOrder, Hello, RelayCounts
+from gateway.frames.messages import VERSION, Hello, RelayCounts
 from gateway.relay.remote.decider import RemoteDecider
 from gateway.relay.remote.grant import RemoteGrant
 from gateway.relay.remote.link import Link
 from gateway.serve.assembly import Gateway
 from gateway.serve.relay_counts import relay_counts
 from gateway.shared.lines import say
-
-TOLD_WITHIN = 2.0  # seconds for a decider to be there for the last totals
 
 
 class OutgoingCalls:
@@ -34,16 +30,15 @@ class OutgoingCalls:
 
     def __init__(self, gateway: Gateway, number: int, epoch: int, path: str, lost: Callable[[], int]) -> None:
         self._gateway = gateway
-        self._path = path
         self._lost = lost
         self._grants: dict[Hold, RemoteGrant] = {}
         self.link = Link(
-            self._connect,
+            path,
             Hello(VERSION, number, epoch, os.getpid(), time.time(), 0),
             gateway.clock,
             on_policy=_nothing,
             on_fleet=_nothing,
-            on_drain=self._on_drain,
+            on_drain=_nothing,
             counts=self._told,
             say=lambda line: say(f"after the hand-over: {line}"),
         )
@@ -54,17 +49,8 @@ class OutgoingCalls:
         self.link.start()
 
     async def aclose(self) -> None:
-        await self.link.tell_last(TOLD_WITHIN)
+        await self.link.tell_last()
         await self.link.aclose()
-
-    async def _connect(self, made: Callable[[], Channel]) -> None:
-        await asyncio.get_running_loop().create_unix_connection(made, self._path)
-
-    def _on_drain(self, order: DrainOrder) -> None:
-        """The successor has a successor of its own. How long this drain takes is settled."""
-        if order.decider:
-            self._path = order.decider
-            self.link.leave()
 
     def _told(self) -> RelayCounts:
         gateway = self._gateway
@@ -106,4 +92,4 @@ class OutgoingCalls:
 
 
 def _nothing(_: object) -> None:
-    """Ignore news: this process keeps the policy and the fleet that it had."""
+    """Ignore news: this process keeps the policy and the fleet that it had, and how long its drain takes is settled."""
