@@ -8,7 +8,6 @@ name that the policy has: a page whose own name was made to point here (DNS rebi
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import re
 from collections.abc import Collection
 
@@ -20,6 +19,7 @@ from gateway.control.guard import JSON, error
 from gateway.core.sidecars.addresses import is_loopback
 from gateway.core.sidecars.sidecars import NameConflict, RegistryFull, UntrustedSidecar
 from gateway.decider.report_intake import ReportIntake
+from gateway.shared.addresses import is_address
 from gateway.shared.protocol import MAX_BYTES, ProtocolError, encode
 
 BODY_WITHIN = 5.0  # seconds for all of it
@@ -78,11 +78,7 @@ def _is_named(request: Request, hosts: Collection[str]) -> bool:
 def _is_ours(host: str, hosts: Collection[str]) -> bool:
     found = HOST.fullmatch(host)
     name = (found[1] or found[2]).lower() if found else ""
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return name in ("localhost", *hosts)
-    return True
+    return name in ("localhost", *hosts) or is_address(name)
 
 
 def _token(request: Request) -> bytes | None:

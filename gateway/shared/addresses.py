@@ -19,6 +19,15 @@ def split_address(listen: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def is_address(host: str) -> bool:
+    """Whether a host is an IP address, IPv6 without brackets, and no name."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
 def is_loopback(host: str) -> bool:
     """Whether a host, as an address (IPv6 in brackets or not) or a name, is certainly this machine's own. A name other
     than localhost may be anything."""
@@ -41,11 +50,7 @@ def is_private(host: str) -> bool:
 
 def is_public(host: str) -> bool:
     """Whether the host is an address that is reached over the internet, and no name."""
-    try:
-        ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
-    return not is_private(host)
+    return is_address(host.partition("%")[0]) and not is_private(host)
 
 
 def _inner(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import math
 import socket
 import threading
 from collections import deque
 
+from gateway.shared.addresses import is_address
 from gateway.upstream.failures import UnknownName, unknown_name
 
 TTL = 10.0  # seconds
@@ -49,7 +49,7 @@ class Names:
 
     async def addresses(self, host: str) -> tuple[str, ...]:
         """At least one address. Waits for the first look-up as long as the caller does. Raises UnknownName."""
-        if _is_address(host):
+        if is_address(host):
             return (host,)
         known = self._hosts.get(host)
         if known is None:
@@ -123,11 +123,3 @@ class Names:
             known.under_way = None
         if self._line:
             self._begin(*self._line.popleft())
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True

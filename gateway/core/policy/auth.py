@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterable, Iterator
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -10,6 +9,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from gateway.core.engines.origin import Origin, parse_origin
+from gateway.shared.addresses import is_loopback
 from gateway.shared.files.checked import Fault
 from gateway.shared.files.kinds import Text
 
@@ -68,13 +68,6 @@ def _url(url: str) -> Iterator[Fault]:
     except ValueError as error:
         yield Fault(("auth", "jwks"), str(error), "https://HOST/PATH of a JWK Set")
         return
-    if not origin.tls and not _is_loopback(origin.host):
+    if not origin.tls and not is_loopback(origin.host):
         found = f"{url}: whoever is on the way could replace the keys"
         yield Fault(("auth", "jwks"), found, "https://, or http:// of this machine")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

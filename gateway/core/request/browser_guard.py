@@ -10,11 +10,11 @@ Host they like, and no Origin.
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterable, Mapping
 
 from gateway.core.request.cors import ALL
 from gateway.core.request.outcome import Outcome, Refused
+from gateway.shared.addresses import is_address
 
 _LOOPBACK = ("127.", "::1", "::ffff:127.")
 
@@ -51,13 +51,7 @@ class BrowserGuard:
 
     def _is_ours(self, host: str) -> bool:
         name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0].lower()
-        if name in self._hosts or name == "localhost" or name.endswith(".localhost"):
-            return True
-        try:
-            ipaddress.ip_address(name)
-        except ValueError:
-            return False
-        return True
+        return name in self._hosts or name == "localhost" or name.endswith(".localhost") or is_address(name)
 
     def _check_origin(self, origin: str, host: str) -> None:
         if origin in self._origins or ALL in self._origins or origin.partition("://")[2] == host:
