@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import threading
+from functools import partial
 from pathlib import Path
 
 import yaml
 
 from loadtest.processes import Gateway, total, until
+from tests.beside import beside
 from tests.e2e.children import PATIENCE, post
 
 BATCH = 4  # calls that are there first
@@ -34,14 +35,9 @@ def answered(gateway: Gateway, engine: str, model: str, max_tokens: int) -> list
         status, _, _ = post(f"{gateway.url}/v1/completions", body, **{"x-weir-class": name})
         ended.append((name, status))
 
-    calls = [threading.Thread(target=ask, args=("batch", max_tokens)) for _ in range(BATCH)]
-    for call in calls:
-        call.start()
-    # The engine has them all: one that is granted may still be on its way, and the next call overtake it.
-    states = ("vllm:num_requests_running", "vllm:num_requests_waiting")
-    assert until(lambda: sum(total(f"{engine}/metrics", state) for state in states) == BATCH, PATIENCE) is not None
-    calls.append(threading.Thread(target=ask, args=("interactive", 4)))
-    calls[-1].start()
-    for call in calls:
-        call.join()
+    with beside(*[partial(ask, "batch", max_tokens)] * BATCH):
+        # The engine has them all: one that is granted may still be on its way, and the next call overtake it.
+        states = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+        assert until(lambda: sum(total(f"{engine}/metrics", state) for state in states) == BATCH, PATIENCE) is not None
+        ask("interactive", 4)
     return ended

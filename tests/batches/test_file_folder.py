@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.batches.file_folder import FileFolder
+from tests.beside import beside
 
 FILES = 120
 
@@ -44,17 +45,15 @@ def test_a_file_that_is_begun_while_another_clears_is_not_lost(tmp_path: Path) -
         while not over.is_set():
             folder.clear(["a.part"])  # it may be there, and not be locked yet
 
-    clearing = threading.Thread(target=clear)
-    clearing.start()
-    try:
-        for _ in range(FILES):
-            with folder.begin("a") as file:
-                file.write(b"abc")
-                assert folder.keep("a", file) == 3
-            assert folder.read("a", 0, 9) == b"abc"
-    finally:
-        over.set()
-        clearing.join()
+    with beside(clear):
+        try:
+            for _ in range(FILES):
+                with folder.begin("a") as file:
+                    file.write(b"abc")
+                    assert folder.keep("a", file) == 3
+                assert folder.read("a", 0, 9) == b"abc"
+        finally:
+            over.set()
 
 
 def test_a_link_in_place_of_the_folder_or_of_a_file_is_not_followed(tmp_path: Path) -> None:

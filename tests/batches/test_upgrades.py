@@ -6,12 +6,15 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
 
 from loadtest.processes import until
+from tests.beside import beside
 from tests.e2e.traffic import CHAT, body
 from tests.serve.test_upgrades import World, world
 
@@ -39,27 +42,22 @@ class Others:
         self.ended: Counter[str] = Counter()
         self._made = made
         self._over = threading.Event()
-        kept = openai.OpenAI(base_url=f"{made.url}/v1", api_key="none", max_retries=0, timeout=30.0)
-        self._threads = [
-            threading.Thread(target=self._again, args=(self._asks(batch), None)),
-            threading.Thread(target=self._again, args=(self._asks(batch), kept)),
-            threading.Thread(target=self._again, args=(self._file, None)),
-            threading.Thread(target=self._again, args=(self._file, kept)),
-        ]
+        kept = openai.OpenAI(base_url=f"{made.url}/v1", api_key="none", max_retries=0, timeout=60.0)
+        self._calling = beside(
+            *(partial(self._again, call, on) for call in (self._asks(batch), self._file) for on in (None, kept))
+        )
 
     def __enter__(self) -> Others:
-        for thread in self._threads:
-            thread.start()
+        self._calling.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *error: Any) -> None:
         self._over.set()
-        for thread in self._threads:
-            thread.join()
+        self._calling.__exit__(*error)
 
     def _again(self, call: Callable[[openai.OpenAI], None], kept: openai.OpenAI | None) -> None:
         while not self._over.wait(0.02):
-            client = kept or openai.OpenAI(base_url=f"{self._made.url}/v1", api_key="none", max_retries=0, timeout=30.0)
+            client = kept or openai.OpenAI(base_url=f"{self._made.url}/v1", api_key="none", max_retries=0, timeout=60.0)
             try:
                 call(client)
             except openai.OpenAIError as error:
@@ -88,14 +86,14 @@ class Others:
 def test_upgrades_in_the_middle_of_a_batch_lose_and_double_nothing(tmp_path: Path, words: tuple[str, ...]) -> None:
     with world(tmp_path, *words, policy=POLICY) as made:
         made.engine.faults(slow=5.0)  # the batch is to outlast all upgrades
-        client = openai.OpenAI(base_url=f"{made.url}/v1", api_key="none", max_retries=0, timeout=30.0)
+        client = openai.OpenAI(base_url=f"{made.url}/v1", api_key="none", max_retries=0, timeout=60.0)
         file = client.files.create(file=("in", lines_of(LINES)), purpose="batch")
         id = client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h").id
         done = 0
         with Others(made, id) as others:
             for _ in range(UPGRADES):
                 done += 30
-                assert until(lambda least=done: _completed(client, id) >= least, 30.0) is not None, made.output()
+                assert until(lambda least=done: _completed(client, id) >= least, 60.0) is not None, made.output()
                 assert made.signalled() is not None, made.output()
                 assert _completed(client, id) < LINES, "the batch is to be under way"
         made.engine.faults()

@@ -8,7 +8,6 @@ import pty
 import re
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from gateway.core.request.tenants import keys_from
 from gateway.decider import key_file
 from gateway.decider.key_file import KeysError, add, digest_of, entries, revoke
 from gateway.shared.files.checked import InvalidFile
+from tests.beside import beside
 
 ROOT = Path(__file__).parents[2]
 POLICY = "keys_file: keys.txt\ntenants: {acme: {}, zoo: {}}\n"
@@ -221,11 +221,8 @@ def test_many_at_once_lose_nothing(tmp_path: Path) -> None:
             else:
                 made.append(key)
 
-    threads = [threading.Thread(target=some) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with beside(*[some] * 8):
+        pass
     assert set(keys_from(file.read_bytes(), "k")) == {digest_of(key) for key in made}
     assert len(made) == 40
 
@@ -265,7 +262,7 @@ def test_at_a_terminal_the_key_is_asked_for_and_not_shown(folder: Path) -> None:
         os.write(ours, f"{key}\n".encode())
         while b"is revoked" not in said:
             said += os.read(ours, 1024)
-        assert child.wait(10) == 0
+        assert child.wait(60) == 0
     finally:
         child.kill()
         child.wait()

@@ -19,6 +19,7 @@ from loadtest.load.arrivals import Arrivals, Rate
 from loadtest.load.lengths import Length
 from loadtest.load.scenario import Scenario, planned
 from loadtest.load.workload import Kind, Sessions, Workload
+from tests.beside import beside
 
 SSE = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 WORD = b'data: {"choices":[{"index":0,"delta":{"content":"hi \\"you\\""}}]}\n\n'
@@ -94,15 +95,13 @@ def served(answer: Answering, *, tls: ssl.SSLContext | None = None, unix: Path |
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    thread = threading.Thread(target=asyncio.run, args=(main(),))
-    thread.start()
-    assert ready.wait(5)
-    try:
-        yield server
-    finally:
-        loop, over = ending[0]
-        loop.call_soon_threadsafe(over.set)
-        thread.join(5)
+    with beside(lambda: asyncio.run(main())):
+        assert ready.wait(60)
+        try:
+            yield server
+        finally:
+            loop, over = ending[0]
+            loop.call_soon_threadsafe(over.set)
 
 
 def always(*data: bytes) -> Answering:

@@ -29,6 +29,7 @@ from sidecar.process import process_family
 from sidecar.ray.pool import decode as decode_pool
 from sidecar.ray.pool import for_node
 from sidecar.serve.assembly import owner
+from tests.beside import beside
 from tests.e2e.children import post
 
 GIB = 1 << 30
@@ -289,13 +290,9 @@ def load(url: str, callers: int) -> Iterator[None]:
             if status not in (200, 503):  # 503: the queue is long, come back
                 refused.append(status)
 
-    threads = [threading.Thread(target=calls) for _ in range(callers)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        for thread in threads:
-            thread.join()
+    with beside(*[calls] * callers):
+        try:
+            yield
+        finally:
+            over.set()
     assert refused == []

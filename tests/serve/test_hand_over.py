@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -32,6 +33,7 @@ from gateway.serve.upgrade.receiver import LATER, InheritedSockets, Predecessor,
 from gateway.serve.upgrade.rendezvous import HandOffPayload, Offer, Ready, UnsafeFolder, line_of, listen_at
 from gateway.shared.control.listener import ControlPort
 from gateway.shared.service_manager import ServiceManager
+from tests.beside import beside
 from tests.faults.scripted import gateway_over
 from tests.flow.test_relays import Asking, until
 
@@ -254,17 +256,15 @@ def test_a_gateway_whose_decider_was_killed_is_taken_over_once_the_next_is_there
     listen_at(path).close()
 
     def next_decider() -> None:
+        time.sleep(0.3)  # the other looks, and finds nobody yet
         with listen_at(path) as listening:
-            listening.settimeout(10.0)
+            listening.settimeout(60.0)
             connection, _ = listening.accept()
             with connection:
                 connection.sendall(line_of(Offer(refused="it is here")))
 
-    coming = threading.Timer(0.3, next_decider)
-    coming.start()
-    with pytest.raises(StartError, match="refuses: it is here"):
+    with beside(next_decider), pytest.raises(StartError, match="refuses: it is here"):
         inherited(str(path), "", {})
-    coming.join()
 
 
 @pytest.mark.parametrize(

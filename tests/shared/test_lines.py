@@ -11,7 +11,6 @@ import os
 import re
 import select
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +24,7 @@ from gateway.decider.call_log import CallLog
 from gateway.shared import lines
 from gateway.shared.lines import LineWriter, say, standard_error
 from gateway.shared.notice import Notice
+from tests.beside import beside
 
 
 @contextlib.contextmanager
@@ -224,11 +224,8 @@ def test_whatever_goes_to_standard_error_goes_through_the_writer(capfd: pytest.C
     with standard_error(text=False) as writer:
         print("printed", "in pieces", file=sys.stderr, flush=True)
         logging.lastResort.handle(logging.makeLogRecord({"msg": "logged", "levelno": logging.ERROR}))  # type: ignore[union-attr]
-        threads = [threading.Thread(target=lambda: print("a" * 50, "b" * 50, file=sys.stderr)) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with beside(*[lambda: print("a" * 50, "b" * 50, file=sys.stderr)] * 8):
+            pass
         assert not sys.stderr.isatty()
     assert sys.stderr is before
     found = [json.loads(line) for line in capfd.readouterr().err.splitlines()]

@@ -24,6 +24,7 @@ import pytest
 
 from loadtest.processes import Child, Gateway, free_port, get, until
 from sidecar.process import process_family
+from tests.beside import beside
 from tests.vllm import install
 from tests.vllm.real_vllm import CONTEXT, ENVIRONMENT, model, venv
 
@@ -195,18 +196,15 @@ def test_two_models_of_one_machine(machine: Machine) -> None:
 
     # The sidecar is killed while a call runs, and started again: no call is lost, no engine started.
     url = machine.profile("one")["url"]
-    answers: list[str] = []
-    calling = threading.Thread(target=lambda: answers.append(machine.ask("one", 1500)))
-    calling.start()
-    assert until(lambda: machine.gateway.fleet()["engines"] and not machine.gateway.idle(), 60.0) is not None
-    machine.child.kill()
-    assert machine.ask("one")
-    machine.start()
-    assert machine.profile("one")["state"] == "running"
-    assert machine.profile("one")["url"] == url
-    assert machine.ask("one")
-    calling.join(120.0)
-    assert any(answers)
+    with beside(lambda: machine.ask("one", 1500)) as (answer,):
+        assert until(lambda: machine.gateway.fleet()["engines"] and not machine.gateway.idle(), 60.0) is not None
+        machine.child.kill()
+        assert machine.ask("one")
+        machine.start()
+        assert machine.profile("one")["state"] == "running"
+        assert machine.profile("one")["url"] == url
+        assert machine.ask("one")
+    assert answer.result()
 
     # Nothing is left.
     assert machine.processes()
@@ -229,11 +227,9 @@ def test_a_model_is_pulled_had_ready_and_switched_off(machine: Machine) -> None:
         assert f"GET {path} " not in written
 
     # Off: refused for good, over a restart of the sidecar, until it is on.
-    running = threading.Thread(target=machine.ask, args=("three", 300))
-    running.start()
-    assert until(lambda: not machine.gateway.idle(), 60.0) is not None
-    assert "three: stopped" in machine.command("off", "three")
-    running.join(60.0)
+    with beside(lambda: machine.ask("three", 300)):
+        assert until(lambda: not machine.gateway.idle(), 60.0) is not None
+        assert "three: stopped" in machine.command("off", "three")
     assert not machine.processes("three")
     for _ in range(2):
         with pytest.raises(openai.InternalServerError) as refused:
@@ -259,14 +255,11 @@ def test_an_edited_file_restarts_what_it_must_and_loses_no_call(machine: Machine
     assert machine.processes("one") == engine
 
     # Another flag: the call that runs ends on the old engine, the next one starts the new engine.
-    answers: list[str] = []
-    calling = threading.Thread(target=lambda: answers.append(machine.ask("one", 1500)))
-    calling.start()
-    time.sleep(1.0)
-    machine.file.write_text(machine.file.read_text().replace("max-num-seqs: 16", "max-num-seqs: 1", 1))
-    assert "settings that need another engine" in machine.command("reload")
-    calling.join(300.0)
-    assert answers
+    with beside(lambda: machine.ask("one", 1500)) as (answer,):
+        assert until(lambda: not machine.gateway.idle(), 60.0) is not None
+        machine.file.write_text(machine.file.read_text().replace("max-num-seqs: 16", "max-num-seqs: 1", 1))
+        assert "settings that need another engine" in machine.command("reload")
+    assert answer.result()
     machine.until("one", "stopped", 60.0)
     machine.ask("uno")
     assert not set(machine.processes("one")) & set(engine)
@@ -309,16 +302,12 @@ def test_a_copy_is_woken_while_calls_wait(machine: Machine) -> None:
             next(asked)
             answers.append(machine.ask("one", 800))
 
-    calling = [threading.Thread(target=ask_on) for _ in range(8)]
-    for each in calling:
-        each.start()
-    try:
-        print(f"overloaded, the copy was awake after {machine.until('one-more', 'running', 120.0):.1f} s")
-    finally:
-        awake.set()
-    assert machine.profile("one-more")["copy"]
-    for each in calling:
-        each.join(300.0)
+    with beside(*[ask_on] * 8):
+        try:
+            print(f"overloaded, the copy was awake after {machine.until('one-more', 'running', 120.0):.1f} s")
+            assert machine.profile("one-more")["copy"]
+        finally:
+            awake.set()
     assert len(answers) == next(asked)
     logs = {name: (machine.file.parent / "sidecar-logs" / f"{name}.log").read_text() for name in ("one", "one-more")}
     served = {name: log.count("POST /v1/chat/completions") for name, log in logs.items()}

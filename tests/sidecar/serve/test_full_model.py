@@ -14,6 +14,7 @@ import pytest
 
 from loadtest.processes import Child, free_port, get, until
 from sidecar.gpus.simulated import lay_out
+from tests.beside import beside
 from tests.e2e.children import post
 
 GIB = 1 << 30
@@ -44,15 +45,11 @@ def load(url: str, callers: int) -> Iterator[list[int]]:
         while not over.is_set():
             statuses.append(post(f"{url}/v1/chat/completions", CALL)[0])
 
-    threads = [threading.Thread(target=calls) for _ in range(callers)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield statuses
-    finally:
-        over.set()
-        for thread in threads:
-            thread.join()
+    with beside(*[calls] * callers):
+        try:
+            yield statuses
+        finally:
+            over.set()
 
 
 def awake(control: str) -> list[str]:
@@ -72,7 +69,7 @@ def test_a_full_model_wakes_its_second_engine(tmp_path: Path, monkeypatch: pytes
         *("--policy", str(tmp_path / "policy.yaml"), "--sidecar", str(tmp_path / "sidecar.yaml"), "--log", "none"),
     ]
     with Child("gateway", argv, tmp_path / "output") as gateway:
-        url, control = gateway.line(r"data port (\S+)", 30.0), gateway.line(r"control port (\S+)", 30.0)
+        url, control = gateway.line(r"data port (\S+)", 60.0), gateway.line(r"control port (\S+)", 60.0)
         status, _, answer = post(f"{url}/v1/chat/completions", CALL)
         assert status == 200, answer
         assert awake(control) == ["chat"], "one is enough for one call"
@@ -82,7 +79,7 @@ def test_a_full_model_wakes_its_second_engine(tmp_path: Path, monkeypatch: pytes
         with load(url, 24) as statuses:
             assert until(lambda: awake(control) == ["chat", "chat-2"], 60.0) is not None, gateway.output()
             engines = json.loads(get(f"{control}/fleet")[1])["engines"]
-            assert until(lambda: _busy(control) == len(engines) == 2, 30.0) is not None, "calls go to both"
+            assert until(lambda: _busy(control) == len(engines) == 2, 60.0) is not None, "calls go to both"
         assert set(statuses) == {200}
         metrics = get(f"{control}/metrics")[1].decode()
         assert 'weir_copies_total{reason="waiting",result="woken"} 1.0' in metrics
