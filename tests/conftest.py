@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import gc
 import signal
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.examples import QUICK, USUAL, WHOLE
@@ -32,3 +34,11 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
+
+
+@pytest.fixture(autouse=True)
+def its_own_leftovers(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Collect garbage after a slow test: a socket that it forgot to close fails this test, not one of another file."""
+    yield
+    if request.node.get_closest_marker("slow"):
+        gc.collect()
