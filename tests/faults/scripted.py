@@ -276,7 +276,7 @@ def open_fds() -> int:
 
 async def settled(gateway: Gateway) -> None:
     """Wait (bounded) until nothing is held, then assert it of everything there is to hold."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while (
             gateway.pipeline.tasks
             or any(client.active for client in gateway.engines.clients.values())

@@ -15,10 +15,11 @@ from gateway.core.policy.types import Rate
 from tests.faults.scripted import Answer, ScriptedEngine, ask, gateway_over, port_of, settled
 
 POLICY = Policy(
-    timeouts=Timeouts(first_byte=2.0, stall=0.3),
+    timeouts=Timeouts(first_byte=60.0, stall=60.0),
     routing=Routing(hold_unserved=0.0),
     body=BodyPolicy(max=2000),
 )
+STALLED = msgspec.structs.replace(POLICY, timeouts=Timeouts(first_byte=60.0, stall=0.3))
 LIMITED = msgspec.structs.replace(POLICY, limits=Limits(per_tenant=Limit(requests=RateLimit(rate=Rate(1, 60.0)))))
 
 
@@ -84,7 +85,7 @@ def test_limits_and_engines_that_are_away_too() -> None:
 
 @pytest.mark.parametrize("behaviour", ["die_mid_body", "stall", "no_done"])
 def test_a_stream_of_messages_that_breaks_has_it_too(behaviour: str) -> None:
-    answer = asked(behaviour, post(stream=True))
+    answer = asked(behaviour, post(stream=True), STALLED if behaviour == "stall" else POLICY)
     *_, last = answer.body.split(b"event: error\ndata: ")
     told = json.loads(last.split(b"\n\n")[0])
     assert (told["type"], told["error"]["type"]) == ("error", "api_error")

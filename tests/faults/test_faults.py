@@ -43,7 +43,9 @@ from tests.faults.scripted import (
 
 pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
 
-QUICK = Policy(timeouts=Timeouts(first_byte=1.0, stall=1.0), routing=Routing(hold_unserved=2.0))
+PATIENT = Policy(timeouts=Timeouts(first_byte=60.0, stall=60.0), routing=Routing(hold_unserved=60.0))
+# Where engines are waited for that never answer; the others beside them have these seconds too.
+QUICK = Policy(timeouts=Timeouts(first_byte=3.0, stall=3.0), routing=Routing(hold_unserved=2.0))
 
 
 def outcomes(gateway: Gateway) -> dict[str, int]:
@@ -57,7 +59,12 @@ def error(answer: Answer) -> dict[str, str]:
     return found["error"]
 
 
-def scenario(engines: list[str], body: Callable[[Gateway, list[ScriptedEngine]], Awaitable[None]]) -> None:
+def scenario(
+    engines: list[str],
+    body: Callable[[Gateway, list[ScriptedEngine]], Awaitable[None]],
+    policy: Policy = PATIENT,
+    write_stall: float = 60.0,
+) -> None:
     """Run `body` over scripted engines of these behaviours, then assert that nothing is left."""
 
     async def main() -> None:
@@ -66,10 +73,10 @@ def scenario(engines: list[str], body: Callable[[Gateway, list[ScriptedEngine]],
         async with AsyncExitStack() as stack:
             for engine in scripted:
                 await stack.enter_async_context(engine.running())
-            gateway = await stack.enter_async_context(gateway_over(scripted, QUICK, write_stall=0.3))
+            gateway = await stack.enter_async_context(gateway_over(scripted, policy, write_stall=write_stall))
             await body(gateway, scripted)
             await settled(gateway)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while any(engine.open for engine in scripted) or open_fds() > fds:
                 await asyncio.sleep(0.001)
 
@@ -141,7 +148,7 @@ def test_a_failure_before_the_first_byte_is_retried_elsewhere_unseen(bad: str) -
         await settled(gateway)
         assert outcomes(gateway) == {"ok": 3}
 
-    scenario([bad, "good"], body)
+    scenario([bad, "good"], body, QUICK if bad == "hang" else PATIENT)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +168,7 @@ def test_when_every_engine_fails_the_caller_gets_one_clear_502_and_attempts_are_
         assert answer.headers["x-weir-reason"] == "upstream"
         assert sum(len(engine.requests) for engine in engines) == 3, "the first attempt and two retries"
 
-    scenario([bad, bad], body)
+    scenario([bad, bad], body, QUICK)
 
 
 @pytest.mark.parametrize("bad", ["die_mid_body", "stall", "no_done", "no_newline"])
@@ -178,7 +185,7 @@ def test_a_stream_that_breaks_ends_with_an_error_event_and_no_done(bad: str) -> 
         await settled(gateway)
         assert outcomes(gateway) == {"truncated": 1}
 
-    scenario([bad, bad], body)
+    scenario([bad, bad], body, QUICK if bad == "stall" else PATIENT)
 
 
 def test_a_plain_answer_that_breaks_is_seen_as_broken() -> None:
@@ -293,7 +300,7 @@ def test_no_answer_holds_an_engines_address(behaviour: str, stream: bool) -> Non
             assert port in record.reason or behaviour == "500_cut", "it is for the log"
         assert record.engine == f"127.0.0.1:{port}"
 
-    scenario([behaviour if behaviour != "refused" else "good"], body)
+    scenario([behaviour if behaviour != "refused" else "good"], body, QUICK)
 
 
 def test_the_policy_names_engines() -> None:
@@ -365,7 +372,7 @@ def test_unknown_model_no_engine_and_bad_input() -> None:
         assert (answer.status, error(answer)["code"]) == (503, "server_is_overloaded")
         assert answer.headers["x-weir-reason"] == "no_engine"
 
-    scenario(["good"], body)
+    scenario(["good"], body, QUICK)
 
 
 def test_calls_wait_for_an_engine_that_restarts() -> None:
@@ -373,7 +380,7 @@ def test_calls_wait_for_an_engine_that_restarts() -> None:
         (engine,) = gateway.fleet
         engine.down()
         calls = [asyncio.create_task(ask(port_of(gateway), request(number % 2 == 1))) for number in range(6)]
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while gateway.dispatch.estimates.waiting("m") < 6:
                 await asyncio.sleep(0.001)
         calls[0].cancel()
@@ -421,7 +428,7 @@ def test_a_client_that_leaves_takes_its_request_off_the_engine(behaviour: str) -
         reader, writer = await asyncio.open_connection("127.0.0.1", port_of(gateway))
         writer.write(request(True))
         if behaviour == "hang":
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while not engines[0].requests:
                     await asyncio.sleep(0.001)
         else:
@@ -429,7 +436,7 @@ def test_a_client_that_leaves_takes_its_request_off_the_engine(behaviour: str) -
         engines[0].closed.clear()
         writer.write(b"bytes that must not hide the end")
         writer.transport.abort()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await engines[0].closed.wait()
         await settled(gateway)
         assert outcomes(gateway) == {"client_gone": 1}
@@ -443,7 +450,7 @@ def test_a_client_that_reads_nothing_is_cut_off_and_the_engine_freed() -> None:
         _reader, writer = await asyncio.open_connection("127.0.0.1", port_of(gateway), limit=1024)
         writer.transport.pause_reading()  # type: ignore[attr-defined] # a transport of asyncio's is both ways
         writer.write(request(True))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await engines[0].closed.wait()
         await settled(gateway)
         assert outcomes(gateway) == {"slow_client": 1}
@@ -451,7 +458,7 @@ def test_a_client_that_reads_nothing_is_cut_off_and_the_engine_freed() -> None:
         assert grown < 64 * 1024, f"{grown} KiB: what the client did not read was kept"
         writer.transport.abort()
 
-    scenario(["endless"], body)
+    scenario(["endless"], body, write_stall=0.3)
 
 
 def test_a_call_in_the_queue_of_a_full_engine_is_cancelled_with_its_client() -> None:
@@ -459,7 +466,7 @@ def test_a_call_in_the_queue_of_a_full_engine_is_cancelled_with_its_client() -> 
         engine = next(iter(gateway.fleet))
         engine.ledger.slots = 1
         first = asyncio.create_task(ask(port_of(gateway), request()))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not engine.ledger.in_flight:
                 await asyncio.sleep(0.001)
             _, writer = await asyncio.open_connection("127.0.0.1", port_of(gateway))
@@ -547,10 +554,10 @@ def a_random_mix(seed: int) -> None:
             await settled(gateway)
             assert set(statuses) <= {0, 200, 400, 404, 500, 502, 503}
             assert "bug" not in outcomes(gateway)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while gateway.server.connections:
                     await asyncio.sleep(0.001)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while any(engine.open for engine in engines) or open_fds() > fds:
                 await asyncio.sleep(0.001)
         assert len(asyncio.all_tasks()) == 1

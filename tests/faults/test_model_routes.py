@@ -169,7 +169,7 @@ def test_a_tenant_that_may_use_none_of_a_route(over: Callable[..., None]) -> Non
 def test_a_full_member_is_not_waited_for(over: Callable[..., None]) -> None:
     async def body(gateway: Gateway, engines: list[ScriptedEngine]) -> None:
         held = [asyncio.create_task(ask(port_of(gateway), asked(7))) for _ in range(3)]
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while sum(len(engine.requests) for engine in engines) < 2:
                 await asyncio.sleep(0.001)
         assert [len(engine.requests) for engine in engines] == [1, 1, 0]
@@ -217,7 +217,7 @@ COPIED = Policy(models={"support": MIRRORED}, classes=CLASSES, limits=LIMITED)
 
 
 async def copies_end(gateway: Gateway) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while gateway.pipeline.tasks:
             await asyncio.sleep(0.001)
 

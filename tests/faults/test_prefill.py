@@ -28,12 +28,21 @@ from tests.faults.scripted import Answer, ask, gateway_over, port_of, settled
 pytestmark = pytest.mark.slow  # sockets and seconds
 
 LONG = "word " * 600
-POLICY = Policy(timeouts=Timeouts(first_byte=5.0, stall=5.0), routing=Routing(slow_start=0.0, hold_unserved=0.0))
 Body = Callable[[Gateway, SimServer, SimServer], Awaitable[None]]
 
 
-def scenario(body: Body, *, roles: tuple[Role, Role] = ("prefill", "decode"), on_failure: OnFailure = "fail") -> None:
-    """Run `body` over an engine that reads fast and one that reads slowly. At the end nothing is held anywhere."""
+def scenario(
+    body: Body,
+    *,
+    roles: tuple[Role, Role] = ("prefill", "decode"),
+    on_failure: OnFailure = "fail",
+    within: float = 60.0,
+) -> None:
+    """Run `body` over an engine that reads fast and one that reads slowly. At the end nothing is held anywhere.
+
+    `within`: seconds for the first byte of an engine, and for each next one."""
+    timeouts = Timeouts(first_byte=within, stall=within)
+    policy = Policy(timeouts=timeouts, routing=Routing(slow_start=0.0, hold_unserved=0.0))
 
     async def main() -> None:
         async with AsyncExitStack() as stack:
@@ -42,7 +51,7 @@ def scenario(body: Body, *, roles: tuple[Role, Role] = ("prefill", "decode"), on
                 for _ in roles
             ]
             urls = [await stack.enter_async_context(server) for server in servers]
-            gateway = await stack.enter_async_context(gateway_over(urls, POLICY))
+            gateway = await stack.enter_async_context(gateway_over(urls, policy))
             problems: list[str] = []
             asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(str(context)))
             for engine, role, rate in zip(gateway.fleet, roles, (50_000.0, 1000.0), strict=True):
@@ -53,7 +62,7 @@ def scenario(body: Body, *, roles: tuple[Role, Role] = ("prefill", "decode"), on
             await settled(gateway)
             for engine in gateway.fleet:
                 assert engine.ledger.used.get("default", [0, 0]) == [0, 0]
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while any(server.engine.scheduler.blocks.used or server.transfers.fetching for server in servers):
                     await asyncio.sleep(0.01)
             assert problems == []
@@ -156,7 +165,7 @@ def test_a_failure_of_the_first_half_means_here_with_the_reason(faults: Faults, 
         elif failure != "fetch":
             assert {name: place(again)[name] for name in shunned} == shunned
 
-    scenario(body)
+    scenario(body, within=5.0 if failure == "timeout" else 60.0)
 
 
 def test_an_engine_that_is_gone_is_down_and_the_prompt_is_read_here() -> None:
@@ -190,14 +199,14 @@ def test_a_client_that_leaves_cancels_both_halves(stage: str, monkeypatch: pytes
             "fetching": lambda: writer.transfers.fetching,
             "writing": writer.engine.unfinished,
         }[stage]
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not busy():
                 await asyncio.sleep(0.001)
         held = [engine.ledger.in_flight for engine in gateway.fleet]
         assert held == ([1, 1] if stage == "reading" else [0, 1])
         out.transport.abort()
         await settled(gateway)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while reader.engine.unfinished() or writer.engine.unfinished() or writer.transfers.fetching:
                 await asyncio.sleep(0.001)
         writer.set_faults(Faults())
@@ -213,7 +222,7 @@ def test_a_prompt_that_nobody_fetches_is_freed_after_its_time() -> None:
         said = await ask(port_of(gateway), chat())
         assert said.status in (502, 503)
         assert len(reader.engine.kept) == 1
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while len(reader.engine.kept):
                 await asyncio.sleep(0.01)
         assert (reader.engine.kept.fetched, reader.engine.kept.expired) == (0, 1)

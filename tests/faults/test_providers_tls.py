@@ -108,12 +108,12 @@ def test_a_key_goes_out_in_the_clear_to_addresses_of_the_house_alone(address: st
         async with ScriptedEngine("good").running() as provider:
             url = f"http://api.example.com:{provider.port}/v1"
             settings = client_settings(policy_of(provider.port, url=url), "provider:cloud")
-            settings = structs.replace(settings, connect_timeout=0.3)
+            settings = structs.replace(settings, connect_timeout=60.0)
             client = Client(origin_of("provider:cloud", url), settings, api_key="k", names=Moving(address))
             with closing(client), contextlib.ExitStack() as stack:
                 if not sent:
                     stack.enter_context(pytest.raises(EngineError, match=words))
-                reply = await client.send(b"POST", b"/x", b"", b"{}", timeout=2.0)
+                reply = await client.send(b"POST", b"/x", b"", b"{}", timeout=60.0)
                 reply.close()
             assert len(provider.heads) == sent
 
@@ -133,7 +133,7 @@ def test_a_certificate_is_blamed_where_another_address_of_the_host_refuses(tmp_p
             url = f"https://localhost:{provider.port}/v1"
             client = Client(origin_of("provider:cloud", url), ClientSettings(), names=Both())
             with closing(client), pytest.raises(EngineError, match="not trusted") as caught:
-                await client.send(b"POST", b"/x", b"", b"{}", timeout=2.0)
+                await client.send(b"POST", b"/x", b"", b"{}", timeout=60.0)
             assert caught.value.reason == "tls_untrusted"
 
     uvloop.run(main())

@@ -77,7 +77,7 @@ def house(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture
 def client(house: Gateway) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{house.url}/v1", api_key="none", max_retries=2, timeout=20.0) as ready:
+    with openai.OpenAI(base_url=f"{house.url}/v1", api_key="none", max_retries=2, timeout=60.0) as ready:
         yield ready
 
 
@@ -98,8 +98,8 @@ def test_openai(house: Gateway, client: openai.OpenAI, name: str) -> None:
     assert client.completions.create(model=name, prompt="Why?", max_tokens=4).usage.completion_tokens == 4  # type: ignore[union-attr]
     if how is not None:
         counted = {"asked_model": name, "model": str(model), "how": how}
-        assert until(lambda: house.total("weir_model_route_calls_total", **counted) >= 3, 30.0) is not None
-        assert until(lambda: f'"asked_model":"{name}"' in Path(house.child.log).read_text(), 30.0) is not None
+        assert until(lambda: house.total("weir_model_route_calls_total", **counted) >= 3, 60.0) is not None
+        assert until(lambda: f'"asked_model":"{name}"' in Path(house.child.log).read_text(), 60.0) is not None
     if leaves:
         with pytest.raises(openai.NotFoundError):
             client.embeddings.create(model=name, input=["one"])
@@ -113,7 +113,7 @@ def test_openai(house: Gateway, client: openai.OpenAI, name: str) -> None:
 
 @each_route
 def test_anthropic(house: Gateway, name: str) -> None:
-    with anthropic.Anthropic(base_url=house.url, api_key="none", max_retries=2, timeout=20.0) as client:
+    with anthropic.Anthropic(base_url=house.url, api_key="none", max_retries=2, timeout=60.0) as client:
         raw = client.messages.with_raw_response.create(model=name, messages=MESSAGES, max_tokens=7)  # type: ignore[arg-type]
         assert raw.headers.get("x-weir-model") == ROUTES[name][0]
         assert raw.parse().model == name

@@ -114,7 +114,7 @@ def test_an_engine_that_speaks_first_or_not_at_all(first: bytes) -> None:
         rig.accepted = accepted  # type: ignore[method-assign] # the harness calls what is here
         for _ in range(20):
             try:
-                reply = await rig.sending(timeout=5)
+                reply = await rig.sending(timeout=60.0)
             except EngineError as error:
                 assert (error.kind in ("reset", "garbage"), rig.client.active) == (True, 0)  # noqa: PT017 # or an answer
             else:
@@ -526,7 +526,7 @@ def test_cancelling_a_connect_that_hangs() -> None:
         fds = open_fds()
         with full_backlog() as client:
             inside = open_fds()
-            sending = asyncio.create_task(client.send(b"POST", b"/", b"", b"", timeout=10))
+            sending = asyncio.create_task(client.send(b"POST", b"/", b"", b"", timeout=60.0))
             await rig.until(lambda: open_fds() > inside)
             assert client.active == 1
             await cancelled(sending)
@@ -540,7 +540,7 @@ def test_cancelling_a_connect_that_hangs() -> None:
 def test_a_connect_that_hangs_times_out() -> None:
     async def scenario(_: Rig) -> None:
         with full_backlog(connect_timeout=0.05) as client:
-            error = await failure(client.send(b"POST", b"/", b"", b"", timeout=10))
+            error = await failure(client.send(b"POST", b"/", b"", b"", timeout=60.0))
             assert (error.kind, error.before_bytes) == ("connect", True)
             assert "0.1 s" in str(error)
             # A call that has less time than a connect may take is out of time; the engine is not to blame.

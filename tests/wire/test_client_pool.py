@@ -366,7 +366,7 @@ def test_a_certificate_for_another_host_is_no_connection(tls: tuple[ssl.SSLConte
     async def scenario(rig: Rig) -> None:
         url = rig.client.origin.url.replace("localhost", "127.0.0.1")
         client = Client(parse_origin(url), ClientSettings(), trust=tls[1])
-        error = await failure(client.send(b"POST", b"/", b"", b"", timeout=5))
+        error = await failure(client.send(b"POST", b"/", b"", b"", timeout=60.0))
         assert (error.kind, error.before_bytes, client.active) == ("connect", True, 0)
         assert error.reason == "tls_name"
         assert "not valid for '127.0.0.1'" in str(error)
@@ -378,7 +378,7 @@ def test_tls_is_the_default_for_https_and_a_plain_engine_is_no_connection() -> N
     async def scenario(rig: Rig) -> None:
         url = rig.client.origin.url.replace("http:", "https:")
         client = Client(parse_origin(url), ClientSettings())
-        sending = asyncio.create_task(client.send(b"POST", b"/", b"", b"", timeout=5))
+        sending = asyncio.create_task(client.send(b"POST", b"/", b"", b"", timeout=60.0))
         peer = await rig.peer()
         assert (await peer.reader.readexactly(1)) == b"\x16"  # a TLS handshake
         peer.writer.write(PLAIN)
@@ -398,7 +398,7 @@ def test_refused_and_absent(tmp_path: Path) -> None:
         for url in (f"http://127.0.0.1:{port}", f"unix://{tmp_path}/none", f"unix://{tmp_path}/file"):
             client = Client(parse_origin(url), ClientSettings())
             for _ in range(2):
-                error = await failure(client.send(b"POST", b"/", b"", b"", timeout=5))
+                error = await failure(client.send(b"POST", b"/", b"", b"", timeout=60.0))
                 assert (error.kind, error.before_bytes, client.active) == ("connect", True, 0)
             await client.aclose()
         assert open_fds() <= fds + 3  # uvloop keeps a few for itself from the first connect on

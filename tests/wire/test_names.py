@@ -42,7 +42,7 @@ class Servers:
             silent = host in self.silent
             self.hung += silent
         if silent:
-            self._speak.wait(30.0)
+            self._speak.wait(60.0)
         if host in self.failing:
             raise socket.gaierror(self.failing[host], "it failed")
         if host not in self.known:
@@ -124,7 +124,7 @@ def test_the_last_good_addresses_serve_while_name_servers_do_not(how: str, play:
             assert await names.addresses("vllm") == ("10.0.0.2",)
         if how == "silent":
             clock.ahead += PATIENCE
-            assert await asyncio.wait_for(names.addresses("vllm"), 5.0) == ("10.0.0.2",)
+            assert await asyncio.wait_for(names.addresses("vllm"), 60.0) == ("10.0.0.2",)
         assert len(servers.asked) == 2
         servers.failing.clear()
         servers.known["vllm"] = ("10.0.0.7",)
@@ -182,7 +182,7 @@ def test_names_that_hang_keep_no_other_waiting_and_no_more_than_so_many_are_aske
         servers.silent.update([*hanging, "late"])
         waiting = [asyncio.ensure_future(names.addresses(host)) for host in hanging]
         await until(lambda: servers.hung == AT_ONCE - 1)
-        assert await asyncio.wait_for(names.addresses("good"), 5.0) == ("10.0.0.2",)
+        assert await asyncio.wait_for(names.addresses("good"), 60.0) == ("10.0.0.2",)
         waiting += [asyncio.ensure_future(names.addresses(host)) for host in ("late", "in-line")]
         await until(lambda: servers.hung == AT_ONCE)
         assert "in-line" not in servers.asked
@@ -264,7 +264,7 @@ def test_a_client_says_that_the_name_is_at_fault_and_tries_every_address(play: C
         assert str(error).startswith("the name vllm does not resolve: no answer within 0.")
         servers.known["vllm"] = ("127.0.0.2", "127.0.0.1")  # nobody listens on the first
         servers.speak()
-        reply = await client.send(b"GET", b"/health", b"", b"", timeout=5.0)
+        reply = await client.send(b"GET", b"/health", b"", b"", timeout=60.0)
         assert (reply.status, answered.is_set()) == (200, True)
         reply.close()
         client.close()

@@ -71,7 +71,7 @@ class Stream:
         if tiny:
             client.writer.transport.pause_reading()
             responder._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16384)
-        sending = asyncio.create_task(upstream.send(b"POST", b"/v1/x", b"", b"{}", timeout=10.0))
+        sending = asyncio.create_task(upstream.send(b"POST", b"/v1/x", b"", b"{}", timeout=60.0))
         reader, writer = await peers.get()
         await reader.readuntil(b"{}")
         writer.write(CHUNKED + pieces[0])
@@ -89,7 +89,7 @@ class Stream:
             writer.transport.abort()
         if tiny:
             client.writer.transport.resume_reading()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await finishing
         reply.close()
         client.writer.write_eof()
@@ -142,7 +142,7 @@ def both(pieces: list[bytes], **how: bool) -> tuple[Seen, Seen, int]:
                 stream = Stream(rig)
                 seen.append(await stream.run(pieces, **how))
                 lent = stream.lent
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(60):
                     while open_fds() > before:
                         await asyncio.sleep(0)
 
@@ -220,7 +220,7 @@ def test_the_sanitizers_find_nothing(tmp_path: Path) -> None:
     compiled = [gcc, *flags, "-fno-sanitize-recover", "-fPIC", "-shared", include, str(source), "-o", str(library)]
     subprocess.run(compiled, check=True, timeout=60)
     runtimes = [
-        subprocess.run([gcc, f"-print-file-name={name}.so"], check=True, capture_output=True, text=True, timeout=10)
+        subprocess.run([gcc, f"-print-file-name={name}.so"], check=True, capture_output=True, text=True, timeout=60)
         for name in ("libasan", "libubsan")
     ]
     preloaded = " ".join(run.stdout.strip() for run in runtimes)

@@ -55,7 +55,7 @@ class Bed:
         return ModelReport(profile=profile, model="m", state="stopped") if profile == "a" else None
 
     def client(self, path: str = "/engines/a", token: str | None = TOKEN, trust: Trust | None = None) -> Client:
-        return Client(parse_origin(self.url + path), ClientSettings(stall_timeout=5.0), api_key=token, trust=trust)
+        return Client(parse_origin(self.url + path), ClientSettings(stall_timeout=60.0), api_key=token, trust=trust)
 
     async def raw(self, head: bytes) -> bytes:
         """The whole answer to some bytes; the connection ends with it."""
@@ -115,12 +115,12 @@ def test_a_stream_and_a_short_answer_pass_and_connections_are_kept() -> None:
         async with bed() as found:
             client = found.client()
             for _ in range(3):
-                reply = await client.send(b"POST", CHAT, LINES + b"x-request-id: r\r\n", STREAM, timeout=5)
+                reply = await client.send(b"POST", CHAT, LINES + b"x-request-id: r\r\n", STREAM, timeout=60.0)
                 assert (reply.status, reply.headers[b"content-type"]) == (200, b"text/event-stream")
                 body = await whole(reply)
                 assert body.startswith(EVENT)
                 assert body.endswith(DONE)
-            reply = await client.send(b"POST", CHAT, LINES, b'{"model": "m"}', timeout=5)
+            reply = await client.send(b"POST", CHAT, LINES, b'{"model": "m"}', timeout=60.0)
             assert json.loads(await whole(reply))["usage"]["total_tokens"] == 10
             assert client.idle == 1
             head = found.engine.heads[0].lower()
@@ -181,11 +181,11 @@ def test_a_model_that_sleeps_or_is_gone_gets_no_calls() -> None:
         async with bed() as found:
             client = found.client()
             found.awake = False
-            reply = await client.send(b"POST", CHAT, LINES, STREAM, timeout=5)
+            reply = await client.send(b"POST", CHAT, LINES, STREAM, timeout=60.0)
             assert (reply.status, b"not_awake" in await whole(reply)) == (503, True)
             found.gone = True
             for path in (b"/health", b"/metrics"):
-                reply = await client.send(b"GET", path, b"", b"", timeout=5)
+                reply = await client.send(b"GET", path, b"", b"", timeout=60.0)
                 assert (reply.status, b"no_engine" in await whole(reply)) == (503, True)
             assert found.engine.requests == []
             await outcomes(found, refused=3)
@@ -226,14 +226,14 @@ def test_the_order_is_taken_until_the_sidecar_ends() -> None:
     async def scene() -> None:
         async with bed() as found:
             client = found.client("")
-            reply = await client.send(b"POST", b"/models/a/ensure", b"", b"", timeout=5)
+            reply = await client.send(b"POST", b"/models/a/ensure", b"", b"", timeout=60.0)
             assert (reply.status, ensured(await whole(reply)).model.profile) == (200, "a")
-            reply = await client.send(b"POST", b"/models/b/ensure", b"", b"", timeout=5)
+            reply = await client.send(b"POST", b"/models/b/ensure", b"", b"", timeout=60.0)
             assert (reply.status, b"profile_not_found" in await whole(reply)) == (404, True)
-            reply = await client.send(b"POST", b"/models/a/ensure", LINES, b'{"flags": 1}', timeout=5)
+            reply = await client.send(b"POST", b"/models/a/ensure", LINES, b'{"flags": 1}', timeout=60.0)
             assert (reply.status, b"request_too_large" in await whole(reply)) == (413, True), "orders have no body"
             found.leaving = True
-            reply = await client.send(b"POST", b"/models/a/ensure", b"", b"", timeout=5)
+            reply = await client.send(b"POST", b"/models/a/ensure", b"", b"", timeout=60.0)
             assert (reply.status, b"ending" in await whole(reply)) == (503, True)
             assert found.ordered == ["a", "b"]
             await outcomes(found, ordered=3)
@@ -246,7 +246,7 @@ def test_a_gateway_that_leaves_has_the_engines_work_ended() -> None:
     async def scene() -> None:
         async with bed("stall") as found:
             client = found.client()
-            reply = await client.send(b"POST", CHAT, LINES, STREAM, timeout=5)
+            reply = await client.send(b"POST", CHAT, LINES, STREAM, timeout=60.0)
             assert found.engine.open == 1
             found.engine.closed.clear()
             reply.close()
@@ -271,13 +271,13 @@ def test_an_engine_that_fails_is_a_502_and_one_that_fails_in_the_middle_a_broken
     async def scene() -> None:
         async with bed("die_before_headers") as found:
             client = found.client()
-            reply = await client.send(b"POST", CHAT, LINES, STREAM, timeout=5)
+            reply = await client.send(b"POST", CHAT, LINES, STREAM, timeout=60.0)
             assert (reply.status, b"engine_failed" in await whole(reply)) == (502, True)
             found.engine.behaviour = "503"
-            reply = await client.send(b"POST", CHAT, LINES, STREAM, timeout=5)
+            reply = await client.send(b"POST", CHAT, LINES, STREAM, timeout=60.0)
             assert (reply.status, b"scripted" in await whole(reply)) == (503, True)
             found.engine.behaviour = "die_mid_body"
-            reply = await client.send(b"POST", CHAT, LINES, STREAM, timeout=5)
+            reply = await client.send(b"POST", CHAT, LINES, STREAM, timeout=60.0)
             with pytest.raises(EngineError, match="in the middle"):
                 await whole(reply)
             await outcomes(found, failed=1, answered=1, broken=1)
@@ -291,7 +291,7 @@ def test_a_gateway_that_does_not_read_holds_the_engine_up() -> None:
     async def scene() -> None:
         async with bed("endless") as found:
             client = found.client()
-            reply = await client.send(b"POST", CHAT, LINES, STREAM, timeout=5)
+            reply = await client.send(b"POST", CHAT, LINES, STREAM, timeout=60.0)
             reply.pause()
             taken = 0
 
@@ -322,11 +322,11 @@ def test_calls_may_end_before_the_relay_does_and_new_ones_are_refused() -> None:
     async def scene() -> None:
         async with bed("pause") as found:
             client = found.client()
-            reply = await client.send(b"POST", CHAT, LINES, STREAM, timeout=5)
+            reply = await client.send(b"POST", CHAT, LINES, STREAM, timeout=60.0)
             ending = asyncio.ensure_future(found.relay.aclose(5.0))
             await asyncio.sleep(0)
             with pytest.raises(EngineError, match="refused"):
-                await found.client().send(b"POST", CHAT, LINES, STREAM, timeout=5)
+                await found.client().send(b"POST", CHAT, LINES, STREAM, timeout=60.0)
             assert (await whole(reply)).endswith(DONE)
             await ending
             client.close()
@@ -342,12 +342,12 @@ def test_over_tls_with_a_certificate_that_the_gateway_trusts(tmp_path: Path) -> 
         async with bed(folder=tmp_path, settings=settings) as found:
             ca = (tmp_path / "sidecars.pem").read_text()
             client = found.client(trust=Trust(ca=ca, name="localhost"))
-            reply = await client.send(b"POST", CHAT, LINES, STREAM, timeout=5)
+            reply = await client.send(b"POST", CHAT, LINES, STREAM, timeout=60.0)
             assert (await whole(reply)).endswith(DONE)
             client.close()
             for trust, why in ((Trust(), "not trusted"), (Trust(ca=ca, name="other.example"), "another name")):
                 with pytest.raises(EngineError, match=why):
-                    await found.client(trust=trust).send(b"POST", CHAT, LINES, STREAM, timeout=5)
+                    await found.client(trust=trust).send(b"POST", CHAT, LINES, STREAM, timeout=60.0)
 
     play(scene)
 

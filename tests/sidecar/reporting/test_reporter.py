@@ -79,10 +79,11 @@ def test_the_first_report_and_every_change_go_at_once_and_answers_are_heard(
                 await asyncio.sleep(gateway_link.GAP / 10)
             took = asyncio.get_running_loop().time() - began
             assert seen + 2 <= len(gateway.asked) <= seen + 3 + took / gateway_link.GAP
+            count = len(gateway.asked)
+            await told.aclose()
+            assert count + 1 <= len(gateway.asked) <= count + 2, "the last word, and one that was under way"
             numbers = [report.sequence for report in reports(gateway)]
             assert numbers == sorted(set(numbers))
-            await told.aclose()
-            assert len(gateway.asked) == len(numbers) + 1  # the last word
 
     play(scene)
 
@@ -98,10 +99,10 @@ def test_an_answer_to_an_earlier_start_says_nothing_of_this_one(tmp_path: Path) 
     play(scene)
 
 
+@pytest.mark.slow  # it waits twice for what hangs
 def test_one_that_hangs_or_is_gone_delays_no_other_and_is_told_of_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gateway_link, "WITHIN", 0.15)
     monkeypatch.setattr(gateway_link, "FIRST_PAUSE", 0.01)
     monkeypatch.setattr(gateway_link, "LAST_PAUSE", 0.04)
     gone = f"http://127.0.0.1:{free_port()}"
@@ -122,13 +123,11 @@ def test_one_that_hangs_or_is_gone_delays_no_other_and_is_told_of_once(
     about = {url: [line for line in lines if url in line] for url in (gone,)}
     assert len(about[gone]) == 1
     assert about[gone][0].endswith("does not take reports: nobody listens there")
-    others = [
-        re.sub(r"after 0\.\d s", "soon", re.sub(r"http://\S+", "URL", line)) for line in lines if gone not in line
-    ]
+    others = [re.sub(r"after \S+ s", "soon", re.sub(r"http://\S+", "URL", line)) for line in lines if gone not in line]
     assert others == [
         "gateway URL does not take reports: it refuses the token: both sides must be given the same",
         "gateway URL takes reports again, soon",
-        "gateway URL does not take reports: no whole answer within 0.15 s",
+        "gateway URL does not take reports: no whole answer within 3 s",
         "gateway URL takes reports again, soon",
     ]
 
@@ -180,7 +179,7 @@ def test_engines_end_only_when_gateways_have_let_go_of_them(tmp_path: Path, monk
         async with Scripted(demand(in_flight=1)) as gateway, opened(tmp_path) as manager:
             told = reporting(manager, gateway.origin)
             await until(lambda: manager.requests_active("a") == 1)
-            withdrawing = asyncio.ensure_future(told.withdraw(5.0))
+            withdrawing = asyncio.ensure_future(told.withdraw(60.0))
             await until(lambda: len(gateway.asked) > 3)
             assert not withdrawing.done()
             assert {model.why for model in reports(gateway)[-1].models} == {"draining"}
