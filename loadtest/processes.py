@@ -37,7 +37,7 @@ class ChildError(Exception):
     """A child ended, or did not get ready in time. The message quotes the end of its output."""
 
 
-def get(url: str, *, timeout: float = 30.0, method: str = "GET", token: str = "") -> tuple[int, bytes]:
+def get(url: str, *, timeout: float = 60.0, method: str = "GET", token: str = "") -> tuple[int, bytes]:
     """Status and body of one request on a connection of its own, that shows the token if there is one. OSError or
     HTTPException where there is no answer."""
     parts = urlsplit(url)
@@ -61,7 +61,7 @@ def answers(url: str, *, timeout: float = 2.0) -> bool:
 
 def samples(url: str, name: str) -> list[tuple[dict[str, str], float]]:
     """The labels and value of every sample called exactly `name` in the Prometheus text at `url`."""
-    text = get(url, timeout=10.0)[1].decode()
+    text = get(url)[1].decode()
     found = (match for match in SAMPLE.finditer(text) if match["name"] == name)
     return [(dict(LABEL.findall(match["labels"] or "")), float(match["value"])) for match in found]
 
@@ -178,8 +178,8 @@ class Child:
     def kill(self) -> None:
         """SIGKILL the whole group at once, and reap it."""
         self.signal(signal.SIGKILL)
-        self.process.wait(10.0)
-        if until(lambda: not self.group(), 10.0) is None:
+        self.process.wait(60.0)
+        if until(lambda: not self.group(), 60.0) is None:
             raise self.failure(f"left processes {self.group()} that SIGKILL did not end")
 
     def stop(self, grace: float = 10.0) -> int:

@@ -62,7 +62,7 @@ class Biller:
                 asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
                 with biller._lock:
                     biller.billed += PROMPT + asked["max_tokens"] * 10
-                biller.free.wait(30.0)
+                biller.free.wait(60.0)
                 usage = {"prompt_tokens": PROMPT, "completion_tokens": asked["max_tokens"], "total_tokens": 0}
                 answer = json.dumps({"id": "x", "object": "chat.completion", "choices": [], "usage": usage}).encode()
                 self.send_response(200)
@@ -96,7 +96,7 @@ def call(url: str) -> str:
     """Send one call for the provider's model. Return ok, spent (no budget has room), gone (so is the gateway), or what
     else it was told."""
     parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=40)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60)
     try:
         connection.request("POST", "/v1/chat/completions", BODY, {"content-type": "application/json"})
         answer = connection.getresponse()

@@ -44,7 +44,7 @@ def gateway(folder: Path, engine: SimEngine) -> Iterator[Gateway]:
 
 
 def client(gateway: Gateway, tenant: str) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=tenant, max_retries=0, timeout=30.0)
+    return openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=tenant, max_retries=0, timeout=60.0)
 
 
 @pytest.fixture

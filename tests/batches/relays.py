@@ -30,7 +30,7 @@ def working(files: Path) -> int:
 
 def until_working(files: Path, beside: int = 0) -> int:
     """The process that works them, once it is another than this one."""
-    assert until(lambda: working(files) not in {0, beside}, 30.0, every=0.01) is not None
+    assert until(lambda: working(files) not in {0, beside}, 60.0, every=0.01) is not None
     return working(files)
 
 
@@ -42,7 +42,7 @@ class RelayConnection:
         self._headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
         strangers = []
         while True:
-            self._connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=30.0)
+            self._connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60.0)
             self._connection.connect()
             if pid in _processes_of(self._connection.sock.getsockname()[1]):
                 break
@@ -101,7 +101,7 @@ def _processes_of(port: int) -> set[int]:
         found.update(pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _has(pid, sockets))
         return bool(found)
 
-    assert until(accepted, 30.0) is not None
+    assert until(accepted, 60.0) is not None
     return found
 
 

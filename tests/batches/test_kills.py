@@ -85,7 +85,7 @@ def half_an_upload(url: str) -> None:
     parts = urlsplit(url)
     head = "POST /v1/files HTTP/1.1\r\nhost: weir\r\ncontent-type: multipart/form-data; boundary=B\r\n"
     file = '--B\r\ncontent-disposition: form-data; name="file"; filename="lines.jsonl"\r\n\r\n'
-    with socket.create_connection((parts.hostname or "", parts.port or 0), 10.0) as connection:
+    with socket.create_connection((parts.hostname or "", parts.port or 0), 60.0) as connection:
         connection.sendall((f"{head}content-length: 9000000\r\n\r\n" + file).encode() + bytes(300_000))
 
 
@@ -107,7 +107,7 @@ def compare(openai: OpenAI, id: str, files: Path) -> None:
         """Files that the folder has and the gateway does not tell, or the other way round."""
         return {path.name for path in files.iterdir()} ^ {file.id for file in openai.files.list(limit=1000).data}
 
-    assert until(lambda: not strangers(), 30.0) is not None, strangers()
+    assert until(lambda: not strangers(), 60.0) is not None, strangers()
 
 
 @pytest.mark.slow
@@ -118,7 +118,7 @@ def test_no_result_is_lost_or_doubled_by_sigkills(workers: int, tmp_path: Path) 
     (tmp_path / "policy.yaml").write_text(POLICY)
     batch, kills = "", 0
     with SimEngine(tmp_path / "engine.log", "--model", "sim").child as engine:
-        words = ("--engine", engine.line(r"^ready (\S+)", 30.0), "--policy", str(tmp_path / "policy.yaml"),
+        words = ("--engine", engine.line(r"^ready (\S+)", 60.0), "--policy", str(tmp_path / "policy.yaml"),
                  "--log", "none", "--workers", str(workers))  # fmt: skip
         more = lambda: kills < KILLS or not uncommitted  # noqa: E731 # on a slow machine, until one met results
         while batch or more():

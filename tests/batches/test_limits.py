@@ -49,18 +49,18 @@ def test_requests_for_files_and_batches_count(tmp_path: Path, workers: int) -> N
             with pytest.raises(openai.RateLimitError, match="5/h requests") as refused:
                 ask()
             assert "retry-after" in refused.value.response.headers
-        assert until(lambda: sorted((tmp_path / "kept/files").iterdir()) == kept, 30.0) is not None
+        assert until(lambda: sorted((tmp_path / "kept/files").iterdir()) == kept, 60.0) is not None
         assert globex.files.list().data == []
         with pytest.raises(openai.BadRequestError, match="from 1 to 1000"):
             globex.files.list(limit=1001)
-        assert until(lambda: gateway.total("weir_tenant_requests_total", tenant="acme") == 8, 30.0) is not None
+        assert until(lambda: gateway.total("weir_tenant_requests_total", tenant="acme") == 8, 60.0) is not None
         assert gateway.total("weir_tenant_requests_total", tenant="acme", outcome="rate_limited") == 3
 
         def logged() -> list[tuple[str, str, int]]:
             entries = [json.loads(each) for each in log.read_text().splitlines() if log.exists()]
             return [(each["method"], each["route"], each["status"]) for each in entries if each["tenant"] == "acme"]
 
-        assert until(lambda: len(logged()) == 8, 30.0) is not None
+        assert until(lambda: len(logged()) == 8, 60.0) is not None
         assert logged()[:5] == [
             ("POST", "/v1/files", 200),
             ("GET", "/v1/files", 200),

@@ -28,12 +28,12 @@ def test_what_is_not_done_within_the_window_is_told_line_by_line(tmp_path: Path)
         asked = [each | {"body": each["body"] | {"model": openai.models.list().data[0].id}} for each in asked]
         file = openai.files.create(file=("in", "\n".join(map(json.dumps, asked)).encode()), purpose="batch")
         id = openai.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h").id
-        assert until(lambda: "completed=1" in str(openai.batches.retrieve(id)), 30.0) is not None
+        assert until(lambda: "completed=1" in str(openai.batches.retrieve(id)), 60.0) is not None
     with sqlite3.connect(tmp_path / "kept/weir.db") as database:
         database.execute("UPDATE batches SET expires_at = created_at")
     database.close()
     with Gateway(tmp_path / "log2", *arguments) as gateway, client(gateway, "none") as openai:
-        assert until(lambda: openai.batches.retrieve(id).status == "expired", 30.0) is not None
+        assert until(lambda: openai.batches.retrieve(id).status == "expired", 60.0) is not None
         batch = openai.batches.retrieve(id)
         assert json.loads(openai.files.content(str(batch.output_file_id)).text)["custom_id"] == "a"
         error = json.loads(openai.files.content(str(batch.error_file_id)).text)
@@ -47,7 +47,7 @@ def begun(folder: Path, texts: list[bytes]) -> str:
     with Gateway(folder / "log", *arguments, ready=False) as gateway, client(gateway, "none") as openai:
         file = openai.files.create(file=("in", b"\n".join(texts)), purpose="batch")
         id = openai.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h").id
-        assert until(lambda: openai.batches.retrieve(id).status == "in_progress", 30.0) is not None
+        assert until(lambda: openai.batches.retrieve(id).status == "in_progress", 60.0) is not None
     return id
 
 
@@ -65,7 +65,7 @@ def test_a_clock_that_was_set_back_and_a_file_that_was_changed_cost_no_other_lin
     file.write_bytes(file.read_bytes().replace(asked_for("b"), b"x" * len(asked_for("b"))))
     arguments = ("--engine", "sim:1", "--policy", str(tmp_path / "policy.yaml"))
     with Gateway(tmp_path / "log2", *arguments) as gateway, client(gateway, "none") as openai:
-        assert until(lambda: openai.batches.retrieve(id).status == "completed", 30.0) is not None
+        assert until(lambda: openai.batches.retrieve(id).status == "completed", 60.0) is not None
         batch = openai.batches.retrieve(id)
         good = [json.loads(each) for each in openai.files.content(str(batch.output_file_id)).text.splitlines()]
         error = json.loads(openai.files.content(str(batch.error_file_id)).text)
@@ -89,7 +89,7 @@ def test_a_reload_that_renames_the_class_of_batches_costs_no_line(tmp_path: Path
             ("storage: kept\nclasses: {default: {}}\n", '"class_name":"default"'),
         ):
             file.write_text(text)
-            gateway.child.wait(partial(lambda said: said in gateway.child.output(), said), 30.0, said)
+            gateway.child.wait(partial(lambda said: said in gateway.child.output(), said), 60.0, said)
         batch = openai.batches.retrieve(id)
         assert batch.request_counts is not None
         assert batch.request_counts.failed == 0
@@ -105,10 +105,10 @@ def test_lines_wait_where_there_is_no_engine_at_all(tmp_path: Path) -> None:
         Gateway(tmp_path / "log2", "--policy", str(file), ready=False) as gateway,
         client(gateway, "none") as openai,
     ):
-        gateway.child.wait(lambda: unknown(gateway.url), 30.0, "404 for a model that no sidecar has reported")
+        gateway.child.wait(lambda: unknown(gateway.url), 60.0, "404 for a model that no sidecar has reported")
         again = gateway.total("weir_batch_lines_total", result="again")
         gateway.child.wait(
-            lambda: gateway.total("weir_batch_lines_total", result="again") >= again + 2, 30.0, "two more tries"
+            lambda: gateway.total("weir_batch_lines_total", result="again") >= again + 2, 60.0, "two more tries"
         )
         batch = openai.batches.retrieve(id)
         assert batch.request_counts is not None
@@ -117,7 +117,7 @@ def test_lines_wait_where_there_is_no_engine_at_all(tmp_path: Path) -> None:
 
 def unknown(url: str) -> bool:
     """Whether a call for the model is answered 404."""
-    with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=30.0) as openai:
+    with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60.0) as openai:
         try:
             openai.chat.completions.create(model="sim", messages=[{"role": "user", "content": "hi"}])
         except NotFoundError:
@@ -135,7 +135,7 @@ def test_a_batch_that_was_cancelled_before_its_file_was_judged_has_no_lines(tmp_
     database.close()
     arguments = ("--engine", "sim:1", "--policy", str(tmp_path / "policy.yaml"))
     with Gateway(tmp_path / "log2", *arguments) as gateway, client(gateway, "none") as openai:
-        assert until(lambda: openai.batches.retrieve(id).status == "cancelled", 30.0) is not None
+        assert until(lambda: openai.batches.retrieve(id).status == "cancelled", 60.0) is not None
         batch = openai.batches.retrieve(id)
         assert batch.request_counts is not None
         assert (batch.request_counts.total, batch.request_counts.failed, batch.error_file_id) == (0, 0, None)
@@ -166,17 +166,17 @@ def test_a_batch_whose_window_ends_by_a_clock_that_was_set_expires(tmp_path: Pat
         str(tmp_path / "policy.yaml"),
     ]
     with Child("gateway", argv, tmp_path / "log2") as gateway:
-        url = gateway.line(r"^data port (http://\S+)", 30.0)
-        with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=30.0) as openai:
+        url = gateway.line(r"^data port (http://\S+)", 60.0)
+        with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60.0) as openai:
             assert openai.batches.retrieve(id).status == "in_progress"
             (tmp_path / "ahead").touch()
-            gateway.wait(lambda: openai.batches.retrieve(id).status == "expired", 30.0, "the end of the batch")
+            gateway.wait(lambda: openai.batches.retrieve(id).status == "expired", 60.0, "the end of the batch")
 
 
 @pytest.mark.slow
 def test_without_batches_its_routes_say_who_may_offer_them(tmp_path: Path) -> None:
     with Gateway(tmp_path / "log", "--engine", "sim:1") as gateway:
-        connection = http.client.HTTPConnection(urlsplit(gateway.url).netloc, timeout=10.0)
+        connection = http.client.HTTPConnection(urlsplit(gateway.url).netloc, timeout=60.0)
         connection.request("GET", "/v1/batches")
         answer = connection.getresponse()
         error = json.loads(answer.read())["error"]

@@ -38,7 +38,7 @@ def routed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def client(routed: Gateway) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{routed.url}/v1", api_key="none", max_retries=0, timeout=30.0) as ready:
+    with openai.OpenAI(base_url=f"{routed.url}/v1", api_key="none", max_retries=0, timeout=60.0) as ready:
         yield ready
 
 
@@ -56,9 +56,9 @@ def test_lines_of_a_batch_go_by_routes(routed: Gateway, client: openai.OpenAI) -
     results = lines_of(client, ended.output_file_id)
     assert [results[str(number)]["response"]["body"]["model"] for number in range(6)] == names
     for name in ("asleep", "support"):
-        assert until(lambda name=name: len(calls(routed, name)) == 2, 30.0) is not None  # type: ignore[misc]
+        assert until(lambda name=name: len(calls(routed, name)) == 2, 60.0) is not None  # type: ignore[misc]
     assert {(each["model"], each["class_name"]) for each in calls(routed, "asleep")} == {("other", "batch")}
     assert {(each["model"], each["class_name"]) for each in calls(routed, "support")} == {("sim", "batch")}
     counted = lambda **labels: routed.total("weir_model_route_calls_total", **labels) == 2  # noqa: E731
     for name, model, how in (("asleep", "other", "fallback"), ("support", "sim", "member")):
-        assert until(partial(counted, asked_model=name, model=model, how=how), 30.0) is not None
+        assert until(partial(counted, asked_model=name, model=model, how=how), 60.0) is not None

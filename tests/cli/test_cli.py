@@ -536,13 +536,13 @@ def test_a_real_process_serves_announces_and_drains(tmp_path: Path) -> None:
         assert lines[:3] == [f"data port {data}", f"control port {control}", f"engines {nobody}"]
         assert lines[3].startswith("no engine has answered yet")
         assert [
-            httpx.get(f"{control}/{path}", trust_env=False, timeout=30.0).status_code
+            httpx.get(f"{control}/{path}", trust_env=False, timeout=60.0).status_code
             for path in ("livez", "readyz", "fleet")
         ] == [200, 503, 200]
-        assert httpx.get(f"{data}/health", trust_env=False, timeout=30.0).status_code == 503
+        assert httpx.get(f"{data}/health", trust_env=False, timeout=60.0).status_code == 503
         assert stat.S_IMODE(decide.stat().st_mode) == 0o660
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
         assert not decide.exists()
     finally:
         process.kill()
@@ -555,7 +555,7 @@ def test_a_real_process_ends_with_status_2_where_its_address_is_taken(flag: str,
     with socket.create_server(("127.0.0.1", 0)) as taken:
         where = f"127.0.0.1:{taken.getsockname()[1]}"
         command = [sys.executable, "-m", "gateway.cli", "serve", *ENGINE, other, "127.0.0.1:0", flag, where]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, cwd=ROOT)
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
     assert (ended.returncode, ended.stdout) == (2, "")
     hint = "another process listens there: end it, or give another port"
     assert ended.stderr.splitlines()[-1] == f"gateway: {flag} {where}: Address already in use; {hint}"

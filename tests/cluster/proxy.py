@@ -28,7 +28,7 @@ class Proxy:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
-        self._ready.wait(10)
+        self._ready.wait(60)
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._end.set)

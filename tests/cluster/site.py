@@ -48,7 +48,7 @@ class Machine:
     def cluster(self) -> dict[str, Any]:
         """The cluster as it knows it; {} where it does not answer."""
         try:
-            found: dict[str, Any] = json.loads(get(f"{self.gateway.control}/cluster", timeout=5.0)[1])
+            found: dict[str, Any] = json.loads(get(f"{self.gateway.control}/cluster", timeout=60.0)[1])
         except (OSError, ValueError):
             return {}
         return found
@@ -129,4 +129,4 @@ def known(made: Site) -> None:
     """Wait until the leader knows the other machine, which may then be elected at once."""
     leader = made.leader()
     (other,) = made.others(leader)
-    assert until(lambda: leader.cluster().get("candidates") == [other.member], 30.0) is not None, leader.output
+    assert until(lambda: leader.cluster().get("candidates") == [other.member], 60.0) is not None, leader.output

@@ -38,7 +38,7 @@ def test_a_store_that_is_slow_for_all_is_told_and_nothing_changes(proxied: tuple
             proxy.delay = delay
         # Longer than anything that was promised before.
         missed = lambda: min(map(store_heard, made.machines)) > 2 * TTL  # noqa: E731
-        assert until(missed, 30.0) is not None, leader.output
+        assert until(missed, 60.0) is not None, leader.output
         assert [each.grants() for each in made.machines] == [each is leader for each in made.machines]
         for machine in made.machines:
             machine.says("cluster: the store does not answer: no answer within 0.4 s")
@@ -46,7 +46,7 @@ def test_a_store_that_is_slow_for_all_is_told_and_nothing_changes(proxied: tuple
         for proxy in proxies:
             proxy.delay = 0.0
         there = lambda: max(map(store_heard, made.machines)) < 1.0  # noqa: E731
-        assert until(there, 30.0) is not None, leader.output
+        assert until(there, 60.0) is not None, leader.output
         assert made.leader() is leader
     assert leader.cluster()["epoch"] == epoch
 
@@ -65,7 +65,7 @@ def test_a_leader_whose_turns_come_too_late_is_followed(proxied: tuple[Site, lis
     assert not leader.grants()
     call(other)
     proxy.delay = 0.0
-    assert until(lambda: leader.cluster().get("leader") == other.member, 30.0) is not None, leader.output
+    assert until(lambda: leader.cluster().get("leader") == other.member, 60.0) is not None, leader.output
     call(leader)
 
 
@@ -85,13 +85,13 @@ def test_no_clock_need_be_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         for first, second in ((leader, other), (other, leader)):
             call(first)
             call(second)
-            assert until(lambda m=first, n=second: m.cluster().get("candidates") == [n.member], 30.0) is not None  # type: ignore[misc]
+            assert until(lambda m=first, n=second: m.cluster().get("candidates") == [n.member], 60.0) is not None  # type: ignore[misc]
             first.signal(signal.SIGSTOP)
             took_over(second)
             call(second)
             first.signal(signal.SIGCONT)
             obeys = lambda m=first, n=second: m.cluster().get("leader") == n.member  # noqa: E731 # type: ignore[misc]
-            assert until(obeys, 30.0) is not None, first.output
+            assert until(obeys, 60.0) is not None, first.output
 
 
 def _started(machine: Machine) -> float:

@@ -31,7 +31,7 @@ class Shared:
             made.machine(policy=biller.policy(folder, DAY))
         leader = made.leader()
         rest = {each.member for each in made.others(leader)}
-        assert until(lambda: set(leader.cluster().get("candidates", ())) == rest, 30.0) is not None, leader.output
+        assert until(lambda: set(leader.cluster().get("candidates", ())) == rest, 60.0) is not None, leader.output
 
     def kill(self) -> None:
         """End every process of the leading machine at once."""

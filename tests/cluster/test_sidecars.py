@@ -50,7 +50,7 @@ class RunningSidecar:
                 "--gpus-from", str(folder / "gpus"), "--end-engines"]  # fmt: skip
         env = {**os.environ, "WEIR_SIMULATED_SPEED": "20"}
         self.child = Child("sidecar", argv, folder / "sidecar.log", env=env)
-        self.control = self.child.line(r"^control API (http://\S+)", 30.0)
+        self.control = self.child.line(r"^control API (http://\S+)", 60.0)
 
     def gateways(self) -> dict[str, Any]:
         """Whether each gateway takes its reports, by URL."""
@@ -70,7 +70,7 @@ def cluster(tmp_path: Path) -> Iterator[tuple[Site, Machine, Machine, RunningSid
             made.machine(sidecars=SHOWN)
         leader = made.leader()
         (other,) = made.others(leader)
-        assert until(lambda: leader.cluster().get("candidates") == [other.member], 30.0) is not None, leader.output
+        assert until(lambda: leader.cluster().get("candidates") == [other.member], 60.0) is not None, leader.output
         running = RunningSidecar(tmp_path / "sidecar", leader.gateway.control)
         try:
             yield made, leader, other, running
@@ -90,24 +90,24 @@ def test_a_sidecar_that_knew_one_member_is_heard_by_the_next_leader(
 ) -> None:
     _, leader, other, sidecar = cluster
     both = {each.gateway.control: True for each in (leader, other)}
-    assert until(lambda: sidecar.gateways() == both, 30.0) is not None, sidecar.child.output()
+    assert until(lambda: sidecar.gateways() == both, 60.0) is not None, sidecar.child.output()
     leader.signal(number)
-    assert until(other.grants, 30.0) is not None, other.output
+    assert until(other.grants, 60.0) is not None, other.output
     chat = {"model": "one", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2} | FLEX
     status, _, body = post(f"{other.gateway.url}/v1/chat/completions", chat)
     assert status == 200, body
     assert "one" in models(other)
     only_other = {leader.gateway.control: False, other.gateway.control: True}
-    assert until(lambda: sidecar.gateways() == only_other, 30.0) is not None, sidecar.child.output()
+    assert until(lambda: sidecar.gateways() == only_other, 60.0) is not None, sidecar.child.output()
 
 
 def test_a_member_that_leaves_is_reported_to_no_longer_and_a_new_one_is(
     cluster: tuple[Site, Machine, Machine, RunningSidecar],
 ) -> None:
     made, leader, other, sidecar = cluster
-    assert until(lambda: len(sidecar.gateways()) == 2, 30.0) is not None, sidecar.child.output()
+    assert until(lambda: len(sidecar.gateways()) == 2, 60.0) is not None, sidecar.child.output()
     assert other.gateway.child.stop() == 0, other.output
-    assert until(lambda: list(sidecar.gateways()) == [leader.gateway.control], 30.0) is not None, sidecar.child.output()
+    assert until(lambda: list(sidecar.gateways()) == [leader.gateway.control], 60.0) is not None, sidecar.child.output()
     third = made.machine(sidecars=SHOWN)
     there = {each.gateway.control: True for each in (leader, third)}
-    assert until(lambda: sidecar.gateways() == there, 30.0) is not None, sidecar.child.output()
+    assert until(lambda: sidecar.gateways() == there, 60.0) is not None, sidecar.child.output()

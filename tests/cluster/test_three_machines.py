@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 def candidates(leader: Machine, others: list[Machine]) -> None:
     """Wait until any of the others could be elected at once."""
     names = {each.member for each in others}  # beside those that are dead, which may come back
-    assert until(lambda: names <= set(leader.cluster().get("candidates", ())), 30.0) is not None, leader.output
+    assert until(lambda: names <= set(leader.cluster().get("candidates", ())), 60.0) is not None, leader.output
 
 
 def test_the_leading_machine_and_its_successor_die_and_no_other_call_is_lost(tmp_path: Path) -> None:
@@ -52,6 +52,6 @@ def test_the_leading_machine_and_its_successor_die_and_no_other_call_is_lost(tmp
         asyncio.run(main(made))
         assert [set(each) for each in ended.values()] == [{"ok"}] * 3, ended
         last = list(ended)[-1]
-        assert until(last.gateway.idle, 30.0) is not None, last.gateway.fleet()
+        assert until(last.gateway.idle, 60.0) is not None, last.gateway.fleet()
         epochs.append(last.cluster()["epoch"])
         assert epochs == sorted(set(epochs))

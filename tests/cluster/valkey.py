@@ -19,7 +19,7 @@ class Valkey:
         self.url = f"valkey://127.0.0.1:{port}/0"
         self.child = Child("valkey", argv, log)
         with self.child.starting():
-            self.child.line(r"(eady to accept connections)", 20.0)
+            self.child.line(r"(eady to accept connections)", 60.0)
 
     def __enter__(self) -> Valkey:
         return self

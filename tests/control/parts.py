@@ -40,7 +40,7 @@ class Parts:
         settings = {"is_user_key": USER_KEY.__eq__} | settings
         app = control_app(ControlParts(self.fleet, self.dispatch, lambda: b"weir_up 1\n", loop.time, **settings), token)
         self.port = ControlPort(app, "127.0.0.1:0")
-        self.client = httpx.AsyncClient(trust_env=False)
+        self.client = httpx.AsyncClient(trust_env=False, timeout=60.0)
 
     def up(self, id: str) -> Engine:
         engine = self.fleet.engines[id]
@@ -61,7 +61,7 @@ class Parts:
 
     def connect(self) -> socket.socket:
         host, port = split_address(self.port.address.removeprefix("http://"))
-        return socket.create_connection((host, port), timeout=10)
+        return socket.create_connection((host, port), timeout=60)
 
 
 def play(

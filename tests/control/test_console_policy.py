@@ -100,7 +100,7 @@ def tried(answer: bytes, **fields: Any) -> tuple[list[tuple[str, Any]], list[byt
         async with data_port(answer) as (address, heard):
             addresses.append(address)
             body = json.dumps({"model": "m", "prompt": "p"} | fields)
-            told = await gateway.client.post(gateway.port.address + "/playground", content=body, timeout=20)
+            told = await gateway.client.post(gateway.port.address + "/playground", content=body, timeout=60)
             assert told.status_code == 200
             for event in told.text.strip().split("\n\n"):
                 name, data = event.split("\n")

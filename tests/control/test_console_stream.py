@@ -43,8 +43,8 @@ class Watcher:
 async def watching(gateway: Parts, path: str = "/events", token: str = "") -> AsyncIterator[Watcher]:
     headers = {"authorization": f"Bearer {token}"} if token else {}
     async with (
-        httpx.AsyncClient(trust_env=False) as client,
-        client.stream("GET", gateway.port.address + path, headers=headers, timeout=15) as answer,
+        httpx.AsyncClient(trust_env=False, timeout=60.0) as client,
+        client.stream("GET", gateway.port.address + path, headers=headers) as answer,
     ):
         assert (answer.status_code, answer.headers["content-type"]) == (200, "text/event-stream")
         yield Watcher(answer.aiter_lines())

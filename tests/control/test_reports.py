@@ -52,7 +52,7 @@ class Site:
             sources=Sources(observer=self.gateway.observer),
         )  # fmt: skip
         self.port = ControlPort(control_app(parts, admin), "127.0.0.1:0")
-        self.client = httpx.AsyncClient(trust_env=False)
+        self.client = httpx.AsyncClient(trust_env=False, timeout=60.0)
 
     async def post(
         self, body: bytes, token: str | None = TOKEN, path: str = "/sidecars/report", host: str = ""

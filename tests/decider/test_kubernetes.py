@@ -145,7 +145,7 @@ class World:
         self.told += 1
 
     async def until(self, condition: Callable[[], object]) -> None:
-        async with asyncio.timeout(20.0):
+        async with asyncio.timeout(60.0):
             while not condition():
                 await asyncio.sleep(0.01)
 

@@ -31,7 +31,7 @@ MODELS = json.dumps({"object": "list", "data": [{"id": "m", "max_model_len": 409
 FAST = msgspec.structs.replace(
     Policy(), fleet=msgspec.structs.replace(Policy().fleet, poll=0.02, health=0.05), timeouts=Policy().timeouts
 )
-WITHIN = 30.0  # seconds any of these tests may wait for an event
+WITHIN = 60.0  # seconds any of these tests may wait for an event
 
 
 class FakeEngine:
@@ -434,7 +434,7 @@ def test_names_that_hang_starve_no_other_engines_checks(monkeypatch: pytest.Monk
     def hangs(host: str, *_: object, **__: object) -> list[object]:
         if host == "good":
             return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))]
-        speak.wait(30.0)
+        speak.wait(60.0)
         raise socket.gaierror(socket.EAI_AGAIN, f"no answer about {host}")
 
     monkeypatch.setattr(socket, "getaddrinfo", hangs)

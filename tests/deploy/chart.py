@@ -24,7 +24,7 @@ def rendered(case: str, *flags: str) -> list[dict[str, Any]]:
 
 def helm(*flags: str, release: str = "weir") -> subprocess.CompletedProcess[str]:
     command = [installed("helm"), "template", release, str(CHART), *flags]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
 def one(documents: list[dict[str, Any]], kind: str, name: str = "weir") -> dict[str, Any]:

@@ -62,7 +62,7 @@ class Kubernetes:
 
     def ask(self, method: str, path: str, body: Any = None, *, kind: str = "application/json") -> tuple[int, Any]:
         """Status and JSON of one request."""
-        connection = http.client.HTTPSConnection("localhost", self._port, context=self._context, timeout=20.0)
+        connection = http.client.HTTPSConnection("localhost", self._port, context=self._context, timeout=60.0)
         with contextlib.closing(connection):
             headers = {"authorization": f"Bearer {ADMIN}", "content-type": kind, "accept": "application/json"}
             connection.request(method, path, None if body is None else json.dumps(body), headers)
@@ -123,11 +123,11 @@ def started(folder: Path) -> Iterator[Kubernetes]:
             f"--tls-private-key-file={key}", f"--service-account-key-file={cert}",
             f"--service-account-signing-key-file={key}", f"--token-auth-file={folder / 'tokens.csv'}"]  # fmt: skip
     with Child("etcd", etcd, folder / "etcd.log") as database:
-        database.wait(lambda: answers(f"{url}/health"), 30.0, "health of etcd")
+        database.wait(lambda: answers(f"{url}/health"), 60.0, "health of etcd")
         kubernetes = Kubernetes(port, cert, folder / "kubeconfig")
         with Child("kube-apiserver", argv, folder / "kube-apiserver.log") as child:
-            child.wait(kubernetes.ready, 50.0, "readiness of the API server")
+            child.wait(kubernetes.ready, 60.0, "readiness of the API server")
             for definition in definitions():
                 kubernetes.define(definition)
-            child.wait(kubernetes.defined, 20.0, "the CustomResourceDefinitions")
+            child.wait(kubernetes.defined, 60.0, "the CustomResourceDefinitions")
             yield kubernetes

@@ -156,13 +156,13 @@ def test_the_gateway_runs_from_what_is_copied_without_rights_on_a_read_only_root
         mounts = f"mount -t tmpfs t {state} && mount -t tmpfs t {temporary} && mount -o remount,ro,bind /"
         told = f"{mounts} && ! touch {tmp_path}/here 2>/dev/null && exec {shlex.join(map(str, serve))}"
         gateway = stack.enter_context(Child("gateway", [*namespace(), "sh", "-c", told], tmp_path / "output"))
-        port = gateway.line(r"data port http://\S+:(\d+)", 30.0)
-        control = gateway.line(r"control port http://\S+:(\d+)", 30.0)
+        port = gateway.line(r"data port http://\S+:(\d+)", 60.0)
+        control = gateway.line(r"control port http://\S+:(\d+)", 60.0)
         check = words(of("gateway", "HEALTHCHECK").partition("CMD ")[2].replace(":8000/", f":{port}/"))
         check[0] = sys.executable
-        gateway.wait(lambda: subprocess.call(check, stderr=subprocess.DEVNULL) == 0, 30.0, "health", every=0.5)
+        gateway.wait(lambda: subprocess.call(check, stderr=subprocess.DEVNULL) == 0, 60.0, "health", every=0.5)
         assert get(f"http://127.0.0.1:{port}/v1/models")[0] == 200
-        connection = http.client.HTTPConnection("127.0.0.1", int(control), timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", int(control), timeout=60)
         shown = {"host": "gateway:8001", "authorization": f"Bearer {TOKEN}"}
         connection.request("GET", "/metrics", headers=shown)  # as Prometheus of compose.yaml asks
         assert connection.getresponse().status == 200

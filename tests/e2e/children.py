@@ -25,7 +25,7 @@ class SimEngine:
     def __init__(self, log: Path, *arguments: str) -> None:
         argv = [sys.executable, "-m", "loadtest.engine", "--profile", "h100-8b", *arguments]
         self.child = Child("engine", argv, log)
-        self.url = self.child.line(r"^ready (\S+)", 30.0)
+        self.url = self.child.line(r"^ready (\S+)", 60.0)
 
     def faults(self, **faults: object) -> None:
         post(self.url + "/_faults", faults)

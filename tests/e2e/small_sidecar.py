@@ -89,7 +89,7 @@ class SmallSidecar:
                 models=(self.model,),
             )
             parts = urlsplit(self.gateway)
-            connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=10)
+            connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60)
             headers = {} if self.token is None else {"authorization": f"Bearer {self.token}"}
             try:
                 connection.request("POST", REPORT_PATH, encode(report), headers)

@@ -23,7 +23,7 @@ ENDLESS = {"ignore_eos": True}
 
 @pytest.fixture
 def client(gateway: Gateway) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=gateway.url, api_key="none", max_retries=0, timeout=20.0) as ready:
+    with anthropic.Anthropic(base_url=gateway.url, api_key="none", max_retries=0, timeout=60.0) as ready:
         yield ready
 
 
@@ -61,7 +61,7 @@ def test_errors_are_the_right_classes(client: anthropic.Anthropic, deserted: Gat
     with pytest.raises(anthropic.BadRequestError):
         client.messages.create(model=model, messages=MESSAGES, max_tokens=-5)
     with (
-        anthropic.Anthropic(base_url=deserted.url, api_key="none", max_retries=0, timeout=20.0) as lost,
+        anthropic.Anthropic(base_url=deserted.url, api_key="none", max_retries=0, timeout=60.0) as lost,
         pytest.raises(anthropic.APIStatusError) as refused,
     ):
         lost.messages.create(model=model, messages=MESSAGES, max_tokens=5)

@@ -29,7 +29,7 @@ HUGE = "9" * 400
 def site(shared: Site) -> Iterator[Site]:
     shared.use(POLICY)
     yield shared
-    assert until(shared.empty, 30.0) is not None
+    assert until(shared.empty, 60.0) is not None
     assert shared.gateway.total("weir_requests_total", outcome="bug") == 0
 
 
@@ -267,7 +267,7 @@ def test_what_is_no_route_is_told_so(
     site: Site, method: str, path: str, extra: dict[str, str], status: int, says: str
 ) -> None:
     parts = urlsplit(site.gateway.url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=20)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60)
     headers = {"authorization": f"Bearer {KEY}", "content-type": "application/json", **extra}
     connection.request(method, path, json.dumps(body()) if method == "POST" else None, headers)
     answer = connection.getresponse()

@@ -60,14 +60,14 @@ def engine(tmp_path: Path) -> Iterator[SimEngine]:
 def test_idle_clients_leave_descriptors_for_engines_and_operators(tmp_path: Path, engine: SimEngine) -> None:
     argv = ["sh", "-c", f'ulimit -n {FEW}; exec "$@"', "sh", *HEAD, "--engine", engine.url]
     with Child("gateway", argv, tmp_path / "log") as child, contextlib.ExitStack() as stack:
-        where = urlsplit(child.line(r"^data port (\S+)", 30.0))
-        control = child.line(r"^control port (\S+)", 30.0)
+        where = urlsplit(child.line(r"^data port (\S+)", 60.0))
+        control = child.line(r"^control port (\S+)", 60.0)
         assert f"the hard limit of {FEW} leaves room for {shared_out(FEW).clients} client connections" in child.output()
-        child.wait(lambda: get(f"{control}/readyz")[0] == 200, 30.0, "200 on /readyz")
+        child.wait(lambda: get(f"{control}/readyz")[0] == 200, 60.0, "200 on /readyz")
 
         def client() -> socket.socket:
             address = (where.hostname or "", where.port or 0)
-            return stack.enter_context(socket.create_connection(address, timeout=20))
+            return stack.enter_context(socket.create_connection(address, timeout=60))
 
         engine.faults(slow=10.0)  # the answer takes half a minute: it has not ended while others come
         working = client()
@@ -94,16 +94,16 @@ def test_streams_have_their_engines_connection(tmp_path: Path, engine: SimEngine
     policy = tmp_path / "policy.yaml"
     policy.write_text("budget: {max_concurrency: 256}\n")
     with Child("gateway", [*argv, "--policy", str(policy)], tmp_path / "log") as child, contextlib.ExitStack() as stack:
-        where = urlsplit(child.line(r"^data port (\S+)", 30.0))
-        control = child.line(r"^control port (\S+)", 30.0)
-        child.wait(lambda: get(f"{control}/readyz")[0] == 200, 30.0, "200 on /readyz")
+        where = urlsplit(child.line(r"^data port (\S+)", 60.0))
+        control = child.line(r"^control port (\S+)", 60.0)
+        child.wait(lambda: get(f"{control}/readyz")[0] == 200, 60.0, "200 on /readyz")
         engine.faults(slow=4.0)  # no answer ends, and leaves its place to another, while clients come
         clients, heads = [], []
         for number in range(200):
             address = (where.hostname or "", where.port or 0)
             with contextlib.suppress(ConnectionError):
                 own = (f"127.0.0.{1 + number % 2}", 0)  # each address may have half
-                client = socket.create_connection(address, timeout=30, source_address=own)
+                client = socket.create_connection(address, timeout=60, source_address=own)
                 clients.append(stack.enter_context(client))
                 clients[-1].sendall(chat("localhost", "sim", "hello", max_tokens=200))
         for client in clients:
@@ -125,7 +125,7 @@ def shown(port: int, *, own: tuple[Path, Path] | None = None) -> bytes:
     if own is not None:
         context.load_cert_chain(*own)
     with (
-        socket.create_connection(("127.0.0.1", port), timeout=10) as raw,
+        socket.create_connection(("127.0.0.1", port), timeout=60) as raw,
         context.wrap_socket(raw, server_hostname="localhost") as secure,
     ):
         secure.sendall(MODELS)
@@ -149,19 +149,19 @@ def test_a_new_certificate_is_used_and_a_bad_one_is_not(tmp_path: Path, hangup: 
     put(first, used)
     argv = [*HEAD, "--engine", "http://127.0.0.1:9", "--tls-cert", str(used[0]), "--tls-key", str(used[1])]
     with Child("gateway", argv, tmp_path / "log") as child:
-        port = urlsplit(child.line(r"^data port (\S+)", 30.0)).port or 0
-        child.line(r"(no engine)", 30.0)
+        port = urlsplit(child.line(r"^data port (\S+)", 60.0)).port or 0
+        child.line(r"(no engine)", 60.0)
         before = shown(port)
         put(second, used)
         if hangup:
             child.process.send_signal(signal.SIGHUP)
-        assert until(lambda: shown(port) != before, 30.0) is not None
-        assert child.line(r"(tls: version 2 is active)", 30.0)
+        assert until(lambda: shown(port) != before, 60.0) is not None
+        assert child.line(r"(tls: version 2 is active)", 60.0)
         after = shown(port)
         used[0].write_text("no certificate\n")
         if hangup:
             child.process.send_signal(signal.SIGHUP)
-        assert child.line(r"(tls: version 2 stays active)", 30.0)
+        assert child.line(r"(tls: version 2 stays active)", 60.0)
         assert shown(port) == after
         assert "Traceback" not in child.output()
 
@@ -170,7 +170,7 @@ def test_clients_show_a_certificate_where_that_is_asked(tmp_path: Path) -> None:
     own, client, other = (certificate(tmp_path, name) for name in ("own", "client", "other"))
     tls = ("--tls-cert", str(own[0]), "--tls-key", str(own[1]), "--tls-client-ca", str(client[0]))
     with Child("gateway", [*HEAD, "--engine", "http://127.0.0.1:9", *tls], tmp_path / "log") as child:
-        port = urlsplit(child.line(r"^data port (\S+)", 30.0)).port or 0
+        port = urlsplit(child.line(r"^data port (\S+)", 60.0)).port or 0
         assert shown(port, own=client)
         for wrong in (None, other):
             with pytest.raises((ssl.SSLError, ConnectionError)):

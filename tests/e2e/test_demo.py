@@ -32,12 +32,12 @@ class Demo:
 
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
-        self.file = gateway.child.line(r"status --watch --config (\S+)$", 30.0)
+        self.file = gateway.child.line(r"status --watch --config (\S+)$", 60.0)
         self.folder = Path(self.file).parent
 
     def status(self) -> dict[str, Any]:
         argv = [sys.executable, "-m", "sidecar.cli", "status", "--json", "--config", self.file]
-        told = subprocess.run(argv, check=True, capture_output=True, timeout=20, cwd=ROOT).stdout
+        told = subprocess.run(argv, check=True, capture_output=True, timeout=60, cwd=ROOT).stdout
         status: dict[str, Any] = json.loads(told)
         return status
 
@@ -58,7 +58,7 @@ class Demo:
 
     def end(self) -> dict[int, str]:
         """End what still runs after a while, and say what it was; nothing is left of it."""
-        until(lambda: not self.processes(), 20)
+        until(lambda: not self.processes(), 60)
         left = self.processes()
         for pid in left:
             os.kill(pid, signal.SIGKILL)
@@ -111,11 +111,11 @@ def test_four_models_in_turn(demo: Demo) -> None:
         return sorted(gpu["used"] for gpu in demo.status()["gpus"])
 
     # The GPUs are read once in a while, so the last reading may be from before the last wake.
-    assert until(lambda: used() == full, 30) is not None, used()
+    assert until(lambda: used() == full, 60) is not None, used()
     assert len(demo.processes()) == 5
     assert demo.gateway.child.process.poll() is None
     demo.gateway.child.process.send_signal(signal.SIGINT)
-    assert demo.gateway.child.process.wait(30) == 0
+    assert demo.gateway.child.process.wait(60) == 0
     assert demo.processes() == {}
     assert not demo.folder.exists()
 
@@ -125,7 +125,7 @@ def test_a_gateway_that_is_killed_leaves_nothing_that_runs(demo: Demo) -> None:
     assert httpx.post(f"{demo.gateway.url}/v1/chat/completions", json=body, timeout=60).status_code == 200
     assert len(demo.processes()) == 2
     demo.gateway.child.process.kill()
-    assert until(lambda: not demo.processes(), 30) is not None, demo.processes()
+    assert until(lambda: not demo.processes(), 60) is not None, demo.processes()
 
 
 def test_engines_of_a_sidecar_that_was_killed_end_with_the_gateway(demo: Demo) -> None:
@@ -133,7 +133,7 @@ def test_engines_of_a_sidecar_that_was_killed_end_with_the_gateway(demo: Demo) -
     assert httpx.post(f"{demo.gateway.url}/v1/chat/completions", json=body, timeout=60).status_code == 200
     os.kill(demo.status()["pid"], signal.SIGKILL)
     demo.gateway.child.process.send_signal(signal.SIGTERM)
-    assert demo.gateway.child.process.wait(40) == 0
+    assert demo.gateway.child.process.wait(60) == 0
     assert demo.processes() == {}
     assert not demo.folder.exists()
 

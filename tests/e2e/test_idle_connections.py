@@ -50,7 +50,7 @@ def idle_clients(gateway: Gateway) -> Iterator[list[socket.socket]]:
         clients = []
         for number in range(IDLE):
             address = (where.hostname or "", where.port or 0)
-            client = socket.create_connection(address, timeout=20, source_address=PEERS[number % 2])
+            client = socket.create_connection(address, timeout=60, source_address=PEERS[number % 2])
             clients.append(stack.enter_context(client))
             if number % 2:
                 client.sendall(ASK)
@@ -88,7 +88,7 @@ def test_ten_thousand_idle_connections(tmp_path: Path, engine: SimEngine) -> Non
                 with contextlib.ExitStack() as stack:
                     address = clients[0].getpeername()
                     more = [
-                        stack.enter_context(socket.create_connection(address, 20, source_address=PEERS[number % 2]))
+                        stack.enter_context(socket.create_connection(address, 60, source_address=PEERS[number % 2]))
                         for number in range(SPARE + 1)
                     ]
                     assert more[-1].recv(65536).startswith(b"HTTP/1.1 503 "), "one too many"

@@ -63,18 +63,18 @@ def serve(folder: Path, *more: str) -> Child:
 @pytest.mark.parametrize("ends", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])
 def test_one_machine_in_one_command(machine: Path, ends: signal.Signals) -> None:
     with serve(machine) as gateway:
-        url = gateway.line(r"data port (\S+)", 30.0)
-        assert gateway.line(r"^models (.*)$", 30.0) == "llama-3-8b qwen-7b"
+        url = gateway.line(r"data port (\S+)", 60.0)
+        assert gateway.line(r"^models (.*)$", 60.0) == "llama-3-8b qwen-7b"
         call = {"model": "qwen-7b", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
-        answer = httpx.post(f"{url}/v1/chat/completions", json=call, timeout=30.0)
+        answer = httpx.post(f"{url}/v1/chat/completions", json=call, timeout=60.0)
         assert answer.status_code == 200, answer.text
-        status = gateway.line(r"^sidecar: (.*) --watch", 30.0).split()
+        status = gateway.line(r"^sidecar: (.*) --watch", 60.0).split()
         command = [*status, "--json", "--config", str(machine / "sidecar.yaml")]
         assert len(of(machine)) >= 2
         assert command[-4] == "status"
         os.kill(gateway.pid, ends)
-        assert until(lambda: not gateway.alive, 30.0) is not None, gateway.output()
-        assert until(lambda: of(machine) == [], 30.0) is not None, of(machine)
+        assert until(lambda: not gateway.alive, 60.0) is not None, gateway.output()
+        assert until(lambda: of(machine) == [], 60.0) is not None, of(machine)
     assert "Traceback" not in gateway.output()
 
 
@@ -82,17 +82,17 @@ def test_one_machine_in_one_command(machine: Path, ends: signal.Signals) -> None
 def test_a_sidecar_that_ends_is_started_again_and_what_it_ran_goes_on(machine: Path, how: signal.Signals) -> None:
     def ask(model: str) -> httpx.Response:
         call = {"model": model, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
-        return httpx.post(f"{url}/v1/chat/completions", json=call, timeout=30.0)
+        return httpx.post(f"{url}/v1/chat/completions", json=call, timeout=60.0)
 
     with serve(machine) as gateway:
-        url = gateway.line(r"data port (\S+)", 30.0)
+        url = gateway.line(r"data port (\S+)", 60.0)
         assert ask("qwen-7b").status_code == 200
         engines = set(of(machine)) - {gateway.pid}
         (sidecar,) = [pid for pid in engines if b"sidecar.cli" in Path(f"/proc/{pid}/cmdline").read_bytes()]
         os.kill(sidecar, how)
         status = -9 if how == signal.SIGKILL else 0
-        assert gateway.line(r"sidecar.yaml (has ended .*); it is", 30.0) == f"has ended with exit status {status}"
-        gateway.line(r"(sidecar.yaml runs again)", 30.0)
+        assert gateway.line(r"sidecar.yaml (has ended .*); it is", 60.0) == f"has ended with exit status {status}"
+        gateway.line(r"(sidecar.yaml runs again)", 60.0)
         if how == signal.SIGKILL:
             assert ask("qwen-7b").status_code == 200
             assert engines - {sidecar} <= set(of(machine)), "its engine was taken over"
@@ -103,23 +103,23 @@ def test_a_sidecar_that_ends_is_started_again_and_what_it_ran_goes_on(machine: P
             answers.append(ask("llama-3-8b"))
         assert answers[-1].status_code == 200, [answer.text for answer in answers]
         os.kill(gateway.pid, signal.SIGTERM)
-        assert until(lambda: not gateway.alive, 30.0) is not None, gateway.output()
-        assert until(lambda: of(machine) == [], 30.0) is not None, of(machine)
+        assert until(lambda: not gateway.alive, 60.0) is not None, gateway.output()
+        assert until(lambda: of(machine) == [], 60.0) is not None, of(machine)
     assert "Traceback" not in gateway.output()
 
 
 def test_the_engine_of_a_dead_sidecar_ends_with_the_gateway(machine: Path) -> None:
     with serve(machine) as gateway:
-        url = gateway.line(r"data port (\S+)", 30.0)
+        url = gateway.line(r"data port (\S+)", 60.0)
         call = {"model": "qwen-7b", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
-        assert httpx.post(f"{url}/v1/chat/completions", json=call, timeout=30.0).status_code == 200
+        assert httpx.post(f"{url}/v1/chat/completions", json=call, timeout=60.0).status_code == 200
         for pid in of(machine):
             if b"sidecar.cli" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 os.kill(pid, signal.SIGKILL)
-        gateway.line(r"sidecar.yaml (has ended)", 30.0)
+        gateway.line(r"sidecar.yaml (has ended)", 60.0)
         os.kill(gateway.pid, signal.SIGTERM)
-        assert until(lambda: not gateway.alive, 30.0) is not None, gateway.output()
-        assert until(lambda: of(machine) == [], 30.0) is not None, of(machine)
+        assert until(lambda: not gateway.alive, 60.0) is not None, gateway.output()
+        assert until(lambda: of(machine) == [], 60.0) is not None, of(machine)
 
 
 def test_another_token_is_told_and_nothing_is_left(machine: Path) -> None:
@@ -128,15 +128,15 @@ def test_another_token_is_told_and_nothing_is_left(machine: Path) -> None:
     policy = machine / "policy.yaml"
     policy.write_text(policy.read_text().replace("sidecars: {}", "sidecars: {token_file: other.token}"))
     with serve(machine) as gateway:
-        assert until(lambda: not gateway.alive, 50.0) is not None
+        assert until(lambda: not gateway.alive, 60.0) is not None
         assert "has not reported to" in gateway.output()
         assert "is its token_file that of the policy's fleet.sidecars?" in gateway.output()
-    assert until(lambda: of(machine) == [], 30.0) is not None, of(machine)
+    assert until(lambda: of(machine) == [], 60.0) is not None, of(machine)
 
 
 def test_a_file_with_mistakes_ends_it_with_the_reason(machine: Path) -> None:
     (machine / "sidecar.yaml").write_text("version: 1\nmodels: {a: {model_path: /m, tensor: 2}}\n")
     with serve(machine) as gateway:
-        assert until(lambda: not gateway.alive, 30.0) is not None
+        assert until(lambda: not gateway.alive, 60.0) is not None
     assert "sidecar.yaml:2: models.a: found unknown field 'tensor'" in gateway.output()
     assert of(machine) == []

@@ -29,12 +29,12 @@ TOOLS = [
 
 @pytest.fixture
 def client(gateway: Gateway) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=20.0) as ready:
+    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=60.0) as ready:
         yield ready
 
 
 def asynchronous(gateway: Gateway) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=20.0)
+    return openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=60.0)
 
 
 def running(gateway: Gateway) -> float:
@@ -165,7 +165,7 @@ def test_errors_are_the_right_classes(client: openai.OpenAI, gateway: Gateway, m
 
 
 def test_no_engine_is_a_503_with_advice(deserted: Gateway, model: str) -> None:
-    with openai.OpenAI(base_url=f"{deserted.url}/v1", api_key="none", max_retries=0, timeout=20.0) as client:
+    with openai.OpenAI(base_url=f"{deserted.url}/v1", api_key="none", max_retries=0, timeout=60.0) as client:
         assert client.models.list().data == []
         with pytest.raises(openai.InternalServerError) as refused:
             client.chat.completions.create(model=model, messages=MESSAGES)

@@ -46,16 +46,16 @@ def test_full_pipes_at_both_outputs_stop_nothing(tmp_path: Path) -> None:
                     return get(f"{control}/readyz")[0] == 200
                 return False
 
-            assert until(ready, 30.0) is not None
+            assert until(ready, 60.0) is not None
             for number in range(1, 4):
                 policy.write_text(f"version: 1\nserver: {{max_connections: {100 + number}}}\n")
                 process.send_signal(signal.SIGHUP)
                 active = f"max_connections: {100 + number}".encode()
-                assert until(lambda active=active: active in get(f"{control}/policy")[1], 30.0) is not None  # type: ignore[misc]
+                assert until(lambda active=active: active in get(f"{control}/policy")[1], 60.0) is not None  # type: ignore[misc]
                 assert post(f"{data}/v1/chat/completions", CALL)[0] == 200
                 assert get(f"{control}/livez") == (200, b"ok\n")
             process.send_signal(signal.SIGTERM)
-            assert process.wait(30) == 0
+            assert process.wait(60) == 0
         finally:
             process.kill()
     os.close(write)
@@ -68,12 +68,12 @@ def test_a_log_that_is_rotated_away_is_opened_anew(tmp_path: Path) -> None:
     policy = "version: 1\n"
     with engine.child, gateway(tmp_path, engine, policy, "--log", str(log)) as running:
         assert post(f"{running.url}/v1/chat/completions", CALL)[0] == 200
-        assert until(lambda: log.read_bytes().count(b"\n") == 1, 30.0) is not None
+        assert until(lambda: log.read_bytes().count(b"\n") == 1, 60.0) is not None
         log.rename(tmp_path / "calls.1")
         running.child.process.send_signal(signal.SIGHUP)
-        assert until(log.exists, 30.0) is not None
+        assert until(log.exists, 60.0) is not None
         assert post(f"{running.url}/v1/chat/completions", CALL)[0] == 200
-        assert until(lambda: log.read_bytes().count(b"\n") == 1, 30.0) is not None
+        assert until(lambda: log.read_bytes().count(b"\n") == 1, 60.0) is not None
         assert json.loads(log.read_text())["outcome"] == "ok"
         assert (tmp_path / "calls.1").read_bytes().count(b"\n") == 1
         assert running.total("weir_log_lines_lost_total") == 0
@@ -83,5 +83,5 @@ def test_lines_that_are_lost_are_counted(tmp_path: Path) -> None:
     engine = SimEngine(tmp_path / "engine.log")
     with engine.child, gateway(tmp_path, engine, "version: 1\n", "--log", "/dev/full") as running:
         assert post(f"{running.url}/v1/chat/completions", CALL)[0] == 200
-        assert until(lambda: running.total("weir_log_lines_lost_total") == 1, 30.0) is not None
-        assert running.child.line(r"(/dev/full: cannot be written: No space left on device)", 30.0)
+        assert until(lambda: running.total("weir_log_lines_lost_total") == 1, 60.0) is not None
+        assert running.child.line(r"(/dev/full: cannot be written: No space left on device)", 60.0)

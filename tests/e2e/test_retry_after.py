@@ -41,7 +41,7 @@ async def flood(url: str, ended: list[Answer], over: asyncio.Event) -> None:
             request = chat(
                 parts.hostname or "", "sim", f"call {rng.random()}", max_tokens=TOKENS, stream=rng.random() < 0.5
             )
-            group.create_task(exchange(parts.hostname or "", parts.port or 0, request, answer, limit=20.0))
+            group.create_task(exchange(parts.hostname or "", parts.port or 0, request, answer, limit=60.0))
             await asyncio.sleep(rng.expovariate(RATE))
 
 
@@ -61,7 +61,7 @@ def test_who_comes_back_when_it_was_told_to_is_let_in(tmp_path: Path, engine: Si
         over = asyncio.Event()
         others = asyncio.create_task(flood(site.gateway.url, ended, over))
         await asyncio.sleep(4.0)
-        async with httpx.AsyncClient(base_url=site.gateway.url, timeout=30.0, trust_env=False) as client:
+        async with httpx.AsyncClient(base_url=site.gateway.url, timeout=60.0, trust_env=False) as client:
             probes = []
             for number in range(PROBES):
                 probes.append(asyncio.create_task(probe(client, number)))
@@ -73,7 +73,7 @@ def test_who_comes_back_when_it_was_told_to_is_let_in(tmp_path: Path, engine: Si
 
     with Site(tmp_path, policy(engine), engine) as site:
         probes, others = asyncio.run(main(site))
-        assert until(site.empty, 30.0) is not None
+        assert until(site.empty, 60.0) is not None
     for answers in probes:
         for answer in answers:
             assert answer.status_code in (200, 503)

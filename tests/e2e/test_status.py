@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 def status(*arguments: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, **(env or {})}
     return subprocess.run(
-        [*STATUS, *arguments], capture_output=True, text=True, timeout=30, env=environment, check=False
+        [*STATUS, *arguments], capture_output=True, text=True, timeout=60, env=environment, check=False
     )
 
 
@@ -40,7 +40,7 @@ def load(gateway: Gateway) -> Iterator[None]:
     finally:
         for call in running:
             call.close()
-        assert until(gateway.idle, 30.0) is not None, "the next test finds nothing of it"
+        assert until(gateway.idle, 60.0) is not None, "the next test finds nothing of it"
 
 
 def test_the_page(gateway: Gateway) -> None:
@@ -109,4 +109,4 @@ def test_a_watch_goes_on_while_the_gateway_is_away_and_ends_with_its_reader(tmp_
             with Gateway(tmp_path / "again", "--engine", "sim", "--control", f"127.0.0.1:{port}"):
                 json.loads(watch.stdout.readline())
                 watch.stdout.close()
-                assert watch.wait(20) == 0
+                assert watch.wait(60) == 0

@@ -78,5 +78,5 @@ def test_first_steps_without_a_source_tree(installed: Path, tmp_path: Path) -> N
         *("--policy", "policy.yaml", "--engine", "sim:1", "--listen", "127.0.0.1:0", "--control", "127.0.0.1:0"),
     ]
     with Child("gateway", command, tmp_path / "output") as gateway:
-        url = gateway.line(r"data port (\S+)", 30.0)
-        gateway.wait(lambda: answers(f"{url}/v1/models"), 30.0, "its models")
+        url = gateway.line(r"data port (\S+)", 60.0)
+        gateway.wait(lambda: answers(f"{url}/v1/models"), 60.0, "its models")

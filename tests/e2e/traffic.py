@@ -52,7 +52,7 @@ class Site:
         if engine.url not in self.file.read_text():
             arguments += ["--engine", engine.url]
         self.gateway = Gateway(folder / "gateway.log", *arguments)
-        self.http = httpx.Client(base_url=self.gateway.url, timeout=20.0, trust_env=False)
+        self.http = httpx.Client(base_url=self.gateway.url, timeout=60.0, trust_env=False)
         self._clients = ExitStack()
 
     def __enter__(self) -> Site:
@@ -86,7 +86,7 @@ class Site:
         before = self.applied()
         self.save(policy)
         self.hang_up()
-        assert until(lambda: self.applied() > before, 30.0) is not None, self.gateway.child.output()
+        assert until(lambda: self.applied() > before, 60.0) is not None, self.gateway.child.output()
 
     def hang_up(self) -> None:
         """SIGHUP: read the file now."""
@@ -107,7 +107,7 @@ class Site:
 
     def openai(self, key: str = "none", *, retries: int = 0) -> openai.OpenAI:
         url = f"{self.gateway.url}/v1"
-        client = openai.OpenAI(base_url=url, api_key=key, max_retries=retries, timeout=20.0)
+        client = openai.OpenAI(base_url=url, api_key=key, max_retries=retries, timeout=60.0)
         return self._clients.enter_context(client)
 
     def empty(self) -> bool:
@@ -122,7 +122,7 @@ class Wire:
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
-        self._socket = socket.create_connection((parts.hostname or "", parts.port or 0), timeout=20)
+        self._socket = socket.create_connection((parts.hostname or "", parts.port or 0), timeout=60)
 
     def __enter__(self) -> Wire:
         return self

@@ -17,7 +17,7 @@ from loadtest.engine.config import sim_config
 from loadtest.engine.server import SimServer
 
 T = TypeVar("T")
-WITHIN = 30.0  # seconds for anything to happen
+WITHIN = 60.0  # seconds for anything to happen
 
 
 class Sim:

@@ -47,4 +47,4 @@ def test_each_adapters_calls_go_where_it_is_loaded(tmp_path: Path, words: tuple[
 
 def asked(gateway: Gateway, model: str, number: int) -> httpx.Response:
     body = {"model": model, "messages": [{"role": "user", "content": f"{number}?"}], "max_tokens": 4}
-    return httpx.post(f"{gateway.url}/v1/chat/completions", json=body, timeout=30.0, trust_env=False)
+    return httpx.post(f"{gateway.url}/v1/chat/completions", json=body, timeout=60.0, trust_env=False)

@@ -100,9 +100,9 @@ def test_waking_is_quicker_than_starting(profile: str, slow: float, fast: float,
 def test_it_takes_memory_in_steps_and_listens_when_it_has_it_all(gpus: Path) -> None:
     with engine(gpus, "--port", "0", "--speed", "5") as child:
         seen = {0}
-        child.wait(lambda: seen.add(used(gpus)[0]) or used(gpus)[0] == HALF, 30, "its claim", every=0.002)
+        child.wait(lambda: seen.add(used(gpus)[0]) or used(gpus)[0] == HALF, 60, "its claim", every=0.002)
         assert "ready" not in child.output(), "compiling and capturing come after the claim"
-        url = child.line(r"^ready (\S+)", 30)
+        url = child.line(r"^ready (\S+)", 60)
         assert answers(f"{url}/health")
         assert len(seen) >= 4
         assert used(gpus) == (HALF, 0)
@@ -115,7 +115,7 @@ def test_it_takes_memory_in_steps_and_listens_when_it_has_it_all(gpus: Path) -> 
 def test_it_does_not_start_where_its_share_is_not_free(gpus: Path) -> None:
     take(gpus, HALF + GIB // 2)
     with engine(gpus) as child:
-        assert until(lambda: not child.alive, 30) is not None
+        assert until(lambda: not child.alive, 60) is not None
         assert child.process.returncode == 1
         told = diagnosis(child.output().splitlines())
     assert told.out_of_memory
@@ -129,7 +129,7 @@ def test_it_does_not_start_where_its_share_is_not_free(gpus: Path) -> None:
 def test_a_start_that_fails_says_why(gpus: Path) -> None:
     (gpus / "m.faults").write_text('{"fail_start": "ValueError: no such model"}')
     with engine(gpus) as child:
-        assert until(lambda: not child.alive, 30) is not None
+        assert until(lambda: not child.alive, 60) is not None
         assert child.process.returncode == 1
         told = diagnosis(child.output().splitlines())
     assert (told.line, told.out_of_memory, used(gpus)) == ("ValueError: no such model", False, (0, 0))
@@ -138,15 +138,15 @@ def test_a_start_that_fails_says_why(gpus: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_one_that_ends_while_it_loads_has_given_its_memory_back(gpus: Path, number: signal.Signals) -> None:
     with engine(gpus, "--speed", "1") as child:
-        child.wait(lambda: used(gpus)[0] > 0, 30, "memory")
+        child.wait(lambda: used(gpus)[0] > 0, 60, "memory")
         child.signal(number)
-        assert child.process.wait(30) == (0 if number == signal.SIGTERM else -9)
+        assert child.process.wait(60) == (0 if number == signal.SIGTERM else -9)
         assert used(gpus) == (0, 0)
 
 
 def test_a_gpu_that_is_not_there_is_a_mistake(gpus: Path) -> None:
     with engine(gpus, "--gpus", "0,7") as child:
-        assert until(lambda: not child.alive, 30) is not None
+        assert until(lambda: not child.alive, 60) is not None
         assert child.process.returncode == 2
         assert child.output() == f"python -m loadtest.engine: there is no GPU 7 in {gpus}\n"
 
@@ -155,10 +155,10 @@ def test_the_environment_says_where_and_which_and_how_fast(gpus: Path) -> None:
     env = {"WEIR_SIMULATED_GPUS": str(gpus), "CUDA_VISIBLE_DEVICES": "1", "WEIR_SIMULATED_SPEED": "50"}
     argv = [sys.executable, "-m", "loadtest.engine", "--profile", "l4-8b-fp8"]
     with Child("engine", argv, gpus.parent / "log", env=env) as child:
-        child.line(r"^ready (\S+)", 30)
+        child.line(r"^ready (\S+)", 60)
         assert used(gpus) == (0, int(TOTAL * 0.9))
     with Child("engine", argv, gpus.parent / "log", env=env | {"CUDA_VISIBLE_DEVICES": ""}) as child:
-        child.line(r"^ready (\S+)", 30)
+        child.line(r"^ready (\S+)", 60)
         assert used(gpus) == (0, 0)
 
 
@@ -225,11 +225,11 @@ def test_one_that_cannot_have_its_memory_back_dies(sim: Start, gpus: Path) -> No
 
 def test_one_that_has_died_ends_its_process(gpus: Path) -> None:
     with engine(gpus, "--port", "0") as child:
-        url = child.line(r"^ready (\S+)", 30)
+        url = child.line(r"^ready (\S+)", 60)
         assert get(f"{url}/sleep", method="POST")[0] == 200
         take(gpus, TOTAL - GIB)
         assert get(f"{url}/wake_up", method="POST")[0] == 500
-        assert child.process.wait(30) == 0
+        assert child.process.wait(60) == 0
 
 
 def test_its_cache_can_be_had_without_its_weights(sim: Start, gpus: Path) -> None:
@@ -259,7 +259,7 @@ def test_one_that_hangs_answers_nothing_that_its_core_would_have_to(sim: Start) 
         sock.settimeout(0.1)
         with pytest.raises(TimeoutError):
             sock.recv(1)
-        sock.settimeout(10)
+        sock.settimeout(60)
         assert ask(server, "GET", "/health")[0] == 200
         faults(server)
         assert sock.recv(1000).endswith(b'{"is_sleeping":false}')

@@ -19,7 +19,7 @@ TOOL: Any = {
 @pytest.fixture
 def client(sim: Start) -> Iterator[anthropic.Anthropic]:
     server = sim(prompt_details=True)
-    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=10.0) as it:
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=60.0) as it:
         yield it
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 Start = Callable[..., Any]
-WITHIN = 30.0
+WITHIN = 60.0
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 20, "ignore_eos": True}
 
 

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from loadtest.engine.__main__ import main
 
 Start = Callable[..., Any]
-WITHIN = 30.0
+WITHIN = 60.0
 
 
 def request(body: dict[str, Any], path: str = "/v1/chat/completions", headers: str = "") -> bytes:

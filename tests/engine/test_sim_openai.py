@@ -31,7 +31,7 @@ HELLO: Any = [{"role": "user", "content": "Say hello to the whole wide world, pl
 @pytest.fixture
 def client(sim: Start) -> Iterator[openai.OpenAI]:
     server = sim(prompt_details=True, max_model_len=2048)
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=10.0) as it:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60.0) as it:
         yield it
 
 

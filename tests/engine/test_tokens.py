@@ -74,5 +74,5 @@ def test_words_are_plain_tokens() -> None:
 
 def test_another_process_says_the_same() -> None:
     code = "from loadtest.engine import tokens; print(tokens.words(b'x', 0, 20), tokens.natural_length(b'x', 0))"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert told.stdout.strip() == f"{tokens.words(b'x', 0, 20)} {tokens.natural_length(b'x', 0)}"

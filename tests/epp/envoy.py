@@ -55,7 +55,7 @@ def envoy(folder: Path, picker: str, engines: list[str], *, allow: bool = False,
         pytest.skip(str(error))
     child = Child("envoy", argv, folder / f"envoy-{port}.log")
     with child.starting():
-        child.wait(lambda: _listens(port), 30.0, "its listener")
+        child.wait(lambda: _listens(port), 60.0, "its listener")
     return child, f"http://127.0.0.1:{port}"
 
 

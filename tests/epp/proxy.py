@@ -14,7 +14,7 @@ from gateway.relay.epp.protobufs import BODY_MODES, ProcessingRequest, Processin
 
 METHOD = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 DESTINATION = "x-gateway-destination-endpoint"
-WITHIN = 20.0  # seconds for a whole stream
+WITHIN = 60.0  # seconds for a whole stream
 NONE, STREAMED, BUFFERED, DUPLEX = map(BODY_MODES.index, ("NONE", "STREAMED", "BUFFERED", "FULL_DUPLEX_STREAMED"))
 Message = Any
 

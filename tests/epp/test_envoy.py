@@ -36,7 +36,7 @@ def served(
     with site.gateway as gateway:
         endpoints = [engine.url.partition("//")[2] for engine in behind or engines]
         child, url = envoy(folder, site.address, endpoints, mode=mode)
-        with child, openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=20.0) as client:
+        with child, openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60.0) as client:
             yield gateway, client, url
             assert child.alive, child.output()
         assert "Traceback" not in gateway.child.output(), gateway.child.output()
@@ -111,10 +111,10 @@ def test_a_picker_that_is_killed(tmp_path: Path, engines: list[SimEngine], allow
     assert site.gateway is not None
     with site.gateway as gateway:
         child, url = envoy(tmp_path, site.address, site.endpoints, allow=allow, mode="BUFFERED" if allow else "")
-        with child, openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=20.0) as client:
+        with child, openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60.0) as client:
             ask(client)
             gateway.child.signal(signal.SIGKILL)
-            gateway.child.process.wait(30.0)
+            gateway.child.process.wait(60.0)
             if allow:
                 assert ask(client).usage is not None
             else:

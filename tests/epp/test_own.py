@@ -74,8 +74,8 @@ def recorded(site: Site, request_id: str) -> dict[str, Any]:
         lines = gateway_of(site).child.output().splitlines()
         return [json.loads(line) for line in lines if '"event":"call"' in line and f'"{request_id}"' in line]
 
-    assert until(lambda: len(records()) == 1, 30.0) is not None, records()
-    assert until(gateway_of(site).idle, 30.0) is not None
+    assert until(lambda: len(records()) == 1, 60.0) is not None, records()
+    assert until(gateway_of(site).idle, 60.0) is not None
     return records()[0]
 
 
@@ -249,7 +249,7 @@ def test_a_proxy_may_end_the_stream_after_each_message(own: Site, after: int) ->
         for _ in stream.call:
             pass
         assert stream.call.code() is grpc.StatusCode.OK
-    assert until(gateway_of(own).idle, 30.0) is not None
+    assert until(gateway_of(own).idle, 60.0) is not None
 
 
 MESSAGES = {
@@ -286,7 +286,7 @@ def test_a_message_out_of_order_ends_the_stream(own: Site, before: str, message:
         with pytest.raises(grpc.RpcError) as ended:
             stream.receive()
         assert ended.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert until(gateway_of(own).idle, 30.0) is not None
+    assert until(gateway_of(own).idle, 60.0) is not None
 
 
 def test_models_are_listed_by_the_picker(own: Site) -> None:
@@ -313,7 +313,7 @@ def states(site: Site) -> list[str]:
 def test_calls_are_shown_while_they_run(own: Site) -> None:
     with own.channel() as channel, Stream(channel) as stream:
         assert stream.request(chat(own)).destination
-        assert until(lambda: states(own) == ["running"], 30.0) is not None, states(
+        assert until(lambda: states(own) == ["running"], 60.0) is not None, states(
             own
         )  # and earlier tests' calls are over
         stream.response(200, [whole()])
@@ -332,12 +332,12 @@ def test_a_gateway_of_several_processes_has_one_picker_also_after_its_death(own:
                 return False
 
     with gateway_of(site) as gateway:
-        assert until(picks, 30.0) is not None
+        assert until(picks, 60.0) is not None
         shown = json.loads(get(f"{gateway.control}/processes")[1])["processes"]
         (decider,) = [each["pid"] for each in shown if each["role"] == "decider"]
         os.kill(decider, signal.SIGKILL)
-        assert until(picks, 30.0) is not None
-        assert until(gateway.idle, 30.0) is not None
+        assert until(picks, 60.0) is not None
+        assert until(gateway.idle, 60.0) is not None
         assert "Traceback" not in gateway.child.output(), gateway.child.output()
 
 
@@ -349,14 +349,14 @@ def test_with_tls_only_a_proxy_with_a_certificate_is_served(tmp_path: Path) -> N
     argv = [sys.executable, "-m", "gateway.cli", "serve", *ports, *tls, "--engine", "http://127.0.0.1:9"]
     check = health_pb2.HealthCheckRequest(service="liveness")
     with Child("gateway", argv, tmp_path / "log") as child:
-        child.line(r"^data port (https://\S+)", 30.0)
+        child.line(r"^data port (https://\S+)", 60.0)
         for shown, served in (((key.read_bytes(), cert.read_bytes()), True), ((None, None), False)):
             credentials = grpc.ssl_channel_credentials(cert.read_bytes(), *shown)
             with grpc.secure_channel(f"localhost:{port}", credentials) as channel:
                 stub = health_pb2_grpc.HealthStub(channel)
                 if served:
-                    assert stub.Check(check, timeout=10).status == health_pb2.HealthCheckResponse.SERVING
+                    assert stub.Check(check, timeout=60).status == health_pb2.HealthCheckResponse.SERVING
                     continue
                 with pytest.raises(grpc.RpcError) as refused:
-                    stub.Check(check, timeout=10)
+                    stub.Check(check, timeout=60)
                 assert refused.value.code() is grpc.StatusCode.UNAVAILABLE

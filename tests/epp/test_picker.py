@@ -254,7 +254,7 @@ def test_messages_out_of_order_end_the_stream(picker: Site, messages: list[objec
 def _health(site: Site, service: str) -> int:
     with site.channel() as channel:
         check = health_pb2_grpc.HealthStub(channel).Check
-        return int(check(health_pb2.HealthCheckRequest(service=service), timeout=10).status)
+        return int(check(health_pb2.HealthCheckRequest(service=service), timeout=60).status)
 
 
 @pytest.mark.parametrize("service", ["", "liveness", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor"])

@@ -45,8 +45,8 @@ def child(tmp_path: Path, program: str) -> Child:
 @pytest.mark.parametrize(("program", "status"), [(STUBBORN, -signal.SIGKILL), (LEAVES_A_CHILD, -signal.SIGTERM)])
 def test_stop_ends_the_whole_group(tmp_path: Path, program: str, status: int) -> None:
     started = child(tmp_path, program)
-    assert started.line(r"^ready (\S+)", 30.0) == "http://here"
-    assert until(lambda: len(started.group()) == 2, 30.0) is not None
+    assert started.line(r"^ready (\S+)", 60.0) == "http://here"
+    assert until(lambda: len(started.group()) == 2, 60.0) is not None
     assert started.stop(grace=0.2) == status
     assert started.group() == []
     assert not started.alive
@@ -57,7 +57,7 @@ def test_a_child_that_dies_says_why(tmp_path: Path) -> None:
         child(tmp_path, "import sys; sys.exit('out of cheese')") as started,
         pytest.raises(ChildError, match=r"(?s)ended before the line.*out of cheese"),
     ):
-        started.line("ready", 30.0)
+        started.line("ready", 60.0)
     assert started.process.returncode == 1
 
 
@@ -74,9 +74,9 @@ def test_a_child_that_is_not_ready_in_time(tmp_path: Path) -> None:
 def test_a_child_ends_with_whoever_started_it_killed_or_not(tmp_path: Path) -> None:
     argv = [sys.executable, "-c", STARTS_ANOTHER, str(tmp_path / "child")]
     with Child("starter", argv, tmp_path / "log") as starter:
-        pid = int(starter.line(r"^started (\d+)", 30.0))
+        pid = int(starter.line(r"^started (\d+)", 60.0))
         os.kill(starter.pid, signal.SIGKILL)
-    assert until(lambda: not Path(f"/proc/{pid}").exists(), 30.0) is not None
+    assert until(lambda: not Path(f"/proc/{pid}").exists(), 60.0) is not None
 
 
 def test_a_program_that_is_not_there(tmp_path: Path) -> None:
@@ -84,4 +84,4 @@ def test_a_program_that_is_not_there(tmp_path: Path) -> None:
         Child("child", ["no-such-program"], tmp_path / "log") as started,
         pytest.raises(ChildError, match="no-such-program: No such file or directory"),
     ):
-        started.line("ready", 30.0)
+        started.line("ready", 60.0)

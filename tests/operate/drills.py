@@ -54,7 +54,7 @@ def _hold_body(site: OperatedSite) -> None:
     """A caller that has sent most of a body, and pauses, where there is memory for little more."""
     before = site.gateway.total("weir_policy_version")
     site.save(POLICY + "body: {memory: 2MiB, max: 1MiB, max_media: 1MiB}\n")
-    until(lambda: site.gateway.total("weir_policy_version") > before, 5.0)
+    until(lambda: site.gateway.total("weir_policy_version") > before, 60.0)
     site.begin_body(900_000)
 
 
@@ -70,7 +70,7 @@ def _kill_for_tenant(site: OperatedSite) -> None:
 
 def _mend_for_tenant(site: OperatedSite) -> None:
     site.start_engine("c")
-    until(lambda: site.gateway.total("weir_tenant_requests_total", tenant="small", outcome="ok") > 0, 20.0)
+    until(lambda: site.gateway.total("weir_tenant_requests_total", tenant="small", outcome="ok") > 0, 60.0)
     site.no_callers("small")
 
 

@@ -67,8 +67,8 @@ class Prometheus:
                 "--web.listen-address=127.0.0.1:0", "--query.lookback-delta=2s"]  # fmt: skip
         self.child = Child("prometheus", argv, folder / "prometheus.log")
         with self.child.starting():
-            self.url = "http://" + self.child.line(r'msg="Listening on" address=(127\.0\.0\.1:\d+)', 30.0)
-            self.child.wait(lambda: answers(f"{self.url}/-/ready"), 30.0, "200 on /-/ready")
+            self.url = "http://" + self.child.line(r'msg="Listening on" address=(127\.0\.0\.1:\d+)', 60.0)
+            self.child.wait(lambda: answers(f"{self.url}/-/ready"), 60.0, "200 on /-/ready")
 
     def __enter__(self) -> Prometheus:
         return self

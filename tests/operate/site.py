@@ -94,7 +94,7 @@ class OperatedSite:
             lay_out(folder / "gpus", [80 * GIB])
             (folder / "sidecar.yaml").write_text(SIDECAR % (self.gateway.control, folder / "run"))
             self.sidecar = self._stack.enter_context(self._sidecar())
-            control = self.sidecar.line(r"^control API (http://\S+)", 30.0)
+            control = self.sidecar.line(r"^control API (http://\S+)", 60.0)
             jobs = {"weir": [urlsplit(self.gateway.control).netloc], "weir-sidecar": [urlsplit(control).netloc]}
             token = {"weir-sidecar": folder / "sidecar.token"}
             self.prometheus = self._stack.enter_context(Prometheus(folder, jobs, tokens=token, rules=rules))
@@ -135,7 +135,7 @@ class OperatedSite:
                 "--num-gpu-blocks", str(BLOCKS), "--profile", "l4-8b-fp8"]  # fmt: skip
         self._started += 1
         self.engines[name] = Child(f"engine-{name}", argv, self.folder / f"engine-{self._started}.log")
-        self.urls[name] = self.engines[name].line(r"^ready (http://\S+)", 30.0)
+        self.urls[name] = self.engines[name].line(r"^ready (http://\S+)", 60.0)
 
     def faults(self, name: str, fields: Mapping[str, object]) -> None:
         """Inject these faults into an engine; none: heal it."""

@@ -28,7 +28,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatedSite]:
     required(PROMETHEUS)
     with OperatedSite(tmp_path_factory.mktemp("site"), compressed(RULES.read_text())) as made:
         made.callers("light", LIGHT)
-        assert until(lambda: bool(made.prometheus.query('up{job="weir"} == 1')), 30.0) is not None
+        assert until(lambda: bool(made.prometheus.query('up{job="weir"} == 1')), 60.0) is not None
         yield made
 
 

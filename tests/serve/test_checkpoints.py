@@ -25,7 +25,7 @@ def used_up(made: Processes | World) -> None:
     calls = [Call(made.gateway.url, stream=True, max_tokens=64) for _ in range(CALLS)]
     assert [call.read()[0] for call in calls] == [200] * CALLS
     assert refused(made)
-    assert until(made.gateway.idle, 30.0) is not None, "then the last stream has taught it too"
+    assert until(made.gateway.idle, 60.0) is not None, "then the last stream has taught it too"
 
 
 def refused(made: Processes | World) -> bool:
@@ -44,7 +44,7 @@ def saved(made: Processes) -> None:
     for _ in range(2):
         seen = file.stat().st_mtime_ns if file.exists() else 0
         Call(made.gateway.url, stream=False).read()  # else nothing has changed, and nothing is saved
-        assert until(lambda: file.exists() and file.stat().st_mtime_ns > seen, 30.0) is not None  # noqa: B023 # at once
+        assert until(lambda: file.exists() and file.stat().st_mtime_ns > seen, 60.0) is not None  # noqa: B023 # at once
 
 
 def open_sockets(made: Processes) -> list[str]:

@@ -85,5 +85,5 @@ def test_engines_end_with_the_gateway_however_it_ends(
         engines = engines_of(gateway)
         assert len(engines) == 2
         os.kill(gateway.child.pid, number)
-        assert gateway.child.process.wait(30) == (-number if number == signal.SIGKILL else 0)
-        assert until(lambda: not any(map(running, engines)), 30.0) is not None
+        assert gateway.child.process.wait(60) == (-number if number == signal.SIGKILL else 0)
+        assert until(lambda: not any(map(running, engines)), 60.0) is not None

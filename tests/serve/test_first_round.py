@@ -62,7 +62,7 @@ class World:
     async def start(self) -> None:
         self.gateway.telemetry.start()
         await self.gateway.server.listen("127.0.0.1:0")
-        self.client = httpx.AsyncClient(base_url=self.gateway.server.addresses[0], trust_env=False, timeout=30.0)
+        self.client = httpx.AsyncClient(base_url=self.gateway.server.addresses[0], trust_env=False, timeout=60.0)
 
     def call(self, model: str = "m") -> asyncio.Task[httpx.Response]:
         return asyncio.create_task(self.client.post("/v1/chat/completions", json=BODY | {"model": model}))

@@ -56,7 +56,7 @@ class House:
         if "parent" in roles:
             self.now.gateway.child.kill()
             self.start()
-        assert until(lambda: self.now.whole() and pids[0] not in self.now.all(), 20.0), self.now.gateway.child.output()
+        assert until(lambda: self.now.whole() and pids[0] not in self.now.all(), 60.0), self.now.gateway.child.output()
 
     def spend(self, calls: int = 1000) -> None:
         spend(self.now.gateway.url, calls=calls)
@@ -67,7 +67,7 @@ class House:
         self.biller.free.clear()
         for _ in range(OUTSIDE):
             pool.submit(call_until_out, self.now.gateway.url)
-        assert until(lambda: self.biller.billed == before + OUTSIDE * COST, 30.0), self.now.gateway.child.output()
+        assert until(lambda: self.biller.billed == before + OUTSIDE * COST, 60.0), self.now.gateway.child.output()
 
 
 @pytest.fixture

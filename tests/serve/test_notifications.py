@@ -31,7 +31,7 @@ class Systemd:
     def __init__(self, path: Path) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.socket.bind(str(path))
-        self.socket.settimeout(50.0)
+        self.socket.settimeout(60.0)
 
     def next(self, but: str = "WATCHDOG=1") -> str:
         """The next message of another kind."""
@@ -48,7 +48,7 @@ class Systemd:
         except TimeoutError:
             return True
         finally:
-            self.socket.settimeout(50.0)
+            self.socket.settimeout(60.0)
         return False
 
 
@@ -67,7 +67,7 @@ def test_a_gateway_is_ready_once_it_listens_and_beats_until_it_has_ended(tmp_pat
         assert systemd.socket.recv(100) == b"WATCHDOG=1"
         running.child.process.terminate()
         assert systemd.next() == "STOPPING=1"
-        assert running.child.process.wait(30.0) == 0
+        assert running.child.process.wait(60.0) == 0
 
 
 @pytest.mark.parametrize("words", [(), ("--workers", "2")], ids=["one process", "two relays"])
@@ -79,10 +79,10 @@ def test_an_upgrade_makes_the_new_process_the_main_one(
     with Gateway(tmp_path / "log", *argv, ready=False) as running:
         assert systemd.next().startswith("READY=1\n")
         os.kill(running.child.pid, signal.SIGUSR2)
-        started = running.child.line(r"process (\d+) was started to take over", 30.0)
+        started = running.child.line(r"process (\d+) was started to take over", 60.0)
         said = {systemd.next().partition("\n")[0] for _ in range(2)}
         assert said == {f"MAINPID={started}", "READY=1"}
-        assert running.child.process.wait(30.0) == 0
+        assert running.child.process.wait(60.0) == 0
         running.child.kill()
 
 

@@ -86,10 +86,10 @@ def test_a_decider_of_relays_makes_it_too_and_its_successor_uses_it(tmp_path: Pa
     with processes(tmp_path, policy=POLICY.replace("health: 200ms", "health: 200ms, sidecars: {}")) as made:
         token = (tmp_path / FILE).read_text().strip()
         report = f"{made.gateway.control}/sidecars/report"
-        assert httpx.post(report, headers={"authorization": "Bearer another"}, timeout=30.0).status_code == 401
+        assert httpx.post(report, headers={"authorization": "Bearer another"}, timeout=60.0).status_code == 401
         shown = {"authorization": f"Bearer {token}"}
-        assert httpx.post(report, headers=shown, timeout=30.0).status_code == 400, "it is heard, and is no report"
+        assert httpx.post(report, headers=shown, timeout=60.0).status_code == 400, "it is heard, and is no report"
         pid = made.pid("decider")
         os.kill(pid, signal.SIGKILL)
         made.replaced("decider", pid)
-        assert httpx.post(report, headers=shown, timeout=30.0).status_code == 400
+        assert httpx.post(report, headers=shown, timeout=60.0).status_code == 400

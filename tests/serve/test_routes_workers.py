@@ -40,7 +40,7 @@ class Site:
         def models() -> set[str]:
             return {model for each in self.gateway.fleet()["engines"] for model in each["models"]}
 
-        assert until(lambda: models() == set(names), 30.0) is not None, self.gateway.fleet()
+        assert until(lambda: models() == set(names), 60.0) is not None, self.gateway.fleet()
 
 
 @contextlib.contextmanager

@@ -43,13 +43,13 @@ def test_upgrades_and_a_killed_decider_pass_it_on(tmp_path: Path, words: tuple[s
         assert locked(tmp_path / "kept")
         for _ in range(2):
             assert made.signalled() is not None, made.output()
-            assert until(lambda: locked(tmp_path / "kept"), 30.0) is not None, made.output()
+            assert until(lambda: locked(tmp_path / "kept"), 60.0) is not None, made.output()
         if words:
             decider = children_of(made.main())[0]
             os.kill(decider, signal.SIGKILL)
-            assert until(lambda: not Path(f"/proc/{decider}").exists(), 30.0) is not None, "its lock is gone with it"
-            assert until(lambda: locked(tmp_path / "kept"), 30.0) is not None, made.output()
-    assert until(lambda: not locked(tmp_path / "kept"), 30.0) is not None
+            assert until(lambda: not Path(f"/proc/{decider}").exists(), 60.0) is not None, "its lock is gone with it"
+            assert until(lambda: locked(tmp_path / "kept"), 60.0) is not None, made.output()
+    assert until(lambda: not locked(tmp_path / "kept"), 60.0) is not None
 
 
 def newer(folder: Path) -> None:

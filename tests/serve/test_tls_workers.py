@@ -44,9 +44,9 @@ class Secure:
         words += ["--tls-cert", str(self.used[0]), "--tls-key", str(self.used[1])]
         words += ["--control-tls-cert", str(self.used[0]), "--control-tls-key", str(self.used[1])]
         self.child = Child("gateway", words, folder / "log")
-        self.url = self.child.line(r"^data port (https://\S+)", 30.0)
-        self.control = self.child.line(r"^control port (https://\S+)", 30.0)
-        self.child.line(r"^(models sim)", 30.0)
+        self.url = self.child.line(r"^data port (https://\S+)", 60.0)
+        self.control = self.child.line(r"^control port (https://\S+)", 60.0)
+        self.child.line(r"^(models sim)", 60.0)
 
     @property
     def port(self) -> int:
@@ -58,7 +58,7 @@ class Secure:
         return context
 
     def processes(self) -> list[dict[str, Any]]:
-        answer = httpx.get(f"{self.control}/processes", verify=self.context(), timeout=30.0)
+        answer = httpx.get(f"{self.control}/processes", verify=self.context(), timeout=60.0)
         found: list[dict[str, Any]] = json.loads(answer.content)["processes"]
         return found
 
@@ -69,7 +69,7 @@ class Secure:
     async def stream(self, tokens: int) -> str | None:
         """The last finish reason of a stream on a connection of its own."""
         async with (
-            httpx.AsyncClient(verify=self.context(), timeout=30.0) as http,
+            httpx.AsyncClient(verify=self.context(), timeout=60.0) as http,
             openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, http_client=http) as client,
         ):
             made = await client.chat.completions.create(model="sim", messages=MESSAGES, max_tokens=tokens, stream=True)
@@ -92,8 +92,8 @@ def test_every_relay_shows_a_newer_certificate_on_a_hangup(secure: Secure, tmp_p
     assert len(before) == 1
     put(certificate(tmp_path, "second"), secure.used)
     os.kill(secure.child.pid, signal.SIGHUP)
-    assert until(lambda: secure.certificates().isdisjoint(before), 30.0) is not None
-    assert until(lambda: len(secure.certificates()) == 1, 30.0) is not None, "the other relay has it too"
+    assert until(lambda: secure.certificates().isdisjoint(before), 60.0) is not None
+    assert until(lambda: len(secure.certificates()) == 1, 60.0) is not None, "the other relay has it too"
     assert [each["role"] for each in secure.processes()] == ["parent", "decider", "relay", "relay"], (
         "with the newer one"
     )
@@ -106,7 +106,7 @@ def test_an_upgrade_cuts_no_stream_and_no_handshake(secure: Secure) -> None:
         half = [socket.create_connection(("127.0.0.1", secure.port)) for _ in range(4)]  # about to shake hands
         os.kill(before, signal.SIGUSR2)
         later = []
-        async with asyncio.timeout(50):
+        async with asyncio.timeout(60):
             while await asyncio.to_thread(_main, secure) in {before, 0}:
                 later.append(await secure.stream(2))
         later.append(await secure.stream(2))

@@ -34,7 +34,7 @@ def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Gatew
         policy["classes"] = {"interactive": {}, "default": {}, "batch": {}, "bulk": {}}
         (tmp_path / "policy.yaml").write_text(json.dumps(policy))
         words = ("--policy", str(tmp_path / "policy.yaml"), "--engine", "sim", *request.param)
-        with Gateway(tmp_path / "log", *words) as gateway, httpx.Client(trust_env=False, timeout=20) as client:
+        with Gateway(tmp_path / "log", *words) as gateway, httpx.Client(trust_env=False, timeout=60) as client:
             model = client.get(f"{gateway.url}/v1/models", headers={"x-api-key": "weir-key"}).json()["data"][0]["id"]
 
             def ask(token: str, **headers: str) -> httpx.Response:
@@ -80,12 +80,12 @@ def test_a_token_is_a_key_until_its_end_or_that_of_its_issuers_key(site: tuple[G
     assert ask(new).status_code == 401
     server.answer = (200, key_set(TWO))
     seen: list[int] = []
-    assert until(lambda: listed(gateway, new, seen), 30.0, every=0.2) is not None
+    assert until(lambda: listed(gateway, new, seen), 60.0, every=0.2) is not None
     assert 502 in seen  # a client's package tries again; after 401 it would not
-    assert until(lambda: ask(new).status_code == 200, 30.0, every=0.2) is not None
-    assert until(lambda: ask(good).status_code == 401, 30.0, every=0.2) is not None
+    assert until(lambda: ask(new).status_code == 200, 60.0, every=0.2) is not None
+    assert until(lambda: ask(good).status_code == 401, 60.0, every=0.2) is not None
     # A refusal ends its connection, so another relay may have the next, and has still to read the new keys.
-    assert until(lambda: ask(new).status_code == 200, 30.0, every=0.2) is not None
+    assert until(lambda: ask(new).status_code == 200, 60.0, every=0.2) is not None
     server.answer = (500, b"")
     assert ask(TWO.token(jti="later")).status_code == 200
 
@@ -98,12 +98,12 @@ def test_a_class_claim_that_is_less_important_than_batches_makes_none(site: tupl
             file = client.files.create(file=("in.jsonl", b"x"), purpose="batch").id
         asked = {"input_file_id": file, "endpoint": CHAT, "completion_window": "24h"}
         headers = {"authorization": f"Bearer {token}"}
-        made = httpx.post(f"{gateway.url}/v1/batches", json=asked, headers=headers, trust_env=False, timeout=30.0)
+        made = httpx.post(f"{gateway.url}/v1/batches", json=asked, headers=headers, trust_env=False, timeout=60.0)
         assert (made.status_code, "more important" in made.text) == (status, status == 403), made.text
 
 
 def listed(gateway: Gateway, token: str, seen: list[int]) -> bool:
     """Whether the token may list files now. `seen`: statuses so far."""
     headers = {"authorization": f"Bearer {token}"}
-    seen.append(httpx.get(f"{gateway.url}/v1/files", headers=headers, trust_env=False, timeout=30.0).status_code)
+    seen.append(httpx.get(f"{gateway.url}/v1/files", headers=headers, trust_env=False, timeout=60.0).status_code)
     return seen[-1] == 200

@@ -21,7 +21,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
-WITHIN = 30.0  # seconds
+WITHIN = 60.0  # seconds
 CALL = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
 PHASES = {"weir.read", "weir.admit", "weir.queue", "weir.attempt", "weir.first_byte"}
 

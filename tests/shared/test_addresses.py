@@ -28,5 +28,5 @@ def test_the_address_is_one_that_answers(host: str, family: socket.AddressFamily
     with socket.create_server((host, 0), family=family) as listening:
         named = f"[{host}]" if ":" in host else host
         url = urlsplit(reachable(f"http://{named}:{listening.getsockname()[1]}"))
-        with socket.create_connection((url.hostname, url.port), 5):
+        with socket.create_connection((url.hostname, url.port), 60):
             pass

@@ -17,7 +17,7 @@ from gateway.shared.service_manager import ServiceManager
 def systemd(tmp_path: Path) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
         heard.bind(str(tmp_path / "notify"))
-        heard.settimeout(5.0)
+        heard.settimeout(60.0)
         yield heard
 
 
@@ -59,7 +59,7 @@ def test_it_says_ready_and_stopping(systemd: socket.socket) -> None:
 def test_a_name_in_the_abstract_namespace() -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
         heard.bind(f"\0weir-test-{os.getpid()}")
-        heard.settimeout(5.0)
+        heard.settimeout(60.0)
         with ServiceManager({"NOTIFY_SOCKET": f"@weir-test-{os.getpid()}"}) as manager:
             manager.stopping()
             assert heard.recv(4096) == b"STOPPING=1"

@@ -100,7 +100,7 @@ async def test_a_caller_that_is_cancelled_leaves_the_work_to_its_end(tmp_path: P
 
     def slow(database: sqlite3.Connection) -> None:
         begun.set()
-        assert go_on.wait(10)
+        assert go_on.wait(60)
         put(database, "a", 1)
 
     async with opened(tmp_path) as storage:

@@ -138,7 +138,7 @@ def _content(request: BaseHTTPRequestHandler, server: Server, name: str) -> None
         request.wfile.write(body[: len(body) // 2])
         request.wfile.flush()
         server.half.set()
-        server.gate.wait(30)
+        server.gate.wait(60)
         body = body[len(body) // 2 :]
     if server.cut and large(name):
         body = body[: server.cut.pop(0)]

@@ -64,7 +64,7 @@ class Box:
 
     def ask(self, method: str, path: str) -> Any:
         """The JSON of the control API's answer."""
-        return httpx.request(method, f"http://{self.listen}{path}", timeout=30, trust_env=False).json()
+        return httpx.request(method, f"http://{self.listen}{path}", timeout=60, trust_env=False).json()
 
     def state(self, profile: str) -> str:
         return next(model["state"] for model in self.ask("GET", "/status")["models"] if model["profile"] == profile)
@@ -72,12 +72,12 @@ class Box:
     def awake(self, profile: str) -> None:
         """Have it run, and wait for that."""
         self.ask("POST", f"/models/{profile}/ensure")
-        assert until(lambda: self.state(profile) == "running", 30.0) is not None
+        assert until(lambda: self.state(profile) == "running", 60.0) is not None
 
     def serves(self, profile: str) -> bool:
         """Whether the engine of a profile answers, with or without a sidecar."""
         transport = httpx.HTTPTransport(uds=str(self.folder / "e" / f"{profile}.sock"))
-        with httpx.Client(transport=transport, timeout=30) as client:
+        with httpx.Client(transport=transport, timeout=60) as client:
             try:
                 return client.get("http://engine/health").status_code == 200
             except httpx.HTTPError:
@@ -86,7 +86,7 @@ class Box:
     def fault(self, profile: str, **faults: object) -> None:
         """Give the engine of a profile these faults."""
         transport = httpx.HTTPTransport(uds=str(self.folder / "e" / f"{profile}.sock"))
-        with httpx.Client(transport=transport, timeout=30) as client:
+        with httpx.Client(transport=transport, timeout=60) as client:
             assert client.post("http://engine/_faults", json=faults).status_code == 200
 
     def engines(self) -> list[process_family.Orphan]:
@@ -102,4 +102,4 @@ def box(folder: Path, more: str = MODELS) -> Iterator[Box]:
     finally:
         for orphan in found.engines():
             process_family.send(orphan.pid, orphan.started, signal.SIGKILL)
-        assert until(lambda: not found.engines(), 10.0) is not None
+        assert until(lambda: not found.engines(), 60.0) is not None

@@ -39,7 +39,7 @@ class Peer:
 
     async def request(self) -> bytes:
         """Head and body of the next request."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             head = await self.reader.readuntil(b"\r\n\r\n")
             length = re.search(rb"\r\ncontent-length: (\d+)\r\n", head)
             assert length is not None
@@ -66,7 +66,7 @@ class Peer:
 
     async def ended(self) -> None:
         """Until the client has closed this connection; it sends nothing before."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             with contextlib.suppress(ConnectionError):
                 assert await self.reader.read(1) == b""
 
@@ -102,7 +102,7 @@ class Taken:
         return b"".join(self.pieces)
 
     async def end(self) -> EngineError | None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await self.over.wait()
         assert len(self.ends) == 1
         return self.ends[0]
@@ -124,7 +124,7 @@ class Rig:
 
     async def peer(self) -> Peer:
         """The next new connection."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             return await self.peers.get()
 
     def sending(self, body: bytes = b"{}", timeout: float = 10.0) -> asyncio.Task[Reply]:
@@ -154,7 +154,7 @@ class Rig:
         return peer
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not condition():  # gauges have no event
                 await asyncio.sleep(0.001)
 

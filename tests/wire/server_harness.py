@@ -85,7 +85,7 @@ class Recorder:
         self.changed.set()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not condition():
                 self.changed.clear()
                 await self.changed.wait()
@@ -132,11 +132,11 @@ class Client:
                 await asyncio.sleep(0)
 
     async def exactly(self, expected: bytes) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             assert await self.reader.readexactly(len(expected)) == expected
 
     async def answer(self, *, bodiless: bool = False) -> Answer:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             head = (await self.reader.readuntil(b"\r\n\r\n"))[:-4]
             lower = head.lower()
             body = b""
@@ -154,7 +154,7 @@ class Client:
     async def end(self) -> tuple[bytes, str]:
         """All that still comes, and `closed` or `reset`."""
         rest = b""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while True:
                 try:
                     data = await self.reader.read(1 << 20)
@@ -206,7 +206,7 @@ class Rig:
 
     async def quiet(self, connections: int = 0) -> None:
         """Until the server has no more connections than that."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while self.server.connections > connections:
                 await asyncio.sleep(0.001)
 

@@ -107,9 +107,9 @@ def gateway(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def drain(gateway: Gateway, *, over: bool = False) -> None:
     id = gateway.fleet()["engines"][0]["id"]
     if over:
-        httpx.delete(f"{gateway.control}/engines/{id}/drain", timeout=30.0).raise_for_status()
+        httpx.delete(f"{gateway.control}/engines/{id}/drain", timeout=60.0).raise_for_status()
     else:
-        httpx.post(f"{gateway.control}/engines/{id}/drain", timeout=30.0).raise_for_status()
+        httpx.post(f"{gateway.control}/engines/{id}/drain", timeout=60.0).raise_for_status()
 
 
 def back_soon(gateway: Gateway) -> threading.Timer:
@@ -124,7 +124,7 @@ def back_soon(gateway: Gateway) -> threading.Timer:
 def test_the_comments_are_seen_on_the_wire(gateway: Gateway) -> None:
     timer = back_soon(gateway)
     body = {"model": "sim", "messages": MESSAGES, "max_tokens": 4, "stream": True}
-    with httpx.stream("POST", f"{gateway.url}/v1/chat/completions", json=body, headers=ASKS, timeout=20.0) as stream:
+    with httpx.stream("POST", f"{gateway.url}/v1/chat/completions", json=body, headers=ASKS, timeout=60.0) as stream:
         assert stream.status_code == 200
         assert stream.headers["content-type"].startswith("text/event-stream")
         assert stream.headers["x-weir-class"] == "default"
@@ -137,7 +137,7 @@ def test_the_comments_are_seen_on_the_wire(gateway: Gateway) -> None:
 
 @pytest.mark.slow
 def test_openais_client_reads_through_them(gateway: Gateway) -> None:
-    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=20.0) as client:
+    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=60.0) as client:
         timer = back_soon(gateway)
         stream = client.chat.completions.create(
             model="sim", messages=MESSAGES, max_tokens=4, stream=True, extra_headers=ASKS
@@ -152,12 +152,12 @@ def test_openais_client_reads_through_them(gateway: Gateway) -> None:
                 ))  # fmt: skip
         finally:
             drain(gateway, over=True)
-    assert until(gateway.idle, 30.0) is not None
+    assert until(gateway.idle, 60.0) is not None
 
 
 @pytest.mark.slow
 def test_anthropics_client_reads_through_them(gateway: Gateway) -> None:
-    with anthropic.Anthropic(base_url=gateway.url, api_key="none", max_retries=0, timeout=20.0) as client:
+    with anthropic.Anthropic(base_url=gateway.url, api_key="none", max_retries=0, timeout=60.0) as client:
 
         def text() -> str:
             with client.messages.stream(
@@ -174,7 +174,7 @@ def test_anthropics_client_reads_through_them(gateway: Gateway) -> None:
                 text()
         finally:
             drain(gateway, over=True)
-    assert until(gateway.idle, 30.0) is not None
+    assert until(gateway.idle, 60.0) is not None
 
 
 @pytest.mark.slow
@@ -187,7 +187,7 @@ def test_what_an_engine_refuses_after_them_is_an_error_event(gateway: Gateway) -
         "stream": True,
         "response_format": {"type": "json_schema"},
     }
-    answer = httpx.post(f"{gateway.url}/v1/chat/completions", json=body, headers=ASKS, timeout=20.0)
+    answer = httpx.post(f"{gateway.url}/v1/chat/completions", json=body, headers=ASKS, timeout=60.0)
     timer.join()
     assert answer.status_code == 200
     assert '"error"' in answer.text.rstrip().splitlines()[-1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import anthropic
 from cells import ENDLESS, HELLO, KEY, LEVEL, MODEL, ROOT, SLOW, Reading, check, failing, run
 
-client = anthropic.Anthropic(base_url=ROOT, api_key=KEY, max_retries=0, timeout=30.0)
+client = anthropic.Anthropic(base_url=ROOT, api_key=KEY, max_retries=0, timeout=60.0)
 create = client.messages.create
 TOOL = {"name": LEVEL["name"], "description": LEVEL["description"], "input_schema": LEVEL["parameters"]}
 

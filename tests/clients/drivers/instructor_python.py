@@ -19,7 +19,7 @@ class Story(BaseModel):
 
 
 def over(mode: instructor.Mode, key: str = KEY, retries: int = 0) -> instructor.Instructor:
-    within = openai.OpenAI(base_url=URL, api_key=key, max_retries=retries, timeout=30.0)
+    within = openai.OpenAI(base_url=URL, api_key=key, max_retries=retries, timeout=60.0)
     return instructor.from_openai(within, mode=mode)
 
 
@@ -40,7 +40,7 @@ def stream() -> None:
 
 
 def messages() -> None:
-    within = anthropic.Anthropic(base_url=ROOT, api_key=KEY, max_retries=0, timeout=30.0)
+    within = anthropic.Anthropic(base_url=ROOT, api_key=KEY, max_retries=0, timeout=60.0)
     check(isinstance(instructor.from_anthropic(within, mode=instructor.Mode.TOOLS).create(**ASKED), Reading))
 
 

@@ -8,7 +8,7 @@ import time
 import openai
 from cells import ENDLESS, HELLO, KEY, LEVEL, MODEL, SLOW, URL, Reading, check, failing, run
 
-client = openai.OpenAI(base_url=URL, api_key=KEY, max_retries=0, timeout=30.0)
+client = openai.OpenAI(base_url=URL, api_key=KEY, max_retries=0, timeout=60.0)
 create = client.chat.completions.create
 
 

@@ -17,7 +17,7 @@ BRIEF = {"max_tokens": 8, "temperature": 0.0}
 
 
 def provider(key: str = KEY, retries: int = 0) -> OpenAIProvider:
-    within = openai.AsyncOpenAI(base_url=URL, api_key=key, max_retries=retries, timeout=30.0)
+    within = openai.AsyncOpenAI(base_url=URL, api_key=key, max_retries=retries, timeout=60.0)
     return OpenAIProvider(openai_client=within)
 
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 def gateway(*argv: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "gateway.cli", *argv], capture_output=True, text=True, timeout=55, check=False
+        [sys.executable, "-m", "gateway.cli", *argv], capture_output=True, text=True, timeout=240, check=False
     )
 
 
@@ -29,7 +29,7 @@ def test_a_live_engine_is_calibrated_and_simulated(tmp_path: Path) -> None:
     given.write_text(text_of(ProfileFile(profile=real)))
     argv = [sys.executable, "-m", "loadtest.engine", "--port", "0", "--profile", str(given)]
     with Child("engine", argv, tmp_path / "engine.log") as child:
-        url = child.line(r"^ready (http://\S+)", 30.0)
+        url = child.line(r"^ready (http://\S+)", 60.0)
         done = gateway("calibrate", "--target", url, "--out", str(out), "--budget", "10s")
     assert done.returncode == 0, done.stderr
     assert "each sequence that decodes" in done.stdout

@@ -53,15 +53,15 @@ def test_every_request_of_a_trace_is_accounted_for(trace: Path, tmp_path: Path) 
         def counted() -> dict[str, float]:
             return {name: gateway.total("weir_requests_total", outcome=name) for name in outcomes}
 
-        assert until(lambda: counted() == outcomes, 30.0) is not None, f"{counted()}, clients saw {outcomes}"
+        assert until(lambda: counted() == outcomes, 60.0) is not None, f"{counted()}, clients saw {outcomes}"
         assert gateway.total("weir_requests_total") == ROWS
         tokens = sum(request["completion_tokens"] for request in requests)
         assert gateway.total("weir_tokens_total", kind="completion") == tokens
-        assert until(gateway.idle, 30.0) is not None
+        assert until(gateway.idle, 60.0) is not None
         assert gateway.total("weir_queued_calls") == gateway.total("weir_running_calls") == 0
         assert gateway.total("weir_connections") == 0
         # Beside those that were there before: idle engine connections, until they are closed unused.
-        assert until(lambda: gateway.child.sockets() <= sockets, 30.0) is not None
+        assert until(lambda: gateway.child.sockets() <= sockets, 60.0) is not None
         assert "Traceback" not in gateway.child.output()
     lines = (tmp_path / "calls.jsonl").read_text().splitlines()
     assert len(lines) == ROWS

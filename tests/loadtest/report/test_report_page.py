@@ -253,7 +253,7 @@ def browse(*arguments: str) -> str:
     argv = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", *arguments]
     browser = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
     try:
-        return browser.communicate(timeout=50)[0].decode()
+        return browser.communicate(timeout=60)[0].decode()
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(browser.pid, signal.SIGKILL)

@@ -315,7 +315,7 @@ def test_ctrl_c_leaves_a_report_marked_partial_and_no_process(tmp_path: Path, en
             assert process.stderr is not None
             assert "simulated" in process.stderr.readline()
             os.killpg(process.pid, signal.SIGINT)  # as a terminal does it: all of them hear it
-            said, _ = process.communicate(timeout=30)
+            said, _ = process.communicate(timeout=60)
         finally:
             process.kill()
     assert process.returncode == 130
@@ -334,9 +334,9 @@ def test_ctrl_c_before_a_simulation_has_begun_is_answered_by_that_simulation_too
     with subprocess.Popen(command(*flags), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                           start_new_session=True) as process:  # fmt: skip
         try:
-            assert until(lambda: spawned(process.pid) == 2, 30.0) is not None
+            assert until(lambda: spawned(process.pid) == 2, 60.0) is not None
             os.killpg(process.pid, signal.SIGINT)
-            said, errors = process.communicate(timeout=30)
+            said, errors = process.communicate(timeout=60)
         finally:
             process.kill()
     assert process.returncode == 130, errors
@@ -355,7 +355,7 @@ def test_one_that_is_killed_takes_its_processes_along() -> None:
         assert process.stderr is not None
         assert "simulated" in process.stderr.readline()
         process.kill()
-        assert "Traceback" not in process.communicate(timeout=30)[1]
+        assert "Traceback" not in process.communicate(timeout=60)[1]
     assert ended(process.pid), "no process of its group is left"
 
 

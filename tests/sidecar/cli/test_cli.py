@@ -132,7 +132,7 @@ def test_a_sidecar_that_runs_is_asked(tmp_path: Path) -> None:
             (tmp_path / "token").write_text(TOKEN)
             status, out, _ = machine.run("stop", "--all")
             assert (status, out) == (0, "the sidecar has ended; no engine was running\n")
-            assert sidecar.process.wait(30) == 0
+            assert sidecar.process.wait(60) == 0
 
 
 HUGE = "  c: {model_path: x, tensor_parallel: 2}\n"

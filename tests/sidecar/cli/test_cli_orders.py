@@ -66,12 +66,12 @@ def test_what_fails_says_why_and_what_takes_too_long_goes_on(machine: Box) -> No
     assert (status, out) == (3, "")
     assert "sidecar: never: not done after 2" in err
     assert "and it goes on: " in err
-    assert until(lambda: machine.state("never") == "error", 30.0) is not None
+    assert until(lambda: machine.state("never") == "error", 60.0) is not None
     assert machine.run("off", "never")[0] == 0
     status, out, _ = machine.run("ensure", "b", "--no-wait")
     assert (status, out) == (0, "b: ensure is ordered\n")
     assert machine.run("stop", "b", "--timeout", "20s")[0] == 0
-    assert until(lambda: machine.state("b") == "stopped", 30.0) is not None
+    assert until(lambda: machine.state("b") == "stopped", 60.0) is not None
 
 
 def test_mistakes(machine: Box, capsys: pytest.CaptureFixture[str]) -> None:

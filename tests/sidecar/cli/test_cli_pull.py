@@ -207,17 +207,17 @@ def test_a_pull_that_ends_early_leaves_no_model_and_the_next_goes_on(
     child = machine.start("local", "--from", "org/m")
     staging = machine.target.parent / ".m.pulling" / "files"
     try:
-        assert server.half.wait(20)
-        assert until((staging / "tokenizer" / "vocab.json").exists, 30.0) is not None
-        assert until(lambda: any(staging.rglob("*.incomplete")), 30.0) is not None
+        assert server.half.wait(60)
+        assert until((staging / "tokenizer" / "vocab.json").exists, 60.0) is not None
+        assert until(lambda: any(staging.rglob("*.incomplete")), 60.0) is not None
         status, _, err = machine.pull("local", "--from", "org/m")
         assert (status, "another pull of" in err) == (1, True)
     finally:
         child.send_signal(number)
-        _, said = child.communicate(timeout=20)
+        _, said = child.communicate(timeout=60)
     assert (b"whole files are kept" in said) == (number == signal.SIGINT)
     assert not machine.target.exists()
-    assert until(lambda: not helpers(staging), 30.0) is not None, "its child has ended too"
+    assert until(lambda: not helpers(staging), 60.0) is not None, "its child has ended too"
     asked = len(server.asked)
     server.gate.set()
     status, out, err = machine.pull("local", "--from", "org/m")
@@ -331,10 +331,10 @@ def test_a_disk_that_fills_up_on_the_way_keeps_what_has_come(machine: Machine, s
     server.gate = threading.Event()
     with small_disk(machine.target.parent, 4 * MIB):
         child = machine.start("local", "--from", "org/m")
-        assert server.half.wait(20)
+        assert server.half.wait(60)
         (machine.target.parent / "other").write_bytes(b"x" * (2 * MIB))
         server.gate.set()
-        _, err = child.communicate(timeout=30)
+        _, err = child.communicate(timeout=60)
         assert (child.returncode, b"No space left on device" in err) == (1, True), err
         assert not machine.target.exists()
         (machine.target.parent / "other").unlink()

@@ -35,7 +35,7 @@ class Following:
 
     def __exit__(self, *_: object) -> None:
         self.child.kill()
-        self.child.wait(10)
+        self.child.wait(60)
 
     @property
     def out(self) -> str:
@@ -47,7 +47,7 @@ class Following:
 
     def shows(self, text: str) -> bool:
         """Whether it has printed this and nothing else, in the end."""
-        return until(lambda: self.out == text, 30.0) is not None
+        return until(lambda: self.out == text, 60.0) is not None
 
 
 @pytest.mark.slow
@@ -103,21 +103,21 @@ def test_a_pipe_is_no_log(tmp_path: Path) -> None:
     (tmp_path / "sidecar-logs").mkdir()
     os.mkfifo(tmp_path / "sidecar-logs" / "m.log")
     with Following(tmp_path) as followed:
-        assert followed.child.wait(30) == 1
+        assert followed.child.wait(60) == 1
         assert "not a plain file" in followed.err
 
 
 @pytest.mark.slow
 def test_the_command_follows_tells_a_failure_and_ends_at_ctrl_c(tmp_path: Path) -> None:
     with Following(tmp_path) as followed:
-        assert until(lambda: "is not there yet: waiting" in followed.err, 30.0) is not None
+        assert until(lambda: "is not there yet: waiting" in followed.err, 60.0) is not None
         followed.log.with_suffix(".new").write_text("a\nb\n\x1b[31mc\n")
         followed.log.with_suffix(".new").rename(followed.log)
         assert followed.shows("b\n [31mc\n")
         with followed.log.open("a") as file:
             file.write(TELLS + "which is larger than the available KV cache memory (1.0 GiB).\n")
-        assert until(lambda: "sidecar: kv_too_small: ValueError" in followed.err, 30.0) is not None
-        assert until(lambda: "To serve at least one request" in followed.out, 30.0) is not None
+        assert until(lambda: "sidecar: kv_too_small: ValueError" in followed.err, 60.0) is not None
+        assert until(lambda: "To serve at least one request" in followed.out, 60.0) is not None
         followed.child.send_signal(signal.SIGINT)
-        assert followed.child.wait(30) == 130
+        assert followed.child.wait(60) == 130
         assert "Traceback" not in followed.err

@@ -43,7 +43,7 @@ class Door:
             end=self.stopped.append, leaving=lambda: self.leaving,
         )  # fmt: skip
         self.port = ControlPort(control_app(api, token), "127.0.0.1:0")
-        self.client = httpx.AsyncClient(trust_env=False)
+        self.client = httpx.AsyncClient(trust_env=False, timeout=60.0)
 
     def status(self) -> Status:
         manager = self.manager

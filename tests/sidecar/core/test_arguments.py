@@ -277,7 +277,7 @@ def test_access_lines_of_what_is_asked_often_are_off_where_it_is_told_to_be_quie
 def test_the_simulated_engine_has_every_flag_it_is_told() -> None:
     engine = EngineSettings(simulated="h100-8b")
     _, asked = help_commands(engine, sys.executable)[0]
-    flags = known_flags(subprocess.run(asked, check=True, capture_output=True, text=True, timeout=30, cwd=ROOT).stdout)
+    flags = known_flags(subprocess.run(asked, check=True, capture_output=True, text=True, timeout=60, cwd=ROOT).stdout)
     full = dict.fromkeys(FLAGS, 1) | {"enable-prefix-caching": False, "enable-prompt-tokens-details": True}
     profile = Profile(model_path="/m", context_length=1, flags=full, gpu_memory=KvMemory(kv=2**30))
     for address in (ADDRESS, EngineAddress(uds="/s")):
@@ -293,6 +293,6 @@ def test_a_simulated_engine_starts_by_its_command_and_serves_the_name(tmp_path: 
     with Child(
         "engine", argv, tmp_path / "log", env=environment(profile, EngineSettings(simulated="h100-8b"), (), os.environ)
     ) as child:
-        child.wait(lambda: answers(f"{address.url}/health"), 30.0, "health")
+        child.wait(lambda: answers(f"{address.url}/health"), 60.0, "health")
         (card,) = json.loads(get(f"{address.url}/v1/models")[1])["data"]
     assert (card["id"], card["max_model_len"]) == ("org/m", 4096)

@@ -244,5 +244,5 @@ else:
 def test_a_full_disk_is_told_and_no_write_fails(tmp_path: Path, when: str, expected: str) -> None:
     script = 'mount -t tmpfs -o size=1m none "$1" && exec "$2" -c "$3" "$1" "$4"'
     argv = ["unshare", "-rm", "sh", "-c", script, "sh", str(tmp_path), sys.executable, SMALL_DISK, when]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.strip() == expected.format(log=tmp_path / "log"), done.stderr

@@ -178,8 +178,8 @@ def test_a_node_has_a_sidecar_and_engines_asleep_until_it_ends(tmp_path: Path, m
         return msgspec.json.decode(ControlClient(ours, TOKEN).ask("GET", "/status"), type=Status)
 
     try:
-        assert until(lambda: node.status().status is not None, 30.0) is not None, node.status()
-        assert until(lambda: not node.status().creating, 30.0) is not None, node.status()
+        assert until(lambda: node.status().status is not None, 60.0) is not None, node.status()
+        assert until(lambda: not node.status().creating, 60.0) is not None, node.status()
         assert [model.state for model in asked().models] == ["sleeping", "sleeping", "stopped", "error"], asked().models
         assert [m.sleep_level for m in asked().models] == [2, 2, 0, 0]
         assert (file.parent / "n" / "token").stat().st_mode & 0o777 == 0o600
@@ -187,12 +187,12 @@ def test_a_node_has_a_sidecar_and_engines_asleep_until_it_ends(tmp_path: Path, m
         first, made = asked().pid, engines()
         assert len(made) == 2
         ControlClient(ours, TOKEN).ask("POST", "/models/a-1/ensure")
-        assert until(lambda: asked().models[0].state == "running", 30.0) is not None
+        assert until(lambda: asked().models[0].state == "running", 60.0) is not None
         # One that is killed before it has written down that a model is awake leaves one whose weights may not be there.
         state = StateFile(file.parent / ours.state_file, say)
-        assert until(lambda: state.load().engines["a-1"].level == 0, 30.0) is not None
+        assert until(lambda: state.load().engines["a-1"].level == 0, 60.0) is not None
         os.kill(first, signal.SIGKILL)
-        assert until(lambda: (now := node.status().status) is not None and now.pid != first, 30.0) is not None
+        assert until(lambda: (now := node.status().status) is not None and now.pid != first, 60.0) is not None
         assert engines() == made
         assert [model.state for model in asked().models[:2]] == ["running", "sleeping"], "who runs is left running"
         assert node.end() == ""

@@ -133,10 +133,10 @@ def both(namespaces: Namespaces, folder: Path, *, tls: bool = False) -> Iterator
         *("--admin-token-file", str(folder / "admin.token"), *flags),
     ]
     with box(folder, sidecar_file) as found, Child("gateway", gateway, folder / "gateway.log") as child:
-        child.line(r"^control port (https?://\S+)", 30.0)
+        child.line(r"^control port (https?://\S+)", 60.0)
         argv = [*namespaces.machine, *found.argv("serve", "--gpus-from", str(found.gpus))]
         with Child("sidecar", argv, folder / "sidecar.log", env=found.env) as sidecar:
-            sidecar.line(r"^control API (\S+)", 30.0)
+            sidecar.line(r"^control API (\S+)", 60.0)
             yield found
 
 
@@ -171,7 +171,7 @@ def test_from_another_machine_nothing_is_reached_but_allowed_paths_with_the_toke
 ) -> None:
     with both(namespaces, tmp_path) as found:
         for model in ("a", "b"):  # the gateway has it made ready, and calls it, through the relay
-            assert until(lambda model=model: "[DONE]" in chat(namespaces, model), 30.0) is not None
+            assert until(lambda model=model: "[DONE]" in chat(namespaces, model), 60.0) is not None
         assert found.serves("a")
         assert found.serves("b")
         outside = {each for each in listeners(namespaces) if not each.startswith("0100007F:")}  # 127.0.0.1
@@ -217,7 +217,7 @@ def test_with_tls_both_ways_nothing_crosses_in_the_clear_and_nothing_is_warned_o
     namespaces: Namespaces, tmp_path: Path
 ) -> None:
     with both(namespaces, tmp_path, tls=True):
-        assert until(lambda: "[DONE]" in chat(namespaces, "a"), 30.0) is not None
+        assert until(lambda: "[DONE]" in chat(namespaces, "a"), 60.0) is not None
         (plain,) = namespaces.statuses(request("GET /engines/a/health"))
         assert plain == 400, "a relay with a certificate speaks nothing but TLS"
         for log in ("sidecar.log", "gateway.log"):

@@ -86,7 +86,7 @@ class Spoken(list[str]):
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
     async def bounded() -> None:
-        async with asyncio.timeout(20.0):
+        async with asyncio.timeout(60.0):
             await scenario()
             assert len(asyncio.all_tasks()) == 1
 
@@ -269,7 +269,7 @@ def test_a_disk_that_hangs_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     answers = threading.Event()
 
     def hangs(path: Path, data: bytes) -> None:
-        answers.wait(10.0)
+        answers.wait(60.0)
         replace(path, data)
 
     monkeypatch.setattr(sidecar.residency.state_file, "LATE", 0.01)

@@ -43,7 +43,7 @@ def test_a_start_that_hangs_while_it_loads_is_ended_and_frees_its_gpu(tmp_path: 
         said = failed(machine, 60.0)
         assert "without progress" in said
         assert "No available shared memory broadcast block" in said, "the last sign is named"
-        assert until(lambda: machine.engines() == [], 30.0) is not None
+        assert until(lambda: machine.engines() == [], 60.0) is not None
         machine.awake("b")
 
 

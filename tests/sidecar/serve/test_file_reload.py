@@ -13,7 +13,7 @@ from loadtest.processes import until
 from tests.sidecar.served import MODELS, Box, box
 
 pytestmark = pytest.mark.slow
-WITHIN = 30.0
+WITHIN = 60.0
 
 
 def edit(machine: Box, old: str, new: str) -> None:
@@ -23,7 +23,7 @@ def edit(machine: Box, old: str, new: str) -> None:
 
 
 def metric(machine: Box, name: str) -> float:
-    text = httpx.get(f"http://{machine.listen}/metrics", trust_env=False, timeout=30.0).text
+    text = httpx.get(f"http://{machine.listen}/metrics", trust_env=False, timeout=60.0).text
     return float(next(line for line in text.splitlines() if line.startswith(f"{name} ")).split()[1])
 
 

@@ -47,7 +47,7 @@ def ended(machine: Box) -> list[str]:
     """The lines of a sidecar that does not start."""
     argv = machine.argv("serve", "--gpus-from", str(machine.gpus))
     with Child("sidecar", argv, machine.folder / "refused.log", env=machine.env) as child:
-        assert child.process.wait(30) == 2
+        assert child.process.wait(60) == 2
         return child.output().splitlines()
 
 
@@ -93,11 +93,11 @@ def test_on_one_gpu_the_others_engines_are_foreign_memory(tmp_path: Path) -> Non
             one.awake("a")
             engines = one.engines()
             two.ask("POST", "/models/b/ensure")
-            assert until(lambda: "other processes hold too much" in message(two, "b"), 30.0) is not None
+            assert until(lambda: "other processes hold too much" in message(two, "b"), 60.0) is not None
             two.awake("a")
             assert held(one)[0] == {each.pid for machine in (one, two) for each in machine.engines()}
             first.process.kill()
-            first.process.wait(30)
+            first.process.wait(60)
             assert one.engines() == engines
         second.stop()
         with two.served(), one.served():

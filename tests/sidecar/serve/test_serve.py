@@ -24,7 +24,7 @@ def test_engines_go_on_without_the_sidecar_and_the_next_one_takes_them_over(tmp_
         with machine.served() as first:
             assert "1 GPU of 80.0 GiB" in first.output()
             assert machine.ask("POST", "/models/a/ensure")["model"]["pending"] == "start"
-            refusal = httpx.post(f"http://{machine.listen}/models/a/sleep", trust_env=False, timeout=30.0)
+            refusal = httpx.post(f"http://{machine.listen}/models/a/sleep", trust_env=False, timeout=60.0)
             assert (refusal.status_code, int(refusal.headers["retry-after"]) > 0) == (503, True)
             assert refusal.json()["error"]["message"] == "a has a start under way"
             machine.awake("a")
@@ -38,7 +38,7 @@ def test_engines_go_on_without_the_sidecar_and_the_next_one_takes_them_over(tmp_
             assert "a runs already and is taken over" in second.output()
             assert machine.state("a") == "running"
             second.process.kill()
-            second.process.wait(30)
+            second.process.wait(60)
         assert machine.serves("a")
         with machine.served() as third:
             assert machine.state("a") == "running"
@@ -64,14 +64,14 @@ def test_with_its_parent_it_ends_with_all_engines(tmp_path: Path) -> None:
         child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=log, stderr=log, env=machine.env)
         assert child.stdin is not None
         try:
-            assert until(lambda: b"control API" in (tmp_path / "log").read_bytes(), 30.0) is not None
+            assert until(lambda: b"control API" in (tmp_path / "log").read_bytes(), 60.0) is not None
             machine.awake("a")
             child.stdin.close()
-            assert child.wait(20) == 0
+            assert child.wait(60) == 0
         finally:
             child.stdin.close()
             child.kill()
-            child.wait(10)
+            child.wait(60)
         assert machine.engines() == []
 
 
@@ -81,9 +81,9 @@ def test_a_second_signal_kills_engines_that_do_not_end(tmp_path: Path) -> None:
         machine.awake("a")
         machine.fault("a", hang_end=True)
         sidecar.process.send_signal(signal.SIGTERM)
-        sidecar.wait(lambda: "ending with 1 engine" in sidecar.output(), 30.0, "the end")
+        sidecar.wait(lambda: "ending with 1 engine" in sidecar.output(), 60.0, "the end")
         sidecar.process.send_signal(signal.SIGTERM)
-        assert sidecar.process.wait(30) == 0
+        assert sidecar.process.wait(60) == 0
         assert machine.engines() == []
 
 
@@ -98,7 +98,7 @@ models:
         machine.env["CUDA_VISIBLE_DEVICES"] = ""
         argv = machine.argv("serve", "--end-engines")
         with Child("sidecar", argv, tmp_path / "log", env=machine.env) as sidecar:
-            sidecar.line("^(control API)", 30.0)
+            sidecar.line("^(control API)", 60.0)
             machine.awake("a")
             assert "no GPU" in sidecar.output()
             assert "needs a GPU, the sidecar has none" in sidecar.output()
