@@ -20,6 +20,7 @@ from tests.raw_calls import chat, exchange
 
 pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
 
+RELOADS = 100
 CLIENTS = 6
 DELIBERATE = {"rate_limited", "queue_full", "shed", "deadline_unreachable"}  # what a policy may refuse here
 COUNTERS = ("_total", "_count", "_bucket")
@@ -246,12 +247,12 @@ def takes_calls(engine: SimEngine) -> bool:
     return until(lambda: total(f"{engine.url}/metrics", ended) > before, 60.0) is not None
 
 
-def reloads_under_load(site: Site, engines: list[SimEngine], reloads: int) -> None:
+def test_a_hundred_reloads_under_load(site: Site, engines: list[SimEngine]) -> None:
     async def main() -> None:
         ended_before = calls_ended(site), calls_ended(site, outcome="ok")
         load = Load(site.gateway.url, CLIENTS)
         counted: dict[str, float] = {}
-        for number in range(reloads):
+        for number in range(RELOADS):
             await asyncio.to_thread(reload_once, site, number, engines)
             before, counted = counted, await asyncio.to_thread(counters, site)
             assert not [name for name, value in before.items() if counted.get(name, 0.0) < value]
@@ -262,7 +263,7 @@ def reloads_under_load(site: Site, engines: list[SimEngine], reloads: int) -> No
             assert await asyncio.to_thread(takes_calls, added), site.gateway.fleet()["engines"]
         ended = await load.end()
         assert set(ended) <= {"ok"} | DELIBERATE, ended
-        assert ended["ok"] > 10 * reloads
+        assert ended["ok"] > 10 * RELOADS
         refused = [answer for answer in load.answers if answer.outcome != "ok"]
         statuses = {"rate_limited": 429} | dict.fromkeys(DELIBERATE - {"rate_limited"}, 503)
         assert all(answer.status == statuses[answer.outcome] for answer in refused)
@@ -271,17 +272,9 @@ def reloads_under_load(site: Site, engines: list[SimEngine], reloads: int) -> No
         assert calls_ended(site, outcome="ok") - ended_before[1] == ended["ok"]
         assert calls_ended(site) - ended_before[0] == ended.total()
 
-    site.use(variant(reloads, engines))
+    site.use(variant(RELOADS, engines))
     asyncio.run(main())
 
 
 def calls_ended(site: Site, **labels: str) -> float:
     return site.gateway.total("weir_requests_total", **labels)
-
-
-def test_ten_reloads_under_load(site: Site, engines: list[SimEngine]) -> None:
-    reloads_under_load(site, engines, 10)
-
-
-def test_a_hundred_reloads_under_load(site: Site, engines: list[SimEngine]) -> None:
-    reloads_under_load(site, engines, 100)

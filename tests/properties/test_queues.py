@@ -118,8 +118,8 @@ def test_two_tenants_that_wait_are_served_alike(corrected: bool) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("corrected", [False, True])
-def test_two_tenants_that_wait_are_served_alike_in_ten_thousand_schedules(corrected: bool) -> None:
-    for seed in range(10_000):
+def test_two_tenants_that_wait_are_served_alike_in_thousands_of_schedules(corrected: bool) -> None:
+    for seed in range(3_000):
         gap, bound = worst_gap(seed, corrected)
         assert gap <= bound * (1 + 1e-9), seed
 
@@ -270,7 +270,7 @@ def test_whatever_happens_order_is_kept_and_nothing_is_lost_or_twice(seed: int) 
 
 @pytest.mark.slow
 def test_a_long_life() -> None:
-    for seed in range(8):
+    for seed in range(3):
         model = Model(seed)
         for _ in range(2000):
             model.step()

@@ -1,4 +1,4 @@
-"""Deterministic simulation tests of the whole gateway: all invariants hold for a thousand seeds, and planted bugs are
+"""Deterministic simulation tests of the whole gateway: all invariants hold for hundreds of seeds, and planted bugs are
 found.
 """
 
@@ -36,8 +36,8 @@ from tests.simulation.mutants import (
     Mutant,
 )
 
-SEEDS = 1000
-WITHIN = 900.0  # seconds until something hangs: it takes 100 on two quiet cores, and neighbours take their part
+SEEDS = 400  # `make dst` tries a thousand
+WITHIN = 900.0  # seconds until something hangs: it takes 40 on two quiet cores, and neighbours take their part
 SEVERAL = 2
 FEW = range(60)  # seeds that find each planted bug several times
 MORE = range(240)  # for those that need more: an idle engine predicted as too slow, a class with headroom
@@ -60,7 +60,7 @@ FOUND = {
 
 @pytest.mark.slow
 @pytest.mark.timeout(WITHIN)
-def test_everything_holds_for_a_thousand_seeds() -> None:
+def test_everything_holds_for_hundreds_of_seeds() -> None:
     failed = []
     for _, more in explore(range(SEEDS), os.cpu_count() or 1, failures):
         failed += more

@@ -29,7 +29,7 @@ from tests.simulation.residency_mutants import (
     WAITED_FOR,
 )
 
-MACHINES = 100
+MACHINES = 60
 SOME = range(60)  # that find each planted bug
 FOUND = {
     "left pending": (LEFT_PENDING, "nobody sees to"),

@@ -23,7 +23,7 @@ STORES = range(STORES_FROM, STORES_FROM + 60)
 WITHIN = 900.0  # seconds until something hangs
 FOUND: dict[str, tuple[Mutant, int | Sequence[int]]] = {  # and in how many seeds, for some room, or in which
     "settled twice": (planted.SETTLED_TWICE, 20),
-    "opened anew": (planted.OPENED_ANEW, 80),
+    "opened anew": (planted.OPENED_ANEW, range(60, 80)),  # none of the first 62
     "held by the dead": (planted.HELD_BY_THE_DEAD, 20),
     "prompt kept": (planted.PROMPT_KEPT, range(285, 300)),  # none of the first 285
     "given away": (planted.GIVEN_AWAY, 20),
@@ -33,7 +33,7 @@ FOUND: dict[str, tuple[Mutant, int | Sequence[int]]] = {  # and in how many seed
     "no fence": (planted.NO_FENCE, 200),
     "waits for nobody": (planted.WAITS_FOR_NOBODY, 20),
     "trusts emptied": (planted.TRUSTS_EMPTIED, (22180,)),  # no seed before it
-    "epochs anew": (planted.EPOCHS_ANEW, 240),
+    "epochs anew": (planted.EPOCHS_ANEW, range(115, 130)),  # none of the first 119
     "held untold": (planted.HELD_UNTOLD, 20),
     "old answer": (planted.OLD_ANSWER, range(480, 490)),  # none of the first 480
     "out of order": (planted.OUT_OF_ORDER, 60),
