@@ -65,7 +65,7 @@ class Relay:
     def send_whole(self) -> bool:
         """Send a short answer that is here as a whole: one write, no future. False: `finished` has to relay it."""
         reply, usage = self._reply, self.usage
-        if reply.status >= 400 or not isinstance(usage, JSONUsage) or not reply.complete:
+        if reply.status >= 400 or not isinstance(usage, JSONUsage) or not reply.complete or not reply.framed:
             return False
         body = reply.whole()
         usage.whole(body)
@@ -160,11 +160,18 @@ class Relay:
             self._end.set_result(None)
 
     def _finish(self) -> None:
-        responder, usage = self._responder, self.usage
+        reply, responder, usage = self._reply, self._responder, self.usage
         if self.error is None:
             rest = usage.finish()
             if isinstance(usage, SSEUsage) and not usage.ended(self._call.route.last_event):
                 self.error = EngineError("truncated", "the stream ended before its last event")
+            elif (
+                not reply.framed
+                and isinstance(usage, JSONUsage)
+                and usage.cut
+                and b"json" in reply.headers.get(b"content-type", b"")
+            ):
+                self.error = EngineError("truncated", "the engine closed the connection in the middle of its answer")
             else:
                 responder.write(rest if self._naming is None else self._naming.finish(rest))
         if self.error is None:

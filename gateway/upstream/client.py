@@ -214,7 +214,7 @@ class Client:
 class Reply:
     """An engine's answer: its head and first bytes are here. `close` it, whatever happens."""
 
-    __slots__ = ("_connection", "_leave", "_reading", "_was_complete", "headers", "length", "status")
+    __slots__ = ("_connection", "_leave", "_reading", "_was_complete", "framed", "headers", "length", "status")
 
     def __init__(self, connection: EngineConnection, leave: Callable[[EngineConnection], None]) -> None:
         self._connection: EngineConnection | None = connection  # None once closed: it may have another answer by then
@@ -224,6 +224,7 @@ class Reply:
         self.status = connection.status
         self.headers = connection.headers
         self.length = connection.length
+        self.framed = connection.framed  # the head says where the body ends, so a cut is seen
 
     @property
     def heard_at(self) -> float:

@@ -67,10 +67,10 @@ class EngineConnection(asyncio.Protocol):
     """To one engine. `idle`: open, and nothing under way. `gone` is called when it ends while idle. `lost`: ended."""
 
     __slots__ = ("_chunk_over", "_data", "_deadline", "_done", "_early", "_early_size", "_ended", "_error",
-                 "_excess", "_framed", "_framing", "_full", "_gone", "_headers_over", "_keep", "_last", "_loan",
+                 "_excess", "_framing", "_full", "_gone", "_headers_over", "_keep", "_last", "_loan",
                  "_loop", "_parser", "_paused", "_plain", "_progress_at", "_seen", "_settings", "_synced", "_tail",
-                 "_timer", "_timer_at", "_transport", "_waiter", "_whole", "complete", "headers", "idle", "length",
-                 "lost", "status")  # fmt: skip
+                 "_timer", "_timer_at", "_transport", "_waiter", "_whole", "complete", "framed", "headers", "idle",
+                 "length", "lost", "status")  # fmt: skip
 
     def __init__(
         self, settings: ClientSettings, gone: Callable[[EngineConnection], None], loop: asyncio.AbstractEventLoop
@@ -95,7 +95,7 @@ class EngineConnection(asyncio.Protocol):
         self.status = 0
         self.headers: dict[bytes, bytes] = {}
         self.length: int | None = None
-        self.complete = self._seen = self._plain = self._headers_over = self._framed = False
+        self.complete = self._seen = self._plain = self._headers_over = self.framed = False
         self._ended = self._excess = self._keep = self._chunk_over = self._synced = False
         self._framing = 0  # bytes read in a row, up to now, that held nothing of a body
         self._early: list[bytes] = []
@@ -222,7 +222,7 @@ class EngineConnection(asyncio.Protocol):
                 self._fail("garbage", f"the engine's answer is not HTTP: {words}")
 
     def eof_received(self) -> bool:
-        if self._headers_over and not self._framed and self._error is None and not self.complete:
+        if self._headers_over and not self.framed and self._error is None and not self.complete:
             self._finish()  # a body that ends with the connection
         elif not self.idle and not self.complete:
             self._left()  # now: the transport itself closes only once all of the request is written
@@ -266,7 +266,7 @@ class EngineConnection(asyncio.Protocol):
         status = self.status = self._parser.get_status_code()
         # Most answers say so with their first bytes; the parser would format a text.
         version = "1.1" if self._plain else self._parser.get_http_version()
-        if version not in ("1.1", "1.0") or status < 100:
+        if version not in ("1.1", "1.0") or not 100 <= status < 600:
             self._fail("garbage", f"the engine's answer is not of HTTP/1.1: status {status}")
             return
         if status < 200:
@@ -282,7 +282,7 @@ class EngineConnection(asyncio.Protocol):
             self._chunk_over = True
         elif length is not None:
             self.length = int(length)
-        self._framed = coding is not None or length is not None or status in (204, 304)
+        self.framed = coding is not None or length is not None or status in (204, 304)
 
     def on_chunk_header(self) -> None:
         self._chunk_over = False

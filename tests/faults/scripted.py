@@ -132,6 +132,14 @@ class ScriptedEngine:
             writer.write(answer(500, b"x" * 100)[:-50])
             await writer.drain()
             return False
+        if name.endswith("until_close"):  # HTTP/1.0: the end of the connection is that of the body
+            whole = EVENT + USAGE + DONE if stream else PLAIN.partition(b"\r\n\r\n")[2]
+            head = b"HTTP/1.0 200 OK\r\ncontent-type: %b\r\n\r\n" % (
+                b"text/event-stream" if stream else b"application/json"
+            )
+            writer.write(head + (whole[: len(EVENT) + 9 if stream else -1] if name.startswith("cut") else whole))
+            await writer.drain()
+            return False
         if name == "garbage":
             writer.write(b"\x00\x01 this is not HTTP\r\n\r\n")
             await writer.drain()

@@ -102,6 +102,21 @@ def test_a_good_engine(stream: bool, behaviour: str) -> None:
     scenario([behaviour], body)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_ends_with_the_connection_is_whole_or_cut(stream: bool) -> None:
+    async def body(gateway: Gateway, engines: list[ScriptedEngine]) -> None:
+        answer = await ask(port_of(gateway), request(stream))
+        assert (answer.status, answer.complete) == (200, True)
+        engines[0].behaviour = "cut_until_close"
+        answer = await ask(port_of(gateway), request(stream))
+        assert answer.status == 200
+        assert b"in the middle of the answer" in answer.body if stream else not answer.complete
+        await settled(gateway)
+        assert outcomes(gateway) == {"ok": 1, "truncated": 1}
+
+    scenario(["until_close"], body)
+
+
 @pytest.mark.parametrize(("behaviour", "doubted"), [("404", True), ("400", False), ("good", False)])
 def test_an_engine_that_answers_404_is_asked_for_its_models_again(behaviour: str, doubted: bool) -> None:
     async def body(gateway: Gateway, engines: list[ScriptedEngine]) -> None:

@@ -200,6 +200,7 @@ HEADS = {
     "HTTP/0.9": b"hello, this is text\n",
     "status of 2 digits": b"HTTP/1.1 20 OK\r\ncontent-length: 2\r\n\r\nok",
     "status 099": b"HTTP/1.1 099 OK\r\ncontent-length: 2\r\n\r\nok",
+    "status 600": b"HTTP/1.1 600 X\r\ncontent-length: 2\r\n\r\nok",
     "status of 4 digits": b"HTTP/1.1 2000 OK\r\ncontent-length: 2\r\n\r\nok",
     "switching": b"HTTP/1.1 101 X\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n\0\0",
     "switching, silently": b"HTTP/1.1 101 X\r\n\r\n" + PLAIN,

@@ -32,10 +32,11 @@ _decode_usage = msgspec.json.Decoder(Usage).decode
 class JSONUsage:
     """Reads one answer: `feed` its pieces and `finish`, or `whole` at once. Token numbers are None until known.
 
-    It has SSEUsage's interface: `feed` returns its argument, `finish` returns no bytes.
+    It has SSEUsage's interface: `feed` returns its argument, `finish` returns no bytes. `cut`: the answer is JSON that
+    lacks its end; a long answer whose usage was read counts as whole.
     """
 
-    __slots__ = ("_depth", "_held", "_in_string", "_over", "cached_tokens", "completion_tokens", "prompt_tokens")
+    __slots__ = ("_depth", "_held", "_in_string", "_over", "cached_tokens", "completion_tokens", "cut", "prompt_tokens")
 
     def __init__(self) -> None:
         self.prompt_tokens: int | None = None
@@ -44,13 +45,15 @@ class JSONUsage:
         self._held = bytearray()  # bytes not scanned yet
         self._depth = 0  # arrays and objects that are open where the held bytes begin
         self._in_string = False  # whether the held bytes begin inside a string
-        self._over = False  # whether the usage was read or cannot come
+        self._over = False  # whether the usage was read or cannot come, as at the answer's end
+        self.cut = False
 
     def whole(self, answer: bytes) -> None:
         """Read all of an answer. One that is not JSON, or nests deeper than the parser goes, has no usage."""
         try:
             usage = _decode_answer(answer).usage
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            self.cut = str(error) == _CUT
             return
         if usage is not None:
             self.prompt_tokens, self.completion_tokens, self.cached_tokens = usage.read()
@@ -65,10 +68,10 @@ class JSONUsage:
 
     def finish(self) -> bytes:
         """End the answer: read the bytes that were kept."""
-        if self._depth:
-            if not self._over:
-                self._scan()
-        else:
+        if self._depth and not self._over:
+            self._scan()
+            self.cut = not self._over
+        elif not self._over:
             self.whole(bytes(self._held))
         self._held = bytearray()
         return b""
@@ -132,6 +135,7 @@ class JSONUsage:
                     self._read(plain[end : at + 1])
                     return size
         self._depth = depth
+        self._over = depth == 0 and plain.rstrip().endswith((b"}", b"]"))
         if inside:
             self._over = size - key > MAX_USAGE
             kept = not self._over
@@ -152,6 +156,7 @@ class JSONUsage:
         self.prompt_tokens, self.completion_tokens, self.cached_tokens = numbers
 
 
+_CUT = "Input data was truncated"  # msgspec has no class of its own for it
 _QUOTE = ord('"')
 _TOKEN = re.compile(rb'"[^"]*"?|[{}\[\]]')
 _KEY = re.compile(rb'"usage"[ \t\r\n]{0,16}:[ \t\r\n]{0,16}\{')

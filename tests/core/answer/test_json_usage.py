@@ -138,6 +138,25 @@ def test_what_cannot_be_read_has_told_nothing(data: bytes) -> None:
     assert read(*pieces(data + b" " * BLOCK, 999)) == NONE or data.startswith(b'{"usage"')
 
 
+@pytest.mark.parametrize("size", [0, BLOCK])
+@pytest.mark.parametrize("data", [b'{"a":[1,2],"b":"x}"}', b'{"usage":{"prompt_tokens":1},"b":[[1]]}'])
+def test_an_answer_is_cut_at_any_byte_but_its_last(data: bytes, size: int) -> None:
+    data = b'{"x":"' + b"}" * size + b'",' + data[1:]
+    usage_read = data.find(b"}", data.find(b'"usage"')) + 1 if size and b'"usage"' in data else len(data)
+    for end in range(size + 1, len(data) + 1):
+        usage = JSONUsage()
+        usage.feed(data[:end])
+        usage.finish()
+        assert usage.cut == (end < usage_read), data[:end][-20:]
+
+
+@pytest.mark.parametrize("data", [b"\xff\xfe not JSON", b'{"a":NaN}', b'{"usage":7}', b"NaN"])
+def test_what_is_no_json_is_not_cut(data: bytes) -> None:
+    usage = JSONUsage()
+    usage.whole(data)
+    assert not usage.cut
+
+
 def test_a_long_answer_is_given_up_where_its_usage_cannot_be_read() -> None:
     for usage in (b'{"prompt_tokens": "12"}', b'{"x": ' + b"1" * MAX_USAGE):
         assert read(*pieces(b'{"usage": ' + usage + b" " * BLOCK + b'}, "usage": {"prompt_tokens": 1}}', 999)) == NONE
