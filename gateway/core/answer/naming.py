@@ -16,8 +16,11 @@ _decode = msgspec.json.Decoder(dict[str, Raw]).decode
 _KEY = b'"model"'
 _HOLDERS = ("message", "response")
 HELD = 1 << 20  # bytes of an answer that are kept until it is whole
-_FIRST = re.compile(rb'\A\s*\{(?:\s*"[^"\\]*"\s*:\s*(?:"[^"\\]*"|[-+.\w]+)\s*,)*?\s*"model"\s*:\s*("[^"\\]*")')
-_LINE = re.compile(rb"^data: ?(\{.*\})[ \t]*\r?$", re.MULTILINE)
+_FIRST = re.compile(
+    rb'\A(?:\xef\xbb\xbf)?\s*\{(?:\s*"[^"\\]*"\s*:\s*(?:"[^"\\]*"|[-+.\w]+)\s*,)*?\s*"model"\s*:\s*("[^"\\]*")'
+)
+_DATA = re.compile(rb"^(?:\xef\xbb\xbf)?data: ?(\{.*(?:\ndata:.*)*)", re.MULTILINE)
+_BREAK = re.compile(rb"\r?\ndata: ?")
 _FINISH = re.compile(rb'"(?:finish|stop)_reason"\s*:\s*"(\w{1,32})"')
 FINISHES = frozenset((
     "stop", "length", "tool_calls", "content_filter", "end_turn", "max_tokens", "tool_use", "stop_sequence",
@@ -34,15 +37,21 @@ def finish_reason(data: bytes) -> str:
 
 
 def named(body: bytes, name: str) -> bytes:
-    """Return a JSON answer with `name` as its model; bytes that are no JSON object, as they are."""
+    """Return a JSON answer with `name` as its model. In bytes that are no JSON object, such as one with NaN or a byte
+    order mark, the model is replaced where it stands among the first members."""
     if _KEY not in body:
         return body
     try:
         fields = _decode(body)
         _rename(fields, name)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return body
+        return _renamed_early(body, name)
     return msgspec.json.encode(fields)
+
+
+def _renamed_early(body: bytes, name: str) -> bytes:
+    first = _FIRST.match(body)
+    return body if first is None else body[: first.start(1)] + msgspec.json.encode(name) + body[first.end(1) :]
 
 
 class AnswerNaming:
@@ -70,9 +79,7 @@ class AnswerNaming:
         if len(self._held) <= HELD:
             return b""
         held, self._held = bytes(self._held), None
-        first = _FIRST.match(held)
-        name = msgspec.json.encode(self._name)
-        return held if first is None else held[: first.start(1)] + name + held[first.end(1) :]
+        return _renamed_early(held, self._name)
 
     def finish(self, rest: bytes) -> bytes:
         """Return the rest of the bytes to relay, `rest` included."""
@@ -84,10 +91,18 @@ class AnswerNaming:
 
 
 def named_events(events: bytes, name: str) -> bytes:
-    """Return whole events of a stream with `name` as their model."""
-    return (
-        _LINE.sub(lambda line: line[0].replace(line[1], named(line[1], name), 1), events) if _KEY in events else events
-    )
+    """Return whole events of a stream with `name` as their model. An event on several lines becomes one line."""
+
+    def renamed(found: re.Match[bytes]) -> bytes:
+        data = found[1]
+        if _KEY not in data:
+            return found[0]
+        body = data.rstrip()
+        if b"\n" in body:
+            body = _BREAK.sub(b" ", body)
+        return found[0][: -len(data)] + named(body, name) + data[len(data.rstrip()) :]
+
+    return _DATA.sub(renamed, events) if _KEY in events else events
 
 
 def _rename(fields: dict[str, Raw], name: str) -> None:

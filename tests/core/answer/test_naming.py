@@ -25,6 +25,8 @@ EVENT = b'data: {"id":"1","model":"member","choices":[{"delta":{"content":"\\"mo
         (b'"model" in plain text', b'"model" in plain text'),
         (b'{"model":"memb', b'{"model":"memb'),
         (b"no name", b"no name"),
+        (b'{"id":"1","model":"member","score":NaN}', b'{"id":"1","model":"support","score":NaN}'),
+        (b'\xef\xbb\xbf{"model":"member"}', b'\xef\xbb\xbf{"model":"support"}'),
     ],
 )  # fmt: skip
 def test_the_outermost_model_alone_is_named(answer: bytes, expected: bytes) -> None:
@@ -40,6 +42,22 @@ def test_events_keep_all_but_their_model() -> None:
     assert sent == b": comment\n\n" + renamed + renamed + b"data: [DONE]\n\n"
     crlf = naming.feed(b'event: x\r\ndata: {"model":"member"}\r\n\r\n')
     assert crlf == b'event: x\r\ndata: {"model":"support"}\r\n\r\n'
+
+
+@pytest.mark.parametrize(
+    ("event", "expected"),
+    [
+        (b'\xef\xbb\xbfdata: {"model":"member"}\n\n', b'\xef\xbb\xbfdata: {"model":"support"}\n\n'),
+        (b'data: {"id":"1",\r\ndata: "model":"member"} \r\nid: 7\r\n\r\n',
+         b'data: {"id":"1","model":"support"} \r\nid: 7\r\n\r\n'),
+        (b'data: {"n":[1,\ndata: NaN],"model":"member"}\n\n', b'data: {"n":[1, NaN],"model":"member"}\n\n'),
+        (b'data: {"model":"member",\ndata:"n":NaN}\n\n', b'data: {"model":"support", "n":NaN}\n\n'),
+        (b'data: {"a":\ndata: 1}\n\ndata: {"model":"member"}\n\n',
+         b'data: {"a":\ndata: 1}\n\ndata: {"model":"support"}\n\n'),
+    ],
+)  # fmt: skip
+def test_an_event_of_unusual_form_is_named_too(event: bytes, expected: bytes) -> None:
+    assert AnswerNaming("support", stream=True).feed(event) == expected
 
 
 @pytest.mark.parametrize(
