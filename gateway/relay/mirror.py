@@ -2,7 +2,7 @@
 
 A copy is a call of the tenant `MIRROR` and the class `batch`. It waits for nobody: without room at once it is dropped
 (`Dispatch.queue`). So no caller ever waits for one, and a copy is charged to nobody. MOST copies of MOST_BYTES together
-run in one process; beyond that none is made.
+run in one process; beyond that none is made. Nothing downstream slows the answers, so `Pace` does.
 """
 
 from __future__ import annotations
@@ -29,6 +29,10 @@ CLASS = b"batch"
 PEER = "mirror"  # in place of a client's address
 KEPT = 64  # bytes of an answer's last piece: a finish reason may be cut in two
 
+TURN = 0.25  # seconds
+PER_TURN = 1024**2  # bytes of all copies' answers; 64 copies of 50 tokens a second are a quarter of it
+RESUMED = 4  # answers that are read again in a turn: a read may be 256 KiB
+
 Begin = Callable[[Request, Responder, Route, Account], ActiveCall]
 
 
@@ -40,6 +44,7 @@ class Mirrors:
         self._rng = rng
         self._copies: set[MirrorCopy] = set()
         self._bytes = 0
+        self.pace = Pace()
 
     def drawn(self, call: Call, request: Request, snapshot: Snapshot, record: Record) -> MirrorCopy | None:
         """Return a copy of the call, to be begun; None: its route has no mirror, chance spares it, or there are too
@@ -66,11 +71,41 @@ class Mirrors:
         if copy in self._copies:
             self._copies.remove(copy)
             self._bytes -= copy.size
+            self.pace.waiting.pop(copy.responder, None)
 
     def close(self) -> None:
         """Cancel all copies."""
         for copy in list(self._copies):
             copy.close()
+
+
+class Pace:
+    """Bound of the bytes of copies' answers that are read in a turn, so that reading them never holds up callers.
+
+    `waiting`: answers that are read again in a later turn, the first first.
+    """
+
+    def __init__(self) -> None:
+        self.waiting: dict[Responder, None] = {}
+        self._read = 0
+        self._timer: asyncio.TimerHandle | None = None  # the end of a turn in which something was read
+
+    def count(self, size: int, responder: Responder) -> None:
+        """Count bytes of an answer. Past the turn's bound, `responder` is paused until its turn comes."""
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(TURN, self._next)
+        self._read += size
+        if self._read > PER_TURN and responder not in self.waiting:
+            self.waiting[responder] = None
+            responder.paused()
+
+    def _next(self) -> None:
+        self._timer, self._read = None, 0
+        if self.waiting:
+            self._timer = asyncio.get_running_loop().call_later(TURN, self._next)
+        for responder in list(self.waiting)[:RESUMED]:
+            del self.waiting[responder]
+            responder.resumed()
 
 
 class MirrorCopy:
@@ -86,10 +121,11 @@ class MirrorCopy:
         fields = {b"content-type": content_type, b"x-weir-class": CLASS}
         self._request = inner_request(PEER, call.route.path, fields, body)
         self._client = InnerClient(self._request, self._write, self._ended, self._ended)
+        self.responder = self._client.responder
 
     def begin(self) -> None:
         self._request.at = asyncio.get_running_loop().time()
-        self._mirrors.begin(self, self._request, self._client.responder, self._account)
+        self._mirrors.begin(self, self._request, self.responder, self._account)
 
     def close(self) -> None:
         """Give the copy up."""
@@ -100,6 +136,7 @@ class MirrorCopy:
         self._mirrors.ended(self)
 
     def _write(self, data: bytes) -> None:
+        self._mirrors.pace.count(len(data), self.responder)
         read = self._last + bytes(data)
         found = finish_reason(read)
         if found and self.live is not None:

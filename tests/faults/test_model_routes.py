@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from functools import partial
 
 import pytest
 import uvloop
@@ -18,8 +19,10 @@ from gateway.core.policy.traffic import Breaker, Limit, Limits, RateLimit, Tenan
 from gateway.core.policy.types import Rate
 from gateway.core.request.outcome import Outcome
 from gateway.relay import mirror
+from gateway.relay.inner_client import InnerClient, inner_request
 from gateway.serve.run import Gateway
 from gateway.shared.vllm.answers import ModelCard
+from loadtest.simulate import vtime
 from tests import over_frames
 from tests.faults import scripted
 from tests.faults.scripted import Answer, ScriptedEngine, ask, port_of, request, settled
@@ -249,6 +252,53 @@ def test_a_mirror_that_fails_or_hangs_is_felt_by_nobody(over: Callable[..., None
         assert gateway.metrics.outcomes() == {"ok": 3}
 
     over(body, COPIED, ["good", behaviour, "good"])
+
+
+def test_an_endless_answer_of_a_mirror_is_read_no_faster_than_its_turns(
+    over: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mirror, "PER_TURN", 64 * 1024)
+    monkeypatch.setattr(mirror, "TURN", 3600.0)
+
+    async def body(gateway: Gateway, engines: list[ScriptedEngine]) -> None:
+        paused = gateway.pipeline.mirrors.pace.waiting
+        for number in range(3):
+            assert (await answers(gateway, [number], stream=True))[0].complete
+            async with asyncio.timeout(30):
+                while len(paused) <= number:
+                    await asyncio.sleep(0.001)
+        gateway.pipeline.mirrors.close()
+        await copies_end(gateway)
+
+    over(body, COPIED, ["good", "endless", "good"])
+
+
+def test_answers_of_mirrors_take_turns() -> None:
+    log: list[str] = []
+
+    async def main() -> None:
+        pace = mirror.Pace()
+        responders = []
+        for number in range(mirror.RESUMED + 1):
+            request = inner_request("mirror", "/v1/completions", {}, b"")
+            responder = InnerClient(request, print, print, print).responder
+            responder.flow(partial(log.append, f"{number} waits"), partial(log.append, f"{number} reads"))
+            responders.append(responder)
+        pace.count(mirror.PER_TURN, responders[0])
+        assert not log
+        for responder in responders * 2:
+            pace.count(1, responder)
+        assert log == [f"{number} waits" for number in range(mirror.RESUMED + 1)]
+        await asyncio.sleep(mirror.TURN)
+        pace.count(mirror.PER_TURN, responders[0])
+        assert log[mirror.RESUMED + 1 :] == [f"{number} reads" for number in range(mirror.RESUMED)]
+        await asyncio.sleep(mirror.TURN)
+        assert log[-1] == f"{mirror.RESUMED} reads"
+        assert not pace.waiting
+        await asyncio.sleep(2 * mirror.TURN)
+        assert len(log) == 2 * mirror.RESUMED + 2
+
+    vtime.run(main())
 
 
 def test_a_copy_without_room_is_dropped_and_copies_are_bounded(
