@@ -58,5 +58,5 @@ class BatchSite:
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether it is the disk's that has no room, or whoever runs the gateway may have no more of it."""
-    return getattr(error, "errno", None) in {errno.ENOSPC, errno.EDQUOT} or getattr(error, "full", False)
+    """Whether the disk has no room, or the gateway's user or process (RLIMIT_FSIZE) may write no more."""
+    return getattr(error, "errno", None) in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG} or getattr(error, "full", False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import sqlite3
 from functools import partial
 from pathlib import Path
@@ -33,8 +34,8 @@ FORM = (
 )
 
 
-def full(*_: Any) -> Any:
-    raise OSError(errno.ENOSPC, "No space left on device")
+def full(*_: Any, number: int = errno.ENOSPC) -> Any:
+    raise OSError(number, os.strerror(number))
 
 
 def upload() -> Request:
@@ -42,7 +43,10 @@ def upload() -> Request:
     return Request(b"POST", b"/v1/files", b"", list(fields.items()), fields, 0, len(FORM), False)
 
 
-def test_an_upload_and_a_batch_are_told_to_come_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_an_upload_and_a_batch_are_told_to_come_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
     said: list[str] = []
 
     async def main() -> None:
@@ -52,7 +56,7 @@ def test_an_upload_and_a_batch_are_told_to_come_later(tmp_path: Path, monkeypatc
         site.folder.make()
         door = BatchDoor(site, BatchWorker(site))
         account = Tenants(Policy()).accounts[ANONYMOUS]
-        monkeypatch.setattr(FileFolder, "keep", full)
+        monkeypatch.setattr(FileFolder, "keep", partial(full, number=number))
         request = upload()
         door.head(request, account)
         request.body = FORM
