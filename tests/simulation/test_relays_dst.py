@@ -9,9 +9,10 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
-from loadtest.lab.dst.case import DeciderFault, MemberFault, RelayFault
+from loadtest.lab.dst.case import Call, DeciderFault, MemberFault, RelayFault
 from loadtest.lab.dst.command import attempt, main, relay_failures
-from loadtest.lab.dst.relays.draw import BEFALLS, STORES_FROM, relay_case
+from loadtest.lab.dst.policy import ROUTE
+from loadtest.lab.dst.relays.draw import BEFALLS, ROUTES_FROM, STORES_FROM, relay_case
 from tests.simulation import relay_mutants as planted
 from tests.simulation.mutants import Mutant
 
@@ -20,6 +21,7 @@ FEW = range(4)
 MENDED = (698, 1001, 1073, 1182, 1763, 1809, 5051, 6882, 8695, 9557, 12251, 17207, 18887, 20229, 20366)
 DOZENS = range(60)
 STORES = range(STORES_FROM, STORES_FROM + 60)
+ROUTES = [*range(ROUTES_FROM, ROUTES_FROM + 60), ROUTES_FROM + 96]
 WITHIN = 900.0  # seconds until something hangs
 FOUND: dict[str, tuple[Mutant, int | Sequence[int]]] = {  # and in how many seeds, for some room, or in which
     "settled twice": (planted.SETTLED_TWICE, 20),
@@ -75,6 +77,13 @@ def test_members_of_clusters_die_stop_and_are_cut_off_in_those_seeds() -> None:
     assert {event.what for event in events if isinstance(event, MemberFault)} == set(BEFALLS)
 
 
+def test_calls_for_model_routes_are_answered_behind_relays() -> None:
+    case = relay_case(ROUTES_FROM + 50)
+    routed = {f"[{at}]" for at, event in enumerate(case.events) if isinstance(event, Call) and event.model == ROUTE}
+    told = [line.split()[1:] for line in attempt(case).log if line.endswith("] ended: ok")]
+    assert routed & {number for number, *_ in told}
+
+
 def test_another_member_is_elected_when_the_leader_dies() -> None:
     case = next(each for each in map(relay_case, DOZENS) if each.members == 3)
     kill = MemberFault(at=3.0, what="reboot", member=-1, seconds=4.0)
@@ -87,7 +96,7 @@ def test_another_member_is_elected_when_the_leader_dies() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(WITHIN)
 def test_everything_holds_for_dozens_of_seeds_and_those_that_have_failed() -> None:
-    assert relay_failures([*DOZENS, *STORES, *MENDED]) == []
+    assert relay_failures([*DOZENS, *STORES, *ROUTES, *MENDED]) == []
 
 
 @pytest.mark.slow

@@ -54,7 +54,7 @@ def case(seed: int) -> Case:
     if seed % 3 == 1:
         calls = _through_proxies(seed, calls)
     if routed:
-        calls = _by_route(seed, calls)
+        calls = by_route(seed, calls)
     others: list[Event] = [a_fault(rng, when(), len(fixed)) for _ in range(rng.choice((0, 1, 2, 4)) if fixed else 0)]
     for _ in range(rng.choice((0, 0, 1, 2, 4))):
         bad = bool(fixed) and rng.random() < 0.1
@@ -147,7 +147,7 @@ def _through_proxies(seed: int, calls: list[Call]) -> list[Call]:
     ]
 
 
-def _by_route(seed: int, calls: list[Call]) -> list[Call]:
+def by_route(seed: int, calls: list[Call]) -> list[Call]:
     """Half of them, or all, are for the model route."""
     rng = random.Random(f"by route {seed}")  # noqa: S311 # of its own
     share = rng.choice((0.5, 1.0))

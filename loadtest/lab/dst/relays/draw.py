@@ -6,16 +6,16 @@ import random
 from collections.abc import Callable
 from typing import Any, Literal
 
-import msgspec
+from msgspec.structs import replace
 
 from loadtest.lab.dst.case import Case, DeciderFault, Event, MemberFault, RelayFault, Reload
-from loadtest.lab.dst.draw import a_call, a_fault, a_machine
+from loadtest.lab.dst.draw import MODELS, a_call, a_fault, a_machine, by_route
 from loadtest.lab.dst.policy import Traits
 
 ALIKE = 20  # seeds that share their policies: reading one takes as long as a simulation under it
-
-
+ROUTES_FROM = 30_000  # seeds from here on may have a model route, and engines of several models
 STORES_FROM = 20_000  # seeds from here on have more that befalls stores; those before are as they were found to fail
+ROUTED = 0.6  # share of the policies that have a model route then
 EXCHANGING = 0.4  # share of cases whose engines exchange KV caches
 BEFALLS = ("kill", "reboot", "stop", "stop", "cut", "cut", "parted", "parted", "lost", "emptied")
 
@@ -30,14 +30,18 @@ def relay_case(seed: int) -> Case:
         relays, seconds = max(relays, members), 6.0  # an election lasts
     aligned = rng.random() < 0.5
     policies = random.Random(f"policies of relays {seed // ALIKE}")  # noqa: S311 # a simulation
-    traits = Traits(policies, 0, sidecars=False, cancels=True)
+    routed = seed >= ROUTES_FROM and policies.random() < ROUTED
+    if routed:
+        fixed = tuple(replace(each, model=rng.choice(MODELS)) for each in fixed)
+    traits = Traits(policies, 0, sidecars=False, cancels=True, models=MODELS if routed else ())
 
     def when() -> float:
         at = rng.uniform(0.25, seconds)
         return int(at * 8) / 8 if aligned else at
 
     count = rng.choice((4, 8, 16, 30))
-    calls = [msgspec.structs.replace(a_call(rng, when(), aligned), model="sim", upload=0.0) for _ in range(count)]
+    calls = [replace(a_call(rng, when(), aligned), model="sim", upload=0.0) for _ in range(count)]
+    calls = by_route(seed, calls) if routed else calls
     events: list[Event] = [*calls, *_relay_faults(rng, when, relays)]
     for _ in range(rng.choice((0, 0, 1, 2))):
         fault: Literal["kill", "hang"] = rng.choice(("kill", "kill", "hang"))
@@ -49,7 +53,7 @@ def relay_case(seed: int) -> Case:
         at = when()
         events.append(RelayFault(at=at, what="break", relay=rng.randrange(relays), seconds=2.0))
         events.append(DeciderFault(at=at + 0.05, what="kill", seconds=0.02))
-        events += [msgspec.structs.replace(a_fault(rng, at + 0.25, len(fixed)), what=rng.choice(("die", "errors")))]
+        events += [replace(a_fault(rng, at + 0.25, len(fixed)), what=rng.choice(("die", "errors")))]
     policy = traits.policy()
     events += [Reload(at=when(), policy=traits.policy()) for _ in range(rng.choice((0, 0, 0, 1)))]
     if members:
@@ -98,7 +102,7 @@ def _store_faults(rng: random.Random, *, aligned: bool) -> list[Event]:
         at += seconds
         for _ in range(rng.choice((4, 16))):
             call = a_call(rng, at + rng.uniform(-2.0, 1.0), aligned)
-            faults.append(msgspec.structs.replace(call, model="sim", upload=0.0))
+            faults.append(replace(call, model="sim", upload=0.0))
         at += rng.uniform(0.2, 3.0)
     return faults
 

@@ -273,9 +273,9 @@ class DispatchLaws:
         """In the moment in which all have told, what is asked again is so in the order of the calls' arrival. Those
         that may share an engine's answer are not among them: they have waited for others of their kind first. Nor are
         those of a relay that tells only then: a cluster's leader does not wait for a machine that is past its time in
-        the store."""
+        the store. Calls for a model route wait until an engine has told that it has one of its models."""
         hub = self._decider.hub
-        if self._decider.complete_at >= 0.0 or hub.first or call.route.merges:
+        if self._decider.complete_at >= 0.0 or hub.first or call.route.merges or call.asked_model:
             return
         if self._asked < 0.0:
             self._told = [session for session in hub.sessions if session.resync.done]
