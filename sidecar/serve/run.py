@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -29,7 +28,6 @@ from gateway.shared.files.file_status import FileStatus
 from gateway.shared.lines import standard_error
 from gateway.shared.operator_log import as_text
 from gateway.shared.service_manager import ServiceManager
-from gateway.shared.threads import in_thread
 from sidecar import __version__
 from sidecar.control.api import Api, control_app
 from sidecar.control.metrics import Metrics
@@ -45,7 +43,6 @@ from sidecar.residency.state_file import Locked, StateFile
 from sidecar.serve.assembly import gpus_of, managed, relay_of, sidecar_id
 from sidecar.serve.file_reload import FileReload
 from sidecar.serve.operator_log import say
-from sidecar.serve.survival import end_with_sidecar, surroundings
 
 DRAIN_WITHIN = 30.0  # seconds for calls to end, where engines or the relay end with the sidecar
 LEFT_WITHIN = 5.0  # seconds for gateways to leave the relay after that
@@ -117,7 +114,8 @@ async def serve(options: Options) -> None:
         )  # fmt: skip
         stack.push_async_callback(view.reporter.aclose)
         view.reporter.start()
-        await warn(options)
+        for line in warnings(config):
+            say(line)
         running = asyncio.get_running_loop().create_task(manager.run())
         file.start()
         stack.push_async_callback(file.aclose)
@@ -152,16 +150,6 @@ def locked_state(path: Path) -> StateFile:
     except Locked as error:
         raise StartError(str(error)) from error
     return state
-
-
-async def warn(options: Options) -> None:
-    """Say what is unwise in the file, and whether engines will not outlive the sidecar as they are meant to."""
-    for line in warnings(options.config):
-        say(line)
-    if not (options.end_engines or options.die_with_parent or options.end_with_parent):
-        why = await in_thread(partial(end_with_sidecar, surroundings()))
-        if why:
-            say(f"engines end when this sidecar does, since {why}")
 
 
 async def selectable(sampler: Sampler) -> None:
