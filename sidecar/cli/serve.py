@@ -8,7 +8,7 @@ import sys
 
 from sidecar.cli.errors import Mistake
 from sidecar.cli.files import File, add_config, add_trial, gpus_folder
-from sidecar.control.status_table import announcement
+from sidecar.control.status_table import table
 from sidecar.core.status import Status
 from sidecar.serve.run import Options, StartError, run
 
@@ -70,6 +70,6 @@ def command(given: argparse.Namespace) -> int:
 
 def _announce(status: Status) -> None:
     try:
-        print(announcement(status), flush=True)
+        print(table(status), flush=True)
     except BrokenPipeError:  # `sidecar serve | head -1`: whoever read it has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

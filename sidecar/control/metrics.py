@@ -59,19 +59,13 @@ class Metrics(Collector):
             calls[model.model] += status.calls[model.profile]
         loaded = {name: serving[name] > 0 for name in calls}
         states = {(model.profile, each): model.state == each for model in models for each in get_args(State)}
-        pending = {(model.profile, model.pending): 1 for model in models if model.pending is not None}
         levels = {model.profile: model.sleep_level for model in models}
         off = {model.profile: self._manager.entries[model.profile].off for model in models}
-        copies = {model.profile: model.copy for model in models}
-        copy = "1 while gateways have another engine of its model."
         yield gauge("vllm_model_loaded", "1 while an engine of it serves.", "model_id", of=loaded)
         yield gauge("vllm_model_requests_active", "Its calls in flight, at all gateways.", "model_id", of=calls)
         yield gauge("weir_sidecar_model_state", "1 for the state it is in.", "profile", "state", of=states)
-        doing = "1 for what is being done about it."
-        yield gauge("weir_sidecar_model_pending", doing, "profile", "pending", of=pending)
         yield gauge("weir_sidecar_model_sleep_level", "How deep it sleeps; 0: awake.", "profile", of=levels)
         yield gauge("weir_sidecar_model_off", "1 while an operator has switched it off.", "profile", of=off)
-        yield gauge("weir_sidecar_model_copy", copy, "profile", of=copies)
 
     def _memory(self) -> Iterable[Metric]:
         host, entries = self._manager.host, self._manager.entries
@@ -90,7 +84,6 @@ class Metrics(Collector):
         evicted = "How often it was put to sleep or stopped, and why: room for another, idle, an order, off."
         failed = "Starts that failed, by the kind that `sidecar diagnose` names; other: its output tells nothing."
         claims = {profile: model.size.claim for profile, model in entries.items()}
-        loading = {profile: model.load_seconds for profile, model in entries.items()}
         counts, evictions = sorted(steps.counts.items()), sorted(steps.evictions.items())
         failures = sorted(steps.start_failures.items())
         yield counter("weir_sidecar_events", done, "profile", "event", of=counts)
@@ -99,8 +92,6 @@ class Metrics(Collector):
         yield counter("weir_sidecar_start_failures", failed, "profile", "kind", of=failures)
         claim = "What it claims of each of its GPUs while it is awake."
         yield gauge("weir_sidecar_claim_bytes", claim, "profile", of=claims)
-        foretold = "How long a start is foretold to take, by those before or by its bytes."
-        yield gauge("weir_sidecar_load_seconds", foretold, "profile", of=loading)
 
 
 def _gpus(status: Status) -> Iterable[Metric]:
@@ -122,8 +113,5 @@ def _reports(status: Status) -> Iterable[Metric]:
     yield gauge("weir_sidecar_gateway_up", "1 while it takes reports.", "gateway", of=taken)
     yield counter("weir_sidecar_report_failures", "Reports that it did not take.", "gateway", of=failures)
     yield gauge("weir_sidecar_state_file_bad", "1 while it cannot be written.", of=bool(status.state_error))
-    file = status.file
-    yield gauge("weir_sidecar_file_version", "Versions of its file since the start.", of=file.version)
-    yield counter("weir_sidecar_file_reloads", "Files applied while running.", of=file.reloads)
-    yield counter("weir_sidecar_file_failures", "Files that could not be used.", of=file.failures)
-    yield gauge("weir_sidecar_file_bad", "1 while its file cannot be used.", of=file.error is not None)
+    bad = status.file.error is not None
+    yield gauge("weir_sidecar_file_bad", "1 while its file cannot be used.", of=bad)

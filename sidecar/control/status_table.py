@@ -1,4 +1,4 @@
-"""Table of `sidecar status`, and the lines that a sidecar prints when it has started."""
+"""Table of `sidecar status`, which a sidecar also prints when it has started."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ COLUMNS = ("PROFILE", "STATE", "DOING", "CALLS", "READY IN", "CAN HOLD", "")
 def table(status: Status) -> str:
     """The status for a person, without a last newline."""
     lines = [f"sidecar {status.sidecar} (weir {status.version}, pid {status.pid}), up {seconds(status.up_s)}"]
-    lines += [f"control API {status.control}, file {status.config}", ""]
+    lines += [f"control API {status.control}", f"file {status.config}", ""]
     lines += [_gpu(gpu) for gpu in status.gpus] or ["no GPU"]
     lines += ["", *columns([COLUMNS, *(_model(model, status) for model in status.models)])]
     if status.gateways:
@@ -54,22 +54,3 @@ def _gateway(gateway: GatewayStatus) -> str:
     if gateway.taken:
         return f"gateway {gateway.url}  takes reports, since {seconds(gateway.for_s)}"
     return f"gateway {gateway.url}  takes no reports, since {seconds(gateway.for_s)}: {shown(gateway.error)}"
-
-
-def announcement(status: Status) -> str:
-    """Lines for the person at the terminal once a sidecar has started, without a last newline."""
-    usable = [gpu for gpu in status.gpus if not gpu.refused]
-    sizes = " and ".join(sorted({gibs(gpu.total) for gpu in usable}))
-    gpus = f"{len(usable)} GPU{'s' * (len(usable) != 1)} of {sizes}" if usable else "no GPU"
-    lines = [f"sidecar {status.sidecar}: {gpus}", f"control API {status.control}"]
-    lines += [f"GPU {gpu.index} is not used: {shown(gpu.refused)}" for gpu in status.gpus if gpu.refused]
-    lines += [f"trouble: {shown(trouble)}" for trouble in status.troubles]
-    lines += [f"reports to {' '.join(gateway.url for gateway in status.gateways) or 'no gateway'}"]
-    lines += columns([("model", model.profile, _now(model)) for model in status.models])
-    return "\n".join(lines)
-
-
-def _now(model: ModelReport) -> str:
-    if model.ready_in is None:
-        return f"cannot be had: {shown(model.message)}"
-    return model.state if model.state != "stopped" else f"ready {seconds(model.ready_in)} after it is wanted"

@@ -50,7 +50,7 @@ def test_a_saved_file_counts_and_the_command_says_what_it_changes(tmp_path: Path
         assert until(lambda: not machine.engines(), WITHIN) is not None
         machine.awake("a")
         assert "file: gone, and their engines end once their calls have: c" in sidecar.output()
-        assert metric(machine, "weir_sidecar_file_reloads_total") >= 2
+        assert machine.ask("GET", "/status")["file"]["reloads"] >= 2
 
 
 def test_a_file_with_mistakes_changes_nothing_and_is_told_everywhere(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from tests.sidecar.served import Box, box
 def test_engines_go_on_without_the_sidecar_and_the_next_one_takes_them_over(tmp_path: Path) -> None:
     with box(tmp_path) as machine:
         with machine.served() as first:
-            assert "1 GPU of 80.0 GiB" in first.output()
+            first.wait(lambda: "of 80.0 GiB used" in first.output(), 30.0, "its GPU")
             assert machine.ask("POST", "/models/a/ensure")["model"]["pending"] == "start"
             refusal = httpx.post(f"http://{machine.listen}/models/a/sleep", trust_env=False, timeout=60.0)
             assert (refusal.status_code, int(refusal.headers["retry-after"]) > 0) == (503, True)
@@ -100,7 +100,7 @@ models:
         with Child("sidecar", argv, tmp_path / "log", env=machine.env) as sidecar:
             sidecar.line("^(control API)", 60.0)
             machine.awake("a")
-            assert "no GPU" in sidecar.output()
+            sidecar.wait(lambda: "no GPU" in sidecar.output(), 30.0, "that it has no GPU")
             assert "needs a GPU, the sidecar has none" in sidecar.output()
             assert sidecar.stop(20.0) == 0
 
