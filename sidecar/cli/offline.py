@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from pathlib import Path
 
 import msgspec
 
 from sidecar.core.config import SidecarConfig
 from sidecar.core.engine_records import EngineFailed, EngineRecord
-from sidecar.gpus.monitor import GpuMonitor
 from sidecar.gpus.sampler import Sampler
 from sidecar.process.engine import VllmEngines
-from sidecar.residency.manager import Manager
 from sidecar.residency.state_file import SavedState, StateFile
-from sidecar.serve.assembly import engines_of, gpus_of, host_memory
+from sidecar.serve.assembly import engines_of, gpus_of, managed
 from sidecar.serve.operator_log import say
 from sidecar.serve.state_origin import own_state
 
@@ -28,23 +25,11 @@ async def explained(config: SidecarConfig, folder: Path, profile: str, gpus_from
     known = own_state(state.load(), state.path, say)
     sampler = Sampler(gpus_of(config, gpus_from))
     try:
-        on_gpus = any(config.engine_of(name).device == "gpu" for name in config.models)
-        machine = GpuMonitor(sampler.sample if on_gpus else None, lambda _: None)
         asked = SavedState(times=known.times, measured=known.measured, lessons=known.lessons)
-        memory = host_memory(config)
-        manager = Manager(
-            config,
-            engines_of(config, folder, known),
-            machine,
-            None,
-            known=asked,
-            host_memory=memory,
-            clock=time.monotonic,
-            say=lambda _: None,
-        )
+        manager = managed(config, folder, sampler, asked, None, gpus_from, lambda _: None)
         await manager.open(only_look=True)
         told = manager.planner.explain(profile)
-        unread = [machine.error] if machine.error and config.engine_of(profile).device == "gpu" else []
+        unread = [manager.monitor.error] if manager.monitor.error and config.engine_of(profile).device == "gpu" else []
         usable = not manager.entries[profile].unusable
     finally:
         await sampler.aclose()

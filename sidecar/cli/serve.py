@@ -10,6 +10,7 @@ from sidecar.cli.errors import Mistake
 from sidecar.cli.files import File, add_config, add_trial, gpus_folder
 from sidecar.control.status_table import table
 from sidecar.core.status import Status
+from sidecar.residency.state_file import Locked
 from sidecar.serve.run import Options, StartError, run
 
 DESCRIPTION = "Run the sidecar."
@@ -63,7 +64,7 @@ def command(given: argparse.Namespace) -> int:
     )
     try:
         run(options)
-    except StartError as error:
+    except (StartError, Locked) as error:
         raise Mistake(str(error)) from error
     return 0
 

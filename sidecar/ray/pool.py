@@ -20,6 +20,7 @@ from gateway.shared.files.units import Count
 from gateway.shared.files.yaml_file import read_file, written
 from sidecar.core.addresses import LOOPBACK
 from sidecar.core.config import ProfileName, SidecarConfig, faults_of
+from sidecar.core.file.reload import on_gpu
 from sidecar.core.profile import Bounds, FileName, Profile
 
 EVERYWHERE = "0.0.0.0"  # noqa: S104 # it names no machine; where it is written a node's own address is meant
@@ -69,8 +70,7 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def on_gpus(self) -> bool:
         """Whether any model runs on a GPU; then a node without one has no sidecar."""
-        config = self.sidecar
-        return any(config.engine_of(name).device == "gpu" for name in config.models)
+        return on_gpu(self.sidecar)
 
 
 def read_pool(data: bytes, name: str = "pool") -> Reading[PoolConfig]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from gateway.shared.protocol import ModelReport
 from sidecar.core.config import SidecarConfig
+from sidecar.core.file.reload import on_gpu
 from sidecar.core.flags import SIMULATED_GPUS
 from sidecar.core.gpus import GPUs
 from sidecar.core.lifecycle import RUNNING
@@ -25,26 +26,29 @@ from sidecar.relay.relay import Relay, RelayedEngine
 from sidecar.residency.manager import Manager
 from sidecar.residency.state_file import SavedState, StateFile
 from sidecar.serve.operator_log import say
-from sidecar.serve.state_origin import own_state
 from sidecar.serve.time_zone import offset_of
 
 LIMIT = Path("/sys/fs/cgroup/memory.max")  # bytes or "max", as a container sees its own
 
 
-def managed(config: SidecarConfig, folder: Path, sampler: Sampler, state: StateFile, gpus_from: Path | None) -> Manager:
-    """The manager of this machine's engines, not opened yet."""
-    known = own_state(state.load(), state.path, say)
-    on_gpus = any(config.engine_of(name).device == "gpu" for name in config.models)
-    engines = engines_of(config, folder, known, gpus_from)
-    machine = GpuMonitor(sampler.sample if on_gpus else None, say)
-    memory = host_memory(config)
+def managed(
+    config: SidecarConfig,
+    folder: Path,
+    sampler: Sampler,
+    known: SavedState,
+    state: StateFile | None,
+    gpus_from: Path | None,
+    say: Callable[[str], None] = say,
+) -> Manager:
+    """The manager of this machine's engines, not opened yet. `known`: what the state file said; `state` None: nothing
+    is kept."""
     return Manager(
         config,
-        engines,
-        machine,
+        engines_of(config, folder, known, gpus_from),
+        GpuMonitor(sampler.sample if on_gpu(config) else None, say),
         state,
         known=known,
-        host_memory=memory,
+        host_memory=host_memory(config),
         clock=time.monotonic,
         offset=offset_of(config.time_zone),
         say=say,

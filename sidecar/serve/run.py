@@ -39,10 +39,11 @@ from sidecar.gpus.sampler import Sampler
 from sidecar.relay.relay import Relay
 from sidecar.reporting.reporter import Reporter
 from sidecar.residency.manager import Manager
-from sidecar.residency.state_file import Locked, StateFile
+from sidecar.residency.state_file import StateFile
 from sidecar.serve.assembly import gpus_of, managed, relay_of, sidecar_id
 from sidecar.serve.file_reload import FileReload
 from sidecar.serve.operator_log import say
+from sidecar.serve.state_origin import own_state
 
 DRAIN_WITHIN = 30.0  # seconds for calls to end, where engines or the relay end with the sidecar
 LEFT_WITHIN = 5.0  # seconds for gateways to leave the relay after that
@@ -74,7 +75,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run(options: Options) -> None:
-    """Serve until SIGTERM, SIGINT, or an order to stop. Raises StartError."""
+    """Serve until SIGTERM, SIGINT, or an order to stop. Raises StartError, Locked."""
     with standard_error(text=as_text(options.log_format)):
         uvloop.run(serve(options))
 
@@ -89,10 +90,16 @@ async def serve(options: Options) -> None:
         gpus = gpus_of(config, options.gpus_from)
         sampler = Sampler(gpus)
         stack.push_async_callback(sampler.aclose)
-        await selectable(sampler)
-        state = locked_state(folder / config.state_file)
+        try:
+            with contextlib.suppress(GPUError):  # those that cannot be read are looked at again
+                await sampler.sample()
+        except Unselectable as error:
+            raise StartError(f"gpus: {error}") from error
+        state = StateFile(folder / config.state_file, say)
+        state.lock()
         stack.callback(state.close)
-        manager = managed(config, folder, sampler, state, options.gpus_from)
+        known = own_state(state.load(), state.path, say)
+        manager = managed(config, folder, sampler, known, state, options.gpus_from)
         await manager.open()
         view = StatusView(manager, state, gpus, options)
         try:
@@ -140,26 +147,6 @@ def api_of(manager: Manager, view: StatusView, file: FileReload, ending: Shutdow
         end=ending.ask,
         leaving=ending.first.is_set,
     )
-
-
-def locked_state(path: Path) -> StateFile:
-    """The state file, which is this sidecar's alone from now on. Raises StartError."""
-    state = StateFile(path, say)
-    try:
-        state.lock()
-    except Locked as error:
-        raise StartError(str(error)) from error
-    return state
-
-
-async def selectable(sampler: Sampler) -> None:
-    """Raises StartError where the GPUs to be used are not there. Those that cannot be read are looked at again."""
-    try:
-        await sampler.sample()
-    except GPUError:
-        return
-    except Unselectable as error:
-        raise StartError(f"gpus: {error}") from error
 
 
 class StatusView:

@@ -16,7 +16,7 @@ from sidecar.sizing.model_config import ModelShape, element_bytes
 from sidecar.sizing.model_fields import ModelError, shown
 from sidecar.sizing.model_layers import Cache, LayerState
 from sidecar.sizing.weights import StoredWeights, on_each_gpu
-from sidecar.sizing.working_memory import CONTEXT, SMALL_BATCH, Batch, activations, overhead
+from sidecar.sizing.working_memory import CONTEXT, SMALL_BATCH, Batch, activations, overhead, split_among
 
 BLOCK = 16  # tokens: the least that KV cache is given out in
 MARGIN, MARGIN_SHARE = GIB, 0.05  # claimed beyond a need that was never measured: the larger of the two
@@ -216,11 +216,6 @@ def gib(size: int) -> str:
 # -- arithmetic -------------------------------------------------------------------------------------------------------
 
 
-def _split(parts: int, gpus: int) -> int:
-    """The share of one of `gpus` in `parts` that are divided among them; where they do not go round, one each."""
-    return -(-parts // gpus)
-
-
 def _held(cache: Cache, tokens: int, sequences: int, step: int) -> int:
     """Tokens of which a cache holds something at once."""
     return tokens if cache.window is None else min(tokens, sequences * (cache.window - 1 + BLOCK) + step)
@@ -228,10 +223,10 @@ def _held(cache: Cache, tokens: int, sequences: int, step: int) -> int:
 
 def _layer_bytes(cache: Cache, gpus: int, element: int) -> int:
     """Bytes of one token in one layer."""
-    return _split(cache.heads, gpus) * cache.width * element + cache.fixed
+    return split_among(cache.heads, gpus) * cache.width * element + cache.fixed
 
 
 def _state_bytes(state: LayerState, gpus: int, element: int) -> int:
-    channels = _split(state.channels, gpus) + _split(state.groups, gpus) * state.group_channels
-    recurrent = _split(state.recurrent, gpus) * (state.recurrent_bytes or element)
+    channels = split_among(state.channels, gpus) + split_among(state.groups, gpus) * state.group_channels
+    recurrent = split_among(state.recurrent, gpus) * (state.recurrent_bytes or element)
     return state.layers * (channels * state.kept * element + recurrent)

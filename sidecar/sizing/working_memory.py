@@ -47,8 +47,8 @@ def activations(shape: ModelShape, most: Batch, gpus: int = 1, element: int = 2)
     logits: sequences x vocabulary x 4; a dense layer: tokens x (3 x intermediate / GPUs + 4 x hidden); experts: tokens
     x experts per token x 2 x (expert intermediate / GPUs + hidden); gated delta nets: 1 GiB.
     """
-    dense = 3 * _split(shape.intermediate, gpus) + 4 * shape.hidden
-    experts = shape.experts_per_token * 2 * (_split(shape.expert_intermediate, gpus) + shape.hidden)
+    dense = 3 * split_among(shape.intermediate, gpus) + 4 * shape.hidden
+    experts = shape.experts_per_token * 2 * (split_among(shape.expert_intermediate, gpus) + shape.hidden)
     logits = most.sequences * shape.vocabulary * LOGIT
     return logits + most.tokens * (dense + experts) * element + (DELTA_NET if shape.delta_net else 0)
 
@@ -71,5 +71,6 @@ def captured(sequences: int) -> int:
     return sum(size <= largest for size in sizes)
 
 
-def _split(parts: int, gpus: int) -> int:
+def split_among(parts: int, gpus: int) -> int:
+    """The share of one of `gpus` in `parts` that are divided among them; where they do not go round, one each."""
     return -(-parts // gpus)

@@ -13,6 +13,7 @@ from sidecar.gpus.simulated import lay_out
 from sidecar.residency.manager import Manager
 from sidecar.residency.state_file import StateFile
 from sidecar.serve.assembly import gpus_of, managed
+from sidecar.serve.state_origin import own_state
 
 GIB = 1 << 30
 FILE = """
@@ -36,7 +37,7 @@ async def opened(
     config = decode(text.encode())
     sampler = Sampler(gpus_of(config, fake))
     state = StateFile(folder / config.state_file, lambda _: None)
-    manager = managed(config, folder, sampler, state, fake)
+    manager = managed(config, folder, sampler, own_state(state.load(), state.path, lambda _: None), state, fake)
     await manager.open()
     running = asyncio.ensure_future(manager.run()) if run else None
     try:
