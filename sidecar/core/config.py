@@ -154,13 +154,13 @@ def explain(config: SidecarConfig) -> str:
 def faults_of(config: SidecarConfig) -> Iterator[Fault]:
     """Everything that keeps a well-formed config from being used; of one that could not be read in all its parts, what
     the others tell."""
-    yield from readable(
-        _number(config), _engine(config), _machine(config), _reach(config), _open(config), _relay(config), _pool(config)
-    )
+    engine = engine_faults(config.engine, ("engine",))
+    parts = _number(config), engine, _machine(config), _reach(config), _open(config), _relay(config), _pool(config)
+    yield from readable(*parts)
     served: dict[str, str] = {}
     for name, profile in config.models.items():
-        parts = faults(profile, ("models", name)), _on_this_machine(config, profile, name), _on_cpu(config, name)
-        yield from readable(*parts, _simulated(config, name), _served(config, name, served))
+        own = faults(profile, ("models", name)), _on_this_machine(config, profile, name), _on_cpu(config, name)
+        yield from readable(*own, _simulated(config, name), _served(config, name, served))
     yield from name_faults(dict(pair for name in config.models for pair in readable(_named(config, name))))
 
 
@@ -174,10 +174,6 @@ def _number(config: SidecarConfig) -> Iterator[Fault]:
     elif len(config.models) > MAX_MODELS:
         found = f"{len(config.models)} models"
         yield Fault(("models",), found, f"at most {MAX_MODELS}: as many as a report to a gateway holds")
-
-
-def _engine(config: SidecarConfig) -> Iterator[Fault]:
-    yield from engine_faults(config.engine, ("engine",))
 
 
 def _simulated(config: SidecarConfig, name: str) -> Iterator[Fault]:

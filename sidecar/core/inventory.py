@@ -117,11 +117,8 @@ class Size(msgspec.Struct, frozen=True, kw_only=True):
 
     def starts_as(self, other: Size) -> bool:
         """Whether an engine is started with the same claim."""
-        return self._started == other._started
-
-    @property
-    def _started(self) -> tuple[int, float | None, int | None, int | None]:
-        return self.claim, self.share, self.sequences, self.context_length
+        fields = ("claim", "share", "sequences", "context_length")
+        return all(getattr(self, field) == getattr(other, field) for field in fields)
 
 
 class PlanSettings(msgspec.Struct, frozen=True, kw_only=True):

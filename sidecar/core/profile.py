@@ -157,7 +157,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 
 def faults(profile: Profile, at: Path) -> Iterator[Fault]:
     """Mistakes that keep a well-formed profile, which is at the path `at`, from being used."""
-    yield from readable(_gpus(profile, at), _idle(profile, at), _loads(profile, at), _engine(profile, at))
+    yield from readable(_gpus(profile, at), _idle(profile, at), _loads(profile, at))
+    yield from readable(engine_faults(profile.engine, (*at, "engine")))
     yield from readable(hours_faults(profile.schedule, (*at, "schedule")), _transfer(profile, at))
     for name, value in profile.flags.items():
         yield from _flag(name, value, (*at, "flags", name))
@@ -165,10 +166,6 @@ def faults(profile: Profile, at: Path) -> Iterator[Fault]:
             yield Fault((*at, "flags", name), "adapters as well", "one of them")
     for name in profile.environment:
         yield from _variable(name, (*at, "environment", name))
-
-
-def _engine(profile: Profile, at: Path) -> Iterator[Fault]:
-    yield from engine_faults(profile.engine, (*at, "engine"))
 
 
 def _transfer(profile: Profile, at: Path) -> Iterator[Fault]:

@@ -13,42 +13,14 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from gateway.shared.vllm.answers import (
-    CACHE,
-    GENERATION_TOKENS,
-    KV_USAGE,
-    PROMPT_TOKENS,
-    RUNNING,
-    SLEEP,
-    WAITING,
-    AnswerError,
-    ModelList,
-    Rows,
-    SleepState,
-    capacity_of,
-    series_of,
-    sleep_state_of,
-)
+from gateway.shared.vllm import answers
 
-__all__ = [
-    "Acknowledgement",
-    "AnswerError",
-    "Completion",
-    "Gauges",
-    "SleepState",
-    "done_from",
-    "gauges_from",
-    "models_from",
-    "said_from",
-    "sleeping_from",
-    "version_from",
-]
-
+AnswerError = answers.AnswerError
 T = TypeVar("T")
 OLDEST = (0, 6)  # a build from source without tags calls itself 0.1.dev1, whatever it is
 # The first counts steps, a long prompt's pieces too; the others also move where it is absent.
-_STEPS = (b"vllm:iteration_tokens_total_count", *GENERATION_TOKENS, *PROMPT_TOKENS)
-_NAMES = frozenset((RUNNING, WAITING, *KV_USAGE, CACHE, SLEEP, *_STEPS))
+_STEPS = (b"vllm:iteration_tokens_total_count", *answers.GENERATION_TOKENS, *answers.PROMPT_TOKENS)
+_NAMES = frozenset((answers.RUNNING, answers.WAITING, *answers.KV_USAGE, answers.CACHE, answers.SLEEP, *_STEPS))
 
 
 class Gauges(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +34,7 @@ class Gauges(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int
     kv_usage: float
     kv_tokens: int | None = None
-    sleep_state: SleepState | None = None
+    sleep_state: answers.SleepState | None = None
     steps: float = 0.0
 
     @property
@@ -73,9 +45,9 @@ class Gauges(msgspec.Struct, frozen=True, kw_only=True):
 
 def gauges_from(text: bytes) -> Gauges:
     """The Prometheus text of GET /metrics. Raises AnswerError."""
-    series = series_of(text, _NAMES)
-    running, waiting = series.get(RUNNING), series.get(WAITING)
-    usage = next((series[name] for name in KV_USAGE if name in series), None)
+    series = answers.series_of(text, _NAMES)
+    running, waiting = series.get(answers.RUNNING), series.get(answers.WAITING)
+    usage = next((series[name] for name in answers.KV_USAGE if name in series), None)
     if running is None or waiting is None or usage is None or not len(running) == len(waiting) == len(usage):
         raise AnswerError(
             "running, waiting and KV usage are not all told of every engine: is this a whole vLLM scrape?"
@@ -87,13 +59,13 @@ def gauges_from(text: bytes) -> Gauges:
         running=int(_sum(running)),
         waiting=int(_sum(waiting)),
         kv_usage=worst,
-        kv_tokens=capacity_of(series.get(CACHE, [])),
-        sleep_state=sleep_state_of(series.get(SLEEP, [])),
+        kv_tokens=answers.capacity_of(series.get(answers.CACHE, [])),
+        sleep_state=answers.sleep_state_of(series.get(answers.SLEEP, [])),
         steps=sum(_sum(series.get(name, [])) for name in _STEPS),
     )
 
 
-def _sum(rows: Rows) -> float:
+def _sum(rows: answers.Rows) -> float:
     return sum(value for _, value in rows)
 
 
@@ -128,7 +100,7 @@ class _Completion(msgspec.Struct):
     choices: Annotated[list[Completion], msgspec.Meta(min_length=1)]
 
 
-_decode_models = msgspec.json.Decoder(ModelList).decode
+_decode_models = msgspec.json.Decoder(answers.ModelList).decode
 _decode_version = msgspec.json.Decoder(_Version).decode
 _decode_sleeping = msgspec.json.Decoder(_Sleeping).decode
 _decode_completion = msgspec.json.Decoder(_Completion).decode

@@ -16,18 +16,7 @@ import httpx
 import msgspec
 
 from gateway.shared.control.http_client import AnswerTooLarge, exchange, request_headers, transport_to
-from sidecar.core.vllm import (
-    Acknowledgement,
-    AnswerError,
-    Completion,
-    Gauges,
-    done_from,
-    gauges_from,
-    models_from,
-    said_from,
-    sleeping_from,
-    version_from,
-)
+from sidecar.core import vllm
 
 T = TypeVar("T")
 # refused: nobody listens, nothing was asked; lost: it went away before it had answered, and may have done what was
@@ -96,19 +85,19 @@ class EngineApi:
 
     async def models(self, within: float = QUICK) -> dict[str, int | None]:
         """Served names (adapters too), each with its longest context in tokens where told."""
-        return _read(models_from, "/v1/models", await self._ask("GET", "/v1/models", within))
+        return _read(vllm.models_from, "/v1/models", await self._ask("GET", "/v1/models", within))
 
     async def version(self, within: float = QUICK) -> tuple[int, int] | None:
         """Major and minor version; None where it does not tell a release."""
-        return _read(version_from, "/version", await self._ask("GET", "/version", within))
+        return _read(vllm.version_from, "/version", await self._ask("GET", "/version", within))
 
-    async def gauges(self, within: float = QUICK) -> Gauges:
+    async def gauges(self, within: float = QUICK) -> vllm.Gauges:
         """Read /metrics once."""
-        return _read(gauges_from, "/metrics", await self._ask("GET", "/metrics", within, limit=METRICS_LIMIT))
+        return _read(vllm.gauges_from, "/metrics", await self._ask("GET", "/metrics", within, limit=METRICS_LIMIT))
 
     async def is_sleeping(self, within: float = LIVENESS) -> bool:
         """Whether it sleeps or is paused, as it is while `sleep` waits. EngineCore itself answers, in dev mode."""
-        return _read(sleeping_from, "/is_sleeping", await self._ask("GET", "/is_sleeping", within))
+        return _read(vllm.sleeping_from, "/is_sleeping", await self._ask("GET", "/is_sleeping", within))
 
     async def alive(self, within: float = LIVENESS) -> None:
         """Hears from EngineCore itself, which may hang while /health says 200; ApiError(timeout) where it does.
@@ -149,15 +138,15 @@ class EngineApi:
         for _ in range(requests):
             await self._complete(prompt, CANARY_TOKENS, within)
 
-    async def canary(self, within: float = GENERATE) -> Completion:
+    async def canary(self, within: float = GENERATE) -> vllm.Completion:
         """The same as long as the weights are; to be asked of an idle engine, as batches change the arithmetic."""
         return await self._complete(CANARY, CANARY_TOKENS, within)
 
-    async def _complete(self, prompt: str, tokens: int, within: float) -> Completion:
+    async def _complete(self, prompt: str, tokens: int, within: float) -> vllm.Completion:
         asked = {"model": self.served_name, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "seed": 0}
         asked |= {"ignore_eos": True, "return_token_ids": True}  # unknown fields are ignored
         body = await self._ask("POST", "/v1/completions", within, asked)
-        return _read(said_from, "/v1/completions", body)
+        return _read(vllm.said_from, "/v1/completions", body)
 
     # -- orders -------------------------------------------------------------------------------------------------------
 
@@ -185,9 +174,9 @@ class EngineApi:
             if done.status == "sleeping" and target != "/wake_up?tags=weights":
                 raise ApiError("status", f"{target}: it says that it still sleeps")
 
-    async def _do(self, target: str, within: float, body: object = None) -> Acknowledgement:
+    async def _do(self, target: str, within: float, body: object = None) -> vllm.Acknowledgement:
         answer = await self._ask("POST", target, within, body)
-        done = _read(done_from, target, answer)
+        done = _read(vllm.done_from, target, answer)
         if done.success is False:
             raise ApiError("status", f"{target}: it says that it did not: {_quoted(answer)}")
         return done
@@ -239,7 +228,7 @@ def _quoted(answer: bytes) -> str:
 def _read(reader: Callable[[bytes], T], target: str, answer: bytes) -> T:
     try:
         return reader(answer)
-    except AnswerError as error:
+    except vllm.AnswerError as error:
         raise ApiError("garbage", f"{target}: cannot read the answer: {error}: {_quoted(answer)}") from None
 
 
