@@ -60,8 +60,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reloaded(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to `POST /reload`: the file, whether it was `new` by then, and the `changes` of its last version."""
+    """The answer to `POST /reload`: the file, and the `changes` of its last version."""
 
     file: FileStatus
-    new: bool
     changes: Reload

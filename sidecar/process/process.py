@@ -26,8 +26,8 @@ from sidecar.core.engine_records import ProcessRecord
 from sidecar.process import process_family
 from sidecar.process.adoption import handle_for
 from sidecar.process.output import MOST, Output
+from sidecar.process.process_family import SpawnFailed
 from sidecar.process.ring import Ring
-from sidecar.process.spawn import SpawnFailed, start
 
 GRACE = 30.0  # seconds from SIGTERM to SIGKILL
 KILL_WITHIN = 10.0  # seconds; what SIGKILL has not ended by then hangs in the kernel
@@ -86,7 +86,7 @@ class Process:
         except OSError as error:
             raise SpawnFailed(f"{argv[0]} was not started: {error}") from error
         try:
-            seen = start(argv, process_family.marked(env, engine), cwd, output.fd)
+            seen = process_family.spawn(argv, process_family.marked(env, engine), cwd, output.fd)
         except SpawnFailed:
             output.close()
             raise

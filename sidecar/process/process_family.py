@@ -1,4 +1,4 @@
-"""Process family of an engine, by /proc, and signals that cannot reach a stranger.
+"""Process family of an engine: its spawning, its members by /proc, and signals that cannot reach a stranger.
 
 A process is known by its number *and* its start time, since numbers are used again. An engine's family is its leader's
 session and process group, every process with its marker in the environment (a child that left the session), and the
@@ -14,13 +14,18 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Collection, Iterable, Mapping
+import subprocess
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 MARKER = "WEIR_SIDECAR_ENGINE"
 ENVIRONMENT_MOST = 2 * 1024 * 1024  # bytes; Linux allows an environment more only with an unusual stack limit
+
+
+class SpawnFailed(Exception):
+    """The engine's program could not be started; the message says why."""
 
 
 class ProcessSnapshot(msgspec.Struct, frozen=True):
@@ -69,6 +74,36 @@ def look(pid: int) -> ProcessSnapshot | None:
     parent, group, session = map(int, fields[1:4])
     ran = sum(map(int, fields[11:15]))
     return ProcessSnapshot(pid, parent, group, session, fields[0].decode(), int(fields[19]), ran)
+
+
+def spawn(argv: Sequence[str], env: Mapping[str, str], cwd: Path | None, output: int) -> ProcessSnapshot:
+    """The leader of a new session. The caller reaps it. Raises SpawnFailed, and nothing runs then.
+
+    `env` is its whole environment; `output` is the descriptor it writes to. No shell sees `argv`.
+    """
+    try:
+        child = subprocess.Popen(  # noqa: S603 # the caller builds argv from an allowlist
+            list(argv),
+            env=dict(env),
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except (OSError, ValueError) as error:
+        raise SpawnFailed(f"{argv[0]} could not be started: {error}") from error
+    child.returncode = 0  # it is the caller's to reap from here on: Popen must neither try nor warn
+    try:
+        seen = look(child.pid)
+        why = "/proc does not show it"
+    except OSError as error:
+        seen, why = None, str(error)
+    if seen is None:
+        os.killpg(child.pid, signal.SIGKILL)
+        os.waitpid(child.pid, 0)
+        raise SpawnFailed(f"{argv[0]} was ended again, since the sidecar could not look after it: {why}")
+    return seen
 
 
 def everyone() -> list[ProcessSnapshot]:

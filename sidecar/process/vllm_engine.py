@@ -30,9 +30,9 @@ from sidecar.process.adoption import NotOurs
 from sidecar.process.engine_api import LIVENESS, NO_COMPLETIONS, ApiError, EngineApi
 from sidecar.process.ports import AddressTaken
 from sidecar.process.process import Process, Unkillable
+from sidecar.process.process_family import SpawnFailed
 from sidecar.process.readiness import ready
 from sidecar.process.ring import LINES
-from sidecar.process.spawn import SpawnFailed
 from sidecar.process.start_evidence import StartEvidence
 
 FAILURES = (ApiError, SpawnFailed, AddressTaken, Unkillable, NotOurs, OSError)

@@ -62,9 +62,7 @@ class FileReload:
 
     async def now(self) -> Reloaded:
         """Read it now, changed or not; the answer to `POST /reload`."""
-        version = self.status.version
-        status = await self._watched.reload_now()
-        return Reloaded(file=status, new=status.version > version, changes=self.last)
+        return Reloaded(file=await self._watched.reload_now(), changes=self.last)
 
     def _load(self, read: Read) -> tuple[SidecarConfig, SidecarConfig]:
         file, taken = newer(read(self._path), str(self._path), self._started, self._folder)

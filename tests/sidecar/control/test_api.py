@@ -36,7 +36,7 @@ class Door:
         self.manager = manager
         self.stopped: list[bool] = []
         self.leaving = False
-        self.reloaded = Reloaded(file=FileStatus(version=2), new=True, changes=Reload(added=("c",)))
+        self.reloaded = Reloaded(file=FileStatus(version=2), changes=Reload(added=("c",)))
         api = Api(
             manager=manager, started=7, view=self.status, read_file=self.reload,
             exposition=Metrics(manager, self.status).exposition,
@@ -322,7 +322,7 @@ def test_a_reload_answers_what_it_changed(tmp_path: Path) -> None:
         assert (answer.json()["changes"]["added"], answer.json()["file"]["version"]) == (["c"], 2)
         assert (await door.refused("POST", "/reload", json={"path": "/etc/passwd"}))[0] == 400
         assert (await door.refused("POST", "/reload?path=x"))[0] == 400
-        door.reloaded = Reloaded(file=FileStatus(error="f.yaml:3: bad"), new=False, changes=Reload())
+        door.reloaded = Reloaded(file=FileStatus(error="f.yaml:3: bad"), changes=Reload())
         status, message = await door.refused("POST", "/reload")
         assert (status, message) == (422, "Nothing has changed: the file cannot be used.\nf.yaml:3: bad")
         door.leaving = True
