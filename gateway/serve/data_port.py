@@ -175,8 +175,9 @@ class MachinePort:
         if self._process is not None:
             await self._listen_to_relays(self._process)
             return
-        for where in self._inherited.data or (self._options.listen,):
-            await self._gateway.server.listen(where, ssl=context, owner=self._inherited.owner)
+        data, owner = self._inherited.data, self._inherited.owner
+        for where in data or (self._options.listen,):
+            await self._gateway.server.listen(where, ssl=context, owner=owner or not data)
 
     async def _listen_to_relays(self, process: DeciderProcess) -> None:
         self._hub.start()
