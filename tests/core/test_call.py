@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import random
-import time
 from typing import Any
 
 import pytest
@@ -869,31 +868,6 @@ def test_what_we_do_not_change_is_not_re_encoded() -> None:
     )
     assert b'"x":1.000' in call(data).body
     assert b'[ {"role":"u","content":"\\u0041"} ]' in call(data).body
-
-
-# -- cost of parsing ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_parsing_is_cheap() -> None:
-    """The hot path: some 10 us for a 700-byte chat. The bound is loose: machines differ and are shared."""
-    data = json.dumps(
-        {
-            "model": "m",
-            "stream": True,
-            "max_tokens": 256,
-            "messages": [{"role": "system", "content": "a" * 150}, {"role": "user", "content": "b" * 400}],
-        }
-    ).encode()
-    best = min(_timed(data) for _ in range(20))
-    assert best < 60e-6
-
-
-def _timed(data: bytes) -> float:
-    began = time.perf_counter()
-    for _ in range(500):
-        call(data, headers={"content-type": "application/json"})
-    return (time.perf_counter() - began) / 500
 
 
 # -- cache salts --------------------------------------------------------------------------------------------------

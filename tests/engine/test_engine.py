@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import time
 from typing import Any
 
 import pytest
@@ -258,29 +256,3 @@ def test_nothing_is_lost_leaked_or_overdrawn(
         assert sequence.generated == sequence.output or sequence.state is SequenceState.ABORTED
     assert it.scheduler._context == 0
     assert set(it.scheduler._boundary) == {0}
-
-
-@pytest.mark.slow
-def test_a_hundred_thousand_calls_take_less_than_a_minute_of_processor_time() -> None:
-    rng = random.Random(1)
-    it = Engine(engine_config(profiles()["h100-8b"]))
-    arrives, now, done = 0.0, 0.0, 0
-    calls = []
-    for number in range(100_000):
-        arrives += rng.expovariate(50.0)
-        prompt, output = min(8000, int(rng.lognormvariate(6.0, 1.0)) + 1), int(rng.lognormvariate(4.9, 0.8)) + 1
-        calls.append((arrives, Sequence(prompt, output, hashes=range(number * 1000, number * 1000 + prompt // BLOCK))))
-    began = time.process_time()
-    coming = iter(calls)
-    following = next(coming, None)
-    while done < len(calls):
-        while following is not None and following[0] <= now:
-            it.add(following[1], following[0])
-            following = next(coming, None)
-        if it.busy:
-            result = it.step(now)
-            now = result.ends
-            done += len(result.finished)
-        elif following is not None:
-            now = following[0]
-    assert time.process_time() - began < 60.0

