@@ -215,7 +215,7 @@ def _heard(grant: Grant, reply: Reply) -> tuple[str, str]:
         grant.answered(status)
         return "", ""
     if not grant.engine.provider or (status < 500 and status not in REFUSED_OUTSIDE):
-        message = _answered(grant, status)
+        message = answered(grant, status)
         return str(status), message if status in RETRIED else ""
     kind = REFUSED_OUTSIDE.get(status, str(status))
     pause = retry_after(reply.headers) or 0
@@ -224,7 +224,7 @@ def _heard(grant: Grant, reply: Reply) -> tuple[str, str]:
     return kind, message
 
 
-def _answered(grant: Grant, status: int) -> str:
+def answered(grant: Grant, status: int) -> str:
     """Tell the grant what its engine has answered. Returns words for it, in case it is a failure."""
     message = f"it answered {status}"
     if status not in MISPLACED:

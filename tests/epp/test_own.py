@@ -167,6 +167,7 @@ def test_a_proxy_that_does_not_pass_whole_bodies_is_told_its_setting(own: Site, 
         ("upstream_reset_before_response_started{remote_connection_failure|Connection_refused}", 503, "upstream"),
         ("via_upstream", 500, "upstream"),
         ("via_upstream", 404, "engine_refused"),
+        ("via_upstream", 302, "upstream"),
     ],
 )
 def test_an_engines_failure_is_recorded(own: Site, details: str, status: int, outcome: str) -> None:
@@ -184,8 +185,9 @@ def test_an_engines_failure_is_recorded(own: Site, details: str, status: int, ou
         ([], "client_gone"),
         ([answer_headers(200, content_type="text/event-stream"), response_body(b"data: {}\n\n", False)], "client_gone"),
         ([answer_headers(200, content_type="text/event-stream"), response_body(b"data: {}\n\n", True)], "truncated"),
+        ([answer_headers(200), response_body(b'{"choices":[', True)], "truncated"),
     ],
-    ids=["before the answer", "in a stream", "a stream without its end"],
+    ids=["before the answer", "in a stream", "a stream without its end", "half an object"],
 )
 def test_an_answer_that_ends_early_is_recorded(own: Site, sent: list[Any], outcome: str) -> None:
     request_id = uuid.uuid4().hex

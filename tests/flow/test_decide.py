@@ -388,6 +388,8 @@ def test_a_hold_that_nothing_is_heard_of_is_given_back(begun: bool, lasts: float
         ({"failure": "timeout"}, "upstream", 1),
         ({"status": 500}, "upstream", 1),
         ({"status": 400}, "engine_refused", 0),
+        ({"status": 302}, "upstream", 1),
+        ({"status": 401}, "upstream", 1),
         ({"failure": "client_gone"}, "client_gone", 0),
         ({"status": 200, "failure": "client_gone"}, "client_gone", 0),
         ({"status": 200, "failure": "truncated"}, "truncated", 1),

@@ -20,7 +20,7 @@ from gateway.core.request.engine_priority import with_priority
 from gateway.core.request.outcome import Outcome, Refused
 from gateway.core.request.record import Record
 from gateway.relay.active_call import ActiveCall
-from gateway.relay.attempts import EARLY, failure, patience
+from gateway.relay.attempts import EARLY, MISPLACED, answered, failure, patience
 from gateway.relay.decide.held_calls import HOLD, HeldCall, HeldCalls
 from gateway.relay.decide.messages import EndReport
 from gateway.relay.heads import answer_lines, engine_lines
@@ -118,7 +118,7 @@ class Lending:
                 record.reason = EXPIRED
             elif report.failure == "client_gone":
                 record.reason = report.failure
-            elif report.status is None or report.status >= 500:
+            elif report.status is None or report.status >= 500 or report.status in MISPLACED:
                 refused = self._failed(report, call, grant)
                 settle_unanswered(call, admission, record, self._clock(), pace=grant.pace, since=grant.hold.taken_at)
                 raise refused
@@ -129,8 +129,7 @@ class Lending:
     def _failed(self, report: EndReport, call: Call, grant: Grant) -> Refused:
         """The engine has failed, and nothing of its answer was of use."""
         if report.status is not None:
-            message = f"it answered {report.status}"
-            grant.answered(report.status)
+            message = answered(grant, report.status)
         else:
             kind = report.failure or "reset"
             reason, message = MET[kind]

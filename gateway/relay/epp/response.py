@@ -123,7 +123,8 @@ class ResponseReader:
             self._report(EndReport(None, self._failure))
             return
         usage = self._usage
-        cut = isinstance(usage, SSEUsage) and not usage.ended(self._route.last_event)
+        last = self._route.last_event
+        cut = usage is not None and (usage.cut if isinstance(usage, JSONUsage) else not usage.ended(last))
         self._report(EndReport(self._status, "truncated" if cut else None, _usage(usage)))
 
     def _report(self, report: EndReport) -> None:
