@@ -129,11 +129,12 @@ def scenario_of(
 
 def sent(
     address: Address, scenario: Scenario | None = None, *, count: int | None = None, retries: int = 0,
-    timeout: float = 5.0, drain: float = 5.0, tls: ssl.SSLContext | None = None,
+    timeout: float = 60.0, drain: float = 60.0, tls: ssl.SSLContext | None = None,
     sources: tuple[tuple[str, Address], ...] = (),
 ) -> Ran:  # fmt: skip
     """One run; a scenario left out: ten requests in a tenth of a second. `count`: no more than so many."""
-    scenario = scenario or scenario_of(Arrivals(constant=Rate(100.0)), 0.1)
+    if scenario is None:  # with a later end than theirs: what is late then is not sent
+        scenario, count = scenario_of(Arrivals(constant=Rate(100.0)), 60.0), 10
     load = Load(
         planned=islice(planned(scenario), count), seconds=scenario.seconds, users=scenario.clients, drain=drain,
         clients=Clients(retries=retries, timeout=timeout),

@@ -38,8 +38,9 @@ pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` ha
 
 GOOD = stream(WORD, WORD, WORD, USAGE, DONE)
 SPACED = WORD.replace(b'"choices":[{', b'"choices": [ {').replace(b"\n", b"\r\n")
-FIRST, BETWEEN = 0.04, 0.02  # seconds
+FIRST, BETWEEN = 0.2, 0.2  # seconds
 SLACK = 0.1  # seconds, for a machine that has other things to do; what is too short is always wrong
+QUICK = scenario_of(Arrivals(constant=Rate(100.0)), 60.0)  # `count` of them: what is late at its end is not sent
 ONE_BY_ONE = scenario_of(Arrivals(closed=Closed(clients=1)), 60.0)
 
 
@@ -56,7 +57,7 @@ async def timed(number: int, body: bytes, writer: asyncio.StreamWriter) -> None:
 
 def test_its_numbers_are_the_servers_delays() -> None:
     with served(timed) as server:
-        ran = sent(server.address, scenario_of(Arrivals(constant=Rate(100.0)), 0.2))
+        ran = sent(server.address, QUICK, count=20)
     assert len(ran.results) == 20
     assert {result.outcome for result in ran.results} == {"ok"}
     assert [result.at for result in sorted(ran.results, key=lambda one: one.index)] == [n / 100.0 for n in range(20)]
@@ -67,7 +68,7 @@ def test_its_numbers_are_the_servers_delays() -> None:
     assert {len(result.gaps) for result in ran.results} == {4}
     assert median(gaps) > BETWEEN - 0.01
     assert min(gaps) < BETWEEN + SLACK
-    assert all(sum(result.gaps) > 4 * BETWEEN - 0.02 for result in ran.results)
+    assert all(sum(result.gaps) > 4 * BETWEEN - 0.3 for result in ran.results)
     for result in ran.results:
         assert result.sent >= result.at
         assert result.sent <= result.first_byte <= result.first_token
@@ -76,22 +77,26 @@ def test_its_numbers_are_the_servers_delays() -> None:
 
 
 def test_a_slow_server_does_not_slow_the_load() -> None:
+    together = asyncio.Event()
+
     async def slow(number: int, body: bytes, writer: asyncio.StreamWriter) -> None:
-        await asyncio.sleep(3.0)
+        if number == 9:
+            together.set()
+        async with asyncio.timeout(60):
+            await together.wait()  # no answer comes before the last request
         writer.write(GOOD)
 
     with served(slow) as server:
         ran = sent(server.address)
     assert server.connections == 10  # all were open at once
-    assert max(result.sent for result in ran.results) < 3.0, "before the first answer"
     assert {result.outcome for result in ran.results} == {"ok"}
 
 
 def test_connections_are_used_again() -> None:
     with served(always(GOOD)) as server:
-        ran = sent(server.address, scenario_of(Arrivals(closed=Closed(clients=2)), 1.0))
+        ran = sent(server.address, scenario_of(Arrivals(closed=Closed(clients=2)), 60.0), count=20)
         assert ran.connections == server.connections == 2
-        assert len(ran.results) > 4
+        assert len(ran.results) == 20
         assert {result.outcome for result in ran.results} == {"ok"}
 
 
@@ -143,22 +148,22 @@ def test_a_plan_of_nothing_is_over_at_once() -> None:
 
 def test_what_stalls_is_given_up() -> None:
     with served(always(*(data for data, _ in STALLS))) as server:
-        ran = sent(server.address, ONE_BY_ONE, count=len(STALLS), timeout=0.15)
+        ran = sent(server.address, ONE_BY_ONE, count=len(STALLS), timeout=3.0)
     found = sorted(ran.results, key=lambda result: result.index)
     assert [(result.outcome, result.reason) for result in found] == [("timed_out", why) for _, why in STALLS]
 
 
 def test_nobody_waits_for_ever() -> None:
     with served(always(b"")) as server:
-        ran = sent(server.address, scenario_of(Arrivals(constant=Rate(100.0)), 0.02), drain=0.05, timeout=600.0)
+        ran = sent(server.address, QUICK, count=2, drain=0.05, timeout=600.0)
     assert {result.outcome for result in ran.results} == {"unfinished"}
     assert ran.seconds < 300.0, "it does not wait until the calls time out"
 
 
 def test_nobody_listens() -> None:
-    ran = sent(Address("127.0.0.1", 9), scenario_of(Arrivals(constant=Rate(100.0)), 0.02))
+    ran = sent(Address("127.0.0.1", 9), QUICK, count=2)
     assert {(result.outcome, result.reason) for result in ran.results} == {("unanswered", "Connection refused")}
-    ran = sent(Address("nobody.invalid", 80), scenario_of(Arrivals(constant=Rate(100.0)), 0.02))
+    ran = sent(Address("nobody.invalid", 80), QUICK, count=2)
     assert {result.outcome for result in ran.results} == {"unanswered"}
     assert all(result.reason.startswith("name lookup: ") for result in ran.results)
 
@@ -168,7 +173,7 @@ def test_it_tries_again_when_it_is_told_to() -> None:
         writer.write(plain(503, b"{}", b"retry-after-ms: 20") if number == 0 else GOOD)
 
     with served(second) as server:
-        ran = sent(server.address, scenario_of(Arrivals(constant=Rate(100.0)), 0.01), retries=2)
+        ran = sent(server.address, QUICK, count=1, retries=2)
     (result,) = ran.results
     assert (result.outcome, result.tries) == ("ok", 2)
     assert result.first_token - result.sent >= 0.02  # the wait is part of what its user felt
@@ -177,7 +182,7 @@ def test_it_tries_again_when_it_is_told_to() -> None:
 
 def test_a_refusal_for_good_is_not_asked_again() -> None:
     with served(always(plain(503, b"{}", b"x-should-retry: false"))) as server:
-        ran = sent(server.address, scenario_of(Arrivals(constant=Rate(100.0)), 0.01), retries=2)
+        ran = sent(server.address, QUICK, count=1, retries=2)
     assert [result.tries for result in ran.results] == [1]
     assert len(server.bodies) == 1
 
@@ -197,7 +202,8 @@ def test_a_conversation_goes_on_with_what_was_said() -> None:
 def test_embeddings_have_no_tokens() -> None:
     body = b'{"data":[],"usage":{"prompt_tokens":160,"total_tokens":160}}'
     with served(always(plain(200, body))) as server:
-        ran = sent(server.address, scenario_of(Arrivals(constant=Rate(100.0)), 0.02, kind="embeddings"))
+        ran = sent(server.address, scenario_of(Arrivals(constant=Rate(100.0)), 60.0, kind="embeddings"), count=2)
+    assert len(ran.results) == 2
     for result in ran.results:
         assert (result.outcome, result.prompt_tokens, result.first_token, result.gaps) == ("ok", 160, 0.0, ())
 
@@ -205,11 +211,10 @@ def test_embeddings_have_no_tokens() -> None:
 def test_over_tls_and_its_errors(tmp_path: Path) -> None:
     theirs = made(tmp_path)
     certified = ssl.create_default_context(cafile=tmp_path / "localhost.pem")
-    two = scenario_of(Arrivals(constant=Rate(50.0)), 0.04)
     with served(always(GOOD), tls=theirs) as server:
-        good = sent(Address("localhost", server.port, tls=True), two, tls=certified)
-        bad = sent(Address("localhost", server.port, tls=True), two, tls=ssl.create_default_context())
-        other = sent(Address("127.0.0.1", server.port, tls=True), two, tls=certified)
+        good = sent(Address("localhost", server.port, tls=True), QUICK, count=2, tls=certified)
+        bad = sent(Address("localhost", server.port, tls=True), QUICK, count=2, tls=ssl.create_default_context())
+        other = sent(Address("127.0.0.1", server.port, tls=True), QUICK, count=2, tls=certified)
         advice = [
             asked(Address("localhost", server.port, tls=True), ssl.create_default_context()),
             asked(Address("127.0.0.1", server.port, tls=True), certified),
@@ -228,7 +233,9 @@ def test_over_tls_and_its_errors(tmp_path: Path) -> None:
         "connection closed without an answer (if it wants TLS, write https://)",
     ]
     with served(always(GOOD)) as server:  # which waits for a request in a hello
-        ran = sent(Address("127.0.0.1", server.port, tls=True), two, tls=ssl.create_default_context(), timeout=0.1)
+        ran = sent(
+            Address("127.0.0.1", server.port, tls=True), QUICK, count=2, tls=ssl.create_default_context(), timeout=0.1
+        )
     assert {(result.outcome, result.reason) for result in ran.results} == {("timed_out", "no answer")}
 
 
