@@ -108,7 +108,7 @@ def call(url: str) -> str:
     return "ok" if answer.status == 200 else "spent" if "has no room" in body else f"{answer.status} {body}"
 
 
-def call_until_out(url: str, within: float = 30.0) -> str:
+def call_until_out(url: str, within: float = 60.0) -> str:
     """Send the call again while its money is only being set aside."""
     told = ""
 

@@ -56,7 +56,7 @@ class Machine:
     def grants(self) -> bool:
         return bool(self.cluster().get("granting"))
 
-    def says(self, words: str, within: float = 30.0) -> None:
+    def says(self, words: str, within: float = 60.0) -> None:
         """Wait for a line in its log."""
         self.gateway.child.wait(lambda: words in self.output, within, repr(words))
 
@@ -89,7 +89,7 @@ class Site:
         self.machines.append(made)
         return made
 
-    def leader(self, within: float = 30.0) -> Machine:
+    def leader(self, within: float = 60.0) -> Machine:
         """The machine that grants, waited for."""
         found: list[Machine] = []
 

@@ -112,7 +112,7 @@ def test_the_same_machine_leads_on_when_its_decider_is_killed(two: Site) -> None
                 await load.more(10)
             os.kill(_pid(leader, "decider"), signal.SIGKILL)
             leads = lambda: leader.cluster().get("epoch", 0) > epoch and leader.grants()  # noqa: E731
-            assert await asyncio.to_thread(until, leads, 30.0) is not None, leader.output
+            assert await asyncio.to_thread(until, leads, 60.0) is not None, leader.output
             for load in (far, near):
                 await load.more(10)
         ended.update(far.ended + near.ended)
@@ -133,7 +133,7 @@ def _pid(machine: Machine, role: str) -> int:
 def test_a_member_that_is_told_to_end_hands_leadership_over(two: Site) -> None:
     leader = two.leader()
     (other,) = two.others(leader)
-    assert leader.gateway.child.stop() == 0, leader.output
+    assert leader.gateway.child.stop(60.0) == 0, leader.output
     took_over(other)
     call(other)
 

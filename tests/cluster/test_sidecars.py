@@ -106,7 +106,7 @@ def test_a_member_that_leaves_is_reported_to_no_longer_and_a_new_one_is(
 ) -> None:
     made, leader, other, sidecar = cluster
     assert until(lambda: len(sidecar.gateways()) == 2, 60.0) is not None, sidecar.child.output()
-    assert other.gateway.child.stop() == 0, other.output
+    assert other.gateway.child.stop(60.0) == 0, other.output
     assert until(lambda: list(sidecar.gateways()) == [leader.gateway.control], 60.0) is not None, sidecar.child.output()
     third = made.machine(sidecars=SHOWN)
     there = {each.gateway.control: True for each in (leader, third)}

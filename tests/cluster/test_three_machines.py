@@ -40,7 +40,7 @@ def test_the_leading_machine_and_its_successor_die_and_no_other_call_is_lost(tmp
                 ended[leader] = loads[leader].stop()
                 leader.signal(signal.SIGKILL)
                 granting = lambda alive=tuple(living): any(each.grants() for each in alive)  # noqa: E731
-                assert await asyncio.to_thread(until, granting, 30.0) is not None, [each.output for each in living]
+                assert await asyncio.to_thread(until, granting, 60.0) is not None, [each.output for each in living]
             await loads[living[0]].more(8)
             ended[living[0]] = loads[living[0]].stop()
 

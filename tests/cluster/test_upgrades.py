@@ -57,7 +57,7 @@ def test_members_are_upgraded_one_by_one_under_overload_and_nobody_notices(tmp_p
                 await clients.more(8)
             for machine in (*made.others(made.leader()), made.leader()):
                 await asyncio.to_thread(upgraded, machine)
-                assert await asyncio.to_thread(until, lambda: together(made), 30.0) is not None, machine.output
+                assert await asyncio.to_thread(until, lambda: together(made), 60.0) is not None, machine.output
                 for clients in (one, two):
                     await clients.more(8)
         return [one.ended, two.ended]
@@ -91,8 +91,8 @@ def test_a_successor_of_the_leader_whose_decider_is_killed_costs_no_call(tmp_pat
             await asyncio.sleep(after)
             os.kill(decider, signal.SIGKILL)
             over = lambda: not Path(f"/proc/{new}").exists() or parent_or_none(leader) == new  # noqa: E731
-            assert await asyncio.to_thread(until, over, 30.0) is not None, leader.output
-            assert await asyncio.to_thread(until, lambda: together(made), 30.0) is not None, leader.output
+            assert await asyncio.to_thread(until, over, 60.0) is not None, leader.output
+            assert await asyncio.to_thread(until, lambda: together(made), 60.0) is not None, leader.output
             await clients.more(8)
         return clients.ended
 

@@ -136,7 +136,7 @@ def test_the_engine_is_told_when_the_last_caller_has_left(engine: SimEngine) -> 
             def seen() -> bool:
                 return total(engine.url + "/metrics", "vllm:num_requests_waiting") == expected
 
-            return await asyncio.to_thread(until, seen, 30.0) is not None
+            return await asyncio.to_thread(until, seen, 60.0) is not None
 
         assert await waiting(8), "the first went alone and is in the engine's step; eight merged ones are behind it"
         for task in tasks[:8]:

@@ -70,12 +70,12 @@ def test_a_stream_is_over_at_done(tmp_path: Path, leaves: bool) -> None:
                 assert USAGE not in received
                 if leaves:
                     writer.transport.abort()
-                    assert await asyncio.to_thread(until, gateway.idle, 30.0) is not None
+                    assert await asyncio.to_thread(until, gateway.idle, 60.0) is not None
                 done_seen.set()
                 if not leaves:
                     assert await asyncio.wait_for(reader.readuntil(LAST), 30.0) == b"\r\n" + LAST
                     writer.close()
-                assert await asyncio.to_thread(until, gateway.idle, 30.0) is not None
+                assert await asyncio.to_thread(until, gateway.idle, 60.0) is not None
                 count = {"outcome": "ok"}
                 assert await asyncio.to_thread(gateway.total, "weir_requests_total", **count) == 1
                 assert await asyncio.to_thread(gateway.total, "weir_tokens_total", kind="prompt") == 7

@@ -257,7 +257,7 @@ def test_a_hundred_reloads_under_load(site: Site, engines: list[SimEngine]) -> N
             before, counted = counted, await asyncio.to_thread(counters, site)
             assert not [name for name, value in before.items() if counted.get(name, 0.0) < value]
         await asyncio.to_thread(site.use, entries())
-        assert await asyncio.to_thread(until, lambda: ids(site) == {engines[0].url}, 30.0) is not None
+        assert await asyncio.to_thread(until, lambda: ids(site) == {engines[0].url}, 60.0) is not None
         await asyncio.to_thread(site.use, entries(*engines[1:3]))
         for added in engines[1:3]:
             assert await asyncio.to_thread(takes_calls, added), site.gateway.fleet()["engines"]

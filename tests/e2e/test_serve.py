@@ -160,7 +160,7 @@ def test_tls(tmp_path: Path, certificate: tuple[Path, Path]) -> None:
             answer.begin()
             assert (answer.status, answer.read().endswith(b"data: [DONE]\n\n")) == (200, True)
         assert not answers(f"http://127.0.0.1:{port}/health"), "no plain HTTP on a TLS port"
-        assert child.stop() == 0
+        assert child.stop(60.0) == 0
 
 
 @pytest.mark.parametrize("bad", ["absent", "empty", "another's key"])
@@ -189,7 +189,7 @@ def test_a_unix_socket(tmp_path: Path) -> None:
             answer = http.client.HTTPResponse(client)
             answer.begin()
             assert (answer.status, json.loads(answer.read())["usage"]["completion_tokens"]) == (200, 3)
-        assert child.stop() == 0
+        assert child.stop(60.0) == 0
     assert not path.exists()
 
 

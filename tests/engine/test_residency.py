@@ -108,7 +108,7 @@ def test_it_takes_memory_in_steps_and_listens_when_it_has_it_all(gpus: Path) -> 
         assert used(gpus) == (HALF, 0)
         for said in (" 25% Completed | 1/4", "Capturing CUDA graphs", "Application startup complete.\nready"):
             assert said in child.output()
-        assert child.stop() == 0
+        assert child.stop(60.0) == 0
         assert used(gpus) == (0, 0)
 
 

@@ -59,7 +59,7 @@ def envoy(folder: Path, picker: str, engines: list[str], *, allow: bool = False,
     return child, f"http://127.0.0.1:{port}"
 
 
-def waits(condition: Callable[[], bool], what: str, within: float = 20.0) -> None:
+def waits(condition: Callable[[], bool], what: str, within: float = 60.0) -> None:
     assert until(condition, within, every=0.05) is not None, what
 
 

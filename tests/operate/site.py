@@ -174,7 +174,7 @@ class OperatedSite:
         """Stop these callers."""
         self._callers.pop(name).kill()
 
-    def post(self, url: str, path: str, body: bytes, timeout: float = 30.0) -> int:
+    def post(self, url: str, path: str, body: bytes, timeout: float = 60.0) -> int:
         """The status of one request on a connection of its own, 0 where it got no answer in time."""
         parts = urlsplit(url)
         connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout)
@@ -200,7 +200,7 @@ class OperatedSite:
         """Leave without its end."""
         self._body.close()
 
-    def chat(self, model: str, content: str = "hello", timeout: float = 30.0, tier: str = "default") -> int:
+    def chat(self, model: str, content: str = "hello", timeout: float = 60.0, tier: str = "default") -> int:
         """The status of one call through the gateway; `tier`: OpenAI's service tier, of which `flex` waits longest."""
         messages = [{"role": "user", "content": content}]
         body = {"model": model, "service_tier": tier, "max_tokens": 8, "messages": messages}

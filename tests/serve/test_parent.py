@@ -231,7 +231,7 @@ def test_a_gateway_that_is_told_to_end_before_it_serves_leaves_the_one_before(tm
     (tmp_path / "decider-0-begins-with").write_bytes(ALIVE)
     with taking_over(tmp_path) as (family, before):
         assert family.said("decider-0 has begun")
-        assert family.child.stop() == 0
+        assert family.child.stop(60.0) == 0
         assert before.recv(4096) == b""
         assert not family.child.group()
 

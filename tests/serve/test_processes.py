@@ -156,7 +156,7 @@ def test_several_processes_serve_as_one(tmp_path: Path) -> None:
         assert min(each["calls"] for each in made.of("relay")) > 0, "both relays take connections"
         assert until(made.gateway.idle, 60.0) is not None
         before = made.all()
-        assert made.gateway.child.stop() == 0
+        assert made.gateway.child.stop(60.0) == 0
         assert not [pid for pid in before if Path(f"/proc/{pid}").exists()]
 
 

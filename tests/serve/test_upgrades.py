@@ -176,7 +176,7 @@ def test_a_successor_whose_decider_is_killed_in_the_middle_of_it_costs_no_call(t
                 await asyncio.sleep(0.1 * step)
                 os.kill(decider, signal.SIGKILL)
                 over = lambda pid=successor: not Path(f"/proc/{pid}").exists() or made.main() == pid  # noqa: E731
-                assert await asyncio.to_thread(until, over, 30.0) is not None, made.output()
+                assert await asyncio.to_thread(until, over, 60.0) is not None, made.output()
             await clients.more(8)
         return clients.ended
 
@@ -199,7 +199,7 @@ def test_a_successor_whose_relay_dies_before_it_serves_leaves_somebody_who_serve
             successor, relay = await asyncio.to_thread(made.successor, 1)
             os.kill(relay, number)
             over = lambda: not Path(f"/proc/{successor}").exists() or made.main() == successor  # noqa: E731
-            assert await asyncio.to_thread(until, over, 30.0) is not None, made.output()
+            assert await asyncio.to_thread(until, over, 60.0) is not None, made.output()
             for each in streams:
                 assert [choice.finish_reason async for chunk in each for choice in chunk.choices][-1] is not None
             assert await _some_calls(made) == {"ok": 4}
@@ -283,7 +283,7 @@ def test_a_unix_socket_is_handed_over_with_its_path(tmp_path: Path, words: tuple
         third = Child("third", [*serve, "--take-over", str(tmp_path / "nobody")], tmp_path / "third.log")
         assert third.process.wait(60.0) == 2
         assert "no gateway of this user runs" in third.output()
-        assert second.stop() == 0
+        assert second.stop(60.0) == 0
         assert not path.exists(), "who has it last removes it"
     finally:
         for each in (first, second, third, engine.child):

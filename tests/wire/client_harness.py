@@ -127,7 +127,7 @@ class Rig:
         async with asyncio.timeout(60):
             return await self.peers.get()
 
-    def sending(self, body: bytes = b"{}", timeout: float = 10.0) -> asyncio.Task[Reply]:
+    def sending(self, body: bytes = b"{}", timeout: float = 60.0) -> asyncio.Task[Reply]:
         return asyncio.create_task(self.client.send(b"POST", b"/v1/x", b"a: b\r\n", body, timeout=timeout))
 
     async def reply(self, *pieces: bytes) -> tuple[Peer, Reply]:

@@ -552,7 +552,7 @@ def test_a_connect_that_hangs_times_out() -> None:
 
 
 @contextlib.contextmanager
-def full_backlog(connect_timeout: float = 2.0) -> Iterator[Client]:
+def full_backlog(connect_timeout: float = 60.0) -> Iterator[Client]:
     """A port that neither accepts nor refuses: Linux drops what comes to a full backlog."""
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))

@@ -35,7 +35,7 @@ def whole(status: bytes, body: bytes, headers: bytes = b"") -> bytes:
     )
 
 
-def seen(answer_bytes: bytes, *, piece: int = 1 << 20, limit: float = 5.0, hang: bool = False) -> Answer:
+def seen(answer_bytes: bytes, *, piece: int = 1 << 20, limit: float = 60.0, hang: bool = False) -> Answer:
     """What the client makes of `answer_bytes`, sent `piece` bytes at a time, before the connection is closed."""
     answer = Answer()
 

@@ -66,8 +66,8 @@ def test_following_goes_on_over_the_rotation_of_an_engines_log(tmp_path: Path) -
                 if number % 50 == 49:  # a file that is rotated twice between two looks is not all told
                     last = [f"line {each:06d}" for each in range(number - 49, number + 1)]
                     told = lambda last=last: any(each in followed.out for each in last)  # noqa: E731
-                    assert await asyncio.to_thread(until, told, 30.0) is not None, followed.err
-            assert await asyncio.to_thread(until, lambda: "line 000399" in followed.out, 30.0) is not None
+                    assert await asyncio.to_thread(until, told, 60.0) is not None, followed.err
+            assert await asyncio.to_thread(until, lambda: "line 000399" in followed.out, 60.0) is not None
         finally:
             follow.cancel()
             await asyncio.wait((follow,))

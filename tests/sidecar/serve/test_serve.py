@@ -52,7 +52,7 @@ def test_engines_go_on_without_the_sidecar_and_the_next_one_takes_them_over(tmp_
 def test_engines_end_with_the_sidecar_where_that_is_asked_for(tmp_path: Path) -> None:
     with box(tmp_path) as machine, machine.served("--end-engines") as sidecar:
         machine.awake("a")
-        assert sidecar.stop(20.0) == 0
+        assert sidecar.stop(60.0) == 0
         assert "ending with 1 engine" in sidecar.output()
         assert machine.engines() == []
 
@@ -102,7 +102,7 @@ models:
             machine.awake("a")
             sidecar.wait(lambda: "no GPU" in sidecar.output(), 30.0, "that it has no GPU")
             assert "needs a GPU, the sidecar has none" in sidecar.output()
-            assert sidecar.stop(20.0) == 0
+            assert sidecar.stop(60.0) == 0
 
 
 def test_gpus_are_left_alone_where_no_model_needs_one(tmp_path: Path) -> None:
