@@ -12,7 +12,14 @@ from loadtest.processes import Gateway, free_port
 from tests.vllm import install
 from tests.vllm.real_vllm import Vllm
 
+PATIENCE = 300.0  # seconds: five times what a busy machine of two cores takes for the slowest answer
+POLICY = "routing: {hold_unserved: 20s}\n"
 FLAGS = ("--max-num-seqs", "64", "--enable-prompt-tokens-details", "--uvicorn-log-level", "warning")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let the tests that need the machine alone come last, so that all others share one start of vLLM."""
+    items.sort(key=lambda item: "alone" in getattr(item, "fixturenames", ()))
 
 
 class Place:
@@ -51,6 +58,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     here.close()
 
 
+@pytest.fixture(scope="module")
+def alone(place: Place) -> None:
+    """The vLLM of the others is ended: there may be two cores."""
+    place.close()
+
+
 @pytest.fixture
 def vllm(place: Place) -> Vllm:
     return place.engine()
@@ -59,7 +72,9 @@ def vllm(place: Place) -> Vllm:
 @pytest.fixture(scope="session")
 def session_gateway(place: Place, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     place.engine()
-    with Gateway(tmp_path_factory.mktemp("gateway") / "log", "--engine", place.url) as running:
+    folder = tmp_path_factory.mktemp("gateway")
+    (folder / "policy.yaml").write_text(POLICY)
+    with Gateway(folder / "log", "--policy", str(folder / "policy.yaml"), "--engine", place.url) as running:
         yield running
 
 
@@ -67,6 +82,6 @@ def session_gateway(place: Place, tmp_path_factory: pytest.TempPathFactory) -> I
 def gateway(vllm: Vllm, session_gateway: Gateway) -> Gateway:
     """The gateway, ready: it has seen that `vllm` answers."""
     session_gateway.child.wait(
-        lambda: all(engine["up"] for engine in session_gateway.fleet()["engines"]), 10.0, "an engine that is up"
+        lambda: all(engine["up"] for engine in session_gateway.fleet()["engines"]), PATIENCE, "an engine that is up"
     )
     return session_gateway

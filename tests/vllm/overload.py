@@ -23,7 +23,6 @@ from loadtest.report.records import Run
 from loadtest.report.summary import summarise
 from tests.vllm.real_vllm import MODEL, Vllm
 
-STARTS = 600.0  # seconds for an engine to start on a busy machine
 SATURATED = 15.0  # seconds in which the capacity is measured
 POLICY = Path(__file__).parents[2] / "policies" / "one-engine.yaml"
 ENGINE = "http://127.0.0.1:8100"  # the engine in that file; the one that is started has another port
@@ -44,7 +43,7 @@ LOAD = RivalLoad(  # no two prompts begin alike
 
 def engine(folder: Path) -> Vllm:
     """Start the engine; `with` ends it. Raises ChildError."""
-    return Vllm(folder / "vllm.log", free_port(), *FLAGS, timeout=STARTS)
+    return Vllm(folder / "vllm.log", free_port(), *FLAGS)
 
 
 def overload(vllm: Vllm, seconds: float, folder: Path) -> Scenario:

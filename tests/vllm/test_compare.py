@@ -7,15 +7,13 @@ from pathlib import Path
 import pytest
 
 from loadtest.lab.rivals.runs import WEIR, row
-from tests.vllm.conftest import Place
 from tests.vllm.overload import engine, measure, overload
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.usefixtures("alone")]
 UNEXPLAINED = {"cut", "unanswered", "upstream", "bug"}
 
 
-def test_overload_keeps_people_waiting_without_weir_and_not_with_it(place: Place, tmp_path: Path) -> None:
-    place.close()  # one vLLM at a time: there may be two cores
+def test_overload_keeps_people_waiting_without_weir_and_not_with_it(tmp_path: Path) -> None:
     shares = {}
     with engine(tmp_path) as vllm:
         scenario = overload(vllm, 15.0, tmp_path)
@@ -26,6 +24,6 @@ def test_overload_keeps_people_waiting_without_weir_and_not_with_it(place: Place
             print(rival, row(run, hits), row(run, hits, "interactive"), outcomes)
             assert not UNEXPLAINED & outcomes
             shares[rival] = row(run, hits, "interactive").share
-    assert shares[WEIR] >= 0.8
-    # The rate is twice what the engine could do a minute before; where that was little, it may not be overloaded now.
-    assert shares[WEIR] >= min(0.9, 3 * shares["direct"])
+    # The rate is twice what the engine could do a minute before. Where others have taken its processor since, less is
+    # served in time either way; where they have left, it may not be overloaded now.
+    assert shares[WEIR] >= min(0.9, max(3 * shares["direct"], shares["direct"] + 0.25))

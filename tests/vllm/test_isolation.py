@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from loadtest.processes import Gateway
-from tests.vllm.conftest import Place
+from tests.vllm.conftest import PATIENCE, Place
 from tests.vllm.real_vllm import MODEL
 
 pytestmark = pytest.mark.vllm
@@ -18,7 +18,7 @@ KEYS = {"acme": "key-of-acme", "globex": "key-of-globex"}
 
 def cached(gateway: Gateway, tenant: str, prompt: str) -> int:
     """Tokens of the prompt that the engine had cached, as it tells this tenant."""
-    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=KEYS[tenant], max_retries=0, timeout=60.0) as client:
+    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=KEYS[tenant], max_retries=0, timeout=PATIENCE) as client:
         usage = client.completions.create(model=MODEL, prompt=prompt, max_tokens=1).usage
     assert usage is not None
     details = usage.prompt_tokens_details

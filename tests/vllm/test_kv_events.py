@@ -1,4 +1,4 @@
-"""Cache events of a real vLLM: their reading agrees with what the cache really does."""
+"""Priority scheduling and cache events of a real vLLM that runs one call at a time and has a small cache."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import asyncio
 import json
 import math
 import tempfile
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,9 @@ from gateway.core.engines.cache_age import CacheAge
 from gateway.core.engines.engine import Engine
 from gateway.core.policy.policy import Policy
 from gateway.decider.cache_events import KvEvents
+from loadtest.processes import Gateway
 from tests.e2e.children import post
+from tests.priority_order import answered, policy
 from tests.vllm.conftest import Place
 from tests.vllm.real_vllm import MODEL, Vllm
 
@@ -24,8 +27,9 @@ pytestmark = pytest.mark.vllm
 BLOCK = 32  # tokens; on CPU a multiple of it
 BLOCKS = 65  # one is set aside
 PROMPT = 10 * BLOCK + 1  # tokens: ten full blocks, and one that is always computed again
+PRIORITY = ("--scheduling-policy", "priority", "--max-num-seqs", "1")
 SMALL = ("--block-size", str(BLOCK), "--num-gpu-blocks-override", str(BLOCKS), "--max-model-len", "512")
-WITHIN = 60.0  # seconds
+WITHIN = 100.0  # seconds
 
 
 async def ask(vllm: Vllm, number: int) -> int:
@@ -37,33 +41,73 @@ async def ask(vllm: Vllm, number: int) -> int:
     return int(details["cached_tokens"]) if details else 0
 
 
-def test_events_tell_what_is_cached(place: Place, tmp_path: Path) -> None:
-    place.close()
+@pytest.fixture(scope="module")
+def small(alone: None, place: Place, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Vllm, str]]:
+    """The engine, and the address of its events."""
     with tempfile.TemporaryDirectory(prefix="weir-") as folder:  # a short path, for a unix socket
         url = f"ipc://{folder}/events"
         config = json.dumps({"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": url})
-        flags = (*SMALL, "--max-num-seqs", "8", "--enable-prompt-tokens-details", "--kv-events-config", config)
-        with Vllm(tmp_path / "vllm.log", place.port, *flags) as vllm:
-            uvloop.run(scenario(vllm, url))
+        flags = (*SMALL, *PRIORITY, "--enable-prompt-tokens-details", "--kv-events-config", config)
+        with Vllm(tmp_path_factory.mktemp("small") / "vllm.log", place.port, *flags) as vllm:
+            yield vllm, url
 
 
-async def scenario(vllm: Vllm, url: str) -> None:
-    clock = asyncio.get_running_loop().time
-    engine, events = Engine("e", vllm.url, Policy()), KvEvents(clock)
+def test_events_tell_what_is_cached(small: tuple[Vllm, str]) -> None:
+    uvloop.run(told(*small))
+
+
+def test_an_important_call_goes_before_what_waits_in_the_engine(small: tuple[Vllm, str], tmp_path: Path) -> None:
+    vllm, _ = small
+    file = policy(tmp_path, vllm.url, "priority")
+    with Gateway(tmp_path / "gateway.log", "--policy", str(file)) as gateway:
+        ended = answered(gateway, vllm.url, MODEL, 400)
+        message = {"model": MODEL, "max_tokens": 4, "messages": [{"role": "user", "content": "hello"}]}
+        status, _, answer = post(f"{gateway.url}/v1/messages", message, **{"x-weir-class": "batch"})
+    assert {status for _, status in ended} == {200}
+    assert [name for name, _ in ended].index("interactive") <= 1
+    assert status == 200, answer
+
+
+def test_an_engine_that_ends_is_listened_to_no_longer(small: tuple[Vllm, str]) -> None:
+    uvloop.run(ended(*small))
+
+
+@asynccontextmanager
+async def heard(vllm: Vllm, url: str) -> AsyncIterator[CacheAge]:
+    """What a listener to the engine knows of its cache."""
+    engine, events = Engine("e", vllm.url, Policy()), KvEvents(asyncio.get_running_loop().time)
     events.listen(engine, url)
     cache_age = engine.cache.age
     assert isinstance(cache_age, CacheAge)
-
-    async def until(holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(WITHIN):
-            while not holds():
-                await asyncio.sleep(0.01)
-
-    def cached(at: float) -> bool:
-        return at >= cache_age.cut
-
     try:
         await until(lambda: cache_age._linked)
+        yield cache_age
+    finally:
+        await events.aclose()
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WITHIN):
+        while not holds():
+            await asyncio.sleep(0.01)
+
+
+async def ended(vllm: Vllm, url: str) -> None:
+    async with heard(vllm, url) as cache_age:
+        await ask(vllm, 0)
+        await until(lambda: cache_age.live)
+        vllm.stop()
+        await until(lambda: not cache_age.live)
+        assert not cache_age.problem
+
+
+async def told(vllm: Vllm, url: str) -> None:
+    clock = asyncio.get_running_loop().time
+    async with heard(vllm, url) as cache_age:
+
+        def cached(at: float) -> bool:
+            return at >= cache_age.cut
+
         begun = clock()
         await ask(vllm, 0)
         await until(lambda: cache_age.live and cache_age.cached == PROMPT // BLOCK)
@@ -85,8 +129,3 @@ async def scenario(vllm: Vllm, url: str) -> None:
         assert not await ask(vllm, believed[-1])
         await until(lambda: cache_age.cut >= reset)
         assert not cached(used[12])
-        vllm.stop()
-        await until(lambda: not cache_age.live)
-        assert not cache_age.problem
-    finally:
-        await events.aclose()

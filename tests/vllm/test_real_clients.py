@@ -9,6 +9,7 @@ import openai
 import pytest
 
 from loadtest.processes import Gateway
+from tests.vllm.conftest import PATIENCE
 from tests.vllm.real_vllm import CONTEXT, MODEL
 
 pytestmark = pytest.mark.vllm
@@ -16,7 +17,7 @@ MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "conten
 
 
 def test_openai_sync(gateway: Gateway) -> None:
-    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=60.0) as client:
+    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE) as client:
         (model,) = client.models.list().data
         assert (model.id, model.model_extra["max_model_len"]) == (MODEL, CONTEXT)
         raw = client.chat.completions.with_raw_response.create(

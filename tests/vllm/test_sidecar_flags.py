@@ -32,7 +32,7 @@ OURS = {"model-path", "tokenizer-path", "context-length", "tensor-parallel", "se
 
 
 def printed(argv: tuple[str, ...], env: dict[str, str]) -> str:
-    return subprocess.run(argv, check=True, capture_output=True, text=True, timeout=180, env=env).stdout
+    return subprocess.run(argv, check=True, capture_output=True, text=True, timeout=250, env=env).stdout
 
 
 def test_a_real_vllm_has_every_flag_that_it_may_be_told() -> None:
