@@ -25,7 +25,7 @@ providers:
     url: %s
     key_file: cloud.key
     models: {mini: small}
-    prices: {prompt: 1, completion: 10}
+    prices: 1/10
     budget: {day: %g, month: 10, per_tenant: 80%%}
     tenants: [anonymous]
     classes: [default]

@@ -16,9 +16,10 @@ from gateway.core.engines.engine import Engine
 from gateway.core.engines.fleet import Fleet
 from gateway.core.engines.models import model_list
 from gateway.core.engines.origin import origin_of
+from gateway.core.money.tariff import MICRO, Tariff
 from gateway.core.policy.advice import advise
 from gateway.core.policy.policy import EngineEntry, Policy
-from gateway.core.policy.providers import MoneyBudget, Prices, Provider
+from gateway.core.policy.providers import MoneyBudget, Provider
 from gateway.core.policy.routes import ModelRoute, RouteMember
 from gateway.core.policy.traffic import Breaker
 from gateway.core.request.routes import ROUTES
@@ -38,7 +39,7 @@ def provider(**more: Any) -> Provider:
         "url": "https://api.example.com/v1",
         "key_file": "key",
         "models": {"mini": "small-model-name"},
-        "prices": Prices(prompt=1.0, completion=1.0),
+        "prices": Tariff(MICRO, MICRO, MICRO),
         "budget": MoneyBudget(day=1.0),
         "tenants": ("t",),
         "classes": ("default",),

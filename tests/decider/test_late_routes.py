@@ -9,8 +9,9 @@ from typing import Literal
 import pytest
 from msgspec import structs
 
+from gateway.core.money.tariff import MICRO, Tariff
 from gateway.core.policy.policy import Policy, Routing
-from gateway.core.policy.providers import MoneyBudget, Prices, Provider
+from gateway.core.policy.providers import MoneyBudget, Provider
 from gateway.core.policy.traffic import TrafficClass
 from gateway.core.request.call import Call
 from gateway.core.request.outcome import Outcome, Refused
@@ -87,7 +88,7 @@ def test_a_call_that_waited_in_vain_leaves_the_house_only_by_the_providers_rules
     spill: Literal["late", "errors", "never"], tenants: tuple[str, ...], model: str
 ) -> None:
     cloud = Provider(
-        url="https://api.example.com/v1", key_file="k", models={"n": "small"}, prices=Prices(prompt=1, completion=2),
+        url="https://api.example.com/v1", key_file="k", models={"n": "small"}, prices=Tariff(MICRO, MICRO, 2 * MICRO),
         budget=MoneyBudget(day=100), tenants=tenants, classes=("interactive",), spill=spill,
     )  # fmt: skip
 

@@ -11,7 +11,8 @@ import pytest
 from msgspec import structs
 
 from gateway.core.engines.breaker import BreakerState
-from gateway.core.policy.providers import MoneyBudget, Prices, Provider
+from gateway.core.money.tariff import MICRO, Tariff
+from gateway.core.policy.providers import MoneyBudget, Provider
 from gateway.core.policy.snapshot import Current, Snapshot
 from gateway.decider import grant
 from gateway.decider.loading import Configuration
@@ -39,7 +40,7 @@ def test_two_hundred_calls_at_once_spend_no_more_than_the_budget(over: Callable[
         assert spent(gateway) == 1300 * statuses.count(200)
         assert budget / 2 < most <= budget, "it was at the edge"
 
-    over(body, budget=MoneyBudget(day=0.1), prices=Prices(prompt=100.0, completion=200.0))
+    over(body, budget=MoneyBudget(day=0.1), prices=Tariff(100 * MICRO, 100 * MICRO, 200 * MICRO))
 
 
 def test_a_caller_that_leaves_is_charged_and_nothing_stays_reserved(over: Callable[..., None]) -> None:

@@ -16,8 +16,9 @@ from msgspec import structs
 from gateway.core.engines.breaker import BreakerState
 from gateway.core.engines.engine import Engine
 from gateway.core.engines.origin import origin_of
+from gateway.core.money.tariff import MICRO, Tariff
 from gateway.core.policy.policy import EngineEntry, Policy, Routing
-from gateway.core.policy.providers import MoneyBudget, Prices, Provider
+from gateway.core.policy.providers import MoneyBudget, Provider
 from gateway.core.policy.routes import ModelRoute, RouteMember
 from gateway.core.policy.traffic import Tenant, TrafficClass, default_classes
 from gateway.decider.loading import Configuration
@@ -41,7 +42,7 @@ def policy_of(port: int, **more: Any) -> Policy:
         "url": f"http://127.0.0.1:{port}/v1",
         "key_file": "cloud.key",
         "models": {"mini": "small-model-name"},
-        "prices": Prices(prompt=1.0, completion=2.0),
+        "prices": Tariff(MICRO, MICRO, 2 * MICRO),
         "budget": MoneyBudget(day=10.0),
         "tenants": ("anonymous",),
         "classes": ("default", "strict"),

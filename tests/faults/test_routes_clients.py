@@ -36,7 +36,7 @@ providers:
     url: %s/v1
     key_file: cloud.key
     models: {mini: other}
-    prices: {prompt: 1, completion: 2}
+    prices: 1/2
     budget: {day: 10}
     tenants: [anonymous]
     classes: [default]

@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from gateway.core.admission.quotas import SPANS, Calendar, QuotaWindow, Span, Used
 from gateway.core.money.purse import NO_WINDOW, Purse
-from gateway.core.money.tariff import MICRO, Tariff, tariff_of
+from gateway.core.money.tariff import MICRO, Tariff
 from gateway.core.policy.policy import Policy
 from gateway.core.request.call import Call
 
@@ -134,7 +134,7 @@ class MoneyBook:
     def apply(self, policy: Policy) -> None:
         """Apply another policy. Windows keep what is spent and reserved; new windows reserve for calls under way."""
         self.in_store = policy.cluster is not None
-        self._tariffs = {name: tariff_of(provider.prices) for name, provider in policy.providers.items()}
+        self._tariffs = {name: provider.prices for name, provider in policy.providers.items()}
         self._of = {}
         for name, provider in policy.providers.items():
             budget = provider.budget

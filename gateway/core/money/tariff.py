@@ -2,20 +2,55 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import TYPE_CHECKING, ClassVar
+
 import msgspec
 
-from gateway.core.policy.providers import Prices
-from gateway.core.request.call import Call
+if TYPE_CHECKING:
+    from gateway.core.request.call import Call
 
 MICRO = 1_000_000  # micro-units in one unit of the currency, and the tokens that a price is for
+MOST_PRICE = 10_000 * MICRO  # for a million tokens: a hundred times what the dearest APIs take
 
 
 class Tariff(msgspec.Struct, frozen=True):
-    """Micro-units of money for a million tokens."""
+    """Micro-units of money for a million tokens of the prompt, of cached prompt, and of the answer.
+
+    Written `0.15/0.60`, prompt and answer, or `0.15/0.075/0.60` with cached prompt between. `parse` and `str` are each
+    other's reverse.
+    """
+
+    pattern: ClassVar[str] = r"[0-9]{1,5}(?:\.[0-9]{1,6})?(?:/[0-9]{1,5}(?:\.[0-9]{1,6})?){1,2}"
+    what: ClassVar[str] = (
+        "prices of a million tokens, 0.000001 to 10000: 0.15/0.60 of prompt/answer, or 0.15/0.075/0.60 with cached "
+        "prompt, which costs no more, between"
+    )
 
     prompt: int
     cached: int
     completion: int
+
+    @classmethod
+    def parse(cls, text: str) -> Tariff | None:
+        """The tariff; None where the text is none, a price is out of bounds, or cached prompt costs more."""
+        if re.fullmatch(cls.pattern, text) is None:
+            return None
+        prompt, *cached, completion = [int(Decimal(price) * MICRO) for price in text.split("/")]
+        tariff = cls(prompt, *(cached or [prompt]), completion)
+        good = 1 <= tariff.cached <= prompt <= MOST_PRICE and 1 <= completion <= MOST_PRICE
+        return tariff if good else None
+
+    @classmethod
+    def meant(cls, text: str) -> Iterator[str]:
+        """Tariffs that a malformed text may mean: with currency signs, or spaces."""
+        yield re.sub(r"[\s$€]", "", text)
+
+    def __str__(self) -> str:
+        prices = (self.prompt, self.completion) if self.cached == self.prompt else msgspec.structs.astuple(self)
+        return "/".join(f"{(Decimal(price) / MICRO).normalize():f}" for price in prices)
 
     def cost(self, prompt: int, cached: int, completion: int) -> int:
         """Return the micro-units of so many tokens, rounded up. `cached`: those of the prompt that were cached."""
@@ -27,10 +62,4 @@ class Tariff(msgspec.Struct, frozen=True):
         longest answer that it allows. A provider counts fields that are no prompt here, such as `response_format`."""
         prompt = call.prompt_tokens + call.leaves
         completion = (call.shaped or call.asked) * call.n
-        return -(-(prompt * max(self.prompt, self.cached) + completion * self.completion) // MICRO)
-
-
-def tariff_of(prices: Prices) -> Tariff:
-    prompt = round(prices.prompt * MICRO)
-    cached = prompt if prices.cached is None else round(prices.cached * MICRO)
-    return Tariff(prompt, cached, round(prices.completion * MICRO))
+        return -(-(prompt * self.prompt + completion * self.completion) // MICRO)

@@ -35,7 +35,6 @@ def provider_faults(
         _models(providers, name, routes, known),
         _named(provider.tenants, (*path, "tenants"), "tenants", tenants),
         _named(provider.classes, (*path, "classes"), "classes", classes),
-        _prices(provider, path),
         _budget(provider, path, storage),
     )
 
@@ -87,12 +86,6 @@ def _named(names: Collection[str], path: Path, what: str, known: Collection[str]
     for index, name in enumerate(names):
         if name is not UNREAD and name not in known:
             yield Fault((*path, index), name, f"one of the {what} {listed(known)}", nearest(name, known))
-
-
-def _prices(provider: Provider, path: Path) -> Iterator[Fault]:
-    cached, prompt = provider.prices.cached, provider.prices.prompt
-    if cached is not None and cached > prompt:
-        yield Fault((*path, "prices", "cached"), FACTOR.show(cached), f"at most the prompt's, {FACTOR.show(prompt)}")
 
 
 def _budget(provider: Provider, path: Path, storage: str | None) -> Iterator[Fault]:

@@ -7,28 +7,14 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from gateway.core.money.tariff import Tariff
 from gateway.core.policy.types import Bounds, FileName, ModelName, Name, TenantName
 from gateway.shared.files.kinds import Text
 from gateway.shared.files.units import Factor, Share
 
-MOST_PRICE = 10_000  # for a million tokens: a hundred times what the dearest APIs take
-Price = Annotated[Factor, Bounds(ge=0.000001, le=MOST_PRICE)]
 Money = Annotated[Factor, Bounds(ge=0.01, le=100_000_000)]
 # Rules judge the rest of the address, so that no message shows the password of a user in it.
 ProviderUrl = Annotated[str, Text(r"https?://[!-~]{1,2000}", "https://HOST/v1", secret=True)]
-
-
-class Prices(msgspec.Struct, frozen=True, kw_only=True):
-    """Prices of a provider for a million tokens, in the currency of the provider's budget.
-
-    `prompt`: Price of a million prompt tokens.
-    `cached`: Price of a million prompt tokens that the provider had cached; null: that of the prompt.
-    `completion`: Price of a million tokens of answers.
-    """
-
-    prompt: Price
-    cached: Price | None = None
-    completion: Price
 
 
 class MoneyBudget(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +39,7 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
     `key_file`: File with the API key alone in it, which other users may not read.
     `models`: Models by the names that callers and routes use, each with its name at the provider, such as
     {mini: small-model-name}.
-    `prices`: Prices of all these models.
+    `prices`: Prices of all these models, in the currency of the budget.
     `budget`: Money that calls may cost.
     `tenants`: Tenants whose calls may leave the house; empty: nobody's.
     `classes`: Classes of calls that may leave the house; empty: none.
@@ -66,7 +52,7 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
     url: ProviderUrl
     key_file: FileName
     models: Mapping[ModelName, ModelName]
-    prices: Prices
+    prices: Tariff
     budget: MoneyBudget
     tenants: tuple[TenantName, ...] = ()
     classes: tuple[Name, ...] = ()

@@ -10,10 +10,9 @@ from msgspec import structs
 from gateway.core.admission.quotas import DAY, HELD, Calendar
 from gateway.core.money.book import MoneyBook, Spending, Spent
 from gateway.core.money.purse import CALLS, LOT
-from gateway.core.money.tariff import MICRO, Tariff, tariff_of
+from gateway.core.money.tariff import MICRO, Tariff
 from gateway.core.policy.file import decode
 from gateway.core.policy.policy import Policy
-from gateway.core.policy.providers import Prices
 from gateway.core.request.call import Call
 from gateway.core.request.routes import ROUTES
 
@@ -22,7 +21,7 @@ NOW = 1000.0
 CHAT = ROUTES[b"/v1/chat/completions"]
 
 
-def policy(budget: str = "{day: 1}", prices: str = "{prompt: 1, cached: 0.5, completion: 2}") -> Policy:
+def policy(budget: str = "{day: 1}", prices: str = "1/0.5/2") -> Policy:
     return decode(
         f"""\
 tenants: {{acme: {{}}, other: {{}}}}
@@ -78,15 +77,44 @@ def amounts(from_: MoneyBook, now: float = NOW) -> dict[tuple[str, str], tuple[i
     ids=["nothing", "rounded up", "cached", "more cached than there are", "millions"],
 )
 def test_a_cost_is_exact_and_rounded_up_once(tokens: tuple[int, int, int], micro: int) -> None:
-    assert tariff_of(Prices(prompt=1.0, cached=0.5, completion=2.0)).cost(*tokens) == micro
+    assert Tariff(MICRO, MICRO // 2, 2 * MICRO).cost(*tokens) == micro
 
 
-def test_cached_tokens_cost_as_much_as_others_where_the_policy_says_nothing() -> None:
-    assert tariff_of(Prices(prompt=0.15, completion=0.6)) == Tariff(150_000, 150_000, 600_000)
+@pytest.mark.parametrize(
+    ("text", "tariff"),
+    [
+        ("0.15/0.60", (150_000, 150_000, 600_000)),
+        ("0.15/0.075/0.6", (150_000, 75_000, 600_000)),
+        ("0.000001/10000", (1, 1, 10_000 * MICRO)),
+        ("10000/0.000001/1", (10_000 * MICRO, 1, MICRO)),
+        ("1/1/2", (MICRO, MICRO, 2 * MICRO)),
+    ],
+)
+def test_prices_are_exact_and_cached_prompt_costs_as_much_as_other_unless_it_has_its_own(
+    text: str, tariff: tuple[int, int, int]
+) -> None:
+    read = Tariff.parse(text)
+    assert read == Tariff(*tariff)
+    assert Tariff.parse(str(read)) == read
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "1", "1/", "/1", "1/2/3/4", "-1/2", "1/-2", "1e3/2", "0/1", "1/0", "1/0/1", "1/2/1", "0.0000001/1",
+        "10000.1/1", "1/10000.000001", "99999/99999", "100000/1", "nan/1", "1 / 2", "$1/$2", "1,5/2", "\u0661/1",
+    ],
+)  # fmt: skip
+def test_no_other_text_is_prices(text: str) -> None:
+    assert Tariff.parse(text) is None
+
+
+def test_what_was_meant_by_prices_as_a_price_list_has_them() -> None:
+    assert list(Tariff.meant("$0.15 / $0.60")) == ["0.15/0.60"]
 
 
 def test_the_highest_cost_has_each_byte_as_a_token_and_the_longest_of_all_answers() -> None:
-    tariff = Tariff(MICRO, 3 * MICRO, 2 * MICRO)
+    tariff = Tariff(3 * MICRO, MICRO, 2 * MICRO)
     assert tariff.highest(call(10, 100, size=40, n=2)) == 3 * (10 + 40) + 2 * 200
     shaped = call(10, 100)
     shaped.shaped = 7
@@ -188,7 +216,7 @@ def test_one_tenant_spends_no_more_than_its_share() -> None:
 def test_a_reload_keeps_what_is_spent_and_calls_settle_at_the_price_they_went_for() -> None:
     money = book("{day: 0.01}")
     spending = spend(money)
-    money.apply(policy("{day: 0.02}", "{prompt: 100, completion: 100}"))
+    money.apply(policy("{day: 0.02}", "100/100"))
     spending.end(NOW)
     assert amounts(money) == {("", "day"): (3000, 0)}
     money.apply(Policy())
