@@ -26,7 +26,7 @@ providers:
     key_file: cloud.key
     models: {mini: small}
     prices: 1/10
-    budget: {day: %g, month: 10, per_tenant: 80%%}
+    budget: [%g/day, 10/month, 80%%/tenant]
     tenants: [anonymous]
     classes: [default]
     allow_private: true

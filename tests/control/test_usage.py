@@ -95,5 +95,5 @@ def test_money_by_provider_tenant_and_model() -> None:
         text = (await parts.get("/usage?format=csv")).text
         assert text.splitlines()[-1] == "acme,day,2025-11-29,12,cloud,mini,1.000005"
 
-    money = book("{day: 1, per_tenant: 50%}")
+    money = book("[1/day, 50%/tenant]")
     play(scene, usage=UsageSource(tuple, history, money, spent))

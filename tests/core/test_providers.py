@@ -19,7 +19,7 @@ from gateway.core.engines.origin import origin_of
 from gateway.core.money.tariff import MICRO, Tariff
 from gateway.core.policy.advice import advise
 from gateway.core.policy.policy import EngineEntry, Policy
-from gateway.core.policy.providers import MoneyBudget, Provider
+from gateway.core.policy.providers import MoneyLimit, Provider
 from gateway.core.policy.routes import ModelRoute, RouteMember
 from gateway.core.policy.traffic import Breaker
 from gateway.core.request.routes import ROUTES
@@ -40,7 +40,7 @@ def provider(**more: Any) -> Provider:
         "key_file": "key",
         "models": {"mini": "small-model-name"},
         "prices": Tariff(MICRO, MICRO, MICRO),
-        "budget": MoneyBudget(day=1.0),
+        "budget": (MoneyLimit(1.0, "day"),),
         "tenants": ("t",),
         "classes": ("default",),
     }

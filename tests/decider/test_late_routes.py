@@ -11,7 +11,7 @@ from msgspec import structs
 
 from gateway.core.money.tariff import MICRO, Tariff
 from gateway.core.policy.policy import Policy, Routing
-from gateway.core.policy.providers import MoneyBudget, Provider
+from gateway.core.policy.providers import MoneyLimit, Provider
 from gateway.core.policy.traffic import TrafficClass
 from gateway.core.request.call import Call
 from gateway.core.request.outcome import Outcome, Refused
@@ -89,7 +89,7 @@ def test_a_call_that_waited_in_vain_leaves_the_house_only_by_the_providers_rules
 ) -> None:
     cloud = Provider(
         url="https://api.example.com/v1", key_file="k", models={"n": "small"}, prices=Tariff(MICRO, MICRO, 2 * MICRO),
-        budget=MoneyBudget(day=100), tenants=tenants, classes=("interactive",), spill=spill,
+        budget=(MoneyLimit(100, "day"),), tenants=tenants, classes=("interactive",), spill=spill,
     )  # fmt: skip
 
     async def scenario(world: World) -> None:

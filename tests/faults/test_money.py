@@ -12,7 +12,7 @@ from msgspec import structs
 
 from gateway.core.engines.breaker import BreakerState
 from gateway.core.money.tariff import MICRO, Tariff
-from gateway.core.policy.providers import MoneyBudget, Provider
+from gateway.core.policy.providers import MoneyLimit, Provider
 from gateway.core.policy.snapshot import Current, Snapshot
 from gateway.decider import grant
 from gateway.decider.loading import Configuration
@@ -40,7 +40,7 @@ def test_two_hundred_calls_at_once_spend_no_more_than_the_budget(over: Callable[
         assert spent(gateway) == 1300 * statuses.count(200)
         assert budget / 2 < most <= budget, "it was at the edge"
 
-    over(body, budget=MoneyBudget(day=0.1), prices=Tariff(100 * MICRO, 100 * MICRO, 200 * MICRO))
+    over(body, budget=(MoneyLimit(0.1, "day"),), prices=Tariff(100 * MICRO, 100 * MICRO, 200 * MICRO))
 
 
 def test_a_caller_that_leaves_is_charged_and_nothing_stays_reserved(over: Callable[..., None]) -> None:
@@ -176,4 +176,4 @@ def test_fields_beside_the_prompt_are_reserved_for(over: Callable[..., None], fi
         answer = await ask(port_of(gateway), asked("mini", **{field: {"description": "x " * 5_000}}))
         assert (answer.status, len(provider.requests)) == (429, 1)
 
-    over(body, budget=MoneyBudget(day=0.01))
+    over(body, budget=(MoneyLimit(0.01, "day"),))

@@ -18,7 +18,7 @@ from gateway.core.engines.engine import Engine
 from gateway.core.engines.origin import origin_of
 from gateway.core.money.tariff import MICRO, Tariff
 from gateway.core.policy.policy import EngineEntry, Policy, Routing
-from gateway.core.policy.providers import MoneyBudget, Provider
+from gateway.core.policy.providers import MoneyLimit, Provider
 from gateway.core.policy.routes import ModelRoute, RouteMember
 from gateway.core.policy.traffic import Tenant, TrafficClass, default_classes
 from gateway.decider.loading import Configuration
@@ -43,7 +43,7 @@ def policy_of(port: int, **more: Any) -> Policy:
         "key_file": "cloud.key",
         "models": {"mini": "small-model-name"},
         "prices": Tariff(MICRO, MICRO, 2 * MICRO),
-        "budget": MoneyBudget(day=10.0),
+        "budget": (MoneyLimit(10.0, "day"),),
         "tenants": ("anonymous",),
         "classes": ("default", "strict"),
         "allow_private": True,
@@ -166,7 +166,7 @@ def test_no_call_leaves_while_a_member_serves_in_time(over: Callable[..., None])
         ({}, b"x-weir-fallback: none\r\n", {}),
         ({}, b"x-weir-class: interactive\r\n", {}),
         ({}, b"", {"tools": [{"type": "web_search"}]}),
-        ({"budget": MoneyBudget(day=0.01)}, b"", {"max_tokens": 100_000}),
+        ({"budget": (MoneyLimit(0.01, "day"),)}, b"", {"max_tokens": 100_000}),
     ],
 )
 def test_what_may_not_leave_does_not(

@@ -37,7 +37,7 @@ providers:
     key_file: cloud.key
     models: {mini: other}
     prices: 1/2
-    budget: {day: 10}
+    budget: [10/day]
     tenants: [anonymous]
     classes: [default]
     allow_private: true

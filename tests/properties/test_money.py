@@ -14,7 +14,7 @@ from gateway.core.money.book import MoneyBook, Spending, Spent
 from tests.core.money.test_money import NOON, NOW, call, policy
 from tests.examples import examples
 
-POLICY = policy("{day: 0.05, month: 0.12, per_tenant: 60%}")
+POLICY = policy("[0.05/day, 0.12/month, 60%/tenant]")
 TENANTS = ("acme", "other")
 NUMBERS = st.integers(-10, 4000)
 

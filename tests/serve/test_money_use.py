@@ -24,7 +24,7 @@ from gateway.shared.storage import Storage, StorageError
 from loadtest.die_with_parent import tie
 from tests.core.money.test_money import call, policy, spend
 
-BUDGET = "{day: 0.3, month: 1, per_tenant: 80%}"
+BUDGET = "[0.3/day, 1/month, 80%/tenant]"
 MOST = 240_000  # micro-units that one tenant may spend of it a day
 
 

@@ -137,15 +137,14 @@ class MoneyBook:
         self._tariffs = {name: provider.prices for name, provider in policy.providers.items()}
         self._of = {}
         for name, provider in policy.providers.items():
-            budget = provider.budget
-            for tenant in ("", *(provider.tenants if budget.per_tenant < 1 else ())):
-                share = budget.per_tenant if tenant else 1.0
+            share = provider.limit("tenant")
+            for tenant in ("", *(() if share is None else provider.tenants)):
                 found = []
-                amounts: dict[Span, float | None] = {"day": budget.day, "month": budget.month}
-                for span, amount in amounts.items():
+                for span in SPANS:
+                    amount = provider.limit(span)
                     if amount is not None:
                         purse = self._purse(name, tenant, span)
-                        purse.window.amount = int(amount * share * MICRO)
+                        purse.window.amount = int(amount * (share if tenant and share else 1) * MICRO)
                         found.append(purse)
                 self._of[name, tenant] = tuple(found)
         self._catch_up()

@@ -38,10 +38,10 @@ class Tariff(msgspec.Struct, frozen=True):
         """The tariff; None where the text is none, a price is out of bounds, or cached prompt costs more."""
         if re.fullmatch(cls.pattern, text) is None:
             return None
-        prompt, *cached, completion = [int(Decimal(price) * MICRO) for price in text.split("/")]
-        tariff = cls(prompt, *(cached or [prompt]), completion)
-        good = 1 <= tariff.cached <= prompt <= MOST_PRICE and 1 <= completion <= MOST_PRICE
-        return tariff if good else None
+        prompt, *between, completion = [int(Decimal(price) * MICRO) for price in text.split("/")]
+        cached = between[0] if between else prompt
+        good = 1 <= cached <= prompt <= MOST_PRICE and 1 <= completion <= MOST_PRICE
+        return cls(prompt, cached, completion) if good else None
 
     @classmethod
     def meant(cls, text: str) -> Iterator[str]:

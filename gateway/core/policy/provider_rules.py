@@ -89,10 +89,14 @@ def _named(names: Collection[str], path: Path, what: str, known: Collection[str]
 
 
 def _budget(provider: Provider, path: Path, storage: str | None) -> Iterator[Fault]:
-    budget, path = provider.budget, (*path, "budget")
-    if budget.day is None and budget.month is None:
-        yield Fault(path, "neither day nor month", "one of them, or both: money that calls may cost")
-    elif budget.day is not None and budget.month is not None and budget.day > budget.month:
-        yield Fault((*path, "day"), FACTOR.show(budget.day), f"at most the month's, {FACTOR.show(budget.month)}")
+    path = (*path, "budget")
+    for index, limit in enumerate(provider.budget):
+        if limit.per in [earlier.per for earlier in provider.budget[:index]]:
+            yield Fault((*path, index), f"a second limit a {limit.per}", "one at most")
+    day, month = provider.limit("day"), provider.limit("month")
+    if day is None and month is None:
+        yield Fault(path, "money neither a day nor a month", "one of them, or both, such as [20/day, 300/month]")
+    elif day is not None and month is not None and day > month:
+        yield Fault(path, f"{FACTOR.show(day)}/day", f"at most the month's, {FACTOR.show(month)}")
     if storage is None:
         yield Fault(path, "a budget, and no storage", "storage: FOLDER too, where the money spent is kept")

@@ -13,6 +13,7 @@ from gateway.core.money.purse import CALLS, LOT
 from gateway.core.money.tariff import MICRO, Tariff
 from gateway.core.policy.file import decode
 from gateway.core.policy.policy import Policy
+from gateway.core.policy.providers import MoneyLimit
 from gateway.core.request.call import Call
 from gateway.core.request.routes import ROUTES
 
@@ -21,7 +22,7 @@ NOW = 1000.0
 CHAT = ROUTES[b"/v1/chat/completions"]
 
 
-def policy(budget: str = "{day: 1}", prices: str = "1/0.5/2") -> Policy:
+def policy(budget: str = "[1/day]", prices: str = "1/0.5/2") -> Policy:
     return decode(
         f"""\
 tenants: {{acme: {{}}, other: {{}}}}
@@ -40,7 +41,7 @@ providers:
     )
 
 
-def book(budget: str = "{day: 1}", *, ahead: bool = False) -> MoneyBook:
+def book(budget: str = "[1/day]", *, ahead: bool = False) -> MoneyBook:
     """Book whose monotonic clock began 1000 s before NOON."""
     return MoneyBook(policy(budget), Calendar(NOON - NOW), ahead=ahead)
 
@@ -109,6 +110,33 @@ def test_no_other_text_is_prices(text: str) -> None:
     assert Tariff.parse(text) is None
 
 
+@pytest.mark.parametrize(
+    ("text", "limit"),
+    [
+        ("20/day", (20.0, "day")),
+        ("0.01/month", (0.01, "month")),
+        ("100000000/month", (100_000_000.0, "month")),
+        ("0.1%/tenant", (0.001, "tenant")),
+        ("100%/tenant", (1.0, "tenant")),
+    ],
+)
+def test_a_limit_of_money_is_read_and_written(text: str, limit: tuple[float, str]) -> None:
+    read = MoneyLimit.parse(text)
+    assert read is not None
+    assert (read.amount, read.per, str(read)) == (*limit, text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "20", "20/week", "0/day", "0.009/day", "100000001/day", "-1/day", "1e3/day", "50/tenant", "50%/day",
+        "0%/tenant", "0.09%/tenant", "101%/tenant", "20 / day", "999999999/month",
+    ],
+)  # fmt: skip
+def test_no_other_text_is_a_limit_of_money(text: str) -> None:
+    assert MoneyLimit.parse(text) is None
+
+
 def test_what_was_meant_by_prices_as_a_price_list_has_them() -> None:
     assert list(Tariff.meant("$0.15 / $0.60")) == ["0.15/0.60"]
 
@@ -165,7 +193,7 @@ def test_no_usage_costs_more_than_was_reserved_and_a_lie_costs_all_of_that(
 
 
 def test_two_hundred_calls_at_the_edge_of_a_budget_spend_no_more_than_that() -> None:
-    money = book("{day: 0.01}")  # 10,000 micro-units: three calls of 3000
+    money = book("[0.01/day]")  # 10,000 micro-units: three calls of 3000
     gone = []
     for _ in range(200):
         if money.may_spend("cloud", call(), NOW):
@@ -183,12 +211,12 @@ def test_two_hundred_calls_at_the_edge_of_a_budget_spend_no_more_than_that() -> 
 
 
 def test_the_tighter_of_day_and_month_binds_and_a_new_day_begins_with_nothing_spent() -> None:
-    money = book("{day: 0.01, month: 0.011}")
+    money = book("[0.01/day, 0.011/month]")
     for _ in range(3):
         spend(money).end(NOW)
     assert not money.may_spend("cloud", call(), NOW)
     assert money.may_spend("cloud", call(), NOW + DAY), "a day and a month later"
-    money = MoneyBook(policy("{day: 0.01, month: 0.011}"), Calendar(NOON - NOW - 3 * DAY), ahead=False)
+    money = MoneyBook(policy("[0.01/day, 0.011/month]"), Calendar(NOON - NOW - 3 * DAY), ahead=False)
     for _ in range(3):
         spend(money).end(NOW)
     assert money.spent_until("cloud", call(), NOW) == 3 * DAY + DAY / 2
@@ -197,7 +225,7 @@ def test_the_tighter_of_day_and_month_binds_and_a_new_day_begins_with_nothing_sp
 
 
 def test_what_is_reserved_goes_on_into_the_next_day() -> None:
-    money = book("{day: 0.01}")
+    money = book("[0.01/day]")
     spending = [spend(money) for _ in range(3)]
     assert not money.may_spend("cloud", call(), NOW + DAY)
     for each in spending:
@@ -206,7 +234,7 @@ def test_what_is_reserved_goes_on_into_the_next_day() -> None:
 
 
 def test_one_tenant_spends_no_more_than_its_share() -> None:
-    money = book("{day: 0.01, per_tenant: 35%}")
+    money = book("[0.01/day, 35%/tenant]")
     spend(money)
     assert not money.may_spend("cloud", call(), NOW)
     spend(money, call(tenant="other"))
@@ -214,16 +242,16 @@ def test_one_tenant_spends_no_more_than_its_share() -> None:
 
 
 def test_a_reload_keeps_what_is_spent_and_calls_settle_at_the_price_they_went_for() -> None:
-    money = book("{day: 0.01}")
+    money = book("[0.01/day]")
     spending = spend(money)
-    money.apply(policy("{day: 0.02}", "100/100"))
+    money.apply(policy("[0.02/day]", "100/100"))
     spending.end(NOW)
     assert amounts(money) == {("", "day"): (3000, 0)}
     money.apply(Policy())
     assert not money
     assert not money.may_spend("cloud", call(), NOW)
     assert money.spent_until("cloud", call(), NOW) is None
-    money.apply(policy("{day: 0.02}"))
+    money.apply(policy("[0.02/day]"))
     assert amounts(money) == {("", "day"): (3000, 0)}
 
 
@@ -250,7 +278,7 @@ def test_nothing_is_spent_before_the_gateway_before_is_known_nor_beyond_the_mark
 
 
 def test_a_mark_is_raised_by_a_lot_once_half_of_its_lead_is_used() -> None:
-    money = book("{day: 10}", ahead=True)
+    money = book("[10/day]", ahead=True)
     money.restore([], NOW, kept=True)
     money.keep(money.states(NOW))
     lot = 10 * MICRO // LOT
@@ -262,7 +290,7 @@ def test_a_mark_is_raised_by_a_lot_once_half_of_its_lead_is_used() -> None:
 
 
 def test_a_mark_is_no_more_than_the_budget() -> None:
-    money = book("{day: 0.01}", ahead=True)
+    money = book("[0.01/day]", ahead=True)
     money.restore([], NOW, kept=True)
     money.may_spend("cloud", call(), NOW)
     money.keep(money.states(NOW))
@@ -273,20 +301,20 @@ def test_a_mark_is_no_more_than_the_budget() -> None:
 
 
 def test_after_a_kill_the_mark_counts_as_spent_and_after_an_end_what_was_promised() -> None:
-    money = book("{day: 0.1, per_tenant: 50%}", ahead=True)
+    money = book("[0.1/day, 50%/tenant]", ahead=True)
     money.restore([], NOW, kept=True)
     money.may_spend("cloud", call(), NOW)
     money.keep(money.states(NOW))
     spend(money).end(NOW)
     spend(money)
-    killed = book("{day: 0.1, per_tenant: 50%}", ahead=True)
+    killed = book("[0.1/day, 50%/tenant]", ahead=True)
     killed.restore(money.states(NOW), NOW, kept=True)
     assert amounts(killed)["", "day"] == (CALLS * 3000, 0)
     assert killed.totals == {}
     assert [(key, line.money.used(NOW)) for key, line in killed.lines.items()] == [
         (("cloud", "acme", "mini", span), 3000) for span in ("day", "month")
     ]
-    ended = book("{day: 0.1, per_tenant: 50%}", ahead=True)
+    ended = book("[0.1/day, 50%/tenant]", ahead=True)
     ended.restore(money.states(NOW, last=True), NOW, kept=True)
     assert amounts(ended) == {("", "day"): (6000, 0), ("acme", "day"): (6000, 0), ("other", "day"): (0, 0)}
 
@@ -333,7 +361,7 @@ def test_a_mark_of_yesterday_lets_nothing_out_today() -> None:
 
 def test_a_clock_that_is_wrong_for_a_while_gives_no_budget_twice() -> None:
     calendar = Calendar(NOON - NOW)
-    kept = MoneyBook(policy("{day: 1}"), calendar, ahead=False)
+    kept = MoneyBook(policy("[1/day]"), calendar, ahead=False)
     made = spend(kept)
     made.usage = (1000, 0, 1000)
     made.end(NOW)
@@ -347,14 +375,14 @@ def test_a_clock_that_is_wrong_for_a_while_gives_no_budget_twice() -> None:
 
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_new_budget_has_in_it_what_was_spent_before(restarted: bool) -> None:
-    old = book("{day: 1}")
+    old = book("[1/day]")
     for tenant in ("acme", "other"):
         made = spend(old, call(tenant=tenant))
         made.usage = (1000, 0, 1000)
         made.end(NOW)
     one = sum(micro for micro, _ in old.totals.values()) // 2
     assert one > 0
-    new = "{day: 1, month: 2, per_tenant: 50%}"
+    new = "[1/day, 2/month, 50%/tenant]"
     if restarted:
         kept = old.states(NOW, last=True)
         old = book(new)
@@ -372,11 +400,11 @@ def test_a_new_budget_has_in_it_what_was_spent_before(restarted: bool) -> None:
 
 @pytest.mark.parametrize("usage", [None, (100, 0, 50)], ids=["nobody told", "less than reserved"])
 def test_a_budget_that_a_reload_adds_counts_the_calls_under_way(usage: tuple[int, int, int] | None) -> None:
-    money = book("{month: 1}")
+    money = book("[1/month]")
     under_way, *ended = [spend(money) for _ in range(3)]
     for each in ended:
         each.end(NOW)
-    new = "{day: 0.01, month: 1, per_tenant: 90%}"
+    new = "[0.01/day, 1/month, 90%/tenant]"
     for _ in range(2):
         money.apply(policy(new))
         assert amounts(money)["", "day"] == amounts(money)["acme", "day"] == (6000, 3000), "no reload counts twice"
@@ -407,7 +435,7 @@ class Counted(str):
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_reload_and_a_restart_take_as_many_steps_for_each_tenant_however_many_there_are(restarted: bool) -> None:
     names = [Counted(f"tenant{number}") for number in range(300)]
-    given = policy("{day: 1, month: 2, per_tenant: 50%}")
+    given = policy("[1/day, 2/month, 50%/tenant]")
     given = structs.replace(given, providers={"cloud": structs.replace(given.providers["cloud"], tenants=tuple(names))})
     money = MoneyBook(given, Calendar(NOON - NOW), ahead=False)
     for name in names:

@@ -527,7 +527,7 @@ REST = [
 
 PROVIDER = (
     "keys_file: k.txt\ntenants: {acme: {}}\nstorage: kept\nproviders: {cloud: {url: https://a.example/v1, key_file: k, "
-    "models: {mini: m}, prices: 1/2, budget: {day: 1}, tenants: [acme]"
+    "models: {mini: m}, prices: 1/2, budget: [1/day], tenants: [acme]"
 )
 
 
