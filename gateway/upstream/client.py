@@ -25,6 +25,8 @@ from gateway.upstream.trust import Trust
 
 __all__ = ["Client", "ClientSettings", "EngineError", "Origin", "Reply", "parse_origin"]
 
+MESSAGES = b"/messages"  # of Anthropic's API at a provider, which takes no other header of a key; engines' have /v1
+
 
 class Client:
     """The connections to one engine. `active` counts those with an answer under way, `idle` those in the pool. `names`
@@ -56,11 +58,13 @@ class Client:
         if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
             raise ValueError("an engine's API key is printable ASCII")
         self.settings = settings
-        key = b"" if api_key is None else b"authorization: Bearer %b\r\n" % api_key.encode()
         trust = trust or Trust()
         if self.origin.tls and trust != self._trust:
             self._trust, self._ssl = trust, trust.context()
-        self._static = b" HTTP/1.1\r\nhost: %b\r\n%b" % (self.origin.authority.encode(), key)
+        host, key = self.origin.authority.encode(), (api_key or "").encode()
+        bearer, own = (b"authorization: Bearer %b\r\n" % key, b"x-api-key: %b\r\n" % key) if key else (b"", b"")
+        self._static = b" HTTP/1.1\r\nhost: %b\r\n%b" % (host, bearer)
+        self._static_to_messages = b" HTTP/1.1\r\nhost: %b\r\n%b" % (host, own)
 
     def __repr__(self) -> str:
         return f"<Client {self.origin.url} {self.active} active {self.idle} idle>"
@@ -80,7 +84,8 @@ class Client:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
         length = b"content-length: %d\r\n\r\n" % len(body)
-        head = b"".join((method, b" ", self._base, path, self._static, headers, length))
+        static = self._static_to_messages if path == MESSAGES else self._static
+        head = b"".join((method, b" ", self._base, path, static, headers, length))
         message = head + body if len(body) <= 65536 else None
         while True:
             connection = self._pool.pop() if self._pool else None

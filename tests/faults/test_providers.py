@@ -133,6 +133,18 @@ def test_a_provider_gets_its_own_key_name_and_fields(over: Callable[..., None], 
     over(body)
 
 
+@pytest.mark.parametrize("path", [b"/v1/chat/completions", b"/v1/completions", b"/v1/messages"])
+def test_a_provider_gets_its_key_as_the_api_of_the_call_wants_it(over: Callable[..., None], path: bytes) -> None:
+    async def body(gateway: Gateway, engine: ScriptedEngine, provider: ScriptedEngine) -> None:
+        own_of(gateway).down()
+        more = {"messages": None, "prompt": "Why?"} if path == b"/v1/completions" else {}
+        call = asked(headers=b"x-api-key: of-the-caller\r\n", **more).replace(b"/v1/chat/completions", path)
+        answer = await ask(port_of(gateway), call)
+        assert (answer.status, answer.headers["x-weir-engine"]) == (200, "cloud"), provider.heads
+
+    over(body, outside="keyed")
+
+
 def test_an_answer_without_a_limit_is_bounded(over: Callable[..., None]) -> None:
     async def body(gateway: Gateway, engine: ScriptedEngine, provider: ScriptedEngine) -> None:
         own_of(gateway).down()
