@@ -75,7 +75,8 @@ class Attempts:
             again: int | None = None
             try:
                 if after is None:
-                    reply = _checked(call, await self._sending(path, headers, call, record, grant, params))
+                    sending = self._outside if grant.engine.provider else self._sending
+                    reply = _checked(call, await sending(path, headers, call, record, grant, params))
                 else:
                     send = partial(self._send, path, headers, call, record)
                     reply = await hedged(grant, send, after)
@@ -114,6 +115,8 @@ class Attempts:
         """Report an attempt without an answer. Return its kind, by the policy's names, what happened, and what
         to tell the caller."""
         kind, over = CAUSES[error.kind], self._over(call)
+        if grant.engine.provider and kind == "reset" and not error.whole:
+            kind = "connect"  # no provider takes money for a part of a request
         if kind != "timeout" or not over or not error.sent:  # else it was at work
             call.sent_at = None
         # It never got there: it costs nothing, and a caller who leaves no time to connect is no fault of the engine's.
@@ -154,9 +157,27 @@ class Attempts:
             timeout = left
         if engine.provider:
             path, headers, body = self._for_provider(path, call, body, grant)
+            sends = partial(self._sends, call)
+            return self.clients[engine.id].send(b"POST", path, headers, body, timeout=timeout, sends=sends)
         if call.sent_at is None:  # else this is a second attempt
             call.sent_at = now
         return self.clients[engine.id].send(b"POST", path, headers, body, timeout=timeout)
+
+    async def _outside(
+        self, path: bytes, headers: bytes, call: Call, record: Record, grant: Grant, params: bytes
+    ) -> Reply:
+        """Make an attempt at a provider. If its caller leaves before the first byte is sent, it costs no money."""
+        try:
+            return await self._sending(path, headers, call, record, grant, params)
+        except asyncio.CancelledError:
+            if call.sent_at is None:
+                grant.failed("connect", "the caller left before the call was sent", OWN, over=False)
+            raise
+
+    def _sends(self, call: Call) -> None:
+        """Note that the first byte of an attempt goes out now, unless that of another one has."""
+        if call.sent_at is None:
+            call.sent_at = self.clock()
 
     def _for_provider(self, path: bytes, call: Call, body: bytes, grant: Grant) -> tuple[bytes, bytes, bytes]:
         """Return path, head and body as a provider takes them. Raises Refused where the policy no longer has it."""

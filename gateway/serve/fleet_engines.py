@@ -325,7 +325,10 @@ def client_settings(policy: Policy, id: str = "") -> ClientSettings:
     else:  # a key that goes out in the clear stays in the house
         network = "any" if provider.url.startswith("https:") else "private"
     return ClientSettings(
-        stall_timeout=policy.timeouts.stall, connect_timeout=PROVIDER_CONNECTS_WITHIN, network=network
+        stall_timeout=policy.timeouts.stall,
+        connect_timeout=PROVIDER_CONNECTS_WITHIN,
+        network=network,
+        resends=False,
     )
 
 

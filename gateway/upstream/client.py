@@ -2,8 +2,8 @@
 
 The pool is a deque used as a stack; it has no queue of its own, since the ledger bounds what is in flight. A reused
 connection may have been closed by the engine a moment ago (vLLM keeps them 5 s): a send on it that fails before any
-byte of the answer is repeated once on a fresh one. Leaving an answer before its end closes the connection, and vLLM
-aborts the request.
+byte of the answer is repeated once on a fresh one, unless it went out whole and may cost money (`resends`). Leaving an
+answer before its end closes the connection, and vLLM aborts the request.
 """
 
 from __future__ import annotations
@@ -73,11 +73,21 @@ class Client:
     def idle(self) -> int:
         return len(self._pool)
 
-    async def send(self, method: bytes, path: bytes, headers: bytes, body: bytes, *, timeout: float) -> Reply:  # noqa: ASYNC109 # see the deadline below
+    async def send(
+        self,
+        method: bytes,
+        path: bytes,
+        headers: bytes,
+        body: bytes,
+        *,
+        timeout: float,  # noqa: ASYNC109 # see the deadline below
+        sends: Callable[[], None] | None = None,
+    ) -> Reply:
         """Send a request; the reply, once its head and first body bytes (or the end of its body) are here.
 
         `headers` are preformatted lines; host, content-length and the engine's key are added. `timeout` seconds cover
-        it all. Raises EngineError. Cancellation closes the connection.
+        it all. `sends` is called when the first byte is about to be written. Raises EngineError. Cancellation closes
+        the connection.
         """
         if self._closed:
             raise EngineError("closed", "the client of this engine is closed", before_bytes=True)
@@ -95,6 +105,8 @@ class Client:
                 if connection is None:
                     connection = await self._connect(deadline)
                 self._unanswered.add(connection)
+                if sends is not None:
+                    sends()
                 try:
                     await connection.exchange(message, head, body, deadline)
                 except BaseException:
@@ -104,7 +116,8 @@ class Client:
                     self._unanswered.discard(connection)
             except EngineError as error:
                 self.active -= 1
-                if reused and error.before_bytes and error.kind == "reset":
+                again = self.settings.resends or not error.whole
+                if reused and error.before_bytes and error.kind == "reset" and again:
                     self._drop_pool()  # its neighbours are as old: the engine has restarted or timed them out
                     continue
                 raise

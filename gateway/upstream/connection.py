@@ -38,7 +38,8 @@ _PLAIN = b"HTTP/1.1 2"  # the first bytes of a head that is the answer's own, no
 
 class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds and bytes. `idle_for` stays below the engine's own keep-alive (vLLM: 5 s). `network`: addresses to
-    connect to; private: those of this machine and of private networks."""
+    connect to; private: those of this machine and of private networks. `resends`: whether a request that went out whole
+    on a reused connection is sent again after a reset; not where its first sending may cost money."""
 
     connect_timeout: float = 2.0
     stall_timeout: float = 60.0
@@ -46,20 +47,30 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
     idle_for: float = 4.0
     buffer: int = 256 * 1024  # of body that nobody relays yet; beyond, the socket is not read
     network: Literal["any", "public", "private"] = "any"
+    resends: bool = True
     max_head: int = 16 * 1024  # status line and headers, interim answers included; trailers likewise
 
 
 class EngineError(Exception):
     """The engine failed at the level of HTTP. `before_bytes`: no byte of the answer had come, so it may be repeated.
-    `reason`: one of `core/trouble.py`'s. `sent`: the request, or a part of it, may have gone out."""
+    `reason`: one of `core/trouble.py`'s. `sent`: the request, or a part of it, may have gone out; `whole`: all of it
+    may have."""
 
     def __init__(
-        self, kind: Kind, message: str, *, before_bytes: bool = False, reason: str = "", sent: bool = True
+        self,
+        kind: Kind,
+        message: str,
+        *,
+        before_bytes: bool = False,
+        reason: str = "",
+        sent: bool = True,
+        whole: bool = True,
     ) -> None:
         super().__init__(message)
         self.kind: Kind = kind
         self.before_bytes = before_bytes
         self.sent = sent
+        self.whole = whole
         self.reason = reason or REASONS_OF[kind]
 
 
@@ -69,8 +80,8 @@ class EngineConnection(asyncio.Protocol):
     __slots__ = ("_chunk_over", "_data", "_deadline", "_done", "_early", "_early_size", "_ended", "_error",
                  "_excess", "_framing", "_full", "_gone", "_headers_over", "_keep", "_last", "_loan",
                  "_loop", "_parser", "_paused", "_plain", "_progress_at", "_seen", "_settings", "_synced", "_tail",
-                 "_timer", "_timer_at", "_transport", "_waiter", "_whole", "complete", "framed", "headers", "idle",
-                 "length", "lost", "status")  # fmt: skip
+                 "_timer", "_timer_at", "_transport", "_unwritten", "_waiter", "_whole", "complete", "framed",
+                 "headers", "idle", "length", "lost", "status")  # fmt: skip
 
     def __init__(
         self, settings: ClientSettings, gone: Callable[[EngineConnection], None], loop: asyncio.AbstractEventLoop
@@ -89,6 +100,7 @@ class EngineConnection(asyncio.Protocol):
         self._loan: Loan | None = None  # to whom the socket is lent
         self.idle = True
         self.lost = self._paused = False
+        self._unwritten = False  # a part of the request waits for the socket; known where `resends` is false
         self._reset()
 
     def _reset(self) -> None:
@@ -113,7 +125,7 @@ class EngineConnection(asyncio.Protocol):
         `message`: head and body in one, where that is worth the copy.
         """
         if not self.idle:
-            raise EngineError("reset", "the engine closed the connection", before_bytes=True)
+            raise EngineError("reset", "the engine closed the connection", before_bytes=True, whole=False)
         self.idle = False
         self._progress_at = self._loop.time()
         transport = self._transport
@@ -140,7 +152,7 @@ class EngineConnection(asyncio.Protocol):
         """The exchange is over, badly: tell whoever waits, and close."""
         if self.complete or self._error is not None:
             return
-        error = self._error = EngineError(kind, message, before_bytes=not self._seen)
+        error = self._error = EngineError(kind, message, before_bytes=not self._seen, whole=not self._unwritten)
         waiter, done = self._waiter, self._done
         self.abort()
         if waiter is not None and not waiter.done():
@@ -157,7 +169,15 @@ class EngineConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        if not self._settings.resends:
+            self._transport.set_write_buffer_limits(0)  # so that the transport tells of each byte that waits
         self._parser = HttpResponseParser(self)
+
+    def pause_writing(self) -> None:
+        self._unwritten = True
+
+    def resume_writing(self) -> None:
+        self._unwritten = False
 
     def data_received(self, data: bytes) -> None:
         if self.idle or self.complete:

@@ -207,7 +207,16 @@ class MemoryClient:
         self._unanswered: dict[MemoryReply, None] = {}  # by age: the order of a set is by address
         self._loop = asyncio.get_running_loop()
 
-    async def send(self, method: bytes, path: bytes, headers: bytes, body: bytes, *, timeout: float) -> MemoryReply:  # noqa: ASYNC109 # the surface stood in for
+    async def send(
+        self,
+        method: bytes,
+        path: bytes,
+        headers: bytes,
+        body: bytes,
+        *,
+        timeout: float,  # noqa: ASYNC109 # the surface stood in for
+        sends: Callable[[], None] = lambda: None,
+    ) -> MemoryReply:
         """Return the reply once it has begun, as `Client.send` does. Raises EngineError."""
         loop = self._loop
         waiter: asyncio.Future[None] = loop.create_future()
@@ -217,6 +226,7 @@ class MemoryClient:
         if not prefill:
             self._sends.sent(request_id)
         reply = MemoryReply(waiter, self._failure, b"" if prefill else request_id, self._sends)
+        sends()
         try:
             reply.opened(self.engine.post(path, body, reply, request_id.decode()))
         except ConnectionRefusedError as error:

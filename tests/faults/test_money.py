@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -58,6 +59,43 @@ def test_a_caller_that_leaves_is_charged_and_nothing_stays_reserved(over: Callab
         assert spent(gateway) == reserved, "nobody knows how much of its answer there was"
 
     over(body, outside="hang")
+
+
+def test_a_caller_that_leaves_before_a_byte_is_sent_pays_nothing(over: Callable[..., None]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # connections are made, and no TLS handshake ends
+        silent.setblocking(False)
+
+        async def body(gateway: Gateway, engine: ScriptedEngine, provider: ScriptedEngine) -> None:
+            for stream in (False, True):
+                running = asyncio.create_task(ask(port_of(gateway), asked("mini", stream=stream)))
+                peer, _ = await asyncio.get_running_loop().sock_accept(silent)
+                with peer:
+                    assert sum(purse.window.reserved for _, _, purse in gateway.limits.money.purses()) > 0
+                    running.cancel()
+                    await asyncio.wait([running])
+                    await settled(gateway)
+                assert spent(gateway) == 0
+            assert outside_of(gateway).breaker.failures == 0, "it is no fault of the provider"
+
+        over(body, url=f"https://127.0.0.1:{silent.getsockname()[1]}/v1")
+
+
+def test_each_request_that_a_provider_got_whole_is_counted_as_billed(over: Callable[..., None]) -> None:
+    async def body(gateway: Gateway, engine: ScriptedEngine, provider: ScriptedEngine) -> None:
+        assert (await ask(port_of(gateway), asked("mini"))).status == 200
+        await settled(gateway)
+        first = spent(gateway)
+        provider.behaviour = "die_before_headers"
+        highest, dying = 0, asyncio.create_task(ask(port_of(gateway), asked("mini")))
+        while not dying.done():
+            highest = max(highest, sum(purse.window.reserved for _, _, purse in gateway.limits.money.purses()))
+            await asyncio.sleep(0)
+        assert dying.result().status == 502
+        await settled(gateway)
+        assert len(provider.requests) > 1
+        assert spent(gateway) == first + highest * (len(provider.requests) - 1), "each may have been billed"
+
+    over(body)
 
 
 def test_an_answer_is_no_longer_than_what_was_reserved_for_it(over: Callable[..., None]) -> None:

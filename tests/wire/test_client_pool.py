@@ -169,6 +169,35 @@ def test_closed_in_the_same_turn_as_it_is_used() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("how", ["close", "reset"])
+def test_a_whole_request_is_not_sent_again_where_it_may_cost_money(how: str) -> None:
+    async def scenario(rig: Rig) -> None:
+        (stale,) = await resting(rig, 1)
+        sending = rig.sending()
+        await stale.request()
+        getattr(stale, how)()
+        error = await failure(sending)
+        assert (error.kind, error.before_bytes, error.whole) == ("reset", True, True)
+        assert rig.peers.empty()
+
+    run(scenario, resends=False)
+
+
+def test_a_part_of_a_request_costs_nothing_and_is_sent_again() -> None:
+    async def scenario(rig: Rig) -> None:
+        (stale,) = await resting(rig, 1)
+        sending = rig.sending(BIG)
+        await stale.reader.readuntil(b"\r\n\r\n")
+        stale.reset()
+        fresh = await rig.peer()
+        await fresh.reader.readuntil(b"\r\n\r\n")
+        fresh.reset()
+        error = await failure(sending)
+        assert (error.kind, error.whole) == ("reset", False)
+
+    run(scenario, resends=False)
+
+
 def test_the_repetition_is_not_repeated() -> None:
     async def scenario(rig: Rig) -> None:
         (stale,) = await resting(rig, 1)
