@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from loadtest.processes import Gateway, until
+from loadtest.processes import Gateway, get, until
 from tests.e2e.children import SimEngine, post
 
 pytestmark = pytest.mark.slow
@@ -66,3 +67,52 @@ def test_merged_calls_whose_member_fails_get_the_fallback(tmp_path: Path) -> Non
             if again:
                 break
         assert again, "a request of several calls failed, and each went again by itself"
+
+
+ONE_SLOT = """
+fleet:
+  poll: 100ms
+  health: 200ms
+  engines: [{{url: "{small}", max_concurrency: 1}}, {{url: "{large}"}}]
+models: {{support: {{members: [small], fallback: [large]}}}}
+routing: {{hold_unserved: 0s}}
+retries: 100%
+"""
+
+
+def test_calls_that_wait_for_a_member_whose_engine_dies_go_to_the_next_model(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(8) as callers:
+        small, large = (SimEngine(tmp_path / f"{name}.log", "--model", name) for name in ("small", "large"))
+        stack.callback(large.child.stop)
+        stack.callback(small.child.stop)
+        (tmp_path / "policy.yaml").write_text(ONE_SLOT.format(small=small.url, large=large.url))
+        words = ("--workers", "2", "--policy", str(tmp_path / "policy.yaml"), "--log", "none")
+        gateway = stack.enter_context(Gateway(tmp_path / "gateway.log", *words))
+
+        def asked(model: str) -> tuple[int, str | None]:
+            body = {"model": model, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
+            status, headers, _ = post(f"{gateway.url}/v1/chat/completions", body)
+            return status, headers["x-weir-model"]
+
+        def models() -> set[str]:
+            return {model for each in gateway.fleet()["engines"] for model in each["models"]}
+
+        def states() -> list[str]:
+            return [call["state"] for call in json.loads(get(f"{gateway.control}/calls")[1])["calls"]]
+
+        assert until(lambda: models() == {"small", "large"}, 60.0) is not None, gateway.fleet()
+        small.faults(hang=True)
+        stuck = callers.submit(asked, "small")
+        assert until(lambda: len(states()) == 1 and "queued" not in states(), 60.0) is not None, states()
+        waiting = [callers.submit(asked, "support") for _ in range(6)]
+        assert until(lambda: states().count("queued") == 6, 60.0) is not None, states()
+        small.child.kill()
+        assert [each.result() for each in waiting] == [(200, "large")] * 6
+        assert stuck.result()[0] in (502, 503), "its model has no other engine"
+        # A slot is free once the stuck call has failed: who gets that meets the dead engine, and is moved by its retry.
+        moved = {
+            how: gateway.total("weir_model_route_calls_total", model="large", how=how) for how in ("late", "failed")
+        }
+        assert moved["late"] >= 1, moved
+        assert sum(moved.values()) == 6, moved
+        assert until(gateway.idle, 30.0) is not None, gateway.fleet()
