@@ -12,7 +12,7 @@ import hmac
 import os
 import secrets
 import stat
-from collections.abc import Callable, Collection, Container, Iterable
+from collections.abc import Callable, Container, Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -126,11 +126,6 @@ class ReportIntake:
             now, secure = self._dispatch.clock(), policy.tls is not None
             for changes in self._registry.apply(policy.allow, taken, now, policy.copies, secure=secure):
                 self._carry_out(changes)
-
-    @property
-    def hosts(self) -> Collection[str]:
-        """Host names of this gateway, beside its addresses, by which sidecars may call it."""
-        return () if self._policy is None else self._policy.hosts
 
     def admit(self, token: bytes | None) -> None:
         """Check the token of a sender. Raises UntrustedSidecar. Digests are compared, so that timing reveals neither

@@ -177,8 +177,6 @@ class SidecarsPolicy(msgspec.Struct, frozen=True, kw_only=True):
     sidecars show.
     `tls`: TLS to sidecars on other machines; null: http:// is allowed.
     `allow`: Networks of the sidecars and their engines. Others are refused.
-    `hosts`: Host names by which sidecars call this gateway's control port, such as [gateway.internal]. Its addresses
-    are always allowed.
     `copies`: Time by which a class's predicted wait for a full model must exceed the start of a copy of it, until a
     sidecar's other profile of the model is woken; null: never. The wait must be too long for 1.5 times as long.
     """
@@ -187,7 +185,6 @@ class SidecarsPolicy(msgspec.Struct, frozen=True, kw_only=True):
     order_token_file: FileName | None = None
     tls: SidecarTls | None = None
     allow: tuple[Block, ...] = ("127.0.0.0/8", "::1")
-    hosts: tuple[HostName, ...] = ()
     copies: Annotated[Seconds, Bounds(ge=0, le=3600)] | None = 2.0
 
 

@@ -48,6 +48,7 @@ REMOVED = MappingProxyType({
     "fleet.kubernetes": "the pool's name, fleet.inference_pool: NAME",
     "fleet.sidecars.copies.after": "nothing: it is 1.5 times copies",
     "fleet.sidecars.copies.margin": "the time itself, copies: 2s",
+    "fleet.sidecars.hosts": "nothing: sidecars may call the control port by any name, they show their token",
     "hedging.after": "the time itself, hedging: p95",
     "hedging.enabled": "the time itself, hedging: p95, or null for none",
     "lengths.learned": "lengths: learned, or by_model",
