@@ -26,7 +26,7 @@ classes: {default: {}, batch: {headroom: 30%%}}
 service_tiers: {}
 models:
   support: {members: [sim], fallback: [other]}
-  trial: {members: [sim, {model: other, weight: 0.01, until: {errors: 2%%}}]}
+  trial: {members: [{model: sim, weight: 1000}, {model: other, weight: 0.01, until: {errors: 2%%}}]}
   copied: {members: [sim], mirror: {model: other, share: 100%%}}
   asleep: {members: [nobody-has-it], fallback: [other]}
   away: {members: [nobody-has-it], fallback: [mini]}
