@@ -73,8 +73,8 @@ def _ignored(request_id: bytes, dead: bool = False) -> None:
 class MemoryReply:
     """An engine's answer, as `gateway.upstream.client.Reply` shows it."""
 
-    __slots__ = ("_data", "_done", "_early", "_error", "_failure", "_leave", "_sends", "_waiter", "complete", "headers",
-                 "heard_at", "length", "request_id", "status")  # fmt: skip
+    __slots__ = ("_data", "_done", "_early", "_error", "_failure", "_leave", "_sends", "_waiter", "complete", "framed",
+                 "headers", "heard_at", "length", "request_id", "status")  # fmt: skip
 
     def __init__(self, waiter: asyncio.Future[None], failure: FailureFactory, request_id: bytes, sends: Sends) -> None:
         self.status = 0
@@ -82,6 +82,7 @@ class MemoryReply:
         self.length: int | None = None
         self.complete = False
         self.heard_at = 0.0
+        self.framed = True  # its end is known
         self._waiter = waiter
         self._failure = failure
         self.request_id = request_id
