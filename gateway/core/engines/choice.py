@@ -14,6 +14,8 @@ measurements.
 
 Learned rates that differ by less than ALIKE count as the fastest of them, because most of the difference is chance; an
 engine that has not learned its rate counts as fast as the fastest.
+An engine with too much to read (`Engine.takes`) is compared too if it has most of the call's prompt cached and another
+engine has room: behind others' prompts the call may have its first token sooner than where all of its own is read.
 A call whose prompt is mostly cached on an engine that is full now had better wait for it: elsewhere its prompt would be
 read anew and evict as much of others'. `worth_waiting` says so for as long as the reading would take that is spared
 (PATIENCE; ski rental: never more than twice the cost of either), while the call's own targets hold. Others may pass.
@@ -157,6 +159,8 @@ def choose(
         usable = [e for e in usable if e.id not in exclude] or usable
     class_name = call.class_name
     open_ = [e for e in usable if e.takes(cost, class_name)]
+    if open_ and call.prefix and len(open_) < len(usable):  # its place behind other prompts is compared, too
+        open_ += [e for e in usable if knows(e, call) and e.ledger.fits(cost, class_name) and e not in open_]
     if open_ and open_[0].ledger.headrooms:
         open_ = [e for e in open_ if e.ledger.leaves_headroom(cost, class_name, now)]
     if not open_:
@@ -212,7 +216,7 @@ def reading_spared(call: Call, choice: Choice) -> float:
     """Seconds of reading that the call is spared by such a wait; 0: there is no such engine."""
     most = 0.0
     for engine in choice.usable:
-        full = engine is not choice.engine and not engine.takes(call.cost, call.class_name)
+        full = engine is not choice.engine and not engine.ledger.fits(call.cost, call.class_name)
         if full and knows(engine, call):
             fewer = choice.prefill - (call.prompt_tokens - cached_tokens(engine, call))
             most = max(most, fewer / engine.speed.prefill_rate)

@@ -153,6 +153,21 @@ def test_an_engine_with_half_a_second_of_prompts_to_read_is_left_until_it_has_re
     assert slow.takes(1000, "")
 
 
+def test_a_call_goes_behind_other_prompts_where_its_own_is_cached_if_that_is_sooner_than_to_read_it_anew() -> None:
+    prefix = tuple(range(100))
+    home, other = engine("home", 12_000), engine("other")
+    home.remember(prefix, 40_000, NOW)
+    assert not home.takes(1000, "")
+    turn, short = call(40_000, prefix), call(5000, prefix)
+    assert id_of(chosen([home, other], turn)) == "home", "12,000 tokens are ahead there, and 40,000 are to be read here"
+    assert id_of(chosen([home, other], short)) == "other", "5,000 are to be read here"
+    assert id_of(chosen([home, other], call(40_000))) == "other", "it has no block"
+    assert id_of(chosen([home, other], call(40_000, (*prefix[:40], *range(200, 260))))) == "other", "less than half"
+    assert chosen([home, engine("other", 12_000)], turn) is None, "it waits where none has room, in the classes' order"
+    home.hold(60_000, 0, NOW)
+    assert id_of(chosen([home, other], turn)) == "other", "the ledger has no room"
+
+
 def test_an_engine_that_failed_this_call_is_used_again_only_where_no_other_is_up() -> None:
     a, b = engine("a"), engine("b", 4000)
     assert id_of(chosen([a, b], exclude=frozenset("a"))) == "b"

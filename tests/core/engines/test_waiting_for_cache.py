@@ -60,6 +60,12 @@ def test_no_call_waits_where_no_engine_has_its_prompt_or_none_has_room() -> None
     assert decided(engines, structs.replace(a_turn(), prefix=())) == "other", "its prompt has no block"
 
 
+def test_no_call_waits_for_an_engine_that_has_room_and_too_much_to_read() -> None:
+    home = an_engine("home", cached=True)
+    home.hold(50_000, 50_000, NOW)
+    assert decided([home, an_engine("other")], a_turn(8000)) == "other", "it is read there in 0.8 s, at home after 5"
+
+
 def test_no_call_waits_for_an_engine_that_has_failed_it() -> None:
     engines = [an_engine("home", held=60_000, cached=True), an_engine("full", held=60_000), an_engine("other")]
     assert decided(engines) == "aside"
