@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -25,7 +26,7 @@ import pytest
 from loadtest.processes import Child, Gateway, free_port, get, until
 from sidecar.process import process_family
 from tests.beside import beside
-from tests.vllm import install
+from tests.vllm.conftest import PATIENCE
 from tests.vllm.real_vllm import CONTEXT, ENVIRONMENT, model, venv
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
@@ -98,7 +99,7 @@ class Machine:
         log = self._folder / f"sidecar-{self._starts}.log"
         argv = [sys.executable, "-m", "sidecar.cli", "serve", "--config", str(self.file)]
         self.child = Child("sidecar", argv, log, env=self._environment)
-        self.child.wait(lambda: "control API" in self.child.output(), 30.0, "what it announces")
+        self.child.wait(lambda: "control API" in self.child.output(), PATIENCE, "what it announces")
         return self.child
 
     def end(self) -> None:
@@ -109,7 +110,7 @@ class Machine:
         log = self._folder / "command.log"
         argv = [sys.executable, "-m", "sidecar.cli", *arguments, "--config", str(self.file)]
         with Child("command", argv, log, env=self._environment) as child:
-            assert child.process.wait(300.0) == status, child.output()
+            assert child.process.wait(PATIENCE) == status, child.output()
             return child.output()
 
     def profile(self, name: str) -> Any:
@@ -117,10 +118,14 @@ class Machine:
         status = json.loads(get(f"http://127.0.0.1:{self.listen}/status", token=token)[1])
         return next(each for each in status["models"] if each["profile"] == name)
 
-    def until(self, name: str, state: str, within: float) -> float:
-        took = until(lambda: self.profile(name)["state"] == state, within, every=0.1)
+    def until(self, name: str, state: str) -> float:
+        took = until(lambda: self.profile(name)["state"] == state, PATIENCE, every=0.1)
         assert took is not None, (name, state, self.profile(name), self.child.output())
         return took
+
+    def places(self, number: int) -> None:
+        """Write into the file how many calls `one` may run at a time."""
+        self.file.write_text(re.sub(r"max-num-seqs: \d+", f"max-num-seqs: {number}", self.file.read_text(), count=1))
 
     def processes(self, profile: str = "") -> list[int]:
         """The pids of the engines of this sidecar, or of one profile's."""
@@ -136,7 +141,9 @@ class Machine:
 
     def ask(self, name: str, tokens: int = 8) -> str:
         """The answer to one call through the gateway; the client does not retry."""
-        with openai.OpenAI(base_url=f"{self.gateway.url}/v1", api_key="none", max_retries=0, timeout=300.0) as client:
+        with openai.OpenAI(
+            base_url=f"{self.gateway.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE
+        ) as client:
             messages = [{"role": "user", "content": "what is it?"}]
             answer = client.chat.completions.create(
                 model=name,
@@ -149,19 +156,16 @@ class Machine:
             return answer.choices[0].message.content or ""
 
 
-@pytest.fixture
-def machine(tmp_path: Path) -> Iterator[Machine]:
-    reason = install.missing()
-    if reason:
-        if os.environ.get("WEIR_REQUIRE_VLLM") == "1":
-            pytest.fail(reason)
-        pytest.skip(reason)
-    (tmp_path / "policy.yaml").write_text(POLICY)
+@pytest.fixture(scope="module")
+def machine(alone: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    """The machine of all tests here: an engine that one has started serves the next."""
+    folder = tmp_path_factory.mktemp("machine")
+    (folder / "policy.yaml").write_text(POLICY)
     with ExitStack() as stack:
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="vllm-"))
-        gateway = Gateway(tmp_path / "gateway.log", "--policy", str(tmp_path / "policy.yaml"), ready=False)
+        gateway = Gateway(folder / "gateway.log", "--policy", str(folder / "policy.yaml"), ready=False)
         stack.enter_context(gateway)
-        running = Machine(tmp_path, gateway, scratch)
+        running = Machine(folder, gateway, scratch)
         stack.callback(running.end)
         stack.callback(running.command, "stop", "--all")
         yield running
@@ -175,29 +179,22 @@ def test_two_models_of_one_machine(machine: Machine) -> None:
     machine.ask("two")
 
     # Idle: it goes to sleep; a call that comes then is held, it wakes, and answers.
-    machine.until("two", "sleeping", 30.0)
+    machine.until("two", "sleeping")
     began = time.monotonic()
     machine.ask("two")
     print(f"asleep at level 2, wake and answer: {time.monotonic() - began:.2f} s")
 
     # EngineCore is killed: another one, and the call is answered.
     os.kill(machine.core("one"), signal.SIGKILL)
-    machine.until("one", "error", 60.0)
+    machine.until("one", "error")
     began = time.monotonic()
     machine.ask("one")
     print(f"after EngineCore was killed, start and answer: {time.monotonic() - began:.1f} s")
 
-    # EngineCore hangs: /health says 200 all the same.
-    core = machine.core("one")
-    os.kill(core, signal.SIGSTOP)
-    took = machine.until("one", "error", 60.0)
-    print(f"a hung EngineCore was found after {took:.1f} s")
-    machine.ask("one")
-
     # The sidecar is killed while a call runs, and started again: no call is lost, no engine started.
     url = machine.profile("one")["url"]
     with beside(lambda: machine.ask("one", 1500)) as (answer,):
-        assert until(lambda: machine.gateway.fleet()["engines"] and not machine.gateway.idle(), 60.0) is not None
+        assert until(lambda: machine.gateway.fleet()["engines"] and not machine.gateway.idle(), PATIENCE) is not None
         machine.child.kill()
         assert machine.ask("one")
         machine.start()
@@ -205,42 +202,7 @@ def test_two_models_of_one_machine(machine: Machine) -> None:
         assert machine.profile("one")["url"] == url
         assert machine.ask("one")
     assert answer.result()
-
-    # Nothing is left.
-    assert machine.processes()
-    assert "one" in machine.command("stop", "--all")
-    assert until(lambda: not machine.child.alive, 20.0) is not None
-    assert not machine.processes()
-
-
-def test_a_model_is_pulled_had_ready_and_switched_off(machine: Machine) -> None:
-    assert "`sidecar ensure three` has it started" in machine.command("pull", "three", "--from", str(model()))
-    began = time.monotonic()
-    assert "three: running" in machine.command("ensure", "three")
-    print(f"ensure of a pulled model: {time.monotonic() - began:.1f} s")
-    assert machine.ask("three")
-
-    # Its log has a line for the call, and none for what is asked of it all the time.
-    written = (machine.file.parent / "sidecar-logs" / "three.log").read_text()
-    assert "POST /v1/chat/completions" in written
-    for path in ("/health", "/metrics", "/v1/models"):
-        assert f"GET {path} " not in written
-
-    # Off: refused for good, over a restart of the sidecar, until it is on.
-    with beside(lambda: machine.ask("three", 300)):
-        assert until(lambda: not machine.gateway.idle(), 60.0) is not None
-        assert "three: stopped" in machine.command("off", "three")
-    assert not machine.processes("three")
-    for _ in range(2):
-        with pytest.raises(openai.InternalServerError) as refused:
-            machine.ask("three")
-        assert refused.value.response.headers["x-weir-reason"] == "model_off"
-        assert "retry-after" not in refused.value.response.headers
-        assert "three is off" in machine.command("ensure", "three", status=1)
-        machine.child.kill()
-        machine.start()
-    machine.command("on", "three")
-    assert machine.ask("three")
+    machine.command("stop", "two")
 
 
 def test_an_edited_file_restarts_what_it_must_and_loses_no_call(machine: Machine) -> None:
@@ -256,11 +218,11 @@ def test_an_edited_file_restarts_what_it_must_and_loses_no_call(machine: Machine
 
     # Another flag: the call that runs ends on the old engine, the next one starts the new engine.
     with beside(lambda: machine.ask("one", 1500)) as (answer,):
-        assert until(lambda: not machine.gateway.idle(), 60.0) is not None
-        machine.file.write_text(machine.file.read_text().replace("max-num-seqs: 16", "max-num-seqs: 1", 1))
+        assert until(lambda: not machine.gateway.idle(), PATIENCE) is not None
+        machine.places(1)
         assert "settings that need another engine" in machine.command("reload")
     assert answer.result()
-    machine.until("one", "stopped", 60.0)
+    machine.until("one", "stopped")
     machine.ask("uno")
     assert not set(machine.processes("one")) & set(engine)
 
@@ -281,7 +243,7 @@ COPY = """\
 def test_a_copy_is_woken_while_calls_wait(machine: Machine) -> None:
     """A second engine of `one`, which runs one call at a time. Callers ask until the copy is awake, so that some wait
     whatever the machine's speed is, and once more, so that both engines serve."""
-    machine.file.write_text(machine.file.read_text().replace("max-num-seqs: 16", "max-num-seqs: 1", 1))
+    machine.places(1)
     machine.command("reload")
     machine.ask("one")
     machine.file.write_text(machine.file.read_text() + COPY % (model(), CONTEXT))
@@ -289,7 +251,7 @@ def test_a_copy_is_woken_while_calls_wait(machine: Machine) -> None:
     began = time.monotonic()
     assert "one-more: running" in machine.command("ensure", "one-more")
     print(f"ensure of a copy: {time.monotonic() - began:.1f} s")
-    machine.until("one-more", "sleeping", 30.0)
+    machine.until("one-more", "sleeping")
 
     answers: list[str] = []
     awake = threading.Event()
@@ -304,7 +266,7 @@ def test_a_copy_is_woken_while_calls_wait(machine: Machine) -> None:
 
     with beside(*[ask_on] * 8):
         try:
-            print(f"overloaded, the copy was awake after {machine.until('one-more', 'running', 120.0):.1f} s")
+            print(f"overloaded, the copy was awake after {machine.until('one-more', 'running'):.1f} s")
             assert machine.profile("one-more")["copy"]
         finally:
             awake.set()
@@ -313,6 +275,51 @@ def test_a_copy_is_woken_while_calls_wait(machine: Machine) -> None:
     served = {name: log.count("POST /v1/chat/completions") for name, log in logs.items()}
     print(f"calls by engine, since its log began: {served}")
     assert served["one-more"] >= 2
-    assert machine.until("one-more", "sleeping", 60.0) >= 0.0
+    assert machine.until("one-more", "sleeping") >= 0.0
     assert machine.profile("one")["state"] == "running"
     assert machine.ask("one")
+    machine.command("stop", "one-more")
+    machine.command("stop", "one")
+
+
+def test_a_model_is_pulled_had_ready_and_switched_off(machine: Machine) -> None:
+    assert "`sidecar ensure three` has it started" in machine.command("pull", "three", "--from", str(model()))
+    began = time.monotonic()
+    assert "three: running" in machine.command("ensure", "three")
+    print(f"ensure of a pulled model: {time.monotonic() - began:.1f} s")
+    assert machine.ask("three")
+
+    # Its log has a line for the call, and none for what is asked of it all the time.
+    written = (machine.file.parent / "sidecar-logs" / "three.log").read_text()
+    assert "POST /v1/chat/completions" in written
+    for path in ("/health", "/metrics", "/v1/models"):
+        assert f"GET {path} " not in written
+
+    # Off: refused for good, over a restart of the sidecar, until it is on.
+    with beside(lambda: machine.ask("three", 300)):
+        assert until(lambda: not machine.gateway.idle(), PATIENCE) is not None
+        assert "three: stopped" in machine.command("off", "three")
+    assert not machine.processes("three")
+    for _ in range(2):
+        with pytest.raises(openai.InternalServerError) as refused:
+            machine.ask("three")
+        assert refused.value.response.headers["x-weir-reason"] == "model_off"
+        assert "retry-after" not in refused.value.response.headers
+        assert "three is off" in machine.command("ensure", "three", status=1)
+        machine.child.kill()
+        machine.start()
+    machine.command("on", "three")
+    assert machine.ask("three")
+
+    # EngineCore hangs: /health says 200 all the same.
+    os.kill(machine.core("three"), signal.SIGSTOP)
+    print(f"a hung EngineCore was found after {machine.until('three', 'error'):.1f} s")
+
+
+def test_a_sidecar_that_ends_leaves_no_engine(machine: Machine) -> None:
+    machine.ask("three")
+    assert machine.processes()
+    assert "three" in machine.command("stop", "--all")
+    assert until(lambda: not machine.child.alive, PATIENCE) is not None
+    assert not machine.processes()
+    machine.start()
