@@ -108,7 +108,7 @@ def test_a_machine_on_which_a_law_is_broken_is_named(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(laws, "explore", lambda seeds, workers, run: [(len(seeds), run(seeds))])
     (row,) = laws.survey(range(1), lambda what, share: None)
     assert (row.value, row.met) == ("0", True)
-    _plant(monkeypatch, UNTAUGHT)
+    _plant(monkeypatch, LEFT_PENDING)
     broken = next(seed for seed in SOME if lived(seed).wrong)
     (row,) = laws.survey(range(broken, broken + 1), lambda what, share: None)
     assert (row.value, row.met) == (f"1: --machine {broken}", False)
