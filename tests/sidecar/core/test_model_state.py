@@ -136,7 +136,6 @@ def test_it_is_as_warm_as_its_last_use_but_two() -> None:
         (entry(*STARTED, pin=True, stop_after=90.0), None),
         (entry(stop_after=90.0), None),
     ],
-    ids=str,
 )
 def test_when_it_goes_to_sleep_or_stops_by_itself(made: ModelState, expected: tuple[float, str] | None) -> None:
     assert made.idle_step() == expected
@@ -331,7 +330,6 @@ PLAN = Plan(sleep=(PutToSleep("a", 1),), stop=("b",), makes_room=5.0)
         (entry(), Infeasible("no room", None), None),
         (failed(MOST_FAILURES), Plan(), None),
     ],
-    ids=str,
 )
 def test_seconds_until_it_could_serve(
     made: ModelState, decision: Plan | Infeasible | None, expected: float | None
