@@ -69,6 +69,8 @@ def _follow(file: File, profile: str, most: int) -> int:
             time.sleep(POLL)
         if not path.is_file():
             raise Impossible(f"{path}: not a plain file")
+        with path.open("rb"):  # tail says nothing of a file that it may not read, and waits
+            pass
         argv = ["tail", f"--pid={os.getpid()}", f"--lines={most}", "-F", "--", str(path)]
         with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as tail:  # noqa: S603 # no shell
             try:

@@ -108,6 +108,18 @@ def test_a_pipe_is_no_log(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_log_that_may_not_be_read_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "sidecar-logs").mkdir()
+    log = tmp_path / "sidecar-logs" / "m.log"
+    log.touch(0o000)
+    if os.access(log, os.R_OK):
+        pytest.skip("root may read every file")
+    with Following(tmp_path) as followed:
+        assert followed.child.wait(60) == 1
+        assert "m.log: Permission denied" in followed.err
+
+
+@pytest.mark.slow
 def test_the_command_follows_tells_a_failure_and_ends_at_ctrl_c(tmp_path: Path) -> None:
     with Following(tmp_path) as followed:
         assert until(lambda: "is not there yet: waiting" in followed.err, 60.0) is not None
