@@ -13,7 +13,7 @@ from gateway.core.cluster.election import Turn
 from gateway.serve.cluster import store as store_module
 from gateway.serve.cluster.store import ClusterConflict, MemberRecord, Store, StoreError, opened
 from loadtest.lab.debian import VALKEY
-from loadtest.lab.dst import cluster_store as simulated
+from loadtest.lab.dst.relays import cluster_store as simulated
 from loadtest.lab.dst.relays.cluster_store import SimulatedStore
 from loadtest.processes import free_port
 from tests.cluster.valkey import Valkey

@@ -95,7 +95,13 @@ def served(answer: Answering, *, tls: ssl.SSLContext | None = None, unix: Path |
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    with beside(lambda: asyncio.run(main())):
+    def serve() -> None:
+        try:
+            asyncio.run(main())
+        finally:
+            ready.set()  # where it failed before: whoever waits sees `ending` empty
+
+    with beside(serve):
         assert ready.wait(60)
         try:
             yield server

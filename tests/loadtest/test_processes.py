@@ -17,24 +17,24 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if os.fork() == 0:
     time.sleep(60)
 print("ready http://here", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 LEAVES_A_CHILD = """
 import os, time
 if os.fork() == 0:
     time.sleep(60)
 print("ready http://here", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 STARTS_ANOTHER = """
 import sys, time
 from pathlib import Path
 from loadtest.processes import Child
-started = Child("child", [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"],
+started = Child("child", [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"],
                 Path(sys.argv[1]))
 started.line("(up)", 10.0)
 print("started", started.pid, flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 

@@ -19,7 +19,7 @@ from loadtest.processes import Child, answers, free_port, total
 VERSION = "0.32.0"
 MARKER = ".weir-complete"  # written last into what is installed
 MODEL = "tiny"
-READY = 600.0  # seconds; 20 on two idle cores
+READY = 400.0  # seconds; 20 on two idle cores
 CONTEXT = 4096
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB

@@ -3,7 +3,7 @@
 A turn is one script, hence one step. Keys of the cluster NAME begin with `weir:{NAME}:`. `member:*` and `leader` live
 for TTL; `roster`, `term` and `token` stay. An epoch is one more than the highest that is known, and at least the
 microseconds from 1970 to its election: so a store that has forgotten all gives none that was given before.
-`loadtest/lab/dst/cluster_store.py` is the same in virtual time.
+`loadtest/lab/dst/relays/cluster_store.py` is the same in virtual time.
 """
 
 from __future__ import annotations

@@ -27,12 +27,14 @@ UNKNOWN = 5.0  # seconds of Retry-After where nobody knows better, as the gatewa
 class CallOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """Outcome of a call. `served`: an engine had it after `waited` seconds; `broken`: the engine ended under it, and
     `how` says how (`hung` where it had hung before); `astray`: it was sent to one that did not serve; `refused` after
-    `waited` seconds, with a `retry_after`; or `expired`."""
+    `waited` seconds, with a `retry_after`; or `expired`. `foretold`: seconds that it would wait, by the first word on
+    that; 0 of one that did not."""
 
     ending: Literal["served", "broken", "astray", "refused", "expired"]
     waited: float
     retry_after: float = 0.0
     how: str = ""
+    foretold: float = 0.0
 
 
 class ModelCallers:
@@ -94,10 +96,11 @@ class ModelCallers:
         """Make a call that an engine needs `seconds` for and that waits for its model no longer than `patience`."""
         loop = asyncio.get_running_loop()
         began = loop.time()
+        foretold: list[float] = []
         if not self.serves(model):
             self.waiting[model] += 1
             try:
-                refusal = await self._held(model, began, began + patience)
+                refusal = await self._held(model, began, began + patience, foretold)
             finally:
                 self.waiting[model] -= 1
             if refusal is not None:
@@ -110,11 +113,11 @@ class ModelCallers:
             return CallOutcome(ending="astray", waited=waited)
         await self._sent(model, engine, seconds)
         if engine.alive_now:
-            return CallOutcome(ending="served", waited=waited)
+            return CallOutcome(ending="served", waited=waited, foretold=sum(foretold))
         return CallOutcome(ending="broken", waited=waited, how="hung" if engine.hung else engine.process.result())
 
-    async def _held(self, model: str, began: float, until: float) -> CallOutcome | None:
-        """Until the model can be called; or why it cannot."""
+    async def _held(self, model: str, began: float, until: float, foretold: list[float]) -> CallOutcome | None:
+        """Until the model can be called; or why it cannot. The seconds that its last report said go to `foretold`."""
         loop = asyncio.get_running_loop()
         asked = self.cut
         while not self.serves(model):
@@ -130,6 +133,7 @@ class ModelCallers:
                     asked = True
                     with contextlib.suppress(KeyError):  # gone since the last report
                         self.manager.orders.ensure(model)
+                    foretold.append(known.ready_in)
                 if loop.time() + known.ready_in > until:
                     return CallOutcome(ending="refused", waited=waited, retry_after=known.ready_in)
             try:

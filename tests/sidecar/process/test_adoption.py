@@ -24,7 +24,7 @@ from tests.sidecar.nothing_left import ADDRESS, gone, nothing_left, python, side
 pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
 
 WITHIN = 60.0  # seconds that anything may take on a busy machine
-# A leader, a child in a session of its own, and one in the leader's that has lost its marker; a minute at most.
+# A leader, a child in a session of its own, and one in the leader's that has lost its marker; ten minutes at most.
 FORKS = """
 import os, signal, sys, time
 def say(words): os.write(1, words.encode() + bytes([10]))  # in one piece: three write at a time
@@ -34,8 +34,8 @@ if os.fork() == 0:
     say(f"child {os.getpid()}")
 elif os.fork() == 0:
     say(f"unmarked {os.getpid()}")
-    os.execve(sys.executable, [sys.executable, "-I", "-S", "-c", "import time; time.sleep(60)"], {})
-for _ in range(1200):
+    os.execve(sys.executable, [sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)"], {})
+for _ in range(12000):
     say("beat")
     time.sleep(0.05)
 """
