@@ -25,7 +25,8 @@ from gateway.upstream.trust import Trust
 
 __all__ = ["Client", "ClientSettings", "EngineError", "Origin", "Reply", "parse_origin"]
 
-MESSAGES = b"/messages"  # of Anthropic's API at a provider, which takes no other header of a key; engines' have /v1
+# The one provider that takes its key in x-api-key alone, on its own API; vLLM and others that speak that take Bearer.
+ANTHROPIC, MESSAGES = "api.anthropic.com", b"/messages"
 
 
 class Client:
@@ -62,9 +63,10 @@ class Client:
         if self.origin.tls and trust != self._trust:
             self._trust, self._ssl = trust, trust.context()
         host, key = self.origin.authority.encode(), (api_key or "").encode()
-        bearer, own = (b"authorization: Bearer %b\r\n" % key, b"x-api-key: %b\r\n" % key) if key else (b"", b"")
-        self._static = b" HTTP/1.1\r\nhost: %b\r\n%b" % (host, bearer)
-        self._static_to_messages = b" HTTP/1.1\r\nhost: %b\r\n%b" % (host, own)
+        line = b" HTTP/1.1\r\nhost: %b\r\n" % host
+        self._static = self._static_to_messages = line + (b"authorization: Bearer %b\r\n" % key if key else b"")
+        if key and self.origin.host == ANTHROPIC:
+            self._static_to_messages = line + b"x-api-key: %b\r\n" % key
 
     def __repr__(self) -> str:
         return f"<Client {self.origin.url} {self.active} active {self.idle} idle>"

@@ -38,14 +38,6 @@ def answer(status: int, body: bytes, fields: bytes = b"") -> bytes:
 PLAIN = answer(200, b'{"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":3,"total_tokens":10}}')
 
 
-def shows_key(head: bytes) -> bool:
-    """Whether a head shows the key of `cloud` as its API wants it: Anthropic's in x-api-key alone, others as Bearer."""
-    bearer, own = b"\r\nauthorization: Bearer key-of-cloud\r\n" in head, b"\r\nx-api-key: key-of-cloud\r\n" in head
-    if head.startswith(b"POST /v1/messages HTTP/1.1\r\n"):
-        return own and b"\r\nauthorization:" not in head and b"\r\nanthropic-version: 2023-06-01\r\n" in head
-    return bearer and b"\r\nx-api-key:" not in head
-
-
 PAUSES = {"pause": 0.02, "long_pause": 1.2}  # seconds after the first piece of a stream
 
 
@@ -93,8 +85,6 @@ class ScriptedEngine:
                 self.requests.append(body)
                 self.heads.append(head)
                 name = self.behaviour if isinstance(self.behaviour, str) else self.rng.choice(self.behaviour)
-                if name == "keyed":
-                    name = "good" if shows_key(head) else "401"
                 stream = bool(json.loads(body).get("stream")) and b"/render HTTP" not in head
                 if not await self._act(name, stream, reader, writer):
                     break
