@@ -170,7 +170,9 @@ class EngineConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         if not self._settings.resends:
-            self._transport.set_write_buffer_limits(0)  # so that the transport tells of each byte that waits
+            # So that the transport tells of bytes that wait. With 0, TLS tells of some where none do; with 1, only of
+            # those that are not encrypted yet: in doubt, a request counts as whole.
+            self._transport.set_write_buffer_limits(1)
         self._parser = HttpResponseParser(self)
 
     def pause_writing(self) -> None:

@@ -183,6 +183,24 @@ def test_a_whole_request_is_not_sent_again_where_it_may_cost_money(how: str) -> 
     run(scenario, resends=False)
 
 
+@pytest.mark.parametrize("reused", [False, True])
+@pytest.mark.parametrize("secure", [False, True])
+def test_a_long_request_that_went_out_whole_is_not_sent_again(
+    tls: tuple[ssl.SSLContext, Trust], secure: bool, reused: bool
+) -> None:
+    async def scenario(rig: Rig) -> None:
+        pool = await resting(rig, 1) if reused else []
+        sending = rig.sending(b"x" * 70_000)  # head and body in two writes
+        peer = pool[0] if pool else await rig.peer()
+        await peer.request()
+        peer.reset()
+        error = await failure(sending)
+        assert (error.kind, error.before_bytes, error.whole) == ("reset", True, True)
+        assert rig.peers.empty()
+
+    run(scenario, resends=False, tls=tls if secure else None)
+
+
 def test_a_part_of_a_request_costs_nothing_and_is_sent_again() -> None:
     async def scenario(rig: Rig) -> None:
         (stale,) = await resting(rig, 1)
