@@ -61,7 +61,10 @@ def test_a_caller_that_leaves_is_charged_and_nothing_stays_reserved(over: Callab
     over(body, outside="hang")
 
 
-def test_a_caller_that_leaves_before_a_byte_is_sent_pays_nothing(over: Callable[..., None]) -> None:
+@pytest.mark.parametrize("hedging", [None, 30.0])
+def test_a_caller_that_leaves_before_a_byte_is_sent_pays_nothing(
+    over: Callable[..., None], hedging: float | None
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # connections are made, and no TLS handshake ends
         silent.setblocking(False)
 
@@ -77,7 +80,7 @@ def test_a_caller_that_leaves_before_a_byte_is_sent_pays_nothing(over: Callable[
                 assert spent(gateway) == 0
             assert outside_of(gateway).breaker.failures == 0, "it is no fault of the provider"
 
-        over(body, url=f"https://127.0.0.1:{silent.getsockname()[1]}/v1")
+        over(body, rules={"hedging": hedging}, url=f"https://127.0.0.1:{silent.getsockname()[1]}/v1")
 
 
 def test_each_request_that_a_provider_got_whole_is_counted_as_billed(over: Callable[..., None]) -> None:

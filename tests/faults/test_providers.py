@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, closing
 from email.utils import formatdate, parsedate_to_datetime
 from typing import Any
@@ -63,14 +63,17 @@ def policy_of(port: int, **more: Any) -> Policy:
 def over(request: pytest.FixtureRequest) -> Callable[..., None]:
     gateway_over = scripted.gateway_over if request.param == "direct" else over_frames.gateway_over
 
-    def scenario(body: Body, own: str = "good", outside: str = "good", **more: Any) -> None:
-        """Run `body` over one engine, which serves m, and one provider, which serves mini."""
+    def scenario(
+        body: Body, own: str = "good", outside: str = "good", rules: Mapping[str, Any] | None = None, **more: Any
+    ) -> None:
+        """Run `body` over one engine, which serves m, and one provider, which serves mini. `rules`: of the policy;
+        `more`: of the provider."""
 
         async def main() -> None:
             async with AsyncExitStack() as stack:
                 engine = await stack.enter_async_context(ScriptedEngine(own).running())
                 provider = await stack.enter_async_context(ScriptedEngine(outside).running())
-                policy = policy_of(provider.port, **more)
+                policy = structs.replace(policy_of(provider.port, **more), **(rules or {}))
                 gateway = await stack.enter_async_context(gateway_over([engine], policy))
                 await body(gateway, engine, provider)
                 await settled(gateway)

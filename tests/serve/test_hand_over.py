@@ -389,22 +389,10 @@ def test_sockets_of_a_socket_unit_are_taken_by_their_names() -> None:
         assert ran.stdout == f"[{ports[0]}] {ports[1]} False False\n", ran.stderr
         ran = activated([data, control], "")
         assert ran.stdout == f"{ports} None False False\n", ran.stderr
+        ran = activated([control], "control")
+        assert ran.stdout == f"[] {ports[1]} True False\n", "the data port's path is the gateway's own"
         ran = activated([data], "data", offset=1)
         assert ran.stdout == "[] None True False\n", "they are for another process"
-
-
-def test_a_unix_socket_of_its_own_is_removed_where_only_the_control_port_was_given(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        options = Options(announce=lambda _: None, listen=f"unix:{tmp_path}/data")
-        async with gateway_over(ENGINES) as gateway:
-            port = MachinePort(gateway, options, Configuration(), InheritedSockets(owner=False), int)
-            await port.listen(None)
-            assert (tmp_path / "data").exists()
-            gateway.server.stop_accepting()
-            assert not (tmp_path / "data").exists()
-            await port.aclose()
-
-    run(scenario)
 
 
 @pytest.mark.slow
