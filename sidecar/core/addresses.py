@@ -66,7 +66,7 @@ class AddressPool(msgspec.Struct, frozen=True):
     """The pool that engines listen on: the ports `first` to `last` of LOOPBACK, or sockets in the folder `sockets`.
     Other machines reach engines by the relay."""
 
-    pattern: ClassVar[str] = r"([0-9]{1,5})-([0-9]{1,5})|unix:(/[^\x00-\x20\x7f?#]{0,99})"
+    pattern: ClassVar[str] = r"(?:127\.0\.0\.1:)?([0-9]{1,5})-([0-9]{1,5})|unix:(/[^\x00-\x20\x7f?#]{0,99})"
     what: ClassVar[str] = "ports of 127.0.0.1 such as 8100-8199, or a folder for sockets such as unix:/run/weir"
 
     first: int = 8100
