@@ -177,7 +177,7 @@ class MachinePort:
             return
         data, owner = self._inherited.data, self._inherited.owner
         for where in data or (self._options.listen,):
-            await self._gateway.server.listen(where, ssl=context, owner=owner or not data)
+            await self._gateway.server.listen(where, ssl=context, owner=owner)
 
     async def _listen_to_relays(self, process: DeciderProcess) -> None:
         self._hub.start()

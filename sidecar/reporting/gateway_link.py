@@ -42,7 +42,7 @@ STATUS = {
     404: "it takes no reports there: is it the control port of a gateway that knows sidecars?",
     409: "it hears another sidecar by this `id`: give each its own (one whose state was lost is heard in 10 s)",
     413: "it finds the report too large",
-    421: "it has no admin token, and so goes by loopback names alone",
+    421: "it refuses its name in this URL: it has no admin token, or is older and lacks it in `fleet.sidecars.hosts`",
 }
 
 

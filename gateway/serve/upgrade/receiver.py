@@ -197,7 +197,7 @@ def _activated(environ: MutableMapping[str, str]) -> InheritedSockets:
     if found["LISTEN_PID"] != str(os.getpid()) or not found["LISTEN_FDS"].isdecimal():
         return InheritedSockets()
     names = found["LISTEN_FDNAMES"].split(":")
-    given = InheritedSockets(owner=False)
+    given = InheritedSockets()
     for number in range(int(found["LISTEN_FDS"])):
         name = names[number] if number < len(names) else ""
         try:
@@ -211,4 +211,5 @@ def _activated(environ: MutableMapping[str, str]) -> InheritedSockets:
             given.control = each
         else:
             given.data.append(each)
+    given.owner = not given.data  # a path of the socket unit stays for the next gateway
     return given
