@@ -264,8 +264,8 @@ class LocalGrant:
 
     def hedge_after(self) -> float | None:
         after = self._dispatch.control.rules.policy.hedging
-        if after is None or not self.call.stream or self.call.tenant == MIRROR:
-            return None
+        if after is None or not self.call.stream or self.call.tenant == MIRROR or self.spending is not None:
+            return None  # a second attempt beside a provider's would be paid twice
         traffic = self._dispatch.traffic[self.call.model]
         if traffic.level:
             return None
@@ -276,7 +276,7 @@ class LocalGrant:
         if not self._others(set()):
             return None
         second = dispatch.at_once(self.call, frozenset((self.engine.id,)))
-        if second is not None and (second.engine is self.engine or not self._pays()):
+        if second is not None and (second.engine is self.engine or second.engine.provider or not self._pays()):
             second.discard()
             return None
         return second
