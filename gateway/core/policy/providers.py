@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
 from typing import Annotated, ClassVar, Literal
 
 import msgspec
@@ -36,8 +37,13 @@ class MoneyLimit(msgspec.Struct, frozen=True):
             return None
         amount = float(match[1])
         if match[2] == "%/tenant":
-            return cls(amount / 100, "tenant") if 0.1 <= amount <= 100 else None
+            return cls(float(Decimal(match[1]) / 100), "tenant") if 0.1 <= amount <= 100 else None
         return cls(amount, "day" if match[2] == "/day" else "month") if 0.01 <= amount <= MOST_MONEY else None
+
+    @classmethod
+    def meant(cls, text: str) -> Iterator[str]:
+        """Limits that a malformed text may mean, as with prices."""
+        yield from Tariff.meant(text)
 
     def __str__(self) -> str:
         return f"{SHARE.show(self.amount) if self.per == 'tenant' else FACTOR.show(self.amount)}/{self.per}"

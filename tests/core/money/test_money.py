@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
+from decimal import Decimal
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from msgspec import structs
 
 from gateway.core.admission.quotas import DAY, HELD, Calendar
 from gateway.core.money.book import MoneyBook, Spending, Spent
 from gateway.core.money.purse import CALLS, LOT
 from gateway.core.money.tariff import MICRO, Tariff
-from gateway.core.policy.file import decode
+from gateway.core.policy.file import decode, explain
 from gateway.core.policy.policy import Policy
 from gateway.core.policy.providers import MoneyLimit
 from gateway.core.request.call import Call
 from gateway.core.request.routes import ROUTES
+from gateway.shared.files.kinds import meant
 
 NOON = 1_764_504_000.0  # 2025-11-30 12:00 UTC, the last day of its month
 NOW = 1000.0
@@ -137,8 +141,23 @@ def test_no_other_text_is_a_limit_of_money(text: str) -> None:
     assert MoneyLimit.parse(text) is None
 
 
+@given(st.integers(100_000, 100_000_000), st.sampled_from((1, 100, 100_000)))
+@example(65_600_000, 100_000)  # 65.6%
+def test_each_share_of_a_tenant_is_written_as_it_is_read(millionths: int, step: int) -> None:
+    share = Decimal(max(100_000, millionths - millionths % step)).scaleb(-6).normalize()
+    read = MoneyLimit.parse(f"{share:f}%/tenant")
+    assert read is not None
+    assert str(read) == f"{share:f}%/tenant"
+
+
+def test_a_budget_is_explained_as_it_is_read() -> None:
+    read = policy("[20/day, 65.6%/tenant]")
+    assert decode(explain(read).encode(), "explained") == read
+
+
 def test_what_was_meant_by_prices_as_a_price_list_has_them() -> None:
     assert list(Tariff.meant("$0.15 / $0.60")) == ["0.15/0.60"]
+    assert meant("$20 / day", MoneyLimit) == "20/day"
 
 
 def test_the_highest_cost_has_each_byte_as_a_token_and_the_longest_of_all_answers() -> None:
