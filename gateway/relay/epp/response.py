@@ -43,6 +43,7 @@ class ResponseReader:
         self._status: int | None = None
         self._failure: Failure | None = None
         self._usage: SSEUsage | JSONUsage | None = None
+        self._json = False  # as the answer says: other text has no end to miss
         self._reported = False
 
     def takes(self, message: Any) -> Iterator[Any]:
@@ -81,7 +82,8 @@ class ResponseReader:
         self._failure = next((failure for begins, failure in _FAILURES if details.startswith(begins)), None)
         fields = dict(head.headers)
         if self._status < 400 and b"content-encoding" not in fields:
-            stream = fields.get(b"content-type", b"").startswith(b"text/event-stream")
+            content_type = fields.get(b"content-type", b"")
+            stream, self._json = content_type.startswith(b"text/event-stream"), b"json" in content_type
             self._usage = SSEUsage(hide=self._grant.header(HIDE_USAGE) is not None) if stream else JSONUsage()
         if self._mode == messages.NONE and self._status < 400:
             self._held.first_byte()
@@ -124,7 +126,9 @@ class ResponseReader:
             return
         usage = self._usage
         last = self._route.last_event
-        cut = usage is not None and (usage.cut if isinstance(usage, JSONUsage) else not usage.ended(last))
+        cut = usage is not None and (
+            self._json and usage.cut if isinstance(usage, JSONUsage) else not usage.ended(last)
+        )
         self._report(EndReport(self._status, "truncated" if cut else None, _usage(usage)))
 
     def _report(self, report: EndReport) -> None:
