@@ -88,7 +88,7 @@ class Client:
         """Send a request; the reply, once its head and first body bytes (or the end of its body) are here.
 
         `headers` are preformatted lines; host, content-length and the engine's key are added. `timeout` seconds cover
-        it all. `sends` is called when the first byte is about to be written. Raises EngineError. Cancellation closes
+        it all. `sends` is called when the first byte is written. Raises EngineError. Cancellation closes
         the connection.
         """
         if self._closed:
@@ -107,10 +107,11 @@ class Client:
                 if connection is None:
                     connection = await self._connect(deadline)
                 self._unanswered.add(connection)
-                if sends is not None:
-                    sends()
                 try:
-                    await connection.exchange(message, head, body, deadline)
+                    answer = connection.exchange(message, head, body, deadline)
+                    if sends is not None:
+                        sends()
+                    await answer
                 except BaseException:
                     connection.abort()
                     raise

@@ -169,6 +169,24 @@ def test_closed_in_the_same_turn_as_it_is_used() -> None:
     run(scenario)
 
 
+def test_nothing_counts_as_sent_on_a_connection_that_was_closed_in_the_pool() -> None:
+    async def scenario(rig: Rig) -> None:
+        (stale,) = await resting(rig, 1)
+        rig.client._pool[0].idle = False  # as of one that has ended, and is taken before it leaves the pool
+        sent: list[int] = []
+        sending = asyncio.create_task(
+            rig.client.send(b"POST", b"/v1/x", b"", b"{}", timeout=60.0, sends=lambda: sent.append(rig.client.active))
+        )
+        fresh = await rig.peer()
+        await fresh.request()
+        await fresh.send(PLAIN)
+        (await sending).close()
+        await stale.ended()
+        assert sent == [1], "once"
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("how", ["close", "reset"])
 def test_a_whole_request_is_not_sent_again_where_it_may_cost_money(how: str) -> None:
     async def scenario(rig: Rig) -> None:
