@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections import deque
+from collections.abc import Iterable
 from urllib.parse import quote
 
 from gateway.shared.formatting import shown
@@ -20,6 +21,7 @@ from sidecar.core.diagnosis import LOOKED_AT, NONE, UNKNOWN, Diagnosis, diagnosi
 
 POLL = 0.2  # seconds between two looks at a file that is followed
 QUIET = 1.0  # seconds without output, after which it is looked at what the last ones say
+TAIL = 8 * 1024 * 1024  # bytes of the file before its end
 
 DESCRIPTION = "Show what a model's engine has written."
 EXAMPLES = """\
@@ -62,6 +64,7 @@ def command(given: argparse.Namespace) -> int:
 def _follow(file: File, profile: str, most: int) -> int:
     """Until Ctrl-C. Raises Impossible."""
     path = file.folder / file.config.log_dir / f"{profile}.log"
+    last: deque[str] = deque(maxlen=LOOKED_AT)
     try:
         if not path.exists():
             print(f"sidecar: {path} is not there yet: waiting for it", file=sys.stderr, flush=True)
@@ -69,12 +72,16 @@ def _follow(file: File, profile: str, most: int) -> int:
             time.sleep(POLL)
         if not path.is_file():
             raise Impossible(f"{path}: not a plain file")
-        with path.open("rb"):  # tail says nothing of a file that it may not read, and waits
-            pass
-        argv = ["tail", f"--pid={os.getpid()}", f"--lines={most}", "-F", "--", str(path)]
+        with path.open("rb") as log:  # a failure may be above the lines that are shown
+            log.seek(max(0, log.seek(0, os.SEEK_END) - TAIL))
+            *whole, rest = log.read(TAIL).split(b"\n")
+            last.extend(map(_line, whole))
+            begin = log.tell() - len(rest) + 1  # of the line that is being written; tail counts from 1
+        _print(list(last)[-most:])
+        argv = ["tail", f"--pid={os.getpid()}", f"--bytes=+{begin}", "-F", "--", str(path)]
         with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as tail:  # noqa: S603 # no shell
             try:
-                _watch(tail)
+                _watch(tail, last)
             finally:
                 tail.kill()
     except OSError as error:
@@ -84,10 +91,9 @@ def _follow(file: File, profile: str, most: int) -> int:
     raise Impossible(f"tail, which follows {path}, has ended")
 
 
-def _watch(tail: subprocess.Popen[bytes]) -> None:
+def _watch(tail: subprocess.Popen[bytes], last: deque[str]) -> None:
     """Print what comes, and once it is quiet what went wrong, each failure once. Until tail ends."""
     assert tail.stdout is not None  # noqa: S101 # a pipe was asked for
-    last: deque[str] = deque(maxlen=LOOKED_AT)
     told, looked, rest = Diagnosis(NONE, ""), False, b""
     while True:
         if select.select([tail.stdout], [], [], None if looked else QUIET)[0]:
@@ -98,7 +104,7 @@ def _watch(tail: subprocess.Popen[bytes]) -> None:
             rest, looked = rest[-LONGEST:], False
             lines = list(map(_line, whole))
             last.extend(lines)
-            print(*(f"{shown(line)}\n" for line in lines), sep="", end="", flush=True)
+            _print(lines)
         else:
             looked, found = True, diagnosis(list(last))
             if (found.kind, found.line) != (told.kind, told.line):
@@ -109,6 +115,10 @@ def _watch(tail: subprocess.Popen[bytes]) -> None:
 def _line(data: bytes) -> str:
     """A line as a terminal shows it once whole: of a progress bar, its last state."""
     return data.rstrip(b"\r").rpartition(b"\r")[2][:LONGEST].decode(errors="replace")
+
+
+def _print(lines: Iterable[str]) -> None:
+    print(*(f"{shown(line)}\n" for line in lines), sep="", end="", flush=True)
 
 
 def _tell(found: Diagnosis) -> None:

@@ -14,7 +14,10 @@ import pytest
 from loadtest.processes import until
 from sidecar.process.output import Output
 
-TELLS = "ValueError: To serve at least one request with the model's max seq len (4096), (1.5 GiB KV cache is needed, "
+TELLS = (
+    "ValueError: To serve at least one request with the model's max seq len (4096), (1.5 GiB KV cache is needed, "
+    "which is larger than the available KV cache memory (1.0 GiB)."
+)
 
 
 class Following:
@@ -88,14 +91,23 @@ def test_lines_come_whole_and_once_also_of_a_file_in_the_place_of_one_that_was_m
     with Following(tmp_path) as followed:
         followed.log.with_suffix(".new").write_text("one\ntwo\nthr")
         followed.log.with_suffix(".new").rename(followed.log)
-        assert followed.shows("two\n"), "the line that is being written is the second of -n 2"
+        assert followed.shows("one\ntwo\n")
         with followed.log.open("ab") as file:
             file.write(b"ee\n10%\r20%\r100%\r\nfour\xff\n")
-        before = "two\nthree\n100%\nfour\ufffd\n"
+        before = "one\ntwo\nthree\n100%\nfour\ufffd\n"
         assert followed.shows(before)
         followed.log.rename(tmp_path / "old")
         followed.log.write_text("five\n")
         assert followed.shows(f"{before}five\n")
+
+
+@pytest.mark.slow
+def test_a_failure_above_the_lines_that_are_shown_is_told(tmp_path: Path) -> None:
+    (tmp_path / "sidecar-logs").mkdir()
+    (tmp_path / "sidecar-logs" / "m.log").write_text(f"{TELLS}\na\nb\n")
+    with Following(tmp_path) as followed:
+        assert until(lambda: "sidecar: kv_too_small: ValueError" in followed.err, 60.0) is not None
+        assert followed.out == "a\nb\n"
 
 
 @pytest.mark.slow
@@ -127,7 +139,7 @@ def test_the_command_follows_tells_a_failure_and_ends_at_ctrl_c(tmp_path: Path) 
         followed.log.with_suffix(".new").rename(followed.log)
         assert followed.shows("b\n [31mc\n")
         with followed.log.open("a") as file:
-            file.write(TELLS + "which is larger than the available KV cache memory (1.0 GiB).\n")
+            file.write(f"{TELLS}\n")
         assert until(lambda: "sidecar: kv_too_small: ValueError" in followed.err, 60.0) is not None
         assert until(lambda: "To serve at least one request" in followed.out, 60.0) is not None
         followed.child.send_signal(signal.SIGINT)
