@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.processes import Gateway, until
+from loadtest.processes import Gateway, free_port, until
 from tests.e2e.children import Call
 
 TOKEN = "0123456789abcdef-of-this-test"  # noqa: S105 # a test's own
@@ -97,7 +97,8 @@ def test_the_token(tmp_path: Path) -> None:
 
 
 def test_a_watch_goes_on_while_the_gateway_is_away_and_ends_with_its_reader(tmp_path: Path) -> None:
-    with Gateway(tmp_path / "log", "--engine", "sim") as gateway:
+    control = f"127.0.0.1:{free_port()}"  # which the kernel gives to nobody else meanwhile
+    with Gateway(tmp_path / "log", "--engine", "sim", "--control", control) as gateway:
         argv = [*STATUS, "--url", gateway.control, "--watch", "--json"]
         with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watch:
             assert watch.stdout is not None
@@ -105,8 +106,7 @@ def test_a_watch_goes_on_while_the_gateway_is_away_and_ends_with_its_reader(tmp_
             json.loads(watch.stdout.readline())
             gateway.child.kill()
             assert "no connection" in watch.stderr.readline()
-            port = gateway.control.rpartition(":")[2]
-            with Gateway(tmp_path / "again", "--engine", "sim", "--control", f"127.0.0.1:{port}"):
+            with Gateway(tmp_path / "again", "--engine", "sim", "--control", control):
                 json.loads(watch.stdout.readline())
                 watch.stdout.close()
                 assert watch.wait(60) == 0
