@@ -47,7 +47,7 @@ examples:
   sidecar check --schema > sidecar-schema.json   for editors: completion and checks while you write
   sidecar check --reference > sidecar-file.md    every field, explained, as a page
   sidecar check sidecar.yaml --explain           the file in full, every default written out"""
-_POOL = re.compile(rb"^sidecar:", re.MULTILINE)  # a field of pools' files alone
+_OF_POOLS = {"sidecar", "ray", "folder", "engines_per_node"}  # fields of pools' files alone
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+|[A-Za-z0-9][\w.-]*")  # of a model on a hub
 
 
@@ -92,11 +92,11 @@ def _checked(path: Path, *, files: bool, here: bool) -> tuple[list[Shown], str |
     try:
         with open_plain(path) as file:
             data = file.read(MAX_BYTES + 1)
-        if _POOL.search(data):
+        reading = read_config(data, str(path))
+        if not _OF_POOLS.isdisjoint(reading.root.fields or {}):
             pool = read_pool(data, str(path))
             unwise = [_unwise(str(path), line, pool.root, "sidecar") for line in warnings(pool.good().sidecar)]
             return unwise, explain_pool(decode_pool(data))
-        reading = read_config(data, str(path))
         if files:
             reading.judge(_named(reading.value, path))
             reading.judge(zone_faults(reading.value))

@@ -152,6 +152,18 @@ def test_the_command_checks_a_file_without_ray(tmp_path: Path, capsys: pytest.Ca
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("text", ['"sidecar": {id: x}', "{sidecar: {id: x}}", "folder: /w\nengines_per_node: 2"])
+def test_the_command_knows_a_pool_however_it_is_written(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "pool.yaml"
+    file.write_text(text)
+    assert main(("check", str(file))) == 2
+    err = capsys.readouterr().err
+    assert "sidecar" in err
+    assert "unknown field" not in err
+
+
 # -- a node, without a cluster ----------------------------------------------------------------------------------------
 
 
