@@ -122,7 +122,7 @@ class Attempts:
         # It never got there: it costs nothing, and a caller who leaves no time to connect is no fault of the engine's.
         reason = OWN if kind == "timeout" and not error.sent else error.reason
         grant.failed(kind, str(error), reason, over=over)
-        told = UNREACHABLE.get(error.reason, "it cannot be reached") if kind == "connect" else str(error)
+        told = UNREACHABLE.get(error.reason, "it cannot be reached") if error.kind == "connect" else str(error)
         return kind, str(error), told
 
     def _unfetched(self, grant: Grant, record: Record, params: bytes) -> bytes:

@@ -12,6 +12,7 @@ from msgspec import structs
 
 from gateway.core.engines.breaker import BreakerState
 from gateway.core.money.tariff import MICRO, Tariff
+from gateway.core.policy.policy import BodyPolicy
 from gateway.core.policy.providers import MoneyLimit
 from gateway.core.policy.snapshot import Current, Snapshot
 from gateway.decider import grant
@@ -190,6 +191,27 @@ def test_a_provider_gets_no_second_attempt_beside_the_first(over: Callable[..., 
         assert sum(micro > 0 for micro, _ in gateway.limits.money.totals.values()) == 1
 
     over(body, own="hang", outside="hang")
+
+
+def test_a_call_that_a_provider_breaks_off_costs_nothing_and_its_error_says_so(over: Callable[..., None]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+
+        async def breaks_off(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.transport.abort()
+
+        async def body(gateway: Gateway, engine: ScriptedEngine, provider: ScriptedEngine) -> None:
+            async with await asyncio.start_server(breaks_off, sock=server):
+                answer = await ask(port_of(gateway), asked("mini", functions=["x" * 8_000_000]))
+            assert answer.status == 502
+            assert b"closed the connection before answering" in answer.body, answer.body
+            await settled(gateway)
+            assert spent(gateway) == 0
+
+        prices = Tariff(1, 1, 1)
+        rules = {"body": BodyPolicy(max=16 << 20, max_media=16 << 20)}
+        over(body, rules=rules, prices=prices, url=f"http://127.0.0.1:{server.getsockname()[1]}/v1")
 
 
 @pytest.mark.parametrize("field", ["functions", "response_format", "logit_bias"])
