@@ -24,9 +24,8 @@ from sidecar.core.config import (
     warnings,
 )
 from sidecar.core.profile import Profile
-from sidecar.ray.pool import decode as decode_pool
 from sidecar.ray.pool import explain as explain_pool
-from sidecar.ray.pool import read_pool
+from sidecar.ray.pool import read_pool, with_deep_sleep
 from sidecar.relay.relay import certificate_of
 from sidecar.residency.state_file import not_plain
 from sidecar.serve.time_zone import zone_faults
@@ -95,8 +94,9 @@ def _checked(path: Path, *, files: bool, here: bool) -> tuple[list[Shown], str |
         reading = read_config(data, str(path))
         if not _OF_POOLS.isdisjoint(reading.root.fields or {}):
             pool = read_pool(data, str(path))
-            unwise = [_unwise(str(path), line, pool.root, "sidecar") for line in warnings(pool.good().sidecar)]
-            return unwise, explain_pool(decode_pool(data))
+            value = pool.good()
+            unwise = [_unwise(str(path), line, pool.root, "sidecar") for line in warnings(value.sidecar)]
+            return unwise, explain_pool(with_deep_sleep(value))
         if files:
             reading.judge(_named(reading.value, path))
             reading.judge(zone_faults(reading.value))

@@ -83,7 +83,11 @@ def read_pool(data: bytes, name: str = "pool") -> Reading[PoolConfig]:
 
 def decode(data: bytes, name: str = "pool") -> PoolConfig:
     """Read a YAML file. `name` is how messages call the file. Raises InvalidFile."""
-    pool = read_pool(data, name).good()
+    return with_deep_sleep(read_pool(data, name).good())
+
+
+def with_deep_sleep(pool: PoolConfig) -> PoolConfig:
+    """Return the pool with every model's sleep at level 2, unless a model never sleeps."""
     # Level 1 would fill a host's memory with the weights of every copy.
     models = {name: _deeply(profile) for name, profile in pool.sidecar.models.items()}
     return msgspec.structs.replace(pool, sidecar=msgspec.structs.replace(pool.sidecar, models=models))

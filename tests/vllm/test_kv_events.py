@@ -74,7 +74,7 @@ def test_an_engine_that_ends_is_listened_to_no_longer(small: tuple[Vllm, str]) -
 
 @asynccontextmanager
 async def heard(vllm: Vllm, url: str) -> AsyncIterator[CacheAge]:
-    """What a listener to the engine knows of its cache."""
+    """State of the engine's cache, as a listener to its events keeps it."""
     engine, events = Engine("e", vllm.url, Policy()), KvEvents(asyncio.get_running_loop().time)
     events.listen(engine, url)
     cache_age = engine.cache.age
