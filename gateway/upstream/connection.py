@@ -162,8 +162,9 @@ class EngineConnection(asyncio.Protocol):
             done(error)
 
     def give_up(self, message: str) -> None:
-        """The exchange fails as if the engine had closed the connection."""
-        self._fail("reset", message)
+        """Fail an exchange whose answer has not begun, as if the engine had closed the connection."""
+        if self._waiter is not None:  # else it has begun in this turn of the loop, before its sender runs: it goes on
+            self._fail("reset", message)
 
     # -- asyncio's side -----------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from gateway.upstream.client import Client, ClientSettings, parse_origin
+from gateway.upstream.client import Client, ClientSettings, EngineError, Reply, parse_origin
 from gateway.upstream.trust import Trust
 from tests.certificates import made
 from tests.wire.client_harness import CHUNKED, OK, PLAIN, Peer, Rig, Taken, chunk, failure, open_fds, run
@@ -469,3 +469,23 @@ def test_refused_and_absent(tmp_path: Path) -> None:
         assert open_fds() <= fds + 3  # uvloop keeps a few for itself from the first connect on
 
     uvloop.run(main())
+
+
+def test_an_answer_that_begins_as_its_engine_is_taken_for_dead_goes_on() -> None:
+    async def scenario(rig: Rig) -> None:
+        sending, silent = rig.sending(), rig.sending()
+        for peer in [await rig.peer(), await rig.peer()]:
+            await peer.request()
+        began = next(iter(rig.client._unanswered))
+        began.data_received(CHUNKED + chunk(b"a"))  # read, and its sender has not run yet
+        rig.client.abandon()
+        replies = await asyncio.gather(sending, silent, return_exceptions=True)
+        (reply,) = [each for each in replies if isinstance(each, Reply)]
+        (lost,) = [each for each in replies if isinstance(each, EngineError)]
+        assert lost.kind == "reset"
+        began.data_received(chunk(b"b") + b"0\r\n\r\n")
+        taken = Taken().of(reply)
+        assert (await taken.end(), taken.body) == (None, b"ab")
+        reply.close()
+
+    run(scenario)
