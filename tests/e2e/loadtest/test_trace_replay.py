@@ -48,7 +48,8 @@ def test_every_request_of_a_trace_is_accounted_for(trace: Path, tmp_path: Path) 
         outcomes = Counter(request["outcome"] for request in requests)
         assert outcomes.total() == ROWS
         assert outcomes["ok"] > ROWS // 4, "a fleet that refuses almost all of this proves little"
-        assert not outcomes.keys() & {"bug", "truncated", "cut", "unanswered", "timed_out", "unfinished"}
+        broken = outcomes.keys() & {"bug", "truncated", "cut", "unanswered", "timed_out", "unfinished"}
+        assert not broken, f"{outcomes}; the gateway says: {wrong(tmp_path / 'calls.jsonl')}"
 
         def counted() -> dict[str, float]:
             return {name: gateway.total("weir_requests_total", outcome=name) for name in outcomes}
@@ -66,3 +67,8 @@ def test_every_request_of_a_trace_is_accounted_for(trace: Path, tmp_path: Path) 
     lines = (tmp_path / "calls.jsonl").read_text().splitlines()
     assert len(lines) == ROWS
     assert {json.loads(line)["outcome"] for line in lines} == set(outcomes)
+
+
+def wrong(log: Path) -> Counter[str]:
+    """How often each reason stands in the log of calls."""
+    return Counter(call["reason"] for call in map(json.loads, log.read_text().splitlines()) if call["outcome"] != "ok")
