@@ -161,6 +161,9 @@ class Relay:
 
     def _finish(self) -> None:
         reply, responder, usage = self._reply, self._responder, self.usage
+        if self.error is not None and self.delivered():  # what breaks after the last event takes nothing away
+            responder.end()
+            return
         if self.error is None:
             rest = usage.finish()
             if isinstance(usage, SSEUsage) and not usage.ended(self._call.route.last_event):

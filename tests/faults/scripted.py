@@ -176,6 +176,10 @@ class ScriptedEngine:
             writer.write(b"0\r\n\r\n")
             return True
         writer.write(chunk(USAGE + DONE))
+        if name.endswith("_after_done"):
+            writer.write(b"no size of a chunk\r\n" if name == "garbage_after_done" else b"")
+            await writer.drain()
+            return False
         if name == "late_end":  # the end of the body is a read of its own
             await writer.drain()
             await asyncio.sleep(0.005)

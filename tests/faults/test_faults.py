@@ -83,7 +83,16 @@ def scenario(
     uvloop.run(main())
 
 
-@pytest.mark.parametrize(("stream", "behaviour"), [(False, "good"), (True, "good"), (True, "late_end")])
+@pytest.mark.parametrize(
+    ("stream", "behaviour"),
+    [
+        (False, "good"),
+        (True, "good"),
+        (True, "late_end"),
+        (True, "die_after_done"),  # the client has the whole answer
+        (True, "garbage_after_done"),
+    ],
+)
 def test_a_good_engine(stream: bool, behaviour: str) -> None:
     async def body(gateway: Gateway, engines: list[ScriptedEngine]) -> None:
         answer = await ask(port_of(gateway), request(stream))
