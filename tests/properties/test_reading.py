@@ -101,7 +101,7 @@ def test_what_is_sent_is_what_came_plus_include_usage(body: dict[str, Any], esca
     assert call.wants_usage is bool(body.get("stream") and (body.get("stream_options") or {}).get("include_usage"))
 
 
-END = st.sampled_from(["\n", "\r\n"])
+END = st.sampled_from(["\n", "\r\n", "\r"])
 usages = st.none() | st.fixed_dictionaries(
     {"prompt_tokens": st.integers(-1, 9), "completion_tokens": st.integers(0, 9)},
     optional={"prompt_tokens_details": st.just({"cached_tokens": 3})},

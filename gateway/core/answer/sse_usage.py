@@ -111,6 +111,9 @@ class SSEUsage:
         held += data
         lf, crlf = held.rfind(b"\n\n", searched), held.rfind(b"\n\r\n", searched)
         end = max(lf + 2 if lf >= 0 else 0, crlf + 3 if crlf >= 0 else 0)
+        if not end:
+            cr = held.rfind(b"\r\r", searched)  # of a stream that has no line feeds: others do not pay for the search
+            end = cr + 2 if cr >= 0 else 0
         if len(held) - end > MAX_EVENT:
             raise UsageError(f"no end of an event in {len(held) - end} bytes of the engine's stream")
         if not end:
@@ -231,7 +234,7 @@ def _without_usage(event: bytes, data: bytes) -> bytes:
 
 
 _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
-_EVENT_END = re.compile(rb"\n\r?\n")
+_EVENT_END = re.compile(rb"\n\r?\n|\r\r")
 
 
 def _larger(known: int | None, reported: int | None) -> int | None:

@@ -38,11 +38,12 @@ def test_whole_events_pass_as_the_same_object() -> None:
     assert numbers(reader) == (None, None, None)
 
 
-@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 @pytest.mark.parametrize("hide", [True, False])
 def test_the_usage_event_is_read_and_hidden_if_need_be(hide: bool, end: str) -> None:
     reader = SSEUsage(hide)
-    before, usage, done = event(delta("x"), end=end), event({"choices": [], "usage": USAGE}, end=end), DONE
+    before, usage = event(delta("x"), end=end), event({"choices": [], "usage": USAGE}, end=end)
+    done = DONE.replace(b"\n", end.encode())
     assert reader.feed(before + usage + done) == (before + done if hide else before + usage + done)
     assert numbers(reader) == (12, 7, None)
     assert reader.done
@@ -62,7 +63,7 @@ def test_an_event_cut_anywhere_waits_for_its_end() -> None:
 
 
 def test_an_event_is_relayed_with_its_last_byte() -> None:
-    for end in ("\n", "\r\n"):
+    for end in ("\n", "\r\n", "\r"):
         data = event(delta("x"), end=end)
         reader = SSEUsage(hide=True)
         assert {reader.feed(data[at : at + 1]) for at in range(len(data) - 1)} == {b""}
