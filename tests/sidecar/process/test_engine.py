@@ -307,10 +307,11 @@ def test_why_a_start_failed_is_what_the_engine_said(tmp_path: Path, body: str, m
 def test_one_that_makes_no_progress_is_given_up(tmp_path: Path) -> None:
     async def scenario() -> None:
         box = Box(tmp_path, vllm(tmp_path, "print('Loading weights', flush=True); time.sleep(99)"),
-                  models="m: {model_path: x, load_stall: 1s, load_timeout: 1s}")  # fmt: skip
+                  models="m: {model_path: x, load_stall: 2s, load_timeout: 2s}")  # fmt: skip
         engine = await box.start()
+        assert await first_line(engine) == "Loading weights"
         error = str(await box.failed(engine.ready))
-        assert re.search(r"not ready after 1.* without progress .*wrote 'Loading weights'\): /health: nobody", error)
+        assert re.search(r"not ready after .* without progress .*wrote 'Loading weights'\): /health: nobody", error)
         await engine.stop()
 
     run(scenario)

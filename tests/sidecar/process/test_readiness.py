@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from loadtest.processes import Child
+from loadtest.processes import Child, free_port
 from sidecar.core.start_progress import StartProgress
 from sidecar.process.engine_api import ApiError, EngineApi
 from sidecar.process.readiness import ready
@@ -33,20 +33,21 @@ def serving(*names: str) -> bytes:
 async def wait(
     api: EngineApi,
     *,
-    stall: float = 10.0,
+    stall: float = 60.0,
     limit: float | None = None,
     look: Callable[[StartProgress], None] | None = None,
     dead: Awaitable[object] | None = None,
     requests: int = 1,
+    clock: Callable[[], float] = time.monotonic,
 ) -> None:
     never: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    progress = StartProgress(time.monotonic(), stall)
+    progress = StartProgress(clock(), stall)
 
     async def looks() -> None:
         if look is not None:
             look(progress)
 
-    await ready(api, progress, limit, time.monotonic, dead=dead or never, look=looks, requests=requests)
+    await ready(api, progress, limit, clock, dead=dead or never, look=looks, requests=requests)
     assert not never.cancelled()
 
 
@@ -59,10 +60,9 @@ async def fails(waiting: Awaitable[None]) -> ApiError:
 @pytest.mark.parametrize("where", ["tcp", "unix"])
 def test_a_process_that_starts_meanwhile(where: str, tmp_path: Path) -> None:
     async def scene() -> None:
-        async with Scripted() as gone:
-            port = gone.origin.rpartition(":")[2]
-        origin = f"unix://{tmp_path}/s" if where == "unix" else gone.origin
-        listen = ["--uds", f"{tmp_path}/s"] if where == "unix" else ["--port", port]
+        port = free_port()
+        origin = f"unix://{tmp_path}/s" if where == "unix" else f"http://127.0.0.1:{port}"
+        listen = ["--uds", f"{tmp_path}/s"] if where == "unix" else ["--port", str(port)]
         async with aclosing(EngineApi(origin, "m")) as api:
             waiting = asyncio.create_task(wait(api, requests=2))
             argv = [sys.executable, "-m", "loadtest.engine", "--model", "m", "--speed", "10", *listen]
@@ -102,46 +102,55 @@ def test_each_stage_is_asked_until_it_is_so() -> None:
     ],
 )
 def test_without_progress_it_is_given_up_and_says_why(targets: dict[str, Any], why: str) -> None:
+    """A stall of the test's clock passes once the last stage was asked: again, where it is answered."""
+    last = list(targets or ["/health"])[-1]
+    least = 1 if targets.get(last, b"") is None else 2
+
     async def scene() -> None:
         async with Scripted(b"", **targets) as server, aclosing(EngineApi(server.origin, "m")) as api:
-            began = time.monotonic()
-            error = await fails(wait(api, stall=0.2))
+
+            def clock() -> float:
+                return 0.2 if [target for _, target, _ in server.asked].count(last) >= least else 0.0
+
+            error = await fails(wait(api, stall=0.2, clock=clock))
             assert (error.kind, why in str(error)) == ("timeout", True), error
-            assert time.monotonic() - began >= 0.2
+            assert "not ready after 0.2 s, 0.2 s of them without progress" in str(error)
 
     play(scene)
 
 
 def test_progress_that_is_seen_extends_the_time() -> None:
-    """Progress is seen until one and a half seconds have passed; a stall is 1 s."""
+    """A quarter of a second of the test's clock passes with each look. Progress is seen by the first six; a stall is
+    1 s."""
 
     async def scene() -> None:
-        began = time.monotonic()
+        now = 0.0
 
         def look(progress: StartProgress) -> None:
-            if time.monotonic() < began + 1.5:
-                progress.reached("it got on", time.monotonic())
+            nonlocal now
+            now += 0.25
+            if now <= 1.5:
+                progress.reached("it got on", now)
 
         async with aclosing(EngineApi(NOBODY, "m")) as api:
-            error = await fails(wait(api, stall=1.0, look=look))
-        assert time.monotonic() - began >= 2.0
-        assert re.search(
-            r"1\.\d s of them without progress \(the last, 1\.\d s after its start: it got on\)", str(error)
-        )
+            error = await fails(wait(api, stall=1.0, look=look, clock=lambda: now))
+        words = r"([\d.]+) s of them without progress \(the last, 1\.5 s after its start: it got on\)"
+        said = re.search(words, str(error))
+        assert said is not None, error
+        assert float(said[1]) >= 1.0
 
     play(scene)
 
 
 def test_a_stage_reached_extends_the_time() -> None:
-    """Four answers, each of which takes more than half a stall."""
+    """Four answers, each of which takes more than half a stall by the test's clock."""
 
     async def scene() -> None:
         targets = {"/v1/models": serving("m"), "/v1/completions": SAID}
         async with Scripted(answer(b""), **targets) as server, aclosing(EngineApi(server.origin, "m")) as api:
-            server.delay = 0.8
-            began = time.monotonic()
-            await wait(api, stall=1.5, requests=2)
-            assert time.monotonic() - began >= 3.2
+            server.delay = 0.8  # so that the time is looked at meanwhile
+            await wait(api, stall=1.0, requests=2, clock=lambda: 0.6 * len(server.asked))
+            assert len(server.asked) == 4
 
     play(scene)
 
