@@ -14,7 +14,7 @@ from tests.sidecar.served import Box, box
 pytestmark = pytest.mark.slow
 MODELS = """
 models:
-  a: {model_path: org/model, gpu_memory: 40%, load_stall: 2s}
+  a: {model_path: org/model, gpu_memory: 40%, load_stall: 8s}
   b: {model_path: /m/b, gpu_memory: 70%}
 """
 
@@ -52,7 +52,7 @@ def test_a_download_without_a_line_is_no_stall(tmp_path: Path) -> None:
     blobs.mkdir(parents=True)
     with box(tmp_path, MODELS) as machine:
         machine.env["HF_HUB_CACHE"] = str(tmp_path / "hub")
-        faults(machine, download=str(blobs / "x.incomplete"), download_seconds=6.0)  # three times `load_stall`
+        faults(machine, download=str(blobs / "x.incomplete"), download_seconds=12.0)  # longer than `load_stall`
         with machine.served():
             machine.ask("POST", "/models/a/ensure")
             assert until(lambda: machine.state("a") == "running", 60.0) is not None, last_error(machine)
@@ -60,9 +60,9 @@ def test_a_download_without_a_line_is_no_stall(tmp_path: Path) -> None:
 
 
 def test_an_exit_for_want_of_host_memory_is_told_and_is_no_want_of_gpu_memory(tmp_path: Path) -> None:
-    with box(tmp_path, MODELS.replace(", load_stall: 2s", "")) as machine, machine.served():
+    with box(tmp_path, MODELS.replace(", load_stall: 8s", "")) as machine, machine.served():
         faults(machine, fail_start=HOST_MEMORY.format(bytes=17179869184))
-        said = failed(machine, 30.0)
+        said = failed(machine, 60.0)
         assert "can't allocate memory: you tried to allocate 17179869184 bytes" in said
         _, out, _ = machine.run("logs", "a")
         assert "can't allocate memory" in out
