@@ -122,17 +122,17 @@ def back_soon(gateway: Gateway) -> threading.Timer:
 
 @pytest.mark.slow
 def test_the_comments_are_seen_on_the_wire(gateway: Gateway) -> None:
-    timer = back_soon(gateway)
+    drain(gateway)
     body = {"model": "sim", "messages": MESSAGES, "max_tokens": 4, "stream": True}
     with httpx.stream("POST", f"{gateway.url}/v1/chat/completions", json=body, headers=ASKS, timeout=60.0) as stream:
         assert stream.status_code == 200
         assert stream.headers["content-type"].startswith("text/event-stream")
         assert stream.headers["x-weir-class"] == "default"
-        lines = [line for line in stream.iter_lines() if line]
-    timer.join()
-    assert lines[0].startswith(": waiting for 1 s")
-    assert lines[1].startswith(": waiting for 2 s")
-    assert lines[-1] == "data: [DONE]"
+        lines = filter(None, stream.iter_lines())
+        assert next(lines).startswith(": waiting for 1 s")
+        assert next(lines).startswith(": waiting for 2 s")
+        drain(gateway, over=True)
+        assert list(lines)[-1] == "data: [DONE]"
 
 
 @pytest.mark.slow
@@ -179,7 +179,7 @@ def test_anthropics_client_reads_through_them(gateway: Gateway) -> None:
 
 @pytest.mark.slow
 def test_what_an_engine_refuses_after_them_is_an_error_event(gateway: Gateway) -> None:
-    timer = back_soon(gateway)
+    drain(gateway)
     body = {
         "model": "sim",
         "messages": MESSAGES,
@@ -187,11 +187,14 @@ def test_what_an_engine_refuses_after_them_is_an_error_event(gateway: Gateway) -
         "stream": True,
         "response_format": {"type": "json_schema"},
     }
-    answer = httpx.post(f"{gateway.url}/v1/chat/completions", json=body, headers=ASKS, timeout=60.0)
-    timer.join()
-    assert answer.status_code == 200
-    assert '"error"' in answer.text.rstrip().splitlines()[-1]
-    assert "[DONE]" not in answer.text
+    with httpx.stream("POST", f"{gateway.url}/v1/chat/completions", json=body, headers=ASKS, timeout=60.0) as stream:
+        assert stream.status_code == 200
+        lines = filter(None, stream.iter_lines())
+        assert next(lines).startswith(": waiting for 1 s")
+        drain(gateway, over=True)
+        rest = list(lines)
+    assert '"error"' in rest[-1]
+    assert "data: [DONE]" not in rest
 
 
 @pytest.mark.slow

@@ -56,11 +56,12 @@ async def timed(number: int, body: bytes, writer: asyncio.StreamWriter) -> None:
 
 
 def test_its_numbers_are_the_servers_delays() -> None:
+    over_seconds = scenario_of(Arrivals(constant=Rate(5.0)), 60.0)  # so that a busy moment delays some and not all
     with served(timed) as server:
-        ran = sent(server.address, QUICK, count=20)
+        ran = sent(server.address, over_seconds, count=20)
     assert len(ran.results) == 20
     assert {result.outcome for result in ran.results} == {"ok"}
-    assert [result.at for result in sorted(ran.results, key=lambda one: one.index)] == [n / 100.0 for n in range(20)]
+    assert [result.at for result in sorted(ran.results, key=lambda one: one.index)] == [n / 5.0 for n in range(20)]
     ttft = [result.first_token - result.at for result in ran.results]
     gaps = [gap for result in ran.results for gap in result.gaps]
     assert min(ttft) >= FIRST
@@ -68,7 +69,8 @@ def test_its_numbers_are_the_servers_delays() -> None:
     assert {len(result.gaps) for result in ran.results} == {4}
     assert median(gaps) > BETWEEN - 0.01
     assert min(gaps) < BETWEEN + SLACK
-    assert all(sum(result.gaps) > 4 * BETWEEN - 0.3 for result in ran.results)
+    # A token that is read late shortens the gap after it, and the last is there no sooner for that.
+    assert all(result.first_token + sum(result.gaps) - result.at >= FIRST + 4 * BETWEEN for result in ran.results)
     for result in ran.results:
         assert result.sent >= result.at
         assert result.sent <= result.first_byte <= result.first_token
@@ -234,7 +236,7 @@ def test_over_tls_and_its_errors(tmp_path: Path) -> None:
     ]
     with served(always(GOOD)) as server:  # which waits for a request in a hello
         ran = sent(
-            Address("127.0.0.1", server.port, tls=True), QUICK, count=2, tls=ssl.create_default_context(), timeout=0.1
+            Address("127.0.0.1", server.port, tls=True), QUICK, count=2, tls=ssl.create_default_context(), timeout=1.0
         )
     assert {(result.outcome, result.reason) for result in ran.results} == {("timed_out", "no answer")}
 
