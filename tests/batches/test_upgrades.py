@@ -42,7 +42,7 @@ class Others:
         self.ended: Counter[str] = Counter()
         self._made = made
         self._over = threading.Event()
-        kept = openai.OpenAI(base_url=f"{made.url}/v1", api_key="none", max_retries=0, timeout=60.0)
+        self._kept = kept = openai.OpenAI(base_url=f"{made.url}/v1", api_key="none", max_retries=0, timeout=60.0)
         self._calling = beside(
             *(partial(self._again, call, on) for call in (self._asks(batch), self._file) for on in (None, kept))
         )
@@ -53,7 +53,8 @@ class Others:
 
     def __exit__(self, *error: Any) -> None:
         self._over.set()
-        self._calling.__exit__(*error)
+        with self._kept:
+            self._calling.__exit__(*error)
 
     def _again(self, call: Callable[[openai.OpenAI], None], kept: openai.OpenAI | None) -> None:
         while not self._over.wait(0.02):
@@ -84,9 +85,11 @@ class Others:
 
 @pytest.mark.parametrize("words", [(), ("--workers", "2")], ids=["one process", "two relays"])
 def test_upgrades_in_the_middle_of_a_batch_lose_and_double_nothing(tmp_path: Path, words: tuple[str, ...]) -> None:
-    with world(tmp_path, *words, policy=POLICY) as made:
+    with (
+        world(tmp_path, *words, policy=POLICY) as made,
+        openai.OpenAI(base_url=f"{made.url}/v1", api_key="none", max_retries=0, timeout=60.0) as client,
+    ):
         made.engine.faults(slow=5.0)  # the batch is to outlast all upgrades
-        client = openai.OpenAI(base_url=f"{made.url}/v1", api_key="none", max_retries=0, timeout=60.0)
         file = client.files.create(file=("in", lines_of(LINES)), purpose="batch")
         id = client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h").id
         done = 0
