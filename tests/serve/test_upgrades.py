@@ -25,7 +25,7 @@ from tests.serve.test_processes import runs
 pytestmark = pytest.mark.slow
 
 # Room for four calls, where twelve come at once.
-POLICY = "fleet: {poll: 100ms, health: 200ms}\nbudget: {max_concurrency: 4}\ntimeouts: {drain: 20s}\n"
+POLICY = "fleet: {poll: 100ms, health: 20s}\nbudget: {max_concurrency: 4}\ntimeouts: {drain: 20s}\n"
 MESSAGES: list[Any] = [{"role": "user", "content": "Why is the river level?"}]
 UPGRADES = 3
 
@@ -78,6 +78,10 @@ def children_of(pid: int) -> list[int]:
         return list(map(int, file.read_text().split()))
     except (FileNotFoundError, ProcessLookupError):
         return []
+
+
+def stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T"
 
 
 @contextlib.contextmanager
@@ -219,6 +223,19 @@ def test_a_successor_that_is_told_to_end_before_it_serves_leaves_the_one_that_ru
         assert asyncio.run(_some_calls(made)) == {"ok": 4}
 
 
+def test_a_successor_that_is_stopped_takes_nothing_away_and_takes_over_once_it_goes_on(tmp_path: Path) -> None:
+    with world(tmp_path, "--workers", "2") as made:
+        before = made.main()
+        successor, _ = made.successor()
+        os.kill(successor, signal.SIGSTOP)
+        assert until(lambda: stopped(successor), 60.0) is not None
+        assert asyncio.run(_some_calls(made)) == {"ok": 4}
+        assert made.main() == before
+        os.kill(successor, signal.SIGCONT)
+        assert until(lambda: made.main() == successor, 60.0) is not None, made.output()
+        assert asyncio.run(_some_calls(made)) == {"ok": 4}
+
+
 def test_a_gateway_that_is_killed_while_another_starts_to_take_over_is_replaced(tmp_path: Path) -> None:
     with world(tmp_path) as made:
         serve = [sys.executable, "-m", "gateway.cli", "serve", *made.words, "--take-over"]
@@ -255,7 +272,8 @@ def test_a_new_one_that_cannot_start_leaves_the_one_that_runs_as_it_is(tmp_path:
 
 async def _some_calls(made: World) -> dict[str, int]:
     ended: Counter[str] = Counter()
-    async with openai.AsyncOpenAI(base_url=f"{made.url}/v1", api_key="none", max_retries=0) as client:
+    asks = openai.AsyncOpenAI(base_url=f"{made.url}/v1", api_key="none", max_retries=0, timeout=60.0)
+    async with asks as client:
         for _ in range(4):
             await client.chat.completions.create(model="sim", messages=MESSAGES, max_tokens=2)
             ended["ok"] += 1

@@ -273,16 +273,14 @@ class Parent:
                 return
             if pid == 0:
                 return
-            child = self._children.get(pid)
-            if child is None:
-                if self._successor is not None:
-                    self._successor.ended(pid, status)
-                continue
-            if os.WIFSTOPPED(status):
+            child, stopped = self._children.get(pid), os.WIFSTOPPED(status)
+            if child is not None and stopped:
                 self._say(f"{child} was stopped: it is killed, and another started")
                 os.kill(pid, signal.SIGKILL)
-            else:
+            elif child is not None:
                 self._ended(child, os.waitstatus_to_exitcode(status))
+            elif self._successor is not None and not stopped:  # who stops it lets it go on, or ends it
+                self._successor.ended(pid, status)
 
     def _ended(self, child: Process, code: int) -> None:
         del self._children[child.pid]
