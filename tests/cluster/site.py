@@ -34,7 +34,7 @@ class Machine:
         (folder / "report").chmod(0o600)
         file = folder / "policy.yaml"
         file.write_text(
-            f"fleet: {{poll: 100ms, health: 200ms{', sidecars: {token_file: report}' if sidecars else ''}}}\n"
+            f"fleet: {{poll: 100ms, health: 20s{', sidecars: {token_file: report}' if sidecars else ''}}}\n"
             f"budget: {{max_concurrency: 4}}\n{policy}"
             f"cluster: {{url: '{url}', name: {name}, token_file: token{more}}}\n"
         )

@@ -16,7 +16,7 @@ from tests.raw_calls import chat
 
 PATIENCE = 300.0  # seconds without a byte: a real vLLM on a slow CPU takes a minute for four calls, one after another
 # A bound of the class, as an engine's own is learned: it grows while a call runs alone.
-ONE_AT_A_TIME = "classes: {default: {max_concurrency: 1, ttft: 60s}}\nfleet: {poll: 100ms, health: 200ms}\n"
+ONE_AT_A_TIME = "classes: {default: {max_concurrency: 1, ttft: 60s}}\nfleet: {poll: 100ms, health: 20s}\n"
 
 
 class SimEngine:

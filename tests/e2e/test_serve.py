@@ -201,6 +201,8 @@ def test_models_of_the_whole_fleet_are_one_list(tmp_path: Path) -> None:
     with one.child:
         two = SimEngine(tmp_path / "2.log", "--model", "org/b", "--model", "shared", "--max-model-len", "8192")
         with two.child, Gateway(tmp_path / "log", "--engine", one.url, "--engine", two.url) as running:
+            both = lambda: get(f"{running.control}/readyz") == (200, b"ok, 2 of 2 engines are up\n")  # noqa: E731
+            assert until(both, 60.0) is not None, "one may be slower"
             listed = json.loads(get(running.url + "/v1/models")[1])
             assert listed["object"] == "list"
             assert {card["id"]: card["max_model_len"] for card in listed["data"]} == {
@@ -220,7 +222,7 @@ def test_models_of_the_whole_fleet_are_one_list(tmp_path: Path) -> None:
             models = {model["id"]: len(model["engines"]) for model in running.fleet()["models"]}
             assert models == {"a": 1, "org/b": 1, "shared": 2}
             assert get(f"{running.control}/livez") == (200, b"ok\n")
-            assert get(f"{running.control}/readyz") == (200, b"ok, 2 of 2 engines are up\n")
+            assert both()
 
 
 def test_a_call_is_one_line_of_the_log(tmp_path: Path, engine: SimEngine) -> None:

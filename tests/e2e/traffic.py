@@ -28,7 +28,7 @@ Headers = Iterable[tuple[bytes, bytes]]
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "Why is the river level?"}]
-QUICK = {"poll": "50ms", "health": "100ms"}  # fleet
+QUICK = {"poll": "50ms", "health": "20s"}  # fleet: an engine that waits for a core for seconds is no dead one
 APPLIED = "is active ("  # the gateway's line on a policy that has replaced another
 
 

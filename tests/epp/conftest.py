@@ -53,7 +53,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[SimEngine
 def start(folder: Path, urls: list[str], policy: str = "", *more: str, ready: bool = True) -> Site:
     """Start a picker of the project's own. Its gateway must be stopped."""
     port = free_port()
-    (folder / "policy.yaml").write_text(policy or "fleet: {poll: 100ms, health: 200ms}\n")
+    (folder / "policy.yaml").write_text(policy or "fleet: {poll: 100ms, health: 20s}\n")
     flags = [flag for url in urls for flag in ("--engine", url)]
     flags += ["--policy", str(folder / "policy.yaml"), "--epp", f"127.0.0.1:{port}"]
     gateway = Gateway(folder / "log", *flags, *more, ready=ready)
@@ -114,7 +114,7 @@ def narrow(engines: list[SimEngine], tmp_path_factory: pytest.TempPathFactory) -
         yield from _site("EPP_NARROW", None)
         return
     url = engines[0].url
-    policy = f"fleet: {{poll: 100ms, health: 200ms, engines: [{{url: '{url}', max_concurrency: 1}}]}}\n"
+    policy = f"fleet: {{poll: 100ms, health: 20s, engines: [{{url: '{url}', max_concurrency: 1}}]}}\n"
     site = start(tmp_path_factory.mktemp("narrow"), [], policy)
     site.endpoints = [url.partition("//")[2]]
     yield from _site("EPP_NARROW", site)

@@ -17,7 +17,7 @@ from tests.epp.conftest import Site, start
 from tests.epp.envoy import envoy, waits
 
 pytestmark = pytest.mark.slow
-FAST = "fleet: {poll: 100ms, health: 200ms}\n"
+FAST = "fleet: {poll: 100ms, health: 20s}\n"
 MESSAGES: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user", "content": "Say something."}]
 
 
@@ -88,7 +88,7 @@ def test_a_refusal_has_its_body_and_its_retry_after(tmp_path: Path, engines: lis
 
 def test_a_client_that_leaves_while_it_waits_is_withdrawn(tmp_path: Path) -> None:
     engine = SimEngine(tmp_path / "engine.log")
-    policy = f"fleet: {{poll: 100ms, health: 200ms, engines: [{{url: '{engine.url}', max_concurrency: 1}}]}}\n"
+    policy = f"fleet: {{poll: 100ms, health: 20s, engines: [{{url: '{engine.url}', max_concurrency: 1}}]}}\n"
     with engine.child, served(tmp_path, [], policy, behind=[engine]) as (gateway, client, url):
         engine.faults(hang=True)
         first = Call(url, stream=True)

@@ -39,7 +39,7 @@ KEY = "sk-engine"
 POLICY = """
 fleet:
   poll: 100ms
-  health: 200ms
+  health: 20s
   engines: [{url: URL, api_key_file: key, name: gpu}]
 body: {max: 200KiB, max_media: 200KiB}
 limits: {per_tenant: {tokens: 1M/min}}

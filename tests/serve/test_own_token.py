@@ -83,7 +83,7 @@ def test_in_a_cluster_it_is_not_made_for_one_member(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_decider_of_relays_makes_it_too_and_its_successor_uses_it(tmp_path: Path) -> None:
-    with processes(tmp_path, policy=POLICY.replace("health: 200ms", "health: 200ms, sidecars: {}")) as made:
+    with processes(tmp_path, policy=POLICY.replace("health: 20s", "health: 20s, sidecars: {}")) as made:
         token = (tmp_path / FILE).read_text().strip()
         report = f"{made.gateway.control}/sidecars/report"
         assert httpx.post(report, headers={"authorization": "Bearer another"}, timeout=60.0).status_code == 401

@@ -21,7 +21,7 @@ from tests.e2e.children import Call, SimEngine
 
 pytestmark = pytest.mark.slow
 
-POLICY = "fleet: {poll: 100ms, health: 200ms}\nbudget: {max_concurrency: 4}\n"
+POLICY = "fleet: {poll: 100ms, health: 20s}\nbudget: {max_concurrency: 4}\n"
 MESSAGES: list[Any] = [{"role": "user", "content": "Why is the river level?"}]
 
 

@@ -16,7 +16,7 @@ from tests.e2e.children import SimEngine, post
 pytestmark = pytest.mark.slow
 
 POLICY = """
-fleet: {poll: 100ms, health: 200ms}
+fleet: {poll: 100ms, health: 20s}
 models: {support: {members: [small], fallback: [large]}}
 retries: 100%
 breaker: {failures: 1000}

@@ -25,7 +25,7 @@ from tests.e2e.test_connections import certificate, put, shown
 
 pytestmark = pytest.mark.slow
 
-POLICY = "fleet: {poll: 100ms, health: 200ms}\ntimeouts: {drain: 20s}\n"
+POLICY = "fleet: {poll: 100ms, health: 20s}\ntimeouts: {drain: 20s}\n"
 MESSAGES: list[Any] = [{"role": "user", "content": "Why is the river level?"}]
 TRIES = 12  # connections, of which each relay gets some
 
