@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+
+from msgspec import structs
 
 from gateway.shared.files.checked import Fault, InvalidFile, Value, readable
 from gateway.shared.files.findings import Shown, mistake, mistakes, warning
@@ -34,8 +36,8 @@ DESCRIPTION = "Find the mistakes in sidecar and pool files."
 EXAMPLES = """\
 Prints `FILE: ok`, or every mistake: FILE:LINE:COLUMN: field: what was found, what was expected, and the line. Exit
 status 2 if there is any. What is unwise is a warning, a token that would cross a network in the clear among it. Tokens,
-certificates and the place of the state file are looked at too; --no-files leaves them out. Nothing is started, no GPU
-is looked at, and whether the installed vLLM knows a flag is not asked.
+certificates and the place of the state file are looked at too, of a pool its tokens alone; --no-files leaves them out.
+Nothing is started, no GPU is looked at, and whether the installed vLLM knows a flag is not asked.
 
 examples:
   sidecar check sidecar.yaml
@@ -94,6 +96,8 @@ def _checked(path: Path, *, files: bool, here: bool) -> tuple[list[Shown], str |
         reading = read_config(data, str(path))
         if not _OF_POOLS.isdisjoint(reading.root.fields or {}):
             pool = read_pool(data, str(path))
+            if files:  # the other files that it names are the nodes'
+                pool.judge(_within_sidecar(pool.value.sidecar, path))
             value = pool.good()
             unwise = [_unwise(str(path), line, pool.root, "sidecar") for line in warnings(value.sidecar)]
             return unwise, explain_pool(with_deep_sleep(value))
@@ -115,14 +119,26 @@ def _unwise(name: str, line: str, root: Value, *within: str) -> Shown:
     return warning(name, ".".join((*within, field)), text, root.mark_of((*within, field)))
 
 
+def _within_sidecar(config: SidecarConfig, path: Path) -> Iterator[Fault]:
+    """Judge the tokens that the pool at `path` names, and its time zone."""
+    for fault in readable(_unread(config, path, tokens_of, "the file of a token"), zone_faults(config)):
+        yield structs.replace(fault, path=("sidecar", *fault.path))
+
+
+def _unread(
+    config: SidecarConfig, path: Path, read: Callable[[SidecarConfig, Path], object], expected: str
+) -> Iterator[Fault]:
+    try:
+        read(config, path)
+    except Mistake as error:
+        field, _, found = str(error).partition(" ")
+        yield Fault((field,), found, expected)
+
+
 def _named(config: SidecarConfig, path: Path) -> Iterator[Fault]:
     """Judge the files that the config at `path` names, as `sidecar serve` would find them."""
-    for read, expected in ((tokens_of, "the file of a token"), (ca_of, "a file of certificates")):
-        try:
-            read(config, path)
-        except Mistake as error:
-            field, _, found = str(error).partition(" ")
-            yield Fault((field,), found, expected)
+    yield from _unread(config, path, tokens_of, "the file of a token")
+    yield from _unread(config, path, ca_of, "a file of certificates")
     if config.relay is not None and (certificate := certificate_of(config.relay, path.parent)) is not None:
         try:
             certificate.context(Path.read_bytes)

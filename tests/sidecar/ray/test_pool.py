@@ -134,12 +134,25 @@ def test_every_mistake_is_a_line(text: str, expected: list[str]) -> None:
         assert line.startswith(f"p.yaml:{begins}")
 
 
+def test_the_command_looks_at_a_pools_tokens_and_time_zone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "pool.yaml"
+    file.write_text(of("ca_file: of-the-nodes.pem, time_zone: Europe/Berln"))
+    assert main(("check", str(file))) == 2
+    err = capsys.readouterr().err
+    assert f"sidecar.token_file: found {tmp_path}/t: No such file or directory" in err
+    assert "sidecar.time_zone: found Europe/Berln, expected a time zone that this machine knows" in err
+    assert "sidecar.ca_file" not in err
+    assert main(("check", "--no-files", str(file))) == 0
+
+
 def test_the_command_checks_a_file_without_ray(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bad = tmp_path / "bad.yaml"
     bad.write_text(of('id: x, relay: 0.0.0.0:1, gateways: ["http://h:99999"]'))
     port = tmp_path / "port.yaml"
     port.write_text(of('relay: 0.0.0.0:1, gateways: ["http://h:99999"]'))
-    assert main(("check", str(EXAMPLE), str(bad), str(port))) == 2
+    assert main(("check", "--no-files", str(EXAMPLE), str(bad), str(port))) == 2
     out, err = capsys.readouterr()
     assert out == f"{EXAMPLE}: ok\n"
     told = [line.split(": ") for line in err.splitlines() if ".yaml:" in line]
