@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta
@@ -22,11 +24,12 @@ def offset_of(name: str | None) -> Offset:
 
 
 def zone_faults(config: SidecarConfig) -> Iterator[Fault]:
-    """A time zone that this machine does not know."""
-    name = config.time_zone
-    if name is None:
-        return
+    """A time zone that this machine does not know. The C library takes one that $TZ names, AREA/PLACE, for UTC."""
+    name, found = config.time_zone, "{}"
+    if name is None and any(profile.schedule for profile in config.models.values()):
+        of_machine = re.fullmatch(r":?([A-Za-z_]+/.+)", os.environ.get("TZ", ""))  # else it is a rule or a file
+        name, found = of_machine and of_machine[1], "null, and $TZ is {}"
     try:
         offset_of(name)
     except (LookupError, ValueError, OSError):
-        yield Fault(("time_zone",), name, "a time zone that this machine knows, such as Europe/Berlin")
+        yield Fault(("time_zone",), found.format(name), "a time zone that this machine knows, such as Europe/Berlin")
