@@ -134,9 +134,7 @@ def test_every_mistake_is_a_line(text: str, expected: list[str]) -> None:
         assert line.startswith(f"p.yaml:{begins}")
 
 
-def test_the_command_looks_at_a_pools_tokens_and_time_zone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_looks_at_a_pools_tokens_and_time_zone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "pool.yaml"
     file.write_text(of("ca_file: of-the-nodes.pem, time_zone: Europe/Berln"))
     assert main(("check", str(file))) == 2
