@@ -12,15 +12,17 @@ AGAIN_AT_MOST = 24 * 3600  # seconds
 def retry_after(headers: Mapping[bytes, bytes]) -> int | None:
     """Seconds until the engine can do more, at most AGAIN_AT_MOST; None: it does not say, or not in a known form.
 
-    A date is compared with the answer's own Date, so the clocks of the two machines need not agree.
+    A date is compared with the answer's own Date, so the clocks of the two machines need not agree; with our own clock
+    where the answer has none.
     Source: RFC 9110, 10.2.3 and 5.6.7 (IMF-fixdate alone).
     """
     told = headers.get(b"retry-after", b"")
     if told.isdigit() and len(told) <= LONGEST:
         return min(int(told), AGAIN_AT_MOST)
-    then, now = _date(told), _date(headers.get(b"date", b""))
-    if then is None or now is None:
+    then = _date(told)
+    if then is None:
         return None
+    now = _date(headers.get(b"date", b"")) or datetime.now(UTC)
     return min(max(0, int((then - now).total_seconds())), AGAIN_AT_MOST)
 
 

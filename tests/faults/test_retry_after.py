@@ -20,8 +20,9 @@ NOW = b"Thu, 26 Nov 2026 09:00:00 GMT"
         (b"Thu, 26 Nov 2026 09:00:30 GMT", NOW, 30),
         (b"Thu, 26 Nov 2026 08:59:30 GMT", NOW, 0),
         (b"Fri, 31 Dec 9999 23:59:59 GMT", NOW, AGAIN_AT_MOST),
-        (b"Thu, 26 Nov 2026 09:00:30 GMT", None, None),
-        (b"Thu, 26 Nov 2026 09:00:30 GMT", b"yesterday", None),
+        (b"Fri, 31 Dec 9999 23:59:59 GMT", None, AGAIN_AT_MOST),  # without a date by which to read it, by our clock
+        (b"Fri, 31 Dec 9999 23:59:59 GMT", b"yesterday", AGAIN_AT_MOST),
+        (b"Fri, 31 Dec 1999 23:59:59 GMT", None, 0),
         (b"Thu, 26 Nov 2026 09:00:30 +0100", NOW, None),
         (b"Thu, 66 Nov 2026 09:00:30 GMT", NOW, None),
         (b"-1", NOW, None),
