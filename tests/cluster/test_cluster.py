@@ -190,6 +190,25 @@ def test_a_store_that_is_emptied_changes_nothing(two: Site) -> None:
     call(leader)
 
 
+def test_garbage_in_place_of_all_that_the_store_has_changes_nothing(two: Site) -> None:
+    import redis  # noqa: PLC0415
+
+    leader, store = two.leader(), redis.Redis(port=two.store.port)
+    epoch = leader.cluster()["epoch"]
+    for name in ("token", "term", "roster", "leader", *(f"member:{each.member}" for each in two.machines)):
+        store.set(f"weir:{{prod}}:{name}", "garbage")
+    # Longer than anything that was promised before.
+    missed = lambda: min(map(store_heard, two.machines)) > 2 * TTL  # noqa: E731
+    assert until(missed, 60.0) is not None, leader.output
+    assert [each.grants() for each in two.machines] == [each is leader for each in two.machines]
+    call(leader)
+    store.flushall()
+    for machine in two.machines:
+        machine.says("cluster: the store answers again")
+    assert two.leader() is leader
+    assert leader.cluster()["epoch"] == epoch
+
+
 def test_a_leader_that_alone_is_cut_off_from_the_store_stops_before_another_begins(
     proxied: tuple[Site, list[Proxy]],
 ) -> None:

@@ -127,7 +127,7 @@ def test_two_clusters_of_one_name_and_two_members_of_one_address_are_told(valkey
         first = of(valkey.url, "a:1")
         await first.turn(turn)
         other, twin = of(valkey.url, "b:1", fingerprint="u"), of(valkey.url, "a:1", life="2")
-        with pytest.raises(ClusterConflict, match="another cluster named 'prod' is in this store"):
+        with pytest.raises(StoreError, match="another cluster named 'prod' is in this store"):
             await other.turn(turn)
         with pytest.raises(ClusterConflict, match="another gateway is the member a:1"):
             await twin.turn(turn)

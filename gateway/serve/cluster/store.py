@@ -158,7 +158,7 @@ class StoreError(Exception):
 
 
 class ClusterConflict(Exception):
-    """The store's members are not this one's. The message says whose fault that is."""
+    """Another gateway is this member."""
 
 
 class Store:
@@ -183,7 +183,8 @@ class Store:
         )  # fmt: skip
         answer = await self._asked(TURN, *arguments)
         if answer == ["token"]:
-            raise ClusterConflict(
+            # Or a stranger's text is in the key: a leader that steps down would be followed by nobody for a while.
+            raise StoreError(
                 f"another cluster named {self._cluster!r} is in this store: its members have another token. Give this "
                 "one another cluster.name, or all members the same cluster.token_file"
             )
