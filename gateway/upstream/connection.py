@@ -162,9 +162,9 @@ class EngineConnection(asyncio.Protocol):
             done(error)
 
     def give_up(self, message: str) -> None:
-        """Fail an exchange whose answer has not begun, as if the engine had closed the connection."""
+        """Fail an exchange whose answer has not begun, by this side's own decision: it is not sent here again."""
         if self._waiter is not None:  # else it has begun in this turn of the loop, before its sender runs: it goes on
-            self._fail("reset", message)
+            self._fail("closed", message)
 
     # -- asyncio's side -----------------------------------------------------------------------------------------
 

@@ -482,10 +482,22 @@ def test_an_answer_that_begins_as_its_engine_is_taken_for_dead_goes_on() -> None
         replies = await asyncio.gather(sending, silent, return_exceptions=True)
         (reply,) = [each for each in replies if isinstance(each, Reply)]
         (lost,) = [each for each in replies if isinstance(each, EngineError)]
-        assert lost.kind == "reset"
+        assert (lost.kind, lost.reason) == ("closed", "reset")
         began.data_received(chunk(b"b") + b"0\r\n\r\n")
         taken = Taken().of(reply)
         assert (await taken.end(), taken.body) == (None, b"ab")
         reply.close()
+
+    run(scenario)
+
+
+def test_what_an_engine_has_not_answered_as_it_is_taken_for_dead_is_not_sent_there_again() -> None:
+    async def scenario(rig: Rig) -> None:
+        peer = await rig.pooled()
+        sending = rig.sending()
+        await peer.request()
+        rig.client.abandon()
+        assert (await failure(sending)).before_bytes
+        assert rig.peers.empty()
 
     run(scenario)
