@@ -118,8 +118,11 @@ class Relay:
         return usage.prompt_tokens is not None
 
     def delivered(self) -> bool:
-        """Whether the client has the whole stream, though its body has not been ended: then that is its outcome."""
-        usage = self.usage
+        """Whether the client has the whole answer, though it has not been ended: then that is its outcome."""
+        usage, end = self.usage, self._end
+        if end is not None and end.done() and not end.cancelled() and self.error is None:
+            self._finish()  # the engine has ended it in this turn of the loop
+            return True
         if isinstance(usage, SSEUsage) and usage.ended(self._call.route.last_event) and not usage.error:
             self.outcome = Outcome.OK
             return True

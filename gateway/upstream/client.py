@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from gateway.core.engines.origin import Origin, parse_origin
 from gateway.native.loan import Loan
 from gateway.shared.addresses import is_private
+from gateway.shared.unread import limited
 from gateway.upstream.connection import ClientSettings, EngineConnection, EngineError, Kind
 from gateway.upstream.failures import ForbiddenAddress, reason_of
 from gateway.upstream.names import Names
@@ -143,7 +144,7 @@ class Client:
 
         resolving = False
         try:
-            async with asyncio.timeout(within):
+            async with limited(within):
                 if origin.unix is not None:
                     _, connection = await loop.create_unix_connection(
                         made, origin.unix, ssl=self._ssl, server_hostname=self._server_name

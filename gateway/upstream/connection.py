@@ -20,6 +20,7 @@ import msgspec
 from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from gateway.native.loan import Loan, plain_socket
+from gateway.shared.unread import LOOK, unread
 
 Kind = Literal["connect", "reset", "timeout", "garbage", "stall", "truncated", "closed"]
 REASONS_OF: dict[Kind, str] = {
@@ -472,13 +473,13 @@ class EngineConnection(asyncio.Protocol):
             return
         elif self._deadline < math.inf:
             at = self._deadline
-            if at <= now:
+            if at <= now and not unread(self._transport):
                 self._fail("timeout", "the engine did not begin its answer in time")
                 return
         else:
             at = math.inf if self._paused else self.heard_at + settings.stall_timeout
-            if at <= now:
+            if at <= now and not unread(self._transport):
                 self._fail("stall", f"the engine sent nothing for {settings.stall_timeout:g} s")
                 return
             at = min(at, now + settings.stall_timeout)
-        self._arm(at)
+        self._arm(max(at, now + LOOK))

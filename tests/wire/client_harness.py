@@ -53,6 +53,11 @@ class Peer:
             for _ in range(3):
                 await asyncio.sleep(0)
 
+    def put(self, data: bytes) -> None:
+        """Send at once, into the client's socket, without a turn of the loop."""
+        own: socket.socket = self.writer.get_extra_info("socket")
+        assert os.write(own.fileno(), data) == len(data)
+
     def close(self) -> None:
         """FIN. With bytes of the client unread, the kernel makes it a RST."""
         self.writer.close()
@@ -180,6 +185,7 @@ def run(
     errors: int = 0,
     api_key: str | None = None,
     base: str = "",
+    loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop,
     **settings: Any,
 ) -> None:
     """Run a scenario over TCP, a unix socket (`path`) or TLS (the server's context, and whom the client trusts).
@@ -188,7 +194,6 @@ def run(
     """
 
     async def main() -> None:
-        loop = asyncio.get_running_loop()
         warm = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)  # uvloop opens descriptors of its own
         warm.close()
         await asyncio.sleep(0)
@@ -206,7 +211,7 @@ def run(
             url = f"https://localhost:{port}{base}" if tls else f"http://127.0.0.1:{port}{base}"
         client = Client(parse_origin(url), ClientSettings(**settings), trust=tls[1] if tls else None, api_key=api_key)
         rig = Rig(client)
-        loop.set_exception_handler(lambda _, context: rig.errors.append(context))
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: rig.errors.append(context))
         try:
             await scenario(rig)
             assert client.active == 0, client
@@ -220,4 +225,5 @@ def run(
         assert asyncio.all_tasks() == {asyncio.current_task()}
         assert len(rig.errors) == errors, rig.errors
 
-    uvloop.run(main())
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(main())

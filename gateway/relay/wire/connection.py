@@ -36,6 +36,7 @@ from gateway.relay.wire.shared import Shared
 from gateway.relay.wire.states import ANSWER, BODY, HEAD, LINGER, NAMES, after
 from gateway.relay.wire.taken import taken
 from gateway.shared.strangers import UNIX
+from gateway.shared.unread import LOOK, unread
 
 DROPPED_AT_ONCE = 256 * 1024  # bytes after a refusal that are read and dropped before a pause
 DROP_PAUSE = 0.02  # seconds; so 12 MiB a second at most, and 24 MiB in the usual time
@@ -487,11 +488,16 @@ class ClientConnection(asyncio.Protocol):
         now = self._loop.time() + _TIMER_SLACK
         if self._stall_at <= now:
             self._stalled(now)
-        elif self._deadline() <= now:
+        elif self._deadline() <= now and not self._unread(now):
             self._expired()
         at = min(self._deadline(), self._stall_at)
         if at < math.inf:
-            self._arm(at)
+            self._arm(max(at, now + LOOK))
+
+    def _unread(self, now: float) -> bool:
+        """Whether what the state waits for may have come while this process could not read. In vain, if too late."""
+        waits = self._state == HEAD or (self._state == BODY and now < self._body_by)
+        return waits and unread(self._transport)
 
     def _expired(self) -> None:
         if self._state == BODY:
