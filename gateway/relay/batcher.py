@@ -212,7 +212,7 @@ class Batcher:
             batch.remove(member)
             if not batch.members:
                 self._close(batch)
-        elif batch.task is not None:
+        elif batch.task is not None and member in batch.members:
             sent_at = None if batch.request is None else batch.request.sent_at
             if all(other.part.done() for other in batch.members):
                 batch.task.cancel()

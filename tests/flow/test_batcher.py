@@ -537,7 +537,9 @@ def test_who_leaves_is_known_to_have_been_with_an_engine_or_not() -> None:
 def test_leaving_in_the_moment_of_sending(leaving: int) -> None:
     async def scenario(world: World) -> None:
         await world.warm()
-        tasks = world.asking("a", "b")
+        calls = [world.call(text) for text in "ab"]
+        pieces = [world.batcher.piece(call) for call in calls]
+        tasks = [asyncio.create_task(world.batcher.answer(piece)) for piece in pieces if piece is not None]
         await asyncio.sleep(0)
         (batch,) = [state.batch for state in world.batcher._states.values() if state.batch is not None]
         before = sum(world.batcher.batches.values())
@@ -547,6 +549,7 @@ def test_leaving_in_the_moment_of_sending(leaving: int) -> None:
         await asyncio.wait(tasks)
         assert [task.cancelled() for task in tasks] == [True, leaving == 2]
         assert world.inputs() == ([] if leaving == 2 else ["b"])
+        assert calls[0].sent_at is None, "it cost no engine anything"
         assert sum(world.batcher.batches.values()) - before == 2 - leaving
 
     virtual(scenario)
