@@ -5,28 +5,20 @@ from __future__ import annotations
 from loadtest.clients.retries import Clients
 from loadtest.lab.figures.runs import MIX, Setting, hits, measured
 from loadtest.lab.rows import Row, percent
-from loadtest.load.lengths import Length, LogNormal
 from loadtest.load.plan import poisson
-from loadtest.load.workload import Kind, Prefix, Sessions
+from loadtest.load.scenario import find, load
 from loadtest.report.stats import quantile
 from loadtest.simulate.run_records import Fault
 from loadtest.simulate.simulated_client import Try
 
 SESSIONS = 1.25  # that begin per second and engine: their prompts about fill the engines' caches
-CONVERSATIONS = Kind(  # six turns and a half on average; as scenarios/multi-turn.yaml has it
-    class_name="interactive",
-    prompt=Length(log_normal=LogNormal(60)),
-    output=Length(constant=256),
-    prefix=Prefix(),
-    session=Sessions(),
-)
 LIGHT = 0.5  # of the capacity: three engines of four can carry it
 AFTER = 90.0  # seconds a run with a fault goes on, so that what hangs can time out
 
 
 def prefix_hits(setting: Setting, what: str, *, gateway: bool, big: bool) -> float:
     """Cached over prompt tokens, of every answer but those at the start."""
-    calls = poisson((CONVERSATIONS,), SESSIONS * setting.engines, setting.ends, setting.seed)
+    calls = poisson(load(find("multi-turn")).workload.mix, SESSIONS * setting.engines, setting.ends, setting.seed)
     outcome = setting.run(f"conversations, {what}", calls, gateway=gateway, big=big)
     done = [t for t in measured(setting, outcome) if t.outcome == "ok"]
     return hits(done)

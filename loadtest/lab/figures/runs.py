@@ -17,8 +17,8 @@ import msgspec
 from loadtest.clients.retries import Clients
 from loadtest.engine.engine_config import engine_config
 from loadtest.engine.profile_file import profile_of
-from loadtest.load.lengths import Length
 from loadtest.load.plan import poisson
+from loadtest.load.scenario import find, load
 from loadtest.load.workload import Kind, Planned
 from loadtest.simulate import vtime
 from loadtest.simulate.inprocess import ClassTarget, GatewayTarget, targets_of
@@ -39,11 +39,7 @@ classes:
   batch: {weight: 1, deadline: 1h, max_queue: 4096}
 """
 BLOCKS = 8192
-MIX = (  # as scenarios/mixed.yaml has it
-    Kind(class_name="interactive", share=0.4, output=Length(empirical=(256, 512))),
-    Kind(class_name="default", share=0.4, output=Length(empirical=(512, 1024))),
-    Kind(class_name="batch", share=0.2, output=Length(constant=1024)),
-)
+MIX = load(find("mixed")).workload.mix
 SWEEP = (176, 208, 240, 256)  # closed-loop clients per engine
 
 

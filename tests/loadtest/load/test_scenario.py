@@ -14,8 +14,6 @@ import yaml
 
 from gateway.shared.files.checked import InvalidFile
 from gateway.shared.files.schema import described
-from loadtest.lab.figures.fleet import CONVERSATIONS
-from loadtest.lab.figures.runs import MIX
 from loadtest.load.arrivals import Arrivals, Closed, Gamma, Rate, RateStep
 from loadtest.load.lengths import Length, LogNormal, Uniform
 from loadtest.load.scenario import (
@@ -314,11 +312,6 @@ def test_every_shipped_scenario_is_valid_and_says_what_it_is(name: str) -> None:
     validate = jsonschema.Draft202012Validator(msgspec.json.decode(schema_text())).validate
     validate(yaml.safe_load(text))
     validate(yaml.safe_load(explain(scenario)))
-
-
-def test_figures_send_what_the_scenarios_say() -> None:
-    assert load(find("mixed")).workload.mix == MIX
-    assert load(find("multi-turn")).workload.mix == (CONVERSATIONS,)
 
 
 # -- the schema -------------------------------------------------------------------------------------------------------
