@@ -1,4 +1,20 @@
-"""Deterministic simulation tests of the whole gateway: `python -m loadtest.lab.dst --help`.
+"""Deterministic simulation tests of the whole gateway.
+
+Random calls, faults, reloads and reports of sidecars befall the whole gateway in virtual time; what must hold whatever
+happens is looked at whenever nothing is left to be done at a moment (loadtest/lab/dst/invariants.py). One seed is
+one run. With --relays the gateway is several relays and a decider: they die, hang, are cut off, and hear old messages
+(loadtest/lab/dst/relays/laws.py).
+
+  python -m loadtest.lab.dst --seeds 1000             the seeds 0 to 999, on every core
+  python -m loadtest.lab.dst --seeds 1000 --first N   the thousand from N on
+  python -m loadtest.lab.dst --seed N                 one run, and everything that happened in it
+  python -m loadtest.lab.dst --seed N --only 3,7-9    the same with these events of it alone
+  python -m loadtest.lab.dst --relays --seeds 1000    the same of relays and deciders
+  python -m loadtest.lab.dst --relays --seeds 100000 --jobs 2 --within 590
+                                                      as many of them as 590 s allow, and the command that goes on
+
+A seed that fails is made smaller: events are left out while it still fails in the same way. What is printed of it is
+the command that runs what is left.
 
 Exit status 0: everything held; 1: something did not; 2: bad arguments.
 """
@@ -26,23 +42,6 @@ from loadtest.lab.seeds import explore
 from loadtest.simulate import vtime
 from loadtest.simulate.inprocess import policy_of
 
-HELP = """\
-Random calls, faults, reloads and reports of sidecars befall the whole gateway in virtual time; what must hold whatever
-happens is looked at whenever nothing is left to be done at a moment (loadtest/lab/dst/invariants.py). One seed is
-one run. With --relays the gateway is several relays and a decider: they die, hang, are cut off, and hear old messages
-(loadtest/lab/dst/relays/laws.py).
-
-  python -m loadtest.lab.dst --seeds 1000             the seeds 0 to 999, on every core
-  python -m loadtest.lab.dst --seeds 1000 --first N   the thousand from N on
-  python -m loadtest.lab.dst --seed N                 one run, and everything that happened in it
-  python -m loadtest.lab.dst --seed N --only 3,7-9    the same with these events of it alone
-  python -m loadtest.lab.dst --relays --seeds 1000    the same of relays and deciders
-  python -m loadtest.lab.dst --relays --seeds 100000 --jobs 2 --within 590
-                                                      as many of them as 590 s allow, and the command that goes on
-
-A seed that fails is made smaller: events are left out while it still fails in the same way. What is printed of it is
-the command that runs what is left.
-"""
 SHOWN = 5  # failed seeds that are made smaller
 TRIES = 300  # runs that making one smaller may take
 
@@ -159,7 +158,7 @@ def report(failure: Failure) -> str:
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line. Exits with status 2 where it cannot be understood."""
-    parser = parser_of("dst", HELP)
+    parser = parser_of("dst", __doc__)
     parser.add_argument("--seeds", type=int, default=1000, metavar="N", help="how many to run (default: 1000)")
     parser.add_argument("--first", type=int, default=0, metavar="N", help="the first of them (default: 0)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="processes at a time")

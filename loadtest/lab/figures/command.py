@@ -1,33 +1,5 @@
-"""Command `python -m loadtest.lab.figures`: measures the design's figures in virtual time and prints them as a table.
+"""Figures of the design in virtual time, as a table.
 
-Exit status 0: measured; 1: with `--gate` a milestone is missed, or something was left over; 2: bad arguments.
-"""
-
-from __future__ import annotations
-
-import argparse
-import sys
-import time
-from collections.abc import Callable
-from pathlib import Path
-
-from rich.console import Console
-
-from loadtest.lab.figures import fleet, load, prefill
-from loadtest.lab.figures.runs import Setting
-from loadtest.lab.rows import Row, add_arguments, bars, chosen, collect_seldom, parser_of, report, terminal
-
-ROWS: dict[str, Callable[[Setting], list[Row]]] = {
-    "6": load.row6,
-    "7": load.row7,
-    "8": load.row8,
-    "9": load.row9,
-    "10": fleet.row10,
-    "13": fleet.row13,
-    "16": fleet.row16,
-    "prefill": prefill.row_prefill,
-}
-HELP = """\
 The whole gateway runs in this process, over simulated engines and in virtual time: four engines at ten times the load
 they can carry take seconds, and the same seed gives the same numbers.
 
@@ -54,10 +26,35 @@ measured, whatever came of it; 1: with --gate, a milestone is missed; or a gatew
 a bug; 2: bad arguments.
 """
 
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+
+from loadtest.lab.figures import fleet, load, prefill
+from loadtest.lab.figures.runs import Setting
+from loadtest.lab.rows import Row, add_arguments, bars, chosen, collect_seldom, parser_of, report, terminal
+
+ROWS: dict[str, Callable[[Setting], list[Row]]] = {
+    "6": load.row6,
+    "7": load.row7,
+    "8": load.row8,
+    "9": load.row9,
+    "10": fleet.row10,
+    "13": fleet.row13,
+    "16": fleet.row16,
+    "prefill": prefill.row_prefill,
+}
+
 
 def arguments(argv: list[str]) -> argparse.Namespace:
     """The command line. Exits with status 2 where it cannot be understood."""
-    parser = parser_of("figures", HELP)
+    parser = parser_of("figures", __doc__)
     add_arguments(parser, ROWS, seeded="traffic, engines and the gateway")
     parser.add_argument("--chats", type=Path, metavar="FILE", help="row prefill: a trace of conversations, Azure's")
     parser.add_argument("--prompts", type=Path, metavar="FILE", help="row prefill: a trace of long prompts, Mooncake's")

@@ -1,12 +1,16 @@
-"""Picture of the README: `python -m loadtest.lab.figures.picture --help`.
+"""Picture of the README, and its table.
 
-Goodput, and every class's share of calls in time, against
-offered load: on engines that are asked directly, in turn, and through the gateway, in virtual time. Below, coding
-agents at ordinary load beside rivals' rules, as `make rivals RIVALS=--virtual` has them.
+Goodput and every class's share of calls in time, against offered load: on four simulated engines that are asked
+directly, in turn, and through the gateway, in virtual time. Below, coding agents at ordinary load beside rivals' rules,
+as `make rivals RIVALS=--virtual` has them. The same seeds give the same files, byte for byte.
 
-Engines, clients, policy, capacity, targets and goodput are those of `make figures` (runs.py, load.py),
-so are warm-up and measured part. The traffic is that of scenarios/overload.yaml: the interactive class never asks for
-more than half of what the engines can do. `picture_svg.py` draws.
+  python -m loadtest.lab.figures.picture                  all of it, and the table
+  python -m loadtest.lab.figures.picture --agents-only    the coding agents, the rest as it is; a minute
+  python -m loadtest.lab.figures.picture --draw-only      the same from the figures there are, without a run
+
+Engines, clients, policy, capacity, targets and goodput are those of `make figures` (runs.py, load.py), so are warm-up
+and measured part. The traffic is that of scenarios/overload.yaml: the interactive class never asks for more than half
+of what the engines can do. picture.json has every figure; picture_svg.py draws.
 
 Exit status 0: written; 2: bad arguments.
 """
@@ -38,26 +42,15 @@ from loadtest.lab.figures.picture_points import (
     table,
 )
 from loadtest.lab.figures.picture_svg import draw
-from loadtest.lab.figures.runs import MIX, Measured, Saturation, Setting, in_time, measured
+from loadtest.lab.figures.runs import Measured, Saturation, Setting, in_time, measured
 from loadtest.lab.rivals.loads import ENGINES, LOADS
 from loadtest.lab.rivals.runs import in_virtual_time, row
 from loadtest.lab.rows import parser_of
+from loadtest.load.scenario import find, load
 from loadtest.simulate.rivals.rules import Direct, RoundRobin
 
-HELP = """\
-Draws what the README shows: goodput and every class's share of calls in time against offered load, on four simulated
-engines that are asked directly, in turn, and through the gateway; and coding agents at ordinary load beside the rules
-of rivals. The same seeds give the same files, byte for byte.
-
-  python -m loadtest.lab.figures.picture                  all of it, and the table
-  python -m loadtest.lab.figures.picture --agents-only    the coding agents, the rest as it is; a minute
-  python -m loadtest.lab.figures.picture --draw-only      the same from the figures there are, without a run
-
-loadtest/lab/figures/picture.json has every figure, loadtest/lab/figures/picture.py what they mean."""
-
 FACTORS = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
-SHARES = (0.05, 0.65, 0.30)  # as scenarios/overload.yaml has it
-TRAFFIC = tuple(msgspec.structs.replace(kind, share=share) for kind, share in zip(MIX, SHARES, strict=True))
+TRAFFIC = load(find("overload")).workload.mix
 SEEDS = range(1, 4)  # runs of each point, averaged
 AGENTS_SEEDS = range(1, 6)
 FOLDER = Path(__file__).parent
@@ -124,7 +117,7 @@ def agents() -> list[AgentPoint]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, write and print; the exit status."""
-    parser = parser_of("figures.picture", HELP)
+    parser = parser_of("figures.picture", __doc__)
     parser.add_argument("--draw-only", action="store_true", help="draw picture.json and print its table")
     parser.add_argument("--agents-only", action="store_true", help="measure the coding agents alone")
     given = parser.parse_args(argv)

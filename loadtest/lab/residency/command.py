@@ -1,4 +1,19 @@
-"""Command `python -m loadtest.lab.residency`: measures residency, which models have GPU memory and what that costs.
+"""Figures of residency: which models have GPU memory, and what that costs.
+
+The sidecar's manager runs in this process, over simulated engines and GPUs and in virtual time: hours of calls take
+seconds, and the same seed gives the same numbers.
+
+  python -m loadtest.lab.residency --quick              a first look: every row, short runs
+  python -m loadtest.lab.residency --rows turns         some rows only
+  python -m loadtest.lab.residency --machines 1000      the laws, over random machines with faults, on every core
+
+rows:
+  turns   three models in turn on memory for two: loads a minute
+  rounds  three models in turn on two GPUs without a pause: whether they wake or start
+
+with --machines N, in their place: N random machines, each with GPUs, models, wrong estimates and faults of its own:
+  laws    stuck models, memory beyond a GPU, calls lost without an error, and whatever else must never be
+          (loadtest/lab/residency/laws.py); a machine that breaks one is named: --machine SEED runs it again
 
 Exit status 0: every target is met; 1: one is missed; 2: bad arguments.
 """
@@ -18,27 +33,11 @@ ROWS: dict[str, Callable[[int, OnProgress, float], list[Row]]] = {
     "turns": figures.turns,
     "rounds": figures.rounds,
 }
-HELP = """\
-The sidecar's manager runs in this process, over simulated engines and GPUs and in virtual time: hours of calls take
-seconds, and the same seed gives the same numbers.
-
-  python -m loadtest.lab.residency --quick              a first look: every row, short runs
-  python -m loadtest.lab.residency --rows turns         some rows only
-  python -m loadtest.lab.residency --machines 1000      the laws, over random machines with faults, on every core
-
-rows:
-  turns   three models in turn on memory for two: loads a minute
-  rounds  three models in turn on two GPUs without a pause: whether they wake or start
-
-with --machines N, in their place: N random machines, each with GPUs, models, wrong estimates and faults of its own:
-  laws    stuck models, memory beyond a GPU, calls lost without an error, and whatever else must never be
-          (loadtest/lab/residency/laws.py); a machine that breaks one is named: --machine SEED runs it again
-"""
 
 
 def arguments(argv: list[str]) -> argparse.Namespace:
     """The command line. Exits with status 2 where it cannot be understood."""
-    parser = parser_of("residency", HELP)
+    parser = parser_of("residency", __doc__)
     add_arguments(parser, ROWS, seeded="calls and faults")
     parser.add_argument("--quick", action="store_true", help="a fifth of the calls")
     parser.add_argument(

@@ -1,4 +1,15 @@
-"""Weir with no policy beside its rivals: processes, or virtual time."""
+"""Comparison of Weir with no policy with its rivals: processes, or virtual time.
+
+Runs each load over four simulated engines, the same for all rivals and fresh for each run. Prints the medians of the
+rounds, a row a rival, and whether Weir (`gateway serve` with no policy) reaches its goals. The number in a load's name
+is the share of the capacity. Rivals are weir, vllm-router with its default or another policy (vllm-router:round_robin),
+direct and round_robin (nothing before the engines). vllm-router is found on the PATH or named by $VLLM_ROUTER, else it
+is left out.
+
+  python -m loadtest.lab.rivals --only agents-tight,agents-ample --rounds 3
+  python -m loadtest.lab.rivals --chats azure.csv --prompts mooncake.jsonl
+  python -m loadtest.lab.rivals --virtual --only agents-tight --rounds 5     rivals' rules, in virtual time
+"""
 
 from __future__ import annotations
 
@@ -27,26 +38,12 @@ PROCESSES = (WEIR, ROUTER, f"{ROUTER}:round_robin")
 REFERENCE = {False: ROUTER, True: "cache_aware"}  # whom goals are against; True: in virtual time
 COLUMNS = ("", "hits", "TTFT mean", "p50", "p90", "p99", "end to end", "in time", "tokens/s in time", "refused",
            "mean, spread", "lag p99")  # fmt: skip
-HELP = f"""\
-Runs each load over four simulated engines, the same for all rivals and fresh for each run. Prints the medians of the
-rounds, a row a rival, and whether Weir (`gateway serve` with no policy) reaches its goals. The loads:
-
-  {", ".join(LOADS)}
-
-A number is the share of the capacity. Rivals are {WEIR}, {ROUTER} with its default or another policy
-({ROUTER}:round_robin), direct and round_robin (nothing before the engines). {ROUTER} is found on the PATH or named by
-$VLLM_ROUTER, else it is left out.
-
-  python -m loadtest.lab.rivals --only agents-tight,agents-ample --rounds 3
-  python -m loadtest.lab.rivals --chats azure.csv --prompts mooncake.jsonl
-  python -m loadtest.lab.rivals --virtual --only agents-tight --rounds 5     rivals' rules, in virtual time
-"""
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line. Exits with status 2 where it cannot be understood."""
-    parser = parser_of("rivals", HELP)
-    parser.add_argument("--only", metavar="LOADS", help="loads (default: all)")
+    parser = parser_of("rivals", __doc__)
+    parser.add_argument("--only", metavar="LOADS", help=f"loads (default: all): {', '.join(LOADS)}")
     parser.add_argument(
         "--rivals", metavar="NAMES", help=f"in this order (default: {','.join(PROCESSES)}; of --virtual all rules)"
     )
