@@ -94,7 +94,9 @@ def bars(console: Console) -> Iterator[OnProgress]:
         yield tell
 
 
-def report(console: Console, rows: Sequence[Row], summary: str, *, wrong: Sequence[str] = (), gate: bool) -> int:
+def report(
+    console: Console, rows: Sequence[Row], summary: str, *, wrong: Sequence[str] = (), gate: bool = False
+) -> int:
     """Print what was measured, and what went `wrong` meanwhile. The exit status: 1 where something did, and with a
     `gate` where a milestone is missed."""
     console.print(table_of(rows))
@@ -103,5 +105,5 @@ def report(console: Console, rows: Sequence[Row], summary: str, *, wrong: Sequen
         console.print(f"[red]{each}[/]")
     missed = sum(row.met is False for row in rows)
     if missed and not gate:
-        console.print(f"{missed} of {len(rows)} are below their milestone here; --gate makes that exit status 1")
+        console.print(f"{missed} of {len(rows)} are below their milestone here")
     return 1 if wrong or (gate and missed) else 0

@@ -176,22 +176,10 @@ def a_fault(rng: random.Random, at: float, engines: int) -> Fault:
 
 
 def _word(rng: random.Random, at: float, sidecar: int, profiles: int) -> SidecarAct:
-    what: Any = rng.choice(
-        (
-            "sleep",
-            "sleep",
-            "stop",
-            "drain",
-            "wake",
-            "wake",
-            "error",
-            "vanish",
-            "silence",
-            "reboot",
-            "late",
-            "deaf",
-            "lost",
-        )
+    own, whole = (
+        ("sleep", "sleep", "stop", "drain", "wake", "wake", "error"),
+        ("silence", "reboot", "late", "deaf", "lost"),
     )
+    what: Any = rng.choice((*own, "vanish", *whole))
     profile, seconds = rng.randrange(profiles), rng.choice((1.0, 4.0, 12.0))
     return SidecarAct(at=at, sidecar=sidecar, what=what, profile=profile, seconds=seconds)

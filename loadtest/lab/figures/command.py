@@ -3,7 +3,6 @@
 The whole gateway runs in this process, over simulated engines and in virtual time: four engines at ten times the load
 they can carry take seconds, and the same seed gives the same numbers.
 
-  python -m loadtest.lab.figures --quick              a first look: every row, short runs
   python -m loadtest.lab.figures --rows 6,7,8         some rows only
 
 rows:
@@ -22,8 +21,7 @@ Clients try again as openai-python does and give up at their class's deadline. R
 without a gateway. loadtest/lab/figures/runs.py says what engines and traffic these are.
 
 A figure stands beside its milestone, which should hold on any machine; row 16 is of this machine. Exit status 0:
-measured, whatever came of it; 1: with --gate, a milestone is missed; or a gateway has left something behind, which is
-a bug; 2: bad arguments.
+measured, whatever came of it; 1: a gateway has left something behind, which is a bug; 2: bad arguments.
 """
 
 from __future__ import annotations
@@ -58,8 +56,6 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     add_arguments(parser, ROWS, seeded="traffic, engines and the gateway")
     parser.add_argument("--chats", type=Path, metavar="FILE", help="row prefill: a trace of conversations, Azure's")
     parser.add_argument("--prompts", type=Path, metavar="FILE", help="row prefill: a trace of long prompts, Mooncake's")
-    parser.add_argument("--gate", action="store_true", help="exit with status 1 where a milestone is missed")
-    parser.add_argument("--quick", action="store_true", help="30 s warm-up and 40 s measured, in place of 60 and 120")
     parser.add_argument("--retry-after", action="store_true", help="also: who obeys Retry-After, is he admitted?")
     options = parser.parse_args(argv)
     options.rows = chosen(parser, options.rows, ROWS)
@@ -72,15 +68,12 @@ def main(argv: list[str] | None = None) -> int:
     wanted = [ROWS[name] for name in options.rows]
     if options.retry_after:
         wanted += [load.retry_after, load.limits]
-    warm, length = (30.0, 40.0) if options.quick else (60.0, 120.0)
     collect_seldom()
     began = time.perf_counter()
     console = terminal()
     with bars(console) as progress:
         setting = Setting(
             seed=options.seed,
-            warm=warm,
-            measured=length,
             progress=progress,
             traces={name: file for name in ("chats", "prompts") if (file := getattr(options, name))},
         )
@@ -88,11 +81,11 @@ def main(argv: list[str] | None = None) -> int:
     seconds = time.perf_counter() - began
     speed = setting.tries / seconds * 60.0
     summary = f"{setting.tries} simulated calls in {seconds:.0f} s: {speed:.0f} a minute of wall time"
-    return told(console, setting, rows, summary, options)
+    return told(console, setting, rows, summary)
 
 
-def told(console: Console, setting: Setting, rows: list[Row], summary: str, options: argparse.Namespace) -> int:
+def told(console: Console, setting: Setting, rows: list[Row], summary: str) -> int:
     """Print the rows, and what the runs behind them left over; the exit status."""
     wrong = [f"{what}: {left}" for what, outcome in setting.known.items() for left in outcome.left_over]
     wrong += setting.left
-    return report(console, rows, summary, wrong=wrong, gate=options.gate)
+    return report(console, rows, summary, wrong=wrong)

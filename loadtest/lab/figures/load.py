@@ -13,7 +13,6 @@ from loadtest.lab.figures.runs import BLOCKS, MIX, Measured, Setting, in_time, m
 from loadtest.lab.rows import Row, percent
 from loadtest.load.plan import poisson
 from loadtest.report.stats import quantile
-from loadtest.simulate.simulated_client import Try
 
 FACTORS = (2.0, 5.0, 10.0)
 
@@ -57,21 +56,12 @@ def row6(setting: Setting) -> list[Row]:
     return rows
 
 
-def interactive_in_time(setting: Setting, outcome: Measured) -> float:
-    """Return the share of the interactive class's first tries that was in time."""
-    firsts = [t for t in measured(setting, outcome) if t.class_name == "interactive" and t.number == 1]
-    return sum(in_time(t, setting.targets) for t in firsts) / max(1, len(firsts))
-
-
 def row7(setting: Setting) -> list[Row]:
     def seen(outcome: Measured) -> tuple[float, float, float]:
         firsts = [t for t in measured(setting, outcome) if t.class_name == "interactive" and t.number == 1]
-        share = sum(t.outcome == "ok" for t in firsts) / max(1, len(firsts))
-        return (
-            share,
-            interactive_in_time(setting, outcome),
-            quantile([t.queue for t in firsts if t.queue >= 0.0 and t.upstream], 0.99),
-        )
+        answered = sum(t.outcome == "ok" for t in firsts) / max(1, len(firsts))
+        prompt = sum(in_time(t, setting.targets) for t in firsts) / max(1, len(firsts))
+        return answered, prompt, quantile([t.queue for t in firsts if t.queue >= 0.0 and t.upstream], 0.99)
 
     target = setting.targets["interactive"].ttft
     share, prompt, wait = seen(setting.crowded())
@@ -134,18 +124,13 @@ def row9(setting: Setting) -> list[Row]:
     return rows
 
 
-def came_back(setting: Setting) -> tuple[list[Try], float]:
+def retry_after(setting: Setting) -> list[Row]:
     """The second tries of clients that come back once, exactly when they were told to; the share that is admitted."""
-    clients = Clients(
-        retries=1, exact=True, patience={name: target.deadline for name, target in setting.targets.items()}
-    )
+    patience = {name: target.deadline for name, target in setting.targets.items()}
+    clients = Clients(retries=1, exact=True, patience=patience)
     outcome = setting.overload(2.0, clients=clients, name=", Retry-After obeyed once")
     back = [t for t in measured(setting, outcome) if t.number == 2]
-    return back, sum(t.upstream > 0 for t in back) / max(1, len(back))
-
-
-def retry_after(setting: Setting) -> list[Row]:
-    back, admitted = came_back(setting)
+    admitted = sum(t.upstream > 0 for t in back) / max(1, len(back))
     waits = [t.sent - t.intended for t in back]
     return [
         Row(

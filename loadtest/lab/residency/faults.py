@@ -29,16 +29,8 @@ KINDS = (
 )  # fmt: skip
 MORE_KINDS = (
     *KINDS,
-    "fail_line",
-    "changed",
-    "hang_start",
-    "silent_start",
-    "others",
-    "others",
-    "restart",
-    "crash",
-    "hang_wake",
-    "hang_sleep",
+    *("fail_line", "changed", "hang_start", "silent_start", "others", "others"),
+    *("restart", "crash", "hang_wake", "hang_sleep"),
 )
 OTHERS = 7  # the process that takes GPU memory and is no engine's
 

@@ -76,7 +76,7 @@ class ResidentEngine:
     answered; `harmed`: something has failed in it; `ending`: it was told to; `process` is done when it has ended."""
 
     def __init__(
-        self, machine: Machine, model: Model, pid: int, tried: TriedStart, settings: str, profile: Profile | None = None
+        self, machine: Machine, model: Model, pid: int, tried: TriedStart, settings: str, profile: Profile
     ) -> None:
         self.pid = pid
         self.gpus = tried.gpus
@@ -87,7 +87,6 @@ class ResidentEngine:
         self.serves = False
         self.sleeps = 0
         self.woken_at = -math.inf  # when it was last asked to wake
-        self.waking = 0.0  # seconds that it has woken up for, all together
         self.level: Literal[0, 1, 2] = 0
         self._machine = machine
         self._model = model
@@ -99,9 +98,7 @@ class ResidentEngine:
         self._said = [f"engine {pid}"]
         self._fetched = 0  # bytes that it has downloaded
         self._gpu_bytes: Callable[[], int] = lambda: 0
-        self._progress = StartProgress(
-            asyncio.get_running_loop().time(), math.inf if profile is None else profile.load_stall
-        )
+        self._progress = StartProgress(asyncio.get_running_loop().time(), profile.load_stall)
         self.process: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def record(self, *, level: Literal[0, 1, 2], told: EngineFacts) -> EngineRecord:
@@ -156,8 +153,6 @@ class ResidentEngine:
     async def ready(self, gpu_bytes: Callable[[], int] = lambda: 0) -> EngineFacts:
         self._gpu_bytes = gpu_bytes
         with self._machine.alone(self.gpus, f"start of {self.pid}"):
-            if self._profile is None:
-                return await self._started()
             start = _Start(self._started)
             loop = asyncio.get_running_loop()
             limit = self._profile.load_timeout
@@ -303,7 +298,7 @@ class ResidentEngine:
             await self._sticks()
         with machine.alone(self.gpus, f"wake of {self.pid}"):
             self._check()
-            self.woken_at = began = asyncio.get_running_loop().time()
+            self.woken_at = asyncio.get_running_loop().time()
             size = self._size.claim if model.true is None else self._true_size(model.true)
             if size > machine.free(self.pid, self.gpus):
                 self.harmed = True
@@ -318,7 +313,6 @@ class ResidentEngine:
             self.serves = True
             if not model.keeps_pinned:
                 machine.host.pop(self.pid, None)
-            self.waking += asyncio.get_running_loop().time() - began
 
     # -- its end ----------------------------------------------------------------------------------------------------
 
@@ -405,16 +399,8 @@ class ResidentEngines:
     def settings(self, profile: str, config: SidecarConfig | None = None) -> str:
         given = (self.profiles if config is None else config.models)[profile]
         model = msgspec.structs.replace(self.model(given), true=None)
-        told = (
-            model,
-            given.model_path,
-            given.flags,
-            given.gpus,
-            given.tensor_parallel,
-            given.context_length,
-            given.sleeps is None,
-        )
-        return msgspec.json.encode(told).decode()
+        where = given.model_path, given.gpus, given.tensor_parallel
+        return msgspec.json.encode((model, where, given.flags, given.context_length, given.sleeps is None)).decode()
 
     def lesson(self, profile: str, failed: FailedStart) -> Lesson | None:
         return learn(self.lessons.get(profile), failed, self.settings(profile))

@@ -8,14 +8,18 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from gateway.relay.decide.held_calls import GRACE, HOLD
 from loadtest.lab.dst.case import Proxied
-from loadtest.lab.dst.decide.question import Fields, Hear
 from loadtest.load.workload import Planned
-from loadtest.simulate.memory_engine import MemoryEngine
 from loadtest.simulate.simulated_client import ClientCall
+
+if TYPE_CHECKING:
+    from loadtest.lab.dst.decide.proxies import Proxies
+
+Fields = dict[bytes, bytes]
+Hear = Callable[[int, Fields, bytes], None]
 
 CHOOSE = ("chosen", "doubled")  # proxies that give a hold its id
 LATER = 2.0  # seconds after the end of a call, when a late proxy reports all of it again
@@ -25,29 +29,35 @@ _COUNTED = re.compile(rb'data: \{"choices":\[\],[^\n]*\n\n')
 _USAGE = re.compile(rb'"usage":(\{[^{}]*(?:\{[^{}]*\})?[^{}]*\})')
 
 
-class ProxySite(Protocol):
-    """Needs of a call at a proxy, which the simulation meets."""
+class Question:
+    """Connection of one request: the transport a Responder writes to, and its owner. `hear` gets the whole answer."""
 
-    def post(self, path: bytes, fields: Fields, body: bytes, hear: Hear) -> Callable[[], None]:
-        """Ask the decide port. The function returned closes the connection."""
+    write_paused = False
 
-    def memory(self, upstream: bytes) -> MemoryEngine: ...
-    def holds(self, id: str) -> bool:
-        """Whether the gateway knows such a hold."""
+    def __init__(self, hear: Hear) -> None:
+        self._hear = hear
+        self._written = bytearray()
 
-    def sending(self, request_id: bytes) -> None: ...
-    def failed(self, request_id: bytes, dead: bool) -> None: ...
-    def wrong(self, what: str) -> None: ...
-    def later(self, seconds: float, what: Callable[[], None]) -> None:
-        """The simulation is not over before this was done."""
+    def write(self, data: bytes) -> None:
+        self._written += data
+
+    def keeps_alive(self, request: object) -> bool:
+        return True
+
+    def answered(self, close: bool) -> None:
+        head, _, body = bytes(self._written).partition(b"\r\n\r\n")
+        lines = head.split(b"\r\n")
+        fields = {name.lower(): value for name, _, value in [line.partition(b": ") for line in lines[1:]]}
+        self._hear(int(lines[0][9:12]), fields, body)
+
+    def abandoned(self) -> None:
+        """Do nothing: no client hears of it."""
 
 
 class ProxiedCall:
     """`way`: how its proxy behaves, as in case.py."""
 
-    def __init__(
-        self, site: ProxySite, way: Proxied, request_id: bytes, call: Planned, client_call: ClientCall
-    ) -> None:
+    def __init__(self, site: Proxies, way: Proxied, request_id: bytes, call: Planned, client_call: ClientCall) -> None:
         self._site = site
         self._way = way
         self.request_id = request_id

@@ -12,8 +12,7 @@ from gateway.relay.wire.responder import Responder
 from gateway.serve.decide_port import DecideListener
 from loadtest.lab.dst.case import Proxied
 from loadtest.lab.dst.course import Course
-from loadtest.lab.dst.decide.proxied_call import ProxiedCall
-from loadtest.lab.dst.decide.question import Fields, Hear, Question
+from loadtest.lab.dst.decide.proxied_call import Fields, Hear, ProxiedCall, Question
 from loadtest.load.workload import Planned
 from loadtest.simulate.inprocess import GatewayTarget, Watcher
 from loadtest.simulate.memory_engine import MemoryEngine
@@ -52,6 +51,7 @@ class Proxies:
     # -- for its calls ------------------------------------------------------------------------------------------
 
     def post(self, path: bytes, fields: Fields, body: bytes, hear: Hear) -> Callable[[], None]:
+        """Ask the decide port. The function returned closes the connection."""
         request = posted(path, fields, body, self._loop.time())
         question = Question(hear)
         refused = self.port.handler.head(request)
@@ -71,9 +71,11 @@ class Proxies:
         return self._memories[engine_id(upstream.decode())]
 
     def holds(self, id: str) -> bool:
+        """Whether the gateway knows such a hold."""
         return self.port.held.get(id) is not None
 
     def later(self, seconds: float, what: Callable[[], None]) -> None:
+        """Do this later: the simulation is not over before."""
         self.open += 1
         self._loop.call_later(seconds, self._now, what)
 
