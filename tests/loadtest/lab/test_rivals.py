@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from loadtest.lab.rivals import loads
 from loadtest.lab.rivals.__main__ import main, shown
 from loadtest.lab.rivals.loads import LOADS, Goal, RivalLoad
 from loadtest.lab.rivals.runs import in_virtual_time, medians, row, verdict
@@ -62,7 +63,10 @@ def test_a_goal_is_a_bound_from_above_or_of_what_is_good_from_below(goal: Goal, 
 
 
 @pytest.mark.slow
-def test_shares_of_the_capacity_are_rates_and_a_trace_gives_lengths(tmp_path: Path) -> None:
+def test_shares_of_the_capacity_are_rates_and_a_trace_gives_lengths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loads, "SATURATED", (5.0, 15.0))  # long enough for this comparison
     file = tmp_path / "trace.csv"
     file.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "2023-11-16 18:00:00.0,700,4\n" * 20_000)
     load = LOADS["chats-0.6"].replayed(file)
