@@ -20,7 +20,7 @@ from gateway.core.engines.transfer import SOONER, Prefill, where
 from gateway.core.request.call import Call
 from gateway.shared.protocol import Role
 from loadtest.lab.figures.runs import Setting
-from loadtest.lab.rivals.loads import AGENTS, CHATS, PROMPTS, RivalLoad
+from loadtest.lab.rivals.loads import AGENTS, CHATS, PROMPTS, SHORT, RivalLoad
 from loadtest.lab.rows import Row, percent
 from loadtest.load.lengths import Length, LogNormal
 from loadtest.load.scenario import Scenario
@@ -62,10 +62,6 @@ CODE = Kind(
     output=Length(log_normal=LogNormal(14, 0.9), least=1, most=1_000), ignore_eos=True,
 )  # fmt: skip
 LONG = Kind(prompt=Length(constant=18_000), output=Length(constant=200), ignore_eos=True, share=1.0)
-SHORT = Kind(
-    class_name="interactive", prompt=Length(log_normal=LogNormal(300, 0.6), least=16, most=4_000),
-    output=Length(log_normal=LogNormal(150, 0.85), least=16, most=1_000), ignore_eos=True, share=12.0,
-)  # fmt: skip
 
 
 def _load(*mix: Kind, trace: str = "", longest: int | None = None) -> RivalLoad:
@@ -78,7 +74,7 @@ LOADS = {
     "code": _load(CODE),
     "long prompts": _load(PROMPTS, trace="prompts", longest=131_072),
     "agents": _load(AGENTS.workload.mix[0]),
-    "chats and 18,000-token prompts": _load(SHORT, LONG),
+    "chats and 18,000-token prompts": _load(msgspec.structs.replace(SHORT, share=12.0), LONG),
 }
 SHARES = (0.8, 0.95)  # of the capacity
 

@@ -75,7 +75,6 @@ class Setting(msgspec.Struct, kw_only=True):
     warm: float = 60.0
     measured: float = 120.0
     without: Callable[[], Rule] = RoundRobin  # chooses engines where there is no gateway
-    sweep: tuple[int, ...] = SWEEP
     mix: tuple[Kind, ...] = MIX
     progress: Callable[[str, float], None] = lambda what, share: None
     known: dict[str, Measured] = {}
@@ -99,7 +98,7 @@ class Setting(msgspec.Struct, kw_only=True):
         """The capacity, measured once."""
         if self.capacity is None:
             found = []
-            for clients in self.sweep:
+            for clients in SWEEP:
                 calls = poisson(self.mix, 1000.0, 1e9, self.seed)
                 run = self.run(f"capacity, {clients} clients an engine", calls, closed=clients, gateway=False)
                 done = [t for t in run.result.tries if t.outcome == "ok" and t.finished >= self.warm]

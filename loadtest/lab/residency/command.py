@@ -29,7 +29,7 @@ from loadtest.lab.residency import figures
 from loadtest.lab.residency.laws import replay, survey
 from loadtest.lab.rows import OnProgress, Row, add_arguments, bars, chosen, parser_of, report, terminal
 
-ROWS: dict[str, Callable[[int, OnProgress, float], list[Row]]] = {
+ROWS: dict[str, Callable[[OnProgress, float], list[Row]]] = {
     "turns": figures.turns,
     "rounds": figures.rounds,
 }
@@ -63,5 +63,5 @@ def main(argv: list[str] | None = None) -> int:
         if options.machines is not None:
             rows = survey(range(options.seed, options.seed + options.machines), progress)
         else:
-            rows = [row for name in options.rows for row in ROWS[name](options.seed, progress, scale)]
+            rows = [row for name in options.rows for row in ROWS[name](progress, scale)]
     return report(console, rows, f"in {time.perf_counter() - began:.0f} s", gate=True)

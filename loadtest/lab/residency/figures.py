@@ -21,7 +21,7 @@ QUICK = 2.5  # seconds of a call that had to wake its model
 FASTEST = 60.0 / 1.68  # loads a minute: 1.68 s to make room for a model and to wake it
 
 
-def turns(seed: int, progress: OnProgress, scale: float) -> list[Row]:
+def turns(progress: OnProgress, scale: float) -> list[Row]:
     """Three models in turn, one call after the other, on memory for two: the worst there is for LRU."""
     count = int(600 * scale)
 
@@ -50,7 +50,7 @@ def turns(seed: int, progress: OnProgress, scale: float) -> list[Row]:
     ]
 
 
-def rounds(seed: int, progress: OnProgress, scale: float) -> list[Row]:
+def rounds(progress: OnProgress, scale: float) -> list[Row]:
     """Three models in turn on a GPU each for two of them, every call as soon as the last has ended: by one caller, who
     has loaded each once before."""
     count = len(TURNS) * max(3, int(30 * scale))
