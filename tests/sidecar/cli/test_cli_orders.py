@@ -70,7 +70,7 @@ def test_what_fails_says_why_and_what_takes_too_long_goes_on(machine: Box) -> No
     assert machine.run("off", "never")[0] == 0
     status, out, _ = machine.run("ensure", "b", "--no-wait")
     assert (status, out) == (0, "b: ensure is ordered\n")
-    assert machine.run("stop", "b", "--timeout", "20s")[0] == 0
+    assert machine.run("stop", "b", "--timeout", "50s")[0] == 0
     assert until(lambda: machine.state("b") == "stopped", 60.0) is not None
 
 
