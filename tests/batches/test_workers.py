@@ -108,9 +108,11 @@ def test_another_relay_works_on_when_the_one_that_does_is_killed(
     for least in (50, 120, 190):
         assert until(lambda least=least: _done(gateway, id) >= least, 60.0) is not None
         worker = until_working(files)
+        engine.faults(hang=True)  # no line ends before it is looked at, however long that takes
         os.kill(worker, signal.SIGKILL)
         assert until_working(files, beside=worker) != worker
-    assert _done(gateway, id) < LINES, "it was under way"
+        assert _done(gateway, id) < LINES, "it was under way"
+        engine.faults(slow=5.0)
     engine.faults()
     with client(gateway, "none") as caller:
         whole(caller, id, LINES)
@@ -233,7 +235,7 @@ def test_relays_go_by_the_start_and_not_by_a_policy_that_came_later(
 
 def test_a_batch_goes_on_from_one_process_to_several_and_back(tmp_path: Path, engine: SimEngine) -> None:
     (tmp_path / "policy.yaml").write_text(POLICY)
-    engine.faults(slow=5.0)  # so that gateways start while it is under way
+    engine.faults(slow=15.0)  # so that gateways start while it is under way
     common = ("--engine", engine.url, "--policy", str(tmp_path / "policy.yaml"))
     with contextlib.ExitStack() as stack:
         first = stack.enter_context(Gateway(tmp_path / "log1", *common))
