@@ -18,11 +18,11 @@ from collections.abc import Callable, Sequence
 from gateway.core.engines.origin import Origin, parse_origin
 from gateway.native.loan import Loan
 from gateway.shared.addresses import is_private
-from gateway.shared.unread import limited
 from gateway.upstream.connection import ClientSettings, EngineConnection, EngineError, Kind
 from gateway.upstream.failures import ForbiddenAddress, reason_of
 from gateway.upstream.names import Names
 from gateway.upstream.trust import Trust
+from gateway.upstream.unread import limited
 
 __all__ = ["Client", "ClientSettings", "EngineError", "Origin", "Reply", "parse_origin"]
 

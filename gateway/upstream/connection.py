@@ -20,7 +20,7 @@ import msgspec
 from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from gateway.native.loan import Loan, plain_socket
-from gateway.shared.unread import LOOK, unread
+from gateway.upstream.unread import LOOK, unread
 
 Kind = Literal["connect", "reset", "timeout", "garbage", "stall", "truncated", "closed"]
 REASONS_OF: dict[Kind, str] = {

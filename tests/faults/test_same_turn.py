@@ -1,4 +1,4 @@
-"""What ends a call, in the turn of the loop in which its engine has ended the answer."""
+"""Endings of a call in the turn of the loop in which its engine has ended the answer."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ from gateway.relay.wire.shared import Shared
 from gateway.relay.wire.states import ANSWER, BODY, HEAD, LINGER, NAMES, after
 from gateway.relay.wire.taken import taken
 from gateway.shared.strangers import UNIX
-from gateway.shared.unread import LOOK, unread
+from gateway.upstream.unread import LOOK, unread
 
 DROPPED_AT_ONCE = 256 * 1024  # bytes after a refusal that are read and dropped before a pause
 DROP_PAUSE = 0.02  # seconds; so 12 MiB a second at most, and 24 MiB in the usual time
