@@ -12,7 +12,7 @@ import pytest
 from loadtest.processes import until
 from tests.e2e.children import Call
 from tests.serve.test_processes import POLICY, Processes, processes
-from tests.serve.test_upgrades import World, world
+from tests.serve.test_upgrades import World, stopped, world
 
 pytestmark = pytest.mark.slow
 
@@ -76,9 +76,12 @@ def test_a_state_that_cannot_be_read_is_told_and_left_out(tmp_path: Path) -> Non
         used_up(made)
         saved(made)
         (folder,) = {Path(line.split()[-1]).parent for line in open_sockets(made)}
-        pid = made.pid("decider")
+        parent, pid = made.pid("parent"), made.pid("decider")
+        os.kill(parent, signal.SIGSTOP)  # it starts no other before there is this file
         os.kill(pid, signal.SIGSTOP)  # it writes no other
+        assert until(lambda: stopped(pid), 60.0) is not None
         (folder / "state").write_bytes(b"no such thing")
+        os.kill(parent, signal.SIGCONT)
         made.replaced("decider", pid)
         assert not refused(made)
         assert "what the decider before has learned is left out: it is no checkpoint" in made.gateway.child.output()

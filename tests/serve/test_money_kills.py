@@ -104,7 +104,9 @@ def test_midnight_between_a_call_and_its_end(
     ahead = tmp_path / "ahead"
 
     def at(hour: Callable[[datetime], datetime]) -> None:
-        ahead.write_text(str(hour(datetime.now(UTC)).timestamp() - time.time()))
+        new = tmp_path / "ahead.new"
+        new.write_text(str(hour(datetime.now(UTC)).timestamp() - time.time()))
+        new.replace(ahead)  # whole at all times: every process of the gateway reads it
 
     (tmp_path / "sitecustomize.py").write_text(AHEAD)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
