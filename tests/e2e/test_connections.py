@@ -112,7 +112,7 @@ def test_streams_have_their_engines_connection(tmp_path: Path, engine: SimEngine
         assert sum(head.startswith(b"HTTP/1.1 200") for head in heads) == shared_out(FEW).clients
         refused = [head for head in heads if not head.startswith(b"HTTP/1.1 200")]
         assert refused
-        assert all(b"x-weir-reason: connections" in head for head in refused)
+        assert all(b"x-weir-reason: connections" in head for head in refused), refused
 
 
 # -- certificates -----------------------------------------------------------------------------------------------------

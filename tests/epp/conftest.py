@@ -20,7 +20,7 @@ import grpc
 import msgspec
 import pytest
 
-from loadtest.processes import Gateway, free_port
+from loadtest.processes import Gateway, free_port, get
 from tests.e2e.children import SimEngine
 
 
@@ -57,6 +57,9 @@ def start(folder: Path, urls: list[str], policy: str = "", *more: str, ready: bo
     flags = [flag for url in urls for flag in ("--engine", url)]
     flags += ["--policy", str(folder / "policy.yaml"), "--epp", f"127.0.0.1:{port}"]
     gateway = Gateway(folder / "log", *flags, *more, ready=ready)
+    if ready and len(urls) > 1:  # it is ready with one, and tests want each
+        up = f"ok, {len(urls)} of {len(urls)} engines are up\n".encode()
+        gateway.child.wait(lambda: get(f"{gateway.control}/readyz")[1] == up, 60.0, "every engine up")
     return Site(f"127.0.0.1:{port}", [url.partition("//")[2] for url in urls], "sim", gateway)
 
 

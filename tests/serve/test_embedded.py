@@ -54,7 +54,7 @@ def test_engines_start_and_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     with embedded((EmbeddedFleet(1, "cpu-tiny"), EmbeddedFleet(1, "h100-8b"))) as urls:
         pids = [pid for pid in children(os.getpid()) if pid not in others]
         assert len(set(urls)) == len(pids) == 2
-        assert all(answers(f"{url}/health") for url in urls)
+        assert until(lambda: all(answers(f"{url}/health") for url in urls), 60.0) is not None
         os.kill(pids[0], signal.SIGSTOP)  # one that does not listen is ended too
     assert not any(running(pid) for pid in pids)
 
