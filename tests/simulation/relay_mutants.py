@@ -5,11 +5,13 @@ from __future__ import annotations
 from gateway.core.cluster.election import Election
 from gateway.core.engines.speed import Speed
 from gateway.decider.grant import LocalGrant
+from gateway.decider.local import LocalAdmission
 from gateway.decider.relays.driver import CallDriver
 from gateway.decider.relays.hub import RelayHub
 from gateway.decider.relays.resync import Resync
 from gateway.decider.relays.served import ServedCall
 from gateway.decider.relays.session import RelaySession
+from gateway.relay.mirror import Mirrors
 from gateway.relay.remote.asked import AskedCall
 from gateway.relay.remote.decider import RemoteDecider
 from gateway.relay.remote.link import Link
@@ -77,6 +79,12 @@ TRUSTS_EMPTIED = Mutant(Election, "_renew", "if view.emptied and now >= self._le
 
 # A store that was emptied begins its epochs anew.
 EPOCHS_ANEW = Mutant(SimulatedStore, "turn", "max(epoch + 1, round(now * 1e6))", "epoch + 1")
+
+# A copy of a call for a mirror is its caller's.
+COPY_OF_THE_CALLERS = Mutant(Mirrors, "drawn", "snapshot.tenants.mirror)", "snapshot.tenants.accounts[call.tenant])")
+
+# A copy of a call for a mirror is charged.
+COPY_CHARGED = Mutant(LocalAdmission, "_judge", " or account.name == MIRROR", "")
 
 # What waited is not asked for again.
 FORGOTTEN = Mutant(Link, "_welcome", "if question is not None:", "if False:")

@@ -11,7 +11,8 @@ import random
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
-from gateway.core.request.record import Record
+from gateway.core.request.record import COPY, Record
+from gateway.core.request.tenants import MIRROR
 from gateway.decider.loading import Configuration
 from gateway.frames.channel import Channel
 from loadtest.lab.dst.answers import Reader
@@ -73,6 +74,9 @@ class SeveralProcesses:
         """Wait until nothing is left of any call: no client waits any more."""
         course = self.course
         course.reopen()
+        longest = self.loop.time() + self.longest
+        while self._copying() and not course.wrong and self.loop.time() < longest:
+            await course.wait(SETTLES)
         until = self.loop.time() + (ELECTS if self.case.members else SETTLES)
         await course.wait(SETTLES)
         while (left := list(self._left())) and not course.wrong and self.loop.time() < until:
@@ -87,6 +91,11 @@ class SeveralProcesses:
                 await relay.aclose(self.loop.time())
         await self._rule.aclose()
         await asyncio.gather(*self._ending)
+
+    def _copying(self) -> bool:
+        """Whether a copy for a mirror is under way, which no client waits for."""
+        living = [relay.side.pipeline for relay in self.relays if relay.ready]
+        return any(live.record.mirrored == COPY for pipeline in living for live in pipeline.tasks.values())
 
     def _left(self) -> Iterator[str]:
         yield from self.laws.left(len(self.world.asked))
@@ -227,4 +236,9 @@ class SeveralProcesses:
             self.found(f"call {record.request_id} had {call.within} s and took {record.total:.4f} s")
 
     def copied(self, record: Record) -> None:
-        """Expect nothing of the record of a copy of a call."""
+        """Judge the end of a copy of a call for a mirror. One that is charged is counted beyond the calls that were
+        asked, see `RelayLaws.left`."""
+        if record.tenant != MIRROR:
+            self.found(f"the copy {record.request_id} of {record.tenant} ended as {record.outcome.value}")
+        if record.attempts > 1:
+            self.found(f"the copy {record.request_id} was sent {record.attempts} times")
