@@ -170,8 +170,9 @@ class Pipeline:
         return None
 
     def body_by(self, request: Request) -> float:
-        """Return when the caller's own deadline, or the SDK's patience, is over."""
-        return request.at + head_time_limit(request.fields, self.current.snapshot.calls)
+        """Return when the caller's own deadline, or of a call the SDK's patience, is over."""
+        upload = request.sink is not None
+        return request.at + head_time_limit(request.fields, self.current.snapshot.calls, upload=upload)
 
     def call(self, request: Request, responder: Responder) -> None:
         """A request, whole. GETs are answered here; a call gets a task, which its client's leaving cancels."""

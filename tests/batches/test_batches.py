@@ -201,6 +201,27 @@ def ask(gateway: Gateway, head: str, data: bytes) -> tuple[int, Any]:
         return answer.status, json.loads(answer.read())
 
 
+def test_an_upload_may_take_longer_than_its_sdk_waits_for_an_answer(
+    acme: openai.OpenAI, gateway: Gateway, folder: Path
+) -> None:
+    """That wait begins once all is sent."""
+    kept = {path.name for path in (folder / "kept/files").iterdir()}
+    purpose = b'--B\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+    file = b'--B\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n%b\r\n--B--' % bytes(300_000)
+    parts, data = urlsplit(gateway.url), purpose + file
+    with socket.create_connection((parts.hostname or "", parts.port or 0), 60.0) as connection:
+        head = "POST /v1/files HTTP/1.1\r\nhost: a\r\nauthorization: Bearer acme\r\nx-stainless-read-timeout: 0.001\r\n"
+        form = f"content-type: multipart/form-data; boundary=B\r\ncontent-length: {len(data)}\r\n\r\n"
+        connection.sendall((head + form).encode() + data[:-1000])
+        assert until(lambda: {path.name for path in (folder / "kept/files").iterdir()} > kept, 60.0) is not None
+        connection.sendall(data[-1000:])
+        answer = http.client.HTTPResponse(connection)
+        answer.begin()
+        told = json.loads(answer.read())
+        assert (answer.status, told.get("bytes")) == (200, 300_000), told
+    acme.files.delete(told["id"])
+
+
 def test_an_upload_is_never_in_memory_and_nothing_is_left_of_a_bad_one(
     acme: openai.OpenAI, gateway: Gateway, folder: Path
 ) -> None:
