@@ -154,10 +154,12 @@ def test_sleep_may_wait_for_what_runs(sim: Start) -> None:
     server = sim(speed=1.0)
     with send(server, max_tokens=300) as running:
         server.until(lambda it: bool(it.engine.scheduler.running))
+        faults(server, slow=50.0)  # what runs is not over before the others are there
         with server.raw() as sleep:
             sleep.sendall(b"POST /sleep?mode=wait HTTP/1.1\r\nhost: x\r\n\r\n")
             server.until(lambda it: bool(it.sleeping.when_idle))
             with send(server) as late:
+                faults(server)
                 assert b'"finish_reason":"length"' in head(running)
                 assert head(sleep).startswith(b"HTTP/1.1 200 OK")
                 server.until(lambda it: it.engine.asleep == 1 and len(it.engine.unfinished()) == 1)

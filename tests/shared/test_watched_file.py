@@ -381,7 +381,7 @@ def test_who_asks_waits_for_a_half_written_file_too(path: Path) -> None:
         status = await asking
         assert (status.version, status.failures) == (2, 0)
 
-    play(path, scene, poll=60.0, settle=0.4)
+    play(path, scene, poll=60.0, settle=1.8)
 
 
 def test_an_empty_file_is_no_policy(path: Path) -> None:
