@@ -30,7 +30,8 @@ repeat: what drifts with time falls on all alike. Repeats have seeds of their ow
 
 Answers end as: ok; a gateway's reason; engine_refused (4xx) or upstream (5xx, or an error in a stream); truncated, cut
 (broken off, with or without an error); timed_out; garbled (no stream, no JSON); empty (no token); unanswered (no
-connection, TLS, nothing came); unfinished (still open when --drain was over); interrupted (Ctrl-C).
+connection, TLS, nothing came); unfinished (still open when --drain was over); interrupted (Ctrl-C); not_sent (still due
+at the end: the bench itself was too slow).
 
 Ctrl-C ends the run and reports what there is, marked partial.
 Exit status: 0; 1: an SLO, --slo or the scenario's, was missed or a run is invalid (not asked of --compare's baselines,

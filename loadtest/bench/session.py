@@ -22,7 +22,7 @@ from loadtest.report.capacity import RULE, Capacity, Tried, search, verdict
 from loadtest.report.delivery import Say, provenance
 from loadtest.report.number_format import seconds
 from loadtest.report.progress import Follow, Tell
-from loadtest.report.records import Run, Window
+from loadtest.report.records import NOT_SENT, Run, Window
 from loadtest.report.report import check
 
 SHOWN = 4  # outcomes
@@ -126,6 +126,8 @@ class BenchSession:
             load = bench.load(scenario, repeat, self._models.get(target.name))
             ran = run(TargetRun(target, load, repeat, told(self._follow(f"{target.name}{at}{number}"))), bench.tls)
         self.taken.append(Taken(contender, scenario, scenario.rate if rate is None else rate, ran))
+        if missed := sum(result.outcome == NOT_SENT for result in ran.results):
+            self._say(f"{target.name}{at}: warning: {missed} requests were due and not sent: this machine is too slow")
         self.stopped |= ran.stopped
         self.problem = self.problem or ran.problem
 

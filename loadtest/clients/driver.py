@@ -1,7 +1,8 @@
 """Driver of one run: sends each request at its intended time, or closed-loop clients' next ones; ends the run.
 
 An open loop never waits for an answer: times were fixed before the run. A sender that is late sends at once what is due
-and reports its lag. It gives way to answers after every BURST, so that being late costs lateness alone.
+and reports its lag. It gives way to answers after every BURST, so that being late costs lateness alone. What is overdue
+at the run's end counts as not sent.
 """
 
 from __future__ import annotations
@@ -97,6 +98,8 @@ class Driver:
             self._arm()
         await self._until(self._all_sent, load.seconds - self.now)
         self._sending = False
+        if not load.users and not self.stopped:
+            self._miss()
         await self._until(lambda: not self.sender.open, load.drain)
         if self.stopped:
             self.sender.stop("interrupted", "the run was broken off")
@@ -148,11 +151,19 @@ class Driver:
         self._talking += planned.session is not None
         self.sender.send(planned)
 
+    def _miss(self) -> None:
+        """Count what was due by the end of the run, and was not sent because the sender was late."""
+        while self._next is not None and self._next.at < min(self.now, self._load.seconds):
+            self.sender.missed(self._next)
+            self._take()
+
     def _turn(self, planned: Planned) -> None:
-        """The next turn of a conversation is due. One that would be sent after the end is not sent at all."""
+        """The next turn of a conversation is due, before the end. One that is late beyond the end is not sent."""
         self._waiting -= 1
         if self._sending:
             self._send(planned)
+        elif not self.stopped:
+            self.sender.missed(planned)
 
     def _ended(self, planned: Planned, result: RequestResult, said: bytes) -> None:
         following = 0

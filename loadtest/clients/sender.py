@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import re
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Literal
@@ -18,7 +19,7 @@ from loadtest.clients.client import Exchange
 from loadtest.clients.retries import Clients, advice
 from loadtest.clients.targets import Server, Servers
 from loadtest.load.workload import Planned
-from loadtest.report.records import RequestResult
+from loadtest.report.records import NOT_SENT, RequestResult
 
 _CONTENT = re.compile(rb'"content"\s*:\s*"((?:[^"\\]|\\.)*)"')
 _STREAM = b'"stream":true'
@@ -78,6 +79,26 @@ class Sender:
         """Leave every open call."""
         for call in list(self.open):
             call.leave(why, reason)
+
+    def missed(self, planned: Planned) -> None:
+        """Count a call that was due and is not sent any more: the run is over."""
+        asked = planned.asked
+        self.results.append(
+            RequestResult(
+                index=asked.index,
+                target=self._target,
+                repeat=self._repeat,
+                at=planned.at,
+                kind=asked.kind,
+                class_name=asked.class_name,
+                tenant=asked.tenant,
+                finished=time.monotonic() - self.begin,
+                outcome=NOT_SENT,
+                reason="overdue when the run ended",
+                tries=0,
+            )
+        )
+        self.outcomes[NOT_SENT] += 1
 
     def over(self, call: SocketCall, outcome: str, reason: str) -> None:
         """A call has ended, after its last try."""

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from loadtest.report.tally import Tally
 
 
+NOT_SENT = "not_sent"  # outcome of a request that was due, and that a late sender has not sent
+
+
 class Asked(msgspec.Struct, frozen=True, gc=False):
     """Request as it was planned, before anything was sent. Token counts are what was intended."""
 

@@ -11,7 +11,7 @@ from array import array
 from collections import Counter
 from collections.abc import Sequence
 
-from loadtest.report.records import RequestResult, Run, Slo, Window
+from loadtest.report.records import NOT_SENT, RequestResult, Run, Slo, Window
 from loadtest.report.sketch import Sketch
 from loadtest.report.stats import OK, consistent, latency_of, met, slo_of
 
@@ -154,7 +154,7 @@ class Tally:
         self.slos = slos
         self.classes: dict[str, ClassTally] = {}
         self.tenants: dict[str, Attainment] = {}
-        self.lag = Sketch()  # of requests that were sent
+        self.lag = Sketch()  # of requests that were sent, or were due
         self.arrivals = array("Q")  # requests intended in each second of the measured part
         self.timeline = Timeline()
         self.last = 0.0  # the latest intended time
@@ -178,8 +178,8 @@ class Tally:
             tenant = self.tenants[result.tenant] = Attainment()
         tenant.offered += 1
         tenant.met += good
-        if result.sent:
-            self.lag.add(max(0.0, result.sent - at))
+        if result.sent or result.outcome == NOT_SENT:  # which is at least as late
+            self.lag.add(max(0.0, (result.sent or result.finished) - at))
         second = int(at - self.window.warmup)
         if second >= len(self.arrivals):
             self.arrivals.frombytes(bytes(8 * (second + 1 - len(self.arrivals))))

@@ -7,18 +7,25 @@ import os
 import re
 import signal
 import ssl
+import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
 import pytest
 
 from loadtest.bench.help_text import unreachable
-from loadtest.bench.run import probe
+from loadtest.bench.run import TargetRun, probe, run
+from loadtest.clients.driver import Load
+from loadtest.clients.retries import Clients
 from loadtest.clients.targets import Address, Target
 from loadtest.load.arrivals import Arrivals, Closed, Rate
 from loadtest.load.lengths import Length
-from loadtest.load.workload import Sessions
+from loadtest.load.scenario import planned
+from loadtest.load.workload import Planned, Sessions
+from loadtest.report.records import Run, Window
+from loadtest.report.summary import summarise
 from tests.certificates import made
 from tests.loadtest.bench_servers import (
     DONE,
@@ -92,6 +99,26 @@ def test_a_slow_server_does_not_slow_the_load() -> None:
         ran = sent(server.address)
     assert server.connections == 10  # all were open at once
     assert {result.outcome for result in ran.results} == {"ok"}
+
+
+def test_what_a_starved_bench_has_not_sent_was_offered_still() -> None:
+    scenario = scenario_of(Arrivals(constant=Rate(400.0)), 1.0)
+
+    def starved() -> Iterator[Planned]:
+        for number, each in enumerate(planned(scenario)):
+            if number == 3:
+                time.sleep(scenario.seconds)  # the bench gets no core, up to the end of its run
+            yield each
+
+    with served(always(GOOD)) as server:
+        load = Load(planned=starved(), seconds=scenario.seconds, clients=Clients(timeout=60.0))
+        target = Target(name="t", addresses=[server.address])
+        ran = run(TargetRun(target, load, 0, lambda state: None), None)
+    assert sorted(result.index for result in ran.results) == list(range(400))
+    assert {result.outcome for result in ran.results} == {"ok", "not_sent"}
+    assert not any(result.sent or result.tries for result in ran.results if result.outcome == "not_sent")
+    summary = summarise(Run(name="t", rate=400.0, window=Window(duration=1.0), results=ran.results))
+    assert (summary.total.offered, summary.valid) == (400, False)
 
 
 def test_connections_are_used_again() -> None:
