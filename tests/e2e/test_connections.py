@@ -103,9 +103,9 @@ def test_streams_have_their_engines_connection(tmp_path: Path, engine: SimEngine
             address = (where.hostname or "", where.port or 0)
             with contextlib.suppress(ConnectionError):
                 own = (f"127.0.0.{1 + number % 2}", 0)  # each address may have half
-                client = socket.create_connection(address, timeout=60, source_address=own)
-                clients.append(stack.enter_context(client))
-                clients[-1].sendall(chat("localhost", "sim", "hello", max_tokens=200))
+                client = stack.enter_context(socket.create_connection(address, timeout=60, source_address=own))
+                client.sendall(chat("localhost", "sim", "hello", max_tokens=200))
+                clients.append(client)  # not where sending has met the reset: reading would then find an end
         for client in clients:
             with contextlib.suppress(ConnectionError):
                 heads.append(client.recv(400))
