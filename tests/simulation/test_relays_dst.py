@@ -33,7 +33,7 @@ FOUND: dict[str, tuple[Mutant, int | Sequence[int]]] = {  # and in how many seed
     "grants untold": (planted.GRANTS_UNTOLD, 20),
     "moves untold": (planted.MOVES_UNTOLD, range(255, 275)),  # none of the first 260
     "class gone": (planted.CLASS_GONE, range(100, 120)),  # none of the first 100
-    "no fence": (planted.NO_FENCE, 200),
+    "no fence": (planted.NO_FENCE, range(110, 210)),  # none of the first 113
     "waits for nobody": (planted.WAITS_FOR_NOBODY, 20),
     "trusts emptied": (planted.TRUSTS_EMPTIED, (22180,)),  # no seed before it
     "epochs anew": (planted.EPOCHS_ANEW, range(115, 130)),  # none of the first 119
@@ -44,7 +44,7 @@ FOUND: dict[str, tuple[Mutant, int | Sequence[int]]] = {  # and in how many seed
     "forgotten": (planted.FORGOTTEN, 20),
     "learned wrong": (planted.LEARNED_WRONG, 20),
     "never late": (planted.NEVER_LATE, 20),
-    "taken for gone": (planted.TAKEN_FOR_GONE, STORES),
+    "taken for gone": (planted.TAKEN_FOR_GONE, STORES[15:]),  # none of the first 19 of them
     "copy of the caller's": (planted.COPY_OF_THE_CALLERS, MIRRORED),
     "copy charged": (planted.COPY_CHARGED, MIRRORED),
 }
