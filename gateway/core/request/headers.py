@@ -87,8 +87,8 @@ def time_limit(deadline: float, timeout: float, default: float) -> float:
 def head_time_limit(headers: Mapping[bytes, bytes], settings: CallSettings, *, upload: bool = False) -> float:
     """Seconds from arrival to the deadline as far as the headers give one, infinite where they give none.
 
-    It is needed before the body is here, so a bad deadline counts as none: `parse` refuses it. The SDK's read timeout is
-    no limit of an `upload`: it begins once the body is sent, and a large file may take longer.
+    It is needed before the body is here, so a bad deadline counts as none: `parse` refuses it. The SDK's read timeout
+    is no limit of an `upload`: it begins once the body is sent, and a large file may take longer.
     """
     try:
         deadline = asked_deadline(headers.get(b"x-weir-deadline-ms"), settings.max_deadline)
