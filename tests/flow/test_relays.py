@@ -15,6 +15,7 @@ import uvloop
 
 from gateway.core.admission.decider import Admission, Grant
 from gateway.core.engines.breaker import Ending
+from gateway.core.engines.trouble import Trouble
 from gateway.core.policy.policy import Policy
 from gateway.core.policy.traffic import Limit, Limits, RateLimit
 from gateway.core.policy.types import Rate
@@ -29,7 +30,9 @@ from gateway.frames.messages import (
     AllHeld,
     CallEnd,
     EndedRecords,
+    EngineNews,
     FirstByte,
+    FleetNews,
     Held,
     SecondAsk,
     WaitAsk,
@@ -38,9 +41,13 @@ from gateway.frames.messages import (
 from gateway.relay.remote.decider import RemoteDecider
 from gateway.relay.remote.link import Link
 from gateway.serve.assembly import Gateway
+from loadtest.simulate.memory_wire import Sends
+from loadtest.simulate.relays import relay_of
 from tests.calls import a_call
 from tests.faults.scripted import gateway_over
 from tests.over_frames import hello, hub_of, link_to
+from tests.wire.client_harness import Rig, failure
+from tests.wire.client_harness import run as over_sockets
 
 ENGINES = ["http://127.0.0.1:9"]  # nobody sends it anything
 
@@ -346,6 +353,41 @@ def test_a_refusal_arrives_whole() -> None:
         await made.until_held(0)
 
     run(body, ONE_A_MINUTE)
+
+
+def test_a_relay_hears_that_an_engine_is_back_before_a_grant_names_it() -> None:
+    async def body(made: Setting) -> None:
+        decider = await made.relay()
+        up: list[bool] = []
+
+        def on_fleet(news: FleetNews) -> None:
+            up.append(news.engines[0].up)
+
+        made.links[0]._on_fleet = on_fleet
+        made.engine.down(Trouble("refused", "", made.gateway.clock()))
+        await until(lambda: up == [False])
+        made.engine.ready(made.gateway.clock())
+        asking = Asking(made, decider)
+        await asking.granted.wait()
+        assert up == [False, True]
+        await asking.end()
+        await made.until_held(0)
+
+    run(body)
+
+
+def test_a_call_that_begins_on_an_engine_that_is_dead_already_moves() -> None:
+    """Its grant came before the news, and its task ran after them."""
+
+    async def scenario(rig: Rig) -> None:
+        side = relay_of(1, 1, 1, None, lambda _: asyncio.sleep(0), {}, Sends(), 1)
+        side._client_of = side._new_client
+        side._on_fleet(FleetNews((EngineNews("e", rig.client.origin.url, None, None, False),), (), True))
+        sending = side.clients["e"].send(b"POST", b"/v1/x", b"", b"{}", timeout=30.0)
+        assert (await failure(sending)).kind == "closed"
+        await side.aclose()
+
+    over_sockets(scenario)
 
 
 # -- bad input --------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 A decider grants nothing before every relay that lived when it began has told what it holds, or is gone: until then
 calls wait, and are then asked in the order of their arrival. Relays are told of a new policy at once, of engines and
-models within TICK seconds, and of an engine before a grant names it.
+models within TICK seconds, and of an engine that is up before a grant names it.
 """
 
 from __future__ import annotations
@@ -248,7 +248,7 @@ class RelayHub:
 
     def tell_fleet(self, session: RelaySession) -> None:
         news = self._news()
-        session.engines = frozenset(engine.id for engine in news.engines)
+        session.engines = frozenset(engine.id for engine in news.engines if engine.up)
         session.news = news
         session.send(news)
 

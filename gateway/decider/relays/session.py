@@ -39,7 +39,7 @@ class RelaySession:
         self.calls: dict[int, ServedCall] = {}
         self.waiting: dict[int, frames.Ask] = {}  # asked before every relay had told what it holds
         self.resync = Resync(hub, self.calls)
-        self.engines: frozenset[str] = frozenset()  # those that it knows
+        self.engines: frozenset[str] = frozenset()  # those that it takes for up
         self.news: frames.FleetNews | None = None  # what it was told of them last
         self.channel: Channel | None = None
         self._driver = CallDriver(hub, self.send, self._introduce)
@@ -140,7 +140,7 @@ class RelaySession:
         return calls
 
     def _introduce(self, grant: LocalGrant) -> None:
-        """Tell the relay of a grant's engines that it does not know."""
+        """Tell the relay of a grant's engines that it does not know, or takes for dead: it would move the call away."""
         plan = grant.prefill
         if grant.engine.id not in self.engines or (plan and plan.engine and plan.engine.id not in self.engines):
             self.hub.tell_fleet(self)

@@ -19,6 +19,7 @@ from gateway.core.engines.origin import parse_origin
 from gateway.core.request.body_memory import SMALL, BodyLease, BodyMemory
 from gateway.core.request.routes import route_of
 from gateway.relay.decide.held_calls import HeldCalls
+from gateway.relay.decide.messages import EndReport
 from gateway.relay.epp import messages
 from gateway.relay.epp.endpoints import Endpoints
 from gateway.relay.epp.reply import UPSTREAM, Answer, KeptReply
@@ -166,6 +167,9 @@ class PickerStream:
                     raise Misordered(f"{messages.kind_of(reading.result())} came before the picker's answer")
                 return
             answer = reply.answer.result()
+        except BaseException:
+            self._give_back(reply)
+            raise
         finally:
             reply.client.leave()
         held = None if answer.hold is None else picker.held.get(answer.hold)
@@ -180,6 +184,13 @@ class PickerStream:
             await self._respond(response)
         finally:
             response.close()
+
+    def _give_back(self, reply: KeptReply) -> None:
+        """End a call that was granted an engine in the moment its stream ended."""
+        hold = reply.answer.result().hold if reply.answer.done() else None
+        held = None if hold is None else self._picker.held.get(hold)
+        if held is not None:
+            held.end(EndReport(None, "client_gone"))
 
     async def _granted(self, request: Request, answer: Answer, body: bytes) -> None:
         """Tell the proxy where the request goes."""

@@ -239,9 +239,14 @@ class RelaySide:
                 client = self.clients[engine.id] = self._client_of(engine)
             if before is None or (before.api_key, before.trust) != (engine.api_key, engine.trust):
                 self._go_by(client, engine)
-            if before is not None and before.up and not engine.up:
-                client.abandon()
         self._engines = {engine.id: engine for engine in news.engines}
+        self._abandon_dead()
+
+    def _abandon_dead(self) -> None:
+        """Move calls away from dead engines. Some begin there later, with a grant of the moment before."""
+        for id, engine in self._engines.items():
+            if not engine.up:
+                self.clients[id].abandon()
 
     def _new_client(self, engine: frames.EngineNews) -> Client:
         settings = client_settings(self.current.policy, engine.id)
@@ -261,6 +266,7 @@ class RelaySide:
         return model in self.link.models
 
     def _tell_counts(self) -> None:
+        self._abandon_dead()
         self.link.send(self._told())
         self._tell_ended()
         self._timer = asyncio.get_running_loop().call_later(COUNT_EVERY, self._tell_counts)
