@@ -164,7 +164,8 @@ class EngineConnection(asyncio.Protocol):
 
     def give_up(self, message: str) -> None:
         """Fail an exchange whose answer has not begun, by this side's own decision: it is not sent here again."""
-        if self._waiter is not None:  # else it has begun in this turn of the loop, before its sender runs: it goes on
+        # An answer that began in this turn of the loop, before its sender runs or before it is read, goes on.
+        if self._waiter is not None and not unread(self._transport):
             self._fail("closed", message)
 
     # -- asyncio's side -----------------------------------------------------------------------------------------
