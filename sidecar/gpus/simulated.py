@@ -209,10 +209,11 @@ def _own(index: int) -> str:
 
 
 def _started(pid: int) -> int | None:
-    """Start time of a process, in clock ticks since boot; None for one that has ended, also if it is not reaped."""
+    """Start time of a process, in clock ticks since boot; None for one that has ended, also if it is not reaped, or
+    that /proc hides from us."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
     return None if fields[0] in "ZX" else int(fields[19])
 

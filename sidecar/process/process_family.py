@@ -65,10 +65,10 @@ def boot_id() -> str:
 
 
 def look(pid: int) -> ProcessSnapshot | None:
-    """The process with this number now; None where there is none."""
+    """The process with this number now; None where there is none, or /proc hides it from us as another user's."""
     try:
         text = Path(f"/proc/{pid}/stat").read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError, PermissionError):  # the last where it is mounted with hidepid=1
         return None
     fields = text.rpartition(b")")[2].split()  # the name before it may hold anything, also spaces and brackets
     parent, group, session = map(int, fields[1:4])
@@ -107,7 +107,7 @@ def spawn(argv: Sequence[str], env: Mapping[str, str], cwd: Path | None, output:
 
 
 def everyone() -> list[ProcessSnapshot]:
-    """Every process of the machine but ourselves."""
+    """Every process of the machine that we may see, but ourselves."""
     own = os.getpid()
     numbers = (int(name) for name in os.listdir("/proc") if name.isdigit())
     return [seen for pid in numbers if pid != own and (seen := look(pid)) is not None]

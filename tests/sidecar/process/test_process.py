@@ -8,6 +8,8 @@ import os
 import re
 import resource
 import signal
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -344,3 +346,28 @@ def test_a_child_that_floods_costs_neither_memory_nor_the_loop(tmp_path: Path) -
 
     run(scenario)
     assert slowest < 8.0
+
+
+HIDDEN = """
+import os
+from sidecar.gpus import simulated
+from sidecar.process import process_family
+os.setgroups([])
+os.setresgid(65534, 65534, 65534)
+os.setresuid(65534, 65534, 65534)
+print(process_family.look(1), process_family.everyone(), process_family.orphans("x"), simulated._started(1))
+"""
+
+
+@pytest.mark.slow
+def test_other_users_processes_may_be_hidden() -> None:
+    """By hidepid=1, which refuses what hidepid=2 does not even show."""
+    mount = 'mount -t proc -o hidepid=1 proc /proc || exit 9\nexec "$@"'
+    argv = ("unshare", "--mount", "sh", "-c", mount, "sh", sys.executable, "-c", HIDDEN)
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    except FileNotFoundError:
+        pytest.skip("no unshare on this machine")
+    if done.returncode == 9 or "unshare failed" in done.stderr:
+        pytest.skip("this user may not mount /proc")
+    assert (done.stdout, done.stderr) == ("None [] [] None\n", "")
