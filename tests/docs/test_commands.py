@@ -137,7 +137,7 @@ def test_commands_are_known(page: Path) -> None:
         ("`sidecar ray up --nothing=1`", ["sidecar ray up --nothing"]),
         ("`make nothing`", ["make nothing"]),
         ("`make figures NOTHING=1`", ["make figures NOTHING"]),
-        ('`make figures FIGURES="--nothing --retry-after"`', ["python -m loadtest.lab.figures --nothing"]),
+        ('`make figures FIGURES="--nothing --seed 2"`', ["python -m loadtest.lab.figures --nothing"]),
         ("`python -m loadtest.nothing`", ["python -m loadtest.nothing"]),
         ("`python -m loadtest.lab.dst --nothing`", ["python -m loadtest.lab.dst --nothing"]),
         ("```bash\nA=1 gateway nothing && sidecar nothing # gateway\n```", ["gateway nothing", "sidecar nothing"]),

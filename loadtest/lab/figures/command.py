@@ -13,6 +13,7 @@ rows:
   10  prefix-cache hits of conversations, over those of one big engine
   13  an engine that is killed, and one that hangs
   16  how fast all this is simulated
+  retry-after  clients that come back when they are told to, under overload and over a limit: how many are admitted
   prefill  prompts read on another engine: all mixed, all split, and decided per call, of four A100s: calls in time;
            first token (mean, p99); between tokens (p99); per token (p99)
 
@@ -46,6 +47,7 @@ ROWS: dict[str, Callable[[Setting], list[Row]]] = {
     "10": fleet.row10,
     "13": fleet.row13,
     "16": fleet.row16,
+    "retry-after": load.retry_after,
     "prefill": prefill.row_prefill,
 }
 
@@ -56,7 +58,6 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     add_arguments(parser, ROWS, seeded="traffic, engines and the gateway")
     parser.add_argument("--chats", type=Path, metavar="FILE", help="row prefill: a trace of conversations, Azure's")
     parser.add_argument("--prompts", type=Path, metavar="FILE", help="row prefill: a trace of long prompts, Mooncake's")
-    parser.add_argument("--retry-after", action="store_true", help="also: who obeys Retry-After, is he admitted?")
     options = parser.parse_args(argv)
     options.rows = chosen(parser, options.rows, ROWS)
     return options
@@ -66,8 +67,6 @@ def main(argv: list[str] | None = None) -> int:
     """Measure and print; the exit status."""
     options = arguments(sys.argv[1:] if argv is None else argv)
     wanted = [ROWS[name] for name in options.rows]
-    if options.retry_after:
-        wanted += [load.retry_after, load.limits]
     collect_seldom()
     began = time.perf_counter()
     console = terminal()

@@ -138,7 +138,8 @@ def retry_after(setting: Setting) -> list[Row]:
             what="clients that obey Retry-After at 2x: admitted when they come back",
             value=f"{percent(admitted)} of {len(back)}",
             baseline=f"told to wait {quantile(waits, 0.5):.1f} s (p50), {quantile(waits, 0.95):.1f} s (p95)",
-        )
+        ),
+        *limits(setting),
     ]
 
 

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from loadtest.lab.figures.command import ROWS, main, told
-from loadtest.lab.figures.load import goodput, late, retry_after, throughput
+from loadtest.lab.figures.load import goodput, late, throughput
 from loadtest.lab.figures.runs import Measured, Saturation, Setting, in_time
 from loadtest.lab.rivals import loads
 from loadtest.lab.rows import Row, percent, report, table_of
@@ -124,7 +124,7 @@ def test_every_row_can_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loads, "CLIENTS", (4,))  # a rough capacity of each load of `prefill`
     monkeypatch.setattr(loads, "SATURATED", (5.0, 25.0))
     setting = Setting(engines=2, warm=3.0, measured=3.0)
-    rows: list[Row] = [row for measure in (*ROWS.values(), retry_after) for row in measure(setting)]
+    rows: list[Row] = [row for measure in ROWS.values() for row in measure(setting)]
     assert {row.name for row in rows} >= set(ROWS)
     assert table_of(rows).row_count == len(rows)
     assert [wrong for outcome in setting.known.values() for wrong in outcome.left_over] + setting.left == []
