@@ -41,7 +41,7 @@ from gateway.serve.ending import end, listen_for_successor
 from gateway.serve.policy_file import configured, first_read, policy_status, reload
 from gateway.serve.processes.deciding import DeciderProcess, sockets_of
 from gateway.serve.processes.parent import Parent
-from gateway.serve.processes.place import Beats, Place
+from gateway.serve.processes.place import TOLD, Beats, Place
 from gateway.serve.processes.relaying import relay
 from gateway.serve.sidecar_process import SidecarProcess
 from gateway.serve.starting import (
@@ -157,8 +157,7 @@ async def serve(
         port: DataPort
         totals = lambda: port.totals()  # noqa: E731, PLW0108 # the port does not exist yet
         monitoring = Monitoring(lost, policy_status(options, file), totals, spans, options.gen_ai_metrics, history)
-        clients = shared_out(open_files).clients
-        gateway = _gateway(options, configuration, log, tell, clients, monitoring, stack)
+        gateway = _gateway(options, configuration, log, tell, shared_out(open_files).clients, monitoring, stack)
         _remember(options, gateway)
         _warn(open_files, configuration.policy)
         port = _data_port(options, gateway, place, beats, configuration, sockets, lost)
@@ -176,8 +175,10 @@ async def serve(
         sidecar = await _own_sidecar(options, gateway, control.address, configuration.sidecar_token or "", stack)
         stack.callback(lasting("the history", partial(gateway.observer.run, port.count)).cancel)
         freeze()
-        if place is None or place.first:
+        if place is None or not place.told:
             options.announce(_running(gateway, port.addresses, control.address, sidecar, options))
+        if beats is not None:
+            beats.tell(TOLD)
         manager.ready(f"data port {', '.join(port.addresses)}, control port {control.address}")
         ending = signals if place is None else None
         sender = listen_for_successor(_rendezvous(options, control.port), port, control, stack, ending)

@@ -7,6 +7,8 @@ import contextlib
 import json
 import os
 import signal
+import socket
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +18,7 @@ import httpx
 import openai
 import pytest
 
-from loadtest.processes import ChildError, Gateway, get, until
+from loadtest.processes import Child, ChildError, Gateway, answers, free_port, get, until
 from tests.e2e.children import Call, SimEngine
 
 pytestmark = pytest.mark.slow
@@ -272,6 +274,21 @@ def test_a_drain_ends_streams_well_and_refuses_what_comes_later(tmp_path: Path, 
         asyncio.run(main(made))
         with pytest.raises(ConnectionRefusedError):
             get(f"{made.gateway.url}/health")
+
+
+def test_where_it_listens_is_told_by_the_next_decider_if_the_first_dies_before(tmp_path: Path) -> None:
+    control = f"127.0.0.1:{free_port()}"
+    (tmp_path / "policy.yaml").write_text("fleet: {health: 60s}\n")  # 15 s for the first answer
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        serve = [sys.executable, "-m", "gateway.cli", "serve", "--workers", "2", "--listen", "127.0.0.1:0"]
+        serve += ["--control", control, "--engine", f"http://127.0.0.1:{silent.getsockname()[1]}"]
+        serve += ["--policy", str(tmp_path / "policy.yaml"), "--log", "none"]
+        with Child("gateway", serve, tmp_path / "log") as child:
+            assert until(lambda: answers(f"http://{control}/livez"), 60.0) is not None, child.output()
+            found = json.loads(get(f"http://{control}/processes")[1])["processes"]
+            os.kill(next(each["pid"] for each in found if each["role"] == "decider"), signal.SIGKILL)
+            silent.close()
+            child.line(rf"^data port \S+\ncontrol port http://({control})$", 60.0)
 
 
 def test_a_reload_is_for_every_process(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import FrameType
 
 from gateway.relay.wire.seat_board import SeatBoard
-from gateway.serve.processes.place import ALIVE, CLOSING, END, HANDED, READY, TAKE, Place, Role, die_with
+from gateway.serve.processes.place import ALIVE, CLOSING, END, HANDED, READY, TAKE, TOLD, Place, Role, die_with
 from gateway.serve.upgrade.next_gateway import NextGateway
 from gateway.serve.upgrade.receiver import InheritedSockets, tell_ready
 from gateway.shared.service_manager import ServiceManager
@@ -106,6 +106,7 @@ class Parent:
         self._handed = False  # another gateway has the sockets
         self._taken = False  # the gateway before stops: nobody else is left to serve
         self._ready: set[tuple[Role, int]] = set()  # those that have served once
+        self._told = False  # a decider has told the operator where the gateway listens
         self._terms = 0  # signals to end
         self._asked = 0  # those of them that the decider was told of
         self._hangup = False
@@ -168,6 +169,7 @@ class Parent:
             started=time.time(),
             parent_started=self._started,
             first=(role, number) not in self._begun,
+            told=self._told,
             inherited=self._inherited,
             seats=self._seats,
         )
@@ -246,6 +248,7 @@ class Parent:
                 if child.place.role == "decider":
                     self._manager.ready(f"{self._relays} relays and a decider", loops=False)
             takes = takes or TAKE in signs
+            self._told = self._told or TOLD in signs
             if CLOSING in signs and self._terms:
                 self._close()
             if HANDED in signs:

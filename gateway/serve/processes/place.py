@@ -21,8 +21,8 @@ BEAT = 0.2  # seconds between two signs of life
 # From the parent: end as SIGTERM says, where it has come to the parent; a second one hurries.
 END = b"e"
 # From a child: it lives; it serves; nobody may connect any more; another gateway has the sockets; it can serve, so the
-# gateway before may be told to stop.
-ALIVE, READY, CLOSING, HANDED, TAKE = b".", b"r", b"c", b"h", b"t"
+# gateway before may be told to stop; the operator has been told where it listens.
+ALIVE, READY, CLOSING, HANDED, TAKE, TOLD = b".", b"r", b"c", b"h", b"t", b"s"
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 Role = Literal["decider", "relay"]
@@ -32,8 +32,9 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     """`number`: of a relay, 0 for the decider. `epoch`: higher at every start of a process. `data`: the data port's
     listening sockets, `control` the control port's, `inner` the decider's for relays, at `path`. `beats` goes to the
     parent. `living`: the relays that lived already, by number. `secret`: of the cache salts, where no file has one.
-    `first`: no process of this role and number was there before. `inherited`: from a gateway that is taken over.
-    `seats`: which relays have a seat left; None: there is no other process."""
+    `first`: no process of this role and number was there before. `told`: a decider before has told the operator where
+    the gateway listens. `inherited`: from a gateway that is taken over. `seats`: which relays have a seat left; None:
+    there is no other process."""
 
     role: Role
     number: int
@@ -50,6 +51,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     started: float  # seconds since 1970, of this process
     parent_started: float
     first: bool
+    told: bool = False
     inherited: InheritedSockets
     seats: SeatBoard | None = None
 
