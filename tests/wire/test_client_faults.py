@@ -214,7 +214,7 @@ def test_a_stall_ends_an_answer_and_progress_puts_it_off() -> None:
         taken = Taken().of(reply)
         loop = asyncio.get_running_loop()
         began = loop.time()
-        while loop.time() < began + 2.0:  # twice the limit; a busy machine may take half of it from a pause
+        while loop.time() < began + 3.5:  # longer than the limit, which a busy machine may make of a pause
             await peer.send(chunk(b"more"))
             await asyncio.sleep(0.01)
         assert not taken.ends
@@ -222,11 +222,11 @@ def test_a_stall_ends_an_answer_and_progress_puts_it_off() -> None:
         error = await taken.end()
         assert error is not None
         assert (error.kind, error.before_bytes) == ("stall", False)
-        assert loop.time() - last > 0.9
+        assert loop.time() - last > 2.4
         await peer.ended()
         reply.close()
 
-    run(scenario, stall_timeout=1.0)
+    run(scenario, stall_timeout=2.5)
 
 
 def test_a_paused_reply_does_not_stall_and_a_resumed_one_has_all_its_time() -> None:

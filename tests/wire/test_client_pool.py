@@ -91,17 +91,17 @@ def test_a_connection_rests_for_so_long_and_is_closed() -> None:
         (peer,) = await resting(rig, 1)
         rested = loop.time()
         await peer.ended()
-        assert loop.time() - rested > 0.9
+        assert loop.time() - rested > 2.4
         assert rig.client.idle == 0
         # Use puts it off.
         (peer,) = await resting(rig, 1)
         began = loop.time()
-        while loop.time() < began + 2.0:
+        while loop.time() < began + 3.5:
             (await rig.again(peer, PLAIN)).close()
             await asyncio.sleep(0.005)
         assert rig.client.idle == 1
 
-    run(scenario, idle_for=1.0)
+    run(scenario, idle_for=2.5)  # so long may a busy machine make of a pause
 
 
 @pytest.mark.parametrize("how", ["close", "reset"])

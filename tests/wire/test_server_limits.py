@@ -69,16 +69,16 @@ def test_body_times_out_without_progress(framing: bytes) -> None:
         client = await rig.client()
         start = now()
         await client.send(POST + framing)
-        while now() - start < 2.0:  # longer than the limit, with progress
+        while now() - start < 3.5:  # longer than the limit, with progress
             await client.send(b"a")
             await asyncio.sleep(0.02)
         answer = await client.answer()
         assert answer.status == 408
-        assert now() - start > 2.9
+        assert now() - start > 5.9
         assert await client.end() == (b"", "closed")
         assert not rig.handler.requests
 
-    serve(scenario, body_timeout=1.0)
+    serve(scenario, body_timeout=2.5)  # so long may a busy machine make of a pause
 
 
 @pytest.mark.slow
