@@ -19,6 +19,7 @@ from gateway.core.engines.trouble import REASONS
 from gateway.core.policy.policy import Policy
 from gateway.decider import telemetry
 from gateway.decider.telemetry import Telemetry, Watcher
+from loadtest.processes import free_port
 from tests.running_time import RunningTime
 
 METRICS = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -53,8 +54,8 @@ class FakeEngine:
         if path is not None:
             self._server = await asyncio.start_unix_server(self._answer, path)
         else:
+            self.port = self.port or free_port()  # one that nobody else is given where it is closed for a while
             self._server = await asyncio.start_server(self._answer, "127.0.0.1", self.port)
-            self.port = self._server.sockets[0].getsockname()[1]
 
     @property
     def url(self) -> str:

@@ -13,6 +13,7 @@ import uvloop
 
 from gateway.upstream.client import Client, ClientSettings, EngineError, Reply, parse_origin
 from gateway.upstream.trust import Trust
+from loadtest.processes import free_port
 from tests.certificates import made
 from tests.wire.client_harness import CHUNKED, OK, PLAIN, Peer, Rig, Taken, chunk, failure, open_fds, run
 
@@ -456,8 +457,7 @@ def test_tls_is_the_default_for_https_and_a_plain_engine_is_no_connection() -> N
 
 def test_refused_and_absent(tmp_path: Path) -> None:
     async def main() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            port = server.getsockname()[1]
+        port = free_port()
         (tmp_path / "file").write_text("no socket")
         fds = open_fds()
         for url in (f"http://127.0.0.1:{port}", f"unix://{tmp_path}/none", f"unix://{tmp_path}/file"):

@@ -16,7 +16,7 @@ from typing import Literal
 
 import pytest
 
-from loadtest.processes import Child
+from loadtest.processes import Child, free_port
 from sidecar.core.vllm import Completion
 from sidecar.process.engine_api import ANSWER_LIMIT, ApiError, EngineApi, Kind
 from tests.sidecar.scripted import Scripted, answer, engine, play, stopped
@@ -334,8 +334,7 @@ def test_what_is_no_address(origin: str) -> None:
 @pytest.mark.parametrize("where", ["port", "no file", "stale file", "long path"])
 def test_nobody_there_is_refused(where: str, tmp_path: Path) -> None:
     async def scene() -> None:
-        async with Scripted() as gone:
-            origin = gone.origin
+        origin = f"http://127.0.0.1:{free_port()}"
         if where != "port":
             path = tmp_path / ("x" * 200 if where == "long path" else "s")
             origin = f"unix://{path}"
@@ -492,7 +491,7 @@ def test_killed_in_the_middle(name: str, where: str, tmp_path: Path) -> None:
     """The process is stopped, so the question is in its socket; then it is killed, and nobody is there."""
 
     async def scene() -> None:
-        listen = ["--uds", str(tmp_path / "s")] if where == "unix" else []
+        listen = ["--uds", str(tmp_path / "s")] if where == "unix" else ["--port", str(free_port())]
         with engine(tmp_path, *listen) as (child, origin):
             async with aclosing(EngineApi(origin, "m")) as api:
                 await api.sleep(2) if "wake" in name else None
