@@ -199,8 +199,12 @@ def run(
         await asyncio.sleep(0)
         fds = open_fds()
 
+        over = False
+
         def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             rig.accepted(reader, writer)
+            if over:  # it was on its way: a send that was cancelled as it connected
+                writer.transport.abort()
 
         if path is not None:
             server: asyncio.Server = await asyncio.start_unix_server(accepted, path)
@@ -218,6 +222,7 @@ def run(
             await client.aclose()
             assert client.idle == 0
         finally:
+            over = True
             for peer in rig.all:
                 peer.writer.transport.abort()
             server.close()
