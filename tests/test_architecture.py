@@ -67,7 +67,6 @@ DOORS: dict[str, tuple[str, ...] | None] = {
     "uvloop": ("gateway/serve/run.py", "sidecar/serve/run.py", "loadtest/"),
     "zmq": ("gateway/decider/cache_events.py", "loadtest/engine/publisher.py"),
     "rich": ("loadtest/",),
-    "huggingface_hub": ("sidecar/pull/hub_child.py",),
     "google": ("gateway/relay/epp/protobufs.py",),
     "grpc": ("gateway/relay/epp/server.py",),
     "grpc_health": ("gateway/relay/epp/server.py",),

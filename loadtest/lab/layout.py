@@ -39,7 +39,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "sidecar": (
         ("__version__",),
         ("core",),
-        ("sizing", "gpus", "pull"),
+        ("sizing", "gpus"),
         ("process",),
         ("residency",),
         ("reporting", "control", "relay"),

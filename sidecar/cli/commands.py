@@ -37,7 +37,6 @@ COMMANDS = {
     "serve": ("sidecar.cli.serve", "run the sidecar"),
     "status": ("sidecar.cli.status", "show what is resident"),
     "plan": ("sidecar.cli.plan", "show what it takes to have a model run"),
-    "pull": ("sidecar.cli.pull", "fetch a model's files"),
     "logs": ("sidecar.cli.logs", "show what a model's engine has written"),
     "diagnose": ("sidecar.cli.diagnose", "say what an engine's output says went wrong"),
     "ensure": ("sidecar.cli.orders.commands:ENSURE", "have a model ready"),

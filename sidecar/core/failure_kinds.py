@@ -149,8 +149,7 @@ KINDS = (
         r"|Name or service not known|CERTIFICATE_VERIFY_FAILED|\b(?:429|5\d\d) (?:Client|Server) Error"
         rf"|{_ERROR}(?:HTTPS?Connection|huggingface\.co|[Ff]ailed to download|[Dd]ownload\w* fail)|^(?:requests|httpx"
         r"|httpcore|urllib3|aiohttp)\.",
-        "The model could not be downloaded. See the network, a proxy and HF_HUB_OFFLINE, or get it with "
-        "`sidecar pull`.",
+        "The model could not be downloaded. See the network, a proxy and HF_HUB_OFFLINE, or get it with `hf download`.",
         place=r"/huggingface_hub/",
         starting=True,
     ),
@@ -268,7 +267,7 @@ KINDS = (
         rf"SafetensorError|HeaderTooLarge|PytorchStreamReader|UnpicklingError|{_ERROR}(?:[Cc]annot find any .*weights"
         r"|[Nn]o .*weights? (?:files? )?found|corrupt|truncated|unexpected EOF|No such file .*\.(?:safetensors|bin"
         r"|gguf|pth?)\b|not a valid JSON file)",
-        "Files of the model are absent, incomplete or damaged. Get them again: `sidecar pull`.",
+        "Files of the model are absent, incomplete or damaged. Get them again: `hf download`.",
         starting=True,
     ),
     _kind(

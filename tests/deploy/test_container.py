@@ -70,7 +70,7 @@ def test_what_the_package_is_made_of_is_copied() -> None:
 def test_pip_installs_extras_that_the_package_has() -> None:
     runs = [rest for word, rest in instructions() if word == "RUN" and " install " in rest]
     named = {extra for run in runs for found in re.findall(r"\[([\w,-]+)\]", run) for extra in found.split(",")}
-    assert named == {"cluster", "epp", "hub", "jwt", "kv-events", "otel"}
+    assert named == {"cluster", "epp", "jwt", "kv-events", "otel"}
     assert named <= PROJECT["project"]["optional-dependencies"].keys()
     assert all("--constraint constraints.txt" in run for run in runs)
     assert len(runs) == 2

@@ -44,7 +44,6 @@ def ran(capsys: pytest.CaptureFixture[str]) -> Ran:
         "serve",
         "status",
         "plan",
-        "pull",
         "logs",
         "diagnose",
         "stop",
