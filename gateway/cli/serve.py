@@ -182,11 +182,6 @@ def _add_secrets_and_logs(parser: argparse.ArgumentParser) -> None:
         "where standard error is a terminal, else json)",
     )
     parser.add_argument(
-        "--gen-ai-metrics",
-        action="store_true",
-        help="/metrics has four histograms of OpenTelemetry's conventions too: gen_ai_server_* and gen_ai_client_*",
-    )
-    parser.add_argument(
         "--otlp-traces-endpoint",
         type=argument(_endpoint),
         metavar="URL",
@@ -236,7 +231,6 @@ def command(given: argparse.Namespace) -> int:
             decide_token=decide_token,
             epp=given.epp,
             take_over=given.take_over,
-            gen_ai_metrics=given.gen_ai_metrics,
             traces=given.otlp_traces_endpoint,
             advertise=given.advertise,
             relays=given.workers if given.workers > 1 else 0,

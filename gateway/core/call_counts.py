@@ -11,8 +11,6 @@ from collections.abc import Callable
 import msgspec
 from msgspec import UNSET
 
-from gateway.core.gen_ai import BOUNDS as GEN_AI
-from gateway.core.gen_ai import GenAiCounts, GenAiKey
 from gateway.core.histogram import Histogram
 from gateway.core.request.outcome import Outcome
 from gateway.core.request.record import Record
@@ -43,7 +41,6 @@ class _State(msgspec.Struct, array_like=True):
     waits: list[tuple[str, _Times, _Times]]
     cancelled: dict[str, int]
     tenants: list[tuple[str, Outcome, int, int]]
-    gen_ai: list[tuple[GenAiKey, list[_Times]]]
     prefills: list[tuple[str, str, int]] = []
 
 
@@ -53,12 +50,10 @@ _decode = msgspec.msgpack.Decoder(_State).decode
 
 class CallCounts:
     """`known` tells whether a model is there, for calls that no engine was given. `waits`: predicted waits of each
-    class, and their errors; `tenants`: requests and tokens; `gen_ai`: by OpenTelemetry's conventions, where wanted."""
+    class, and their errors; `tenants`: requests and tokens."""
 
-    def __init__(self, known: Callable[[str], bool] = lambda _: True, *, gen_ai: bool = False) -> None:
+    def __init__(self, known: Callable[[str], bool] = lambda _: True) -> None:
         self._known = known
-        self._with_gen_ai = gen_ai
-        self.gen_ai = GenAiCounts()
         self.rows: dict[RowKey, CountRow] = {}
         self.waits: dict[str, tuple[Histogram, Histogram]] = {}
         self.cancelled: dict[str, int] = {}
@@ -84,8 +79,8 @@ class CallCounts:
                 row.cached += record.cached_tokens
             row.affinity += record.affinity_tokens
             row.shaped += record.shaped_tokens
-        if record.traced is True or self._with_gen_ai:
-            self._beside(record, row, model)
+        if record.traced is True and record.trace_id is not UNSET:
+            _exemplify(row, record, record.trace_id)
         if record.predicted_wait:
             self._waited(record)
         if record.attempts > 1:
@@ -112,17 +107,6 @@ class CallCounts:
         if record.engine:
             waits[1].observe(abs(record.queue - record.predicted_wait))
 
-    def _beside(self, record: Record, row: CountRow, model: str) -> None:
-        """Exemplars of a traced call, and OpenTelemetry's counts."""
-        if record.traced is True and record.trace_id is not UNSET:
-            row.duration.exemplify(record.total, record.trace_id)
-            if record.engine:
-                row.queue.exemplify(record.queue, record.trace_id)
-                if record.ttft:
-                    row.ttft.exemplify(record.ttft, record.trace_id)
-        if self._with_gen_ai:
-            self.gen_ai.observe(record, model)
-
     @property
     def calls(self) -> int:
         """Calls that have ended."""
@@ -146,7 +130,6 @@ class CallCounts:
                 [(name, _times(wait), _times(error)) for name, (wait, error) in self.waits.items()],
                 self.cancelled,
                 [(*key, counts[0], counts[1]) for key, counts in self.tenants.items()],
-                [(key, [_times(row.of(name)) for name in GEN_AI]) for key, row in self.gen_ai.rows.items()],
                 [(*key, calls) for key, calls in self.prefills.items()],
             )
         )
@@ -168,13 +151,19 @@ class CallCounts:
             self.cancelled[reason] = self.cancelled.get(reason, 0) + calls
         for place, reason, calls in state.prefills:
             self.prefills[place, reason] = self.prefills.get((place, reason), 0) + calls
-        for labels, times in state.gen_ai:
-            for name, each in zip(GEN_AI, times, strict=True):
-                _add(self.gen_ai.row(labels).of(name), each)
         for tenant, outcome, requests, tokens in state.tenants:
             counts = self.tenants.setdefault((tenant, outcome), [0, 0])
             counts[0] += requests
             counts[1] += tokens
+
+
+def _exemplify(row: CountRow, record: Record, trace_id: str) -> None:
+    """Note a traced call as the exemplar of its times."""
+    row.duration.exemplify(record.total, trace_id)
+    if record.engine:
+        row.queue.exemplify(record.queue, trace_id)
+        if record.ttft:
+            row.ttft.exemplify(record.ttft, trace_id)
 
 
 def _times(histogram: Histogram) -> _Times:

@@ -1,4 +1,4 @@
-"""Histogram of seconds or tokens, with Prometheus' cumulative buckets. One observation takes about 0.2 us."""
+"""Histogram of seconds, with Prometheus' cumulative buckets. One observation takes about 0.2 us."""
 
 from __future__ import annotations
 
@@ -11,25 +11,24 @@ class Histogram:
     """`counts`: observations in each bucket alone; the last is above all bounds. `sum`: of all. `exemplars`: by bucket
     the trace of the last call in it that is traced, and its value."""
 
-    __slots__ = ("_bounds", "counts", "exemplars", "sum")
+    __slots__ = ("counts", "exemplars", "sum")
 
-    def __init__(self, bounds: tuple[float, ...] = BOUNDS) -> None:
-        self._bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
+    def __init__(self) -> None:
+        self.counts = [0] * (len(BOUNDS) + 1)
         self.sum = 0.0
         self.exemplars: dict[int, tuple[str, float]] = {}
 
     def observe(self, value: float) -> None:
-        """Count one time, or one number of tokens."""
-        self.counts[bisect_left(self._bounds, value)] += 1
+        """Count one time."""
+        self.counts[bisect_left(BOUNDS, value)] += 1
         self.sum += value
 
     def exemplify(self, value: float, trace_id: str) -> None:
         """A value that was observed is of a call with this trace."""
-        self.exemplars[bisect_left(self._bounds, value)] = (trace_id, value)
+        self.exemplars[bisect_left(BOUNDS, value)] = (trace_id, value)
 
     def add(self, other: Histogram) -> None:
-        """Add all observations of another histogram with the same bounds."""
+        """Add all observations of another histogram."""
         self.counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
         self.sum += other.sum
         self.exemplars.update(other.exemplars)
@@ -37,7 +36,7 @@ class Histogram:
     def buckets(self) -> list[tuple[str, float]]:
         """Cumulative buckets as Prometheus has them: upper bound, number of observations up to it."""
         total, rows = 0, []
-        for bound, count in zip((*map(str, self._bounds), "+Inf"), self.counts, strict=True):
+        for bound, count in zip((*map(str, BOUNDS), "+Inf"), self.counts, strict=True):
             total += count
             rows.append((bound, float(total)))
         return rows

@@ -72,7 +72,6 @@ class Monitoring(msgspec.Struct, frozen=True):
     policy_status: Callable[[], FileStatus] = FileStatus
     relays: Callable[[], Sequence[RelayCounts]] = tuple  # totals of relays that are processes of their own
     spans: Spans | None = None  # where traces of calls go; None: none is made
-    gen_ai: bool = False  # OpenTelemetry's metrics too
     history: History | None = None  # where `say` notes events
 
 
@@ -188,7 +187,6 @@ class Gateway:
             policy_status=monitoring.policy_status,
             relays=relays,
             lost_spans=lambda: 0 if spans is None else spans.dropped,
-            gen_ai=monitoring.gen_ai,
         )
         self.dispatch.routes.say = self.say
         self.ended_calls = EndedCalls(routed=self.dispatch.routes.observe)

@@ -156,7 +156,7 @@ async def serve(
         spans = span_export(options.traces, stack) if place is None else None
         port: DataPort
         totals = lambda: port.totals()  # noqa: E731, PLW0108 # the port does not exist yet
-        monitoring = Monitoring(lost, policy_status(options, file), totals, spans, options.gen_ai_metrics, history)
+        monitoring = Monitoring(lost, policy_status(options, file), totals, spans, history)
         gateway = _gateway(options, configuration, log, tell, shared_out(open_files).clients, monitoring, stack)
         _remember(options, gateway)
         _warn(open_files, configuration.policy)

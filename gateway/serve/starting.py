@@ -61,7 +61,6 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     decide_token: str | None = None
     epp: str | None = None  # where Envoy asks for endpoints; None: nowhere
     take_over: str | None = None  # the meeting point of the gateway that runs; empty: that of `control`
-    gen_ai_metrics: bool = False  # OpenTelemetry's names too
     traces: str | None = None  # where spans are posted; None: no call is traced
     advertise: str | None = None  # in place of the policy's cluster.advertise
     relays: int = 0  # processes that carry bytes, beside one that decides; 0: one process does it all

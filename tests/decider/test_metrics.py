@@ -61,7 +61,6 @@ class World:
             self.bodies,
             more=lambda: batch_families(self.batch_counts),
             policy_status=lambda: FileStatus(version=3, reloads=2, failures=1, error="line 1"),
-            gen_ai=True,
         )
 
     def samples(self) -> list[tuple[str, Labels, float]]:
@@ -200,7 +199,7 @@ def test_every_metric_has_a_help_text_and_a_type() -> None:
     def scene(world: World) -> None:
         world.metrics.observe(record())
         for family in text_string_to_metric_families(world.metrics.exposition().decode()):
-            assert family.name.startswith(("weir_", "vllm_request", "gen_ai_"))
+            assert family.name.startswith(("weir_", "vllm_request"))
             assert family.documentation.endswith(".")
             assert family.type in {"counter", "gauge", "histogram"}
 
@@ -332,20 +331,6 @@ def test_batches_of_all_relays_are_added_up_and_are_openmetrics_too() -> None:
         names = [family.name for family in openmetrics_families(world.metrics.openmetrics().decode())]
         assert len(names) == len(set(names))
         assert {"weir_batches", "weir_batch_jobs"} <= set(names)
-
-    play(scene)
-
-
-def test_opentelemetrys_histograms_have_its_names_and_labels() -> None:
-    def scene(world: World) -> None:
-        world.metrics.observe(
-            record(stream=True, settled=True, prompt_tokens=5, completion_tokens=11, ttft=0.3, total=1.3)
-        )
-        labels = {"gen_ai_operation_name": "chat", "gen_ai_provider_name": "vllm", "gen_ai_request_model": "m"}
-        for name in ("request_duration", "time_to_first_token", "time_per_output_token"):
-            assert world.total(f"gen_ai_server_{name}_seconds_count", **labels) == 1
-        for kind, tokens in (("input", 5), ("output", 11)):
-            assert world.total("gen_ai_client_token_usage_sum", gen_ai_token_type=kind, **labels) == tokens
 
     play(scene)
 

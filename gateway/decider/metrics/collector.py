@@ -19,7 +19,6 @@ from prometheus_client.samples import Exemplar
 from gateway.core.admission.retries import RetryBudget
 from gateway.core.call_counts import CallCounts, CountRow
 from gateway.core.engines.fleet import Fleet
-from gateway.core.gen_ai import GenAiCounts
 from gateway.core.histogram import Histogram
 from gateway.core.request.body_memory import BodyMemory
 from gateway.core.request.outcome import Outcome
@@ -37,13 +36,6 @@ LABELS = ("route", "class", "model", "outcome")
 WAITS = {
     "weir_predicted_wait_seconds": "Predicted waits, of refused calls too.",
     "weir_wait_error_seconds": "Between the predicted wait and the real one, either way.",
-}
-PROVIDER = "vllm"
-GEN_AI_LABELS = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model", "error_type")
-FAMILIES = {
-    "gen_ai_server_request_duration_seconds": ("duration", "From arrival to the end."),
-    "gen_ai_server_time_to_first_token_seconds": ("first_token", "From arrival to the first token of a stream."),
-    "gen_ai_server_time_per_output_token_seconds": ("per_token", "For each token of a stream after the first."),
 }
 
 
@@ -77,7 +69,6 @@ class Metrics(Collector):
         policy_status: Callable[[], FileStatus] = FileStatus,
         relays: Callable[[], Sequence[RelayCounts]] = tuple,
         lost_spans: Callable[[], int] = int,
-        gen_ai: bool = False,
     ) -> None:
         self._fleet = fleet
         self._dispatch = dispatch
@@ -90,8 +81,7 @@ class Metrics(Collector):
         self._lost_lines = lost_lines
         self._lost_spans = lost_spans
         self._policy_status = policy_status
-        self.counts = CallCounts(self._known, gen_ai=gen_ai)
-        self._gen_ai = gen_ai
+        self.counts = CallCounts(self._known)
         self.observe = self.counts.observe  # one ended call
         self._relays = relays
         self._registry = CollectorRegistry()
@@ -159,8 +149,6 @@ class Metrics(Collector):
         yield from targets(self._dispatch)
         yield from models(self._dispatch, self._fleet)
         yield from self._as_vllm(totals)
-        if self._gen_ai:
-            yield from gen_ai(totals.gen_ai)
         yield from self._more()
         connections = self._connections() + sum([relay.connections for relay in relays])
         yield gauge("weir_connections", "Open connections of the data port.", of=connections)
@@ -231,15 +219,3 @@ def _exemplified(histogram: Histogram) -> list[tuple[str, float] | tuple[str, fl
         bound, count = rows[number][:2]
         rows[number] = (bound, count, Exemplar({"trace_id": trace_id}, value))
     return rows
-
-
-def gen_ai(counts: GenAiCounts) -> Iterable[Metric]:
-    """Families of OpenTelemetry's conventions for generative AI, by the names that they have in Prometheus."""
-    rows = [((operation, PROVIDER, model, error), row) for (operation, model, error), row in counts.rows.items()]
-    for name, (kind, text) in FAMILIES.items():
-        found = [(labels, row.of(kind)) for labels, row in rows]
-        yield histogram(name, text, *GEN_AI_LABELS, of=[(labels, each.buckets(), each.sum) for labels, each in found])
-    tokens = [((*labels, kind), row.of(kind)) for labels, row in rows for kind in ("input", "output")]
-    text, labels = "Tokens as the engines reported them.", (*GEN_AI_LABELS, "gen_ai_token_type")
-    used = [(key, each.buckets(), each.sum) for key, each in tokens]
-    yield histogram("gen_ai_client_token_usage", text, *labels, of=used)

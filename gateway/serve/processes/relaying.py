@@ -70,9 +70,7 @@ async def relay(options: Options, policy: Policy, open_files: int, errors: LineW
         parser = stack.enter_context(ThreadPoolExecutor(1, "parser"))
         most = shared_out(open_files).clients
         spans = span_export(options.traces, stack)
-        side = RelaySide(
-            place, most, log, parser, partial(lost_lines, errors, log), spans=spans, gen_ai=options.gen_ai_metrics
-        )
+        side = RelaySide(place, most, log, parser, partial(lost_lines, errors, log), spans=spans)
         stack.push_async_callback(side.aclose)
         side.link.start()
         await side.link.ready.wait()
@@ -115,7 +113,6 @@ class RelaySide:
         pid: int | None = None,
         say: Callable[[str], None] = say,
         spans: Spans | None = None,
-        gen_ai: bool = False,
     ) -> None:
         self._place = place
         self._say = lambda line: say(f"relay {place.number}: {line}")
@@ -131,7 +128,7 @@ class RelaySide:
         self.current = current = Current(Snapshot(Policy()))
         self._spans = spans
         self.bodies = BodyMemory(current.policy.body.memory)
-        self._counts = CallCounts(self._known, gen_ai=gen_ai)
+        self._counts = CallCounts(self._known)
         self._ended, self._ended_told = EndedCalls(frames.MOST_RECORDS), 0
         self._recorder = Recorder(current, self._counts, log, lambda _: None, self._clock, self._rng, self._ended)
         self.batches: BatchApi | None = None  # where they are offered
