@@ -47,7 +47,6 @@ DOORS: dict[str, tuple[str, ...] | None] = {
         "gateway/cli/control_client.py",
         "gateway/decider/kubernetes/api.py",
         "gateway/decider/waking.py",
-        "gateway/control/console/playground.py",
         "loadtest/lab/dst/",  # in place of sockets
         "sidecar/process/engine_api.py",
         "sidecar/reporting/gateway_link.py",

@@ -11,7 +11,6 @@
     GET /policy, POST /policy/reload   the active policy, and reading its file again now
     GET /policy/diff /policy/explain   what its last change was, what becomes of such a call
     GET, POST /policy/try              an edited policy on the calls just recorded, simulated
-    POST /playground                   calls to try, sent to the data port
     GET, POST, DELETE /drain           whether balancers are told to go elsewhere
     GET, POST, DELETE /engines/{id}/drain     whether an engine gets new calls
     POST /sidecars/{id}/models/{profile}/{ensure|sleep|wake|stop|drain|off|on}    an order for a sidecar
@@ -287,7 +286,7 @@ async def _not_here(_: Request, exception: Exception) -> Response:
     message = (
         "The control port answers GET /, /events, /livez, /readyz, /metrics, /status, /fleet, /calls, /processes, "
         "/usage, /history, /calls/{serial}, /runbooks/{name}, /sidecars/{id}/models/{profile}/logs, /policy, "
-        "/policy/diff, /policy/explain; POST /playground, /policy/reload, "
+        "/policy/diff, /policy/explain; POST /policy/reload, "
         "/sidecars/report and /sidecars/{id}/models/{profile}/{order}; "
         "POST /tenants/{tenant}/keys and DELETE /tenants/{tenant}/keys/{hash}; "
         "GET, POST and DELETE /drain and /engines/{id}/drain."

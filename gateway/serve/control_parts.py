@@ -51,7 +51,6 @@ def app_of(
             previous=lambda: gateway.previous,
             used=gateway.metrics.used,
             buckets=gateway.limits.buckets,
-            data=lambda: port.addresses,
             keys=_api_keys(options, gateway, file),
             observer=gateway.observer,
             log_trouble=lambda: _log_trouble(errors, log),

@@ -29,7 +29,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
         yield gateway
 
 
-@pytest.mark.parametrize("view", ["now", "calls", "policy", "tenants", "playground"])
+@pytest.mark.parametrize("view", ["now", "calls", "policy", "tenants"])
 def test_no_text_becomes_markup(hostile: Gateway, console: Callable[..., Console], view: str) -> None:
     page = console(hostile.control).open(view)
     if view != "tenants":  # whose names are the policy's, which takes no such

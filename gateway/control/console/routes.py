@@ -1,5 +1,5 @@
-"""Routes of the console: its files, its stream of events, questions about the policy, calls to try, and orders for
-sidecars, which the gateway passes on."""
+"""Routes of the console: its files, its stream of events, questions about the policy, and orders for sidecars,
+which the gateway passes on."""
 
 from __future__ import annotations
 
@@ -16,10 +16,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway.control.console.body import decoded
 from gateway.control.console.calls import life_of
 from gateway.control.console.files import FOLDER, POLICY, File
-from gateway.control.console.playground import BODY, Playground, Trial
 from gateway.control.console.reading import ConsoleReading
 from gateway.control.console.sources import Sources
 from gateway.control.console.stream import WATCHERS, StreamAnswer, Streams
@@ -97,7 +95,6 @@ class ConsoleRoutes:
         self._streams = Streams(reading)
         self._dispatch = dispatch
         self._sources = sources
-        self._playground = Playground()
         self._runbooks = runbooks()
 
     def routes(self) -> list[Route]:
@@ -109,7 +106,6 @@ class ConsoleRoutes:
             Route("/calls/{serial:int}", self.life),
             Route("/policy/diff", self.diff),
             Route("/policy/explain", self.explain),
-            Route("/playground", self.playground, methods=["POST"]),
             Route("/history", self.history),
             Route("/runbooks/{name}", self.runbook),
             Route("/sidecars/{id}/models/{profile:path}/logs", self.log),
@@ -228,18 +224,6 @@ class ConsoleRoutes:
             )
         except ValueError as unknown:
             return error(400, "not_in_the_policy", f"The policy has {unknown}.")
-
-    async def playground(self, request: Request) -> Response | StreamAnswer:
-        """The events of the calls that the body asks for, see playground.py."""
-        trial = await decoded(request, Trial, BODY)
-        if isinstance(trial, Response):
-            return trial
-        addresses = self._sources.data()
-        if not addresses:
-            return error(404, "no_data_port", "There is no data port to try.")
-        if self._playground.busy:
-            return error(503, "busy", "Somebody else tries calls just now.", {"retry-after": "5"})
-        return StreamAnswer(partial(self._playground.run, trial, addresses[0]))
 
 
 async def _said(answer: Awaitable[tuple[int, bytes]]) -> tuple[int, bytes] | Response:

@@ -21,7 +21,7 @@ Used = tuple[int, int, int]  # calls that ended, those of them that were answere
 class Sources(msgspec.Struct, frozen=True, kw_only=True):
     """`ended`: the last calls. `order` passes an operator's order on to a sidecar; None: there are none. `previous`:
     the policy before this one, None: there was none. `used`: by tenant, since the start. `buckets`: of all limits.
-    `data`: addresses of the data port. `keys`: makes and revokes API keys, None: nobody may here. `observer` keeps the
+    `keys`: makes and revokes API keys, None: nobody may here. `observer` keeps the
     history, None: nobody does. `log_trouble`: None: the log is written. `read_log`: of an engine, from its sidecar.
     """
 
@@ -30,7 +30,6 @@ class Sources(msgspec.Struct, frozen=True, kw_only=True):
     previous: Callable[[], Policy | None] = lambda: None
     used: Callable[[], Mapping[str, Used]] = dict
     buckets: Callable[[], Iterable[Bucket]] = tuple
-    data: Callable[[], list[str]] = list
     keys: ApiKeys | None = None
     observer: Observer | None = None
     log_trouble: Callable[[], LogTrouble | None] = lambda: None

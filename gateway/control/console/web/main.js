@@ -7,11 +7,9 @@ import {nowView} from "./now.js";
 import {callsView} from "./calls.js";
 import {policyView} from "./policy.js";
 import {tenantsView} from "./tenants.js";
-import {playgroundView} from "./playground.js";
 
 const $ = (id) => document.getElementById(id);
-const VIEWS = {now: ["Now", nowView], calls: ["Calls", callsView], policy: ["Policy", policyView], tenants: ["Tenants", tenantsView],
-  playground: ["Playground", playgroundView]};
+const VIEWS = {now: ["Now", nowView], calls: ["Calls", callsView], policy: ["Policy", policyView], tenants: ["Tenants", tenantsView]};
 const THEMES = ["system", "dark", "light"];
 const made = {};
 let shown = "", runbook = "", state = ["", ""];
