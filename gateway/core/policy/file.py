@@ -10,7 +10,6 @@ from collections.abc import Iterator
 import msgspec
 
 from gateway.core.policy.policy import Policy
-from gateway.core.policy.removed import REMOVED
 from gateway.core.policy.rules import faults
 from gateway.shared.files.checked import Reading, readable
 from gateway.shared.files.yaml_file import read_file, written
@@ -23,7 +22,7 @@ def decode(data: bytes, name: str = "policy") -> Policy:
 
 def read_policy(data: bytes, name: str = "policy") -> Reading[Policy]:
     """The policy as far as it is readable, and all problems of the file. Raises InvalidFile where it is no YAML."""
-    reading = read_file(data, name, Policy, REMOVED)
+    reading = read_file(data, name, Policy)
     policy = reading.value
     if reading.root.line_of(("service_tiers",)) is None:
         for tiers in readable(_tiers(policy)):

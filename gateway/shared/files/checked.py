@@ -11,7 +11,6 @@ from __future__ import annotations
 import difflib
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from fnmatch import fnmatchcase
 from typing import Any, Generic, NoReturn, TypeVar, get_args, get_origin
 
 import msgspec
@@ -160,15 +159,11 @@ class Value(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reader:
-    """Reads one file's tree, gathering `problems`. What could not be read is UNREAD in what it returns.
+    """Reads one file's tree, gathering `problems`. What could not be read is UNREAD in what it returns."""
 
-    `removed`: paths of fields that the format had once, `*` for any name or number, with the replacement of each.
-    """
-
-    def __init__(self, file: str, removed: Mapping[str, str] = types.MappingProxyType({})) -> None:
+    def __init__(self, file: str) -> None:
         self.file = file
         self.problems: list[Problem] = []
-        self._removed = removed
         self._structs = Structs()
 
     def problem(
@@ -200,9 +195,6 @@ class Reader:
             read = self._option(value, option, path)
             if read is not _NO:
                 return read
-        fields = (value.fields or {}).items()
-        if [name for name, (mark, _) in fields if self._is_removed(mark, dotted(path, name))]:
-            return UNREAD  # a mapping once, a plain value now
         forms = [form_of(option) for option in options]
         words = [word for form in forms if isinstance(form, Words) for word in form.values]
         text = value.text or ""
@@ -238,7 +230,7 @@ class Reader:
         fields = value.fields or {}
         misspelled = set()  # what is probably there, under another name: it is not at its default
         for name, (mark, _) in fields.items():
-            if name not in known and not self._is_removed(mark, dotted(path, name)):
+            if name not in known:
                 near = nearest(name, known)
                 misspelled.add(near)
                 self.problem(mark, path, f"unknown field {shortened(name)}", f"one of {listed(known)}", near)
@@ -252,14 +244,6 @@ class Reader:
                 self.problem(value.mark, path, f"no {name}", f"{name}: {expected(field.type)}")
                 read[field.name] = UNREAD
         return kind(**read)
-
-    def _is_removed(self, at: Mark, path: str) -> bool:
-        """Whether a field was removed from the format; if so, note its replacement."""
-        for pattern, instead in self._removed.items():
-            if fnmatchcase(path, pattern):
-                self.problem(at, path, "a field that is gone", instead)
-                return True
-        return False
 
     def _mapping(self, fields: dict[str, tuple[Mark, Value]], key: Any, item: Any, path: str) -> Any:
         for name, (mark, _) in fields.items():

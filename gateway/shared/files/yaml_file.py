@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar, cast
 
 import msgspec
@@ -36,10 +35,10 @@ _REMEDIES = (
 )
 
 
-def read_file(data: bytes, name: str, kind: type[T], removed: Mapping[str, str] = MappingProxyType({})) -> Reading[T]:
-    """Read a file as a Struct of a kind, as far as possible. `name`: the name of the file in messages; `removed`: as in
-    Reader. Raises InvalidFile if the file is no YAML."""
-    reader = Reader(name, removed)
+def read_file(data: bytes, name: str, kind: type[T]) -> Reading[T]:
+    """Read a file as a Struct of a kind, as far as possible. `name`: the name of the file in messages. Raises
+    InvalidFile if the file is no YAML."""
+    reader = Reader(name)
     root = _read_tree(data, reader)
     return Reading(reader.read(root, kind, ""), root, reader)
 

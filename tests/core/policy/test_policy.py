@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from gateway.core.policy.file import decode, explain, read_policy
 from gateway.core.policy.policy import EngineEntry, Policy
-from gateway.core.policy.removed import REMOVED
 from gateway.core.policy.traffic import (
     Limit,
     Limits,
@@ -77,15 +76,6 @@ def test_the_commented_default_file_shows_every_field() -> None:
     }  # of its table of classes
     assert {name for name in expected - columns if f"{name}:" not in text} == set()
     assert {name for name in columns if f"#   {name} " not in text} == set()
-
-
-@pytest.mark.parametrize("path", sorted(REMOVED))
-def test_a_field_that_is_gone_is_said_to_be_gone_with_what_to_use_instead(path: str) -> None:
-    text, at = "x", path.replace("[[]*]", "[0]").replace("modes.*", "modes.tight").replace("*", "default")
-    for name in reversed(at.split(".")):
-        text = f"{{{name.removesuffix('[0]')}: {f'[{text}]' if name.endswith('[0]') else text}}}"
-    (problem,) = [each for each in read_policy(text.encode()).problems if each.found == "a field that is gone"]
-    assert (problem.path, problem.expected) == (at, REMOVED[path])
 
 
 def test_every_shipped_policy_is_good() -> None:
