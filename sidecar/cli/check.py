@@ -30,7 +30,6 @@ from sidecar.ray.pool import explain as explain_pool
 from sidecar.ray.pool import read_pool, with_deep_sleep
 from sidecar.relay.relay import certificate_of
 from sidecar.residency.state_file import not_plain
-from sidecar.serve.time_zone import zone_faults
 
 DESCRIPTION = "Find the mistakes in sidecar and pool files."
 EXAMPLES = """\
@@ -103,7 +102,6 @@ def _checked(path: Path, *, files: bool, here: bool) -> tuple[list[Shown], str |
             return unwise, explain_pool(with_deep_sleep(value))
         if files:
             reading.judge(_named(reading.value, path))
-            reading.judge(zone_faults(reading.value))
         if here:
             reading.judge(_models(reading.value, path))
         config = reading.good()
@@ -120,8 +118,8 @@ def _unwise(name: str, line: str, root: Value, *within: str) -> Shown:
 
 
 def _within_sidecar(config: SidecarConfig, path: Path) -> Iterator[Fault]:
-    """Judge the tokens that the pool at `path` names, and its time zone."""
-    for fault in readable(_unread(config, path, tokens_of, "the file of a token"), zone_faults(config)):
+    """Judge the tokens that the pool at `path` names."""
+    for fault in readable(_unread(config, path, tokens_of, "the file of a token")):
         yield structs.replace(fault, path=("sidecar", *fault.path))
 
 

@@ -23,7 +23,6 @@ from sidecar.core.flags import SIMULATED_GPUS
 from sidecar.ray import pool
 from sidecar.residency.state_file import StateFile
 from sidecar.serve.operator_log import say
-from sidecar.serve.time_zone import zone_faults
 
 T = TypeVar("T")
 TOKEN_LENGTH = 16
@@ -40,7 +39,6 @@ def checked(path: Path, *, to_ask: bool = False) -> SidecarConfig:
         readable = config.listen is not UNREAD and config.token_file is not UNREAD
         if to_ask and readable:
             return config
-        reading.judge(zone_faults(config))
         return reading.good()
     except InvalidFile as error:
         raise Mistake(str(error)) from error

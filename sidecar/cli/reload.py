@@ -16,8 +16,8 @@ the same without an answer. A file with mistakes changes nothing.
 Models that are not concerned go on. One whose engine would be started otherwise (model_path, flags, gpu_memory, ...)
 gets no new calls, and once those that run have ended (after 10 min at most) its engine ends; it is started with the new
 settings when it is wanted, or at once if it is pinned. One that is gone ends in the same way. Times to sleep or to stop
-(sleep.after, stop_after), schedule, max_starvation, warmup, aliases and load_* count at once and restart nothing. id,
-gpus, gateways, token_file, listen, engine_addresses, time_zone, state_file and log_dir count once the sidecar is
+(sleep.after, stop_after), max_starvation, warmup, aliases and load_* count at once and restart nothing. id,
+gpus, gateways, token_file, listen, engine_addresses, state_file and log_dir count once the sidecar is
 started again.
 
 examples:

@@ -39,12 +39,6 @@ prints all values. File names are relative to the file. [The sidecar](sidecar.md
 SidecarName = Annotated[str, Text(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", "a name of letters, digits, _ . and -")]
 # Part of paths in the control API, of file names and of metric labels.
 ProfileName = Annotated[str, Text(r"[a-z0-9][a-z0-9_.-]{0,63}", "a lower-case name of letters, digits, _ . and -")]
-ZoneName = Annotated[
-    str,
-    Text(
-        r"[A-Za-z][A-Za-z0-9_+-]{0,31}(?:/[A-Za-z0-9_+-]{1,32}){0,2}", "the name of a time zone such as Europe/Berlin"
-    ),
-]
 GatewayUrl = Annotated[
     str,
     Text(
@@ -84,7 +78,6 @@ class SidecarConfig(msgspec.Struct, frozen=True, kw_only=True):
     `engine_addresses`: Folder for engines' unix sockets, or ports of 127.0.0.1; null: a folder of this user alone.
     `engine`: Program that runs the models.
     `host_memory_for_sleep`: Host memory for the weights of sleeping models; auto: half of the machine's.
-    `time_zone`: Time zone of schedules, such as Europe/Berlin; null: the machine's.
     `state_file`: File with the sidecar's engines and measured sizes, for its next start.
     `log_dir`: Folder with a file of output for each model.
     `models`: Models that may run, by profile name.
@@ -102,7 +95,6 @@ class SidecarConfig(msgspec.Struct, frozen=True, kw_only=True):
     engine_addresses: AddressPool | None = None
     engine: EngineSettings = EngineSettings()
     host_memory_for_sleep: Literal["auto"] | Annotated[Bytes, Bounds(ge=0, le=1024**5)] = "auto"
-    time_zone: ZoneName | None = None
     state_file: FileName = "sidecar.state"
     log_dir: FileName = "sidecar-logs"
     models: Mapping[ProfileName, Profile]

@@ -13,7 +13,6 @@ from typing import Literal
 import msgspec
 
 from sidecar.core.copies import SLEEPS_AFTER
-from sidecar.core.file.schedule import Kept
 from sidecar.core.inventory import BACK, Size
 from sidecar.core.lifecycle import (
     DRAIN,
@@ -59,8 +58,6 @@ class ModelState:
         self.stopped_by_hand = False  # not to be started only because it is pinned
         self.preloads = profile.preload  # it is to be started by itself, if there is room
         self.not_preloaded = ""  # why there was no room, in words
-        self.hours: Kept = ""  # what its schedule keeps now
-        self.hours_until: float | None = None  # None: for good
         self.renew(profile, now)
 
     def renew(self, profile: Profile, now: float) -> None:
@@ -101,7 +98,7 @@ class ModelState:
 
         A model that is off stays off.
         """
-        if self.disabled:
+        if self.off:
             return
         self.wanted_since = now if self.wanted_since is None else self.wanted_since
         self.ordered = self.ordered or ordered
@@ -111,7 +108,7 @@ class ModelState:
     def wanted(self, now: float) -> bool:
         """Whether it is to run: somebody still wants it, or it is pinned."""
         wanted = self.wanted_since is not None and now <= self.wanted_until
-        return not self.disabled and (wanted or (self.pinned and not self.stopped_by_hand))
+        return not self.off and (wanted or (self.profile.pin and not self.stopped_by_hand))
 
     def advance(self, now: float) -> None:
         """Forget that it was wanted where nobody has said so again in time, unless it is on its way; and that it is to
@@ -132,7 +129,7 @@ class ModelState:
     @property
     def copy_only(self) -> bool:
         """Whether it is wanted at most as a copy, which no warmer model makes way for."""
-        return self.copy and not self.ordered and not self.pinned
+        return self.copy and not self.ordered and not self.profile.pin
 
     @property
     def max_starvation(self) -> float:
@@ -173,16 +170,6 @@ class ModelState:
         """
         return self.uses[0] if len(self.uses) == BACK else -math.inf
 
-    @property
-    def disabled(self) -> bool:
-        """Whether it is off, by an operator or by its schedule."""
-        return self.off or self.hours == "off"
-
-    @property
-    def pinned(self) -> bool:
-        """Whether it is always to run, by its profile or at this hour."""
-        return self.profile.pin or self.hours == "pinned"
-
     def serves(self) -> bool:
         """Whether gateways may send it calls."""
         return self.lifecycle.state is RUNNING and self.lifecycle.pending is None
@@ -192,7 +179,7 @@ class ModelState:
     def idle_step(self) -> tuple[float, Literal["sleep", "stop"]] | None:
         """Time and kind of its next step down, were it left alone from now on; None: never."""
         profile, state = self.profile, self.lifecycle.state
-        if self.pinned or self.lifecycle.pending is not None:
+        if self.profile.pin or self.lifecycle.pending is not None:
             return None
         stop = math.inf if profile.stop_after is None else profile.stop_after
         sleep = math.inf
@@ -206,7 +193,7 @@ class ModelState:
     def starts_at(self, now: float) -> float | None:
         """From when on it may be started or woken, by itself or because it is wanted; None: it is not to be."""
         life = self.lifecycle
-        if self.disabled or self.replaced or life.pending is not None or not self.sized:
+        if self.off or self.replaced or life.pending is not None or not self.sized:
             return None
         if life.state in (STARTING, RUNNING):
             return None
@@ -283,7 +270,7 @@ class ModelState:
         life = self.lifecycle
         if self.serves():
             return 0.0
-        if self.unusable or self.disabled or self.held_back or self.leaving or self.rests(now):
+        if self.unusable or self.off or self.held_back or self.leaving or self.rests(now):
             return None
         again = self._back_seconds()
         if life.pending is START and self.starting is not None:

@@ -15,7 +15,6 @@ from gateway.shared.files.checked import Fault, Path, listed, nearest, readable,
 from gateway.shared.files.kinds import Text
 from gateway.shared.files.units import GIB, SECONDS, Bytes, Count, Seconds, Share
 from gateway.shared.protocol import Role
-from sidecar.core.file.schedule import Hours, hours_faults
 from sidecar.core.flags import CPU_KV, FLAGS, OWNED, OWNED_VARIABLES, VARIABLES, fits, owned_flag
 
 Bounds = msgspec.Meta
@@ -102,7 +101,6 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     `stop_after`: Idle time until the model is stopped; null: never.
     `pin`: Whether the model is never put to sleep or stopped to make room.
     `preload`: Whether the model starts with the sidecar, if there is room.
-    `schedule`: Exceptions at certain hours.
     `max_starvation`: Longest wait of a call before models used more give way; auto: five switches, from 5 s to 1 min.
     `warmup`: Calls made before the model counts as ready.
     `load_stall`: Longest start without progress (a new kind of line, growing files, reading); CPU time doubles it.
@@ -129,7 +127,6 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     stop_after: Moment | None = None
     pin: bool = False
     preload: bool = False
-    schedule: tuple[Hours, ...] = ()
     max_starvation: Literal["auto"] | Moment = "auto"
     warmup: Warmup = Warmup()
     load_stall: Moment = 300.0
@@ -159,7 +156,7 @@ def faults(profile: Profile, at: Path) -> Iterator[Fault]:
     """Mistakes that keep a well-formed profile, which is at the path `at`, from being used."""
     yield from readable(_gpus(profile, at), _idle(profile, at), _loads(profile, at))
     yield from readable(engine_faults(profile.engine, (*at, "engine")))
-    yield from readable(hours_faults(profile.schedule, (*at, "schedule")), _transfer(profile, at))
+    yield from readable(_transfer(profile, at))
     for name, value in profile.flags.items():
         yield from _flag(name, value, (*at, "flags", name))
         if profile.adapters and name in ("enable-lora", "lora-modules"):

@@ -184,7 +184,7 @@ class EngineSteps:
         model.ordered = False
         model.idle_since = now
         self.transition(model, event)
-        if model.disabled and model.serves():  # switched off meanwhile: no gateway may send it anything
+        if model.off and model.serves():  # switched off meanwhile: no gateway may send it anything
             self.transition(model, "drain")
         self.keep()
 

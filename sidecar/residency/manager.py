@@ -10,14 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-import time
 from collections.abc import Callable
 
 import msgspec
 
 from gateway.shared.protocol import CapacityReport, DemandReport, GPUReport, ModelReport
 from sidecar.core.config import SidecarConfig
-from sidecar.core.file.schedule import Offset
 from sidecar.core.host_memory import HostMemory
 from sidecar.core.lifecycle import STARTING
 from sidecar.core.model_state import ModelState
@@ -39,7 +37,7 @@ from sidecar.residency.shared import SharedState
 from sidecar.residency.sleep_steps import SleepSteps
 from sidecar.residency.state_file import SavedState, StateFile
 from sidecar.residency.takeover import take_over
-from sidecar.residency.withdrawals import OpeningHours, Withdrawals
+from sidecar.residency.withdrawals import Withdrawals
 
 SAMPLE_EVERY = 1.0  # seconds between two looks at the GPUs
 KEPT_WITHIN = 5.0  # seconds for the state file, less than whoever has ordered something waits
@@ -54,8 +52,7 @@ BLIND = (
 
 class Manager:
     """`state` None: nothing is kept; `known` is what it said. `host_memory`, `hot`: see `Planner`. `changed`
-    is set at every change worth a report. `say` takes one line for the operator. `wall`, `offset`: see
-    OpeningHours."""
+    is set at every change worth a report. `say` takes one line for the operator."""
 
     def __init__(
         self,
@@ -68,8 +65,6 @@ class Manager:
         host_memory: int,
         hot: float = HOT,
         clock: Callable[[], float],
-        wall: Callable[[], float] = time.time,
-        offset: Offset = lambda _: 0.0,
         say: Callable[[str], None],
     ) -> None:
         self._engines, self._state, self._known, self._clock = engines, state, known, clock
@@ -89,7 +84,6 @@ class Manager:
         self._scheduler = Scheduler(shared, self.planner, operations)
         self.orders = Orders(shared, self._scheduler, self.planner, steps, self.model)
         withdrawals = Withdrawals(shared, self._scheduler, steps)
-        self.hours = OpeningHours(shared, withdrawals, steps, wall, offset)
         self.file = FileChanges(shared, config, self.planner, withdrawals, steps)
 
     # -- its life ---------------------------------------------------------------------------------------------------
@@ -110,7 +104,6 @@ class Manager:
             await take_over(name, record, self._shared, self.steps)
             if known is not None and known.off and known.serves():
                 self.steps.transition(known, "drain")
-        self.hours.turn()
         records = [self.steps.record(model) for model in self.entries.values()]
         if not only_look:
             await self._engines.sweep({record.process.engine for record in records if record is not None})
@@ -124,7 +117,7 @@ class Manager:
                 for model in self.entries.values():
                     self._probes.look_after(model)
                 self.file.turn()
-                at = min(self.hours.turn(), self._scheduler.turn())
+                at = self._scheduler.turn()
                 self._due.clear()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout_at(at):

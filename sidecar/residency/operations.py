@@ -72,7 +72,7 @@ class Operations:
                 if not await self._steps.end(victim):
                     self._give_up([model])
                     return False
-        if model.disabled:
+        if model.off:
             self._give_up([model])
             return False
         return True
@@ -90,7 +90,7 @@ class Operations:
             self._say(f"{model.name} is planned anew: less is free there than its victims were to give back")
             self._give_up([model])
             return
-        if model.disabled:  # since a moment ago: nothing has begun that would have to be ended
+        if model.off:  # since a moment ago: nothing has begun that would have to be ended
             self._give_up([model])
             return
         if model.lifecycle.pending is WAKE:

@@ -47,7 +47,7 @@ class Orders:
         """Start or wake a model as soon as possible, and return its report. A model that is off stays off, and its
         report says so. Raises KeyError."""
         model, now = self._models[profile], self._clock()
-        if model.disabled:
+        if model.off:
             return self._report(profile)
         model.stopped_by_hand = False
         self._readmit(model)

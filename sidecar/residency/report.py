@@ -15,8 +15,7 @@ from sidecar.core.model_state import ModelState
 from sidecar.core.placement import as_resident
 from sidecar.core.plan import Infeasible, Plan
 
-WITHDRAWN, HOURS = "draining", "hours"  # why a model cannot be had, beside what gateways tell apart
-HEARD = 1.0  # seconds after its hours begin until every gateway has heard of that
+WITHDRAWN = "draining"  # why a model cannot be had, beside what gateways tell apart
 LONGEST = 2000  # characters of a sentence, as the wire has it
 _FOLDERS = re.compile(r"(?<![\w.:/])/(?:[^\s/:,;'\"]+/)+")
 
@@ -88,9 +87,6 @@ def _why(model: ModelState, decision: Plan | Infeasible | None, now: float) -> t
     life = model.lifecycle
     if model.leaving:
         return WITHDRAWN, f"the sidecar's file no longer has {model.name}", None
-    if model.hours == "off" and not model.off:
-        retry_in = None if model.hours_until is None else max(0.0, model.hours_until - now) + HEARD
-        return HOURS, f"{model.name} is off at this hour, by its schedule", retry_in
     if model.off:
         return OFF, f"{model.name} is off until an operator switches it on: sidecar on {model.name}", None
     if model.unusable:

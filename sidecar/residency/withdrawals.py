@@ -1,4 +1,4 @@
-"""Withdrawal of models whose engines are to end, by a newer file or by their hours, once their calls have.
+"""Withdrawal of models whose engines are to end, by a newer file, once their calls have.
 
 Gateways send such an engine nothing more. Nothing is locked until its calls have ended, so other models of its GPUs
 move as ever. Then it ends.
@@ -6,10 +6,6 @@ move as ever. Then it ends.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-
-from sidecar.core.file.schedule import Hours, Offset, changes_at, kept
 from sidecar.core.lifecycle import DRAIN, ERROR, SLEEPING, STARTING, STOP, STOPPED
 from sidecar.core.model_state import ModelState
 from sidecar.residency.engine_steps import EngineSteps
@@ -17,13 +13,6 @@ from sidecar.residency.scheduler import Scheduler
 from sidecar.residency.shared import SharedState
 
 CALLS_WITHIN = 600.0  # seconds for the calls of an engine that is to end, as clients of vLLM wait for an answer
-LOOK_EVERY = 60.0  # seconds, for a wall clock that is set meanwhile
-WORDS = {
-    "": "as its profile says",
-    "off": "off",
-    "pinned": "pinned",
-    "preloaded": "to be loaded if there is room",
-}
 
 
 class Withdrawals:
@@ -61,7 +50,7 @@ class Withdrawals:
 
     def stays(self, model: ModelState) -> None:
         """Cancel the withdrawal of an engine, unless a reason for its end remains."""
-        if model.held_back or model.disabled or model.replaced:
+        if model.held_back or model.off or model.replaced:
             return
         if self.forget(model) and model.lifecycle.pending is DRAIN and model.name not in self._tasks:
             self._steps.transition(model, "cancel")
@@ -70,48 +59,3 @@ class Withdrawals:
         """Forget the withdrawal of an engine that has ended or stays. Return whether the engine was awake when the
         withdrawal began."""
         return self._withdrawn.pop(model.name, None) is not None
-
-
-class OpeningHours:
-    """Schedules of the shared models. `wall` gives Unix seconds, `offset` how far the local clock is ahead of UTC."""
-
-    def __init__(
-        self,
-        shared: SharedState,
-        withdrawals: Withdrawals,
-        steps: EngineSteps,
-        wall: Callable[[], float],
-        offset: Offset,
-    ) -> None:
-        self._withdrawals, self._steps, self._wall, self._offset = withdrawals, steps, wall, offset
-        self._models, self._touch, self._clock, self._say = shared.models, shared.touch, shared.clock, shared.say
-        self._looked: dict[str, tuple[tuple[Hours, ...], float]] = {}  # by profile: its schedule, and the next look
-
-    def turn(self) -> float:
-        """Switch what is due, and end what is off. When something is due next."""
-        now = self._clock()
-        self._looked = {name: each for name, each in self._looked.items() if name in self._models}
-        for model in self._models.values():
-            schedule, next_look = self._looked.get(model.name, ((), -math.inf))
-            if model.profile.schedule != schedule or (schedule and now >= next_look):
-                self._look(model, now)
-            if model.hours == "off" and self._withdrawals.end(model) and model.lifecycle.state is ERROR:
-                self._steps.settle(model)
-        return min((at for schedule, at in self._looked.values() if schedule), default=math.inf)
-
-    def _look(self, model: ModelState, now: float) -> None:
-        schedule, at = model.profile.schedule, self._wall()
-        until = changes_at(schedule, at, self._offset)
-        model.hours_until = None if until is None else now + until - at
-        self._looked[model.name] = schedule, min(now + LOOK_EVERY, model.hours_until or math.inf)
-        was, model.hours = model.hours, kept(schedule, at, self._offset)
-        if model.hours == was:
-            return
-        self._say(f"{model.name} is {WORDS[model.hours]} from this hour on")
-        model.preloads = model.preloads or model.hours == "preloaded"
-        model.not_preloaded = ""
-        if model.hours == "off":
-            model.wanted_since, model.asked, model.preloads = None, False, False
-        if was == "off":
-            self._withdrawals.stays(model)
-        self._touch()

@@ -26,7 +26,6 @@ from sidecar.relay.relay import Relay, RelayedEngine
 from sidecar.residency.manager import Manager
 from sidecar.residency.state_file import SavedState, StateFile
 from sidecar.serve.operator_log import say
-from sidecar.serve.time_zone import offset_of
 
 LIMIT = Path("/sys/fs/cgroup/memory.max")  # bytes or "max", as a container sees its own
 
@@ -50,7 +49,6 @@ def managed(
         known=known,
         host_memory=host_memory(config),
         clock=time.monotonic,
-        offset=offset_of(config.time_zone),
         say=say,
     )
 

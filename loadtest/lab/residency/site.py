@@ -53,7 +53,6 @@ class Site:
         self.text = text
         self.log: list[tuple[float, str]] = []
         self.wrong: list[str] = []
-        self.midnight = 86_400.0 - asyncio.get_running_loop().time()  # Unix seconds at the loop's 0: it begins at 00:00
         self.asked: list[tuple[float, str]] = []
         self._host_memory = host_memory
         self._hot = hot
@@ -94,7 +93,6 @@ class Site:
             known=known,
             host_memory=self._host_memory,
             clock=loop.time,
-            wall=lambda: self.midnight + loop.time(),
             say=self.say,
             hot=self._hot,
         )
@@ -184,7 +182,7 @@ class Site:
             if host.total - sum(map(host.held, leaving)) > host.bound:
                 self.wrong.append(f"{self.now:.1f} s: {host.total / GIB:.1f} GiB of host memory: {self.state()}")
             for name, entry in self.manager.entries.items():
-                waits = entry.held_back or entry.disabled or entry.replaced  # for somebody, or for calls to end
+                waits = entry.held_back or entry.off or entry.replaced  # for somebody, or for calls to end
                 if entry.lifecycle.pending is not None and not waits and name not in self.manager.tasks:
                     self.wrong.append(f"{self.now:.1f} s: nobody sees to {name}: {self.state()}")
             for name, engine in self.engines.all.items():

@@ -19,7 +19,7 @@ from sidecar.core.config import MAX_MODELS, SidecarConfig, faults_of, read_confi
 # Sockets, files and GPUs that the sidecar has opened once, by which gateways and its engines know it.
 AT_START = (
     *("id", "gpus", "gateways", "token_file", "order_token_file", "ca_file", "listen", "relay", "engine_addresses"),
-    *("time_zone", "state_file", "log_dir"),
+    *("state_file", "log_dir"),
 )
 
 

@@ -128,27 +128,6 @@ def test_what_serve_would_refuse_of_certificates_and_the_state_file_is_a_mistake
     assert ran("check", "--no-files", str(file))[0] == 0
 
 
-@pytest.mark.parametrize(
-    ("tz", "schedule", "good"),
-    [
-        ("Europe/Berln", "[{between: 22:00-06:00, keep: off}]", False),
-        (":Europe/Berln", "[{between: 22:00-06:00, keep: off}]", False),
-        ("Europe/Berln", "[]", True),  # no hours
-        ("Europe/Berlin", "[{between: 22:00-06:00, keep: off}]", True),
-        ("CET-1CEST,M3.5.0,M10.5.0/3", "[{between: 22:00-06:00, keep: off}]", True),
-        ("", "[{between: 22:00-06:00, keep: off}]", True),
-    ],
-)
-def test_hours_in_a_zone_that_the_c_library_takes_for_utc_are_a_mistake(
-    ran: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tz: str, schedule: str, good: bool
-) -> None:
-    monkeypatch.setenv("TZ", tz)
-    file = tmp_path / "sidecar.yaml"
-    file.write_text(f"models: {{m: {{model_path: /m, schedule: {schedule}}}}}\n")
-    status, _, err = ran("check", str(file))
-    assert (status, f"time_zone: found null, and $TZ is {tz.removeprefix(':')}" in err) == (0 if good else 2, not good)
-
-
 def test_what_is_unwise_is_a_warning(ran: Ran, tmp_path: Path) -> None:
     file = tmp_path / "sidecar.yaml"
     file.write_text("engine_addresses: 8100-8199\nmodels: {a: {model_path: /m, sleep: null}}\n")

@@ -10,7 +10,6 @@ import pytest
 from gateway.shared.addresses import is_loopback
 from sidecar.core.addresses import ELSEWHERE, Address, AddressPool, EngineAddress
 from sidecar.core.config import MAX_BYTES, InvalidFile, RelaySettings, SidecarConfig, decode, explain, warnings
-from sidecar.core.file.schedule import Hours
 from sidecar.core.flags import FLAGS, OWNED, OWNED_VARIABLES, VARIABLES
 from sidecar.core.profile import LOAD_TIMEOUT, EngineSettings, KvMemory, Profile, Sleep, Warmup
 from tests.config_files import problems_of, structs_of
@@ -191,7 +190,7 @@ def test_the_commented_example_is_good_and_shows_every_field() -> None:
     config = decode(data, EXAMPLE.name)
     assert decode(explain(config).encode()) == config
     kinds = structs_of(SidecarConfig)
-    assert {SidecarConfig, RelaySettings, Profile, Sleep, Warmup, EngineSettings, KvMemory, Hours} == kinds
+    assert {SidecarConfig, RelaySettings, Profile, Sleep, Warmup, EngineSettings, KvMemory} == kinds
     fields = {field.encode_name for kind in kinds for field in msgspec.structs.fields(kind)}
     assert {name for name in fields if f"{name}:" not in data.decode()} == set()
 
@@ -269,12 +268,12 @@ GPUS = (
 )
 FIELDS = (
     "model_path, tokenizer_path, served_name, aliases, adapters, context_length, trust_remote_code, tensor_parallel, "
-    "gpus, gpu_memory, sleep, stop_after, pin, preload, schedule, max_starvation, warmup, load_stall, load_timeout, "
+    "gpus, gpu_memory, sleep, stop_after, pin, preload, max_starvation, warmup, load_stall, load_timeout, "
     "engine, kv_transfer, flags, environment"
 )
 TOP = (
     "version, id, gpus, gateways, token_file, order_token_file, ca_file, listen, relay, engine_addresses, engine, "
-    "host_memory_for_sleep, time_zone, state_file, log_dir, models"
+    "host_memory_for_sleep, state_file, log_dir, models"
 )
 
 

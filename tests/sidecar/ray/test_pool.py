@@ -134,13 +134,12 @@ def test_every_mistake_is_a_line(text: str, expected: list[str]) -> None:
         assert line.startswith(f"p.yaml:{begins}")
 
 
-def test_the_command_looks_at_a_pools_tokens_and_time_zone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_looks_at_a_pools_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "pool.yaml"
-    file.write_text(of("ca_file: of-the-nodes.pem, time_zone: Europe/Berln"))
+    file.write_text(of("ca_file: of-the-nodes.pem"))
     assert main(("check", str(file))) == 2
     err = capsys.readouterr().err
     assert f"sidecar.token_file: found {tmp_path}/t: No such file or directory" in err
-    assert "sidecar.time_zone: found Europe/Berln, expected a time zone that this machine knows" in err
     assert "sidecar.ca_file" not in err
     assert main(("check", "--no-files", str(file))) == 0
 
