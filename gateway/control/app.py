@@ -14,7 +14,6 @@
     GET, POST, DELETE /drain           whether balancers are told to go elsewhere
     GET, POST, DELETE /engines/{id}/drain     whether an engine gets new calls
     POST /sidecars/{id}/models/{profile}/{ensure|sleep|wake|stop|drain|off|on}    an order for a sidecar
-    POST /tenants/{tenant}/keys, DELETE /tenants/{tenant}/keys/{hash}      an API key made or revoked
     POST /sidecars/report              what a sidecar has, answered with what is wanted of it
     GET /                              the console, with its files in /console/
     GET /events                        all that the console shows, as a stream of events
@@ -40,7 +39,7 @@ from gateway.control.calls import CallView, calls_view, problem
 from gateway.control.cluster import ClusterView
 from gateway.control.console.files import console_files
 from gateway.control.console.reading import ConsoleReading
-from gateway.control.console.routes import ConsoleRoutes, KeyRoutes
+from gateway.control.console.routes import ConsoleRoutes
 from gateway.control.console.sources import Sources
 from gateway.control.console.trial.simulation import TrialRoutes
 from gateway.control.guard import HEADERS, JSON, ControlPortRules, error
@@ -97,14 +96,11 @@ def control_app(parts: ControlParts, admin_token: str | None) -> Starlette:
     control = Control(parts)
     files = console_files()
     fleet, dispatch, sources = parts.fleet, parts.dispatch, parts.sources
-    if admin_token is None:
-        sources = msgspec.structs.replace(sources, keys=None)  # whoever is on this machine is no operator
     reading = ConsoleReading(fleet, dispatch, sources, parts.policy_status, parts.clock)
     console = ConsoleRoutes(files, reading, dispatch, sources)
     app = Starlette(
         routes=[
             *console.routes(),
-            *KeyRoutes(sources.keys).routes(),
             *TrialRoutes(dispatch, sources, allowed=admin_token is not None).routes(),
             *control.routes(),
             Route(REPORT_PATH, partial(take_report, sidecars=parts.sidecars), methods=["POST"]),
@@ -288,7 +284,6 @@ async def _not_here(_: Request, exception: Exception) -> Response:
         "/usage, /history, /calls/{serial}, /runbooks/{name}, /sidecars/{id}/models/{profile}/logs, /policy, "
         "/policy/diff, /policy/explain; POST /policy/reload, "
         "/sidecars/report and /sidecars/{id}/models/{profile}/{order}; "
-        "POST /tenants/{tenant}/keys and DELETE /tenants/{tenant}/keys/{hash}; "
         "GET, POST and DELETE /drain and /engines/{id}/drain."
     )
     return error(status, "not_found", message)

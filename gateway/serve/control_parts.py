@@ -8,7 +8,6 @@ from typing import Any
 from gateway.control.app import ControlParts, control_app
 from gateway.control.console.sources import Sources
 from gateway.control.usage import UsageSource
-from gateway.decider.api_keys import ApiKeys
 from gateway.decider.call_log import CallLog
 from gateway.serve.assembly import Gateway
 from gateway.serve.cluster.port import ClusterPort
@@ -16,7 +15,7 @@ from gateway.serve.data_port import DataPort
 from gateway.serve.ending import drained_by_hand
 from gateway.serve.policy_file import policy_status
 from gateway.serve.starting import Options, ProcessSignals
-from gateway.shared.lines import LineWriter, say
+from gateway.shared.lines import LineWriter
 from gateway.shared.watched_file import WatchedFile
 
 
@@ -51,7 +50,6 @@ def app_of(
             previous=lambda: gateway.previous,
             used=gateway.metrics.used,
             buckets=gateway.limits.buckets,
-            keys=_api_keys(options, gateway, file),
             observer=gateway.observer,
             log_trouble=lambda: _log_trouble(errors, log),
             read_log=gateway.waking.read_log,
@@ -74,9 +72,3 @@ def _log_trouble(errors: LineWriter, log: CallLog | None) -> tuple[str, float] |
             why, since = lines.trouble
             return f"{name if lines.path is None else lines.path}: {why}", since
     return None
-
-
-def _api_keys(options: Options, gateway: Gateway, file: WatchedFile | None) -> ApiKeys | None:
-    if options.policy is None or file is None:
-        return None
-    return ApiKeys(options.policy, lambda: gateway.policy, file.reload_now, say)

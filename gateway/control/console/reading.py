@@ -111,7 +111,6 @@ class ConsoleReading:
                 "version": __version__,
                 "draining": view.draining,
                 "engines": len(view.engines),
-                "keys": self._sources.keys is not None,
                 "board": self._dispatch.policy.console,
             },
             "policy": status,

@@ -26,52 +26,13 @@ from gateway.control.policy_view import without_secrets
 from gateway.core.history import STEP
 from gateway.core.policy.explained import NOTHING, explain_call
 from gateway.core.policy.file import explain
-from gateway.decider.api_keys import ApiKeys
 from gateway.decider.dispatch import Dispatch
-from gateway.decider.key_file import KeysError
-from gateway.shared.files.checked import InvalidFile
 from gateway.shared.printable import printable
 
 KINDS = {kind: f"{kind}s" for kind in ("model", "engine", "sidecar", "tenant", "provider")} | {"class": "classes"}
 LOG_LINES, MOST_LOG_LINES = 200, 2000
 _HEADING = re.compile(r"^## (\w+)$", re.MULTILINE)
 ORDERS = ("ensure", "sleep", "wake", "stop", "drain", "off", "on")
-HASH = re.compile(r"[0-9a-f]{8,64}")
-NO_KEYS = "Keys are made here only where there is an admin token and a policy file: use `gateway key`."
-
-
-class KeyRoutes:
-    """Routes of API keys, only where there is an admin token.
-
-        POST   /tenants/{tenant}/keys           201, with the key, this once
-        DELETE /tenants/{tenant}/keys/{hash}    the key whose SHA-256 begins with these 8 digits or more
-
-    Calls under way go on, with whatever key they came. `keys` None: none can be made.
-    """
-
-    def __init__(self, keys: ApiKeys | None) -> None:
-        self._keys = keys
-
-    def routes(self) -> list[Route]:
-        return [
-            Route("/tenants/{tenant}/keys", self.answer, methods=["POST"]),
-            Route("/tenants/{tenant}/keys/{hash}", self.answer, methods=["DELETE"]),
-        ]
-
-    async def answer(self, request: Request) -> Response:
-        """404 for a tenant or key that is not there, 409 for a file that cannot be changed."""
-        tenant, digest = request.path_params["tenant"], request.path_params.get("hash")
-        if self._keys is None:
-            return error(404, "no_keys", NO_KEYS)
-        if digest is not None and not HASH.fullmatch(digest):
-            return error(400, "bad_hash", "A key is named by 8 digits or more of its SHA-256, never by itself.")
-        try:
-            change = await (self._keys.make(tenant) if digest is None else self._keys.revoke(tenant, digest))
-        except LookupError as unknown:
-            return error(404, "not_known", str(unknown.args[0]))
-        except (KeysError, InvalidFile) as unusable:
-            return error(409, "keys_file", str(unusable))
-        return Response(msgspec.json.encode(change), 201 if digest is None else 200, media_type=JSON)
 
 
 def runbooks() -> Mapping[str, str]:

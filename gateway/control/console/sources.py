@@ -8,7 +8,6 @@ import msgspec
 
 from gateway.core.admission.bucket import Bucket
 from gateway.core.policy.policy import Policy
-from gateway.decider.api_keys import ApiKeys
 from gateway.decider.ended_calls import EndedCalls
 from gateway.decider.observer import Observer
 
@@ -21,7 +20,7 @@ Used = tuple[int, int, int]  # calls that ended, those of them that were answere
 class Sources(msgspec.Struct, frozen=True, kw_only=True):
     """`ended`: the last calls. `order` passes an operator's order on to a sidecar; None: there are none. `previous`:
     the policy before this one, None: there was none. `used`: by tenant, since the start. `buckets`: of all limits.
-    `keys`: makes and revokes API keys, None: nobody may here. `observer` keeps the
+    `observer` keeps the
     history, None: nobody does. `log_trouble`: None: the log is written. `read_log`: of an engine, from its sidecar.
     """
 
@@ -30,7 +29,6 @@ class Sources(msgspec.Struct, frozen=True, kw_only=True):
     previous: Callable[[], Policy | None] = lambda: None
     used: Callable[[], Mapping[str, Used]] = dict
     buckets: Callable[[], Iterable[Bucket]] = tuple
-    keys: ApiKeys | None = None
     observer: Observer | None = None
     log_trouble: Callable[[], LogTrouble | None] = lambda: None
     read_log: ReadLog | None = None
