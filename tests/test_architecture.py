@@ -69,7 +69,6 @@ DOORS: dict[str, tuple[str, ...] | None] = {
     "google": ("gateway/relay/epp/protobufs.py",),
     "grpc": ("gateway/relay/epp/server.py",),
     "grpc_health": ("gateway/relay/epp/server.py",),
-    "shtab": ("gateway/shared/completion.py",),
 }
 # core decides and does nothing else: what would give it a clock, a socket, a thread or a log line.
 NOT_IN_CORE = re.compile(

@@ -42,15 +42,14 @@ COMMANDS = {
     "bench": ("loadtest.bench.command", "measure servers under a load"),
     "simulate": ("loadtest.simulate.command", "what a policy would have done to a load, in virtual time"),
     "calibrate": ("loadtest.calibrate.command", "fit a simulated engine to a live one"),
-    "completion": ("gateway.cli.completion", "complete commands and flags in a shell"),
 }
 # Parts of the load test that commands of the gateway use.
 PROFILES = "loadtest.engine.profile_file"
 SCENARIOS = "loadtest.load.scenario_check"
 
 
-def parser_for(words: Sequence[str] | None) -> Parser:
-    """The parser of a command line; None: of every command line."""
+def parser_for(words: Sequence[str]) -> Parser:
+    """The parser of a command line."""
     top = added(Parser, prog="gateway", description=DESCRIPTION, epilog=EXAMPLES)
     top.add_argument("--version", action="version", version=f"weir {__version__}")
     return with_commands(top, words, COMMANDS)

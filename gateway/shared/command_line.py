@@ -94,14 +94,14 @@ def argument(read: Callable[[str], Any]) -> Callable[[str], Any]:
     return converted
 
 
-def with_commands(top: Parser, words: Sequence[str] | None, modules: Mapping[str, tuple[str, str]]) -> Parser:
-    """`top` with its commands: of each its name, of the one that `words` choose its flags too; None: of all. `modules`:
-    of each command its module, or `module:object`, and its line in the program's help. `module` of what is parsed is
-    the chosen one."""
+def with_commands(top: Parser, words: Sequence[str], modules: Mapping[str, tuple[str, str]]) -> Parser:
+    """`top` with its commands: of each its name, of the one that `words` choose its flags too. `modules`: of
+    each command its module, or `module:object`, and its line in the program's help. `module` of what is parsed is the
+    chosen one."""
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    chosen = set(modules) if words is None else {*[word for word in words if not word.startswith("-")][:1]}
+    chosen = next((word for word in words if not word.startswith("-")), "")
     for name, (module, does) in modules.items():
-        if name not in chosen:
+        if name != chosen:
             added(commands.add_parser, name, help=does)
             continue
         path, _, object_in = module.partition(":")

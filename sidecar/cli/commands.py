@@ -49,12 +49,11 @@ COMMANDS = {
     "stop": ("sidecar.cli.stop", "end a model's engine, or the sidecar"),
     "check": ("sidecar.cli.check", "find the mistakes in sidecar files"),
     "ray": ("sidecar.cli.ray", "the sidecars of a Ray cluster"),
-    "completion": ("sidecar.cli.completion", "complete commands and flags in a shell"),
 }
 
 
-def parser_for(words: Sequence[str] | None) -> Parser:
-    """The parser of a command line; None: of every command line."""
+def parser_for(words: Sequence[str]) -> Parser:
+    """The parser of a command line."""
     top = added(Parser, prog="sidecar", description=DESCRIPTION, epilog=EXAMPLES)
     top.add_argument("--version", action="version", version=f"weir {__version__}")
     return with_commands(top, words, COMMANDS)

@@ -488,10 +488,8 @@ TOLD = [
     ("gateway", "--version"),
     ("gateway", "check", "policies/default.yaml"),
     ("sidecar", "--version"),
-    ("gateway", "completion", "zsh"),
     ("gateway", "check", "policies/default.yaml", "--explain"),
     ("gateway", "serve", "--help"),
-    ("sidecar", "completion", "bash"),
     ("sidecar", "init", "example", "--out", "-"),
 ]
 
