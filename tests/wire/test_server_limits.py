@@ -213,7 +213,7 @@ def test_client_that_reads_steadily_is_not_slow() -> None:
         assert now() - start > 2.0  # twice what a client that takes nothing is given
         assert await client.is_alive()
 
-    serve(scenario, write_stall=1.0, keep_alive=5)
+    serve(scenario, write_stall=1.0, keep_alive=60)  # which begins once the kernel has the rest, not the client
 
 
 @pytest.mark.slow
