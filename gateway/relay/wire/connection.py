@@ -495,9 +495,10 @@ class ClientConnection(asyncio.Protocol):
             self._arm(max(at, now + LOOK))
 
     def _unread(self, now: float) -> bool:
-        """Whether what the state waits for may have come while this process could not read. In vain, if too late."""
+        """Whether what the state waits for may have come while this process could not read. In vain, if too late, and
+        if a body's sink has paused the reading: it is the sink that does not go on."""
         waits = self._state == HEAD or (self._state == BODY and now < self._body_by)
-        return waits and unread(self._transport)
+        return waits and self._transport.is_reading() and unread(self._transport)
 
     def _expired(self) -> None:
         if self._state == BODY:
