@@ -248,6 +248,17 @@ def test_a_member_with_another_token_is_told_and_changes_nothing(two: Site) -> N
     assert stranger.member not in leader.cluster()["members"]
 
 
+def test_a_member_with_another_token_is_told_though_the_store_did_not_answer_before(tmp_path: Path) -> None:
+    with site(tmp_path) as made, contextlib.closing(Proxy(made.store.port)) as proxy:
+        made.machine()
+        made.leader()
+        proxy.mode = "nonsense"
+        stranger = made.machine(f"valkey://127.0.0.1:{proxy.port}/0", shown="another-token-of-another", ready=False)
+        stranger.says("cluster: the store does not answer")
+        proxy.mode = "passes"
+        stranger.says("another cluster named 'prod' is in this store")
+
+
 def test_a_leader_that_nobody_can_reach_is_named_by_those_who_try(tmp_path: Path) -> None:
     with site(tmp_path) as made:
         leader = made.machine(more=f", listen: '127.0.0.1:{free_port()}'")

@@ -19,7 +19,7 @@ from gateway.control.cluster import ClusterView
 from gateway.core.cluster.election import RENEW, TTL, Election, Leader
 from gateway.frames.entrance import Proof, Token, Unwanted, VoteRequest, visit
 from gateway.frames.messages import VERSION
-from gateway.serve.cluster.store import ClusterConflict, MemberRecord, Store, StoreError
+from gateway.serve.cluster.store import ClusterConflict, MemberRecord, OtherCluster, Store, StoreError
 from gateway.shared.addresses import split_address
 from gateway.shared.tasks import lasting
 
@@ -140,12 +140,14 @@ class Membership:
             view, records = await self._store.turn(turn)
         except ClusterConflict as conflict:
             election.step_down(self._clock())
-            if str(conflict) != self._conflict:
-                self._conflict = str(conflict)
-                self._say(f"cluster: {conflict}")
+            self._say_conflict(str(conflict))
         except StoreError as error:
             election.failed()
-            self._store_failed(str(error))
+            if isinstance(error, OtherCluster):  # said also where the store did not answer at all before
+                self._say_conflict(str(error))
+                self.store_error = str(error)
+            else:
+                self._store_failed(str(error))
             self._ask_for_words(sent)
         else:
             self._conflict = ""
@@ -156,6 +158,11 @@ class Membership:
             self.records = records
             election.answered(sent, self._clock(), turn, view)
         self.news()
+
+    def _say_conflict(self, why: str) -> None:
+        if why != self._conflict:
+            self._conflict = why
+            self._say(f"cluster: {why}")
 
     def _store_failed(self, why: str) -> None:
         if not self.store_error:

@@ -157,6 +157,10 @@ class StoreError(Exception):
     """The store has not answered as it should; the message says how."""
 
 
+class OtherCluster(StoreError):
+    """The store has another token than this cluster's."""
+
+
 class ClusterConflict(Exception):
     """Another gateway is this member."""
 
@@ -184,7 +188,7 @@ class Store:
         answer = await self._asked(TURN, *arguments)
         if answer == ["token"]:
             # Or a stranger's text is in the key: a leader that steps down would be followed by nobody for a while.
-            raise StoreError(
+            raise OtherCluster(
                 f"another cluster named {self._cluster!r} is in this store: its members have another token. Give this "
                 "one another cluster.name, or all members the same cluster.token_file"
             )
