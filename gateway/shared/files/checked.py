@@ -70,9 +70,6 @@ class Mark(msgspec.Struct, frozen=True):
     width: int = 0
 
 
-NOWHERE = Mark(0)
-
-
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
     """Mistake in a file. `path` is dotted (`classes.batch.weight`), empty for the whole file. `line` and `column` count
     from 1; 0: not known. `secret`: the text at that position may be a secret, and must not be shown."""

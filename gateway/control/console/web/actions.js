@@ -11,7 +11,7 @@ export function tell(text, kind) {
   setTimeout(() => told.remove(), 12000);
 }
 
-export function sure(title, sentences, yes) {
+function sure(title, sentences, yes) {
   $("sure-title").textContent = title;
   $("sure-text").replaceChildren(...sentences.map((text) => el("p", "", text)));
   $("sure-yes").textContent = yes;

@@ -42,7 +42,9 @@ export function tenantsView() {
 const words = ([kind, what, rate, burst, left]) => rate + " " + kind + (what ? " (" + what + ")" : "") + ": " + count(left) + " of " + count(burst);
 
 function fillKeys(cell, it) {
-  const more = it.all_keys - it.keys.length;
+  const more = it.all_keys - it.keys.length, now = [it.all_keys, ...it.keys].join();
+  if (cell.now === now) return;  // a selection of a hash stays
+  cell.now = now;
   cell.className = "text";
   cell.replaceChildren(...it.all_keys ? it.keys.map((hash) => el("div", "", hash)) : [el("div", "", "none")], ...more ? [el("div", "", "and " + more + " more")] : []);
 }
