@@ -63,7 +63,8 @@ class SavedPrefixes(msgspec.Struct, array_like=True, frozen=True, forbid_unknown
 
 
 class SavedEngine(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """State that an Engine has learned. `full_at`: its slots when it last had a queue; None: it had none."""
+    """State that an Engine has learned. `full_at`: its slots when it last had a queue; None: it had none. `drained`: an
+    operator wants no new calls for it."""
 
     id: str
     prefill_rate: Positive
@@ -75,6 +76,7 @@ class SavedEngine(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_f
     full_at: Number | None
     breaker: SavedBreaker
     prefixes: SavedPrefixes = SavedPrefixes()
+    drained: bool = False
 
 
 class SavedPrompt(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):

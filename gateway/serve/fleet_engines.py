@@ -74,7 +74,6 @@ class FleetEngines:
         self._clock = dispatch.clock
         self._say = say
         self._announcer = Announcer()
-        self._by_hand: set[str] = set()  # engines that an operator has drained
         self._pods = PodEngines(self._pods_changed, say, rng)
 
     # -- a policy -----------------------------------------------------------------------------------------------
@@ -157,7 +156,7 @@ class FleetEngines:
         if engine.provider and engine.url != url:
             self._moved(engine, url)
         if self.retired.pop(engine, None) is not None:
-            engine.draining = engine.leaving = False
+            engine.draining, engine.leaving = engine.drained, False
         return engine
 
     def _new_client(self, id: str, url: str) -> None:
@@ -181,7 +180,6 @@ class FleetEngines:
         for engine in [engine for engine in self.retired if not engine.ledger.in_flight]:
             del self.retired[engine]
             self._announcer.forget(engine.id)
-            self._by_hand.discard(engine.id)
             self._recorder.labels.pop(engine.id, None)
             self._fleet.remove(engine.id)
             self._telemetry.forget(engine)
@@ -252,13 +250,13 @@ class FleetEngines:
             ]
             self._fleet.has_models(engine, cards)
         engine.ready(self._clock())
-        engine.draining = member.id in self._by_hand
+        engine.draining = engine.drained
         self.changed(engine)
 
     def drain(self, engine: Engine, wanted: bool) -> None:
         """No new calls for an engine, or new ones again; one that the policy no longer names, or that its sidecar is
         about to put to sleep or has, gets none in any case."""
-        (self._by_hand.add if wanted else self._by_hand.discard)(engine.id)
+        engine.drained = wanted
         brought = self.brought.get(engine.id)
         engine.draining = wanted or engine in self.retired or (brought is not None and not brought.open)
         self._tell(engine)
@@ -301,7 +299,7 @@ class FleetEngines:
         """Reason why an engine gets no new calls; empty if it gets them."""
         if not engine.draining:
             return ""
-        by_hand = "drained by an operator" if engine.id in self._by_hand else ""
+        by_hand = "drained by an operator" if engine.drained else ""
         return self.retired.get(engine) or by_hand or "its sidecar puts it to sleep, or ends it"
 
     async def aclose(self) -> None:

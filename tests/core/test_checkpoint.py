@@ -100,7 +100,9 @@ def test_an_engine_goes_on_with_what_was_learned_of_it() -> None:
     before.speed.learn_pace(100, 2.0)
     for at, kv_usage in ((BEFORE - 2.0, 0.4), (BEFORE - 1.0, 0.4), (BEFORE, 1.0)):
         before.sampled(EngineSample(running=9, waiting=50, kv_usage=kv_usage, preemptions_total=0), at)
+    before.drained = True
     after.restore(through(before.checkpoint(BEFORE, 0)), AFTER - AGO, prefixes=True)
+    assert (after.drained, after.draining) == (True, True)
     for name in ("prefill_rate", "ttft_spread", "tpot", "pace"):
         found, fresh = getattr(after.speed, name), getattr(engine().speed, name)
         assert found == getattr(before.speed, name), name

@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from loadtest.processes import until
@@ -37,6 +38,17 @@ def learned(made: Processes | World) -> dict[str, Any]:
     return {name: engine[name] for name in ("prefill_rate", "tpot_s")}
 
 
+def drain(made: Processes | World) -> None:
+    """Take the engine out, as an operator does."""
+    (engine,) = made.gateway.fleet()["engines"]
+    httpx.post(f"{made.gateway.control}/engines/{engine['id']}/drain", timeout=60.0).raise_for_status()
+
+
+def drained(made: Processes | World) -> bool:
+    (engine,) = made.gateway.fleet()["engines"]
+    return bool(engine["draining"])
+
+
 def saved(made: Processes) -> None:
     """Wait until the decider has saved all of that: its file is of later than now, twice."""
     (folder,) = {Path(line.split()[-1]).parent for line in open_sockets(made)}
@@ -62,6 +74,7 @@ def test_a_decider_that_is_killed_leaves_levels_and_rates_to_the_next(tmp_path: 
     with processes(tmp_path, policy=LIMITED) as made:
         fresh = learned(made)
         used_up(made)
+        drain(made)
         saved(made)
         before, pid = learned(made), made.pid("decider")
         assert before["tpot_s"] != fresh["tpot_s"]
@@ -69,6 +82,7 @@ def test_a_decider_that_is_killed_leaves_levels_and_rates_to_the_next(tmp_path: 
         made.replaced("decider", pid)
         assert learned(made) == before
         assert refused(made)
+        assert drained(made)
 
 
 def test_a_state_that_cannot_be_read_is_told_and_left_out(tmp_path: Path) -> None:
@@ -91,7 +105,9 @@ def test_a_state_that_cannot_be_read_is_told_and_left_out(tmp_path: Path) -> Non
 def test_an_upgrade_hands_levels_and_rates_over(tmp_path: Path, words: tuple[str, ...]) -> None:
     with world(tmp_path, *words, policy=LIMITED + "timeouts: {drain: 20s}\n") as made:
         used_up(made)
+        drain(made)
         before = learned(made)
         assert made.signalled() is not None, made.output()
         assert learned(made) == before
         assert refused(made)
+        assert drained(made)

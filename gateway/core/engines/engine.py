@@ -126,6 +126,7 @@ class Engine:
         self.models: dict[str, ModelCard] = {}
         self.adapters: Adapters | None = None  # LoRA adapters among them
         self.draining = False
+        self.drained = False  # by an operator
         self.leaving = False  # it is forgotten once it has nothing left to do: nobody waits for it
         self.sample: EngineSample | None = None
         self.sampled_at = -math.inf
@@ -303,6 +304,7 @@ class Engine:
             full_at=self.adaptation.full_at,
             breaker=self.breaker.checkpoint(now),
             prefixes=self.cache.checkpoint(blocks, now),
+            drained=self.drained,
         )
 
     def restore(self, saved: SavedEngine, then: float, *, prefixes: bool) -> None:
@@ -311,5 +313,7 @@ class Engine:
         self.speed.restore(saved)
         self.adaptation.restore(saved)
         self.breaker.restore(saved.breaker, then)
+        self.drained = saved.drained
+        self.draining = self.draining or saved.drained
         if prefixes:
             self.cache.restore(saved.prefixes, then)
