@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import json
 import signal
 import socket
-import json
 import subprocess
 from pathlib import Path
 
@@ -48,8 +48,8 @@ def test_engines_go_on_without_the_sidecar_and_the_next_one_takes_them_over(tmp_
             assert machine.state("a") == "running"
             assert machine.engines() == engine
             machine.awake("b")
-            assert machine.state("a") == "stopped"
-            assert "a ends for b" in third.output()
+            assert machine.state("a") == "sleeping"
+            assert "a sleeps at level" in third.output()
 
 
 @pytest.mark.slow
