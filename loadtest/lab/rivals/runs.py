@@ -31,7 +31,7 @@ SCRAPED = ("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total")
 class RivalRow(msgspec.Struct, frozen=True, kw_only=True):
     """Figures of one run, or of one class of it. `hits`: share of prompt tokens that engines had cached; `mean` to
     `p99`: seconds to the first token, of calls that were answered; `e2e`: to the last, on average; `in_time`: calls
-    within their targets; `goodput`: tokens of those, prompt
+    within their targets, and `share` the part of the offered calls that they are; `goodput`: tokens of those, prompt
     and answer, a second; `refused`: calls not answered; `lag`: seconds the sender was late at p99."""
 
     hits: float
@@ -41,6 +41,7 @@ class RivalRow(msgspec.Struct, frozen=True, kw_only=True):
     p99: float
     e2e: float
     in_time: int
+    share: float
     goodput: float
     refused: int
     lag: float
@@ -97,7 +98,8 @@ def row(run: Run, hits: float, class_name: str = "") -> RivalRow:
     )  # fmt: skip
     return RivalRow(
         hits=hits, mean=part.ttft.mean, p50=part.ttft.p50, p90=part.ttft.p90, p99=part.ttft.p99, e2e=part.e2e.mean,
-        in_time=part.met, goodput=tokens / max(seconds, 1e-9), refused=part.offered - part.ok, lag=summary.lag_p99,
+        in_time=part.met, share=part.met / max(part.offered, 1),
+        goodput=tokens / max(seconds, 1e-9), refused=part.offered - part.ok, lag=summary.lag_p99,
     )  # fmt: skip
 
 
