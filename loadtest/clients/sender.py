@@ -12,7 +12,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from loadtest.clients.answer import Answer
 from loadtest.clients.client import Exchange
@@ -82,33 +82,37 @@ class Sender:
 
     def missed(self, planned: Planned) -> None:
         """Count a call that was due and is not sent any more: the run is over."""
-        asked = planned.asked
-        self.results.append(
-            RequestResult(
-                index=asked.index,
-                target=self._target,
-                repeat=self._repeat,
-                at=planned.at,
-                kind=asked.kind,
-                class_name=asked.class_name,
-                tenant=asked.tenant,
-                finished=time.monotonic() - self.begin,
-                outcome=NOT_SENT,
-                reason="overdue when the run ended",
-                tries=0,
-            )
-        )
-        self.outcomes[NOT_SENT] += 1
+        missed_at = time.monotonic() - self.begin
+        self._note(planned, NOT_SENT, "overdue when the run ended", finished=missed_at, tries=0)
 
     def over(self, call: SocketCall, outcome: str, reason: str) -> None:
         """A call has ended, after its last try."""
         del self.open[call]
         planned, answer, begin = call.planned, call.answer, self.begin
-        asked = planned.asked
 
         def since(time: float) -> float:
             return time - begin if time else 0.0
 
+        result = self._note(
+            planned,
+            outcome,
+            reason,
+            sent=since(call.sent),
+            first_byte=since(answer.first_byte),
+            first_token=since(answer.first_event),
+            finished=since(answer.finished),
+            status=answer.status,
+            prompt_tokens=answer.prompt_tokens,
+            completion_tokens=answer.completion_tokens,
+            cached_tokens=answer.cached_tokens,
+            tries=call.number,
+            gaps=tuple(answer.gaps),
+        )
+        self._ended(planned, result, call.body.words if call.body is not None and outcome == "ok" else b"")
+
+    def _note(self, planned: Planned, outcome: str, reason: str, **measured: Any) -> RequestResult:
+        """Return the result of a call, kept and counted. `measured`: fields that its end tells."""
+        asked = planned.asked
         result = RequestResult(
             index=asked.index,
             target=self._target,
@@ -117,22 +121,13 @@ class Sender:
             kind=asked.kind,
             class_name=asked.class_name,
             tenant=asked.tenant,
-            sent=since(call.sent),
-            first_byte=since(answer.first_byte),
-            first_token=since(answer.first_event),
-            finished=since(answer.finished),
-            status=answer.status,
             outcome=outcome,
             reason=reason,
-            prompt_tokens=answer.prompt_tokens,
-            completion_tokens=answer.completion_tokens,
-            cached_tokens=answer.cached_tokens,
-            tries=call.number,
-            gaps=tuple(answer.gaps),
+            **measured,
         )
         self.results.append(result)
         self.outcomes[outcome] += 1
-        self._ended(planned, result, call.body.words if call.body is not None and outcome == "ok" else b"")
+        return result
 
 
 class SocketCall:

@@ -204,7 +204,7 @@ def ask(gateway: Gateway, head: str, data: bytes) -> tuple[int, Any]:
 def test_an_upload_may_take_longer_than_its_sdk_waits_for_an_answer(
     acme: openai.OpenAI, gateway: Gateway, folder: Path
 ) -> None:
-    """That wait begins once all is sent."""
+    """An SDK's read timeout begins once the body is sent."""
     kept = {path.name for path in (folder / "kept/files").iterdir()}
     purpose = b'--B\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
     file = b'--B\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n%b\r\n--B--' % bytes(300_000)

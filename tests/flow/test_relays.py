@@ -377,7 +377,7 @@ def test_a_relay_hears_that_an_engine_is_back_before_a_grant_names_it() -> None:
 
 
 def test_a_call_that_begins_on_an_engine_that_is_dead_already_moves() -> None:
-    """Its grant came before the news, and its task ran after them."""
+    """A grant comes before the news of the death, and the call's task runs after them."""
 
     async def scenario(rig: Rig) -> None:
         side = relay_of(1, 1, 1, None, lambda _: asyncio.sleep(0), {}, Sends(), 1)

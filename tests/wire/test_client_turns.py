@@ -21,7 +21,7 @@ EVENTS = st.sampled_from(["put", "turn", "abandon", "stop", "late"])
 
 
 class Exchange:
-    """One exchange, whose answer the engine puts in pieces."""
+    """Exchange whose answer the engine puts in pieces."""
 
     def __init__(self, rig: Rig, peer: Peer, pieces: list[bytes]) -> None:
         self.rig, self.peer, self.pieces = rig, peer, pieces

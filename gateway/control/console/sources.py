@@ -20,8 +20,8 @@ Used = tuple[int, int, int]  # calls that ended, those of them that were answere
 class Sources(msgspec.Struct, frozen=True, kw_only=True):
     """`ended`: the last calls. `order` passes an operator's order on to a sidecar; None: there are none. `previous`:
     the policy before this one, None: there was none. `used`: by tenant, since the start. `buckets`: of all limits.
-    `observer` keeps the
-    history, None: nobody does. `log_trouble`: None: the log is written. `read_log`: of an engine, from its sidecar.
+    `observer` keeps the history, None: nobody does. `log_trouble`: None: the log is written. `read_log`: of an engine,
+    from its sidecar.
     """
 
     ended: EndedCalls = msgspec.field(default_factory=EndedCalls)

@@ -70,5 +70,5 @@ def test_every_request_of_a_trace_is_accounted_for(trace: Path, tmp_path: Path) 
 
 
 def wrong(log: Path) -> Counter[str]:
-    """How often each reason stands in the log of calls."""
+    """Count the reasons in the log of calls."""
     return Counter(call["reason"] for call in map(json.loads, log.read_text().splitlines()) if call["outcome"] != "ok")

@@ -65,7 +65,7 @@ class Start:
             await asyncio.sleep(0.01)
 
     async def given_up(self, limit: float | None = None) -> tuple[float, str]:
-        """How many seconds after its beginning it was given up, and why. Nothing of it is left then."""
+        """Seconds from the start's beginning to its end, and the reason. Nothing of the start is left then."""
         try:
             async with aclosing(EngineApi(self.process.record.address.url, "m")) as api:
                 with pytest.raises(ApiError) as caught:
