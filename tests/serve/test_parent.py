@@ -157,21 +157,21 @@ def test_who_is_killed_is_replaced_and_nobody_else(family: Family, name: str) ->
 def test_who_is_stopped_is_found(family: Family) -> None:
     pid = family.wait("relay-1", 1)
     os.kill(pid, signal.SIGSTOP)
-    assert family.said(f"relay 1 (pid {pid}) was stopped: it is killed, and another started")
+    assert family.said(f"relay 1 (pid {pid}) was stopped: it is killed")
     family.wait("relay-1", 2)
 
 
 def test_who_gives_no_sign_of_life_is_found(family: Family) -> None:
     pid = family.wait("relay-1", 1)
     (family.folder / f"relay-1-{pid}-hangs").touch()
-    assert family.said(f"relay 1 (pid {pid}) hangs: it is killed, and another started")
+    assert family.said(f"relay 1 (pid {pid}) hangs: it is killed")
     family.wait("relay-1", 2)
 
 
 def test_who_runs_for_ever_is_found(family: Family) -> None:
     pid = family.wait("relay-1", 1)
     (family.folder / f"relay-1-{pid}-loops").touch()
-    assert family.said(f"relay 1 (pid {pid}) hangs: it is killed, and another started")
+    assert family.said(f"relay 1 (pid {pid}) hangs: it is killed")
     family.wait("relay-1", 2)
 
 
@@ -236,12 +236,17 @@ def test_a_gateway_that_is_told_to_end_before_it_serves_leaves_the_one_before(tm
         assert not family.child.group()
 
 
-def test_one_that_is_killed_before_it_serves_ends_all_otherwise(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_one_that_is_killed_before_it_serves_ends_all_otherwise(tmp_path: Path, number: int) -> None:
     (tmp_path / "decider-0-begins-with").write_bytes(ALIVE)
     family = Family(tmp_path)
     assert family.said("decider-0 has begun")
-    os.kill(family.wait("decider-0", 1), signal.SIGKILL)
+    pid = family.wait("decider-0", 1)
+    os.kill(pid, number)
     assert family.child.process.wait(WITHIN) == 1
+    said = family.child.output()
+    assert f"decider (pid {pid}) was killed by signal 9 before it served: the gateway stops\n" in said
+    assert "another" not in said
     assert not family.child.group()
 
 

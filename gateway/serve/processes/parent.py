@@ -278,7 +278,7 @@ class Parent:
                 return
             child, stopped = self._children.get(pid), os.WIFSTOPPED(status)
             if child is not None and stopped:
-                self._say(f"{child} was stopped: it is killed, and another started")
+                self._say(f"{child} was stopped: it is killed")
                 os.kill(pid, signal.SIGKILL)
             elif child is not None:
                 self._ended(child, os.waitstatus_to_exitcode(status))
@@ -296,7 +296,9 @@ class Parent:
             return
         if self._handed:  # the others finish what they have
             return
-        if who not in self._ready and not (self._taken and code < 0):  # it cannot start, and has said why
+        if who not in self._ready and not (self._taken and code < 0):  # it cannot start
+            if code < 0:  # else it has said why
+                self._say(f"{child} was killed by signal {-code} before it served: the gateway stops")
             self._status = code if code > 0 else 1
             self._terms = 1
             self._decider_gone()
@@ -321,7 +323,7 @@ class Parent:
         for child in self._children.values():
             child.look()
             if child.silent > SILENT:
-                self._say(f"{child} hangs: it is killed, and another started")
+                self._say(f"{child} hangs: it is killed")
                 child.silent = SILENT - STARTS
                 os.kill(child.pid, signal.SIGKILL)
         if self._ends_by and time.monotonic() > self._ends_by:
