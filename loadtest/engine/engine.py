@@ -20,13 +20,23 @@ from loadtest.engine.engine_config import EngineConfig
 from loadtest.engine.kv_transfer import KeptPrompts
 from loadtest.engine.scheduler import Scheduler
 from loadtest.engine.sequence import Sequence, SequenceState
-from loadtest.engine.stats import Stats
 
 SleepMode = Literal["abort", "wait", "keep"]
 Weights = Literal["loaded", "offloaded", "discarded", "blank"]
 TAGS = ("weights", "kv_cache")
 LEAST_AHEAD = 3  # steps: fewer are sooner made than foreseen
 DRAWN = 64  # steps whose jitter is drawn together
+
+
+class Stats:
+    """Counters since the engine started, as its /metrics show them."""
+
+    def __init__(self) -> None:
+        self.steps = 0  # that computed anything
+        self.prompt_tokens = 0
+        self.generation_tokens = 0
+        self.preemptions = 0
+        self.success = dict.fromkeys(("stop", "length", "abort", "error", "repetition"), 0)
 
 
 class StepResult(msgspec.Struct, gc=False):
@@ -41,13 +51,11 @@ class StepResult(msgspec.Struct, gc=False):
 
 
 class Engine:
-    """A simulated EngineCore. `stats` is what it has done, `scheduler` what it is doing. Without `times` the histograms
-    stay empty: where nobody scrapes them they are not worth their cost."""
+    """A simulated EngineCore. `stats` is what it has done, `scheduler` what it is doing."""
 
-    def __init__(self, config: EngineConfig, *, times: bool = True, engine_id: str = "sim") -> None:
+    def __init__(self, config: EngineConfig, *, engine_id: str = "sim") -> None:
         self.config = config
-        self._times = times
-        self.stats = Stats(config.max_model_len)
+        self.stats = Stats()
         self.scheduler = Scheduler(
             Blocks(config.num_gpu_blocks, caching=config.caching),
             max_num_seqs=config.max_num_seqs,
@@ -62,7 +70,6 @@ class Engine:
         self._rng = random.Random(config.seed)  # noqa: S311 - jitter
         self._factors: list[float] = []  # jitter, drawn for steps to come
         self._next = 0  # of it, for the next step
-        self._ended = -1.0
 
     def __repr__(self) -> str:
         return f"<Engine {'awake' if self.asleep is None else f'asleep at level {self.asleep}'}, {self.scheduler!r}>"
@@ -110,25 +117,14 @@ class Engine:
         stats = self.stats
         stats.preemptions += step.preempted
         stats.generation_tokens += step.decoded
-        if self._times:
-            tokens = step.prefill_tokens + step.decoded
-            if tokens:
-                stats.iteration_tokens.observe(tokens)
-            if step.decoded:
-                # Decoding sequences wrote in the step before, too: they have waited since that one ended.
-                stats.between_tokens.observe(ends - self._ended if self._ended > 0.0 else duration, step.decoded)
-        for sequence in step.admitted:
-            sequence.admitted_at = now
+        stats.steps += step.prefill_tokens + step.decoded > 0
         for sequence in step.prefilled:
             stats.generation_tokens += sequence.output > 0
             if sequence.first_token_at < 0.0:
                 sequence.first_token_at = ends
                 stats.prompt_tokens += sequence.prompt
-                if self._times and sequence.output:
-                    stats.first_token.observe(ends - sequence.arrived_at)
         for sequence in step.finished:
-            self._count(sequence, ends)
-        self._ended = ends
+            stats.success[sequence.reason] += 1
         return StepResult(duration, ends, step.prefilled, step.finished, step.decoded, step.prefill_tokens)
 
     def _jitter(self, steps: int) -> list[float]:
@@ -154,34 +150,15 @@ class Engine:
         times[0] += now
         return list(accumulate(times))
 
-    def go_on(self, ends: list[float], steps: int) -> None:
-        """Make the first of those steps, and no more."""
+    def go_on(self, steps: int) -> None:
+        """Make so many of those steps, and no more."""
         if not steps:
             return
         stats, decoded = self.stats, len(self.scheduler.running)
         self._next += steps
         self.scheduler.decode(steps)
         stats.generation_tokens += decoded * steps
-        if self._times:
-            ended = self._ended
-            stats.iteration_tokens.observe(decoded, steps)
-            for end in ends[:steps]:
-                stats.between_tokens.observe(end - ended, decoded)
-                ended = end
-        self._ended = ends[steps - 1]
-
-    def _count(self, sequence: Sequence, ends: float) -> None:
-        stats = self.stats
-        stats.success[sequence.reason] += 1
-        if not self._times:
-            return
-        stats.end_to_end.observe(ends - sequence.arrived_at)
-        stats.queue.observe(sequence.admitted_at - sequence.arrived_at)
-        stats.inference.observe(ends - sequence.admitted_at)
-        stats.prefill.observe(sequence.first_token_at - sequence.admitted_at)
-        stats.decode.observe(ends - sequence.first_token_at)
-        stats.request_prompt.observe(sequence.prompt)
-        stats.request_generation.observe(sequence.generated)
+        stats.steps += steps
 
     def sleep(self, level: int, mode: SleepMode = "abort") -> list[Sequence]:
         """Sleep at level 0 (paused), 1 (weights to host memory) or 2 (weights dropped); the sequences it aborted.
@@ -222,7 +199,6 @@ class Engine:
         if not self.cache_ready or self.weights in ("offloaded", "discarded"):
             return False
         self.asleep = None
-        self._ended = -1.0
         for sequence in self._held:
             self.scheduler.add(sequence)
         self._held.clear()

@@ -1,6 +1,7 @@
 """Text of /metrics, under the names of vLLM 0.32. Written by hand: it is a fixed list of series.
 
-Counters and histograms carry what the engine has counted; gauges are read from the scheduler at the scrape.
+Counters carry what the engine has counted; gauges are read from the scheduler at the scrape. Of vLLM's histograms there
+is the one whose count the sidecar reads.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import msgspec
 
 from loadtest.engine.engine import Engine
 from loadtest.engine.sequence import BLOCK
-from loadtest.engine.stats import Histogram
 
 CONTENT_TYPE = b"content-type: text/plain; version=1.0.0; charset=utf-8\r\n"
 SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
@@ -29,9 +29,7 @@ class LoraInfo(msgspec.Struct, frozen=True):
 def text(engine: Engine, model: str, lora: LoraInfo | None = None) -> bytes:
     """Every series once, each family with its HELP and TYPE. `lora`: None: it is not enabled."""
     labels = f'engine="0",model_name="{model}"'
-    return "\n".join(
-        [*_gauges(engine, labels), *_lora(lora), *_counters(engine, labels), *_times(engine, labels), ""]
-    ).encode()
+    return "\n".join([*_gauges(engine, labels), *_lora(lora), *_counters(engine, labels), ""]).encode()
 
 
 def _gauges(engine: Engine, labels: str) -> Iterable[str]:
@@ -65,26 +63,10 @@ def _counters(engine: Engine, labels: str) -> Iterable[str]:
     yield from _family("num_preemptions_total", "counter", [(labels, stats.preemptions)])
     yield from _family("prompt_tokens_total", "counter", [(labels, stats.prompt_tokens)])
     yield from _family("generation_tokens_total", "counter", [(labels, stats.generation_tokens)])
+    yield "# TYPE vllm:iteration_tokens_total histogram"
+    yield f"vllm:iteration_tokens_total_count{{{labels}}} {float(stats.steps)!r}"
     success = [(f'{labels},finished_reason="{reason}"', count) for reason, count in stats.success.items()]
     yield from _family("request_success_total", "counter", success)
-
-
-def _times(engine: Engine, labels: str) -> Iterable[str]:
-    stats = engine.stats
-    histograms = {
-        "time_to_first_token_seconds": stats.first_token,
-        "inter_token_latency_seconds": stats.between_tokens,
-        "e2e_request_latency_seconds": stats.end_to_end,
-        "request_queue_time_seconds": stats.queue,
-        "request_inference_time_seconds": stats.inference,
-        "request_prefill_time_seconds": stats.prefill,
-        "request_decode_time_seconds": stats.decode,
-        "iteration_tokens_total": stats.iteration_tokens,
-        "request_prompt_tokens": stats.request_prompt,
-        "request_generation_tokens": stats.request_generation,
-    }
-    for name, histogram in histograms.items():
-        yield from _histogram(name, labels, histogram)
 
 
 def _family(name: str, kind: str, samples: Sequence[tuple[str, float]]) -> Iterable[str]:
@@ -92,15 +74,3 @@ def _family(name: str, kind: str, samples: Sequence[tuple[str, float]]) -> Itera
     yield f"# TYPE vllm:{name} {kind}"
     for labels, value in samples:
         yield f"vllm:{name}{{{labels}}} {float(value)!r}"
-
-
-def _histogram(name: str, labels: str, histogram: Histogram) -> Iterable[str]:
-    yield f"# HELP vllm:{name} Simulated."
-    yield f"# TYPE vllm:{name} histogram"
-    total = 0
-    for bound, count in zip((*histogram.bounds, float("inf")), histogram.counts, strict=True):
-        total += count
-        upto = "+Inf" if bound == float("inf") else repr(float(bound))
-        yield f'vllm:{name}_bucket{{{labels},le="{upto}"}} {float(total)!r}'
-    yield f"vllm:{name}_count{{{labels}}} {float(total)!r}"
-    yield f"vllm:{name}_sum{{{labels}}} {histogram.sum!r}"

@@ -35,7 +35,6 @@ class EngineStep(msgspec.Struct, gc=False):
 
     prefilled: list[Sequence]
     finished: list[Sequence]
-    admitted: list[Sequence]
     prefill_tokens: int = 0
     decoded: int = 0
     context: int = 0
@@ -107,7 +106,7 @@ class Scheduler:
     def schedule(self) -> EngineStep:
         """Schedule and account for one step; what it wrote is in the answer."""
         at = self.step + 1
-        result = EngineStep([], [], [])
+        result = EngineStep([], [])
         chunk = self._make_room(at, result)
         self.step = at
         partial = self.partial
@@ -215,7 +214,6 @@ class Scheduler:
                 sequence.cached = sequence.computed
                 self.queries += tokens
                 self.hits += sequence.computed
-                result.admitted.append(sequence)
             chunk = min(tokens - sequence.computed, budget)
             budget -= chunk
             result.prefill_tokens += chunk

@@ -39,7 +39,6 @@ class Sequence:
     """
 
     __slots__ = (
-        "admitted_at",
         "arrived_at",
         "bucket",
         "cached",
@@ -96,7 +95,6 @@ class Sequence:
         self.keeps = False  # its blocks stay in use after its last token, until `Scheduler.release`
         self.loaded = 0  # prompt tokens whose KV came from another engine
         self.arrived_at = 0.0  # seconds, the driver's clock
-        self.admitted_at = -1.0
         self.first_token_at = -1.0
 
     def __repr__(self) -> str:

@@ -147,7 +147,7 @@ class MemoryEngine:
         return lambda: self._withdraw(taker)
 
     def _new_engine(self, seed: int) -> Engine:
-        return Engine(self.config, times=False, engine_id=f"{self.model}-{seed}-{self.lives}")
+        return Engine(self.config, engine_id=f"{self.model}-{seed}-{self.lives}")
 
     def _transfer(self, work: Work, params: TransferParams | None, request_id: str) -> float:
         """Have the prompt kept for another engine, or fetch it from there. Return the time when it is here; 0: nothing
@@ -226,7 +226,7 @@ class MemoryEngine:
         ahead, self._ahead = self._ahead, None
         assert ahead is not None  # noqa: S101 # what cancels it cancels the timer
         self._reach = min(2 * self._reach, MOST_AHEAD)
-        self._engine.go_on(ahead, len(ahead))
+        self._engine.go_on(len(ahead))
         self._paced(ahead)
         self._step()
 
@@ -238,7 +238,7 @@ class MemoryEngine:
         self._ahead = None
         begun = min(bisect_right(ahead, self._loop.time()) + 1, len(ahead))
         self._reach = max(LEAST_AHEAD, begun)
-        self._engine.go_on(ahead, begun)
+        self._engine.go_on(begun)
         self._paced(ahead[: begun - 1])
         if self._timer is not None:
             self._timer.cancel()

