@@ -3,16 +3,12 @@
 The whole gateway runs in this process, over simulated engines and in virtual time: four engines at ten times the load
 they can carry take seconds, and the same seed gives the same numbers.
 
-  python -m loadtest.lab.figures --rows 6,7,8         some rows only
+  python -m loadtest.lab.figures --rows 7,9           some rows only
 
 rows:
-  6   goodput under 2, 5 and 10 times the load the engines can carry, over that capacity
   7   the interactive class at half the capacity while others ask for ten times all of it
-  8   calls that were given an engine and still missed a target
   9   how full the engines' KV caches are under overload
-  10  prefix-cache hits of conversations, over those of one big engine
   13  an engine that is killed, and one that hangs
-  16  how fast all this is simulated
   retry-after  clients that come back when they are told to, under overload and over a limit: how many are admitted
   prefill  prompts read on another engine: all mixed, all split, and decided per call, of four A100s: calls in time;
            first token (mean, p99); between tokens (p99); per token (p99)
@@ -21,8 +17,8 @@ A call is in time if it meets its class's two targets (first and last token), co
 Clients try again as openai-python does and give up at their class's deadline. Round robin is the same engines
 without a gateway. loadtest/lab/figures/runs.py says what engines and traffic these are.
 
-A figure stands beside its milestone, which should hold on any machine; row 16 is of this machine. Exit status 0:
-measured, whatever came of it; 1: a gateway has left something behind, which is a bug; 2: bad arguments.
+A figure stands beside its milestone. Exit status 0: measured, whatever came of it; 1: a gateway has left something
+behind, which is a bug; 2: bad arguments.
 """
 
 from __future__ import annotations
@@ -35,18 +31,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from loadtest.lab.figures import fleet, load, prefill
+from loadtest.lab.figures import load, prefill
 from loadtest.lab.figures.runs import Setting
 from loadtest.lab.rows import Row, add_arguments, bars, chosen, collect_seldom, parser_of, report, terminal
 
 ROWS: dict[str, Callable[[Setting], list[Row]]] = {
-    "6": load.row6,
     "7": load.row7,
-    "8": load.row8,
     "9": load.row9,
-    "10": fleet.row10,
-    "13": fleet.row13,
-    "16": fleet.row16,
+    "13": load.row13,
     "retry-after": load.retry_after,
     "prefill": prefill.row_prefill,
 }

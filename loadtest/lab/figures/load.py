@@ -1,4 +1,4 @@
-"""Rows about load: goodput, the interactive class, lateness, the KV watermark, Retry-After.
+"""Rows in the field: the interactive class, the KV watermark, an engine that fails, Retry-After.
 
 One function per row: it makes its runs and says what was found. A try counts as *in time* if it was answered well
 within its class's two targets (first token, last token), counted from the sending of that try: a client that was
@@ -13,8 +13,11 @@ from loadtest.lab.figures.runs import BLOCKS, MIX, Measured, Setting, in_time, m
 from loadtest.lab.rows import Row, percent
 from loadtest.load.plan import poisson
 from loadtest.report.stats import quantile
+from loadtest.simulate.run_records import Fault
+from loadtest.simulate.simulated_client import Try
 
-FACTORS = (2.0, 5.0, 10.0)
+LIGHT = 0.5  # of the capacity: three engines of four can carry it
+AFTER = 90.0  # seconds a run with a fault goes on, so that what hangs can time out
 
 
 def goodput(setting: Setting, outcome: Measured, *, first: bool = False) -> float:
@@ -23,37 +26,10 @@ def goodput(setting: Setting, outcome: Measured, *, first: bool = False) -> floa
     return sum(map(tokens, good)) / setting.measured / setting.saturated().tokens
 
 
-def throughput(setting: Setting, outcome: Measured) -> float:
-    """Tokens of all answers, in time or not, per second, over the capacity."""
-    done = [t for t in measured(setting, outcome) if t.outcome == "ok"]
-    return sum(map(tokens, done)) / setting.measured / setting.saturated().tokens
-
-
 def late(setting: Setting, outcome: Measured) -> float:
     """Return the share of the tries given to an engine that was not in time."""
     admitted = [t for t in measured(setting, outcome) if t.upstream > 0 and t.outcome != "left"]
     return sum(not in_time(t, setting.targets) for t in admitted) / max(1, len(admitted))
-
-
-def row6(setting: Setting) -> list[Row]:
-    rows = []
-    capacity = setting.saturated()
-    for factor in FACTORS:
-        ours = setting.overload(factor)
-        value = goodput(setting, ours)
-        fresh = goodput(setting, ours, first=True)
-        plain = goodput(setting, setting.overload(factor, gateway=False)) if factor == 2.0 else None
-        rows.append(
-            Row(
-                name="6",
-                what=f"goodput at {factor:g}x, of {capacity.tokens:.0f} tokens/s ({capacity.calls:.1f} calls/s)",
-                value=f"{value:.3f} (first tries {fresh:.3f}; with late ones {throughput(setting, ours):.3f})",
-                baseline="" if plain is None else f"round robin {plain:.3f}",
-                milestone=">= 0.90",
-                met=value >= 0.90,
-            )
-        )
-    return rows
 
 
 def row7(setting: Setting) -> list[Row]:
@@ -82,23 +58,6 @@ def row7(setting: Setting) -> list[Row]:
             milestone=f"<= {target / 2:g} s",
             met=wait <= target / 2,
         ),
-    ]
-
-
-def row8(setting: Setting) -> list[Row]:
-    runs = {f"{factor:g}x": setting.overload(factor) for factor in FACTORS}
-    runs["interactive at half"] = setting.crowded()
-    shares = {name: late(setting, outcome) for name, outcome in runs.items()}
-    worst = max(shares.values())
-    return [
-        Row(
-            name="8",
-            what="admitted but late, the worst of " + ", ".join(f"{n}: {percent(s)}" for n, s in shares.items()),
-            value=percent(worst),
-            baseline=f"round robin at 2x {percent(late(setting, setting.overload(2.0, gateway=False)))}",
-            milestone="<= 3 %",
-            met=worst <= 0.03,
-        )
     ]
 
 
@@ -176,3 +135,32 @@ def limits(setting: Setting) -> list[Row]:
             )
         )
     return rows
+
+
+def row13(setting: Setting) -> list[Row]:
+    """Fail one engine of several at half load."""
+    rows = []
+    for what, name, bound in (("die", "killed", 1.0), ("stop", "stopped", 5.0)):
+        fault = Fault(at=setting.warm, what=what, engines=(0,))  # type: ignore[arg-type] # one of its words
+        ends = setting.warm + AFTER
+        calls = poisson(MIX, LIGHT * setting.saturated().calls, ends, setting.seed)
+        never = Clients(retries=0, patience={name: target.deadline for name, target in setting.targets.items()})
+        outcome = setting.run(f"one engine is {name}", calls, faults=(fault,), clients=never, ends=ends, grace=AFTER)
+        after = max(0.0, outcome.result.last_posts[0] - setting.warm)
+        failed = [t for t in outcome.result.tries if t.finished >= setting.warm and _unanswered(t)]
+        slow = [t.first_byte - t.sent for t in outcome.result.tries if t.sent >= setting.warm - 5 and t.status == 200]
+        rows.append(
+            Row(
+                name="13",
+                what=f"one engine is {name} at half load: until its last call; errors before a first byte",
+                value=f"{after:.2f} s; {len(failed)}",
+                baseline=f"ttft of all p99 {quantile(slow, 0.99):.2f} s, longest {max(slow, default=0.0):.2f} s",
+                milestone=f"<= {bound:g} s; 0",
+                met=after <= bound and not failed,
+            )
+        )
+    return rows
+
+
+def _unanswered(tried: Try) -> bool:
+    return tried.outcome != "ok" and tried.status != 200

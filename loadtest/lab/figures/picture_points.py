@@ -76,6 +76,11 @@ def mean_first(picture: Picture, side: str) -> Curve:
     return _means(picture, side, lambda point: point.first)
 
 
+def mean_late(picture: Picture, side: str) -> Curve:
+    """Return the share of the tries given to an engine that was not in time."""
+    return _means(picture, side, lambda point: point.late)
+
+
 def mean_share(picture: Picture, side: str, class_name: str) -> Curve:
     """Return the share of a class's calls that were in time, at each load, at most 1: some calls that end in the
     measured part began before it."""
@@ -104,6 +109,7 @@ def table(picture: Picture) -> Iterator[str]:
         if side == "weir":
             rows["goodput at the first try"] = mean_first(picture, side)
         rows |= {f"{name} in time": mean_share(picture, side, name) for name in ("interactive", "default", "batch")}
+        rows["admitted but late"] = mean_late(picture, side)
         for name, curve in rows.items():
             cells = [f"{100.0 * value:.0f} %" for factor, value in curve if factor in known]
             yield f"| {TITLES[side]}: {name} | " + " | ".join(cells) + " |"

@@ -8,7 +8,6 @@ binds. Traffic is three classes; clients behave as openai-python does and give u
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -54,13 +53,11 @@ class Saturation(msgspec.Struct, frozen=True):
 class Measured(msgspec.Struct):
     """Run, of which the tries that ended after the warm-up are kept.
 
-    `left_over`: what its gateway left behind (empty: nothing). `cpu`: seconds of this process. `sent`: all tries.
+    `left_over`: what its gateway left behind (empty: nothing).
     """
 
     result: RunResult
     left_over: list[str]
-    cpu: float = 0.0
-    sent: int = 0
 
 
 class Setting(msgspec.Struct, kw_only=True):
@@ -137,18 +134,16 @@ class Setting(msgspec.Struct, kw_only=True):
         closed: int = 0,
         ends: float | None = None,
         grace: float = 0.0,
-        big: bool = False,
         blocks: int = BLOCKS,
     ) -> Measured:
-        """Run this setting's engines (or one that is as `big` as all of them), and keep the run by its name."""
+        """Run this setting's engines, and keep the run by its name."""
         if what in self.known:
             return self.known[what]
-        count, size = (1, self.engines) if big else (self.engines, 1)
         until = ends or self.ends
         waits = Clients(patience={name: target.deadline for name, target in self.targets.items()})
 
         async def whole() -> Measured:
-            engines = [an_engine(self.seed * 100 + number, size, blocks) for number in range(count)]
+            engines = [an_engine(self.seed * 100 + number, blocks) for number in range(self.engines)]
             target = GatewayTarget(self.policy, engines, seed=self.seed) if gateway else Router(engines, self.without())
             run = SimulationRun(
                 engines,
@@ -163,23 +158,16 @@ class Setting(msgspec.Struct, kw_only=True):
             result = await run.until(until, grace=grace)
             return Measured(result, [] if isinstance(target, Router) else target.left_over())
 
-        began = time.process_time()
         made = self.known[what] = vtime.run(whole())
-        made.cpu = time.process_time() - began
-        made.sent = len(made.result.tries)
-        self.tries += made.sent
+        self.tries += len(made.result.tries)
         # A run at ten times the load is hundreds of thousands of tries: those of the warm-up are not kept.
         made.result.tries = [tried for tried in made.result.tries if tried.finished >= self.warm]
         return made
 
 
-def an_engine(seed: int, size: int = 1, blocks: int = BLOCKS) -> MemoryEngine:
-    """Engine of the figures, with `size` times the memory, the batch and the speed."""
-    profile = LATENCY
-    if size > 1:
-        faster = {name: getattr(profile, name) / size for name in ("base", "prefill", "decode", "context", "attention")}
-        profile = msgspec.structs.replace(profile, max_num_seqs=profile.max_num_seqs * size, **faster)
-    return MemoryEngine(engine_config(profile, num_gpu_blocks=blocks * size, seed=seed), seed=seed)
+def an_engine(seed: int, blocks: int = BLOCKS) -> MemoryEngine:
+    """Engine of the figures."""
+    return MemoryEngine(engine_config(LATENCY, num_gpu_blocks=blocks, seed=seed), seed=seed)
 
 
 def measured(setting: Setting, outcome: Measured) -> list[Try]:
@@ -191,15 +179,6 @@ def measured(setting: Setting, outcome: Measured) -> list[Try]:
 def tokens(tried: Try) -> int:
     """Prompt and output."""
     return tried.prompt_tokens + tried.completion_tokens
-
-
-def hits(tries: Iterable[Try]) -> float:
-    """Cached tokens over prompt tokens, both as the engines report them."""
-    cached = prompt = 0
-    for tried in tries:
-        cached += tried.cached_tokens
-        prompt += tried.prompt_tokens
-    return cached / max(1, prompt)
 
 
 def in_time(tried: Try, targets: dict[str, ClassTarget]) -> bool:
