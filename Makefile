@@ -153,7 +153,7 @@ rivals: $(STAMP) ## Weir with no policy beside vllm-router, or beside rivals' ru
 	@"$(ROUTER)/bin/python" -m pip install --quiet --disable-pip-version-check vllm-router==0.1.17
 	VLLM_ROUTER="$(ROUTER)/bin/vllm-router" $(BIN)/python -m loadtest.lab.rivals $(RIVALS)
 
-residency: $(STAMP) ## which models have GPU memory and what that costs, of the sidecar in virtual time; RESIDENCY=--help tells how
+residency: $(STAMP) ## laws of which models have GPU memory, on a hundred random machines in virtual time; RESIDENCY=--help tells how
 	$(BIN)/python -m loadtest.lab.residency $(RESIDENCY)
 
 fuzz: $(STAMP) ## ten minutes of odd inputs for every parser that bytes from outside reach; FUZZ=--help tells how

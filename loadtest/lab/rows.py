@@ -1,4 +1,4 @@
-"""Rows of measured figures beside their bounds: the flags that choose them, their table, the exit status."""
+"""Rows of measured figures beside their bounds: their table, the exit status."""
 
 from __future__ import annotations
 
@@ -33,22 +33,6 @@ def parser_of(command: str, text: str) -> argparse.ArgumentParser:
     """Parser of `python -m loadtest.lab.COMMAND`, whose help begins with `text` as it stands."""
     prog = f"python -m loadtest.lab.{command}"
     return argparse.ArgumentParser(prog, description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
-
-
-def add_arguments(parser: argparse.ArgumentParser, rows: Iterable[str], seeded: str) -> None:
-    """The flags of everything that measures such rows. `seeded`: what follows the seed."""
-    parser.add_argument("--rows", default=",".join(rows), help="which rows (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help=f"of {seeded} (default: 1)")
-
-
-def chosen(parser: argparse.ArgumentParser, text: str, rows: Iterable[str]) -> list[str]:
-    """The rows that `--rows` names. Exits with status 2 where there is no such row."""
-    known = list(rows)
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        parser.error(f"--rows: there is no row {', '.join(unknown)}; one of {', '.join(known)}")
-    return names
 
 
 def table_of(rows: Iterable[Row]) -> Table:

@@ -315,6 +315,29 @@ async def test_models_that_are_always_wanted_take_turns_in_proportion_to_what_a_
 
 
 @virtual
+async def test_models_in_turn_do_not_thrash() -> None:
+    """Three on memory for two, the worst that there is for LRU: no more loads than fit one after the other."""
+    async with Site(file("abc"), dict.fromkeys("abc", MODEL), 26 * GIB, look_every=5.0) as made:
+        calls = []
+        for number in range(60):
+            calls.append(asyncio.ensure_future(made.gateways[0].call("abc"[number % 3], 1.0, 60.0)))
+            await asyncio.sleep(1.5)
+        await asyncio.gather(*calls)
+        loads = counted(made, "ready").total() + counted(made, "woken").total()
+        assert loads / made.now < 1.0 / (SLEEP + WAKE)
+
+
+@virtual
+async def test_models_in_turn_are_woken_and_not_started() -> None:
+    """Three on two GPUs with memory for one awake and two asleep, each call as soon as the last has ended."""
+    async with Site(file("abc", 2), dict.fromkeys("abc", MODEL), 14 * GIB, 14 * GIB) as made:
+        for name in "abc":
+            await made.gateways[0].call(name, 0.4)
+        waits = [(await made.gateways[0].call(name, 0.4)).waited for name in "abc" * 10]
+        assert sum(waited <= 2.1 for waited in waits) >= 24
+
+
+@virtual
 async def test_a_call_that_comes_during_the_drain_keeps_its_model() -> None:
     async with site(gateways=2) as made:
         await used(made, "a", "b")

@@ -33,7 +33,7 @@ from rich.console import Console
 
 from loadtest.lab.figures import load, prefill
 from loadtest.lab.figures.runs import Setting
-from loadtest.lab.rows import Row, add_arguments, bars, chosen, collect_seldom, parser_of, report, terminal
+from loadtest.lab.rows import Row, bars, collect_seldom, parser_of, report, terminal
 
 ROWS: dict[str, Callable[[Setting], list[Row]]] = {
     "7": load.row7,
@@ -47,11 +47,14 @@ ROWS: dict[str, Callable[[Setting], list[Row]]] = {
 def arguments(argv: list[str]) -> argparse.Namespace:
     """The command line. Exits with status 2 where it cannot be understood."""
     parser = parser_of("figures", __doc__)
-    add_arguments(parser, ROWS, seeded="traffic, engines and the gateway")
+    parser.add_argument("--rows", default=",".join(ROWS), help="which rows (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="of traffic, engines and the gateway (default: 1)")
     parser.add_argument("--chats", type=Path, metavar="FILE", help="row prefill: a trace of conversations, Azure's")
     parser.add_argument("--prompts", type=Path, metavar="FILE", help="row prefill: a trace of long prompts, Mooncake's")
     options = parser.parse_args(argv)
-    options.rows = chosen(parser, options.rows, ROWS)
+    options.rows = options.rows.split(",")
+    if unknown := set(options.rows) - set(ROWS):
+        parser.error(f"--rows: there is no row {', '.join(sorted(unknown))}; one of {', '.join(ROWS)}")
     return options
 
 

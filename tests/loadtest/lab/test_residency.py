@@ -1,4 +1,4 @@
-"""Residency command: its arguments, and a row of it."""
+"""Residency command: its arguments, and a look at machines."""
 
 from __future__ import annotations
 
@@ -7,18 +7,14 @@ import pytest
 from loadtest.lab.residency.command import main
 
 
-def test_a_row_that_there_is_not_is_refused_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_machine_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
-        main(["--rows", "turns,none"])
+        main(["--machines", "0"])
     assert stopped.value.code == 2
-    assert "there is no row none; one of turns, rounds" in capsys.readouterr().err
-
-
-def test_a_row_is_measured_and_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--rows", "rounds", "--quick"]) == 0
-    assert ">= 7 of 9" in capsys.readouterr().out
+    assert "--machines must be at least 1" in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_all_that_is_measured_in_virtual_time_meets_its_targets() -> None:
-    assert main(["--quick"]) == 0
+def test_machines_are_looked_at_and_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--machines", "2"]) == 0
+    assert "2 random machines" in capsys.readouterr().out
