@@ -185,7 +185,7 @@ $(DOCS_STAMP): $(STAMP)
 	@"$(BIN)/python" -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
 	@touch "$@"
 
-house: $(STAMP) ## measures of the code's layout, and whether each keeps its goal; HOUSE=--aims lists what misses an aim
+house: $(STAMP) ## measures of the code's size and language, and whether each keeps its goal; HOUSE=--aims lists what misses
 	$(BIN)/python -m loadtest.lab.house $(HOUSE)
 
 docs: $(DOCS_STAMP) ## build the documentation as a site in build/site; a broken link is an error

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from loadtest.lab.layout import (
+from tests.layout import (
     GROUND_FLOOR,
     LAYERS,
     MOST_FILES,

@@ -1,8 +1,6 @@
-"""Measures of the code's layout: `make house`, or `python -m loadtest.lab.house`.
+"""Measures of the code's size and language: `make house`, or `python -m loadtest.lab.house`.
 
-One row a measure: its goal, and its value now. A rule holds today, so a value over its goal is exit status 1; an aim is
-for later. What misses a goal is listed below the table, with --aims that of aims too. The rules are those of
-`tests/test_architecture.py`; both count by `loadtest/lab/layout.py`.
+One row a measure: its goal, and its value now. The rules of the code's layout are held by `tests/test_architecture.py`.
 """
 
 from __future__ import annotations
@@ -11,40 +9,26 @@ import argparse
 import ast
 import io
 import re
-import subprocess
-import sys
 import tokenize
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from loadtest.lab.layout import (
-    DOCUMENTED,
-    FUNCTIONS,
-    LONGEST_CLASS,
-    LONGEST_FUNCTION,
-    MOST_ARGUMENTS,
-    MOST_FILES,
-    NO_SUBJECT,
-    ORDER,
-    ROOT,
-    Trees,
-    arrows_up,
-    crowded_calls,
-    defined_twice,
-    docstrings,
-    flags,
-    folder_sizes,
-    imported,
-    long_definitions,
-    riddle,
-    sources,
-    trees,
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("gateway", "sidecar", "loadtest")
+# Pronouns and question words that begin no docstring: the first word is a verb or the noun that is returned.
+NO_SUBJECT = re.compile(
+    r"\W*(?:its?|ones?|th(?:is|ese|at|ose|ey|em|eir)|what|how|which|who[ms]?|whose|where|when|why)\b", re.IGNORECASE
 )
-
-SPINE = re.compile(r"^\| \d+ \| `([^`]+)`", re.MULTILINE)
+DOCUMENTED = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
+FUNCTIONS = ast.FunctionDef, ast.AsyncFunctionDef
+MOST_ARGUMENTS = 8  # of one call, by position
+LONGEST_CLASS, LONGEST_FUNCTION = 300, 50  # lines
+Trees: TypeAlias = Mapping[str, ast.Module]  # by the file's path from the root
 LAB = "loadtest/lab/"
 FIELD = re.compile(r"^`\w+`\n: ", re.MULTILINE)  # of the policy's reference
 LONG = 250  # lines; most files have fewer
@@ -52,14 +36,6 @@ NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
     *(tokenize.ENCODING, tokenize.ENDMARKER),
 }
-# Prints the modules that a command has imported when it ends.
-LISTING = """\
-import atexit, sys
-atexit.register(lambda: print(*sys.modules, file=sys.stderr))
-from {program}.cli import main
-sys.exit(main())
-"""
-SERVE = ("serve", "--engine", "http://127.0.0.1:9", "--listen", "127.0.0.1:0", "--control", "127.0.0.1:0")
 
 
 class Measure(msgspec.Struct, frozen=True):
@@ -69,41 +45,15 @@ class Measure(msgspec.Struct, frozen=True):
     goal: float  # at most
     now: float
     found: list[str] = []  # each thing that is counted, where the list is short
-    aim: bool = False  # a goal for later, which does not fail the command
 
     @property
     def kept(self) -> bool:
         return self.now <= self.goal
 
 
-def measures() -> list[Measure]:
-    """Every measure."""
-    code, tests = trees(sources(*ORDER)), trees(sources("tests"))
-    up = [
-        f"{path}: {problem}"
-        for path, tree in code.items()
-        for problem in arrows_up(path, imported(path, ast.walk(tree)))
-    ]
-    twice = defined_twice(code)
-    full = [f"{folder}: {n}" for folder, n in folder_sizes([*code, *tests]).most_common() if n > MOST_FILES]
-    riddles = [f"{path}: {line}" for path, tree in {**code, **tests}.items() if (line := riddle(tree))]
-    path = spine()
-    foreign = sorted(name for name in loaded(*SERVE, "--log", "none") if name.split(".")[0] == "loadtest")
-    words = len((ROOT / "README.md").read_text().split())
-    return [
-        Measure("files where a streaming request waits or changes hands", 9, len(path), path),
-        Measure("imports that point up", 0, len(up), up),
-        Measure("class names defined twice in a package", 0, len(twice), twice),
-        Measure("files in one folder, at most", MOST_FILES, max(folder_sizes([*code, *tests]).values()), full),
-        Measure("modules of loadtest that `gateway serve` imports", 0, len(foreign), foreign),
-        Measure("words of the README", 1200, words),
-        Measure("modules whose docstring begins with What, How, Which, Who", 0, len(riddles), riddles),
-        *aims(code),
-    ]
-
-
-def aims(code: Trees) -> list[Measure]:
-    """Measures of size and language, whose goals are for later."""
+def measures(files: Iterable[str]) -> list[Measure]:
+    """Every measure, over these files and all pages."""
+    code = {file: ast.parse((ROOT / file).read_text(), file) for file in files}
     lines = {file: code_lines(file) for file in code}
     lab = sum(count for file, count in lines.items() if file.startswith(LAB))
     starts = list(docstrings(code))
@@ -116,15 +66,15 @@ def aims(code: Trees) -> list[Measure]:
     functions = long_definitions(code, FUNCTIONS, LONGEST_FUNCTION)
     share = round(100 * len(riddles) / len(starts), 1)
     return [
-        Measure("lines of code: gateway, sidecar, loadtest", 48_000, sum(lines.values()), aim=True),
-        Measure("lines of code: loadtest/lab", 6000, lab, aim=True),
-        Measure("docstrings that begin with a pronoun or a question's word, %", 2, share, riddles, aim=True),
-        Measure("words of all pages", 50_000, words, aim=True),
-        Measure("fields of the policy", 170, fields, aim=True),
-        Measure("flags that command lines declare", 110, len(options), aim=True),
-        Measure(f"calls with more than {MOST_ARGUMENTS} positional arguments", 0, len(crowded), crowded, aim=True),
-        Measure(f"classes over {LONGEST_CLASS} lines", 0, len(classes), classes, aim=True),
-        Measure(f"functions over {LONGEST_FUNCTION} lines", 0, len(functions), functions, aim=True),
+        Measure("lines of code: gateway, sidecar, loadtest", 48_000, sum(lines.values())),
+        Measure("lines of code: loadtest/lab", 6000, lab),
+        Measure("docstrings that begin with a pronoun or a question's word, %", 2, share, riddles),
+        Measure("words of all pages", 50_000, words),
+        Measure("fields of the policy", 170, fields),
+        Measure("flags that command lines declare", 110, len(options)),
+        Measure(f"calls with more than {MOST_ARGUMENTS} positional arguments", 0, len(crowded), crowded),
+        Measure(f"classes over {LONGEST_CLASS} lines", 0, len(classes), classes),
+        Measure(f"functions over {LONGEST_FUNCTION} lines", 0, len(functions), functions),
     ]
 
 
@@ -132,37 +82,6 @@ def pages() -> list[Path]:
     """Every page of the tree, without those that tools have written."""
     found = ROOT.rglob("*.md")
     return [path for path in found if not path.relative_to(ROOT).parts[0].startswith((".", "build"))]
-
-
-def spine() -> list[str]:
-    """The files of a request's way, as the gateway's page lists them. Raises FileNotFoundError for one that is gone."""
-    files = SPINE.findall((ROOT / "gateway" / "README.md").read_text())
-    for file in files:
-        (ROOT / file).stat()
-    return files
-
-
-def loaded(*argv: str, program: str = "gateway") -> set[str]:
-    """Return the project's modules that a command has imported at its end. A gateway that serves is ended."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", LISTING.format(program=program), *argv],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-    )
-    try:
-        if argv[0] == "serve":
-            assert process.stdout is not None  # noqa: S101 # PIPE was asked for
-            process.stdout.readline()  # it serves
-            process.terminate()
-        _, listed = process.communicate(timeout=60)
-    finally:
-        process.kill()
-        process.communicate()
-    if process.returncode:
-        raise RuntimeError(f"{program} {' '.join(argv)}: {listed}")
-    return {name for name in listed.split() if name.split(".")[0] in ORDER}
 
 
 def code_lines(file: str) -> int:
@@ -185,23 +104,63 @@ def longest(files: list[str]) -> str:
     return f"{over} of {len(files)} files have more than {LONG} lines; the longest: {first}"
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--aims", action="store_true", help="list what misses an aim too")
+    parser.add_argument("--aims", action="store_true", help="list what misses a goal")
     given = parser.parse_args()
-    rows = measures()
+    files = sorted(str(file.relative_to(ROOT)) for package in PACKAGES for file in (ROOT / package).rglob("*.py"))
+    rows = measures(files)
     table = Table("measure", "goal", "now", box=None)
     for row in rows:
-        style = None if row.kept else "yellow" if row.aim else "bold red"
-        table.add_row(row.name, f"{'aim ' if row.aim else ''}<= {row.goal:,}", f"{row.now:,}", style=style)
+        table.add_row(row.name, f"<= {row.goal:,}", f"{row.now:,}", style=None if row.kept else "yellow")
     console = Console(soft_wrap=True, markup=False, highlight=False)
     console.print(table)
-    console.print(longest(sources(*ORDER)))
+    console.print(longest(files))
     for row in rows:
-        if not row.kept and (given.aims or not row.aim):
+        if given.aims and not row.kept:
             console.print("\n".join([f"\nmissed: {row.name}", *row.found]))
-    return 0 if all(row.kept or row.aim for row in rows) else 1
+
+
+def docstrings(modules: Trees) -> Iterator[tuple[str, str]]:
+    """Place of each docstring, and its first line."""
+    for path, tree in modules.items():
+        for node in ast.walk(tree):
+            if isinstance(node, DOCUMENTED) and (text := ast.get_docstring(node)):
+                yield f"{path}:{node.body[0].lineno}", text.partition("\n")[0]
+
+
+def crowded_calls(modules: Trees) -> list[str]:
+    """Calls with more positional arguments than anyone can tell apart."""
+    return [
+        f"{path}:{node.lineno}: {ast.unparse(node.func)} with {len(node.args)}"
+        for path, tree in modules.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and len(node.args) > MOST_ARGUMENTS
+    ]
+
+
+def long_definitions(modules: Trees, kinds: tuple[type[ast.AST], ...], most: int) -> list[str]:
+    """Classes or functions of more than `most` lines, the longest first."""
+    found = [
+        ((node.end_lineno or 0) - node.lineno + 1, f"{path}:{node.lineno}: {node.name}")
+        for path, tree in modules.items()
+        for node in ast.walk(tree)
+        if isinstance(node, kinds) and isinstance(node, (ast.ClassDef, *FUNCTIONS))
+    ]
+    return [f"{where} has {lines} lines" for lines, where in sorted(found, reverse=True) if lines > most]
+
+
+def flags(modules: Trees) -> list[str]:
+    """Flags that command lines declare: each call of `add_argument` whose first name begins with a dash."""
+    return [
+        f"{path}:{node.lineno}: {first.value}"
+        for path, tree in modules.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument"
+        for first in node.args[:1]
+        if isinstance(first, ast.Constant) and isinstance(first.value, str) and first.value.startswith("-")
+    ]
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -30,9 +30,9 @@ from gateway.serve.announcement import announcement
 from gateway.serve.embedded import EmbeddedFleet
 from gateway.serve.starting import Options, Running, StartError
 from gateway.shared.certificate import Certificate
-from loadtest.lab.house import loaded
 from loadtest.load.scenario import SHIPPED, load
 from loadtest.load.scenario import decode as decode_scenario
+from tests.layout import loaded
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "0123456789abcdef"  # noqa: S105 # a test's own

@@ -56,6 +56,12 @@ def test_the_readme_is_read_in_five_minutes() -> None:
     assert SHORTEST <= words <= LONGEST, f"README.md has {words} words"
 
 
+def test_a_streaming_request_waits_or_changes_hands_in_nine_files_at_most() -> None:
+    files = re.findall(r"^\| \d+ \| `([^`]+)`", (ROOT / "gateway/README.md").read_text(), re.MULTILINE)
+    assert (files[0], files[-1]) == ("gateway/relay/wire/connection.py", "gateway/relay/answer.py")
+    assert len(files) <= 9
+
+
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
 def test_what_a_page_names_is_there(page: Path) -> None:
     assert list(wrong(page.read_text())) == []

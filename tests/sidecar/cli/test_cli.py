@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from gateway.shared.formatting import columns, seconds
-from loadtest.lab.house import loaded
 from sidecar import cli
 from sidecar.cli.commands import parser_for
+from tests.layout import loaded
 from tests.sidecar.served import MODELS, Box, box
 
 TOKEN = "0123456789abcdef"  # noqa: S105 # a test's own

@@ -1,19 +1,20 @@
-"""Layout of the code: packages, their layers, and counts of what breaks the rules of the house.
+"""Layout of the code: packages, their layers, and what breaks the rules of the house.
 
-`tests/test_architecture.py` holds these rules; `make house` prints the counts. Every function reads syntax trees;
-nothing is imported.
+`test_architecture.py` holds these rules. Functions read syntax trees; only `loaded` runs a command.
 """
 
 from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeAlias
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 Trees: TypeAlias = Mapping[str, ast.Module]  # by the file's path from the root
 
 # Imports point down. Between packages: loadtest > sidecar > gateway.
@@ -57,17 +58,17 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
 }
 
+# Prints the modules that a command has imported when it ends.
+LISTING = """\
+import atexit, sys
+atexit.register(lambda: print(*sys.modules, file=sys.stderr))
+from {program}.cli import main
+sys.exit(main())
+"""
+
 MOST_FILES = 25  # in one folder
 # A docstring's first line says what a thing is. It is no question and no riddle.
 RIDDLE = re.compile(r"(?:What|How|Which|Who|Whom|Whose|Where|When|Why)\b")
-# Pronouns and question words that begin no docstring: the first word is a verb or the noun that is returned.
-NO_SUBJECT = re.compile(
-    r"\W*(?:its?|ones?|th(?:is|ese|at|ose|ey|em|eir)|what|how|which|who[ms]?|whose|where|when|why)\b", re.IGNORECASE
-)
-DOCUMENTED = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
-FUNCTIONS = ast.FunctionDef, ast.AsyncFunctionDef
-MOST_ARGUMENTS = 8  # of one call, by position
-LONGEST_CLASS, LONGEST_FUNCTION = 300, 50  # lines
 
 
 def sources(*folders: str) -> list[str]:
@@ -160,45 +161,27 @@ def riddle(tree: ast.Module) -> str | None:
     return line if RIDDLE.match(line) else None
 
 
-# -- sentences and sizes ----------------------------------------------------------------------------------------------
+# -- imports of a command ---------------------------------------------------------------------------------------------
 
 
-def docstrings(modules: Trees) -> Iterator[tuple[str, str]]:
-    """Place of each docstring, and its first line."""
-    for path, tree in modules.items():
-        for node in ast.walk(tree):
-            if isinstance(node, DOCUMENTED) and (text := ast.get_docstring(node)):
-                yield f"{path}:{node.body[0].lineno}", text.partition("\n")[0]
-
-
-def crowded_calls(modules: Trees) -> list[str]:
-    """Calls with more positional arguments than anyone can tell apart."""
-    return [
-        f"{path}:{node.lineno}: {ast.unparse(node.func)} with {len(node.args)}"
-        for path, tree in modules.items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and len(node.args) > MOST_ARGUMENTS
-    ]
-
-
-def long_definitions(modules: Trees, kinds: tuple[type[ast.AST], ...], most: int) -> list[str]:
-    """Classes or functions of more than `most` lines, the longest first."""
-    found = [
-        ((node.end_lineno or 0) - node.lineno + 1, f"{path}:{node.lineno}: {node.name}")
-        for path, tree in modules.items()
-        for node in ast.walk(tree)
-        if isinstance(node, kinds) and isinstance(node, (ast.ClassDef, *FUNCTIONS))
-    ]
-    return [f"{where} has {lines} lines" for lines, where in sorted(found, reverse=True) if lines > most]
-
-
-def flags(modules: Trees) -> list[str]:
-    """Flags that command lines declare: each call of `add_argument` whose first name begins with a dash."""
-    return [
-        f"{path}:{node.lineno}: {first.value}"
-        for path, tree in modules.items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument"
-        for first in node.args[:1]
-        if isinstance(first, ast.Constant) and isinstance(first.value, str) and first.value.startswith("-")
-    ]
+def loaded(*argv: str, program: str = "gateway") -> set[str]:
+    """Return the project's modules that a command has imported at its end. A gateway that serves is ended."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", LISTING.format(program=program), *argv],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+    try:
+        if argv[0] == "serve":
+            assert process.stdout is not None  # PIPE was asked for
+            process.stdout.readline()  # it serves
+            process.terminate()
+        _, listed = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.communicate()
+    if process.returncode:
+        raise RuntimeError(f"{program} {' '.join(argv)}: {listed}")
+    return {name for name in listed.split() if name.split(".")[0] in ORDER}
