@@ -20,8 +20,6 @@ from __future__ import annotations
 from enum import Enum
 from typing import Literal
 
-from gateway.shared.state_diagram import state_diagram
-
 
 class State(Enum):
     """Values are the metric label and the word in reports."""
@@ -184,8 +182,3 @@ class Lifecycle:
     def rests_until(self) -> float | None:
         """Until when one that has failed too often is not started for calls; None: it has not."""
         return self.since + rest(self.rests) if self.state is ERROR and self.given_up else None
-
-
-def diagram() -> str:
-    """TRANSITIONS as a Mermaid state diagram; orders lead back to where they were given, and show in `pending`."""
-    return state_diagram(TRANSITIONS, STOPPED, lambda state: state.value)

@@ -26,9 +26,23 @@ NAMES: dict[ModuleType, Any] = {  # from a word of the diagram to the state
 }
 
 
+def diagram(machine: Any) -> str:
+    """A machine's table as Mermaid text: a line per pair of states, with the events that lead from the one to the
+    other."""
+    special = {states: states.NAMES.__getitem__, mode: str}
+    name = special.get(machine, lambda state: state.value)
+    lines = ["stateDiagram-v2", f"    [*] --> {name(next(iter(machine.TRANSITIONS)))}"]
+    for state, events in machine.TRANSITIONS.items():
+        edges: dict[Any, list[str]] = {}
+        for event, found in events.items():
+            edges.setdefault(found, []).append(event)
+        lines += [f"    {name(state)} --> {name(found)}: {', '.join(labels)}" for found, labels in edges.items()]
+    return "\n".join(lines) + "\n"
+
+
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.__name__)
 def test_a_diagram_has_every_edge_of_its_table_and_no_other(machine: Any) -> None:
-    first, start, *lines = machine.diagram().splitlines()
+    first, start, *lines = diagram(machine).splitlines()
     assert first == "stateDiagram-v2"
     begin = re.fullmatch(r"    \[\*\] --> (\w+)", start)
     assert begin is not None
@@ -44,9 +58,9 @@ def test_a_diagram_has_every_edge_of_its_table_and_no_other(machine: Any) -> Non
 
 
 def test_the_documentation_shows_the_diagrams() -> None:
-    """If not, put what the `diagram()` of each says into docs/states.md."""
+    """If not, put what `diagram` says of each into docs/states.md."""
     blocks = fenced((ROOT / "docs" / "states.md").read_text())
-    assert [text for language, text in blocks if language == "mermaid"] == [it.diagram() for it in MACHINES]
+    assert [text for language, text in blocks if language == "mermaid"] == [diagram(it) for it in MACHINES]
 
 
 def test_the_documentation_explains_every_event() -> None:

@@ -21,7 +21,6 @@ import msgspec
 
 from gateway.core.policy.traffic import ModeRule, Modes, Threshold
 from gateway.core.quantile import nearest_rank
-from gateway.shared.state_diagram import state_diagram
 
 WINDOW = 10.0  # seconds of which `Window` tells
 SAMPLES = 64  # first bytes it remembers at most
@@ -62,11 +61,6 @@ TRANSITIONS: dict[Mode, dict[Literal["enter", "leave"], Mode]] = {
     BROWNOUT: {"enter": CLOSED, "leave": TIGHT},
     CLOSED: {"leave": BROWNOUT},
 }
-
-
-def diagram() -> str:
-    """TRANSITIONS as a Mermaid state diagram."""
-    return state_diagram(TRANSITIONS, NORMAL, str)
 
 
 class Signals(msgspec.Struct, frozen=True, kw_only=True, gc=False):

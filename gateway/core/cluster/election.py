@@ -33,7 +33,6 @@ from typing import Literal
 import msgspec
 
 from gateway.core.cluster.fencing import FencingToken
-from gateway.shared.state_diagram import state_diagram
 
 TTL = 2.0  # seconds that the store remembers a turn
 RENEW = 0.5  # seconds between two turns
@@ -85,11 +84,6 @@ TRANSITIONS: dict[MemberState, dict[Event, MemberState]] = {
     },
 }
 KEEPS: frozenset[Event] = frozenset({"forgotten", "looked"})  # events that say nothing against the known leader
-
-
-def diagram() -> str:
-    """TRANSITIONS as a Mermaid state diagram."""
-    return state_diagram(TRANSITIONS, LEADERLESS, lambda state: state.value)
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,7 +19,6 @@ from enum import Enum
 
 from gateway.core.checkpoint import SavedBreaker
 from gateway.core.policy.traffic import Breaker
-from gateway.shared.state_diagram import state_diagram
 
 
 class BreakerState(Enum):
@@ -50,11 +49,6 @@ def next_state(state: BreakerState, event: str) -> BreakerState:
     if found is None:
         raise IllegalTransition(f"{event!r} in state {state.value}: it has {', '.join(TRANSITIONS[state])}")
     return found
-
-
-def diagram() -> str:
-    """TRANSITIONS as a Mermaid state diagram."""
-    return state_diagram(TRANSITIONS, CLOSED, lambda state: state.value)
 
 
 class Ending(Enum):

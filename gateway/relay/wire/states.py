@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final, Literal
 
-from gateway.shared.state_diagram import state_diagram
-
 State = int  # a member of an Enum is hashed by a call, twice for each request
 NAMES: Final = ("head", "body", "answer", "linger", "closed")
 HEAD, BODY, ANSWER, LINGER, CLOSED = range(len(NAMES))
@@ -34,8 +32,3 @@ def after(event: Event) -> Mapping[State, State]:
     """Column of the table for one event: the next state by state. Use the mapping itself, because a look-up costs less
     than a method call."""
     return MappingProxyType({state: events[event] for state, events in TRANSITIONS.items() if event in events})
-
-
-def diagram() -> str:
-    """The table as a Mermaid diagram, as docs/states.md shows it."""
-    return state_diagram(TRANSITIONS, HEAD, NAMES.__getitem__)
