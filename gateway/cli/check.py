@@ -20,8 +20,7 @@ from gateway.core.policy.schema import reference_text, schema_text
 from gateway.decider.file_modes import unusable_of, unwise_of
 from gateway.decider.loading import Configuration, load
 from gateway.shared.files.checked import InvalidFile, spelled
-from gateway.shared.files.findings import FORMATS, Shown, mistake, mistakes, warning
-from gateway.shared.findings_report import Report
+from gateway.shared.files.findings import Finding, Report, mistake, mistakes, warning
 
 MISTAKES = (Mistake,)
 
@@ -35,7 +34,7 @@ without --probe.
 examples:
   gateway check policies/*.yaml
   gateway check --strict policy.yaml                             for a pipeline: warnings fail it too
-  gateway check --format github --no-files policies/*.yaml       for a pull request: mistakes at their lines; or json
+  gateway check --no-files policies/*.yaml                       for a pull request: without keys and tokens
   gateway check --probe policy.yaml                              ask every engine once; exit status 1 if one is not well
   gateway check policy.yaml --explain                            the policy in full, every default written out
   gateway check policy.yaml --explain acme batch llama-3-8b      what becomes of such a call; CLASS -: none asked for
@@ -44,7 +43,7 @@ examples:
   gateway check --scenario load.yaml                             a scenario of `gateway bench`, and its trace to the end
   gateway check --scenario --schema > scenario-schema.json       and their schema"""
 
-USAGE = """gateway check [-h] [--strict] [--format FORMAT] [--no-files] [--probe] FILE ...
+USAGE = """gateway check [-h] [--strict] [--no-files] [--probe] FILE ...
        gateway check FILE ... --explain [TENANT CLASS MODEL]
        gateway check --scenario FILE|NAME ... [--explain]
        gateway check [--scenario] --schema
@@ -56,13 +55,13 @@ class Scenarios(Protocol):
 
     def schema_text(self) -> str: ...
     def reference_text(self) -> str: ...
-    def checked(self, name: str, *, explained: bool) -> tuple[str, list[Shown]]: ...
+    def checked(self, name: str, *, explained: bool) -> tuple[str, list[Finding]]: ...
 
 
 class CheckFailed(Exception):
     """A file that cannot be used, with what was found."""
 
-    def __init__(self, found: list[Shown]) -> None:
+    def __init__(self, found: list[Finding]) -> None:
         super().__init__("a file that cannot be used")
         self.found = found
 
@@ -75,7 +74,6 @@ def add_arguments(check: argparse.ArgumentParser) -> None:
     check.usage = USAGE
     check.add_argument("files", nargs="*", metavar="FILE", help="policies; the files that they name are read too")
     check.add_argument("--scenario", action="store_true", help="they are scenarios; their traces are read too")
-    check.add_argument("--format", choices=FORMATS, default="text", help="of what is found (default: %(default)s)")
     check.add_argument("--no-files", action="store_true", help="do not read the files that policies name")
     check.add_argument("--probe", action="store_true", help="ask every engine of the policies once")
     check.add_argument("--strict", action="store_true", help="exit status 2 for warnings too")
@@ -107,7 +105,7 @@ def command(given: argparse.Namespace) -> int:
         raise Mistake("--explain: give TENANT CLASS MODEL, or nothing for the whole policy")
     if given.probe and given.scenario:
         raise Mistake("--probe: a scenario has no engines of its own")
-    report = Report(given.format)
+    report = Report()
     down = 0
     for name in files:
         found = Configuration()
@@ -123,10 +121,9 @@ def command(given: argparse.Namespace) -> int:
         except CheckFailed as refused:
             report.add(*refused.found)
             continue
-        report.good(text)
+        print(text)
         if given.probe:
             down += _probed(name, found, report)
-    report.end()
     return 2 if report.mistakes or (report.warnings and given.strict) else 1 if down else 0
 
 
@@ -145,7 +142,7 @@ def _probed(name: str, found: Configuration, report: Report) -> int:
     for index, (well, words) in enumerate(probe(engines, found.api_keys)):
         line = f"engine {engine_id(engines[index].url)} {words}"
         if well:
-            report.good(line)
+            print(line)
         else:
             down += 1
             at = None if found.tree is None else found.tree.mark_of(("fleet", "engines", index, "url"))
@@ -153,7 +150,7 @@ def _probed(name: str, found: Configuration, report: Report) -> int:
     return down
 
 
-def _unwise(name: str, found: Configuration, *, files: bool) -> list[Shown]:
+def _unwise(name: str, found: Configuration, *, files: bool) -> list[Finding]:
     """List advice on a policy and, with `files`, on the modes of its files."""
     modes = unwise_of(found.policy, Path(name).parent) if files else []
     advice = [warning(name, each.path, each.text, each.mark) for each in advise(found.policy, found.tree)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.shared.files.checked import InvalidFile
-from gateway.shared.files.findings import Shown, mistake, mistakes
+from gateway.shared.files.findings import Finding, mistake, mistakes
 from loadtest.load import scenario
 from loadtest.load.scenario import reference_text, schema_text
 from loadtest.load.trace import TraceError
@@ -11,7 +11,7 @@ from loadtest.load.trace import TraceError
 __all__ = ["checked", "reference_text", "schema_text"]
 
 
-def checked(name: str, *, explained: bool) -> tuple[str, list[Shown]]:
+def checked(name: str, *, explained: bool) -> tuple[str, list[Finding]]:
     """Text to print of a good scenario, or its mistakes. `explained`: all of it, defaults included."""
     try:
         file = scenario.find(name)

@@ -10,13 +10,11 @@ from pathlib import Path
 from msgspec import structs
 
 from gateway.shared.files.checked import Fault, InvalidFile, Value, readable
-from gateway.shared.files.findings import Shown, mistake, mistakes, warning
+from gateway.shared.files.findings import Finding, Report, mistake, mistakes, warning
 from gateway.shared.files.plain_file import open_plain
-from gateway.shared.findings_report import Report
 from sidecar.cli.errors import Mistake
 from sidecar.cli.files import ca_of, tokens_of
 from sidecar.core.config import (
-    FORMATS,
     MAX_BYTES,
     SidecarConfig,
     explain,
@@ -42,7 +40,7 @@ examples:
   sidecar check sidecar.yaml
   sidecar check machines/*.yaml
   sidecar check pool.yaml                        the sidecars of a Ray cluster
-  sidecar check --format github --no-files machines/*.yaml       for a pull request: mistakes at their lines; or json
+  sidecar check --no-files machines/*.yaml       for a pull request: without tokens and certificates
   sidecar check --here sidecar.yaml              on its own machine: whether its models are there
   sidecar check --schema > sidecar-schema.json   for editors: completion and checks while you write
   sidecar check --reference > sidecar-file.md    every field, explained, as a page
@@ -53,7 +51,6 @@ _ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+|[A-Za-z0-9][\w.-]*")  # of a model
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="*", metavar="FILE", help="what a sidecar would be started with")
-    parser.add_argument("--format", choices=FORMATS, default="text", help="of what is found (default: %(default)s)")
     parser.add_argument("--no-files", action="store_true", help="do not read the files that it names")
     parser.add_argument("--here", action="store_true", help="it is for this machine: look for its models too")
     parser.add_argument("--schema", action="store_true", help="print the JSON Schema of such files")
@@ -71,23 +68,22 @@ def command(given: argparse.Namespace) -> int:
         return 0
     if not given.files:
         raise Mistake("the following arguments are required: FILE (see sidecar check --help)")
-    return check(given.files, full=given.explain, form=given.format, files=not given.no_files, here=given.here)
+    return check(given.files, full=given.explain, files=not given.no_files, here=given.here)
 
 
-def check(names: Sequence[str], *, full: bool, form: str = "text", files: bool = True, here: bool = False) -> int:
-    """Say what is wrong and unwise in some files, in one of the forms of findings.py. `files`: those that they
-    name are read too; `here`: this is the machine that they are for, so their models are looked for."""
-    report = Report(form)
+def check(names: Sequence[str], *, full: bool, files: bool = True, here: bool = False) -> int:
+    """Say what is wrong and unwise in some files. `files`: those that they name are read too; `here`: this is the
+    machine that they are for, so their models are looked for."""
+    report = Report()
     for name in names:
         found, whole = _checked(Path(name), files=files, here=here)
         report.add(*found)
         if whole is not None:
-            report.good(whole.removesuffix("\n") if full else f"{name}: ok")
-    report.end()
+            print(whole.removesuffix("\n") if full else f"{name}: ok")
     return 2 if report.mistakes else 0
 
 
-def _checked(path: Path, *, files: bool, here: bool) -> tuple[list[Shown], str | None]:
+def _checked(path: Path, *, files: bool, here: bool) -> tuple[list[Finding], str | None]:
     """Return the findings in the file, and the file in full if there is no mistake among them, else None."""
     try:
         with open_plain(path) as file:
@@ -112,7 +108,7 @@ def _checked(path: Path, *, files: bool, here: bool) -> tuple[list[Shown], str |
     return [_unwise(str(path), line, reading.root) for line in warnings(config)], explain(config)
 
 
-def _unwise(name: str, line: str, root: Value, *within: str) -> Shown:
+def _unwise(name: str, line: str, root: Value, *within: str) -> Finding:
     field, _, text = line.partition(": ")
     return warning(name, ".".join((*within, field)), text, root.mark_of((*within, field)))
 

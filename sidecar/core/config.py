@@ -16,7 +16,6 @@ import msgspec
 
 from gateway.shared.addresses import is_loopback
 from gateway.shared.files.checked import UNREAD, Fault, InvalidFile, Reading, readable
-from gateway.shared.files.findings import FORMATS
 from gateway.shared.files.kinds import Text
 from gateway.shared.files.reference import reference_of
 from gateway.shared.files.schema import schema_of, text_of
@@ -27,7 +26,7 @@ from sidecar.core.file.names import name_faults
 from sidecar.core.profile import Bounds, EngineSettings, FileName, GpuIndex, Profile, engine_faults, faults, on_cpu
 from sidecar.core.sleep import note
 
-__all__ = ["FORMATS", "MAX_BYTES", "InvalidFile", "SidecarConfig", "decode", "explain"]
+__all__ = ["MAX_BYTES", "InvalidFile", "SidecarConfig", "decode", "explain"]
 
 MAX_MODELS = 256
 _LEAD = """\

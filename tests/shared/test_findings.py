@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from gateway.shared.files.checked import InvalidFile, Mark, Problem
-from gateway.shared.files.findings import WIDEST, as_github, as_json, as_text, mistake, mistakes, warning
+from gateway.shared.files.findings import WIDEST, Report, as_text, mistake, mistakes, warning
 
 LINES = ["first: 1", "  second: [a, bad, c]", "x" * (WIDEST + 10), "tab\there"]
 
@@ -53,8 +55,15 @@ def test_warnings_and_mistakes_of_a_whole_file() -> None:
     assert as_text(mistake("", "trace, line 3: gone"), source) == "trace, line 3: gone"
 
 
-def test_workflow_commands_and_json() -> None:
-    shown = warning("a,b:c", "", "100 %\nmore", Mark(1, 2))
-    assert as_github(shown) == "::warning file=a%2Cb%3Ac,line=1,col=2::100 %25%0Amore"
-    assert as_json([]) == "[]"
-    assert '"severity": "warning"' in as_json([shown])
+def test_a_report_prints_each_with_its_line_and_counts_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "f"
+    file.write_text("first: 1\n")
+    report = Report()
+    report.add(mistake(str(file), "no", at=Mark(1, 1, 5)), warning(str(file), "", "hm", Mark(1, 8, 1)))
+    report.add(mistake(str(tmp_path / "gone"), "no", at=Mark(1, 1, 5)))
+    assert (report.mistakes, report.warnings) == (2, 1)
+    assert capsys.readouterr().err.splitlines() == [
+        f"{file}:1:1: no", "    1 | first", "      | ^^^^^",
+        f"{file}:1:8: warning: hm", "    1 | first: 1", "      |        ^",
+        f"{tmp_path}/gone:1:1: no",
+    ]  # fmt: skip

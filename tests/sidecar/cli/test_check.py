@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,12 @@ class Ran:
             status = int(str(end.code))
         out, err = self._capsys.readouterr()
         return status, out, err
+
+
+def found_in(err: str, file: Path) -> list[tuple[int, str, str]]:
+    """Line, field and message of each mistake in a file that was checked."""
+    found = re.findall(rf"^{re.escape(str(file))}:(\d+):\d+: (?!warning)(\S+): (.*)$", err, re.MULTILINE)
+    return [(int(line), field, message) for line, field, message in found]
 
 
 @pytest.fixture
@@ -81,9 +88,9 @@ def test_the_files_that_it_names_are_read_too_in_the_same_pass(ran: Ran, tmp_pat
     text = "token_file: t\nmodels:\n  a: {model_path: /no/such/model, flags: {modle: x, max-num-sequences: 3}}\n"
     file.write_text(text + "  b: {model_path: org/on-a-hub}\n  c: {model_path: here}\nlisten: nowhere\n")
     (tmp_path / "here").mkdir()
-    status, out, err = ran("check", "--here", "--format", "json", str(file))
-    assert (status, err) == (2, "")
-    assert [(each["line"], each["field"], each["message"]) for each in json.loads(out)] == [
+    status, out, err = ran("check", "--here", str(file))
+    assert (status, out) == (2, "")
+    assert found_in(err, file) == [
         (1, "token_file", f"found {tmp_path}/t: No such file or directory, expected the file of a token"),
         (3, "models.a.model_path",
          "found nothing at /no/such/model, expected a folder or file on this machine"),
@@ -97,9 +104,9 @@ def test_the_files_that_it_names_are_read_too_in_the_same_pass(ran: Ran, tmp_pat
     file.write_text("token_file: t\nmodels: {c: {model_path: here}}\n")
     assert ran("check", "--here", str(file)) == (0, f"{file}: ok\n", "")
     (tmp_path / "t").write_text("short\n")
-    status, out, err = ran("check", "--format", "github", str(file))
+    status, out, err = ran("check", str(file))
     found = f"found {tmp_path}/t: a token is at least 16 visible ASCII characters, expected the file of a token"
-    assert (status, out, err) == (2, f"::error file={file},line=1,col=1::token_file: {found}\n", "")
+    assert (status, out, found_in(err, file)) == (2, "", [(1, "token_file", found)])
 
 
 def test_what_serve_would_refuse_of_certificates_and_the_state_file_is_a_mistake(ran: Ran, tmp_path: Path) -> None:
@@ -112,9 +119,8 @@ def test_what_serve_would_refuse_of_certificates_and_the_state_file_is_a_mistake
 
     def mistakes(keys: str = ", key_file: a.key", more: str = "") -> list[tuple[str, bool]]:
         file.write_text(text % keys + more)
-        _, out, _ = ran("check", "--format", "json", str(file))
-        found = [(each["field"], each["message"]) for each in json.loads(out) if each["severity"] == "error"]
-        return [(field, str(tmp_path) in message) for field, message in found]
+        _, _, err = ran("check", str(file))
+        return [(field, str(tmp_path) in message) for _, field, message in found_in(err, file)]
 
     assert mistakes() == []
     assert mistakes(", key_file: absent.key") == [("relay.key_file", True)]
