@@ -6,7 +6,6 @@ import argparse
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol, cast
 
 from gateway.cli.commands import SCENARIOS
 from gateway.cli.files import MOST, Mistake, read_bytes
@@ -50,24 +49,12 @@ USAGE = """gateway check [-h] [--strict] [--no-files] [--probe] FILE ...
        gateway check [--scenario] --reference"""
 
 
-class Scenarios(Protocol):
-    """Scenario files of load tests: a module of the load test."""
-
-    def schema_text(self) -> str: ...
-    def reference_text(self) -> str: ...
-    def checked(self, name: str, *, explained: bool) -> tuple[str, list[Finding]]: ...
-
-
 class CheckFailed(Exception):
     """A file that cannot be used, with what was found."""
 
     def __init__(self, found: list[Finding]) -> None:
         super().__init__("a file that cannot be used")
         self.found = found
-
-
-def _scenarios() -> Scenarios:
-    return cast("Scenarios", import_module(SCENARIOS))
 
 
 def add_arguments(check: argparse.ArgumentParser) -> None:
@@ -90,10 +77,10 @@ def add_arguments(check: argparse.ArgumentParser) -> None:
 def command(given: argparse.Namespace) -> int:
     """Check the files and say what was found; the exit status. Raises Mistake for the command line."""
     if given.schema:
-        print(_scenarios().schema_text() if given.scenario else schema_text(), end="")
+        print(import_module(SCENARIOS).schema_text() if given.scenario else schema_text(), end="")
         return 0
     if given.reference:
-        print(_scenarios().reference_text() if given.scenario else reference_text(), end="")
+        print(import_module(SCENARIOS).reference_text() if given.scenario else reference_text(), end="")
         return 0
     # `--explain FILE` reads as `FILE --explain`.
     files, call = (given.files, given.explain) if given.files else (given.explain or [], given.explain and [])
@@ -111,7 +98,7 @@ def command(given: argparse.Namespace) -> int:
         found = Configuration()
         try:
             if given.scenario:
-                text, mistaken = _scenarios().checked(name, explained=call is not None)
+                text, mistaken = import_module(SCENARIOS).checked(name, explained=call is not None)
                 if mistaken:
                     raise CheckFailed(mistaken)
             else:

@@ -9,7 +9,6 @@ from collections import Counter
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Protocol, cast
 from urllib.parse import urlsplit
 
 from gateway.cli.commands import PROFILES
@@ -56,16 +55,6 @@ examples:
 SIGTERM or Ctrl-C drains: answers in flight finish, within timeouts.drain; a second one ends it at once.
 SIGUSR2 starts this command line again, with --take-over: an upgrade that no client notices.
 Sockets of a systemd socket unit are taken in place of --listen; one with FileDescriptorName=control, of --control."""
-
-
-class Profiles(Protocol):
-    """Latency profiles of simulated engines: a module of the load test."""
-
-    def profile_of(self, name: str) -> object: ...
-
-
-def _profiles() -> Profiles:
-    return cast("Profiles", import_module(PROFILES))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -365,7 +354,7 @@ def _engine(text: str) -> EngineEntry | EmbeddedFleet | str:
         return DEMO
     embedded = parse_embedded(text)
     if embedded is not None:
-        _profiles().profile_of(embedded.profile)
+        import_module(PROFILES).profile_of(embedded.profile)
         return embedded
     if text.startswith("sim") and "://" not in text:
         raise ValueError(f"{text!r} is not sim, sim:N (1 to {MOST} engines) or sim:N:PROFILE")

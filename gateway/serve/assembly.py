@@ -56,13 +56,14 @@ from gateway.relay.wire.server import Server, ServerSettings
 from gateway.serve.batch_api import BatchApi
 from gateway.serve.fleet_engines import FleetEngines
 from gateway.serve.issuers import issuer_of
-from gateway.serve.starting import ApplyError, Spans
+from gateway.serve.starting import ApplyError
 from gateway.serve.token_use import TokenUse
 from gateway.shared.files.file_status import FileStatus
 from gateway.shared.storage import Storage
 
 if TYPE_CHECKING:
     from gateway.relay.issuer import Issuer
+    from gateway.serve.otlp import SpanExport
 
 
 class Monitoring(msgspec.Struct, frozen=True):
@@ -71,7 +72,7 @@ class Monitoring(msgspec.Struct, frozen=True):
     lost_lines: Callable[[], int] = int
     policy_status: Callable[[], FileStatus] = FileStatus
     relays: Callable[[], Sequence[RelayCounts]] = tuple  # totals of relays that are processes of their own
-    spans: Spans | None = None  # where traces of calls go; None: none is made
+    spans: SpanExport | None = None  # where traces of calls go; None: none is made
     history: History | None = None  # where `say` notes events
 
 
@@ -202,7 +203,7 @@ class Gateway:
         history = History() if monitoring.history is None else monitoring.history
         self.observer = Observer(history, self.fleet, self.dispatch, self.metrics.totals, self.ended_calls, self.clock)
 
-    def _relaying(self, witnesses: Witnesses, parser: Executor | None, spans: Spans | None) -> None:
+    def _relaying(self, witnesses: Witnesses, parser: Executor | None, spans: SpanExport | None) -> None:
         """Build what carries bytes."""
         self.attempts = Attempts(self.current, self.engines.clients, self.clock)
         self.pipeline = Pipeline(

@@ -11,12 +11,11 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from gateway.core.policy.policy import EngineEntry, Policy
-from gateway.core.request.call_trace import Span
 from gateway.decider.call_log import CallLog
 from gateway.serve.embedded import EmbeddedFleet
 from gateway.shared.certificate import Certificate
@@ -24,6 +23,9 @@ from gateway.shared.files.plain_file import open_plain
 from gateway.shared.lines import LineWriter, open_to_append, say
 from gateway.shared.operator_log import as_text
 from gateway.shared.watched_file import LIMIT, WatchedFile
+
+if TYPE_CHECKING:
+    from gateway.serve.otlp import SpanExport
 
 NO_OTEL = "--otlp-traces-endpoint: OpenTelemetry is not installed: pip install 'WEIR.whl[otel]'"
 
@@ -69,15 +71,6 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     def lends(self) -> bool:
         """Whether proxies forward calls that this gateway decides about."""
         return self.decide is not None or self.epp is not None
-
-
-class Spans(Protocol):
-    """Export of spans; `dropped` counts those that were not sent."""
-
-    @property
-    def dropped(self) -> int: ...
-    def put(self, trace_id: str, spans: list[Span]) -> None:
-        """Send the spans of one call, without waiting."""
 
 
 class ApplyError(Exception):
@@ -140,7 +133,7 @@ def call_log(options: Options, errors: LineWriter, say: Callable[[str], None] = 
         raise StartError(f"--log {options.log}: {error.strerror or error}") from error
 
 
-def span_export(endpoint: str | None, stack: AsyncExitStack) -> Spans | None:
+def span_export(endpoint: str | None, stack: AsyncExitStack) -> SpanExport | None:
     """The export of spans to `endpoint` until the stack ends. Raises StartError where OpenTelemetry is missing."""
     if endpoint is None:
         return None

@@ -40,7 +40,6 @@ from gateway.serve.relay_counts import relay_counts
 from gateway.serve.starting import (
     Options,
     ProcessSignals,
-    Spans,
     call_log,
     certificate_of,
     freeze,
@@ -56,6 +55,7 @@ from gateway.upstream.trust import Trust
 
 if TYPE_CHECKING:
     from gateway.relay.issuer import Issuer
+    from gateway.serve.otlp import SpanExport
 
 COUNT_EVERY = 1.0  # seconds
 
@@ -112,7 +112,7 @@ class RelaySide:
         rng: random.Random | None = None,
         pid: int | None = None,
         say: Callable[[str], None] = say,
-        spans: Spans | None = None,
+        spans: SpanExport | None = None,
     ) -> None:
         self._place = place
         self._say = lambda line: say(f"relay {place.number}: {line}")
