@@ -23,7 +23,6 @@ Who may ask is `guard.py`'s to say. Dependencies are arguments; nothing hangs on
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -35,26 +34,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway.control.calls import CallView, calls_view, problem
-from gateway.control.cluster import ClusterView
+from gateway.control.calls import calls_view, problem
 from gateway.control.console.files import console_files
-from gateway.control.console.reading import ConsoleReading
 from gateway.control.console.routes import ConsoleRoutes
-from gateway.control.console.sources import Sources
 from gateway.control.console.trial.simulation import TrialRoutes
 from gateway.control.guard import HEADERS, JSON, ControlPortRules, error
+from gateway.control.parts import ControlParts
 from gateway.control.policy_view import policy_json, policy_yaml
-from gateway.control.processes import ProcessesView, ProcessView
+from gateway.control.processes import ProcessesView
 from gateway.control.reports import take_report
-from gateway.control.usage import UsageSource, usage_csv, usage_view
+from gateway.control.usage import usage_csv, usage_view
 from gateway.control.view import fleet_view
 from gateway.core.engines.announcer import state_of
-from gateway.core.engines.engine import Engine
-from gateway.core.engines.fleet import Fleet
-from gateway.decider.dispatch import Dispatch
-from gateway.decider.report_intake import ReportIntake
 from gateway.shared.control.guard import Guard
-from gateway.shared.files.file_status import FileStatus
 from gateway.shared.protocol import REPORT_PATH
 from gateway.shared.storage import StorageError
 from gateway.shared.tasks import failing
@@ -65,44 +57,14 @@ TOLD_DOWN = 20  # engines that /readyz names
 SWITCH = ("GET", "POST", "DELETE")
 
 
-async def _counted() -> None:
-    """All is counted in this process."""
-
-
-class ControlParts(msgspec.Struct, frozen=True):
-    """Parts of a gateway that the control port shows or gives orders to."""
-
-    fleet: Fleet
-    dispatch: Dispatch
-    exposition: Callable[[], bytes]  # Prometheus text
-    clock: Callable[[], float]  # monotonic seconds
-    calls: Callable[[], Iterable[CallView]] = tuple  # calls that have not ended
-    policy_status: Callable[[], FileStatus] = FileStatus
-    reload: Callable[[], Awaitable[FileStatus]] | None = None  # reads the policy file again; None: there is no file
-    drain: Callable[[bool], None] | None = None  # turns the drain on or off; a drain that stays as it was is refused
-    drain_engine: Callable[[Engine, bool], None] | None = None  # the same for one engine
-    is_user_key: Callable[[str], bool] = lambda _: False  # whether a key is the data port's
-    sidecars: ReportIntake | None = None
-    count: Callable[[], Awaitable[None]] = _counted  # asks other processes for their counts
-    processes: Callable[[], list[ProcessView]] = list
-    sources: Sources = Sources()  # the console's
-    openmetrics: Callable[[], bytes] | None = None  # the exposition with exemplars; None: no call is traced
-    cluster: Callable[[], ClusterView] | None = None  # None: the gateway is alone
-    usage: UsageSource | None = None
-
-
 def control_app(parts: ControlParts, admin_token: str | None) -> Starlette:
     """The application. Without `admin_token` no request needs a token, see guard.py."""
-    control = Control(parts)
     files = console_files()
-    fleet, dispatch, sources = parts.fleet, parts.dispatch, parts.sources
-    reading = ConsoleReading(fleet, dispatch, sources, parts.policy_status, parts.clock)
-    console = ConsoleRoutes(files, reading, dispatch, sources)
     app = Starlette(
         routes=[
-            *console.routes(),
-            *TrialRoutes(dispatch, sources, allowed=admin_token is not None).routes(),
-            *control.routes(),
+            *ConsoleRoutes(files, parts).routes(),
+            *TrialRoutes(parts, allowed=admin_token is not None).routes(),
+            *Control(parts).routes(),
             Route(REPORT_PATH, partial(take_report, sidecars=parts.sidecars), methods=["POST"]),
         ],
         middleware=[Middleware(Guard, ControlPortRules(admin_token, parts.is_user_key, files).refusal, HEADERS)],
@@ -196,12 +158,10 @@ class Control:
         usage = self._parts.usage
         match request.query_params.get("format", "json"):
             case "json":
-                windows, money = ((), None) if usage is None else (usage.windows(), usage.money)
-                return _json(usage_view(windows, money, self._parts.clock()))
+                return _json(usage_view(usage.windows(), usage.money, self._parts.clock()))
             case "csv":
                 try:
-                    history = [] if usage is None else await usage.history()
-                    spent = [] if usage is None or usage.spent is None else await usage.spent()
+                    history, spent = await usage.history(), await usage.spent()
                 except StorageError as failed:
                     return error(503, "storage", str(failed))
                 return Response(usage_csv(history, spent), media_type="text/csv")
@@ -233,7 +193,7 @@ class Control:
     async def drain(self, request: Request) -> Response:
         if request.method in {"POST", "DELETE"}:
             wanted = request.method == "POST"
-            (self._parts.drain or self._leave)(wanted)
+            self._parts.drain(wanted)
             if self._dispatch.leaving is not wanted:
                 return error(409, "shutting_down", "This gateway is shutting down, and cannot be called back.")
             self._by_hand = wanted
@@ -251,18 +211,11 @@ class Control:
             return error(404, "engine_not_found", "There is no engine of that name. GET /fleet lists those there are.")
         if request.method in {"POST", "DELETE"}:
             wanted = request.method == "POST"
-            (self._parts.drain_engine or self._leave_engine)(engine, wanted)
+            self._parts.drain_engine(engine, wanted)
             if engine.draining is not wanted:
                 message = "The policy, or its sidecar, has no such engine any more: it only ends its calls."
                 return error(409, "engine_retired", message)
         return _json({"engine": engine.label, "draining": engine.draining, "in_flight": engine.ledger.in_flight})
-
-    def _leave(self, wanted: bool) -> None:
-        self._dispatch.leaving = wanted or self._dispatch.draining
-
-    def _leave_engine(self, engine: Engine, wanted: bool) -> None:
-        engine.draining = wanted
-        self._dispatch.changed(engine)
 
 
 def _json(value: Any) -> Response:

@@ -22,10 +22,8 @@ from gateway.shared.protocol import MAX_BYTES, ProtocolError, encode
 BODY_WITHIN = 5.0  # seconds for all of it
 
 
-async def take_report(request: Request, sidecars: ReportIntake | None) -> Response:
-    """The answer to one report; `sidecars` None: nobody takes any."""
-    if sidecars is None:
-        return error(404, "no_sidecars", "This gateway takes no reports of sidecars.")
+async def take_report(request: Request, sidecars: ReportIntake) -> Response:
+    """The answer to one report."""
     try:
         sidecars.admit(_token(request))
     except UntrustedSidecar as refused:

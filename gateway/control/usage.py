@@ -76,19 +76,18 @@ class UsageSource(msgspec.Struct, frozen=True):
 
     windows: Callable[[], Iterable[QuotaWindow]]
     history: Callable[[], Awaitable[list[Used]]]
-    money: MoneyBook | None = None
-    spent: Callable[[], Awaitable[list[Spent]]] | None = None
+    money: MoneyBook
+    spent: Callable[[], Awaitable[list[Spent]]]
 
 
-def usage_view(windows: Iterable[QuotaWindow], money: MoneyBook | None, now: float) -> UsageView:
+def usage_view(windows: Iterable[QuotaWindow], money: MoneyBook, now: float) -> UsageView:
     views: dict[str, dict[str, WindowView]] = {}
     for each in windows:
         view = WindowView(
             day_text(each.start_at(now)), each.used(now), each.reserved, each.amount, round(each.resets_in(now), 3)
         )
         views.setdefault(each.tenant, {})[each.span] = view
-    providers = {} if money is None else _providers(money, now)
-    return UsageView({tenant: TenantUsage(**spans) for tenant, spans in views.items()}, providers)
+    return UsageView({tenant: TenantUsage(**spans) for tenant, spans in views.items()}, _providers(money, now))
 
 
 def _providers(money: MoneyBook, now: float) -> dict[str, ProviderUsage]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from gateway.control.app import ControlParts, control_app
-from gateway.control.console.sources import Sources
+from gateway.control.app import control_app
+from gateway.control.parts import ControlParts
 from gateway.control.usage import UsageSource
 from gateway.decider.call_log import CallLog
 from gateway.serve.assembly import Gateway
@@ -30,30 +30,24 @@ def app_of(
 ) -> Any:
     """The control port's application."""
     parts = ControlParts(
-        gateway.fleet,
-        gateway.dispatch,
-        gateway.metrics.exposition,
-        gateway.clock,
+        fleet=gateway.fleet,
+        dispatch=gateway.dispatch,
+        clock=gateway.clock,
+        exposition=gateway.metrics.exposition,
         openmetrics=None if options.traces is None else gateway.metrics.openmetrics,
         calls=port.calls,
+        ended=gateway.ended_calls,
         drain=partial(drained_by_hand, gateway, signals),
         drain_engine=gateway.engines.drain,
         is_user_key=gateway.is_user_key,
-        sidecars=gateway.sidecars,
         policy_status=policy_status(options, file),
         reload=None if file is None else file.reload_now,
+        previous=lambda: gateway.previous,
+        sidecars=gateway.sidecars,
+        order=gateway.waking.order,
+        read_log=gateway.waking.read_log,
         count=port.count,
         processes=port.processes,
-        sources=Sources(
-            ended=gateway.ended_calls,
-            order=gateway.waking.order,
-            previous=lambda: gateway.previous,
-            used=gateway.metrics.used,
-            buckets=gateway.limits.buckets,
-            observer=gateway.observer,
-            log_trouble=lambda: _log_trouble(errors, log),
-            read_log=gateway.waking.read_log,
-        ),
         cluster=port.cluster if isinstance(port, ClusterPort) else None,
         usage=UsageSource(
             lambda: gateway.limits.quotas,
@@ -61,6 +55,10 @@ def app_of(
             gateway.limits.money,
             gateway.token_use.money,
         ),
+        used=gateway.metrics.used,
+        buckets=gateway.limits.buckets,
+        observer=gateway.observer,
+        log_trouble=lambda: _log_trouble(errors, log),
     )
     return control_app(parts, options.admin_token)
 

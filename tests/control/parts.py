@@ -10,19 +10,72 @@ from typing import Any
 
 import httpx
 
-from gateway.control.app import ControlParts, control_app
+from gateway.control.app import control_app
+from gateway.control.parts import ControlParts
+from gateway.control.usage import UsageSource
+from gateway.core.admission.limits import LimitBook
 from gateway.core.admission.retries import RetryBudget
+from gateway.core.call_counts import CallCounts
 from gateway.core.engines.engine import Engine
 from gateway.core.engines.fleet import Fleet
+from gateway.core.history import History
 from gateway.core.policy.policy import Policy
 from gateway.core.policy.snapshot import Current, Snapshot
+from gateway.core.sidecars.sidecar import Member
 from gateway.decider.dispatch import Dispatch
+from gateway.decider.ended_calls import EndedCalls
+from gateway.decider.observer import Observer
+from gateway.decider.report_intake import ReportIntake
 from gateway.shared.addresses import split_address
 from gateway.shared.control.listener import ControlPort
+from gateway.shared.files.file_status import FileStatus
 from gateway.shared.vllm.answers import ModelCard
 
 TOKEN = "correct-horse-battery-staple"  # noqa: S105 # a test's own
 USER_KEY = "sk-weir-a-user-of-the-data-port"
+
+
+class Members:
+    """Engines that no sidecar brings."""
+
+    def join(self, member: Member) -> None: ...
+
+    def update(self, member: Member) -> None: ...
+
+    def leave(self, id: str) -> None: ...
+
+
+async def nobody(*_: object) -> Any:
+    """Nobody answers: there is no sidecar, and no other process."""
+    raise LookupError("There is no sidecar of that name.")
+
+
+async def nothing() -> Any:
+    return []
+
+
+def control_parts(fleet: Fleet, dispatch: Dispatch, **settings: Any) -> ControlParts:
+    """The parts of a gateway that has little. `settings` are those that it has in their place."""
+
+    def drain(wanted: bool) -> None:
+        dispatch.leaving = wanted or dispatch.draining
+
+    def drain_engine(engine: Engine, wanted: bool) -> None:
+        engine.draining = wanted
+        dispatch.changed(engine)
+
+    clock = asyncio.get_running_loop().time
+    ended = settings.get("ended") or EndedCalls()
+    found: dict[str, Any] = {
+        "clock": clock, "exposition": lambda: b"weir_up 1\n", "openmetrics": None, "calls": tuple, "ended": ended,
+        "drain": drain, "drain_engine": drain_engine, "is_user_key": USER_KEY.__eq__, "policy_status": FileStatus,
+        "reload": None, "previous": lambda: None,
+        "sidecars": ReportIntake(dispatch, Members(), lambda: None, print), "order": nobody, "read_log": nobody,
+        "count": nothing, "processes": list, "cluster": None,
+        "usage": UsageSource(tuple, nothing, LimitBook(dispatch.policy).money, nothing), "used": dict, "buckets": tuple,
+        "observer": Observer(History(), fleet, dispatch, CallCounts, ended, clock), "log_trouble": lambda: None,
+    }  # fmt: skip
+    return ControlParts(fleet=fleet, dispatch=dispatch, **(found | settings))
 
 
 class Parts:
@@ -37,8 +90,7 @@ class Parts:
         self.dispatch = Dispatch(
             self.fleet, policy, random.Random(1), loop.time, RetryBudget(Current(Snapshot(policy)))
         )
-        settings = {"is_user_key": USER_KEY.__eq__} | settings
-        app = control_app(ControlParts(self.fleet, self.dispatch, lambda: b"weir_up 1\n", loop.time, **settings), token)
+        app = control_app(control_parts(self.fleet, self.dispatch, **settings), token)
         self.port = ControlPort(app, "127.0.0.1:0")
         self.client = httpx.AsyncClient(trust_env=False, timeout=60.0)
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from gateway.control.console.sources import Sources
 from gateway.core.call_counts import CallCounts
 from gateway.core.engines.breaker import Ending
 from gateway.core.engines.trouble import REASONS, STALLED, Trouble
@@ -113,7 +112,7 @@ def test_a_policy_that_cannot_be_used_and_a_log_that_cannot_be_written_have_a_ti
         assert (log["since"], log["runbook"]) == (7.0, "WeirLogLinesLost")
 
     trouble = ("/var/log/weir.jsonl: No space left on device", 7.0)
-    play(scene, policy_status=lambda: status, sources=Sources(log_trouble=lambda: trouble))
+    play(scene, policy_status=lambda: status, log_trouble=lambda: trouble)
 
 
 def test_the_observer_notes_when_a_trouble_began_and_that_it_is_over() -> None:
@@ -170,7 +169,7 @@ def test_the_history_is_served_from_where_the_page_is() -> None:
         assert (await parts.get("/runbooks/nothing")).status_code == 404
 
     observer = Observer(History(), None, None, CallCounts, EndedCalls(), time.monotonic)  # type: ignore[arg-type]
-    play(scene, sources=Sources(observer=observer))
+    play(scene, observer=observer)
 
 
 def test_the_history_wants_the_admin_token() -> None:

@@ -7,7 +7,6 @@ import re
 import pytest
 
 from gateway.control.console.files import console_files
-from gateway.control.console.sources import Sources
 from tests.control.parts import TOKEN, USER_KEY, Parts, play
 
 
@@ -99,4 +98,4 @@ def test_orders_are_passed_on_and_their_answers_back() -> None:
         assert (await gateway.get(path, authorization=f"Bearer {TOKEN}")).status_code == 405
         assert given == [("gpu-1", "llama 3", "sleep"), ("gone", "x", "ensure"), ("silent", "x", "ensure")]
 
-    play(scene, TOKEN, sources=Sources(order=order))
+    play(scene, TOKEN, order=order)

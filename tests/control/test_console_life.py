@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.control.console.life import Beside, beside_of, life
-from gateway.control.console.sources import Sources
 from gateway.core.policy.traffic import TrafficClass
 from gateway.core.request.outcome import Outcome
 from gateway.core.request.record import Record
@@ -82,4 +81,4 @@ def test_the_life_of_a_kept_call_is_given_with_the_token() -> None:
             assert (await gateway.get(f"/calls/{gone}", **ADMIN)).json()["error"]["code"] == "call_not_kept"
         assert (await gateway.get("/calls/x", **ADMIN)).status_code == 404
 
-    play(scene, TOKEN, sources=Sources(ended=kept))
+    play(scene, TOKEN, ended=kept)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.control.console.sources import Sources
 from gateway.control.console.tenants import tenant_entries
 from gateway.core.admission.limits import LimitBook
 from gateway.core.policy.file import decode
@@ -25,7 +24,7 @@ def test_the_last_change_is_told_without_keys() -> None:
         assert "abababab" in text
         assert "ab" * 8 not in text
 
-    play(scene, TOKEN, sources=Sources(previous=lambda: POLICY))
+    play(scene, TOKEN, previous=lambda: POLICY)
 
 
 def test_without_a_change_there_is_nothing_to_tell() -> None:

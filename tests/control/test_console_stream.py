@@ -12,7 +12,6 @@ import httpx
 import pytest
 
 from gateway.control.console import stream
-from gateway.control.console.sources import Sources
 from gateway.core.request.outcome import Outcome
 from gateway.core.request.record import Record
 from gateway.decider.ended_calls import EndedCalls
@@ -91,7 +90,7 @@ def test_ended_calls_are_told_where_they_are_asked_for() -> None:
 
     end("a")
     end("b")
-    play(scene, sources=Sources(ended=ended))
+    play(scene, ended=ended)
 
 
 def test_watchers_are_few_and_one_who_leaves_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from gateway.control.console.sources import Sources
 from gateway.control.console.trial import simulation
 from gateway.control.console.trial.recorded import Recorded, recorded
 from gateway.control.console.trial.simulation import PolicyTrial, Trials
@@ -93,7 +92,7 @@ def test_a_trial_wants_the_admin_token_and_calls_to_be_tried_on() -> None:
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "no_trial")
 
     policy = decode(b"tenants: {acme: {keys: [" + b"ab" * 32 + b"]}}")
-    play(scene, TOKEN, policy, sources=Sources(ended=EndedCalls()))
+    play(scene, TOKEN, policy, ended=EndedCalls())
     play(without_a_token)
 
 

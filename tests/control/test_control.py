@@ -7,12 +7,12 @@ import re
 
 import pytest
 
-from gateway.control.app import ControlParts, control_app
+from gateway.control.app import control_app
 from gateway.core.engines.trouble import Trouble
 from gateway.shared.addresses import is_loopback, split_address
 from gateway.shared.control.listener import ControlPort
 from gateway.shared.tasks import lasting
-from tests.control.parts import TOKEN, Parts, play
+from tests.control.parts import TOKEN, Parts, control_parts, play
 
 
 def test_livez_says_that_the_process_answers() -> None:
@@ -143,7 +143,7 @@ def test_headers_are_bounded() -> None:
 
 def test_an_address_in_use_is_an_error_of_start() -> None:
     async def scene(gateway: Parts) -> None:
-        app = control_app(ControlParts(gateway.fleet, gateway.dispatch, bytes, asyncio.get_running_loop().time), None)
+        app = control_app(control_parts(gateway.fleet, gateway.dispatch), None)
         again = ControlPort(app, gateway.port.address.removeprefix("http://"))
         with pytest.raises(OSError, match="in use"):
             await again.start()
@@ -210,7 +210,7 @@ def test_loopback(address: str, expected: bool) -> None:
 def test_ipv6_has_a_url_of_its_own() -> None:
     async def main() -> None:
         gateway = Parts()
-        app = control_app(ControlParts(gateway.fleet, gateway.dispatch, bytes, asyncio.get_running_loop().time), None)
+        app = control_app(control_parts(gateway.fleet, gateway.dispatch), None)
         port = ControlPort(app, "[::1]:0")
         try:
             await port.start()

@@ -12,8 +12,7 @@ import httpx
 import msgspec
 import pytest
 
-from gateway.control.app import ControlParts, control_app
-from gateway.control.console.sources import Sources
+from gateway.control.app import control_app
 from gateway.control.reports import is_local
 from gateway.core.policy.policy import FleetPolicy, Policy, SidecarsPolicy
 from gateway.core.request.record import Record
@@ -21,6 +20,7 @@ from gateway.decider.loading import Configuration
 from gateway.serve.assembly import Gateway
 from gateway.shared.control.listener import ControlPort
 from gateway.shared.protocol import MAX_BYTES, CapacityReport, GPUReport, ModelReport, demand_report, encode
+from tests.control.parts import control_parts
 
 TOKEN = "sixteen-and-some-characters"  # noqa: S105 # a test's own
 ADMIN = "another-one-of-the-operator"
@@ -40,16 +40,15 @@ class Site:
     """A gateway's control port, and a client that is a sidecar."""
 
     def __init__(self, policy: SidecarsPolicy | None, token: str | None, admin: str | None) -> None:
-        loop = asyncio.get_running_loop()
         self.lines: list[str] = []
         self.gateway = Gateway(
             Configuration(Policy(fleet=FleetPolicy(sidecars=policy)), sidecar_token=token), (), None, random.Random(1),
             say=self.lines.append,
         )  # fmt: skip
-        parts = ControlParts(
-            self.gateway.fleet, self.gateway.dispatch, self.gateway.metrics.exposition, loop.time,
+        parts = control_parts(
+            self.gateway.fleet, self.gateway.dispatch, exposition=self.gateway.metrics.exposition,
             is_user_key="sk-weir-user".__eq__, sidecars=self.gateway.sidecars, drain_engine=self.gateway.engines.drain,
-            sources=Sources(observer=self.gateway.observer),
+            observer=self.gateway.observer,
         )  # fmt: skip
         self.port = ControlPort(control_app(parts, admin), "127.0.0.1:0")
         self.client = httpx.AsyncClient(trust_env=False, timeout=60.0)

@@ -10,7 +10,7 @@ from gateway.core.admission.quotas import Calendar, Used
 from gateway.core.money.book import Spent
 from gateway.core.policy.file import decode
 from gateway.shared.storage import StorageError
-from tests.control.parts import Parts, play
+from tests.control.parts import Parts, nothing, play
 from tests.core.money.test_money import book, call
 
 POLICY = decode(b"tenants: {acme: {limits: {quota: {day: 1M}}}}\nstorage: kept\n")
@@ -45,7 +45,7 @@ def test_a_tenants_windows_of_now() -> None:
         }
 
     book = LimitBook(POLICY, calendar=Calendar())
-    play(scene, usage=UsageSource(lambda: book.quotas, history))
+    play(scene, usage=UsageSource(lambda: book.quotas, history, book.money, nothing))
 
 
 def test_csv_has_all_that_is_kept() -> None:
@@ -55,11 +55,11 @@ def test_csv_has_all_that_is_kept() -> None:
         assert answer.text == f"{HEAD}acme,day,2025-11-29,5,,,\nacme,month,2025-11-01,12,,,\n"
         assert (await parts.get("/usage?format=xml")).status_code == 400
 
-    play(scene, usage=UsageSource(tuple, history))
+    play(scene, usage=UsageSource(tuple, history, LimitBook(POLICY).money, nothing))
 
 
 def test_a_gateway_that_keeps_nothing_says_so_and_a_disk_that_fails_is_told() -> None:
-    async def nothing(parts: Parts) -> None:
+    async def keeps_nothing(parts: Parts) -> None:
         assert (await parts.get("/usage")).json() == {"tenants": {}}
         assert (await parts.get("/usage?format=csv")).text == HEAD
 
@@ -68,8 +68,8 @@ def test_a_gateway_that_keeps_nothing_says_so_and_a_disk_that_fails_is_told() ->
         assert answer.status_code == 503
         assert "the disk fails" in answer.json()["error"]["message"]
 
-    play(nothing)
-    play(fails, usage=UsageSource(tuple, broken))
+    play(keeps_nothing)
+    play(fails, usage=UsageSource(tuple, broken, LimitBook(POLICY).money, nothing))
 
 
 async def spent() -> list[Spent]:

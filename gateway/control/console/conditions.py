@@ -10,13 +10,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 
 from gateway.control.console.headline import Line
-from gateway.control.console.sources import Sources
+from gateway.control.parts import ControlParts
 from gateway.control.view import FleetView, SidecarModelView, SidecarView
 from gateway.core.engines.breaker import BreakerState
 from gateway.core.engines.engine import Engine
-from gateway.core.engines.fleet import Fleet
 from gateway.core.engines.trouble import STALLED
-from gateway.decider.dispatch import Dispatch
 from gateway.shared.files.checked import listed
 from gateway.shared.files.file_status import FileStatus
 from gateway.shared.tasks import failing
@@ -43,15 +41,13 @@ SIDECAR = "Its sidecar starts it again. Its log says why it ended."
 
 
 class Conditions:
-    """`unix` turns a monotonic time into seconds since 1970."""
+    """Reads the parts of a gateway."""
 
-    def __init__(
-        self, fleet: Fleet, dispatch: Dispatch, sources: Sources, unix: Callable[[float], float | None]
-    ) -> None:
-        self._fleet = fleet
-        self._dispatch = dispatch
-        self._sources = sources
-        self._unix = unix
+    def __init__(self, parts: ControlParts) -> None:
+        self._parts = parts
+        self._fleet = parts.fleet
+        self._dispatch = parts.dispatch
+        self._unix = parts.unix
 
     def lines(self, view: FleetView, status: FileStatus) -> Iterator[Line]:
         """The lines, by kind."""
@@ -177,7 +173,7 @@ class Conditions:
 
     def _since(self, sidecar: SidecarView, model: SidecarModelView) -> float | None:
         """Unix seconds when a model entered its state; None if unknown."""
-        return self._sources.state_since(sidecar.id, model.profile)
+        return self._parts.state_since(sidecar.id, model.profile)
 
     def _starting(self, sidecar: SidecarView, model: SidecarModelView, queued: int) -> Line:
         name = f"{model.profile}@{sidecar.id}"
@@ -202,7 +198,7 @@ class Conditions:
     # -- the gateway itself -------------------------------------------------------------------------------------
 
     def _log(self) -> Iterator[Line]:
-        trouble = self._sources.log_trouble()
+        trouble = self._parts.log_trouble()
         if trouble is not None:
             yield Line(
                 level="bad",

@@ -6,8 +6,6 @@ jitters at rest is rounded.
 
 from __future__ import annotations
 
-import math
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -18,17 +16,14 @@ from gateway.control.console.figures import WINDOW, ClassFigures, Open, class_fi
 from gateway.control.console.headline import MINUTE, headline
 from gateway.control.console.money import money_entries
 from gateway.control.console.remedy import ModelState
-from gateway.control.console.sources import Sources
 from gateway.control.console.tenants import tenant_entries
+from gateway.control.parts import ControlParts
 from gateway.control.view import FleetView, ModelView, SidecarView, fleet_view
 from gateway.core.engines.announcer import state_of
 from gateway.core.engines.breaker import BreakerState
 from gateway.core.engines.engine import Engine
-from gateway.core.engines.fleet import Fleet
 from gateway.core.engines.hold import Hold
 from gateway.core.request.outcome import Outcome
-from gateway.decider.dispatch import Dispatch
-from gateway.shared.files.file_status import FileStatus
 from gateway.shared.files.units import GIB
 
 LATE = 3  # samples that an engine may miss before its sample is said to be old
@@ -76,25 +71,13 @@ def _gib(size: int) -> float:
 class ConsoleReading:
     """Reader of everything that the console shows. Changes nothing."""
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        dispatch: Dispatch,
-        sources: Sources,
-        policy_status: Callable[[], FileStatus],
-        clock: Callable[[], float],
-    ) -> None:
-        self._fleet = fleet
-        self._dispatch = dispatch
-        self._sources = sources
-        self.ended = sources.ended
-        self._policy_status = policy_status
-        self._clock = clock
-        self._conditions = Conditions(fleet, dispatch, sources, self.unix)
-
-    def unix(self, at: float) -> float | None:
-        """Seconds since 1970 of a monotonic time; None for one that never was."""
-        return None if math.isinf(at) else round(time.time() - self._clock() + at, 1)
+    def __init__(self, parts: ControlParts) -> None:
+        self._parts = parts
+        self._fleet = parts.fleet
+        self._dispatch = parts.dispatch
+        self.ended = parts.ended
+        self.unix = parts.unix
+        self._conditions = Conditions(parts)
 
     @property
     def names(self) -> dict[str, str]:
@@ -103,9 +86,9 @@ class ConsoleReading:
 
     def entries(self) -> dict[str, object]:
         """All there is to show now."""
-        now = self._clock()
+        now = self._parts.clock()
         view = fleet_view(self._fleet, self._dispatch, now)
-        status = self._policy_status()
+        status = self._parts.policy_status()
         entries: dict[str, object] = {
             "gateway": {
                 "version": __version__,
@@ -119,9 +102,9 @@ class ConsoleReading:
         entries |= models
         entries |= self._classes(view, now)
         entries |= {f"engine/{engine.id}": self._engine(engine, now) for engine in self._fleet}
-        entries |= {f"sidecar/{each.id}": sidecar_entry(each, self._sources.state_since) for each in view.sidecars}
-        sources = self._sources
-        entries |= tenant_entries(self._dispatch.policy.tenants, sources.used(), sources.buckets(), now)
+        entries |= {f"sidecar/{each.id}": sidecar_entry(each, self._parts.state_since) for each in view.sidecars}
+        parts = self._parts
+        entries |= tenant_entries(self._dispatch.policy.tenants, parts.used(), parts.buckets(), now)
         entries |= money_entries(self._dispatch.control.money, now)
         seconds = self.ended.reach(now, MINUTE)
         room = self._room()
@@ -149,8 +132,7 @@ class ConsoleReading:
     def _began(self, tenant: str, outcome: Outcome, first: float) -> float | None:
         """Unix seconds when a tenant's calls began to end with `outcome`; None if unknown. `first`: monotonic time of
         the first such end of the last minute."""
-        observer, shown = self._sources.observer, self.unix(first)
-        known = None if observer is None else observer.began.get((tenant, outcome))
+        known, shown = self._parts.observer.began.get((tenant, outcome)), self.unix(first)
         return shown if known is None or shown is None else min(known, shown)
 
     def _classes(self, view: FleetView, now: float) -> Iterator[tuple[str, object]]:

@@ -19,14 +19,13 @@ from starlette.routing import Route
 from gateway.control.console.calls import life_of
 from gateway.control.console.files import FOLDER, POLICY, File
 from gateway.control.console.reading import ConsoleReading
-from gateway.control.console.sources import Sources
 from gateway.control.console.stream import WATCHERS, StreamAnswer, Streams
 from gateway.control.guard import JSON, error
+from gateway.control.parts import ControlParts
 from gateway.control.policy_view import without_secrets
 from gateway.core.history import STEP
 from gateway.core.policy.explained import NOTHING, explain_call
 from gateway.core.policy.file import explain
-from gateway.decider.dispatch import Dispatch
 from gateway.shared.printable import printable
 
 KINDS = {kind: f"{kind}s" for kind in ("model", "engine", "sidecar", "tenant", "provider")} | {"class": "classes"}
@@ -48,14 +47,12 @@ def runbooks() -> Mapping[str, str]:
 class ConsoleRoutes:
     """The answers, one method a route."""
 
-    def __init__(
-        self, files: Mapping[str, File], reading: ConsoleReading, dispatch: Dispatch, sources: Sources
-    ) -> None:
+    def __init__(self, files: Mapping[str, File], parts: ControlParts) -> None:
         self._files = files
-        self._reading = reading
-        self._streams = Streams(reading)
-        self._dispatch = dispatch
-        self._sources = sources
+        self._parts = parts
+        self._dispatch = parts.dispatch
+        self._reading = ConsoleReading(parts)
+        self._streams = Streams(self._reading)
         self._runbooks = runbooks()
 
     def routes(self) -> list[Route]:
@@ -107,10 +104,7 @@ class ConsoleRoutes:
         after = request.query_params.get("after", "0")
         if set(request.query_params) - {"after"} or not re.fullmatch(r"[0-9]{1,15}", after):
             return error(400, "bad_query", "The one query of /history is after=NUMBER, of buckets that are known.")
-        observer = self._sources.observer
-        if observer is None:
-            return error(404, "no_history", "This gateway keeps no history.")
-        kept = observer.history
+        kept = self._parts.observer.history
         return Response(
             msgspec.json.encode(
                 {"step": STEP, "closed": kept.closed, "buckets": kept.after(int(after)), "events": list(kept.events)}
@@ -131,11 +125,9 @@ class ConsoleRoutes:
         lines = request.query_params.get("lines", str(LOG_LINES))
         if set(request.query_params) - {"lines"} or not re.fullmatch(r"[1-9][0-9]{0,3}", lines):
             return error(400, "bad_query", "The one query of logs is lines=N, from 1 to 2000.")
-        if self._sources.read_log is None:
-            return error(404, "no_sidecars", "This gateway has no sidecars.")
         asked = request.path_params
         most = min(int(lines), MOST_LOG_LINES)
-        said = await _said(self._sources.read_log(asked["id"], asked["profile"], most))
+        said = await _said(self._parts.read_log(asked["id"], asked["profile"], most))
         if isinstance(said, Response):
             return said
         status, body = said
@@ -146,7 +138,7 @@ class ConsoleRoutes:
 
     async def life(self, request: Request) -> Response:
         """The steps of an ended call's life. 404 for one that is not kept any more."""
-        steps = life_of(request.path_params["serial"], self._sources.ended, self._dispatch)
+        steps = life_of(request.path_params["serial"], self._parts.ended, self._dispatch)
         if steps is None:
             message = "There is no such call, or it ended so long ago that it is no longer kept."
             return error(404, "call_not_kept", message)
@@ -157,15 +149,13 @@ class ConsoleRoutes:
         asked = request.path_params
         if asked["order"] not in ORDERS:
             return error(404, "no_such_order", f"Orders are {', '.join(ORDERS)}.")
-        if self._sources.order is None:
-            return error(404, "no_sidecars", "This gateway has no sidecars.")
-        said = await _said(self._sources.order(asked["id"], asked["profile"], asked["order"]))
+        said = await _said(self._parts.order(asked["id"], asked["profile"], asked["order"]))
         return said if isinstance(said, Response) else Response(said[1], said[0], media_type=JSON)
 
     async def diff(self, _: Request) -> Response:
         """Send the changes from the previous policy to this one, in the format of `diff -u`; empty if nothing
         changed."""
-        previous = self._sources.previous()
+        previous = self._parts.previous()
         if previous is None:
             return _text("")
         before, now = (explain(without_secrets(each)).splitlines() for each in (previous, self._dispatch.policy))

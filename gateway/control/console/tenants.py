@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from gateway.control.console.sources import Used
+from gateway.control.parts import Used
 from gateway.control.policy_view import HASH_SHOWN
 from gateway.core.admission.bucket import Bucket
 from gateway.core.policy.traffic import Tenant

@@ -25,13 +25,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.control.console.body import decoded
-from gateway.control.console.sources import Sources
 from gateway.control.console.stream import StreamAnswer
 from gateway.control.console.trial.recorded import Recorded, recorded
 from gateway.control.guard import error
+from gateway.control.parts import ControlParts
 from gateway.core.policy.file import explain
 from gateway.core.policy.policy import Policy
-from gateway.decider.dispatch import Dispatch
 
 MOST_POLICY = 256 * 1024  # bytes
 WITHIN = 180.0  # seconds
@@ -185,9 +184,9 @@ class TrialRoutes:
     POST /policy/try    {"policy": TEXT, "engines": N, "profile": NAME}: both policies on the calls just recorded
     """
 
-    def __init__(self, dispatch: Dispatch, sources: Sources, *, allowed: bool) -> None:
-        self._dispatch = dispatch
-        self._ended = sources.ended
+    def __init__(self, parts: ControlParts, *, allowed: bool) -> None:
+        self._dispatch = parts.dispatch
+        self._ended = parts.ended
         self._allowed = allowed
         self._trials = Trials()
 
