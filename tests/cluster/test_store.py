@@ -139,6 +139,23 @@ def test_two_clusters_of_one_name_and_two_members_of_one_address_are_told(valkey
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("record", ['{"life":"2","relays":1}', "no record"])
+def test_a_leader_whose_record_a_stranger_has_written_goes_on(valkey: Valkey, record: str) -> None:
+    async def main() -> None:
+        leader = of(valkey.url, "a:1")
+        elected, _ = await leader.turn(Turn(number=1, known=0, candidacy=2, term=0))
+        assert elected.leader is not None
+        epoch = elected.leader.epoch
+        await leader._redis.set("weir:{prod}:member:a:1", record)
+        with pytest.raises((ClusterConflict, StoreError)):
+            await leader.turn(Turn(number=2, known=epoch, candidacy=0, term=epoch - 1))
+        view, records = await leader.turn(Turn(number=3, known=epoch, candidacy=0, term=epoch))
+        assert (view.leader, records) == (elected.leader, {"a:1": leader.record})
+        await leader.aclose()
+
+    asyncio.run(main())
+
+
 def test_who_resigns_is_followed_at_once_and_is_a_member_still(valkey: Valkey) -> None:
     """Whoever is elected then waits for what its relays hold."""
 

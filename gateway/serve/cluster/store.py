@@ -38,8 +38,10 @@ if after and math.abs(now - after) > tonumber(ARGV[14]) then candidacy = 0 end
 
 local other = redis.call('GET', p .. 'token')
 if other and other ~= print then return {'token'} end
-local before = redis.call('GET', p .. 'member:' .. name)
-if before and cjson.decode(before).life ~= life then return {'taken'} end
+if term == 0 or redis.call('GET', p .. 'leader') ~= string.format('%.0f %s', term, name) then
+  local before = redis.call('GET', p .. 'member:' .. name)
+  if before and cjson.decode(before).life ~= life then return {'taken'} end
+end -- else it leads, and whatever is in its place is a stranger's
 redis.call('SET', p .. 'token', print, 'PX', forgotten)
 if ARGV[12] == '1' then redis.call('SET', p .. 'member:' .. name, record, 'PX', ttl) end
 
