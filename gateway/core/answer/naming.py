@@ -102,7 +102,11 @@ def named_events(events: bytes, name: str) -> bytes:
             body = _BREAK.sub(b" ", body)
         return found[0][: -len(data)] + named(body, name) + data[len(data.rstrip()) :]
 
-    return _DATA.sub(renamed, events) if _KEY in events else events
+    if _KEY not in events:
+        return events
+    if b"\r" in events and b"\n" not in events:  # a bare CR ends a line as well
+        return named_events(events.replace(b"\r", b"\n"), name).replace(b"\n", b"\r")
+    return _DATA.sub(renamed, events)
 
 
 def _rename(fields: dict[str, Raw], name: str) -> None:

@@ -52,6 +52,8 @@ def test_events_keep_all_but_their_model() -> None:
          b'data: {"id":"1","model":"support"} \r\nid: 7\r\n\r\n'),
         (b'data: {"n":[1,\ndata: NaN],"model":"member"}\n\n', b'data: {"n":[1, NaN],"model":"member"}\n\n'),
         (b'data: {"model":"member",\ndata:"n":NaN}\n\n', b'data: {"model":"support", "n":NaN}\n\n'),
+        (b'data: {"model":"member"}\r\rid: 7\rdata: {"n":1,\rdata: "model":"member"}\r\r',
+         b'data: {"model":"support"}\r\rid: 7\rdata: {"n":1,"model":"support"}\r\r'),
         (b'data: {"a":\ndata: 1}\n\ndata: {"model":"member"}\n\n',
          b'data: {"a":\ndata: 1}\n\ndata: {"model":"support"}\n\n'),
     ],
