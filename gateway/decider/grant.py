@@ -271,7 +271,7 @@ class LocalGrant:
             return None
         return after if isinstance(after, float) else traffic.usual_ttft(self.call.class_name, QUANTILES[after])
 
-    async def second(self) -> LocalGrant | None:
+    async def second(self, _: object) -> LocalGrant | None:
         dispatch = self._dispatch
         if not self._others(set()):
             return None

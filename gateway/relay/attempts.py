@@ -9,6 +9,7 @@ send that is cancelled closes its connection, and vLLM aborts its request.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any
@@ -33,6 +34,7 @@ from gateway.core.routes.provider_call import dropped_line, provider_body, provi
 from gateway.relay.prefilling import Prefilling
 from gateway.relay.retry_after import retry_after
 from gateway.upstream.client import Client, EngineError, Reply
+from gateway.upstream.unread import limited
 
 # Failures of an engine before its first byte, by the policy's names for them: nothing of the answer has been used.
 # Statuses that are no answer to the caller: an engine's credentials are the gateway's, and redirects are not followed.
@@ -285,10 +287,12 @@ async def hedged(
     other: Grant | None = None
     tasks = [first]
     try:
-        await asyncio.wait(tasks, timeout=after)
+        with contextlib.suppress(TimeoutError):
+            async with limited(after):
+                await asyncio.wait(tasks)
         if not first.done():
-            other = await grant.second()
-        if other is not None:
+            other = await grant.second(first)
+        if other is not None and not first.done():
             tasks.append(asyncio.ensure_future(send(other)))
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if not any(_ending(task) is Ending.SUCCESS for task in tasks):  # one has failed: the other decides

@@ -17,6 +17,7 @@ from gateway.core.policy.auth import AuthPolicy, key_address
 from gateway.core.policy.signed_token import MOST_BYTES, KeySet, TokenFault, UnknownKey, Verified
 from gateway.core.request.outcome import ISSUER_KEYS, AwaitsKeys, Outcome, Refused
 from gateway.upstream.client import Client, ClientSettings, EngineError
+from gateway.upstream.unread import limited
 
 EVERY = 300.0  # seconds
 AGAIN = 10.0  # seconds
@@ -140,7 +141,7 @@ async def _fetched(url: str) -> bytes:
     origin, target = key_address(url)
     client = Client(origin, ClientSettings(stall_timeout=WITHIN))
     try:
-        async with asyncio.timeout(WITHIN):
+        async with limited(WITHIN):
             reply = await client.send(b"GET", target, HEADERS, b"", timeout=WITHIN)
             with contextlib.closing(reply):
                 if reply.status != 200:

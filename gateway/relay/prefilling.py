@@ -15,6 +15,7 @@ from gateway.core.request.call import Call
 from gateway.core.request.engine_priority import with_priority
 from gateway.core.request.record import PrefillNote, Record
 from gateway.upstream.client import Client, EngineError, Reply
+from gateway.upstream.unread import limited
 
 FAILURES = {"connect": "connect", "timeout": "timeout"}  # other failures of a connection are resets
 
@@ -66,7 +67,7 @@ class Prefilling:
         try:
             if reply.status != 200:
                 return reply.status
-            async with asyncio.timeout_at(until):
+            async with limited(until - loop.time()):
                 return await reply.read(ANSWER_AT_MOST)
         except TimeoutError:
             raise EngineError("timeout", f"its answer did not end within {within:.1f} s") from None

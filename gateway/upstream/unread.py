@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import select
+import socket
 from collections.abc import AsyncIterator
 
 LOOK = 0.01  # seconds in which a loop reads what lies in its sockets
@@ -17,7 +18,12 @@ LOOK = 0.01  # seconds in which a loop reads what lies in its sockets
 def unread(transport: asyncio.Transport) -> bool:
     """Whether bytes, or the other side's end, wait in the transport's socket."""
     sock = transport.get_extra_info("socket")
-    descriptor = -1 if sock is None else sock.fileno()
+    return sock is not None and readable(sock)
+
+
+def readable(sock: socket.socket) -> bool:
+    """Whether bytes, or the other side's end, wait in a socket; not in one that is closed."""
+    descriptor = sock.fileno()
     if descriptor < 0:
         return False
     poll = select.poll()

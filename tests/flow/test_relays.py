@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -38,6 +40,7 @@ from gateway.frames.messages import (
     WaitAsk,
     Welcome,
 )
+from gateway.relay.attempts import hedged
 from gateway.relay.remote.decider import RemoteDecider
 from gateway.relay.remote.link import Link
 from gateway.serve.assembly import Gateway
@@ -641,3 +644,32 @@ def test_a_relay_that_comes_again_with_another_hold_than_was_kept_has_that_one_a
         again.lost("")
 
     run(body)
+
+
+def test_a_first_answer_waits_for_no_grant_of_a_second_attempt() -> None:
+    """A decider that waits for other relays grants nothing, and nothing later either."""
+
+    async def body(made: Setting) -> None:
+        asking = Asking(made, await made.relay())
+        await asking.granted.wait()
+        grant, answers = asking.grant, asyncio.get_running_loop().create_future()
+        assert grant is not None
+        sends: list[Grant] = []
+
+        async def send(of: Grant) -> Any:
+            sends.append(of)
+            return await answers
+
+        (session,) = made.hub.sessions
+        (served,) = session.calls.values()
+        made.hub.expect({2: os.getpid()})
+        calling = asyncio.create_task(hedged(grant, send, 0.0))
+        await until(lambda: served.task is not None and served.turn == 1)
+        answers.set_result(SimpleNamespace(status=200))
+        assert (await calling).status == 200
+        await until(lambda: served.task is None)
+        assert (sends, served.second) == ([grant], None)
+        await asking.end()
+        await until(lambda: not session.calls)
+
+    run(body, engines=[*ENGINES, "http://127.0.0.1:10"])

@@ -6,6 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 
+from gateway.relay import issuer
+from gateway.relay.attempts import hedged
+from gateway.relay.prefilling import Prefilling
+from gateway.upstream.client import Reply
 from tests.stopped_loop import StoppedLoop, stopped
 from tests.wire.client_harness import CHUNKED, PLAIN, Rig, Taken, chunk, failure, run
 
@@ -68,5 +72,50 @@ def test_a_connection_that_was_made_meanwhile_is_there() -> None:
         await peer.request()
         await peer.send(PLAIN)
         (await sending).close()
+
+    run_stopped(scenario)
+
+
+def test_an_answer_that_began_meanwhile_asks_for_no_second_attempt() -> None:
+    async def scenario(rig: Rig) -> None:
+        sends: list[object] = []
+
+        def send(grant: object) -> asyncio.Task[Reply]:
+            sends.append(grant)
+            return rig.sending()
+
+        calling = asyncio.create_task(hedged(None, send, 10.0))  # type: ignore[arg-type] # no grant is asked
+        peer = await rig.peer()
+        await peer.request()
+        stopped(LONG, partial(peer.put, PLAIN))
+        (await calling).close()
+        assert sends == [None]
+
+    run_stopped(scenario)
+
+
+def test_a_prompt_that_was_read_meanwhile_is_read() -> None:
+    async def scenario(rig: Rig) -> None:
+        prefilling = Prefilling({"e": rig.client}, asyncio.get_running_loop().time)
+        reading = asyncio.create_task(prefilling._read("e", b"/v1/x", b"a: b\r\n", b"{}", 10.0))
+        peer = await rig.peer()
+        await peer.request()
+        await peer.send(CHUNKED + chunk(b"a"))
+        stopped(LONG, partial(peer.put, chunk(b"b") + b"0\r\n\r\n"))
+        assert await reading == b"ab"
+
+    run_stopped(scenario)
+
+
+def test_keys_of_an_issuer_that_came_meanwhile_are_read() -> None:
+    async def scenario(rig: Rig) -> None:
+        origin = rig.client.origin
+        reading = asyncio.create_task(issuer._fetched(f"http://{origin.host}:{origin.port}/keys"))
+        peer = await rig.peer()
+        async with asyncio.timeout(60):
+            await peer.reader.readuntil(b"\r\n\r\n")
+        await peer.send(CHUNKED + chunk(b"a"))
+        stopped(LONG, partial(peer.put, chunk(b"b") + b"0\r\n\r\n"))
+        assert await reading == b"ab"
 
     run_stopped(scenario)

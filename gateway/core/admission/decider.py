@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from gateway.core.engines.breaker import Ending
 from gateway.core.policy.snapshot import Snapshot
@@ -122,8 +122,9 @@ class Grant(Protocol):
     def hedge_after(self) -> float | None:
         """Seconds without an answer after which a second attempt is worth its cost; None: never."""
 
-    def second(self) -> Awaitable[Self | None]:
-        """A grant on another engine for a second attempt, if there is room at once and the budget allows."""
+    def second(self, first: Any, /) -> Awaitable[Self | None]:  # the core knows no futures
+        """A grant on another engine for a second attempt, if there is room at once and the budget allows. None is
+        waited for once the `first` attempt, a future, has ended."""
 
     def take(self, other: Self) -> None:
         """Become the other, whose engine was faster; this one's hold goes back."""

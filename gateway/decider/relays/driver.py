@@ -67,8 +67,11 @@ class CallDriver:
                 self._run(served, self._move(served, grant, message))
             case frames.SecondAsk() if self._new_turn(served, message.turn):
                 self._run(served, self._second(served, grant, message))
-            case frames.SecondEnd() if message.turn == served.turn and served.second is not None:
+            case frames.SecondEnd() if message.turn == served.turn:
+                served.waits_no_more()  # it may be given up before it is granted
                 second, served.second = served.second, None
+                if second is None:
+                    return
                 if message.taken:
                     grant.ending = message.ending
                     grant.take(second)
@@ -171,7 +174,7 @@ class CallDriver:
 
     async def _second(self, served: ServedCall, grant: LocalGrant, message: frames.SecondAsk) -> None:
         await self._hub.until_synced()
-        served.second = await grant.second()
+        served.second = await grant.second(None)
         if served.second is None:
             self._send(frames.SecondNone(message.number, message.turn))
         else:

@@ -65,6 +65,10 @@ class AskedCall:
                     self.second = message
                 else:
                     self.terms, self.first_byte = message, 0.0
+        self.look()
+
+    def look(self, _: object = None) -> None:
+        """Wake whoever waits for news."""
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)
 

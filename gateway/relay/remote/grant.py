@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from typing import TYPE_CHECKING, Any
 
 from gateway.core.admission.decider import NOT_FOUND
 from gateway.core.engines.breaker import Ending, ending_of
@@ -94,7 +95,7 @@ class RemoteGrant:
         failed = frames.AttemptFailed(asked.number, asked.turn, kind, message, reason, over, pause, self._is_second)
         self._decider.link.send(failed)
 
-    async def _answer(self, question: frames.RetryAsk | frames.MoveAsk | frames.SecondAsk) -> frames.Answer:
+    async def _answer(self, question: frames.RetryAsk | frames.MoveAsk) -> frames.Answer:
         self._decider.link.send(self._asked.asks(question))
         return await self._asked.answered()
 
@@ -113,9 +114,20 @@ class RemoteGrant:
     def hedge_after(self) -> float | None:
         return self.terms.hedge_after
 
-    async def second(self) -> RemoteGrant | None:
-        asked = self._asked
-        answer = await self._answer(frames.SecondAsk(asked.number, asked.next_turn))
+    async def second(self, first: asyncio.Future[Any]) -> RemoteGrant | None:
+        asked, link = self._asked, self._decider.link
+        link.send(asked.asks(frames.SecondAsk(asked.number, asked.next_turn)))
+        first.add_done_callback(asked.look)
+        try:
+            while asked.answer is None and not first.done():
+                await asked.news()
+        finally:
+            first.remove_done_callback(asked.look)
+        if asked.answer is None:
+            asked.question = None
+            link.send(frames.SecondEnd(asked.number, asked.turn, False, Ending.NEUTRAL))
+            return None
+        answer = await asked.answered()
         granted = isinstance(answer, frames.GrantTerms)
         return RemoteGrant(self._decider, asked, alone=False, second=True) if granted else None
 

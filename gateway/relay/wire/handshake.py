@@ -18,8 +18,10 @@ from gateway.relay.wire.connection import ClientConnection
 from gateway.relay.wire.messages import WireError
 from gateway.relay.wire.shared import Shared
 from gateway.shared.acceptor import Acceptor, reset
+from gateway.upstream.unread import readable
 
 _HANDSHAKE: Final = b"\x16"  # the first byte of a TLS client
+_OWN_TIMER: Final = 86_400.0  # seconds: the loop's ends nothing before the handshake's own
 _PLAIN: Final = "this port speaks HTTPS, and the request came as plain HTTP: use https://"
 
 
@@ -53,8 +55,7 @@ class _Handshake:
         self._loop = asyncio.get_running_loop()
         self.peer = peer
         self._task: asyncio.Task[None] | None = None
-        self._until = self._loop.time() + shared.settings.headers_timeout
-        self._timer = self._loop.call_at(self._until, self.expel)
+        self._timer = self._loop.call_later(shared.settings.headers_timeout, self._look)
         self._loop.add_reader(sock, self._begun)
         self._seated = True
         shared.joins(self, seated=True)
@@ -72,6 +73,13 @@ class _Handshake:
 
     def warn(self) -> None:
         """Do nothing: no HTTP is spoken before the handshake ends."""
+
+    def _look(self) -> None:
+        """Out of time. A client whose bytes lie unread has waited for this process: it has the time again, once."""
+        if readable(self._sock):
+            self._timer = self._loop.call_later(self._shared.settings.headers_timeout, self.expel)
+        else:
+            self.expel()
 
     def expel(self) -> None:
         """Out of time, or the drain is over."""
@@ -114,7 +122,7 @@ class _Handshake:
                     made,
                     sock,
                     ssl=self._context(),
-                    ssl_handshake_timeout=max(0.001, self._until - self._loop.time()),
+                    ssl_handshake_timeout=_OWN_TIMER,
                     ssl_shutdown_timeout=shared.settings.linger,
                 )
             else:
