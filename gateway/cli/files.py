@@ -49,12 +49,6 @@ def admin_token(file: str | None, flag: str) -> str | None:
     return None if text is None else _token(text, source)
 
 
-def token_file(file: str, flag: str) -> str:
-    """The token in a file. Raises Mistake."""
-    source = f"{flag} {file}"
-    return _token(_token_in(Path(file), source), source)
-
-
 def _token(text: str, source: str) -> str:
     token = text.strip()
     if len(token) < TOKEN_LENGTH or not (token.isascii() and token.isprintable() and " " not in token):

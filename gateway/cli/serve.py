@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from gateway.cli.commands import PROFILES
-from gateway.cli.files import TOKEN_VARIABLE, Mistake, admin_token, checked, token_file
+from gateway.cli.files import TOKEN_VARIABLE, Mistake, admin_token, checked
 from gateway.cli.init import shipped
 from gateway.core.engines.origin import engine_id
 from gateway.core.policy.advice_network import in_the_clear
@@ -79,7 +79,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "with the gateway, its engines too",
     )
     _add_processes(parser)
-    _add_proxies(parser)
     _add_secrets_and_logs(parser)
 
 
@@ -120,21 +119,6 @@ def _add_processes(parser: argparse.ArgumentParser) -> None:
         type=argument(_control),
         metavar="HOST:PORT",
         help="where other members of the policy's cluster reach this one, in place of cluster.advertise",
-    )
-
-
-def _add_proxies(parser: argparse.ArgumentParser) -> None:
-    """Add the flags for proxies that ask this gateway and forward calls themselves."""
-    parser.add_argument(
-        "--decide",
-        type=argument(_listen),
-        metavar="HOST:PORT|unix:PATH",
-        help="where a proxy asks that forwards calls itself, POST /decide (docs/decide.md); left out: nowhere",
-    )
-    parser.add_argument(
-        "--decide-token-file",
-        metavar="FILE",
-        help="the token that such a proxy shows; needed for HOST:PORT, while a unix socket has its file mode, 0660",
     )
     parser.add_argument(
         "--epp",
@@ -195,7 +179,6 @@ def command(given: argparse.Namespace) -> int:
     if twice:
         raise Mistake(f"--engine: {twice[0]} is there twice")
     token = _admin_token(given)
-    decide_token = _decide_token(given)
     certificate = _certificate(given.tls_cert, given.tls_key, given.tls_client_ca)
     of_control = _certificate(given.control_tls_cert, given.control_tls_key)
     _warn_of_modes(given, policy, certificate, of_control)
@@ -216,8 +199,6 @@ def command(given: argparse.Namespace) -> int:
             admin_token=token,
             log=given.log,
             log_format=given.log_format,
-            decide=given.decide,
-            decide_token=decide_token,
             epp=given.epp,
             take_over=given.take_over,
             traces=given.otlp_traces_endpoint,
@@ -238,20 +219,6 @@ def _admin_token(given: argparse.Namespace) -> str | None:
     return token
 
 
-def _decide_token(given: argparse.Namespace) -> str | None:
-    """The decide port's token. Raises Mistake."""
-    if given.decide_token_file:
-        if not given.decide:
-            raise Mistake(f"--decide-token-file {given.decide_token_file}: there is no --decide for it")
-        return token_file(given.decide_token_file, "--decide-token-file")
-    if given.decide and not given.decide.startswith("unix:"):
-        raise Mistake(
-            f"--decide {given.decide}: whoever asks there is told engines and their keys: "
-            "give --decide-token-file FILE, or a unix socket, unix:PATH"
-        )
-    return None
-
-
 def _check_together(given: argparse.Namespace, policy: Policy, *, own_engines: bool) -> None:
     """Check flags that need or exclude another. `own_engines`: engines or a sidecar end with this gateway. Raises
     Mistake."""
@@ -268,9 +235,8 @@ def _check_together(given: argparse.Namespace, policy: Policy, *, own_engines: b
             f"--workers {given.workers}: a sidecar of a gateway's own is for one process: start it by itself, or leave "
             "--workers out"
         )
-    if given.take_over is not None and (given.decide or given.epp):
-        port, flag = ("a decide port", "--decide") if given.decide else ("an endpoint picker", "--epp")
-        raise Mistake(f"--take-over: {port} cannot be handed over: restart the gateway, or leave {flag} out")
+    if given.take_over is not None and given.epp:
+        raise Mistake("--take-over: an endpoint picker cannot be handed over: restart the gateway, or leave --epp out")
     if given.take_over is not None and own_engines:
         raise Mistake(
             "--take-over: engines and sidecars of a gateway's own end with it: start them by themselves, and name them "
@@ -293,8 +259,6 @@ def _warn_of_the_clear(given: argparse.Namespace, policy: Policy) -> None:
         told.append(
             f"--control {given.control}: tokens cross the network to it in the clear: --control-tls-cert hides them"
         )
-    if given.decide and not (given.decide.startswith("unix:") or is_loopback(split_address(given.decide)[0])):
-        told.append(f"--decide {given.decide}: calls, tokens and engines' keys cross the network to it in the clear")
     if given.epp and not is_loopback(split_address(given.epp)[0]) and not given.tls_client_ca:
         told.append(
             f"--epp {given.epp}: whoever reaches it can ask for engines, and engines' keys are not told there: "
@@ -316,7 +280,6 @@ def _warn_of_modes(
     found = unwise_of(policy, Path(given.policy).parent) if given.policy else []
     told = [f"{given.policy}: {spelled(field)}: {text}" for field, text in found]
     flags = [("--admin-token-file", Path(given.admin_token_file))] if given.admin_token_file else []
-    flags += [("--decide-token-file", Path(given.decide_token_file))] if given.decide_token_file else []
     flags += [("--tls-key" if given.tls_key else "--tls-cert", certificate.private)] if certificate else []
     if of_control is not None:
         flags.append(("--control-tls-key" if given.control_tls_key else "--control-tls-cert", of_control.private))

@@ -19,7 +19,6 @@ from gateway.decider.loading import Configuration
 from gateway.frames.messages import VERSION, RelayCounts
 from gateway.relay.wire.server import address_of
 from gateway.serve.assembly import Gateway
-from gateway.serve.decide_port import NOT_GIVEN, DecideListener
 from gateway.serve.hub_of import calls_of, hub_of, processes_of, relays_of, tell_policy
 from gateway.serve.processes.deciding import JOINED_WITHIN, DeciderProcess
 from gateway.serve.processes.place import CLOSING, HANDED, READY, TAKE
@@ -34,6 +33,7 @@ from gateway.shared.lines import say
 if TYPE_CHECKING:
     from gateway.serve.epp_port import EppListener
 
+NOT_GIVEN = "its endpoint picker cannot be handed over: restart it"
 NO_GRPC = "--epp: gRPC is not installed: pip install 'WEIR.whl[epp]'"
 TOLD_WITHIN = 5.0  # seconds for the gateway before to tell what its calls hold
 
@@ -125,9 +125,7 @@ class MachinePort:
             process.restore(gateway.checkpoints)
             tell_policy(self._hub, gateway, configuration)
         self._saving = None if process is None else Saving(self._state, self._changes, process.save)
-        self.decide = None if options.decide is None else DecideListener(gateway, options.decide, options.decide_token)
         self.picker = None if options.epp is None else _picker(gateway, options.epp, options.certificate)
-        self._lenders = [port for port in (self.decide, self.picker) if port is not None]
         self._folder = ""  # of the socket for relays, where no parent has made one
         self._server: asyncio.Server | None = None  # for relays
         self._outgoing: OutgoingCalls | None = None
@@ -170,8 +168,8 @@ class MachinePort:
         return path
 
     async def listen(self, context: ssl.SSLContext | None) -> None:
-        for lender in self._lenders:
-            await lender.listen()
+        if self.picker is not None:
+            await self.picker.listen()
         if self._process is not None:
             await self._listen_to_relays(self._process)
             return
@@ -194,8 +192,6 @@ class MachinePort:
         self._configuration = configuration
         if self._process is not None or self._server is not None:
             tell_policy(self._hub, self._gateway, configuration)
-        if self.decide is not None:
-            self.decide.apply()
 
     # -- a checkpoint -------------------------------------------------------------------------------------------
 
@@ -218,7 +214,7 @@ class MachinePort:
         return {**self._hub.relays(), **own}
 
     def offer(self) -> tuple[Offer, list[int]]:
-        if self._lenders:
+        if self.picker is not None:
             return Offer(refused=NOT_GIVEN), []
         process = self._process
         data = self._gateway.server.sockets() if process is None else [each.fileno() for each in process.place.data]
@@ -251,8 +247,8 @@ class MachinePort:
         first, other = (own, relays) if process is None else (relays, own)
         async with asyncio.TaskGroup() as group:
             group.create_task(other)
-            for lender in self._lenders:
-                group.create_task(lender.drain(within))
+            if self.picker is not None:
+                group.create_task(self.picker.drain(within))
             await first
 
     # -- what is there ------------------------------------------------------------------------------------------
@@ -266,8 +262,8 @@ class MachinePort:
     def calls(self) -> Iterable[CallView]:
         yield from self._gateway.calls()
         yield from calls_of(self._hub)
-        for lender in self._lenders:
-            yield from lender.calls()
+        if self.picker is not None:
+            yield from self.picker.calls()
 
     def processes(self) -> list[ProcessView]:
         calls, relays = self._gateway.metrics.counts.calls, self._hub.sessions
@@ -277,8 +273,8 @@ class MachinePort:
         return [ProcessView("decider", os.getpid(), self._started, calls, connections), *relays_of(relays)]
 
     async def aclose(self) -> None:
-        for lender in self._lenders:
-            await lender.aclose()
+        if self.picker is not None:
+            await self.picker.aclose()
         if self._server is not None:
             self._server.close()
         if self._outgoing is not None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from gateway.control.calls import CallView
 from gateway.relay.epp.endpoints import Endpoints
 from gateway.relay.epp.server import PickerServer
 from gateway.serve.assembly import Gateway
-from gateway.serve.decide_port import LentCalls
+from gateway.serve.lent_calls import LentCalls
 from gateway.serve.starting import StartError
 from gateway.shared.addresses import is_loopback, split_address
 from gateway.shared.certificate import Certificate
@@ -21,7 +18,7 @@ class EppListener:
         self._where = where
         self._certificate = certificate
         self._lent = lent = LentCalls(gateway)
-        self.pipeline, self.held = lent.pipeline, lent.held
+        self.calls = lent.calls
         known = certificate is not None and certificate.client_ca is not None  # who asks
         trusted = known or is_loopback(split_address(where)[0])
         endpoints = Endpoints(
@@ -29,7 +26,6 @@ class EppListener:
         )
         self.server = PickerServer(
             lent.pipeline,
-            lent.held,
             gateway.bodies,
             endpoints,
             lambda: gateway.server.settings,
@@ -46,14 +42,10 @@ class EppListener:
             raise StartError(f"--epp {self._where}: {error}") from error
 
     async def drain(self, within: float) -> None:
-        """Finish the calls as `LentCalls.drain` does, then end the streams."""
+        """Finish the calls, then end the streams."""
         await self._lent.drain(within)
         await self.server.stop()
 
     async def aclose(self) -> None:
         """End the streams that are left."""
         await self.server.stop()
-
-    def calls(self) -> Iterable[CallView]:
-        """Return the calls that wait and run now."""
-        return self._lent.views()

@@ -151,7 +151,7 @@ async def serve(
         tell = history.noting(say, time.time)
         file, configuration = configured(options, place, tell)
         # Of several processes the decider has calls to log only where a proxy forwards some.
-        log = call_log(options, errors, tell) if place is None or options.lends else None
+        log = call_log(options, errors, tell) if place is None or options.epp is not None else None
         lost = partial(lost_lines, errors, log)
         spans = span_export(options.traces, stack) if place is None else None
         port: DataPort
@@ -272,9 +272,8 @@ def _data_port(
         return MachinePort(gateway, options, configuration, sockets, lost, process)
     if process is None:
         raise StartError("cluster: its relays are processes of their own: give --workers 2 or more")
-    if options.lends:
-        flag = "--epp" if options.decide is None else "--decide"
-        raise StartError(f"cluster: {flag} is for a gateway that is alone: its holds would be of one member only")
+    if options.epp is not None:
+        raise StartError("cluster: --epp is for a gateway that is alone: its holds would be of one member only")
     return ClusterPort(
         gateway,
         process.place,

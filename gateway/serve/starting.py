@@ -59,18 +59,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     admin_token: str | None = None
     log: str = "-"
     log_format: str | None = None  # json, text; None: text on a terminal, else json
-    decide: str | None = None  # where proxies ask that forward calls themselves; None: nowhere
-    decide_token: str | None = None
     epp: str | None = None  # where Envoy asks for endpoints; None: nowhere
     take_over: str | None = None  # the meeting point of the gateway that runs; empty: that of `control`
     traces: str | None = None  # where spans are posted; None: no call is traced
     advertise: str | None = None  # in place of the policy's cluster.advertise
     relays: int = 0  # processes that carry bytes, beside one that decides; 0: one process does it all
-
-    @property
-    def lends(self) -> bool:
-        """Whether proxies forward calls that this gateway decides about."""
-        return self.decide is not None or self.epp is not None
 
 
 class ApplyError(Exception):

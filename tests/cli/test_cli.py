@@ -9,7 +9,6 @@ import re
 import shlex
 import signal
 import socket
-import stat
 import subprocess
 import sys
 import threading
@@ -142,7 +141,7 @@ def test_the_defaults(ran: Ran) -> None:
     assert options.engines == (EngineEntry(url="http://127.0.0.1:9"),)
     assert (options.embedded, options.listen, options.control) == ((), "127.0.0.1:8000", "127.0.0.1:8001")
     assert (options.certificate, options.admin_token, options.log) == (None, None, "-")
-    assert (options.decide, options.decide_token) == (None, None)
+    assert options.epp is None
 
 
 def test_every_flag(ran: Ran, tmp_path: Path) -> None:
@@ -155,9 +154,9 @@ def test_every_flag(ran: Ran, tmp_path: Path) -> None:
         *("--listen", "unix:/run/weir.sock", "--control", "0.0.0.0:8001", "--admin-token-file", str(token)),
         *("--tls-cert", "c.pem", "--tls-key", "k.pem", "--tls-client-ca", "ca.pem", "--log", "none"),
         *("--control-tls-cert", "d.pem", "--control-tls-key", "l.pem"),
-        *("--decide", "127.0.0.1:8009", "--decide-token-file", str(token)),
+        *("--epp", "127.0.0.1:9002"),
     )
-    assert (options.decide, options.decide_token) == ("127.0.0.1:8009", TOKEN)
+    assert options.epp == "127.0.0.1:9002"
     assert options.policy == ROOT / "policies" / "demo.yaml"
     assert options.engines == (EngineEntry(url="unix:///run/a.sock"),)
     assert options.embedded == (EmbeddedFleet(), EmbeddedFleet(3), EmbeddedFleet(4, "a100-8b"))
@@ -233,15 +232,8 @@ MISTAKES = [
     (["serve", *ENGINE, "--control", "10.0.0.1:8001"], "10.0.0.1:8001 can be reached from other machines"),
     (["serve", *ENGINE, "--control", "my-host:8001"], "my-host:8001 can be reached from other machines"),
     (["serve", *ENGINE, "--tls-key", "k.pem"], "--tls-key: there is no --tls-cert for it"),
-    (["serve", *ENGINE, "--decide", "127.0.0.1:8009"], "give --decide-token-file FILE, or a unix socket, unix:PATH"),
-    (["serve", *ENGINE, "--decide", "8009"], "argument --decide: '8009' is not HOST:PORT"),
     (["serve", *ENGINE, "--epp", "unix:/e"], "argument --epp: 'unix:/e' is not HOST:PORT"),
     (["serve", *ENGINE, "--epp", "127.0.0.1:9002", "--take-over"], "an endpoint picker cannot be handed over"),
-    (["serve", *ENGINE, "--decide-token-file", "t"], "--decide-token-file t: there is no --decide for it"),
-    (
-        ["serve", *ENGINE, "--decide", "unix:/d", "--decide-token-file", "/dev/null"],
-        "--decide-token-file /dev/null: not a plain file",
-    ),
     (
         ["serve", *ENGINE, "--admin-token-file", "/nowhere/t"],
         "--admin-token-file /nowhere/t: No such file or directory",
@@ -521,11 +513,10 @@ def test_a_policy_whose_keys_are_not_there_yet_is_warned_of(ran: Ran, tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_real_process_serves_announces_and_drains(tmp_path: Path) -> None:
+def test_a_real_process_serves_announces_and_drains() -> None:
     nobody = "http://127.0.0.1:9"  # the discard port: one that was free a moment ago may be another's now
     command = [sys.executable, "-m", "gateway.cli", "serve", "--engine", nobody, "--log", "none"]
-    decide = tmp_path / "decide.sock"
-    ports = ["--listen", "127.0.0.1:0", "--control", "127.0.0.1:0", "--decide", f"unix:{decide}"]
+    ports = ["--listen", "127.0.0.1:0", "--control", "127.0.0.1:0"]
     process = subprocess.Popen([*command, *ports], stdout=subprocess.PIPE, text=True, cwd=ROOT)
     try:
         assert process.stdout is not None
@@ -538,10 +529,8 @@ def test_a_real_process_serves_announces_and_drains(tmp_path: Path) -> None:
             for path in ("livez", "readyz", "fleet")
         ] == [200, 503, 200]
         assert httpx.get(f"{data}/health", trust_env=False, timeout=60.0).status_code == 503
-        assert stat.S_IMODE(decide.stat().st_mode) == 0o660
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
-        assert not decide.exists()
     finally:
         process.kill()
         process.communicate()

@@ -15,7 +15,7 @@ from gateway.relay.epp.server import PickerServer
 from gateway.relay.epp.stream import PickerStream
 from loadtest.simulate import vtime
 from tests.epp.proxy import request_bodies, request_headers
-from tests.flow.test_decide import PLAIN, Site
+from tests.flow.test_lending import PLAIN, Site
 
 CALL = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 10}
 
@@ -37,14 +37,13 @@ class Channel:
 
 def test_a_stream_that_is_cancelled_as_its_call_is_granted_holds_nothing() -> None:
     async def main() -> None:
-        site = Site(PLAIN, None)
+        site = Site(PLAIN)
         gateway, port = site.gateway, site.port
         endpoints = Endpoints(
             lambda: ((id, each.origin) for id, each in gateway.engines.clients.items()), gateway.telemetry.names
         )
         server = PickerServer(
             port.pipeline,
-            port.held,
             gateway.bodies,
             endpoints,
             lambda: gateway.server.settings,
@@ -53,7 +52,7 @@ def test_a_stream_that_is_cancelled_as_its_call_is_granted_holds_nothing() -> No
         )
         channel = Channel(request_headers(), *request_bodies(json.dumps(CALL).encode(), 1 << 20))
         stream = asyncio.create_task(PickerStream(server._picker, channel).run())
-        while not len(port.held):
+        while not any(each.state == "running" for each in port.calls()):
             await asyncio.sleep(0)
         stream.cancel()
         with pytest.raises(asyncio.CancelledError):

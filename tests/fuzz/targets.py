@@ -30,7 +30,6 @@ from gateway.core.request.routes import ROUTES
 from gateway.core.request.tenants import keys_from
 from gateway.decider.kubernetes.pool import BadObject, Gone, Pods
 from gateway.frames.codec import FrameError, from_relay
-from gateway.relay.decide.messages import BadReport, end_report
 from gateway.relay.wire.body import ChunkedBody
 from gateway.relay.wire.http1 import HeadReader, KnownHeads
 from gateway.relay.wire.messages import ServerSettings, WireError
@@ -134,10 +133,6 @@ def _lines(pieces: Pieces) -> Any:
 
 def _batch(pieces: Pieces) -> Any:
     return new_batch(b"application/json", b"".join(pieces))
-
-
-def _end(pieces: Pieces) -> Any:
-    return end_report(b"".join(pieces))
 
 
 def _stream(pieces: Pieces) -> Any:
@@ -343,9 +338,6 @@ TARGETS = {
     "upload": Target(read=_upload, errors=(Refused,), words=(*_FORM, b'name="file"'), cut=True),
     "lines": Target(read=_lines, errors=(), words=(*_OBJECTS, *_LINE, b"\n"), per_byte=20.0, cut=True),
     "batch": Target(read=_batch, errors=(Refused,), words=(*_OBJECTS, b'"input_file_id":"f"', b'"metadata":{')),
-    "end": Target(
-        read=_end, errors=(BadReport,), words=(*_OBJECTS, b'"status":200', b'"failure":"reset"', b'"usage":')
-    ),
     "stream": Target(read=_stream, errors=(UsageError,), words=_EVENTS, cut=True),
     "answer": Target(read=_answer, errors=(), words=_OBJECTS, cut=True),
     "long_answer": Target(read=_long_answer, errors=(), words=_OBJECTS, cut=True),

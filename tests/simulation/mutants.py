@@ -17,9 +17,7 @@ from gateway.core.admission.admission import AdmissionControl
 from gateway.core.admission.fairness import ClassQueue
 from gateway.core.engines.cache_age import CacheAge
 from gateway.decider.dispatch import Dispatch
-from gateway.relay.decide.held_calls import HeldCall
-from gateway.relay.decide.lending import Lending
-from gateway.relay.decide.port import DecidePort
+from gateway.relay.epp.lending import Lending, LentCall
 from gateway.relay.forwarding import Forwarding
 from gateway.relay.pipeline import Pipeline
 
@@ -85,16 +83,13 @@ NEVER_EVICTED = Mutant(CacheAge, "_removed", "stored.pop(", "stored.get(")
 
 # The call of a proxy that died with its grant is held until somebody ends it.
 NO_TTL = Mutant(
-    HeldCall, "__init__", "self._loop.call_at(min(by, until) + GRACE, self._over)", "self._loop.call_soon(str)"
+    LentCall, "__init__", "self._loop.call_at(min(by, until) + GRACE, self._over)", "self._loop.call_soon(str)"
 )
 
 # That of one that died after its first byte is.
 NO_TTL_BEGUN = Mutant(
-    HeldCall, "first_byte", "self._loop.call_at(self._until + GRACE, self._over)", "self._loop.call_soon(str)"
+    LentCall, "first_byte", "self._loop.call_at(self.until + GRACE, self._over)", "self._loop.call_soon(str)"
 )
-
-# A question that comes twice, with one id, is two calls.
-ASKED_TWICE = Mutant(DecidePort, "_taken", "id in self._chosen or ", "")
 
 # A whole answer that an engine did not give a proxy in time is free.
 UNSETTLED = Mutant(

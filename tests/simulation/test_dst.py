@@ -21,7 +21,6 @@ from loadtest.lab.seeds import explore
 from loadtest.simulate.run_records import Fault
 from tests.simulation.mutants import (
     ANOTHERS_ACCOUNT,
-    ASKED_TWICE,
     LATE_AT_ONCE,
     LEAKED_HOLD,
     LOST_WAKE_UP,
@@ -54,7 +53,6 @@ FOUND = {
     "predicted at once": (PREDICTED_AT_ONCE, "is not granted at once though"),
     "no TTL": (NO_TTL, "its hold was not given back"),
     "no TTL after the first byte": (NO_TTL_BEGUN, "its hold was not given back"),
-    "asked twice": (ASKED_TWICE, "asks for twice is answered"),
     "unsettled": (UNSETTLED, "tokens written for it, and nothing was charged"),
 }
 

@@ -1,4 +1,4 @@
-"""Answer of the pipeline to a call of a picker: kept whole instead of sent, with what it means for the proxy."""
+"""Answer of the pipeline to a call of a picker, kept whole instead of sent."""
 
 from __future__ import annotations
 
@@ -7,53 +7,27 @@ from typing import Self
 
 import msgspec
 
-from gateway.relay.decide.held_calls import HOLD
-from gateway.relay.decide.lending import TO_ENGINE
+from gateway.relay.epp.lending import Headers, headers_of
 from gateway.relay.inner_client import InnerClient
 from gateway.relay.wire.messages import Request
 
-UPSTREAM, HIDE_USAGE = b"x-weir-upstream", b"x-weir-hide-usage"
-# Of a grant's own message, or of its framing: not for the client.
-_OWN = frozenset({
-    HOLD, UPSTREAM, HIDE_USAGE, b"x-weir-first-byte-within", b"x-weir-end-within", b"content-type", b"content-length",
-    b"connection",
-})  # fmt: skip
 _FRAMING = frozenset({b"content-length", b"connection"})
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """Whole answer: a refusal, or a grant."""
+    """Whole answer. `headers` are without those of framing."""
 
     status: int
-    headers: list[tuple[bytes, bytes]]
+    headers: Headers
     body: bytes
 
     @classmethod
     def read(cls, written: bytes) -> Self:
         """Read an answer as the pipeline writes it."""
         head, _, body = written.partition(b"\r\n\r\n")
-        first, *lines = head.split(b"\r\n")
-        headers = [(name, value) for name, _, value in (line.partition(b": ") for line in lines)]
+        first, _, lines = head.partition(b"\r\n")
+        headers = [each for each in headers_of(lines) if each[0] not in _FRAMING]
         return cls(int(first.split(b" ")[1]), headers, body)
-
-    def header(self, name: bytes) -> bytes | None:
-        """Value of a header; None: there is none."""
-        return next((value for each, value in self.headers if each == name), None)
-
-    @property
-    def hold(self) -> str | None:
-        """Id of the grant's hold; None: the answer is for the client."""
-        hold = self.header(HOLD)
-        return None if hold is None else hold.decode()
-
-    def for_client(self) -> list[tuple[bytes, bytes]]:
-        """Headers of the answer to the client, without those of framing."""
-        unwanted = _FRAMING if self.hold is None else _OWN
-        return [each for each in self.headers if each[0] not in unwanted and not each[0].startswith(TO_ENGINE)]
-
-    def for_engine(self) -> list[tuple[bytes, bytes]]:
-        """Headers that a grant wants the engine to be sent."""
-        return [(name.removeprefix(TO_ENGINE), value) for name, value in self.headers if name.startswith(TO_ENGINE)]
 
 
 class KeptReply:

@@ -7,7 +7,6 @@ import ipaddress
 from collections.abc import Iterable
 
 from gateway.core.request.outcome import error_body
-from gateway.relay.decide.held_calls import HOLD
 from gateway.relay.epp.messages import Head
 from gateway.relay.wire.messages import CHUNKED, Request, answer
 
@@ -28,14 +27,13 @@ def request_of(head: Head) -> Request:
     if not method or not target.startswith(b"/"):
         raise BadHead("request_headers: :method or :path is missing")
     fields: dict[bytes, bytes] = {}
-    headers = [(name, value) for name, value in head.headers if name != HOLD]
-    for name, value in headers:
+    for name, value in head.headers:
         fields[name] = b"%b,%b" % (fields[name], value) if name in fields else value
     path, _, query = target.partition(b"?")
     length = fields.get(b"content-length", b"")
     size = 0 if head.ended else int(length) if length.isdigit() and len(length) < 19 else CHUNKED
     # HTTP/1.0, so that an answer is written without chunks.
-    request = Request(method, path, query, headers, fields, 0, size, False)
+    request = Request(method, path, query, head.headers, fields, 0, size, False)
     request.peer = _client(fields)
     request.at = asyncio.get_running_loop().time()
     return request

@@ -5,16 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
-
 from gateway.core.answer.json_usage import JSONUsage
 from gateway.core.answer.sse_usage import SSEUsage, UsageError
-from gateway.core.answer.usage import Usage
 from gateway.core.request.routes import Route
-from gateway.relay.decide.held_calls import HeldCall
-from gateway.relay.decide.messages import EndReport, Failure
 from gateway.relay.epp import messages
-from gateway.relay.epp.reply import HIDE_USAGE, Answer
+from gateway.relay.epp.lending import EndReport, Failure, LentGrant, NoUsage
 from gateway.relay.epp.request import BadHead
 
 KINDS = ("response_headers", "response_body", "response_trailers")
@@ -33,11 +28,10 @@ _FAILURES: tuple[tuple[str, Failure], ...] = (
 
 
 class ResponseReader:
-    """Response of one granted call. `grant` is the pipeline's answer, `mode` the proxy's mode for response bodies."""
+    """Response of one lent call. `mode`: the proxy's for response bodies."""
 
-    def __init__(self, held: HeldCall, grant: Answer, mode: int, route: Route) -> None:
-        self._held = held
-        self._grant = grant
+    def __init__(self, lent: LentGrant, mode: int, route: Route) -> None:
+        self._lent = lent
         self._mode = mode
         self._route = route
         self._status: int | None = None
@@ -84,17 +78,17 @@ class ResponseReader:
         if self._status < 400 and b"content-encoding" not in fields:
             content_type = fields.get(b"content-type", b"")
             stream, self._json = content_type.startswith(b"text/event-stream"), b"json" in content_type
-            self._usage = SSEUsage(hide=self._grant.header(HIDE_USAGE) is not None) if stream else JSONUsage()
+            self._usage = SSEUsage(hide=self._lent.hides_usage) if stream else JSONUsage()
         if self._mode == messages.NONE and self._status < 400:
-            self._held.first_byte()
+            self._lent.call.first_byte()
         if head.ended:
             self._finish()
-        return messages.with_headers(self._grant.for_client())
+        return messages.with_headers(self._lent.for_client)
 
     def _body(self, part: Any) -> Iterator[Any]:
         data, ended = part.body, part.end_of_stream
         if data and self._status is not None and self._status < 400:
-            self._held.first_byte()
+            self._lent.call.first_byte()
         kept = self._read(data, ended)
         if ended:
             self._finish()
@@ -129,22 +123,11 @@ class ResponseReader:
         cut = usage is not None and (
             self._json and usage.cut if isinstance(usage, JSONUsage) else not usage.ended(last)
         )
-        self._report(EndReport(self._status, "truncated" if cut else None, _usage(usage)))
+        if isinstance(usage, SSEUsage):
+            usage.sum_up()
+        self._report(EndReport(self._status, "truncated" if cut else None, usage or NoUsage()))
 
     def _report(self, report: EndReport) -> None:
         if not self._reported:
             self._reported = True
-            self._held.end(report)
-
-
-def _usage(read: SSEUsage | JSONUsage | None) -> Usage | None:
-    if read is None:
-        return None
-    if isinstance(read, SSEUsage):
-        read.sum_up()
-    if read.prompt_tokens is None:
-        return None
-    fields: dict[str, Any] = {"prompt_tokens": read.prompt_tokens, "completion_tokens": read.completion_tokens or 0}
-    if read.cached_tokens is not None:
-        fields["prompt_tokens_details"] = {"cached_tokens": read.cached_tokens}
-    return msgspec.convert(fields, Usage)
+            self._lent.call.end(report)

@@ -17,7 +17,6 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from gateway.core.request.body_memory import BodyMemory
 from gateway.core.request.outcome import error_body
-from gateway.relay.decide.held_calls import HeldCalls
 from gateway.relay.epp import messages
 from gateway.relay.epp.endpoints import Endpoints
 from gateway.relay.epp.stream import Misordered, Picker, PickerStream
@@ -41,7 +40,6 @@ class PickerServer:
     def __init__(
         self,
         pipeline: Pipeline,
-        held: HeldCalls,
         bodies: BodyMemory,
         endpoints: Endpoints,
         settings: Callable[[], ServerSettings],
@@ -49,7 +47,7 @@ class PickerServer:
         *,
         trusted: bool,
     ) -> None:
-        self._picker = Picker(pipeline, held, bodies, endpoints, settings, grpc.aio.EOF, trusted)
+        self._picker = Picker(pipeline, bodies, endpoints, settings, grpc.aio.EOF, trusted)
         self._settings = settings
         self._ready = ready
         self._health = health.aio.HealthServicer()

@@ -10,19 +10,18 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
 from gateway.core.engines.origin import parse_origin
 from gateway.core.request.body_memory import SMALL, BodyLease, BodyMemory
 from gateway.core.request.routes import route_of
-from gateway.relay.decide.held_calls import HeldCalls
-from gateway.relay.decide.messages import EndReport
 from gateway.relay.epp import messages
 from gateway.relay.epp.endpoints import Endpoints
-from gateway.relay.epp.reply import UPSTREAM, Answer, KeptReply
+from gateway.relay.epp.lending import EndReport, LentGrant
+from gateway.relay.epp.reply import Answer, KeptReply
 from gateway.relay.epp.request import BadHead, request_of, unusable_mode, unwanted
 from gateway.relay.epp.response import KINDS, ResponseReader
 from gateway.relay.pipeline import Pipeline
@@ -36,29 +35,21 @@ class Misordered(ValueError):
     """A message that cannot come now; the text says which can."""
 
 
-class MessageStream(Protocol):
-    """Stream of messages, as grpc.aio has it."""
-
-    def read(self) -> Coroutine[Any, Any, Any]: ...
-    def write(self, message: Any) -> Coroutine[Any, Any, None]: ...
-
-
 class Picker(msgspec.Struct, frozen=True):
     """Parts that all streams of a picker share."""
 
     pipeline: Pipeline
-    held: HeldCalls
     bodies: BodyMemory
     endpoints: Endpoints
     settings: Callable[[], ServerSettings]
-    eof: object  # what `MessageStream.read` returns at the end of the proxy's half
+    eof: object  # what grpc.aio's `read` returns at the end of the proxy's half
     trusted: bool  # proxies may be told engines' keys
 
 
 class PickerStream:
     """Stream of one request. `run` returns at its end. Raises Misordered, after which nothing is held."""
 
-    def __init__(self, picker: Picker, channel: MessageStream) -> None:
+    def __init__(self, picker: Picker, channel: Any) -> None:
         self._picker = picker
         self._channel = channel
         self._loop = asyncio.get_running_loop()
@@ -168,55 +159,49 @@ class PickerStream:
                 return
             answer = reply.answer.result()
         except BaseException:
-            self._give_back(reply)
+            if request.lent is not None:  # in the moment its stream ended
+                request.lent.call.end(EndReport(None, "client_gone"))
             raise
         finally:
             reply.client.leave()
-        held = None if answer.hold is None else picker.held.get(answer.hold)
-        if held is None:
-            await self._channel.write(messages.immediate(answer.status, answer.for_client(), answer.body))
+        lent = request.lent
+        if lent is None:
+            await self._channel.write(messages.immediate(answer.status, answer.headers, answer.body))
             return
         route = route_of(request.path)
         assert route is not None  # noqa: S101 # the pipeline has forwarded it
-        response = ResponseReader(held, answer, self._answer_mode, route)
+        response = ResponseReader(lent, self._answer_mode, route)
         try:
-            await self._granted(request, answer, body if answer.status == 204 else answer.body)
+            await self._granted(request, lent, body)
             await self._respond(response)
         finally:
             response.close()
 
-    def _give_back(self, reply: KeptReply) -> None:
-        """End a call that was granted an engine in the moment its stream ended."""
-        hold = reply.answer.result().hold if reply.answer.done() else None
-        held = None if hold is None else self._picker.held.get(hold)
-        if held is not None:
-            held.end(EndReport(None, "client_gone"))
-
-    async def _granted(self, request: Request, answer: Answer, body: bytes) -> None:
-        """Tell the proxy where the request goes."""
-        origin = parse_origin((answer.header(UPSTREAM) or b"").decode())
+    async def _granted(self, request: Request, lent: LentGrant, own: bytes) -> None:
+        """Tell the proxy where the request goes. `own`: the client's body."""
+        origin = parse_origin(lent.url)
         try:
             endpoint = await self._picker.endpoints.of(origin)
         except UnknownName as error:
             message = f"the engine's address is not known: {error}"
             await self._refuse(refusal(WireError(503, message), request.path))
             return
-        wanted = [each for each in answer.for_engine() if self._picker.trusted or each[0] != b"authorization"]
+        wanted = [each for each in lent.for_engine if self._picker.trusted or each[0] != b"authorization"]
         if origin.base_path:
             path = origin.base_path.encode() + request.path
             wanted.append((b":path", b"%b?%b" % (path, request.query) if request.query else path))
         removed = unwanted(request, wanted)
         write = self._channel.write
         if self._mode == messages.BUFFERED:
-            if answer.status != 204:
-                wanted.append((b"content-length", b"%d" % len(body)))
+            if lent.body is not None:
+                wanted.append((b"content-length", b"%d" % len(lent.body)))
             message = messages.destined("request_body", endpoint, wanted, removed)
-            if answer.status != 204:
-                messages.replace(message, "request_body", body)
+            if lent.body is not None:
+                messages.replace(message, "request_body", lent.body)
             await write(message)
             return
         await write(messages.destined("request_headers", endpoint, wanted, removed))
-        for piece in messages.pieces("request_body", body, not self._trailers):
+        for piece in messages.pieces("request_body", own if lent.body is None else lent.body, not self._trailers):
             await write(piece)
         if self._trailers:
             await write(messages.go_on("request_trailers"))
@@ -258,7 +243,7 @@ class PickerStream:
 
     async def _refuse(self, written: bytes) -> None:
         answer = Answer.read(written)
-        await self._channel.write(messages.immediate(answer.status, answer.for_client(), answer.body))
+        await self._channel.write(messages.immediate(answer.status, answer.headers, answer.body))
 
 
 def _over(request: Request, limit: int) -> bytes:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
 from gateway.core.answer.error_shape import shaped
 from gateway.core.request.body_memory import BodyLease
 from gateway.core.request.outcome import error_body
+
+if TYPE_CHECKING:
+    from gateway.relay.epp.lending import LentGrant
 
 STRANGER_HEADERS = 5.0  # seconds for the first head on a port with a token
 
@@ -162,10 +165,10 @@ class Request:
     body may have; the handler may lower it when it sees the head. `known`: the client has shown the port's token, which
     the handler checks. `owner`: the name on which the body's memory counts, set by the handler; else the peer. `held`:
     the lease on that memory. `sink`: receives the body instead, set when the handler sees the head. `subset`: ids of
-    the only engines that may get it; None: any.
+    the only engines that may get it; None: any. `lent`: its grant, where a proxy forwards it; the answer is then empty.
     """
 
-    __slots__ = ("at", "body", "expects", "fields", "headers", "held", "keep_alive", "known", "length", "limit",
+    __slots__ = ("at", "body", "expects", "fields", "headers", "held", "keep_alive", "known", "length", "lent", "limit",
                  "method", "minor", "owner", "path", "peer", "query", "sink", "subset")  # fmt: skip
 
     def __init__(
@@ -197,6 +200,7 @@ class Request:
         self.held: BodyLease | None = None
         self.sink: Sink | None = None
         self.subset: frozenset[str] | None = None
+        self.lent: LentGrant | None = None
 
     def release(self) -> None:
         """Free the body's memory. A second time changes nothing."""

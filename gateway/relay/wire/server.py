@@ -188,17 +188,14 @@ def bound_sockets(listen: str) -> list[socket.socket]:
     return bound
 
 
-def unix_socket(path: str, mode: int | None = None) -> socket.socket:
-    """A listening unix socket, in place of one that an earlier process left. `mode`: its permissions; None: as the
-    umask leaves them. Raises OSError."""
+def unix_socket(path: str) -> socket.socket:
+    """A listening unix socket, in place of one that an earlier process left. Raises OSError."""
     with contextlib.suppress(FileNotFoundError):
         if stat.S_ISSOCK(os.stat(path).st_mode):
             os.unlink(path)
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         bound.bind(path)
-        if mode is not None:
-            os.chmod(path, mode)  # nobody can connect before it listens
         bound.listen(_BACKLOG)
     except OSError:
         bound.close()

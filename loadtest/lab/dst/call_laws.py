@@ -12,11 +12,11 @@ from gateway.core.admission.witness import Witnesses
 from gateway.core.kv_transfer import FETCH
 from gateway.core.request.record import Record
 from gateway.core.request.tenants import MIRROR
-from gateway.relay.decide.held_calls import GRACE
+from gateway.relay.epp.lending import GRACE
 from loadtest.lab.dst.books import Charges, Ledger
 from loadtest.lab.dst.case import KEYS, Call
-from loadtest.lab.dst.decide.proxies import Proxies
 from loadtest.lab.dst.invariants import BACKOFF, SLACK, Invariants
+from loadtest.lab.dst.proxies import Proxies
 from loadtest.simulate.inprocess import GatewayTarget
 from loadtest.simulate.simulated_client import ClientCall
 
@@ -78,7 +78,7 @@ class CallLaws:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 # calls are charged in their own
         tasks = self._target.gateway.pipeline.tasks
-        live = tasks[task] if task in tasks else self._proxies.port.pipeline.tasks[task]
+        live = tasks[task] if task in tasks else self._proxies.pipeline.tasks[task]
         return live.record.request_id
 
     def sending(self, request_id: bytes) -> None:

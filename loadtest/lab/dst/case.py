@@ -13,9 +13,9 @@ import msgspec
 from loadtest.load.prompts import Route
 from loadtest.simulate.run_records import Fault
 
-# A proxy that asks the decide port and forwards by itself: it reports once; it chooses the hold's id; it sends each
-# message twice; it reports again long after the end; no answer reaches it; it dies after the first event of a stream.
-Proxied = Literal["plain", "chosen", "doubled", "late", "lost", "dies"]
+# A proxy that asks the endpoint picker and forwards by itself: it reports once; it reports each thing twice; it hangs
+# before it sends the call; it hangs after the first event of a stream.
+Proxied = Literal["plain", "doubled", "lost", "dies"]
 KEYS = {"": "anonymous", "key-of-acme": "acme", "key-of-zeta": "zeta"}  # and whose they are
 
 
@@ -24,7 +24,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     from sending until the client leaves, negative for never; `leaves_granted`: it leaves in the very moment it gets its
     turn. `retries`: retries at most. `usage`: the answer must tell usage. `items`: texts of `prompt` tokens to embed or
     to rank; `top`: how many of a ranking to return, 0 for all. `session`: its conversation, 0 for none. `upload`: time
-    from the head to the end of the body. `proxied`: the call goes through a proxy, which asks the decide port."""
+    from the head to the end of the body. `proxied`: the call goes through a proxy, which asks the picker."""
 
     at: float
     class_name: str

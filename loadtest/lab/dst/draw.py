@@ -24,7 +24,7 @@ from loadtest.simulate.run_records import Fault
 
 MODELS = ("sim", "m1", "m2")
 CLASSES = ("interactive", "default", "batch", "offline")
-PROXIED: tuple[Proxied, ...] = ("plain", "plain", "chosen", "doubled", "late", "lost", "dies")
+PROXIED: tuple[Proxied, ...] = ("plain", "plain", "plain", "doubled", "lost", "dies")
 GRID = 0.25  # seconds: on it things collide, as ends of answers and deadlines do
 
 
@@ -138,7 +138,7 @@ def _echoes(rng: random.Random, call: Call) -> list[Call]:
 
 
 def _through_proxies(seed: int, calls: list[Call]) -> list[Call]:
-    """Some of them, or all, go through proxies that ask the decide port."""
+    """Some of them, or all, go through proxies that ask the endpoint picker."""
     rng = random.Random(f"decide {seed}")  # noqa: S311 # of its own
     share = rng.choice((0.2, 0.5, 1.0))
     return [

@@ -23,8 +23,8 @@ from loadtest.lab.dst.answers import Reader
 from loadtest.lab.dst.caches import KvEventFeed
 from loadtest.lab.dst.call_laws import CallLaws
 from loadtest.lab.dst.case import Call, Event, OperatorDrain, Reload, SidecarAct
-from loadtest.lab.dst.decide.proxies import Proxies
 from loadtest.lab.dst.parts import believe_rates, engine_of, scheduling_of
+from loadtest.lab.dst.proxies import Proxies
 from loadtest.lab.dst.sidecars import PlayedSidecar
 from loadtest.load.workload import Planned
 from loadtest.simulate.inprocess import GatewayTarget
@@ -172,7 +172,6 @@ class OneProcess:
         gateway, before = self.gateway, list(self.gateway.fleet)
         try:
             self.gateway.apply(Configuration(self._world.read(reload.policy.encode()), {}, TOKEN))
-            self.proxies.port.apply()
         except ApplyError as error:
             if not reload.bad or list(gateway.fleet) != before:
                 self.found(f"a reload failed: {error}")

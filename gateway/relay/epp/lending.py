@@ -1,13 +1,14 @@
-"""Lending of a grant: a proxy elsewhere forwards the call, and reports its first byte and its end.
+"""Lending of a grant: a proxy elsewhere forwards the call, and its stream reports the first byte and the end.
 
-It is the pipeline's exchange for calls of the decide port, as `forwarding.py` is for those of the data port. All before
-the grant and all after the answer's end is the same code. There is one attempt, and no second one beside it.
+It is the pipeline's exchange for calls of an endpoint picker, as `forwarding.py` is for those of the data port. All
+before the grant and all after the answer's end is the same code. There is one attempt, and no second one beside it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Literal
 
 import msgspec
 
@@ -21,13 +22,16 @@ from gateway.core.request.outcome import Outcome, Refused
 from gateway.core.request.record import Record
 from gateway.relay.active_call import ActiveCall
 from gateway.relay.attempts import EARLY, MISPLACED, answered, failure, patience
-from gateway.relay.decide.held_calls import HOLD, HeldCall, HeldCalls
-from gateway.relay.decide.messages import EndReport
 from gateway.relay.heads import answer_lines, engine_lines
-from gateway.relay.settling import note_grant, settle, settle_unanswered
+from gateway.relay.settling import TokenCounts, note_grant, settle, settle_unanswered
 from gateway.relay.wire.server import Request, Responder
 
-TO_ENGINE = b"x-weir-set-"  # before each header that the engine is to be sent
+# Before the answer's head: no connection, no answer in time, a connection that broke. After it: the engine's answer
+# broke off. Either: the client has left.
+Failure = Literal["connect", "timeout", "reset", "truncated", "client_gone"]
+Headers = list[tuple[bytes, bytes]]
+
+GRACE = 1.0  # seconds for a report that is made in the last moment
 EXPIRED = "hold_expired"  # why a call has ended that its proxy said nothing of
 # Of each failure before an answer: its reason (trouble.REASONS), and words for operators.
 MET = {
@@ -44,42 +48,95 @@ class Upstream(msgspec.Struct, frozen=True, gc=False):
     key: str | None
 
 
-class LentAnswer(msgspec.Struct, frozen=True, gc=False):
-    """An EndedAnswer, as in settling.py, of which nothing was seen here."""
-
-    outcome: Outcome
-    status: int
-    usage: LentUsage
-    detail: str = ""
-    reads: int = 0
-    held_up: bool = True
-
-    @property
-    def told(self) -> bool:
-        return self.usage.prompt_tokens is not None and self.usage.completion_tokens is not None
-
-
-class LentUsage(msgspec.Struct, frozen=True, gc=False):
-    """Token numbers that a proxy has passed on."""
+class NoUsage(msgspec.Struct, frozen=True, gc=False):
+    """TokenCounts of an answer that tells none."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None
 
 
+class EndReport(msgspec.Struct, frozen=True):
+    """End of a lent call. `status`: of the engine's answer; None where there was none."""
+
+    status: int | None
+    failure: Failure | None = None
+    usage: TokenCounts = NoUsage()
+
+
+class LentAnswer(msgspec.Struct, frozen=True, gc=False):
+    """An EndedAnswer, as in settling.py, of which nothing was seen here."""
+
+    outcome: Outcome
+    status: int
+    usage: TokenCounts
+    detail: str = ""
+    reads: int = 0
+    held_up: bool = True
+
+    @property
+    def told(self) -> bool:
+        return self.usage.prompt_tokens is not None
+
+
+class LentCall:
+    """Call that a proxy forwards. `by` and `until`: when its first byte and its end must have been reported, in the
+    loop's time.
+
+    `ended` is the report, or None once the time is over. `began` is called once, with the first byte, and `begun` is
+    then true.
+    """
+
+    def __init__(self, by: float, until: float, began: Callable[[], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[EndReport | None] = self._loop.create_future()
+        self.by = by
+        self.until = until
+        self._began = began
+        self.begun = False
+        self._timer = self._loop.call_at(min(by, until) + GRACE, self._over)
+
+    def first_byte(self) -> None:
+        """The engine's answer has begun; a second time changes nothing."""
+        if self.begun:
+            return
+        self.begun = True
+        self._timer.cancel()
+        self._timer = self._loop.call_at(self.until + GRACE, self._over)
+        self._began()
+
+    def end(self, report: EndReport) -> None:
+        """End the call; a second report changes nothing."""
+        if not self.ended.done():
+            self.ended.set_result(report)
+
+    def close(self) -> None:
+        self._timer.cancel()
+
+    def _over(self) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+
+class LentGrant(msgspec.Struct, frozen=True):
+    """Granted call for its proxy. `body` None: the client's own may be sent unchanged. `hides_usage`: the client did
+    not ask for the usage event of its stream."""
+
+    call: LentCall
+    url: str
+    for_engine: Headers  # headers that the engine is to be sent, its key included
+    for_client: Headers  # headers of the answer to the client
+    body: bytes | None
+    hides_usage: bool
+
+
 class Lending:
     """`upstream` knows the engines by id, `current` is the policy of new calls."""
 
     def __init__(
-        self,
-        decider: Decider,
-        held: HeldCalls,
-        upstream: Callable[[str], Upstream],
-        current: Current,
-        clock: Callable[[], float],
+        self, decider: Decider, upstream: Callable[[str], Upstream], current: Current, clock: Callable[[], float]
     ) -> None:
         self._decider = decider
-        self._held = held
         self._upstream = upstream
         self._current = current
         self._clock = clock
@@ -93,7 +150,7 @@ class Lending:
         admission: Admission,
         grant: Grant,
     ) -> None:
-        """Answer with the grant, wait for the report of the call's end, settle it. Raises Refused."""
+        """Lend the grant, wait for the report of the call's end, settle it. Raises Refused."""
         record, now = live.record, self._clock()
         note_grant(record, call, grant, now)
         record.attempts, record.engine, call.sent_at = 1, grant.engine.id, now
@@ -104,15 +161,16 @@ class Lending:
             record.ttft = at - request.at
             grant.first_byte(at)
 
-        with self._held.held(HeldCall(request.fields.get(HOLD), now + within, call.deadline, began)) as held:
-            until_first_byte = max(0.0, min(within, call.deadline - now))
-            self._answer(held, request, responder, live, call, admission, grant, until_first_byte)
+        lent = LentCall(now + within, call.deadline, began)
+        try:
+            request.lent = self._lend(lent, request, live, call, admission, grant)
+            responder.send(200, b"", b"")
             call.body = b""
             request.release()
             try:
-                report = await held.ended
+                report = await lent.ended
             except asyncio.CancelledError:
-                self._settle(None, call, admission, grant, held, record)
+                self._settle(None, call, admission, grant, lent, record)
                 raise
             if report is None:
                 record.reason = EXPIRED
@@ -123,8 +181,10 @@ class Lending:
                 settle_unanswered(call, admission, record, self._clock(), pace=grant.pace, since=grant.hold.taken_at)
                 raise refused
             elif report.status < 400:
-                held.first_byte()  # a whole answer's comes with its last
-            self._settle(report, call, admission, grant, held, record)
+                lent.first_byte()  # a whole answer's comes with its last
+            self._settle(report, call, admission, grant, lent, record)
+        finally:
+            lent.close()
 
     def _failed(self, report: EndReport, call: Call, grant: Grant) -> Refused:
         """The engine has failed, and nothing of its answer was of use."""
@@ -141,57 +201,49 @@ class Lending:
         return failure(grant.engine, message, message)
 
     def _settle(
-        self, report: EndReport | None, call: Call, admission: Admission, grant: Grant, held: HeldCall, record: Record
+        self, report: EndReport | None, call: Call, admission: Admission, grant: Grant, lent: LentCall, record: Record
     ) -> None:
         """Settle a lent call by its report; None: no report came in time, or before this gateway ended."""
         status = None if report is None else report.status
         if status is not None:
             grant.answered(status)
-        elif not held.begun:
+        elif not lent.begun:
             settle_unanswered(call, admission, record, self._clock(), pace=grant.pace, since=grant.hold.taken_at)
             record.outcome, record.status = Outcome.CLIENT_GONE, 499
             return
-        usage = LentUsage()
-        if report is not None and report.usage is not None:
-            usage = LentUsage(*report.usage.read())
         now = self._clock()
-        settle(
-            call, grant, admission, LentAnswer(_outcome(report), status or 200, usage), now, record, self._decider, now
-        )
+        ended = LentAnswer(_outcome(report), status or 200, NoUsage() if report is None else report.usage)
+        settle(call, grant, admission, ended, now, record, self._decider, now)
         if record.outcome is Outcome.CLIENT_GONE:
             record.status = 499
 
-    def _answer(
-        self,
-        held: HeldCall,
-        request: Request,
-        responder: Responder,
-        live: ActiveCall,
-        call: Call,
-        admission: Admission,
-        grant: Grant,
-        within: float,
-    ) -> None:
-        """Answer the proxy with the grant: 200 with the body for the engine, or 204 if that is the client's own body.
-        `within`: seconds until the first byte."""
+    def _lend(
+        self, lent: LentCall, request: Request, live: ActiveCall, call: Call, admission: Admission, grant: Grant
+    ) -> LentGrant:
+        """Tell the proxy what to send, and where."""
         upstream = self._upstream(grant.engine.id)
         own = live.unchanged and not call.shaped and not grant.priority
-        body = b"" if own else shape_body(call.body, call.route.kind, call.shaped) if call.shaped else call.body
+        body = shape_body(call.body, call.route.kind, call.shaped) if call.shaped else call.body
         content_type = request.fields.get(b"content-type", b"application/json")
-        left = max(0.0, call.deadline - self._clock())
-        lines = b"%b: %b\r\nx-weir-upstream: %b\r\nx-weir-first-byte-within: %.3f\r\nx-weir-end-within: %.3f\r\n" % (
-            HOLD, held.id.encode(), upstream.url.encode(), within, left,
-        )  # fmt: skip
-        if call.stream and call.route.usage_option and not call.wants_usage:
-            lines += b"x-weir-hide-usage: true\r\n"
         to_engine = engine_lines(request, call, live.record)
         if grant.priority:
             to_engine, body = with_priority(to_engine, body, call.route, grant.priority)
         if upstream.key is not None:
             to_engine += b"authorization: Bearer %b\r\n" % upstream.key.encode()
-        lines += b"".join([TO_ENGINE + line for line in to_engine.splitlines(keepends=True)])
-        lines += answer_lines(call, admission, live.record, grant.engine.name, content_type)
-        responder.send(204 if own else 200, lines, body)
+        to_client = answer_lines(call, admission, live.record, grant.engine.name, content_type)
+        return LentGrant(
+            lent,
+            upstream.url,
+            headers_of(to_engine),
+            [each for each in headers_of(to_client) if each[0] != b"content-type"],
+            None if own else body,
+            call.stream and call.route.usage_option and not call.wants_usage,
+        )
+
+
+def headers_of(lines: bytes) -> Headers:
+    """Headers of preformatted lines."""
+    return [(name, value) for name, _, value in (line.partition(b": ") for line in lines.splitlines())]
 
 
 def _outcome(report: EndReport | None) -> Outcome:
