@@ -7,42 +7,30 @@ from typing import Any
 
 import pytest
 
-from gateway.control.console import stream
 from gateway.control.console.figures import Open, class_figures
 from gateway.control.console.headline import Line, headline
 from gateway.control.console.remedy import ModelState
-from gateway.control.console.stream import Entries
+from gateway.control.console.stream import Entries, changes, read_anew
 from gateway.core.policy.traffic import TrafficClass
 from gateway.core.request.outcome import STATUS, Outcome
 from gateway.core.request.record import Record
 from gateway.decider.ended_calls import KEPT, REASON, EndedCalls
 
 
-def told(entries: Entries, seen: int) -> Any:
-    found = entries.since(seen)
+def told(seen: Entries, now: Entries) -> Any:
+    found = changes(seen, now)
     return None if found is None else json.loads(found)
 
 
 def test_a_watcher_is_told_what_has_changed_since_it_was_told_last() -> None:
-    entries = Entries()
-    entries.take({"a": 1, "b": 1})
-    assert told(entries, 0) == {"whole": True, "set": {"a": 1, "b": 1}, "gone": []}
-    assert told(entries, 1) is None
-    entries.take({"a": 2})
-    entries.take({"a": 2, "c": 1})
-    assert told(entries, 1) == {"whole": False, "set": {"a": 2, "c": 1}, "gone": ["b"]}
-    assert told(entries, 2) == {"whole": False, "set": {"c": 1}, "gone": []}
-    entries.take({"a": 2, "b": 2, "c": 1})
-    assert told(entries, 1)["gone"] == []
-
-
-def test_entries_that_are_gone_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "GONE", 2)
-    entries = Entries()
-    entries.take(dict.fromkeys("abcd", 1))
-    entries.take({"a": 1})
-    assert told(entries, 1) == {"whole": True, "set": {"a": 1}, "gone": []}
-    assert told(entries, 2) is None
+    first = read_anew({}, {"a": 1, "b": 1})
+    assert told({}, first) == {"whole": True, "set": {"a": 1, "b": 1}, "gone": []}
+    assert told(first, read_anew(first, {"a": 1, "b": 1})) is None
+    second = read_anew(first, {"a": 2})
+    third = read_anew(second, {"a": 2, "c": 1})
+    assert told(first, third) == {"whole": False, "set": {"a": 2, "c": 1}, "gone": ["b"]}
+    assert told(second, third) == {"whole": False, "set": {"c": 1}, "gone": []}
+    assert told(first, read_anew(third, {"a": 2, "b": 2, "c": 1}))["gone"] == []
 
 
 def record(**facts: Any) -> Record:

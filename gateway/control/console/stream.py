@@ -24,44 +24,27 @@ EVERY = 1.0  # seconds
 WATCHERS = 16
 ROWS = 500  # ended calls in one message
 BEAT = 15.0  # seconds: a line that says nothing, so that both ends see a connection that is dead
-GONE = 1000  # keys of entries that are no longer there; with more of them, everybody is told all again
 
 
-class Entries:
-    """Entries of now by key, with the tick of each one's last change. `tick` counts the readings, from 1. The only
-    state of a watcher is the tick of its last message."""
+Entries = Mapping[str, bytes]  # of now by key, as JSON; an entry that has not changed is the same object
 
-    def __init__(self) -> None:
-        self.tick = 0
-        self._entries: dict[str, tuple[int, bytes]] = {}  # when it changed, and its JSON
-        self._gone: dict[str, int] = {}
-        self._whole_before = 0  # whoever was told last before this tick is told all
 
-    def take(self, read: Mapping[str, object]) -> None:
-        """A reading of all entries."""
-        self.tick += 1
-        for key, value in read.items():
-            encoded = msgspec.json.encode(value)
-            known = self._entries.get(key)
-            if known is None or known[1] != encoded:
-                self._entries[key] = self.tick, encoded
-                self._gone.pop(key, None)
-        if len(self._entries) > len(read):
-            for key in [key for key in self._entries if key not in read]:
-                del self._entries[key]
-                self._gone[key] = self.tick
-        if len(self._gone) > GONE:
-            self._gone.clear()
-            self._whole_before = self.tick
+def read_anew(before: Entries, read: Mapping[str, object]) -> Entries:
+    """A reading of all entries after the one before."""
+    now = {}
+    for key, value in read.items():
+        encoded, known = msgspec.json.encode(value), before.get(key)
+        now[key] = known if known == encoded else encoded
+    return now
 
-    def since(self, seen: int) -> bytes | None:
-        """Entries that changed after the tick `seen` (0: all entries), as JSON; None if nothing changed."""
-        whole = seen == 0 or seen < self._whole_before
-        changed = {key: msgspec.Raw(encoded) for key, (tick, encoded) in self._entries.items() if whole or tick > seen}
-        gone = [] if whole else [key for key, tick in self._gone.items() if tick > seen]
-        if not (changed or gone or whole):
-            return None
-        return msgspec.json.encode({"whole": whole, "set": changed, "gone": gone})
+
+def changes(seen: Entries, now: Entries) -> bytes | None:
+    """What has changed for a watcher that has `seen` these entries (none: it is told all), as JSON; None: nothing."""
+    changed = {key: msgspec.Raw(encoded) for key, encoded in now.items() if seen.get(key) is not encoded}
+    gone = [key for key in seen if key not in now]
+    if not (changed or gone):
+        return None
+    return msgspec.json.encode({"whole": not seen, "set": changed, "gone": gone})
 
 
 class Streams:
@@ -69,7 +52,7 @@ class Streams:
 
     def __init__(self, reading: ConsoleReading) -> None:
         self._reading = reading
-        self._entries = Entries()
+        self._entries: Entries = {}
         self._watchers = 0
         self._task: asyncio.Task[None] | None = None
         self._ticked = asyncio.Event()  # replaced at each tick
@@ -86,11 +69,11 @@ class Streams:
             if self._task is None:
                 self._read()
                 self._task = lasting("the console's reading", self._run)
-            seen, told_at = 0, 0.0
+            seen: Entries = {}
+            told_at = 0.0
             while True:
                 ticked, now = self._ticked, time.monotonic()
-                changed = self._entries.since(seen)
-                seen = self._entries.tick
+                changed, seen = changes(seen, self._entries), self._entries
                 if changed is not None:
                     yield _event("entries", b'{"at":%.1f,%b' % (time.time(), changed[1:]))
                     told_at = now
@@ -118,7 +101,7 @@ class Streams:
             self._read()
 
     def _read(self) -> None:
-        self._entries.take(self._reading.entries())
+        self._entries = read_anew(self._entries, self._reading.entries())
         ticked, self._ticked = self._ticked, asyncio.Event()
         ticked.set()
 
