@@ -463,7 +463,7 @@ def test_a_file_without_a_docstring_is_found() -> None:
             "gateway/decider/metrics/x.py",
             "from gateway.decider.dispatch import Dispatch\nfrom prometheus_client import REGISTRY",
         ),
-        ("gateway/control/app.py", "from gateway.shared.control.listener import x\nimport starlette.routing"),
+        ("gateway/control/app.py", "from gateway.shared.control.http1 import x\nimport starlette.routing"),
         (
             "gateway/serve/run.py",
             "from gateway.relay.pipeline import Pipeline\nfrom gateway.shared.protocol import Report\nimport uvloop",

@@ -13,7 +13,7 @@ from gateway.serve.starting import ProcessSignals
 from gateway.serve.upgrade.next_gateway import NextGateway
 from gateway.serve.upgrade.rendezvous import Offer, UnsafeFolder
 from gateway.serve.upgrade.sender import HandOffSender, Rendezvous
-from gateway.shared.control.listener import ControlPort
+from gateway.shared.control.http1 import ControlPort
 from gateway.shared.lines import say
 from gateway.shared.service_manager import ServiceManager
 

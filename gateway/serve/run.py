@@ -62,7 +62,7 @@ from gateway.serve.upgrade.next_gateway import NextGateway
 from gateway.serve.upgrade.receiver import InheritedSockets, Predecessor, inherited
 from gateway.serve.upgrade.rendezvous import rendezvous_path
 from gateway.shared.addresses import reachable, split_address
-from gateway.shared.control.listener import ControlPort
+from gateway.shared.control.http1 import ControlPort
 from gateway.shared.lines import LineWriter, say, standard_error
 from gateway.shared.notice import Notice
 from gateway.shared.operator_log import as_text, plain

@@ -22,7 +22,7 @@ from typing import TypeVar
 import msgspec
 import uvloop
 
-from gateway.shared.control.listener import ControlPort
+from gateway.shared.control.http1 import ControlPort
 from gateway.shared.files.checked import InvalidFile
 from gateway.shared.files.file_status import FileStatus
 from gateway.shared.lines import standard_error

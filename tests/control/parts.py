@@ -27,7 +27,7 @@ from gateway.decider.ended_calls import EndedCalls
 from gateway.decider.observer import Observer
 from gateway.decider.report_intake import ReportIntake
 from gateway.shared.addresses import split_address
-from gateway.shared.control.listener import ControlPort
+from gateway.shared.control.http1 import ControlPort
 from gateway.shared.files.file_status import FileStatus
 from gateway.shared.vllm.answers import ModelCard
 

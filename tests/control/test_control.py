@@ -10,7 +10,7 @@ import pytest
 from gateway.control.app import control_app
 from gateway.core.engines.trouble import Trouble
 from gateway.shared.addresses import is_loopback, split_address
-from gateway.shared.control.listener import ControlPort
+from gateway.shared.control.http1 import ControlPort
 from gateway.shared.tasks import lasting
 from tests.control.parts import TOKEN, Parts, control_parts, play
 

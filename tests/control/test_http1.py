@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.shared.control import http1
-from gateway.shared.control.http1 import Http1Listener
+from gateway.shared.control.http1 import ControlPort
 from tests.certificates import made
 from tests.control.parts import TOKEN, Parts, play
 
@@ -32,7 +32,7 @@ Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 class Door:
     """The listener, and its clients, which are closed in the end."""
 
-    def __init__(self, listener: Http1Listener, port: int) -> None:
+    def __init__(self, listener: ControlPort, port: int) -> None:
         self.listener = listener
         self.port = port
         self.clients: list[Client] = []
@@ -75,9 +75,9 @@ def serve(
     async def main() -> None:
         app = Starlette(routes=[Route("/livez", livez), Route("/large", large)])
         listening = socket.create_server(("127.0.0.1", 0))
-        listener = Http1Listener(app, "weir.test", connections)
-        await listener.start(listening, tls)
-        door = Door(listener, listening.getsockname()[1])
+        listener = ControlPort(app, "127.0.0.1:0", connections, tls)
+        await listener.start(listening)
+        door = Door(listener, listener.port)
         try:
             await scene(door)
         finally:

@@ -18,7 +18,7 @@ from gateway.core.policy.policy import FleetPolicy, Policy, SidecarsPolicy
 from gateway.core.request.record import Record
 from gateway.decider.loading import Configuration
 from gateway.serve.assembly import Gateway
-from gateway.shared.control.listener import ControlPort
+from gateway.shared.control.http1 import ControlPort
 from gateway.shared.protocol import MAX_BYTES, CapacityReport, GPUReport, ModelReport, demand_report, encode
 from tests.control.parts import control_parts
 

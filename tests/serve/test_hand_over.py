@@ -31,7 +31,7 @@ from gateway.serve.starting import Options, StartError
 from gateway.serve.upgrade.next_gateway import command
 from gateway.serve.upgrade.receiver import LATER, InheritedSockets, Predecessor, inherited, same_member
 from gateway.serve.upgrade.rendezvous import HandOffPayload, Offer, Ready, UnsafeFolder, line_of, listen_at
-from gateway.shared.control.listener import ControlPort
+from gateway.shared.control.http1 import ControlPort
 from gateway.shared.service_manager import ServiceManager
 from tests.beside import beside
 from tests.faults.scripted import gateway_over

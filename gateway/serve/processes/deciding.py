@@ -16,7 +16,7 @@ from gateway.serve.processes.place import Beats, Place
 from gateway.serve.saving import go_on_from
 from gateway.serve.starting import Options, StartError
 from gateway.serve.upgrade.receiver import InheritedSockets
-from gateway.shared.control.listener import bound_to
+from gateway.shared.control.http1 import bound_to
 
 JOINED_WITHIN = 30.0  # seconds for the relays to be there at the first start
 

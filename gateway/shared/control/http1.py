@@ -1,4 +1,4 @@
-"""HTTP/1.1 listener of a control port: Hypercorn's connections, with the bounds that Hypercorn has no setting for.
+"""Control port, a gateway's or a sidecar's: Hypercorn's connections, with the bounds that it has no setting for.
 
 - HTTP/1.1 alone. HTTP/2 without TLS, by upgrade or by prior knowledge, multiplies what one connection may keep.
 - At most `CONNECTIONS` at once and `PER_PEER` of one address, clients in their TLS handshake included. What comes
@@ -9,7 +9,8 @@
 - Refusals (401, 403, 421) in excess of `REFUSALS` a second are answered `REFUSED_AFTER` late. Guessing a token, or
   asking without one, then costs the data port, which shares the loop, at most a few hundred requests a second.
 
-The socket comes bound and listening, so that an address in use is its maker's OSError. No signal is handled here.
+The socket is bound here and handed over listening, so an address in use is an OSError of `start`, and port 0 has a
+number to announce. No signal is handled here. The process ends the port last.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from hypercorn.events import Closed, RawData
 from hypercorn.utils import wrap_app
 
 from gateway.shared.acceptor import Acceptor, reset
+from gateway.shared.addresses import split_address
 from gateway.shared.tasks import cancel
 
 CONNECTIONS = 1200  # a thousand sidecars, and those who watch
@@ -45,12 +47,24 @@ EVENTS = (b"content-type", b"text/event-stream")
 HIGH_WATER = 64 * 1024  # unsent bytes; a larger answer waits for the client
 
 
-class Http1Listener:
-    """Serves an ASGI application on a listening socket. `log` takes tracebacks of our own bugs, and nothing else."""
+class ControlPort:
+    """Listener for one ASGI application at HOST:PORT, over `tls` if any, to `most` clients at once. `address` is its
+    URL once started. `log` takes tracebacks of our own bugs, and nothing else."""
 
-    def __init__(self, app: Any, log: str, connections: int = CONNECTIONS) -> None:
+    def __init__(
+        self,
+        app: Any,
+        listen: str,
+        most: int = CONNECTIONS,
+        tls: ssl.SSLContext | None = None,
+        log: str = "weir.control",
+    ) -> None:
+        self.address = ""
+        self.port = 0
         self._app = app
-        self._most = connections
+        self._listen = listen
+        self._most = most
+        self._tls = tls
         self._config = Config()
         self._config.h11_max_incomplete_size = HEADERS
         self._config.read_timeout = READ_TIMEOUT
@@ -61,7 +75,6 @@ class Http1Listener:
         self._peers: Counter[str] = Counter()
         self._unsent: dict[asyncio.WriteTransport, float] = {}  # since when each connection has had unsent bytes
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._tls: ssl.SSLContext | None = None
         self._acceptor: Acceptor | None = None
         self._sweep: asyncio.TimerHandle | None = None
         self._refusals, self._refusals_at = 0.0, 0.0
@@ -71,11 +84,20 @@ class Http1Listener:
         """Open connections."""
         return self._peers.total()
 
-    async def start(self, listening: socket.socket, tls: ssl.SSLContext | None = None) -> None:
-        """Accept connections from now on, over `tls` if any. The socket is closed with the listener."""
-        self._tls = tls
+    async def start(self, bound: socket.socket | None = None) -> None:
+        """Accept connections from now on, of a socket that is `bound` where there is one. The socket is closed with the
+        port. Raises OSError, ValueError."""
+        host, _ = split_address(self._listen)
+        listening = bound_to(self._listen) if bound is None else bound
+        self.port = listening.getsockname()[1]
+        where = f"[{host}]" if ":" in host else host
+        self.address = f"{'http' if self._tls is None else 'https'}://{where}:{self.port}"
         self._acceptor = Acceptor(listening, self._taken)
         self._look()
+
+    def sockets(self) -> list[int]:
+        """The file descriptor of the listening socket."""
+        return [] if self._acceptor is None else [self._acceptor.listening.fileno()]
 
     def stop_accepting(self) -> None:
         """Take no connection any more; those that are there stay."""
@@ -201,3 +223,13 @@ class _Connection(TCPServer):
 
 async def _stay(_: object) -> None:
     """An offer of HTTP/2 is ignored, as a server may; its preface is a request like any other, for `*`."""
+
+
+def bound_to(listen: str) -> socket.socket:
+    """A listening socket at HOST:PORT. Raises OSError, ValueError."""
+    host, port = split_address(listen)
+    listening = socket.create_server(
+        (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=128
+    )
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listening

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from gateway.shared import protocol
-from gateway.shared.control.listener import ControlPort
+from gateway.shared.control.http1 import ControlPort
 from gateway.shared.files.file_status import FileStatus
 from sidecar.control import api
 from sidecar.control.api import Api, control_app
@@ -308,7 +308,7 @@ def test_only_this_machine_is_answered_without_a_token(tmp_path: Path) -> None:
                 return {"type": "http.request"}
 
             scope = {"type": "http", "method": "GET", "path": "/status", "headers": [], "client": ("10.0.0.9", 5)}
-            await door.port._http._app(scope, receive, send)
+            await door.port._app(scope, receive, send)
             assert sent[0]["status"] == 403
             await door.client.aclose()
 
