@@ -174,7 +174,7 @@ def schema_text() -> str:
 
 def reference_text() -> str:
     """The reference as docs/scenario.md holds it."""
-    return reference_of(Scenario, "Scenario file reference", _LEAD, explain(Scenario()))
+    return reference_of(Scenario, "Scenario file reference", _LEAD, "shown by `--explain`")
 
 
 # -- requests ---------------------------------------------------------------------------------------------------------

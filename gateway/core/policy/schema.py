@@ -32,7 +32,7 @@ A call refused for lack of time or room gets a Retry-After, and capacity is rese
 
 def reference_text() -> str:
     """The reference as docs/policy.md holds it."""
-    return reference_of(Policy, "Policy reference", _LEAD, "", "[there](../policies/default.yaml)")
+    return reference_of(Policy, "Policy reference", _LEAD, "[there](../policies/default.yaml)")
 
 
 def schema_text() -> str:

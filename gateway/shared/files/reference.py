@@ -2,7 +2,7 @@
 
 Made of the same annotations and docstrings as the JSON Schema. Each mapping of the file has a section that lists its
 fields with description, form, unit, bounds and default. A mapping that may stand at several places has one section,
-under the first of them. Defaults that are mappings or lists, or differ by place, stand in YAML at the end.
+under the first of them. Defaults that are long, or differ by place, stand elsewhere.
 """
 
 from __future__ import annotations
@@ -17,37 +17,29 @@ import msgspec
 from gateway.shared.files.checked import plain
 from gateway.shared.files.kinds import Structs, expected, form_of, is_struct, options_of
 from gateway.shared.files.schema import described
+from gateway.shared.files.yaml_file import flow
 
 NAME = "NAME"  # stands for the key of an entry
 ITEM = "[]"  # stands for the entry of a list
-_BELOW = "[below](#defaults)"
+_ELSEWHERE = "\0"  # stands for where a default is that is long, or differs by place
 _EXAMPLES = re.compile(r" such as [^,]+(?:, (?!at )[^,]+)*")
 _NAMES = {  # descriptions of values that the page gives once, and what it calls them
     "lower-case name of letters, digits, _ . and -": "dotted name",
     "lower-case name of letters, digits, _ and -": "name",
     "file name that does not begin with -": "file name",
 }
+_LONGEST = 60  # characters of a default that stands with its field
 _ALSO = 3  # places of a section that are listed beside its own
 _VALUES = """\
 A time is `250ms`, `10s`, `5m`, `2h` or `1d`; a size `512`, `64KiB` or `16MiB`; a number `256`, `200k` or `1M`; a share
 `80%` or `0.8`; a multiple `1.2x`; a rate `10/s`, `600/min`, `200k/h` or `2M/day`; a bound `"> 8000"`. A
 name has lower-case letters, digits, `_` and `-`, a dotted name `.` too; no file name begins with `-`."""
-_END = """\
-## Defaults
-
-Defaults with more than one value, without fields that are null.
-
-```yaml
-{}
-```
-"""
 
 Place = tuple[str, Any]  # a path, and the default there; msgspec.NODEFAULT: whatever the entry says
 
 
-def reference_of(kind: type[msgspec.Struct], title: str, lead: str, defaults: str, file: str = "") -> str:
-    """Return the page about files of a Struct. `defaults`: a file with every default written out. `file`: a link to
-    such a file, in place of the defaults at the end."""
+def reference_of(kind: type[msgspec.Struct], title: str, lead: str, elsewhere: str) -> str:
+    """Return the page about files of a Struct. `elsewhere`: where a file is that has every default written out."""
     structs = Structs()
     standing = list(_places(kind, "", _default(kind), structs))
     order = {path: number for number, (_, path, _) in enumerate(standing)}
@@ -67,28 +59,7 @@ def reference_of(kind: type[msgspec.Struct], title: str, lead: str, defaults: st
         if is_struct(option)
     }  # their fields say what they are
     sections = [_section(struct, found, anchors, structs, struct in told) for struct, found in listed]
-    end = [] if file else [_END.format(_blocks(defaults, _below(places, structs)))]
-    page = "\n\n".join([f"# {title}", lead.strip(), _VALUES, *sections, *end])
-    return page.replace(_BELOW, file) + "\n" if file else page
-
-
-def _below(places: Mapping[type[msgspec.Struct], list[Place]], structs: Structs) -> set[str]:
-    """Names of the top level below which a field's default is not on its own line."""
-    return {
-        re.split(r"[.[]", f"{path}.{name}".removeprefix("."))[0]
-        for struct, found in places.items()
-        for name, field in structs.fields(struct).items()
-        if _shown(field, found) == _BELOW
-        for path, _ in found
-    }
-
-
-def _blocks(text: str, names: set[str]) -> str:
-    """Return those entries of a YAML mapping's text that have one of these names, without fields that are null."""
-    blocks = re.split(r"^(?=\S)", text, flags=re.MULTILINE)
-    chosen = "".join(block for block in blocks if block.split(":")[0] in names)
-    some = re.sub(r"^ *\w+: null\n|\w+: null(?:, |(?=\}))", "", chosen, flags=re.MULTILINE)
-    return re.sub(r", (?=\})", "", some).rstrip()
+    return "\n\n".join([f"# {title}", lead.strip(), _VALUES, *sections]).replace(_ELSEWHERE, elsewhere) + "\n"
 
 
 def _places(kind: Any, path: str, value: Any, structs: Structs) -> Iterator[tuple[type[msgspec.Struct], str, Any]]:
@@ -197,7 +168,7 @@ def _option(kind: Any, anchors: Mapping[type[msgspec.Struct], str]) -> str:
 def _shown(field: msgspec.structs.FieldInfo, places: list[Place]) -> str:
     """The default of a field, wherever its Struct may stand."""
     texts = {_default_text(field, struct) for _, struct in places}
-    return texts.pop() if len(texts) == 1 else _BELOW
+    return texts.pop() if len(texts) == 1 else _ELSEWHERE
 
 
 def _default_text(field: msgspec.structs.FieldInfo, struct: Any) -> str:
@@ -207,20 +178,18 @@ def _default_text(field: msgspec.structs.FieldInfo, struct: Any) -> str:
         return "required"
     else:
         value = field.default_factory() if field.default is msgspec.NODEFAULT else field.default
-    if is_struct(type(value)):
-        return _BELOW if hasattr(value, "shorthand") else ""  # else its own section has the defaults
+    if is_struct(type(value)) and not hasattr(value, "shorthand"):
+        return ""  # its own section has the defaults
     return _text(plain(value, field.type))
 
 
 def _text(value: Any) -> str:
-    if value is None:
-        return "null"
     if isinstance(value, str):
         return f"`{value}`" if value else '`""`'
     if not value:
-        return "none"
-    plain_list = isinstance(value, list) and all(isinstance(item, str) for item in value)
-    return f"`[{', '.join(value)}]`" if plain_list else _BELOW
+        return "null" if value is None else "none"
+    text = flow({name: each for name, each in value.items() if each is not None} if isinstance(value, dict) else value)
+    return f"`{text}`" if len(text) <= _LONGEST else _ELSEWHERE
 
 
 def _escaped(text: str) -> str:

@@ -187,12 +187,12 @@ def _without(tree: Any, other: Any) -> Any:
 
 def _block(tree: Mapping[str, Any], pad: str) -> Iterator[str]:
     for name, value in tree.items():
-        line = f"{pad}{_flow(name)}: {_flow(value)}"
+        line = f"{pad}{flow(name)}: {flow(value)}"
         if value and isinstance(value, dict) and (not pad or len(line) > WIDTH):
-            yield f"{pad}{_flow(name)}:"
+            yield f"{pad}{flow(name)}:"
             yield from _block(value, pad + "  ")
         elif isinstance(value, list) and len(line) > WIDTH:
-            yield f"{pad}{_flow(name)}:"
+            yield f"{pad}{flow(name)}:"
             for item in value:
                 yield from _item(item, pad)
         else:
@@ -201,7 +201,7 @@ def _block(tree: Mapping[str, Any], pad: str) -> Iterator[str]:
 
 def _item(item: Any, pad: str) -> Iterator[str]:
     """Yield the lines of one list item; a mapping that is too long for a line has one for each field."""
-    line = f"{pad}  - {_flow(item)}"
+    line = f"{pad}  - {flow(item)}"
     if len(line) > WIDTH and isinstance(item, dict):
         first, *rest = _block(item, pad + "    ")
         yield from (f"{pad}  - {first.lstrip()}", *rest)
@@ -216,7 +216,7 @@ class _Quoted(msgspec.Struct, frozen=True):
 
 
 def _json(value: Any) -> Any:
-    """JSON as `_flow` writes it: its text in quotes, its numbers, true and false without."""
+    """JSON as `flow` writes it: its text in quotes, its numbers, true and false without."""
     if isinstance(value, dict):
         return {name: _json(item) for name, item in value.items()}
     if isinstance(value, list):
@@ -226,11 +226,12 @@ def _json(value: Any) -> Any:
     return None if value is None else msgspec.json.encode(value).decode()
 
 
-def _flow(tree: Any) -> str:
+def flow(tree: Any) -> str:
+    """Return a plain tree as YAML on one line."""
     if isinstance(tree, dict):
-        return "{" + ", ".join(f"{_flow(name)}: {_flow(value)}" for name, value in tree.items()) + "}"
+        return "{" + ", ".join(f"{flow(name)}: {flow(value)}" for name, value in tree.items()) + "}"
     if isinstance(tree, list):
-        return "[" + ", ".join(map(_flow, tree)) + "]"
+        return "[" + ", ".join(map(flow, tree)) + "]"
     if tree is None:
         return "null"
     if isinstance(tree, str) and _BARE.fullmatch(tree) and tree != "null":
