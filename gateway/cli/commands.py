@@ -38,7 +38,6 @@ COMMANDS = {
     "check": ("gateway.cli.check", "find the mistakes in policy files, and in scenarios"),
     "key": ("gateway.cli.key", "make, list and revoke API keys"),
     "status": ("gateway.cli.status", "what a running gateway does now"),
-    "cluster": ("gateway.cli.cluster", "see who decides for the gateways of several machines"),
     "bench": ("loadtest.bench.command", "measure servers under a load"),
     "simulate": ("loadtest.simulate.command", "what a policy would have done to a load, in virtual time"),
     "calibrate": ("loadtest.calibrate.command", "fit a simulated engine to a live one"),

@@ -69,8 +69,6 @@ def _judge(path: str, status: int, *, has_token: bool) -> None:
             raise Unfit("it answers 403: the token is for its control port, and not a key of its users")
         case 421:
             raise Unfit("it answers only to loopback names: localhost, 127.0.0.1, [::1]")
-        case 404 if path == "/cluster":
-            raise Unfit("it is alone: its policy has no cluster")
         case _ if status >= 500:
             raise NoAnswer(f"it answers {status} to {path}")
         case _:

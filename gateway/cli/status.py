@@ -12,9 +12,11 @@ from typing import Any
 import msgspec
 
 from gateway.cli.control_client import NoAnswer, Unfit, ask
-from gateway.cli.control_flags import add_control_flags
-from gateway.cli.files import Mistake, admin_token
+from gateway.cli.files import TOKEN_VARIABLE, Mistake, admin_token
+from gateway.control.cluster import ClusterView
+from gateway.shared.command_line import argument
 from gateway.shared.formatting import columns, seconds, shown
+from gateway.upstream.client import parse_origin
 
 MISTAKES = (Mistake,)
 EVERY = 1.0  # seconds between two looks of `--watch`
@@ -24,8 +26,9 @@ MOST = 30  # rows of one table
 
 DESCRIPTION = "Show what a running gateway does now."
 EXAMPLES = """\
-Asks the control port: what is wrong and what to change; classes, models, engines, sidecars, tenants. Rates and times to
-the first token are of the last ten seconds. Engines in trouble come first.
+Asks the control port: what is wrong and what to change; who leads the cluster, and who is there; classes, models,
+engines, sidecars, tenants. Rates and times to the first token are of the last ten seconds. Engines in trouble come
+first.
 
 examples:
   gateway status                                                 the gateway on this machine
@@ -39,7 +42,8 @@ Entry = Mapping[str, Any]
 
 
 class StatusView(msgspec.Struct, frozen=True):
-    """Answer of `GET /status`: entries by name, as `gateway/control/console/reading.py` makes them."""
+    """Answer of `GET /status`: entries by name, as `gateway/control/console/reading.py` makes them. `cluster`: as this
+    gateway knows it; None: it is alone."""
 
     gateway: Entry
     policy: Entry
@@ -50,12 +54,25 @@ class StatusView(msgspec.Struct, frozen=True):
     sidecars: dict[str, Entry] = {}
     tenants: dict[str, Entry] = {}
     providers: dict[str, Entry] = {}
+    cluster: ClusterView | None = None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_control_flags(parser, "a gateway", "its control port")
+    where = "its control port (default: %(default)s)"
+    parser.add_argument("--url", default="http://127.0.0.1:8001", type=argument(_control_url), help=where)
+    parser.add_argument("--token-file", metavar="FILE", help=f"its admin token, else ${TOKEN_VARIABLE}")
     parser.add_argument("--json", action="store_true", help="as JSON, a line each time")
     parser.add_argument("--watch", action="store_true", help="again every second; one that does not answer is asked on")
+
+
+def _control_url(text: str) -> str:
+    try:
+        origin = parse_origin(text)
+    except ValueError:
+        origin = None
+    if origin is None or origin.unix:
+        raise ValueError(f"{text!r}: write http://HOST:PORT or https://HOST:PORT, the control port of a gateway")
+    return text
 
 
 def command(given: argparse.Namespace) -> int:
@@ -88,6 +105,8 @@ def table(status: StatusView, url: str) -> str:
         if line.get("since"):
             lines.append(f"    since {_when(line['since'])}")
         lines += [f"    {shown(line[part])}" for part in ("why", "change") if line[part]]
+    if status.cluster is not None:
+        lines += ["", *_cluster(status.cluster)]
     for heading, rows in (
         (CLASS, map(_class, status.classes.items())),
         (MODEL, map(_model, status.models.items())),
@@ -117,6 +136,18 @@ def _section(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[
         yield from columns([heading, *found[:MOST]])
         if len(found) > MOST:
             yield f"and {len(found) - MOST} more"
+
+
+def _cluster(view: ClusterView) -> Iterator[str]:
+    """Who leads, who is there, and who is silent."""
+    yield view.line
+    for name in view.members:
+        notes = ["leads" if name == view.leader else "stands by"]
+        notes += ["has not told what its calls hold"] * (name in view.awaited)
+        notes += ["this gateway"] * (name == view.member)
+        yield f"  {name}   {', '.join(notes)}"
+    for name in view.gone:
+        yield f"  {name}   silent: forgotten 10 minutes after its last sign"
 
 
 def _when(unix: float) -> str:
