@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -12,9 +11,7 @@ from gateway.cli.files import MOST, Mistake, read_bytes
 from gateway.cli.probe import probe
 from gateway.core.engines.origin import engine_id
 from gateway.core.policy.advice import advise
-from gateway.core.policy.explained import explain_call
 from gateway.core.policy.file import explain
-from gateway.core.policy.policy import Policy
 from gateway.core.policy.schema import reference_text, schema_text
 from gateway.decider.file_modes import unusable_of, unwise_of
 from gateway.decider.loading import Configuration, load
@@ -36,15 +33,14 @@ examples:
   gateway check --no-files policies/*.yaml                       for a pull request: without keys and tokens
   gateway check --probe policy.yaml                              ask every engine once; exit status 1 if one is not well
   gateway check policy.yaml --explain                            the policy in full, every default written out
-  gateway check policy.yaml --explain acme batch llama-3-8b      what becomes of such a call; CLASS -: none asked for
   gateway check --schema > schema.json                           for editors: completion and checks while you write
   gateway check --reference > policy.md                          every field, explained, as a page
   gateway check --scenario load.yaml                             a scenario of `gateway bench`, and its trace to the end
   gateway check --scenario --schema > scenario-schema.json       and their schema"""
 
 USAGE = """gateway check [-h] [--strict] [--no-files] [--probe] FILE ...
-       gateway check FILE ... --explain [TENANT CLASS MODEL]
-       gateway check --scenario FILE|NAME ... [--explain]
+       gateway check [--scenario] FILE ... --explain
+       gateway check --scenario FILE|NAME ...
        gateway check [--scenario] --schema
        gateway check [--scenario] --reference"""
 
@@ -64,12 +60,7 @@ def add_arguments(check: argparse.ArgumentParser) -> None:
     check.add_argument("--no-files", action="store_true", help="do not read the files that policies name")
     check.add_argument("--probe", action="store_true", help="ask every engine of the policies once")
     check.add_argument("--strict", action="store_true", help="exit status 2 for warnings too")
-    check.add_argument(
-        "--explain",
-        nargs="*",
-        metavar="TENANT CLASS MODEL",
-        help="print the whole effective policy, defaults included; or what it does with one tenant's calls",
-    )
+    check.add_argument("--explain", action="store_true", help="print the whole effective policy, defaults included")
     check.add_argument("--schema", action="store_true", help="print the JSON Schema of such files")
     check.add_argument("--reference", action="store_true", help="print every field of such files, as Markdown")
 
@@ -82,29 +73,23 @@ def command(given: argparse.Namespace) -> int:
     if given.reference:
         print(import_module(SCENARIOS).reference_text() if given.scenario else reference_text(), end="")
         return 0
-    # `--explain FILE` reads as `FILE --explain`.
-    files, call = (given.files, given.explain) if given.files else (given.explain or [], given.explain and [])
-    if not files:
+    if not given.files:
         raise Mistake("the following arguments are required: FILE (see gateway check --help)")
-    if given.scenario and call:
-        raise Mistake("--explain: a scenario has no TENANT CLASS MODEL; alone it shows all of it")
-    if call and len(call) != 3:
-        raise Mistake("--explain: give TENANT CLASS MODEL, or nothing for the whole policy")
     if given.probe and given.scenario:
         raise Mistake("--probe: a scenario has no engines of its own")
     report = Report()
     down = 0
-    for name in files:
+    for name in given.files:
         found = Configuration()
         try:
             if given.scenario:
-                text, mistaken = import_module(SCENARIOS).checked(name, explained=call is not None)
+                text, mistaken = import_module(SCENARIOS).checked(name, explained=given.explain)
                 if mistaken:
                     raise CheckFailed(mistaken)
             else:
                 found, note = _policy(name, files=not given.no_files)
                 report.add(*_unwise(name, found, files=not given.no_files))
-                text = f"{name}: ok{note}" if call is None else _explained(name, found.policy, call)
+                text = explain(found.policy) if given.explain else f"{name}: ok{note}"
         except CheckFailed as refused:
             report.add(*refused.found)
             continue
@@ -112,15 +97,6 @@ def command(given: argparse.Namespace) -> int:
         if given.probe:
             down += _probed(name, found, report)
     return 2 if report.mistakes or (report.warnings and given.strict) else 1 if down else 0
-
-
-def _explained(name: str, policy: Policy, call: Sequence[str]) -> str:
-    if not call:
-        return explain(policy)
-    try:
-        return explain_call(policy, *call)
-    except ValueError as error:
-        raise CheckFailed([mistake(name, f"--explain: {error}")]) from error
 
 
 def _probed(name: str, found: Configuration, report: Report) -> int:

@@ -9,7 +9,7 @@
     GET /processes                     the processes of this gateway
     GET /cluster                       who decides for the gateways of all machines
     GET /policy, POST /policy/reload   the active policy, and reading its file again now
-    GET /policy/diff /policy/explain   what its last change was, what becomes of such a call
+    GET /policy/diff                   what its last change was
     GET, POST /policy/try              an edited policy on the calls just recorded, simulated
     GET, POST, DELETE /drain           whether balancers are told to go elsewhere
     GET, POST, DELETE /engines/{id}/drain     whether an engine gets new calls
@@ -235,7 +235,7 @@ async def _not_here(_: Request, exception: Exception) -> Response:
     message = (
         "The control port answers GET /, /events, /livez, /readyz, /metrics, /status, /fleet, /calls, /processes, "
         "/usage, /history, /calls/{serial}, /runbooks/{name}, /sidecars/{id}/models/{profile}/logs, /policy, "
-        "/policy/diff, /policy/explain; POST /policy/reload, "
+        "/policy/diff; POST /policy/reload, "
         "/sidecars/report and /sidecars/{id}/models/{profile}/{order}; "
         "GET, POST and DELETE /drain and /engines/{id}/drain."
     )

@@ -34,18 +34,6 @@ def test_without_a_change_there_is_nothing_to_tell() -> None:
     play(scene)
 
 
-def test_what_becomes_of_a_call_is_explained_as_by_gateway_check() -> None:
-    async def scene(gateway: Parts) -> None:
-        assert (await gateway.get("/policy/explain?tenant=acme&model=m")).status_code == 401
-        text = (await gateway.get("/policy/explain?tenant=acme&model=m&class=batch", **ADMIN)).text
-        assert text.startswith("tenant ")
-        assert "60/min" in text
-        for query in ("tenant=nobody&model=m", "model=m", "tenant=acme", "tenant=acme&model=m&x=y"):
-            assert (await gateway.get(f"/policy/explain?{query}", **ADMIN)).status_code == 400
-
-    play(scene, TOKEN, POLICY)
-
-
 def test_tenants_are_told_with_what_their_limits_have_left() -> None:
     book = LimitBook(POLICY)
     book.charge("acme", "batch", "m", 400, 0.0)

@@ -144,7 +144,7 @@ def test_commands_are_known(page: Path) -> None:
         ("```\ngateway init && make nothing\n```", ["make nothing"]),
         ("`gateway bench --find-capacity`, `gateway key add | list`, `python -m pytest --nothing`, `gateway`", []),
         (
-            "`sidecar logs llama -n 10`, `gateway check FILE --explain A B C`, `gateway is`-like, `make run`",
+            "`sidecar logs llama -n 10`, `gateway check FILE --explain`, `gateway is`-like, `make run`",
             ["gateway is"],
         ),
         ("gateway nothing\n```mermaid\ngateway nothing\n```", []),

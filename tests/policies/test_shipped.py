@@ -57,7 +57,7 @@ def test_its_first_lines_say_what_it_is_for_and_how_to_try_it(
         given = parser_for(words).parse_args(words)
         if words[0] == "check":
             assert given.module.command(given) == 0
-            assert capsys.readouterr().out.startswith("tenant ")
+            assert capsys.readouterr().out.startswith("version: 1\n")
 
 
 @each

@@ -24,7 +24,6 @@ from gateway.control.guard import JSON, error
 from gateway.control.parts import ControlParts
 from gateway.control.policy_view import without_secrets
 from gateway.core.history import STEP
-from gateway.core.policy.explained import NOTHING, explain_call
 from gateway.core.policy.file import explain
 from gateway.shared.printable import printable
 
@@ -63,7 +62,6 @@ class ConsoleRoutes:
             Route("/status", self.status),
             Route("/calls/{serial:int}", self.life),
             Route("/policy/diff", self.diff),
-            Route("/policy/explain", self.explain),
             Route("/history", self.history),
             Route("/runbooks/{name}", self.runbook),
             Route("/sidecars/{id}/models/{profile:path}/logs", self.log),
@@ -161,21 +159,6 @@ class ConsoleRoutes:
             return _text("")
         before, now = (explain(without_secrets(each)).splitlines() for each in (previous, self._dispatch.policy))
         return _text("\n".join(difflib.unified_diff(before, now, "before", "now", lineterm="")))
-
-    async def explain(self, request: Request) -> Response:
-        """Explain how the policy treats a tenant's calls of a class for a model, in the words of `gateway check
-        --explain`. Answers 400 to a bad query and to a name that the policy does not have."""
-        asked = request.query_params
-        if set(asked) - {"tenant", "class", "model"} or not asked.get("tenant") or not asked.get("model"):
-            return error(400, "bad_query", "Give tenant=NAME, model=NAME, and class=NAME where one is asked for.")
-        try:
-            return _text(
-                explain_call(
-                    self._dispatch.policy, asked["tenant"], asked.get("class") or NOTHING, asked["model"][:256]
-                )
-            )
-        except ValueError as unknown:
-            return error(400, "not_in_the_policy", f"The policy has {unknown}.")
 
 
 async def _said(answer: Awaitable[tuple[int, bytes]]) -> tuple[int, bytes] | Response:

@@ -10,7 +10,6 @@ import pytest
 
 from gateway.core.admission.limits import Charge, LimitBook
 from gateway.core.admission.quotas import DAY, Calendar, Used, bounds, day_text, quota_of
-from gateway.core.policy.explained import explain_call
 from gateway.core.policy.file import decode
 from gateway.core.policy.policy import Policy
 from gateway.core.policy.traffic import TokenQuota
@@ -291,11 +290,3 @@ def test_a_quota_without_storage_is_a_mistake() -> None:
     assert "limits.quota: found a quota, and no storage, expected storage: FOLDER too" in text
     assert "tenants.a.limits.quota" in text
     decode(b"limits: {quota: {day: unlimited}}\n")
-
-
-def test_an_explanation_names_the_quota_and_where_it_stands() -> None:
-    given = policy("{quota: {day: 1M, month: 20M}}", "{a: {limits: {quota: {day: 2M}}}, b: {}}")
-    lines = explain_call(given, "a", "-", "m").splitlines()
-    at = next(index for index, line in enumerate(lines) if line.startswith("quota"))
-    assert lines[at].split(None, 1)[1] == "2M tokens per day (UTC)"
-    assert lines[at + 1].strip() == "20M tokens per month (UTC) (limits.quota)"

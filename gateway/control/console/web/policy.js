@@ -1,28 +1,19 @@
-// View "Policy": what is in force, its last change, its problems; what becomes of a call; another policy tried.
+// View "Policy": what is in force, its last change, its problems; another policy tried.
 
 import {ask, order, tell} from "./actions.js";
-import {button, choices, el, fillChoices, labelled, say} from "./dom.js";
+import {button, el, say} from "./dom.js";
 import {calls, entries, of, wantCalls} from "./store.js";
 import {trialView} from "./trial.js";
 
 export function policyView() {
-  const facts = el("p"), problem = el("section", "card"), diff = el("pre", "code"), yaml = el("pre", "code"), told = el("pre", "code");
-  const tenant = choices([]), class_ = choices([], "none asked for"), model = choices([]);
+  const facts = el("p"), problem = el("section", "card"), diff = el("pre", "code"), yaml = el("pre", "code");
   problem.hidden = true;
-  for (const each of [diff, yaml, told]) { each.tabIndex = 0; each.setAttribute("role", "region"); }
+  for (const each of [diff, yaml]) { each.tabIndex = 0; each.setAttribute("role", "region"); }
   diff.setAttribute("aria-label", "Last change"); yaml.setAttribute("aria-label", "Policy in force");
-  told.setAttribute("aria-label", "What becomes of such a call");
-  const explain = el("form", "controls", labelled("tenant", tenant), labelled("class", class_), labelled("model", model), el("button", "", "Explain"));
-  explain.addEventListener("submit", async (event) => {
-    event.preventDefault();
-    const asked = new URLSearchParams({tenant: tenant.value, model: model.value});
-    if (class_.value) asked.set("class", class_.value);
-    try { told.textContent = await ask("GET", "/policy/explain?" + asked); } catch (failed) { tell(failed.message, "bad"); }
-  });
   const reload = button("Read the file again", () => order("Read the policy file again?", ["Calls under way keep the policy that they came with; waiting calls keep their place.",
     "A file with a mistake changes nothing."], "Read it", "POST", "/policy/reload", "The policy file was read."));
   const node = el("section", "", el("h2", "", "Policy in force"), facts, problem, el("div", "buttons", reload),
-    el("h2", "", "Last change"), diff, el("h2", "", "What becomes of a call"), explain, told,
+    el("h2", "", "Last change"), diff,
     el("h2", "", "Try a policy on the calls just recorded"), trialView(),
     el("div", "buttons", button("Save the calls as a trace", saveTrace)), el("h2", "", "Every field"), yaml);
   let shown = "";
@@ -43,9 +34,6 @@ export function policyView() {
     reload.hidden = !policy.file;
     problem.hidden = !policy.error;
     if (policy.error) problem.replaceChildren(el("h3", "bad", "The file cannot be used since " + policy.error_at), el("pre", "", policy.error));
-    fillChoices(tenant, of("tenant").map(([name]) => name));
-    fillChoices(class_, of("class").sort((a, b) => a[1].order - b[1].order).map(([name]) => name), "none asked for");
-    fillChoices(model, of("model").map(([name]) => name));
     const version = policy.version + policy.digest;
     if (shown !== version) load(version);
   }};
