@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Iterator
 from itertools import chain
 
 from gateway.core.admission.bucket import Bucket, Buckets, Key, longest_wait, rate_lines
-from gateway.core.admission.levels import Kind, Level, counted
+from gateway.core.admission.levels import Kind, Level, limit_at
 from gateway.core.admission.limit_bookings import CALLS, HORIZON, SLOT, SLOT_LEAST, SOON, Booked, LimitBookings
 from gateway.core.admission.quotas import Calendar, QuotaBook, Used, Windows, tightest
 from gateway.core.admission.refusals import quota_exceeded, rate_limited
@@ -366,7 +366,7 @@ class LimitBook:
     def _quota(self, key: Key) -> RateLimit | None:
         """The limit of one level; None: there is none."""
         kind, tenant, class_name, model = key
-        return counted(self._policy, kind, (tenant, class_name, model)).quota
+        return limit_at(self._policy, kind, (tenant, class_name, model))
 
 
 def _booked(bucket: Bucket) -> Booked:

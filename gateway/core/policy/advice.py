@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import ipaddress
 import math
-from itertools import pairwise
 
 import msgspec
 
 from gateway.core.admission.mode import bars
-from gateway.core.admission.shaping import spared
 from gateway.core.engines.origin import parse_origin
 from gateway.core.policy.advice_network import in_the_clear
-from gateway.core.policy.advice_tenants import USUAL, Found, tenant_rules
+from gateway.core.policy.advice_tenants import Found, tenant_rules
 from gateway.core.policy.advice_transfer import transfers
 from gateway.core.policy.policy import Policy
 from gateway.core.policy.rules import bands_of, modes_of, signals_of
-from gateway.core.policy.traffic import Modes, ShapingTier, Threshold
 from gateway.shared.files.checked import Mark, Path, Value, listed, shown, spelled
 from gateway.shared.files.units import COUNT, SECONDS, SHARE
 
@@ -28,7 +25,6 @@ PREFILL = 10_000  # tokens of prompt that one engine reads in a second
 BYTES_PER_TOKEN = 4
 LEAST_SHARE = 0.02
 COLD = 10.0  # seconds in which few models are loaded
-TIERS = 50  # of shaping, that are reasonable
 AGENT = 20_000  # tokens of the first prompt of a coding agent such as Claude Code
 AGENTS = 4  # of their calls that one engine may run at once, at least
 
@@ -44,7 +40,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
 def advise(policy: Policy, written: Value | None = None) -> list[Advice]:
     """Return unwise settings of a policy, in the order of its lines if `written`, the file's tree, is given."""
     rules = (
-        *(_weights, _prompts, _queues, _agents, tenant_rules, _shaping, _modes, _steps),
+        *(_weights, _prompts, _agents, tenant_rules, _shaping, _modes),
         *(_attempts, _ports, _sidecars, in_the_clear, transfers, _cold, _doors, _batches, _providers),
     )
     found = [
@@ -143,67 +139,19 @@ def _seconds(seconds: float) -> str:
     return SECONDS.show(float(math.ceil(seconds)) if seconds >= 10 else round(seconds, 1))
 
 
-def _queues(policy: Policy) -> Found:
-    """Queues whose last call can only expire. With `refuse` it is refused on arrival."""
-    if policy.deadlines == "refuse":
-        return
-    engines = max(1, len(policy.fleet.engines))
-    on = f"{engines} engines" if engines > 1 else "one engine"
-    for name, each in policy.classes.items():
-        above = each.when.prompt_tokens if each.when is not None else None
-        usual = max(USUAL, above or 0)
-        tokens = each.max_queue * usual
-        seconds = tokens / (PREFILL * engines)
-        if seconds > each.deadline:
-            text = (
-                f"the last of a full queue waits in vain for its deadline, {SECONDS.show(each.deadline)}: on {on} "
-                f"{COUNT.show(tokens)} tokens / {COUNT.show(PREFILL * engines)} tokens/s = {_seconds(seconds)} "
-                f"({COUNT.show(usual)} tokens a call)"
-            )
-            yield ("classes", name, "max_queue"), text
-    if policy.deadlines == "run":
-        yield ("deadlines",), "calls that will be too late run in place of calls that would not"
-
-
 # -- shaping and modes ------------------------------------------------------------------------------------------------
 
 
 def _shaping(policy: Policy) -> Found:
-    order = list(policy.classes)
+    """Tiers that cut answers of a fleet that is as full as it is meant to be."""
     target = policy.budget.kv_target
-    tiers = policy.shaping[:TIERS]
-    if len(policy.shaping) > TIERS:
-        yield ("shaping",), f"{len(policy.shaping)} tiers, each of which is looked at for every call"
-    for index, tier in enumerate(tiers):
-        path: Path = ("shaping", index)
-        if tier.except_ is not None and not set(order) - set(tier.except_):
-            yield path, "it spares every class"
-        for place, other in enumerate(tiers):
-            twins = _covers(tier, other, order)
-            if place != index and _covers(other, tier, order) and (place < index or not twins):
-                yield path, f"whenever it applies shaping[{place}] does too, and cuts to {COUNT.show(other.max_tokens)}"
-                break
+    for index, tier in enumerate(policy.shaping):
         if tier.kv_above < target:
             text = (
                 f"{SHARE.show(tier.kv_above)} is below budget.kv_target, to which engines are filled on purpose "
                 f"({SHARE.show(target)}): answers are cut whenever the fleet is busy"
             )
-            yield (*path, "kv_above"), text
-
-
-def _covers(wide: ShapingTier, tier: ShapingTier, order: list[str]) -> bool:
-    """Whether `wide` applies whenever `tier` does, to all classes `tier` applies to, and leaves no more."""
-    return (
-        wide.kv_above <= tier.kv_above
-        and wide.max_tokens <= tier.max_tokens
-        and set(spared(wide, order)) <= set(spared(tier, order))
-    )
-
-
-def _never(policy: Policy, mode: str) -> bool:
-    """Whether neither the mode nor a worse one, which is reached through it, says when it begins."""
-    names = Modes.__struct_fields__
-    return all(getattr(policy.modes, name).enter == Threshold() for name in names[names.index(mode) :])
+            yield ("shaping", index, "kv_above"), text
 
 
 def _modes(policy: Policy) -> Found:
@@ -217,9 +165,6 @@ def _modes(policy: Policy) -> Found:
                 f"({SHARE.show(target)}): a busy fleet is always in this mode"
             )
             yield (*path, "enter", "kv"), text
-        no_targets = all(each.ttft is None for each in policy.classes.values())
-        if no_targets and rule.enter.ttft is not None and rule.enter == Threshold(ttft=rule.enter.ttft):
-            yield (*path, "enter", "ttft"), "never reached: no class has a ttft"
         for signal, enter in signals_of(rule.enter).items():
             if enter is not None and signals_of(rule.leave)[signal] is None:
                 text = (
@@ -227,23 +172,8 @@ def _modes(policy: Policy) -> Found:
                     f"{shown(rule.enter, signal)} of enter, and begin again at once"
                 )
                 yield (*path, "leave"), text
-        barred = [bars(rule, each, order) for each in order]
-        if all(barred):
+        if all(bars(rule, each, order) for each in order):
             yield path, "it refuses every class"
-        if any(barred) and _never(policy, name):
-            yield (*path, "enter"), "it is empty, so the mode is never entered and its rules never hold"
-
-
-def _steps(policy: Policy) -> Found:
-    for (milder, mild), (worse, bad) in pairwise(modes_of(policy)):
-        for signal, enter in signals_of(mild.enter).items():
-            above = signals_of(bad.enter)[signal]
-            if enter is not None and above is not None and enter >= above:
-                text = (
-                    f"{shown(mild.enter, signal)} is not below the {shown(bad.enter, signal)} of modes.{worse}: "
-                    f"{milder} is only passed through"
-                )
-                yield ("modes", milder, "enter", signal), text
 
 
 # -- engines and strangers --------------------------------------------------------------------------------------------
@@ -252,8 +182,6 @@ def _steps(policy: Policy) -> Found:
 def _attempts(policy: Policy) -> Found:
     if not policy.retries:
         yield ("retries",), "no call is ever tried again: clients see every restart of an engine"
-    if policy.hedging is not None and not policy.retries:
-        yield ("hedging",), "second attempts come out of the budget of retries, which is nothing"
 
 
 def _sidecars(policy: Policy) -> Found:

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 
 import msgspec
 
-from gateway.core.admission.levels import KINDS, Counted, Kind, counted
 from gateway.core.policy.policy import Policy
-from gateway.core.policy.rules import HINTS, quotas_of
+from gateway.core.policy.rules import HINTS
 from gateway.core.policy.traffic import AnyLimit, Limits, RateLimit, TenantLimits
-from gateway.shared.files.checked import Path, nearest, spelled
+from gateway.shared.files.checked import Path, nearest
 from gateway.shared.files.units import COUNT
 
 ANONYMOUS = "anonymous"
@@ -23,7 +22,7 @@ Found = Iterator[tuple[Path, str]]
 
 def tenant_rules(policy: Policy) -> Found:
     """Every rule of this file."""
-    for rule in (_tenants, _anonymous, _refusals, _limits, _bursts, _quotas, _models):
+    for rule in (_tenants, _anonymous, _refusals, _bursts, _models):
         yield from rule(policy)
 
 
@@ -46,7 +45,9 @@ def _anonymous(policy: Policy) -> Found:
     if tenant is None or len(policy.tenants) == 1:
         return
     any_class = tenant.best_class in (None, next(iter(policy.classes)))
-    if any_class and all(counted(policy, kind, (ANONYMOUS, "", "")).quota is None for kind in KINDS):
+    own, usual = tenant.limits, policy.limits.per_tenant
+    limits = (own.requests or usual.requests, own.tokens or usual.tokens)
+    if any_class and not any(isinstance(limit, RateLimit) for limit in limits):
         text = "callers without a key may ask for any class and have no limit: give it best_class and limits"
         yield ("tenants", ANONYMOUS), text
 
@@ -66,42 +67,6 @@ def _hint(word: str | None) -> str:
     return f" (did you mean {word}?)" if word else ""
 
 
-def _limits(policy: Policy) -> Found:
-    """Limits above another one that counts the same calls."""
-    for kind in KINDS:
-        told = set()
-        for low, above in _nested(policy, kind):
-            for high in above:
-                if low.quota is None or high.quota is None or low.path in told:
-                    continue
-                if _per_second(low.quota) > _per_second(high.quota):
-                    told.add(low.path)
-                    yield low.path, f"{low.quota.rate} is never reached: {spelled(high.path)} is {high.quota.rate}"
-
-
-def _nested(policy: Policy, kind: Kind) -> Iterator[tuple[Counted, list[Counted]]]:
-    """Each level's limit, and those that count all its calls too."""
-    everyone = counted(policy, kind, ("", "", ""))
-    for name, tenant in policy.tenants.items():
-        own = counted(policy, kind, (name, "", ""))
-        yield own, [everyone]
-        for class_name in tenant.limits.classes:
-            yield (
-                counted(policy, kind, (name, class_name, "")),
-                [own, counted(policy, kind, ("", class_name, "")), everyone],
-            )
-        for model in tenant.limits.models:
-            yield counted(policy, kind, (name, "", model)), [own, counted(policy, kind, ("", "", model)), everyone]
-    for class_name in policy.classes:
-        yield counted(policy, kind, ("", class_name, "")), [everyone]
-    for model in policy.limits.models:
-        yield counted(policy, kind, ("", "", model)), [everyone]
-
-
-def _per_second(quota: RateLimit) -> float:
-    return quota.rate.amount / quota.rate.period
-
-
 def _bursts(policy: Policy) -> Found:
     for path, limit in _written(policy):
         quota = limit.tokens
@@ -112,13 +77,6 @@ def _bursts(policy: Policy) -> Found:
                     f"a call of more than {COUNT.show(burst)} tokens is always refused; many have {COUNT.show(USUAL)}"
                 )
                 yield (*path, "tokens"), text
-
-
-def _quotas(policy: Policy) -> Found:
-    """Quotas of a day that are above those of its month."""
-    for path, quota in quotas_of(policy):
-        if isinstance(quota.day, int) and isinstance(quota.month, int) and quota.day > quota.month:
-            yield (*path, "day"), f"{COUNT.show(quota.day)} is never reached: the month's is {COUNT.show(quota.month)}"
 
 
 def _written(policy: Policy) -> Iterator[tuple[Path, AnyLimit]]:
