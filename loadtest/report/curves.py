@@ -13,7 +13,7 @@ from loadtest.report.number_format import count, seconds, share
 from loadtest.report.plots import Axis, Line, axis_over, chart
 from loadtest.report.records import EngineSample, Run
 from loadtest.report.sketch import Sketch
-from loadtest.report.summary import Part, Summary, merged
+from loadtest.report.summary import Summary, merged
 from loadtest.report.tally import Timeline, tallies_of
 
 DETAILED = 8  # runs whose distributions and timelines are drawn
@@ -222,15 +222,3 @@ def _thinned(points: Iterable[tuple[float, float]], end: float) -> list[tuple[fl
     for at, value in points:
         bins[int(at / width)].append(value)
     return [((number + 0.5) * width, sum(values) / len(values)) for number, values in sorted(bins.items())]
-
-
-def endings(part: Part, most: int = 6) -> list[tuple[str, int]]:
-    """Ends of a part's requests, for a bar: met, ok but late, then the other outcomes, the rarest taken together."""
-    others: dict[str, int] = defaultdict(int)
-    for ending in part.endings:
-        if ending.outcome != "ok":
-            others[ending.outcome] += ending.count
-    ranked = sorted(others.items(), key=lambda item: (-item[1], item[0]))
-    rest = sum(number for _, number in ranked[most:])
-    rows = [("met its SLO", part.met), ("ok, but late", part.ok - part.met), *ranked[:most], ("other", rest)]
-    return [(name, number) for name, number in rows if number]

@@ -13,7 +13,7 @@ from importlib import resources
 
 from loadtest.report import curves
 from loadtest.report.comparison import title_of
-from loadtest.report.html_tables import comparison, distribution_table, endings_bars
+from loadtest.report.html_tables import comparison, distribution_table, endings_table
 from loadtest.report.number_format import seconds, share
 from loadtest.report.records import Run, Slo
 from loadtest.report.stats import LAG_BOUND
@@ -50,8 +50,6 @@ if it is larger than the two intervals make together</dd>
 n is served</dd>
 <dt>sender&rsquo;s lag</dt><dd>how much later than intended requests went out; a run is invalid above
 {seconds(LAG_BOUND)} at p99, since it would say more about the sender than about the server</dd>
-<dt>dispersion</dt><dd>variance over mean of the arrivals in windows of 1 s and 10 s: 1 is Poisson, more is
-bursts</dd>
 </dl>
 """
 
@@ -78,7 +76,7 @@ def page(runs: Sequence[Run], summaries: Sequence[Summary], *, partial: bool = F
         f'<details class="card"{opened}><summary>The latencies as figures</summary><div class="wide">'
         f"{distribution_table(own, titles)}</div></details>",
         "<h2>How requests ended</h2>",
-        endings_bars(own, titles),
+        f'<div class="card">{endings_table(own, titles)}</div>',
         *_over_time(close, titles),
         "<h2>How this was counted</h2>",
         f'<div class="card small">{_slos(runs)}{RULES}</div>',
@@ -179,7 +177,6 @@ def _about(summary: Summary, title: str) -> str:
         "repeats": summary.repeats,
         "duration": f"{length}, of which warm-up {window.warmup:g} s and cool-down {window.cooldown:g} s",
         "sender's lag": f"{seconds(summary.lag_p50)} at p50, {seconds(summary.lag_p99)} at p99",
-        "dispersion": ", ".join(f"{value:.2f} in windows of {name}" for name, value in summary.dispersion.items()),
         "fairness": f"{summary.fairness:.3f} over {len(summary.tenants)} tenants",
         **{str(name): value for name, value in summary.meta.items()},
     }

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
 
 import msgspec
 
 from loadtest.report.comparison import base_of, first_name, title_of, verdict
-from loadtest.report.curves import endings
 from loadtest.report.number_format import change, count, seconds, share
 from loadtest.report.summary import Distribution, Part, Summary
 
-OTHER = "other"
 FEW = 4  # runs whose classes are in one table with them
-KEYS = 8  # colours of endings; the ninth is for the rest
 
 
 class Column(msgspec.Struct, frozen=True):
@@ -149,48 +144,8 @@ def distribution_table(summaries: Sequence[Summary], titles: Sequence[str]) -> s
 # -- endings ----------------------------------------------------------------------------------------------------------
 
 
-def endings_bars(summaries: Sequence[Summary], titles: Sequence[str]) -> str:
-    """A bar for every class of every run, one legend for all of them, and the counts with their reasons as a table."""
-    bars = [
-        (f"{title}: {name}" if len(summary.classes) > 1 else title, endings(part))
-        for summary, title in zip(summaries, titles, strict=True)
-        for name, part in summary.classes.items()
-    ]
-    frequent = Counter({"met its SLO": math.inf, "ok, but late": 1e300})
-    for _, ends in bars:
-        frequent.update(dict(ends))
-    keys = {name: key for key, (name, _) in enumerate(frequent.most_common()) if name != OTHER}
-    drawn = "".join(_bar(title, ends, keys) for title, ends in bars)
-    named = {name for _, ends in bars for name, _ in ends}
-    legend = "".join(
-        f'<li><span class="key {_key(name, keys)}"></span>{escape(name)}</li>'
-        for name in [*keys, OTHER]
-        if name in named
-    )
-    figures = (
-        f"<details><summary>The same as figures, with reasons</summary>{_endings_table(summaries, titles)}</details>"
-    )
-    return f'<div class="card"><div class="endings">{drawn}</div><ul class="legend">{legend}</ul>{figures}</div>'
-
-
-def _bar(title: str, ends: Sequence[tuple[str, int]], keys: dict[str, int]) -> str:
-    total = sum(number for _, number in ends) or 1
-    words = ", ".join(f"{name} {share(number / total)}" for name, number in ends).replace(" %", "\N{NO-BREAK SPACE}%")
-    parts = "".join(
-        f'<i class="{_key(name, keys)}" style="width:{100 * number / total:.3f}%"></i>' for name, number in ends
-    )
-    return (
-        f'<div><b class="small">{escape(title)}</b>'
-        f'<div class="bar" role="img" aria-label="{escape(words)}">{parts}</div>'
-        f'<span class="faint small">{escape(words)}</span></div>'
-    )
-
-
-def _key(name: str, keys: dict[str, int]) -> str:
-    return f"k{min(keys.get(name, KEYS), KEYS)}"
-
-
-def _endings_table(summaries: Sequence[Summary], titles: Sequence[str]) -> str:
+def endings_table(summaries: Sequence[Summary], titles: Sequence[str]) -> str:
+    """The outcomes of every class of every run, with their reasons."""
     rows = (
         f'<tr><th scope="row">{escape(title)}: {escape(name)}</th><td class="text">{escape(ending.outcome)}</td>'
         f'<td class="text">{escape(ending.reason)}</td><td>{ending.count:,}</td>'

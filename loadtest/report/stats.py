@@ -146,13 +146,3 @@ def jain(shares: Iterable[float]) -> float:
     values = list(shares)
     squares = math.fsum(value * value for value in values)
     return math.fsum(values) ** 2 / (len(values) * squares) if squares else 1.0
-
-
-def dispersion(counts: Sequence[int]) -> float:
-    """The index of dispersion of counts in equal windows: sample variance over mean. 1 is Poisson, 0 a metronome, above
-    1 bursts. 0.0 where it is not defined: fewer than two windows, or nothing in them."""
-    total = sum(counts)
-    if len(counts) < 2 or not total:
-        return 0.0
-    mean = total / len(counts)
-    return math.fsum((count - mean) ** 2 for count in counts) / (len(counts) - 1) / mean

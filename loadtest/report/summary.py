@@ -13,7 +13,7 @@ import msgspec
 
 from loadtest.report.records import Run, Slo, Window
 from loadtest.report.sketch import Sketch
-from loadtest.report.stats import LAG_BOUND, Interval, dispersion, interval, jain, slo_of
+from loadtest.report.stats import LAG_BOUND, Interval, interval, jain, slo_of
 from loadtest.report.tally import Attainment, ClassTally, Tally, tallies_of
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999}
@@ -78,7 +78,6 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Summary of a run. `lag_p99` is the worst repeat's; `valid`: it is at most LAG_BOUND.
 
     `fairness`: Jain's index over the tenants' goodputs, so that who asks for more than others is not owed more.
-    `dispersion`: of the intended arrivals in windows of 1 and of 10 s, averaged over repeats.
     """
 
     name: str
@@ -93,7 +92,6 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     intervals: dict[str, Interval]  # 95 %, over repeats
     fairness: float
     tenants: dict[str, TenantSummary]
-    dispersion: dict[str, float]
     window: Window
     meta: Mapping[str, object]
 
@@ -144,7 +142,6 @@ def summarise(run: Run) -> Summary:
         intervals=_intervals(tallies),
         fairness=jain(share.met / share.offered for share in tenants.values()),
         tenants={name: TenantSummary(tenants[name].offered, tenants[name].met) for name in sorted(tenants)},
-        dispersion={f"{width} s": _dispersion(tallies, width) for width in (1, 10)},
         window=run.window,
         meta=run.meta,
     )
@@ -237,13 +234,3 @@ def _intervals(tallies: Sequence[Tally]) -> dict[str, Interval]:
     found = {name: [measure(part, seconds) for part, seconds in totals] for name, measure in METRICS.items()}
     known = {name: [value for value in values if value is not None] for name, values in found.items()}
     return {name: interval(values) for name, values in known.items() if values}
-
-
-def _dispersion(tallies: Sequence[Tally], width: int) -> float:
-    """Windows begin with the measured part; the unfinished one at its end is left out."""
-    found = []
-    for tally in tallies:
-        seconds = list(tally.arrivals) + [0] * (int(tally.seconds + 1e-9) - len(tally.arrivals))
-        whole = int(tally.seconds + 1e-9) // width
-        found.append(dispersion([sum(seconds[at * width : (at + 1) * width]) for at in range(whole)]))
-    return sum(found) / len(found)

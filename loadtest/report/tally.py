@@ -7,7 +7,6 @@ million results need no more than a hundred thousand do. Tallies can be merged, 
 from __future__ import annotations
 
 import math
-from array import array
 from collections import Counter
 from collections.abc import Sequence
 
@@ -155,7 +154,6 @@ class Tally:
         self.classes: dict[str, ClassTally] = {}
         self.tenants: dict[str, Attainment] = {}
         self.lag = Sketch()  # of requests that were sent, or were due
-        self.arrivals = array("Q")  # requests intended in each second of the measured part
         self.timeline = Timeline()
         self.last = 0.0  # the latest intended time
 
@@ -180,10 +178,6 @@ class Tally:
         tenant.met += good
         if result.sent or result.outcome == NOT_SENT:  # which is at least as late
             self.lag.add(max(0.0, (result.sent or result.finished) - at))
-        second = int(at - self.window.warmup)
-        if second >= len(self.arrivals):
-            self.arrivals.frombytes(bytes(8 * (second + 1 - len(self.arrivals))))
-        self.arrivals[second] += 1
 
     @property
     def seconds(self) -> float:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 from loadtest.report.records import Slo, Window
-from loadtest.report.stats import Latency, dispersion, interval, jain, latency_of, met, slo_of, student_t
+from loadtest.report.stats import Latency, interval, jain, latency_of, met, slo_of, student_t
 from tests.loadtest.made_runs import a_result, counts_of
 
 
@@ -90,17 +88,6 @@ def test_an_interval_is_students() -> None:
 )
 def test_jains_index(shares: list[float], index: float) -> None:
     assert jain(shares) == pytest.approx(index)
-
-
-def test_the_index_of_dispersion() -> None:
-    assert dispersion([2, 4, 4, 4, 5, 5, 7, 9]) == pytest.approx(32 / 7 / 5)
-    assert dispersion([3, 3, 3]) == 0.0
-    assert dispersion([]) == dispersion([5]) == dispersion([0, 0]) == 0.0
-    rng = random.Random(3)
-    times = [0.0]
-    while times[-1] < 3_000.0:
-        times.append(times[-1] + rng.expovariate(5.0))
-    assert dispersion(counts_of(times, 1.0, 0.0, 3_000.0)) == pytest.approx(1.0, abs=0.1)
 
 
 def test_only_whole_windows_are_counted() -> None:

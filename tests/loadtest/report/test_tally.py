@@ -120,16 +120,6 @@ def test_streams_without_a_usage_are_told() -> None:
     assert summarise(a_run(at(5.0), at(6.0, completion_tokens=0))).total.uncounted == 1
 
 
-def test_arrivals_are_counted_second_by_second_for_their_dispersion() -> None:
-    tally = Tally(WINDOW)
-    for time in (5.0, 5.9, 7.5, 24.99):
-        tally.add(at(time))
-    assert list(tally.arrivals) == [2, 0, 1, *[0] * 16, 1]
-    run = Run(name="x", rate=0.0, window=WINDOW, tallies=[tally])
-    # 20 s: counts 2, 1, 1 and 17 zeros: mean 0.2, squares 6 - 20 x 0.04 = 5.2; 10 s: 3 and 1
-    assert summarise(run).dispersion == {"1 s": pytest.approx(5.2 / 19 / 0.2), "10 s": 1.0}
-
-
 def test_a_timeline_joins_its_bins_when_it_gets_long() -> None:
     timeline = Timeline(most=4)
     for time, good in ((0.5, True), (1.5, False), (3.9, True)):
