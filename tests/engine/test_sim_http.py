@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import re
 import socket
 import subprocess
 import sys
@@ -134,16 +133,12 @@ def test_a_client_that_leaves_while_it_waits(sim: Start) -> None:
     assert server.idle()
 
 
-def test_connections_are_kept_and_pipelined_requests_answered_in_order(sim: Start) -> None:
+def test_connections_are_kept(sim: Start) -> None:
     server = sim()
     with server.raw() as sock:
         for _ in range(2):
             sock.sendall(request(chat(max_tokens=2)))
             assert receive(sock, b"}").startswith(b"HTTP/1.1 200 OK\r\n")
-        many = [request(chat(max_tokens=20), headers=f"x-request-id: {number}\r\n") for number in range(3)]
-        sock.sendall(b"".join(many) + b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
-        data = receive(sock, b"content-length: 0\r\n\r\n")
-        assert re.findall(rb"x-request-id: (\d+)", data) == [b"0", b"1", b"2"]
     with server.raw() as sock:
         sock.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
         assert b"connection: close" in sock.recv(1000)

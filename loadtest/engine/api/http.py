@@ -1,14 +1,13 @@
-"""Server's side of one HTTP/1.1 connection, as uvicorn behaves: one answer at a time, pipelined requests wait.
+"""Server's side of one HTTP/1.1 connection, as uvicorn behaves, but for pipelined requests: it ends where one comes.
 
 `Connection` parses, and knows how to send a whole answer or a chunked one. What the answer is, `handle` decides; it is
-called once per request, in order, and answers now or later. A client that leaves is noticed at once: the answer's
+called once per request, and answers now or later. A client that leaves is noticed at once: the answer's
 `gone` is called, so that its sequences are aborted. Idle connections are closed after five seconds.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import cast
@@ -16,7 +15,6 @@ from typing import cast
 from httptools import HttpParserCallbackError, HttpParserError, HttpRequestParser
 
 KEEP_ALIVE = 5.0  # seconds, uvicorn's default
-MAX_PIPELINED = 64
 _BAD_REQUEST = b"Invalid HTTP request received."
 JSON = b"content-type: application/json\r\n"
 
@@ -41,7 +39,6 @@ class Connection(asyncio.Protocol):
     def __init__(self, handle: Callable[[Request, Connection], None], connections: set[Connection]) -> None:
         self._handle = handle
         self._connections = connections
-        self._queue: deque[Request] = deque()
         self._pieces: list[bytes] = []
         self._url = b""
         self._timer: asyncio.TimerHandle | None = None
@@ -60,7 +57,6 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
         self._connections.discard(self)
-        self._queue.clear()
         if self._timer is not None:
             self._timer.cancel()
         gone, self.gone = self.gone, None
@@ -103,14 +99,9 @@ class Connection(asyncio.Protocol):
         request.path, _, request.query = self._url.partition(b"?")
         request.body = b"".join(self._pieces)
         request.keep_alive = self._parser.should_keep_alive()
-        if self.current is not None or self._queue:
-            self._queue.append(request)
-            if len(self._queue) >= MAX_PIPELINED:
-                self.transport.pause_reading()
+        if self.current is not None:
+            self.transport.abort()
             return
-        self._begin(request)
-
-    def _begin(self, request: Request) -> None:
         self.current = request
         request_id = request.headers.get(b"x-request-id")
         self._extra = b"" if request_id is None else b"x-request-id: %b\r\n" % request_id
@@ -154,19 +145,10 @@ class Connection(asyncio.Protocol):
         if request is not None and not request.keep_alive:
             self.closed = True
             self.transport.close()
-        elif self._queue:
-            # Not from here: a long pipeline would nest as deep as it is long.
-            self._loop.call_soon(self._next_queued)
         else:
             self._idle_since = self._loop.time()
             if self._timer is None:
                 self._timer = self._loop.call_later(KEEP_ALIVE, self._expire)
-
-    def _next_queued(self) -> None:
-        if self.current is None and self._queue and not self.closed:
-            self._begin(self._queue.popleft())
-            if not self.transport.is_reading():
-                self.transport.resume_reading()
 
     def _expire(self) -> None:
         self._timer = None
