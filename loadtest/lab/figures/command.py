@@ -3,19 +3,14 @@
 The whole gateway runs in this process, over simulated engines and in virtual time: four engines at ten times the load
 they can carry take seconds, and the same seed gives the same numbers.
 
-  python -m loadtest.lab.figures --rows 7,9           some rows only
+  python -m loadtest.lab.figures --rows prefill       one row only
 
 rows:
-  7   the interactive class at half the capacity while others ask for ten times all of it
-  9   how full the engines' KV caches are under overload
-  13  an engine that is killed, and one that hangs
   retry-after  clients that come back when they are told to, under overload and over a limit: how many are admitted
   prefill  prompts read on another engine: all mixed, all split, and decided per call, of four A100s: calls in time;
            first token (mean, p99); between tokens (p99); per token (p99)
 
-A call is in time if it meets its class's two targets (first and last token), counted from when that try was sent.
-Clients try again as openai-python does and give up at their class's deadline. Round robin is the same engines
-without a gateway. loadtest/lab/figures/runs.py says what engines and traffic these are.
+Clients give up at their class's deadline. loadtest/lab/figures/runs.py says what engines and traffic these are.
 
 A figure stands beside its milestone. Exit status 0: measured, whatever came of it; 1: a gateway has left something
 behind, which is a bug; 2: bad arguments.
@@ -36,9 +31,6 @@ from loadtest.lab.figures.runs import Setting
 from loadtest.lab.rows import Row, bars, collect_seldom, parser_of, report, terminal
 
 ROWS: dict[str, Callable[[Setting], list[Row]]] = {
-    "7": load.row7,
-    "9": load.row9,
-    "13": load.row13,
     "retry-after": load.retry_after,
     "prefill": prefill.row_prefill,
 }

@@ -8,7 +8,7 @@ binds. Traffic is three classes; clients behave as openai-python does and give u
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
@@ -24,7 +24,7 @@ from loadtest.simulate.inprocess import ClassTarget, GatewayTarget, targets_of
 from loadtest.simulate.memory_engine import MemoryEngine
 from loadtest.simulate.rivals.router import Router, Rule
 from loadtest.simulate.rivals.rules import RoundRobin
-from loadtest.simulate.run_records import Fault, RunResult
+from loadtest.simulate.run_records import RunResult
 from loadtest.simulate.simulated_client import Try
 from loadtest.simulate.simulation import SimulationRun
 
@@ -112,17 +112,6 @@ class Setting(msgspec.Struct, kw_only=True):
         calls = poisson(self.mix, factor * self.saturated().calls, self.ends, self.seed)
         return self.run(what, calls, gateway=gateway, clients=clients)
 
-    def crowded(self, *, gateway: bool = True) -> Measured:
-        """Ten times the capacity, of which the interactive class asks for half the capacity."""
-        rest = 1.0 - 0.05
-        kinds = tuple(
-            msgspec.structs.replace(kind, share=share)
-            for kind, share in zip(MIX, (0.05, rest * 2 / 3, rest / 3), strict=True)
-        )
-        calls = poisson(kinds, 10.0 * self.saturated().calls, self.ends, self.seed)
-        what = f"interactive at half, 10x in all{'' if gateway else ', round robin'}"
-        return self.run(what, calls, gateway=gateway)
-
     def run(
         self,
         what: str,
@@ -130,20 +119,15 @@ class Setting(msgspec.Struct, kw_only=True):
         *,
         gateway: bool = True,
         clients: Clients | None = None,
-        faults: Sequence[Fault] = (),
         closed: int = 0,
-        ends: float | None = None,
-        grace: float = 0.0,
-        blocks: int = BLOCKS,
     ) -> Measured:
         """Run this setting's engines, and keep the run by its name."""
         if what in self.known:
             return self.known[what]
-        until = ends or self.ends
         waits = Clients(patience={name: target.deadline for name, target in self.targets.items()})
 
         async def whole() -> Measured:
-            engines = [an_engine(self.seed * 100 + number, blocks) for number in range(self.engines)]
+            engines = [an_engine(self.seed * 100 + number) for number in range(self.engines)]
             target = GatewayTarget(self.policy, engines, seed=self.seed) if gateway else Router(engines, self.without())
             run = SimulationRun(
                 engines,
@@ -151,11 +135,10 @@ class Setting(msgspec.Struct, kw_only=True):
                 calls,
                 clients=(Clients() if closed else waits) if clients is None else clients,
                 seed=self.seed,
-                faults=faults,
                 closed=closed * len(engines),
-                progress=lambda now: self.progress(what, now / until),
+                progress=lambda now: self.progress(what, now / self.ends),
             )
-            result = await run.until(until, grace=grace)
+            result = await run.until(self.ends)
             return Measured(result, [] if isinstance(target, Router) else target.left_over())
 
         made = self.known[what] = vtime.run(whole())
@@ -165,9 +148,9 @@ class Setting(msgspec.Struct, kw_only=True):
         return made
 
 
-def an_engine(seed: int, blocks: int = BLOCKS) -> MemoryEngine:
+def an_engine(seed: int) -> MemoryEngine:
     """Engine of the figures."""
-    return MemoryEngine(engine_config(LATENCY, num_gpu_blocks=blocks, seed=seed), seed=seed)
+    return MemoryEngine(engine_config(LATENCY, num_gpu_blocks=BLOCKS, seed=seed), seed=seed)
 
 
 def measured(setting: Setting, outcome: Measured) -> list[Try]:

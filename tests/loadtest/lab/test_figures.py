@@ -107,7 +107,7 @@ def test_numbers_as_they_are_written() -> None:
 
 def test_bad_arguments_are_status_2(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
-        main(["--rows", "7,99"])
+        main(["--rows", "prefill,99"])
     assert stopped.value.code == 2
     assert "error:" in capsys.readouterr().err
 
