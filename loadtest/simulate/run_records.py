@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sized
 from typing import Literal, Protocol
 
 import msgspec
@@ -10,21 +9,6 @@ import msgspec
 from loadtest.simulate.simulated_client import ClientCall, Try
 
 SAMPLE_EVERY = 0.5  # seconds
-
-
-class Watched(Protocol):
-    """An engine, as a run watches it. `posts` counts the requests that reached it, the last one at `posted_at`; `open`
-    are those under way; `preempted` counts sequences."""
-
-    posts: int
-    posted_at: float
-
-    @property
-    def open(self) -> Sized: ...
-    @property
-    def preempted(self) -> int: ...
-    def reading(self) -> tuple[float, int, int]:
-        """KV used (0..1), calls running, calls waiting inside."""
 
 
 class FleetSample(msgspec.Struct, frozen=True, gc=False):
@@ -56,7 +40,6 @@ class RunResult(msgspec.Struct):
     posts: int
     seconds: float  # of the loop's time
     unfinished: int  # calls that the end of the run cut off
-    last_posts: tuple[float, ...]  # when each engine was sent a request last
     orphans: int  # the most requests open at engines at one moment beyond the calls that clients still wait for
 
 

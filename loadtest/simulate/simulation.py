@@ -15,7 +15,7 @@ from loadtest.clients.retries import Clients
 from loadtest.load.trace import TraceError
 from loadtest.load.workload import OpenConversations, Planned
 from loadtest.simulate.memory_engine import MemoryEngine
-from loadtest.simulate.run_records import SAMPLE_EVERY, Fault, FleetSample, RunListener, RunResult, Watched
+from loadtest.simulate.run_records import SAMPLE_EVERY, Fault, FleetSample, RunListener, RunResult
 from loadtest.simulate.simulated_client import ClientCall, Transport, Try
 
 PROGRESS_EVERY = 5.0  # seconds
@@ -35,7 +35,7 @@ class SimulationRun:
 
     def __init__(
         self,
-        engines: Sequence[Watched],
+        engines: Sequence[MemoryEngine],
         target: Transport,
         calls: Iterable[Planned],
         *,
@@ -102,7 +102,6 @@ class SimulationRun:
             posts=sum(engine.posts for engine in self.engines),
             seconds=loop.time(),
             unfinished=unfinished,
-            last_posts=tuple(engine.posted_at for engine in self.engines),
             orphans=max(self._orphans, sum(len(engine.open) for engine in self.engines)),
         )
 
@@ -222,9 +221,7 @@ class SimulationRun:
 
     def _strike(self, fault: Fault) -> None:
         for number in fault.engines or range(len(self.engines)):
-            engine = self.engines[number]
-            assert isinstance(engine, MemoryEngine)  # noqa: S101 # only these can be broken
-            strike(engine, fault)
+            strike(self.engines[number], fault)
 
 
 def strike(memory: MemoryEngine, fault: Fault) -> None:

@@ -29,7 +29,7 @@ def a_try(**fields: object) -> Try:
 def outcome_of(*tries: Try) -> Measured:
     result = RunResult(
         tries=list(tries), calls=len(tries), samples=[], preempted=0, posts=0, seconds=240.0, unfinished=0,
-        last_posts=(), orphans=0,
+        orphans=0,
     )  # fmt: skip
     return Measured(result, [])
 

@@ -50,9 +50,7 @@ def test_a_share_is_of_calls_that_were_to_be_sent_in_the_measured_part() -> None
     ]
     setting = Setting(warm=60.0, measured=120.0, known={})
     setting.targets = {"chat": ClassTarget(ttft=2.0, deadline=30.0)}
-    result = RunResult(
-        tries=tries, calls=5, samples=[], preempted=0, posts=0, seconds=180.0, unfinished=0, last_posts=(), orphans=0
-    )
+    result = RunResult(tries=tries, calls=5, samples=[], preempted=0, posts=0, seconds=180.0, unfinished=0, orphans=0)
     assert share_of(setting, Measured(result, []), "chat") == ClassShare(offered=4, in_time=3, first=2)
 
 
