@@ -16,7 +16,7 @@ import msgspec
 from loadtest.engine.faults import Faults, faults_of
 from loadtest.engine.memory_stages import GIB, RESIDUE, held, start
 from loadtest.engine.true_memory import TrueMemory, true_memory_of
-from loadtest.engine.vllm_lines import SLOW_OR_HUNG
+from loadtest.engine.vllm_lines import FOLLOWS, SLOW_OR_HUNG, line
 from sidecar.core.gpus import GPUError
 from sidecar.gpus.simulated import OutOfMemory, claim, free, total_of
 
@@ -123,12 +123,9 @@ class Resident:
         for number, (index, total) in enumerate(self._totals.items()):
             left, wanted = free(self._share.folder, index), self.wanted(total)
             if left < wanted:
-                raise _failed(
-                    f"ValueError: Free memory on device cuda:{number} ({left / GIB:.2f}/{total / GIB:.2f} GiB) on "
-                    f"startup is less than desired GPU memory utilization ({self._share.utilization:g}, "
-                    f"{wanted / GIB:.2f} GiB). Decrease GPU memory utilization or reduce GPU memory used by other "
-                    "processes."
-                )
+                sizes = {"free": left / GIB, "total": total / GIB, "desired": wanted / GIB}
+                lacks = line("free_memory_too_low", 0, gpu=number, utilization=self._share.utilization, **sizes)
+                raise _failed(lacks)
 
 
 async def _downloaded(file: Path, seconds: float) -> None:
@@ -156,7 +153,4 @@ async def _hangs(say: Callable[[str], None], *, busy: bool) -> NoReturn:
 
 
 def _failed(why: str) -> StartFailed:
-    return StartFailed(
-        f"EngineCore failed to start.\n{why}\n"
-        "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"
-    )
+    return StartFailed(f"EngineCore failed to start.\n{why}\n{FOLLOWS}")
