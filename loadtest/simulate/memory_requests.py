@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from asyncio import TimerHandle
 from collections.abc import Callable
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
 from loadtest.engine import tokens
 from loadtest.engine.api.checks import ApiError, Limits, check_model, check_priority, decode, output_room
-from loadtest.engine.api.openai import prompts_of
+from loadtest.engine.api.openai import CHAT, COMPLETION, ChatBody, CompletionBody, prompts_of
+from loadtest.engine.api.pooling import DECODER, PoolingBody
 from loadtest.engine.sequence import Sequence
 
 WORD = b" ban"
@@ -24,13 +25,13 @@ DONE = b"data: [DONE]\n\n"
 SSE = b"text/event-stream; charset=utf-8"
 JSON = b"application/json"
 # Of a chat and of a text completion: the first event of a stream, the last with a choice, and a whole answer.
-CHAT = (
+CHAT_FORM = (
     b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":"%b"}}]}\n\n',
     b'data: {"choices":[{"index":0,"delta":{"content":"%b"},"finish_reason":"%b"}]}\n\n',
     b'{"object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"%b"},'
     b'"finish_reason":"%b"}],"usage":%b}',
 )
-TEXT = (
+TEXT_FORM = (
     b'data: {"choices":[{"index":0,"text":"%b"}]}\n\n',
     b'data: {"choices":[{"index":0,"text":"%b","finish_reason":"%b"}]}\n\n',
     b'{"object":"text_completion","choices":[{"index":0,"text":"%b","finish_reason":"%b"}],"usage":%b}',
@@ -47,52 +48,6 @@ RANKS = (
     b'{"index":%d,"document":{"text":""},"relevance_score":0.5}',
     b'{"results":[%b],"usage":{"prompt_tokens":%d,"total_tokens":%d}}',
 )
-
-
-class _Options(msgspec.Struct, gc=False):
-    include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
-
-
-class _Chat(msgspec.Struct, gc=False):
-    """Fields that are read of a chat request; the rest is taken as vLLM takes it, and changes nothing."""
-
-    messages: list[dict[str, Any]]
-    model: str | None = None
-    stream: bool = False
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    min_tokens: int = 0
-    ignore_eos: bool = False
-    stream_options: _Options | None = None
-    cache_salt: str | None = None
-    priority: int = 0
-
-
-class _Text(msgspec.Struct, gc=False):
-    prompt: str | list[str | int | list[int]]
-    model: str | None = None
-    stream: bool = False
-    max_tokens: int | None = 16
-    min_tokens: int = 0
-    ignore_eos: bool = False
-    stream_options: _Options | None = None
-    cache_salt: str | None = None
-    priority: int = 0
-
-
-class _Pooling(msgspec.Struct, gc=False):
-    model: str | None = None
-    input: str | list[str | int | list[int]] | None = None
-    query: str | None = None
-    documents: list[str] | None = None
-    cache_salt: str | None = None
-    priority: int = 0
-
-
-_CHAT = msgspec.json.Decoder(_Chat)
-_TEXT = msgspec.json.Decoder(_Text)
-_POOLING = msgspec.json.Decoder(_Pooling)
 
 
 class Generated(msgspec.Struct, frozen=True):
@@ -197,15 +152,15 @@ class Work:
 def read(path: bytes, body: bytes, limits: Limits) -> Asked:
     """Parse a request. Raises ApiError, with what vLLM says of it."""
     if path == b"/v1/chat/completions":
-        chat: _Chat = decode(_CHAT, body)
+        chat: ChatBody = decode(CHAT, body)
         most = chat.max_tokens if chat.max_completion_tokens is None else chat.max_completion_tokens
-        return _generated(chat, tokens.chat(chat.messages), most, CHAT, limits)
+        return _generated(chat, tokens.chat(chat.messages), most, CHAT_FORM, limits)
     if path == b"/v1/completions":
-        text: _Text = decode(_TEXT, body)
-        return _generated(text, prompts_of(text.prompt)[0], text.max_tokens, TEXT, limits)
+        text: CompletionBody = decode(COMPLETION, body)
+        return _generated(text, prompts_of(text.prompt)[0], text.max_tokens, TEXT_FORM, limits)
     if path not in (b"/v1/embeddings", b"/v1/rerank"):
         raise ApiError(404, "Not Found", type="NotFoundError")
-    pooling: _Pooling = decode(_POOLING, body)
+    pooling: PoolingBody = decode(DECODER, body)
     if path == b"/v1/embeddings":
         if not pooling.input:
             raise ApiError(400, "1 validation error:\n  input: Field required", type="Bad Request", param="input")
@@ -217,7 +172,7 @@ def read(path: bytes, body: bytes, limits: Limits) -> Asked:
 
 
 def _generated(
-    asked: _Chat | _Text, prompt: bytes, most: int | None, form: tuple[bytes, bytes, bytes], limits: Limits
+    asked: ChatBody | CompletionBody, prompt: bytes, most: int | None, form: tuple[bytes, bytes, bytes], limits: Limits
 ) -> Generated:
     model = check_model(limits, asked.model)
     check_priority(limits, asked.priority)
@@ -230,10 +185,10 @@ def _generated(
     options = asked.stream_options
     counts = options is not None and options.include_usage is True
     always = counts and options is not None and options.continuous_usage_stats is True
-    return Generated((sequence,), form, asked.stream, counts, always)
+    return Generated((sequence,), form, asked.stream is True, counts, always)
 
 
-def _pooled(asked: _Pooling, texts: list[bytes], form: tuple[bytes, bytes], limits: Limits) -> Pooled:
+def _pooled(asked: PoolingBody, texts: list[bytes], form: tuple[bytes, bytes], limits: Limits) -> Pooled:
     model = check_model(limits, asked.model)
     check_priority(limits, asked.priority)
     sequences = []
