@@ -21,7 +21,6 @@ from typing import NoReturn
 
 import uvloop
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 
 from loadtest.calibrate.fit import Fit, Unfit, fit, with_front
 from loadtest.calibrate.fit_table import quality, table
@@ -34,6 +33,8 @@ from loadtest.engine.profile_file import ProfileFile, profile_of, text_of
 from loadtest.load.scenario import Unusable, key_of
 from loadtest.load.scenario_flags import seconds, told, whole
 from loadtest.load.workload import Tenant
+from loadtest.report.delivery import saying
+from loadtest.report.progress import following
 
 __all__ = ["DESCRIPTION", "EXAMPLES", "CalibrateError", "add_arguments", "command"]
 
@@ -107,8 +108,10 @@ def command(given: argparse.Namespace) -> int:
             f"--budget {given.budget:g}s: {LEAST_BUDGET:g}s at least, or little can be told from noise"
         )
     try:
-        with _ended_by_signals(), _following(Console(stderr=True)) as tell:
-            model, observed = uvloop.run(observe(given, tell))
+        errors = Console(stderr=True)
+        with _ended_by_signals(), following(errors, saying(errors)) as follow:
+            bar = follow("calibrating")
+            model, observed = uvloop.run(observe(given, lambda done, what: bar(done, lambda: what)))
     except KeyboardInterrupt:
         return INTERRUPTED
     try:
@@ -169,33 +172,13 @@ def profile_from(fitted: Fit, observed: Observed) -> Profile:
     """The profile of what was seen."""
     limits, constants = observed.limits, fitted.constants
     profile = Profile(
-        base=constants["base"].value, prefill=constants["prefill"].value, decode=constants["decode"].value,
-        context=constants["context"].value, attention=constants["attention"].value,
-        delay=constants["delay"].value,
+        base=constants["base"], prefill=constants["prefill"], decode=constants["decode"],
+        context=constants["context"], attention=constants["attention"],
+        delay=constants["delay"],
         jitter=min(MOST_SPREAD, observed.jitter), num_gpu_blocks=limits.blocks, max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens, max_model_len=limits.max_model_len,
     )  # fmt: skip
     return with_front(profile, observed.bursts, observed.traffic)
-
-
-@contextmanager
-def _following(console: Console) -> Iterator[Tell]:
-    """A bar on a terminal, elsewhere a line for each thing that is done."""
-    if console.is_terminal and not console.is_dumb_terminal:
-        columns = (BarColumn(bar_width=24), TextColumn("{task.description}"))
-        with Progress(*columns, console=console, transient=True, refresh_per_second=4) as progress:
-            bar = progress.add_task("", total=1.0)
-            yield lambda done, what: progress.update(bar, completed=done, description=what)
-        return
-    last = ""
-
-    def tell(done: float, what: str) -> None:
-        nonlocal last
-        if what != last:
-            last = what
-            console.print(f"{100 * done:3.0f} %  {what}", markup=False, highlight=False, soft_wrap=True)
-
-    yield tell
 
 
 @contextmanager

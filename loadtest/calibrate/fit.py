@@ -43,18 +43,11 @@ class Unfit(Exception):
     """The observations do not determine the constants; says why."""
 
 
-class Constant(msgspec.Struct, frozen=True):
-    """A fitted constant and its standard error, in seconds."""
-
-    value: float
-    error: float
-
-
 class Fit(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a fit to `rows` observations. `explained`: R^2, weighted as the fit is; `residual`: the median of the
-    relative errors, `worst`: nine of ten are smaller."""
+    """Result of a fit to `rows` observations. `constants` in seconds; `explained`: R^2, weighted as the fit is;
+    `residual`: the median of the relative errors, `worst`: nine of ten are smaller."""
 
-    constants: dict[str, Constant]
+    constants: dict[str, float]
     rows: int
     explained: float
     residual: float
@@ -62,7 +55,7 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
 
     def seconds(self, row: WorkRow) -> float:
         """Seconds of some work, by the fit."""
-        return sum(self.constants[name].value * amount for name, amount in zip(NAMES, row.work, strict=True))
+        return sum(self.constants[name] * amount for name, amount in zip(NAMES, row.work, strict=True))
 
 
 def fit(rows: Sequence[WorkRow]) -> Fit:
@@ -70,7 +63,7 @@ def fit(rows: Sequence[WorkRow]) -> Fit:
     columns = [at for at in range(len(NAMES)) if any(row.work[at] for row in rows)]
     while True:
         try:
-            found, covariance, weights = _robust(rows, columns)
+            found, weights = _robust(rows, columns)
         except Unfit:
             if SPARE not in columns:
                 raise
@@ -80,9 +73,7 @@ def fit(rows: Sequence[WorkRow]) -> Fit:
         if not below:
             break
         columns.remove(min(below, key=lambda at: found[columns.index(at)] / max(row.work[at] for row in rows)))
-    constants = {name: Constant(0.0, 0.0) for name in NAMES}
-    for place, at in enumerate(columns):
-        constants[NAMES[at]] = Constant(found[place], math.sqrt(max(0.0, covariance[place][place])))
+    constants = dict.fromkeys(NAMES, 0.0) | {NAMES[at]: value for at, value in zip(columns, found, strict=True)}
     made = Fit(constants=constants, rows=len(rows), explained=0.0, residual=0.0, worst=0.0)
     said = [made.seconds(row) for row in rows]
     mean = sum(weight * row.seconds for weight, row in zip(weights, rows, strict=True)) / sum(weights)
@@ -95,8 +86,8 @@ def fit(rows: Sequence[WorkRow]) -> Fit:
     )  # fmt: skip
 
 
-def _robust(rows: Sequence[WorkRow], columns: Sequence[int]) -> tuple[list[float], list[list[float]], list[float]]:
-    """The values of some columns, their covariances, and the weights of the rows, with that of their length."""
+def _robust(rows: Sequence[WorkRow], columns: Sequence[int]) -> tuple[list[float], list[float]]:
+    """The values of some columns, and the weights of the rows, with that of their length."""
     lines = [[row.work[at] for at in columns] for row in rows]
     long = [row.seconds for row in rows]
     lengths, robust = long, [1.0] * len(rows)
@@ -104,7 +95,7 @@ def _robust(rows: Sequence[WorkRow], columns: Sequence[int]) -> tuple[list[float
     for _ in range(ROUNDS):
         before = found
         weights = [one / length**2 for one, length in zip(robust, lengths, strict=True)]
-        found, inverse = _least_squares(lines, long, weights)
+        found = _least_squares(lines, long, weights)
         said = [sum(a * x for a, x in zip(line, found, strict=True)) for line in lines]
         lengths = [min(MOST_OFF * one, max(one / MOST_OFF, fitted)) for one, fitted in zip(long, said, strict=True)]
         residuals = [(one - fitted) / length for one, fitted, length in zip(long, said, lengths, strict=True)]
@@ -112,16 +103,12 @@ def _robust(rows: Sequence[WorkRow], columns: Sequence[int]) -> tuple[list[float
         robust = [min(1.0, HUBER * spread / max(abs(one), 1e-15)) for one in residuals]
         if before and all(math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-15) for a, b in zip(before, found, strict=True)):
             break
-    freedom = max(1.0, sum(robust) - len(columns))
-    variance = sum(weight * one * one for weight, one in zip(robust, residuals, strict=True)) / freedom
-    return found, [[variance * entry for entry in line] for line in inverse], weights
+    return found, weights
 
 
-def _least_squares(
-    lines: Sequence[Sequence[float]], right: Sequence[float], weights: Sequence[float]
-) -> tuple[list[float], list[list[float]]]:
-    """x that makes `lines` x nearest to `right`, and the inverse of the normal matrix. Columns are scaled to one length
-    first: nanoseconds of context stand beside milliseconds of base."""
+def _least_squares(lines: Sequence[Sequence[float]], right: Sequence[float], weights: Sequence[float]) -> list[float]:
+    """x that makes `lines` x nearest to `right`. Columns are scaled to one length first: nanoseconds of context stand
+    beside milliseconds of base."""
     size = len(lines[0])
     lengths = [math.sqrt(sum(w * line[at] ** 2 for w, line in zip(weights, lines, strict=True))) for at in range(size)]
     if not all(lengths):
@@ -134,18 +121,13 @@ def _least_squares(
             sums[one] += weight * scaled[one] * seconds
             for other in range(size):
                 normal[one][other] += weight * scaled[one] * scaled[other]
-    inverse = _inverse(normal)
-    found = [sum(a * b for a, b in zip(line, sums, strict=True)) for line in inverse]
-    return (
-        [value / length for value, length in zip(found, lengths, strict=True)],
-        [[inverse[i][j] / lengths[i] / lengths[j] for j in range(size)] for i in range(size)],
-    )
+    return [value / length for value, length in zip(_solved(normal, sums), lengths, strict=True)]
 
 
-def _inverse(matrix: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Return the inverse, by Gauss and Jordan, the largest pivot first."""
+def _solved(matrix: Sequence[Sequence[float]], right: Sequence[float]) -> list[float]:
+    """Solve a linear system by Gauss and Jordan, the largest pivot first."""
     size = len(matrix)
-    work = [[*line, *(float(at == other) for other in range(size))] for at, line in enumerate(matrix)]
+    work = [[*line, value] for line, value in zip(matrix, right, strict=True)]
     for at in range(size):
         best = max(range(at, size), key=lambda row: abs(work[row][at]))
         if abs(work[best][at]) < 1e-12:
@@ -157,7 +139,7 @@ def _inverse(matrix: Sequence[Sequence[float]]) -> list[list[float]]:
             if other != at and work[other][at]:
                 factor = work[other][at]
                 work[other] = [a - factor * b for a, b in zip(work[other], work[at], strict=True)]
-    return [line[size:] for line in work]
+    return [line[size] for line in work]
 
 
 # -- by simulation ----------------------------------------------------------------------------------------------------

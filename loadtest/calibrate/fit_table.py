@@ -22,15 +22,14 @@ EXPLAINED = 0.9  # below, the profile does not fit
 
 
 def table(fitted: Fit, profile: Profile) -> Table:
-    """The constants and their errors."""
-    found = Table("constant", "value", "+-", "of")
+    """The constants."""
+    found = Table("constant", "value", "of")
     for name, what in ROWS.items():
-        constant = fitted.constants[name]
-        found.add_row(name, shown(constant.value), shown(constant.error), what)
-    found.add_row("front", shown(profile.front), "", "of that, one request after the other")
-    found.add_row("jitter", share(profile.jitter), "", "of a step")
+        found.add_row(name, shown(fitted.constants[name]), what)
+    found.add_row("front", shown(profile.front), "of that, one request after the other")
+    found.add_row("jitter", share(profile.jitter), "of a step")
     for name in ("num_gpu_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len"):
-        found.add_row(name, str(getattr(profile, name)), "", "")
+        found.add_row(name, str(getattr(profile, name)), "")
     return found
 
 

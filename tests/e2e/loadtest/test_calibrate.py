@@ -33,7 +33,7 @@ def test_a_live_engine_is_calibrated_and_simulated(tmp_path: Path) -> None:
         done = gateway("calibrate", "--target", url, "--out", str(out), "--budget", "10s")
     assert done.returncode == 0, done.stderr
     assert "each sequence that decodes" in done.stdout
-    assert "0 %  asking what it is" in done.stderr, "progress, in lines since nobody looks on"
+    assert "calibrating: asking what it is" in done.stderr, "progress, in lines since nobody looks on"
     assert out.read_text().startswith("# gateway calibrate --target http://127.0.0.1:")
     found = profile_of(str(out))
     for name in ("num_gpu_blocks", "max_num_seqs", "max_model_len"):

@@ -135,7 +135,7 @@ def rows(pause: float = 1.0) -> list[WorkRow]:
 
 
 def values(made: Fit) -> list[float]:
-    return [constant.value for constant in made.constants.values()]
+    return list(made.constants.values())
 
 
 def test_least_squares_are_exact_and_pauses_do_not_move_them() -> None:
@@ -157,7 +157,7 @@ def test_attention_is_not_fitted_where_all_prompts_are_as_long() -> None:
     lone = WorkRow(0.004 + 0.001 + 0.005, 1.0, prompt=100.0, pairs=5000.0, ways=1.0)
     beside = [WorkRow(0.004 + 0.001 * many, 1.0, prompt=100.0 * many, pairs=5000.0 * many) for many in range(4)]
     found = fit([lone, *beside, lone, *beside]).constants
-    assert {name: round(found[name].value, 9) for name in ("base", "prefill", "attention", "delay")} == {
+    assert {name: round(found[name], 9) for name in ("base", "prefill", "attention", "delay")} == {
         "base": 0.004, "prefill": 10e-6, "attention": 0.0, "delay": 0.005,
     }  # fmt: skip
 
@@ -176,7 +176,7 @@ def test_traffic_says_how_long_the_way_in_is_when_others_are_under_way() -> None
 
 def test_no_constant_is_below_nothing_and_what_cannot_be_told_apart_is_said() -> None:
     no_context = [msgspec.structs.replace(row, seconds=row.seconds - 30e-9 * row.context) for row in rows()]
-    assert fit(no_context).constants["context"].value == 0.0
+    assert fit(no_context).constants["context"] == 0.0
     with pytest.raises(Unfit, match="cannot be told apart"):
         fit([WorkRow(0.01 * number, number, decoded=number) for number in range(1, 9)])
 
