@@ -20,6 +20,7 @@ from loadtest.lab.residency.machine import Listing
 from loadtest.lab.residency.residents import Model
 from loadtest.lab.residency.site import GIB, Site, counted, file
 from loadtest.simulate import vtime
+from sidecar.core.lifecycle import WAKE
 from sidecar.residency.orders import Refused
 from sidecar.residency.sleep_steps import LATE, UNSURE
 
@@ -82,6 +83,13 @@ async def put_to_sleep(made: Site, *names: str) -> None:
     for name in names:
         made.manager.orders.give(name, "sleep")
         await made.until(name, "sleeping")
+
+
+async def wakes(made: Site, name: str) -> None:
+    """Wait until it is being woken."""
+    async with asyncio.timeout(60.0):
+        while made.entry(name).lifecycle.pending is not WAKE:  # no event tells it
+            await asyncio.sleep(0.05)
 
 
 def said(made: Site, words: str) -> list[str]:
@@ -401,7 +409,7 @@ async def test_a_wake_that_hangs_is_ended_in_time_and_its_neighbour_is_served_me
         made.machine.faults.hang_wake = 1
         began, expected = made.now, UNSURE * made.entry("a").wake_seconds[0]
         waits = asyncio.ensure_future(made.gateways[0].call("a", 0.5))
-        await made.until_pending("a", "wake")
+        await wakes(made, "a")
         answer = await made.gateways[0].call("b", 0.5)
         assert answer.ending == "served"
         assert made.entry("a").lifecycle.pending is not None, "it hangs still"
@@ -464,7 +472,7 @@ async def test_what_is_late_to_wake_is_foretold_later_each_time() -> None:
         await put_to_sleep(made, "a")
         made.machine.faults.hang_wake = 1
         waits = asyncio.ensure_future(made.gateways[0].call("a", 0.5))
-        await made.until_pending("a", "wake")
+        await wakes(made, "a")
         await asyncio.sleep(20.0)
         entry = made.entry("a")
         left = entry.ready_in(made.now, None)

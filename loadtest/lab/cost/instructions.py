@@ -1,13 +1,12 @@
 """Instructions per request and per SSE event of the gateway's process, counted by callgrind.
 
-    python -m loadtest.lab.cost.instructions [--tree FOLDER]
+    python -m loadtest.lab.cost.instructions
 
 A clock differs from run to run with whatever else a machine does; user-space instructions differ by 1 % or less. One
 gateway process runs under valgrind. Each figure is the slope between a short and a long load, so that start-up and
 warm-up do not count; what polling engines costs meanwhile does, and is little, since they are polled once a minute.
 The kernel's part is not seen: `make bench-overhead` measures CPU time. An event's count is that of ten streams at once:
-the fewer events come in one turn of the loop, the more each costs. With `--tree` another checkout's gateway is measured
-in the same run, as the baseline.
+the fewer events come in one turn of the loop, the more each costs. Another checkout's own command gives the baseline.
 """
 
 from __future__ import annotations
@@ -39,14 +38,14 @@ POLICY = "version: 1\nfleet: {poll: 60s, health: 60s}\n"
 class CallgrindGateway:
     """A gateway under callgrind. `count` runs a load; its value is the instructions spent meanwhile."""
 
-    def __init__(self, tree: Path, folder: Path) -> None:
+    def __init__(self, folder: Path) -> None:
         policy = folder / "policy.yaml"
         policy.write_text(POLICY)
         self._out = folder / "callgrind"
         self._dumps = 0
         # One seed of hashes: dictionaries that collide differently are a per cent of difference between runs.
         command = [
-            *("env", "-C", str(tree), "PYTHONHASHSEED=0"),
+            *("env", "PYTHONHASHSEED=0"),
             # Counting begins once it answers: its start would take four times as long.
             *("valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={self._out}", "--"),
             *(sys.executable, "-m", "gateway.cli", "serve", "--policy", str(policy)),
@@ -89,9 +88,9 @@ class CallgrindGateway:
         subprocess.run(argv, check=True, capture_output=True, timeout=DUMPED)
 
 
-def measure(tree: Path) -> tuple[float, float]:
+def measure() -> tuple[float, float]:
     """Instructions per JSON request, and per event of a stream."""
-    with tempfile.TemporaryDirectory(prefix="instructions-") as folder, CallgrindGateway(tree, Path(folder)) as gateway:
+    with tempfile.TemporaryDirectory(prefix="instructions-") as folder, CallgrindGateway(Path(folder)) as gateway:
         gateway.count(StubLoad(requests=WARM, connections=8))
         few, many = (gateway.count(StubLoad(requests=n, connections=8)) for n in (FEW, MANY))
         # The first streams open connections to the engine that the later ones use too.
@@ -103,26 +102,17 @@ def measure(tree: Path) -> tuple[float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tree", type=Path, help="another checkout, which is the baseline")
-    tree: Path | None = parser.parse_args().tree
+    parser.parse_args()
     if shutil.which("valgrind") is None:
         sys.exit("instructions: valgrind is not installed (Debian's package valgrind)")
-    trees = {"this tree": Path.cwd(), **({"baseline": tree} if tree else {})}
-    found = {}
-    with serve_stub(ENGINE_PORT):
-        for name, counted in trees.items():
-            print(f"{name}: two minutes under valgrind", file=sys.stderr)
-            try:
-                found[name] = measure(counted)
-            except (ChildError, subprocess.SubprocessError) as error:
-                sys.exit(f"instructions: {error}")
-    print(f"{'':12}{'per JSON request':>18}{'per SSE event':>16}{'pump':>12}")
-    for name, (request, event) in found.items():
-        pump = "on" if any((trees[name] / "gateway/native").glob("pump.*.so")) else "not built"
-        print(f"{name:12}{request:18,.0f}{event:16,.0f}{pump:>12}")
-    if tree:
-        own, base = found["this tree"], found["baseline"]
-        print(f"{'ratio':12}{own[0] / base[0]:18.3f}{own[1] / base[1]:16.3f}")
+    print("two minutes under valgrind", file=sys.stderr)
+    try:
+        with serve_stub(ENGINE_PORT):
+            request, event = measure()
+    except (ChildError, subprocess.SubprocessError) as error:
+        sys.exit(f"instructions: {error}")
+    pump = "on" if any(Path("gateway/native").glob("pump.*.so")) else "not built"
+    print(f"{request:,.0f} per JSON request, {event:,.0f} per SSE event, pump {pump}")
 
 
 if __name__ == "__main__":

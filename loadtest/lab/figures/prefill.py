@@ -54,7 +54,6 @@ WAYS = {
     "mixed": Way(),
     "2+2, every prompt": Way(SPLIT, always=True),
     "2+2, per call": Way(SPLIT),
-    "all both, per call": Way(("both",) * 4),
 }
 FIXED = ("mixed", "2+2, every prompt")
 CODE = Kind(

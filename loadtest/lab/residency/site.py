@@ -164,12 +164,6 @@ class Site:
                     return self.now
                 await asyncio.sleep(0.05)
 
-    async def until_pending(self, model: str, pending: str) -> None:
-        """Wait until this is pending for it. Raises TimeoutError."""
-        async with asyncio.timeout(60.0):
-            while (life := self.entry(model).lifecycle).pending is None or life.pending.value != pending:  # noqa: ASYNC110 # see `until`
-                await asyncio.sleep(0.05)
-
     # -- invariants -------------------------------------------------------------------------------------------------
 
     async def _look(self) -> None:
