@@ -57,10 +57,11 @@ fast: $(STAMP)
 # Each test once, with all of hypothesis' examples: `coverage` has the fast ones of the cores, `rest` the other fast ones.
 test: lint coverage rest slow ## everything a machine without a GPU can prove
 
-# A file's tests share servers, so one worker has them all. Half of their time they wait: three workers for two cores.
-slow: WORKERS := $(shell echo $$(($$(nproc) * 3 / 2)))
+# A file's tests share servers, so one worker has them all, the longest files first: tests/conftest.py. Half of their time
+# they wait: two workers for each core.
+slow: WORKERS := $(shell echo $$(($$(nproc) * 2)))
 slow: $(STAMP)
-	$(ON_EVERY_CORE) --dist loadfile -m 'slow and not vllm and not ray and not console and not clients and not prometheus'
+	$(ON_EVERY_CORE) --dist loadfile --no-loadscope-reorder -m 'slow and not vllm and not ray and not console and not clients and not prometheus'
 
 # Tests of the cores, where every branch is a decision. Few of them need sockets.
 CORES := tests/core tests/shared tests/docs tests/properties tests/sidecar tests/flow tests/decider/test_metrics.py

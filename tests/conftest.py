@@ -6,8 +6,11 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -21,12 +24,36 @@ settings.register_profile(
 settings.load_profile(WHOLE)
 settings.register_profile(QUICK, max_examples=USUAL // 4)  # and else what has just been loaded
 
+# Files that take longest, so that no worker has one to do when all others are done.
+LONGEST = (
+    "simulation/test_random_machines.py",
+    "simulation/test_dst.py",
+    "simulation/test_relays_dst.py",
+    "batches/test_sidecar_away.py",
+    "e2e/test_idle_connections.py",
+    "batches/test_large_files.py",
+    "loadtest/lab/test_figures.py",
+    "e2e/loadtest/test_trace_replay.py",
+)
 
-def pytest_configure() -> None:
-    """Undo what children of the tests would inherit: a script's background jobs ignore SIGINT, nohup's SIGHUP."""
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Undo what children of the tests would inherit: a script's background jobs ignore SIGINT, nohup's SIGHUP. Let them
+    keep temporary files in a folder that goes with the tests: a gateway that is killed removes none."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    if not hasattr(config, "workerinput"):  # workers inherit it
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # pytest's own folders stay
+        folder = tempfile.TemporaryDirectory(prefix="tests-", ignore_cleanup_errors=True)
+        config.add_cleanup(folder.cleanup)
+        os.environ["TMPDIR"] = tempfile.tempdir = folder.name
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Have the longest files first, and else the order in which tests were found."""
+    longest = {Path(__file__).parent / name for name in LONGEST}
+    items.sort(key=lambda item: item.path not in longest)
 
 
 def pytest_collection_finish() -> None:

@@ -81,7 +81,7 @@ def test_ten_thousand_idle_connections(tmp_path: Path, engine: SimEngine) -> Non
         assert [ask(running) for _ in range(20)] == [200] * 20
         before, sockets = memory(running), running.child.sockets()
         full, empty = [], []
-        for _ in range(3):
+        for _ in range(2):
             with idle_clients(running) as clients:
                 full.append(memory(running))
                 assert [ask(running) for _ in range(20)] == [200] * 20

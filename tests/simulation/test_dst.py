@@ -35,8 +35,8 @@ from tests.simulation.mutants import (
     Mutant,
 )
 
-SEEDS = 400  # `make dst` tries a thousand
-WITHIN = 900.0  # seconds until something hangs: it takes 40 on two quiet cores, and neighbours take their part
+SEEDS = 200  # `make dst` tries a thousand
+WITHIN = 900.0  # seconds until something hangs: it takes 20 on two quiet cores, and neighbours take their part
 SEVERAL = 2
 FEW = 60  # seeds that find each planted bug several times
 MORE = 240  # for those that need more: an idle engine predicted as too slow, a class with headroom

@@ -29,7 +29,7 @@ from tests.simulation.residency_mutants import (
     WAITED_FOR,
 )
 
-MACHINES = 60
+MACHINES = 40
 SOME = 60  # that find each planted bug
 FOUND = {  # and from which seed on: none before it does, or only after minutes of starts
     "left pending": (LEFT_PENDING, "nobody sees to", 2),

@@ -18,7 +18,7 @@ from loadtest.processes import Gateway, until
 
 pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
 
-ROWS = 2000
+ROWS = 1000
 ROOT = Path(__file__).parents[3]
 TRACE = "azure_llm_2023_conv.csv"
 
