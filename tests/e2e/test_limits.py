@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import httpx
@@ -81,6 +82,16 @@ def code(answer: httpx.Response) -> tuple[int, str]:
 # -- refusals ---------------------------------------------------------------------------------------------------------
 
 
+def refused(call: Callable[[], object]) -> openai.RateLimitError:
+    """The first refusal: a machine that stands still for three seconds lets another call through before it."""
+    for _ in range(100):
+        try:
+            call()
+        except openai.RateLimitError as error:
+            return error
+    raise AssertionError("no call is refused")
+
+
 def test_what_the_sdk_sees_of_a_limit_and_that_the_time_it_is_told_is_true(site: Site) -> None:
     create = site.openai(key_of("slow")).chat.completions.with_raw_response.create
     asked: Tree = {"model": "sim", "messages": MESSAGES, "max_tokens": 2}
@@ -88,10 +99,8 @@ def test_what_the_sdk_sees_of_a_limit_and_that_the_time_it_is_told_is_true(site:
     assert first.headers["x-ratelimit-limit-requests"] == "1"
     assert first.headers["x-ratelimit-remaining-requests"] == "0"
     assert first.headers["x-ratelimit-reset-requests"].endswith(("s", "ms"))
-    with pytest.raises(openai.RateLimitError) as limited:
-        create(**asked)
-    told = limited.value.response.headers
-    error = limited.value
+    error = refused(partial(create, **asked))
+    told = error.response.headers
     assert (error.status_code, error.code, error.type) == (429, "rate_limit_exceeded", "rate_limit_error")
     assert "tenant slow" in error.message
     assert "20/min requests" in error.message
@@ -99,12 +108,11 @@ def test_what_the_sdk_sees_of_a_limit_and_that_the_time_it_is_told_is_true(site:
     assert told["x-ratelimit-remaining-requests"] == "0"
     assert "x-should-retry" not in told
     milliseconds = int(told["retry-after-ms"])
-    assert 1000 <= milliseconds <= 3750
+    assert 0 < milliseconds <= 3750
     assert int(told["retry-after"]) == -(-milliseconds // 1000)
     time.sleep(milliseconds / 1000)
     assert create(**asked).parse().choices[0].message.content
-    with pytest.raises(openai.RateLimitError):
-        create(**asked)
+    assert refused(partial(create, **asked))
 
 
 def test_the_sdk_waits_and_gets_its_answer(site: Site) -> None:

@@ -339,9 +339,9 @@ def test_several_processes_that_cannot_start_end_with_one_line(
 
 def test_the_console_is_told_the_calls_of_every_relay(tmp_path: Path) -> None:
     with processes(tmp_path) as made:
-        client = openai.OpenAI(api_key="x", base_url=f"{made.gateway.url}/v1")
-        for _ in range(4):
-            client.chat.completions.create(model="sim", messages=MESSAGES, max_tokens=4)
+        with openai.OpenAI(api_key="x", base_url=f"{made.gateway.url}/v1") as client:
+            for _ in range(4):
+                client.chat.completions.create(model="sim", messages=MESSAGES, max_tokens=4)
         told: list[Any] = []
         with httpx.stream("GET", f"{made.gateway.control}/events?calls=0", trust_env=False, timeout=60) as answer:
             for line in answer.iter_lines():

