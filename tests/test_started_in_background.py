@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+PRESSES = "tests/loadtest/simulate/test_simulate.py"
 IN_BACKGROUND = """
 import os, signal, sys
 for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
@@ -19,7 +20,7 @@ os.execv(sys.executable, [sys.executable, "-m", "pytest", "-q", "-p", "no:cachep
 @pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["alone", "by a worker"])
 def test_a_test_that_presses_ctrl_c(workers: tuple[str, ...]) -> None:
     found = subprocess.run(
-        [sys.executable, "-c", IN_BACKGROUND, *workers, "-k", "ctrl_c", "tests/sidecar/cli/test_log_follow.py"],
+        [sys.executable, "-c", IN_BACKGROUND, *workers, "-k", "ctrl_c_before", PRESSES],
         capture_output=True,
         text=True,
         timeout=100,
