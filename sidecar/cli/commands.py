@@ -24,7 +24,6 @@ examples:
   sidecar diagnose logs/llama-3-8b.log           why an engine failed, and what to do
   sidecar ensure llama-3-8b                      have it ready before the first call
   sidecar off llama-3-8b                         nothing starts it until `sidecar on`
-  sidecar reload                                 have an edited file take effect, and see what it changes
   sidecar stop --all                             end the sidecar and its engines
 
 `sidecar init example --out -` shows and explains every field. The smallest file that will do:
@@ -45,7 +44,6 @@ COMMANDS = {
     "drain": ("sidecar.cli.orders.commands:DRAIN", "withdraw a model from calls"),
     "off": ("sidecar.cli.orders.commands:OFF", "switch a model off until it is switched on"),
     "on": ("sidecar.cli.orders.commands:ON", "switch it on"),
-    "reload": ("sidecar.cli.reload", "have an edited file take effect"),
     "stop": ("sidecar.cli.stop", "end a model's engine, or the sidecar"),
     "check": ("sidecar.cli.check", "find the mistakes in sidecar files"),
     "ray": ("sidecar.cli.ray", "the sidecars of a Ray cluster"),

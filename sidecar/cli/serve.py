@@ -20,7 +20,9 @@ others, and starts no model before one is wanted (or pinned). SIGTERM or Ctrl-C 
 running, and the next start takes them over: calls of a gateway on this machine go on, those through the relay have 30 s
 to end. Started again after it was killed, it does the same.
 
-When the file is saved, or on SIGHUP, it is read again: see `sidecar reload --help`.
+When the file is saved, or on SIGHUP, it is read again, and the log says what that changes. One with mistakes changes
+nothing. A model whose engine would be started otherwise gets no new calls, and its engine ends once those that run have
+ended, after 10 min at most; one that is gone ends in the same way. Addresses, tokens and GPUs count at the next start.
 
 examples:
   sidecar serve                                  with ./sidecar.yaml

@@ -4,7 +4,6 @@
     GET  /v1/models /gpu /status /metrics                      models, GPUs, everything, for Prometheus
     GET  /models/{profile}/logs?lines=N  /models/{profile}/plan
     POST /models/{profile}/{ensure|sleep|wake|stop|drain|off|on}  answered at once, with the model's report
-    POST /reload                                               reads the sidecar's file again
     POST /stop  {"engines": true|false}                        ends the sidecar, and its engines too or not
 
 Callers name profiles and nothing else. An order with a query or with more in its body is refused whole, so that no
@@ -16,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import difflib
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from typing import Any, get_args
 
@@ -31,7 +30,7 @@ from starlette.routing import Route
 from gateway.shared.control.guard import Guard
 from gateway.shared.protocol import Ensured, ModelReport, encode
 from sidecar.control.guard import HEADERS, HEALTH, ControlApiRules, error
-from sidecar.core.status import Reloaded, Status
+from sidecar.core.status import Status
 from sidecar.residency.manager import Manager
 from sidecar.residency.orders import Order, Refused
 
@@ -76,7 +75,6 @@ def control_app(api: Api, token: str | None) -> Starlette:
             Route("/v1/models", api.models),
             Route("/gpu", api.gpu),
             Route("/status", api.status),
-            Route("/reload", api.reload, methods=["POST"]),
             Route("/stop", api.stop, methods=["POST"]),
             # :path, so that a model's name with a slash finds out that it is no profile.
             Route("/models/{profile:path}/logs", api.logs),
@@ -101,7 +99,6 @@ class Api(msgspec.Struct, frozen=True, kw_only=True):
     started: int  # Unix seconds
     view: Callable[[], Status]
     exposition: Callable[[], bytes]
-    read_file: Callable[[], Awaitable[Reloaded]]  # reads the sidecar's file again
     end: Callable[[bool], None]  # begins the end of the sidecar; True: and of its engines
     leaving: Callable[[], bool]  # then no order is taken
 
@@ -177,14 +174,6 @@ class Api(msgspec.Struct, frozen=True, kw_only=True):
             return error(503, "not_kept", f"{profile} is {what}, and a restart would not know it: {why}")
         return Response(encode(Ensured(model=report)), media_type="application/json")
 
-    async def reload(self, request: Request) -> Response:
-        """A `Reloaded`. 422 for a file with mistakes, all of which it names: nothing has changed then."""
-        await self._nothing_more(request)
-        reloaded = await self.read_file()
-        if reloaded.file.error is not None:
-            return error(422, "bad_file", f"Nothing has changed: the file cannot be used.\n{reloaded.file.error}")
-        return _json(reloaded)
-
     async def stop(self, request: Request) -> Response:
         """Begin the end of the sidecar; a `Stopping`."""
         self._no_query(request)
@@ -196,17 +185,13 @@ class Api(msgspec.Struct, frozen=True, kw_only=True):
         return _json(Stopping(engines=wanted.engines, running=tuple(running)))
 
     async def _ordered(self, request: Request) -> str:
-        """The profile of an order that says nothing else."""
-        await self._nothing_more(request)
-        return self._profile(request)
-
-    async def _nothing_more(self, request: Request) -> None:
-        """An order that says nothing else, to a sidecar that takes orders."""
+        """The profile of an order that says nothing else, to a sidecar that takes orders."""
         self._no_query(request)
         if _read(await _body(request), _Nothing) is None:
             raise _Bad(error(400, "profiles_only", NAMES_ONLY))
         if self.leaving():
             raise _Bad(error(503, "ending", "The sidecar is ending and takes no orders.", {"retry-after": "5"}))
+        return self._profile(request)
 
     def _no_query(self, request: Request) -> None:
         if request.scope["query_string"]:
@@ -268,6 +253,6 @@ async def _not_here(_: Request, exception: Exception) -> Response:
         return error(405, "method_not_allowed", f"This path takes {methods}.", {"allow": methods})
     message = (
         "The sidecar answers GET /healthz, /metrics, /v1/models, /gpu, /status, /models/PROFILE/logs and "
-        "/models/PROFILE/plan, POST /models/PROFILE/{ensure|sleep|wake|stop|drain|off|on}, /reload and /stop."
+        "/models/PROFILE/plan, POST /models/PROFILE/{ensure|sleep|wake|stop|drain|off|on} and /stop."
     )
     return error(404, "not_found", message)

@@ -8,7 +8,6 @@ import msgspec
 
 from gateway.shared.files.file_status import FileStatus
 from gateway.shared.protocol import GPUReport, ModelReport
-from sidecar.core.file.reload import Reload
 
 
 class GatewayStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,10 +56,3 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     state_error: str = ""
     relay: RelayUse | None = None
     troubles: tuple[str, ...] = ()
-
-
-class Reloaded(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to `POST /reload`: the file, and the `changes` of its last version."""
-
-    file: FileStatus
-    changes: Reload

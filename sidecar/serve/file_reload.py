@@ -1,4 +1,4 @@
-"""Reload of the sidecar's file while it runs: on a save, on SIGHUP, and by `sidecar reload`.
+"""Reload of the sidecar's file while it runs: on a save and on SIGHUP.
 
 The file is checked as a whole before anything changes. One with mistakes changes nothing: they are told in the log, in
 `sidecar status` and by a metric until the file is good again.
@@ -16,7 +16,6 @@ from gateway.shared.files.file_status import FileStatus
 from gateway.shared.watched_file import Read, WatchedFile
 from sidecar.core.config import SidecarConfig
 from sidecar.core.file.reload import Reload, newer
-from sidecar.core.status import Reloaded
 from sidecar.residency.manager import Manager
 from sidecar.serve.assembly import host_memory
 from sidecar.serve.operator_log import say
@@ -59,10 +58,6 @@ class FileReload:
         if self._first[1] != self._started:
             self._apply(self._first)
         self._watched.start(self._apply)
-
-    async def now(self) -> Reloaded:
-        """Read it now, changed or not; the answer to `POST /reload`."""
-        return Reloaded(file=await self._watched.reload_now(), changes=self.last)
 
     def _load(self, read: Read) -> tuple[SidecarConfig, SidecarConfig]:
         file, taken = newer(read(self._path), str(self._path), self._started, self._folder)

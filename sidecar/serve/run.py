@@ -106,7 +106,7 @@ async def serve(options: Options) -> None:
             file = view.file = FileReload(options.file, config, options.gateway, manager)
         except (InvalidFile, OSError) as error:  # it has changed since the command line was read
             raise StartError(str(error)) from error
-        app = control_app(api_of(manager, view, file, ending), options.tokens.order)
+        app = control_app(api_of(manager, view, ending), options.tokens.order)
         port = ControlPort(app, str(config.listen), log="weir.sidecar")
         try:
             view.relay, relayed = await listeners(port, options, manager, ending.first.is_set, stack)
@@ -136,14 +136,13 @@ async def serve(options: Options) -> None:
         await state.flush()
 
 
-def api_of(manager: Manager, view: StatusView, file: FileReload, ending: Shutdown) -> Api:
+def api_of(manager: Manager, view: StatusView, ending: Shutdown) -> Api:
     """The answers of the control API."""
     return Api(
         manager=manager,
         started=int(time.time()),
         view=view.status,
         exposition=Metrics(manager, view.status).exposition,
-        read_file=file.now,
         end=ending.ask,
         leaving=ending.first.is_set,
     )

@@ -14,13 +14,11 @@ import pytest
 
 from gateway.shared import protocol
 from gateway.shared.control.http1 import ControlPort
-from gateway.shared.files.file_status import FileStatus
 from sidecar.control import api
 from sidecar.control.api import Api, control_app
 from sidecar.control.metrics import Metrics
 from sidecar.control.status_table import table
-from sidecar.core.file.reload import Reload
-from sidecar.core.status import GatewayStatus, RelayUse, Reloaded, Status
+from sidecar.core.status import GatewayStatus, RelayUse, Status
 from sidecar.residency import state_file
 from sidecar.residency.manager import Manager
 from sidecar.residency.state_file import decode
@@ -36,9 +34,8 @@ class Door:
         self.manager = manager
         self.stopped: list[bool] = []
         self.leaving = False
-        self.reloaded = Reloaded(file=FileStatus(version=2), changes=Reload(added=("c",)))
         api = Api(
-            manager=manager, started=7, view=self.status, read_file=self.reload,
+            manager=manager, started=7, view=self.status,
             exposition=Metrics(manager, self.status).exposition,
             end=self.stopped.append, leaving=lambda: self.leaving,
         )  # fmt: skip
@@ -54,9 +51,6 @@ class Door:
             calls={name: manager.requests_active(name) or 2 for name in manager.entries},
             relay=RelayUse(3, {"answered": 5, "left": 1}), troubles=("the disk is full",),
         )  # fmt: skip
-
-    async def reload(self) -> Reloaded:
-        return self.reloaded
 
     async def ask(self, method: str, path: str, **more: Any) -> httpx.Response:
         return await self.client.request(method, f"{self.port.address}{path}", **more)
@@ -313,19 +307,3 @@ def test_only_this_machine_is_answered_without_a_token(tmp_path: Path) -> None:
             await door.client.aclose()
 
     asyncio.run(main())
-
-
-def test_a_reload_answers_what_it_changed(tmp_path: Path) -> None:
-    async def scene(door: Door) -> None:
-        answer = await door.ask("POST", "/reload")
-        assert answer.status_code == 200
-        assert (answer.json()["changes"]["added"], answer.json()["file"]["version"]) == (["c"], 2)
-        assert (await door.refused("POST", "/reload", json={"path": "/etc/passwd"}))[0] == 400
-        assert (await door.refused("POST", "/reload?path=x"))[0] == 400
-        door.reloaded = Reloaded(file=FileStatus(error="f.yaml:3: bad"), changes=Reload())
-        status, message = await door.refused("POST", "/reload")
-        assert (status, message) == (422, "Nothing has changed: the file cannot be used.\nf.yaml:3: bad")
-        door.leaving = True
-        assert (await door.refused("POST", "/reload"))[0] == 503
-
-    play(tmp_path, scene)
