@@ -13,7 +13,7 @@
     GET, POST /policy/try              an edited policy on the calls just recorded, simulated
     GET, POST, DELETE /drain           whether balancers are told to go elsewhere
     GET, POST, DELETE /engines/{id}/drain     whether an engine gets new calls
-    POST /sidecars/{id}/models/{profile}/{ensure|sleep|wake|stop|drain|off|on}    an order for a sidecar
+    POST /sidecars/{id}/models/{profile}/{ensure|sleep|stop|off|on}    an order for a sidecar
     POST /sidecars/report              what a sidecar has, answered with what is wanted of it
     GET /                              the console, with its files in /console/
     GET /events                        all that the console shows, as a stream of events

@@ -40,8 +40,6 @@ COMMANDS = {
     "diagnose": ("sidecar.cli.diagnose", "say what an engine's output says went wrong"),
     "ensure": ("sidecar.cli.orders.commands:ENSURE", "have a model ready"),
     "sleep": ("sidecar.cli.orders.commands:SLEEP", "put a model to sleep"),
-    "wake": ("sidecar.cli.orders.commands:WAKE", "wake a model that sleeps"),
-    "drain": ("sidecar.cli.orders.commands:DRAIN", "withdraw a model from calls"),
     "off": ("sidecar.cli.orders.commands:OFF", "switch a model off until it is switched on"),
     "on": ("sidecar.cli.orders.commands:ON", "switch it on"),
     "stop": ("sidecar.cli.stop", "end a model's engine, or the sidecar"),

@@ -3,7 +3,7 @@
     GET  /healthz                                              for a supervisor of the process
     GET  /v1/models /gpu /status /metrics                      models, GPUs, everything, for Prometheus
     GET  /models/{profile}/logs?lines=N  /models/{profile}/plan
-    POST /models/{profile}/{ensure|sleep|wake|stop|drain|off|on}  answered at once, with the model's report
+    POST /models/{profile}/{ensure|sleep|stop|off|on}  answered at once, with the model's report
     POST /stop  {"engines": true|false}                        ends the sidecar, and its engines too or not
 
 Callers name profiles and nothing else. An order with a query or with more in its body is refused whole, so that no
@@ -253,6 +253,6 @@ async def _not_here(_: Request, exception: Exception) -> Response:
         return error(405, "method_not_allowed", f"This path takes {methods}.", {"allow": methods})
     message = (
         "The sidecar answers GET /healthz, /metrics, /v1/models, /gpu, /status, /models/PROFILE/logs and "
-        "/models/PROFILE/plan, POST /models/PROFILE/{ensure|sleep|wake|stop|drain|off|on} and /stop."
+        "/models/PROFILE/plan, POST /models/PROFILE/{ensure|sleep|stop|off|on} and /stop."
     )
     return error(404, "not_found", message)

@@ -86,8 +86,6 @@ class ModelState:
         self.taught = False  # it claims otherwise since its last start, which failed
         self.infeasible: Infeasible | None = None
         self.asked = False  # a person wants it though it has failed too often
-        self.held_back = False  # withdrawn by hand, after the report `drained_after`
-        self.drained_after = 0
         self.replaced = False  # the file has other settings for its engine, which has to end first
         self.leaving = False  # the file no longer has it
 
@@ -270,7 +268,7 @@ class ModelState:
         life = self.lifecycle
         if self.serves():
             return 0.0
-        if self.unusable or self.off or self.held_back or self.leaving or self.rests(now):
+        if self.unusable or self.off or self.leaving or self.rests(now):
             return None
         again = self._back_seconds()
         if life.pending is START and self.starting is not None:

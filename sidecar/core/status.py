@@ -34,10 +34,9 @@ class RelayUse(msgspec.Struct, frozen=True):
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """A sidecar at one moment. `calls`: in flight by profile; `drained`:
-    profiles that were withdrawn by hand and have no calls any more; `file`: of its reloads;
-    `state_error`: why the state file cannot be written, empty while it can; `relay`: None where the file has none;
-    `troubles`: what an operator should know, in words."""
+    """A sidecar at one moment. `calls`: in flight by profile; `file`: of its reloads; `state_error`: why the state file
+    cannot be written, empty while it can; `relay`: None where the file has none; `troubles`: what an operator should
+    know, in words."""
 
     sidecar: str
     version: str
@@ -51,7 +50,6 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     models: tuple[ModelReport, ...] = ()
     gateways: tuple[GatewayStatus, ...] = ()
     calls: dict[str, int] = {}
-    drained: tuple[str, ...] = ()
     file: FileStatus = FileStatus()
     state_error: str = ""
     relay: RelayUse | None = None

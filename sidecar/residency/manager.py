@@ -192,11 +192,6 @@ class Manager:
         model = self.entries[profile]
         return max(self.demand.in_flight(model.name), model.busy)
 
-    def drained(self, profile: str) -> bool:
-        """Whether it was withdrawn by hand, and neither a gateway nor its engine has calls of it any more."""
-        model = self.entries[profile]
-        return model.held_back and self.demand.drained(profile, model.drained_after) is True and not model.busy
-
     def troubles(self) -> tuple[str, ...]:
         """Warnings for the operator about GPUs, sleep and preloading, in words."""
         notes = {name: note(model.profile, model.slept, unified=model.unified) for name, model in self.entries.items()}

@@ -1,4 +1,4 @@
-"""Orders of people and gateways: have a model ready, put it to sleep, wake it, stop it, withdraw it, switch it off.
+"""Orders of people and gateways: have a model ready, put it to sleep, stop it, switch it off.
 
 An order notes what is wanted. The scheduler's next turn does the rest. `off` outlasts the sidecar: no call, gateway,
 pin or restart starts the model until an operator has said `on`.
@@ -17,7 +17,7 @@ from sidecar.residency.planner import Planner
 from sidecar.residency.scheduler import Scheduler
 from sidecar.residency.shared import SharedState
 
-Order = Literal["sleep", "wake", "stop", "drain", "off", "on"]
+Order = Literal["sleep", "stop", "off", "on"]
 
 
 class Refused(Exception):
@@ -40,7 +40,7 @@ class Orders:
         report: Callable[[str], ModelReport],
     ) -> None:
         self._scheduler, self._planner, self._steps, self._report = scheduler, planner, steps, report
-        self._models, self._demand, self._tasks = shared.models, shared.demand, shared.tasks
+        self._models, self._tasks = shared.models, shared.tasks
         self._touch, self._keep, self._clock = shared.touch, shared.keep, shared.clock
 
     def ensure(self, profile: str) -> ModelReport:
@@ -68,15 +68,8 @@ class Orders:
             raise Refused(f"{profile} is off: `on` comes first")
         elif what == "stop":
             self._stop(model)
-        elif what == "wake" and model.lifecycle.state is STOPPED:
-            raise Refused(f"{profile} does not sleep, it is stopped: `ensure` starts it")
-        elif what == "wake":
-            return self.ensure(profile)
         else:
-            self._free(model)
-            if model.lifecycle.state is not RUNNING:
-                raise Refused(f"{profile} is {model.lifecycle.state.value}, not running")
-            self._drain(model) if what == "drain" else self._sleep(model)
+            self._sleep(model)
         self._touch()
         return self._report(profile)
 
@@ -87,13 +80,10 @@ class Orders:
             doing = pending.value if pending else "change"
             raise Refused(f"{model.name} has a {doing} under way", self._planner.ready_in(model))
 
-    def _drain(self, model: ModelState) -> None:
-        model.held_back = True
-        model.drained_after = self._demand.reports
-        if model.lifecycle.pending is None:
-            model.lifecycle.step("drain", self._clock())
-
     def _sleep(self, model: ModelState) -> None:
+        self._free(model)
+        if model.lifecycle.state is not RUNNING:
+            raise Refused(f"{model.name} is {model.lifecycle.state.value}, not running")
         if model.profile.sleeps is None:
             raise Refused(f"{model.name} does not sleep: its profile has `sleep: null` or `pin: true`")
         if why := self._planner.better_stopped(model):
@@ -106,7 +96,7 @@ class Orders:
         state = model.lifecycle.state
         if state is not STARTING:
             self._free(model)
-        model.stopped_by_hand, model.wanted_since, model.held_back = True, None, False
+        model.stopped_by_hand, model.wanted_since = True, None
         if state is STARTING:
             self._stop_starting(model)
         elif state is ERROR:
@@ -119,7 +109,7 @@ class Orders:
         changed = model.off is not off
         model.off = off
         if off:
-            model.wanted_since, model.held_back, model.asked = None, False, False
+            model.wanted_since, model.asked = None, False
             state = model.lifecycle.state
             self._steps.stop_starting(model)  # also one that is not launched yet
             if state is STARTING:
@@ -136,7 +126,6 @@ class Orders:
 
     def _readmit(self, model: ModelState) -> None:
         """Let a model have calls again, and size it again if it could not be run."""
-        model.held_back = False
         self.size_again(model)
         if model.lifecycle.pending is DRAIN and model.name not in self._tasks and not model.replaced:
             model.lifecycle.step("cancel", self._clock())

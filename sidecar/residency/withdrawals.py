@@ -50,7 +50,7 @@ class Withdrawals:
 
     def stays(self, model: ModelState) -> None:
         """Cancel the withdrawal of an engine, unless a reason for its end remains."""
-        if model.held_back or model.off:
+        if model.off:
             return
         if self.forget(model) and model.lifecycle.pending is DRAIN and model.name not in self._tasks:
             self._steps.transition(model, "cancel")

@@ -180,7 +180,6 @@ class StatusView:
             models=manager.models(),
             gateways=() if self.reporter is None else self.reporter.gateways(),
             calls={profile: manager.requests_active(profile) for profile in manager.entries},
-            drained=tuple(filter(manager.drained, manager.entries)),
             file=FileStatus() if file is None else file.status,
             state_error=self.state.error,
             relay=None if self.relay is None else self.relay.use,

@@ -35,7 +35,7 @@ async def test_no_call_gateway_pin_or_restart_starts_what_is_off_until_it_is_on(
         for killed in (False, True):
             assert made.manager.orders.ensure("a").why == "off"
             with pytest.raises(Refused, match="a is off: `on` comes first"):
-                made.manager.orders.give("a", "wake")
+                made.manager.orders.give("a", "sleep")
             assert (await made.gateways[0].call("a", 1.0)).ending == "refused"
             await asyncio.sleep(120.0)
             assert made.state() == "a stopped, b stopped"

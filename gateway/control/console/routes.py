@@ -30,7 +30,7 @@ from gateway.shared.printable import printable
 KINDS = {kind: f"{kind}s" for kind in ("model", "engine", "sidecar", "tenant", "provider")} | {"class": "classes"}
 LOG_LINES, MOST_LOG_LINES = 200, 2000
 _HEADING = re.compile(r"^## (\w+)$", re.MULTILINE)
-ORDERS = ("ensure", "sleep", "wake", "stop", "drain", "off", "on")
+ORDERS = ("ensure", "sleep", "stop", "off", "on")
 
 
 def runbooks() -> Mapping[str, str]:

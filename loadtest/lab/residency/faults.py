@@ -22,7 +22,7 @@ from sidecar.residency.orders import Refused
 
 FORGIVEN = 15.0  # seconds after it was cut off for which a gateway may be wrong
 HANG = 30.0  # seconds for which a call may hang with its engine: until that is found out, and it is ended
-ORDERS = ("sleep", "stop", "drain", "off", "on", "ensure")
+ORDERS = ("sleep", "stop", "off", "on", "ensure")
 KINDS = (
     "kill", "kill", "kill", "hang", "fail_start", "fail_wake", "fail_sleep", "keep_asleep", "oom", "cut", "driver",
     "kept", "slow", "copy", *ORDERS,
@@ -138,8 +138,6 @@ def _calm(site: Site) -> None:
     for name, entry in site.manager.entries.items():
         if entry.off:
             site.manager.orders.give(name, "on")
-        if entry.held_back:
-            site.manager.orders.ensure(name)
 
 
 async def _traffic(

@@ -176,7 +176,7 @@ class Site:
             if host.total - sum(map(host.held, leaving)) > host.bound:
                 self.wrong.append(f"{self.now:.1f} s: {host.total / GIB:.1f} GiB of host memory: {self.state()}")
             for name, entry in self.manager.entries.items():
-                waits = entry.held_back or entry.off or entry.replaced  # for somebody, or for calls to end
+                waits = entry.off or entry.replaced  # for calls to end
                 if entry.lifecycle.pending is not None and not waits and name not in self.manager.tasks:
                     self.wrong.append(f"{self.now:.1f} s: nobody sees to {name}: {self.state()}")
             for name, engine in self.engines.all.items():

@@ -1,4 +1,4 @@
-"""Commands that order something of one model: `sidecar ensure`, `sleep`, `wake`, `drain`, `off`, `on`."""
+"""Commands that order something of one model: `sidecar ensure`, `sleep`, `off`, `on`."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ ENSURE = OrderCommand(
     """\
 Starts or wakes the model as soon as that can be, as a call for it would, and waits until it serves. Others make room by
 the usual rules: only idle ones sleep or stop. A failed start is told, and tried again by itself; the command fails once
-the sidecar gives up or nothing can help. It ends a `drain`, and tries again what has failed too often. A model that is
-off stays off: `sidecar on` comes first. Afterwards the model sleeps or stops by its profile, as always.""",
+the sidecar gives up or nothing can help. It tries again what has failed too often. A model that is off stays off:
+`sidecar on` comes first. Afterwards the model sleeps or stops by its profile, as always.""",
     """\
   sidecar ensure llama-3-8b                      wait until it serves
   sidecar ensure llama-3-8b --timeout 10m --json
@@ -55,28 +55,6 @@ it. A profile with `sleep: null` or `pin: true` does not sleep: `sidecar stop MO
     """\
   sidecar sleep llama-3-8b
   sidecar sleep llama-3-8b --no-wait""",
-)
-WAKE = OrderCommand(
-    "wake",
-    "Wake a model that sleeps.",
-    """\
-As `sidecar ensure`, for a model that sleeps; one that is stopped is refused, since starting it may take minutes. Others
-make room by the usual rules: only idle ones sleep or stop.""",
-    """\
-  sidecar wake llama-3-8b
-  sidecar wake llama-3-8b --timeout 30s --json""",
-)
-DRAIN = OrderCommand(
-    "drain",
-    "Withdraw a model from calls, and keep it loaded.",
-    """\
-Gateways send the model nothing more, and the command waits until its calls have ended. Its engine stays as it is, with
-its memory. New calls are refused with 503 and told to come back in 5 s. `sidecar ensure MODEL` ends it, and so does a
-restart of the sidecar.""",
-    """\
-  sidecar drain llama-3-8b                       before you look at its engine
-  sidecar drain llama-3-8b --timeout 5m
-  sidecar ensure llama-3-8b                      the end of it""",
 )
 OFF = OrderCommand(
     "off",

@@ -94,7 +94,7 @@ def _watched(
 ) -> tuple[ModelReport, Progress]:
     """The model's last report, and how far the order then is: ended, unless the time is up. Raises Impossible."""
     ordered, pause = time.monotonic(), FIRST_PAUSE
-    found = progress(order, model, calls=0, drained=False, after=0.0)
+    found = progress(order, model, calls=0, after=0.0)
     while not found.ended and time.monotonic() < began + timeout:
         shows(found)
         time.sleep(min(pause, max(0.0, began + timeout - time.monotonic())))
@@ -104,13 +104,7 @@ def _watched(
         if not reports:
             raise Impossible(f"{profile} is no longer in the file of the sidecar that runs")
         model = reports[0]
-        found = progress(
-            order,
-            model,
-            calls=status.calls.get(profile, 0),
-            drained=profile in status.drained,
-            after=time.monotonic() - ordered,
-        )
+        found = progress(order, model, calls=status.calls.get(profile, 0), after=time.monotonic() - ordered)
     return model, found
 
 

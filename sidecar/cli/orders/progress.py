@@ -9,7 +9,7 @@ import msgspec
 from gateway.shared.formatting import seconds
 from gateway.shared.protocol import NO_MEMORY, ModelReport
 
-Order = Literal["ensure", "sleep", "wake", "stop", "drain", "off", "on"]
+Order = Literal["ensure", "sleep", "stop", "off", "on"]
 GRACE = 1.5  # seconds for a model to be sized again, before the reason why it cannot be had counts
 
 
@@ -21,13 +21,12 @@ class Progress(msgspec.Struct, frozen=True):
     failed: bool = False
 
 
-def progress(order: Order, model: ModelReport, *, calls: int, drained: bool, after: float) -> Progress:
-    """Return the progress of an order, by the model's report `after` seconds after it. `calls`: in flight. `drained`:
-    every gateway has acknowledged that it sends the model nothing, and the engine has no calls."""
+def progress(order: Order, model: ModelReport, *, calls: int, after: float) -> Progress:
+    """Return the progress of an order, by the model's report `after` seconds after it. `calls`: in flight."""
     how, still = _how(model), model.pending is None
     has_engine = model.state in ("starting", "running", "sleeping")
     match order:
-        case "ensure" | "wake":
+        case "ensure":
             if model.state == "running" and still:
                 return Progress("running", ended=True)
             if model.ready_in is None and model.why != NO_MEMORY and after >= GRACE:
@@ -40,10 +39,6 @@ def progress(order: Order, model: ModelReport, *, calls: int, drained: bool, aft
                 return Progress(_with_calls(how, calls))
             why = f": {model.last_error}" if model.last_error else ": its calls went on for too long, or it was wanted"
             return Progress(f"it is {how}{'' if model.state == 'stopped' else why}", ended=True, failed=True)
-        case "drain":
-            if model.pending != "drain":
-                return Progress(f"it is {how}, and no longer withdrawn", ended=True, failed=True)
-            return Progress("no calls, and gets none" if drained else _with_calls(how, calls), ended=drained)
         case "on":
             return Progress(how, ended=True)
     if still and not has_engine:

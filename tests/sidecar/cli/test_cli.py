@@ -50,8 +50,6 @@ def ran(capsys: pytest.CaptureFixture[str]) -> Ran:
         "check",
         "ensure",
         "sleep",
-        "wake",
-        "drain",
         "off",
         "on",
     ],

@@ -14,21 +14,18 @@ def model(state: str = "stopped", pending: str | None = None, **fields: Any) -> 
     return ModelReport(profile="m", model="m", state=state, pending=pending, **fields)  # type: ignore[arg-type]
 
 
-def at(
-    order: Order, model: ModelReport, calls: int = 0, *, drained: bool = False, after: float = GRACE
-) -> tuple[str, str]:
+def at(order: Order, model: ModelReport, calls: int = 0, *, after: float = GRACE) -> tuple[str, str]:
     """`done`, `failed` or `waits`, and the words."""
-    found = progress(order, model, calls=calls, drained=drained, after=after)
+    found = progress(order, model, calls=calls, after=after)
     assert isinstance(found, Progress)
     assert found.ended or not found.failed
     return "failed" if found.failed else "done" if found.ended else "waits", found.words
 
 
 def test_a_model_is_ready_once_it_runs_with_nothing_pending() -> None:
-    for order in ("ensure", "wake"):
-        assert at(order, model("running", ready_in=0.0)) == ("done", "running")
-        assert at(order, model("starting", "start", ready_in=7.0))[0] == "waits"
-        assert at(order, model("running", "drain", ready_in=7.0))[0] == "waits"
+    assert at("ensure", model("running", ready_in=0.0)) == ("done", "running")
+    assert at("ensure", model("starting", "start", ready_in=7.0))[0] == "waits"
+    assert at("ensure", model("running", "drain", ready_in=7.0))[0] == "waits"
     assert at("ensure", model("starting", "start", ready_in=7.0))[1] == "starting, start under way, ready in 7.0 s"
 
 
@@ -71,13 +68,6 @@ def test_an_engine_has_ended_once_there_is_none(order: Order) -> None:
     for again in (model("running"), model("stopped", "start"), model("sleeping", "wake")):
         assert at(order, again)[0] == "failed"
     assert at(order, model("running"))[1] == "it is running: it was wanted again"
-
-
-def test_drained_is_what_every_gateway_has_let_go_of() -> None:
-    draining = model("running", "drain")
-    assert at("drain", draining, 0) == ("waits", "running, drain under way")
-    assert at("drain", draining, 0, drained=True) == ("done", "no calls, and gets none")
-    assert at("drain", model("running")) == ("failed", "it is running, and no longer withdrawn")
 
 
 def test_on_is_done_at_once() -> None:

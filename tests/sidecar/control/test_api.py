@@ -222,7 +222,7 @@ def test_callers_name_profiles_and_nothing_else(tmp_path: Path) -> None:
             {"params": {"env": "LD_PRELOAD=/x"}},
             {"params": {"url": "http://169.254.169.254"}},
         ):
-            for order in ("ensure", "sleep", "wake", "stop", "drain", "off", "on"):
+            for order in ("ensure", "sleep", "stop", "off", "on"):
                 status, message = await door.refused("POST", f"/models/a/{order}", **more)
                 assert (status, message[:26]) == (400, "Callers name profiles only")
         assert door.manager.entries["a"].wanted_since is None

@@ -338,7 +338,7 @@ def test_seconds_until_it_could_serve(
 
 
 def test_what_is_unusable_or_withdrawn_by_hand_cannot_be_had() -> None:
-    for what, value in (("unusable", "no such folder"), ("held_back", True), ("off", True)):
+    for what, value in (("unusable", "no such folder"), ("off", True)):
         made = entry()
         setattr(made, what, value)
         assert made.ready_in(0.0, Plan()) is None

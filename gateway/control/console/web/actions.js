@@ -81,7 +81,6 @@ export function drainGateway() {
 const ORDERS = {
   ensure: ["Load", "Another model may be put to sleep to make room for it, once its calls have ended.", "is being made ready."],
   sleep: ["Put to sleep", "It gets no new calls; those that run on it finish first. Calls that come for it wake it again.", "goes to sleep."],
-  drain: ["Drain", "It gets no new calls; those that run on it finish. Load it again to end this.", "gets no new calls."],
 };
 
 export function orderModel(sidecar, profile, what) {

@@ -208,7 +208,7 @@ function makeSidecar(id) {
     say(cells[3], model.why, "text");
     if (cells[4].firstChild) return;
     cells[4].className = "text";
-    cells[4].append(el("div", "buttons", ...[["Load", "ensure"], ["Sleep", "sleep"], ["Drain", "drain"], ["Log", "log"]].map(([name, order]) => {
+    cells[4].append(el("div", "buttons", ...[["Load", "ensure"], ["Sleep", "sleep"], ["Log", "log"]].map(([name, order]) => {
       const made = button(name, () => order === "log" ? showLog(profile, id) : orderModel(id, profile, order));
       made.setAttribute("aria-label", name + " " + profile + " of " + id);
       return made;
