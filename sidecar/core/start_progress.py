@@ -1,12 +1,12 @@
 """Progress of a start: the signs of it, and until when a start without one may go on.
 
-A sign is a line of a kind that was not there before, or a progress bar whose share grows; the growth of the model's
-folder, of a cache of compiled code, or of its GPU memory; bytes read; a stage reached. A line that is written again
-with another time is none, so a start that hangs in NCCL and says so every minute is found out.
+A sign is a line of a kind that was not there before, or a progress bar whose share grows; bytes that one of its
+processes read or wrote, as a download and a compiler do; the growth of its GPU memory; a stage reached. A line that is
+written again with another time is none, so a start that hangs in NCCL and says so every minute is found out.
 
 CPU time alone is a weaker sign. Compilation burns it without a line, and so do the workers of a hang, which wait for
 each other in a loop. It counts until one `stall` after the last sign of another kind, and no longer: by then a
-compiler has written into its cache, and torch's own watchdog over collectives (600 s) has spoken.
+compiler has read and written files, and torch's own watchdog over collectives (600 s) has spoken.
 
 So a start is ended `stall` seconds after its last sign, or twice that while it burns CPU. There are finitely many kinds
 of lines, and each bar's share only grows; what loops all the same meets `load_timeout`.
@@ -24,17 +24,17 @@ from sidecar.core.startup_lines import kind_of, share_of
 
 MOST_KINDS = 2000  # of lines that are told apart; beyond that a new one is no sign any more
 BUSY = 0.5  # of one core, on average between two looks, is work
-READ_LEAST = MIB  # bytes between two looks; what hangs reads a little of /proc
+MOVED_LEAST = MIB // 4  # bytes between two looks; what hangs reads a little of /proc and writes a line
 SHOWN = 120  # characters of a line
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
-    """Reading of a start from outside. `cpu`: seconds of CPU time of its processes; `read`: bytes that they have read;
-    `sizes`: bytes in each folder that they write to, and of GPU memory, by name."""
+    """Reading of a start from outside. `cpu`: seconds of CPU time of its processes; `moved`: bytes that each has read
+    and written, by pid; `gpu`: the most bytes that they have held of a GPU."""
 
     cpu: float = 0.0
-    read: int = 0
-    sizes: Mapping[str, int] = {}
+    moved: Mapping[int, int] = {}
+    gpu: int = 0
 
 
 class StartProgress:
@@ -49,8 +49,6 @@ class StartProgress:
         self._shares: dict[str, float] = {}  # by kind of line, the largest share that its progress bar has told
         self._looked: Look | None = None
         self._looked_at = now
-        self._read = 0
-        self._bytes: dict[str, int] = {}  # by name, the most there were
         self._worked_at = -math.inf
 
     def reached(self, what: str, now: float) -> None:
@@ -73,18 +71,19 @@ class StartProgress:
             self._shares[kind] = share
 
     def looked(self, look: Look, now: float) -> None:
-        """Record a reading from outside. Growing folders or GPU memory, and bytes read, are signs of progress."""
-        for name, size in look.sizes.items():
-            known = self._bytes.get(name)
-            if known is not None and size > known:
-                self.reached(f"{name} grew by {(size - known) / MIB:.1f} MiB", now)
-            self._bytes[name] = max(size, known or 0)
+        """Record a reading from outside. Growing GPU memory and bytes moved are signs of progress, by another process
+        than before too: compilers come and go. The first reading only tells how much there was."""
         before, seconds = self._looked, now - self._looked_at
-        if before is not None and look.read >= self._read + READ_LEAST:
-            self.reached(f"it read {(look.read - self._read) / MIB:.0f} MiB", now)
-        if before is not None and seconds > 0 and look.cpu - before.cpu >= BUSY * seconds:
+        self._looked, self._looked_at = look, now
+        if before is None:
+            return
+        moved = sum(max(0, size - before.moved.get(pid, 0)) for pid, size in look.moved.items())
+        if moved >= MOVED_LEAST:
+            self.reached(f"it read and wrote {moved / MIB:.1f} MiB", now)
+        if look.gpu > before.gpu:
+            self.reached(f"its GPU memory grew by {(look.gpu - before.gpu) / MIB:.1f} MiB", now)
+        if seconds > 0 and look.cpu - before.cpu >= BUSY * seconds:
             self._worked_at = now
-        self._looked, self._looked_at, self._read = look, now, max(self._read, look.read)
 
     @property
     def ends_at(self) -> float:

@@ -28,13 +28,11 @@ from sidecar.process.adoption import end_orphans
 from sidecar.process.installed_flags import InstalledFlags
 from sidecar.process.ports import AddressTaken, clear_socket, free_port
 from sidecar.process.process import Process
-from sidecar.process.start_evidence import watched_folders
 from sidecar.process.vllm_engine import FAILURES, VllmEngine
 from sidecar.sizing.estimate import Sizing
 from sidecar.sizing.taught import NOTHING_LEARNT
 
 FLAGS_LOG = "_flags.log"  # no profile's name begins so
-NO_FOLDERS: Mapping[str, Path] = {}
 HELP_WITHIN = 120.0  # seconds for one help; as long as vLLM's import takes
 
 
@@ -171,7 +169,7 @@ class VllmEngines:
         if process.output.error is not None:
             self._say(f"{profile}: {process.output.error}")
         record = EngineRecord(process=process.record, gpus=gpus, size=size, settings=self.settings(profile))
-        return self._engine(profile, process, record, watched_folders(given, self._folder, env))
+        return self._engine(profile, process, record)
 
     async def adopt(self, profile: str, record: EngineRecord) -> VllmEngine:
         """Take over what an earlier sidecar started, which may be of a profile that has changed or gone since: see its
@@ -202,15 +200,13 @@ class VllmEngines:
         if left:
             self._say(f"processes that an earlier sidecar has left do not end: {', '.join(map(str, left))}")
 
-    def _engine(
-        self, profile: str, process: Process, record: EngineRecord, folders: Mapping[str, Path] = NO_FOLDERS
-    ) -> VllmEngine:
+    def _engine(self, profile: str, process: Process, record: EngineRecord) -> VllmEngine:
         given = self._config.models.get(profile)
         served = profile if given is None else self._config.served_name(profile)
         released = partial(self._taken.discard, record.process.address)
         return VllmEngine(
             process, record, profile, given, served,
-            folders=folders, clock=self._clock, say=self._say, released=released,
+            clock=self._clock, say=self._say, released=released,
         )  # fmt: skip
 
     # -- where ------------------------------------------------------------------------------------------------------

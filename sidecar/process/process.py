@@ -127,9 +127,9 @@ class Process:
         leader = self.record.pid if pinned else None
         return process_family.belongs(pid, self.record.engine, since=self.record.started, leader=leader)
 
-    def usage(self) -> tuple[float, int]:
-        """Seconds that its processes have run for, and bytes that they have read, all together. For a thread. Raises
-        OSError."""
+    def usage(self) -> tuple[float, dict[int, int]]:
+        """Seconds that its processes have run for together, and bytes that each has read and written, by pid. For a
+        thread. Raises OSError."""
         leader = self.record.pid if self._child or self.alive else None
         family = process_family.family(
             self.record.engine, since=self.record.started, leader=leader, known=tuple(self._known)

@@ -143,10 +143,10 @@ def family(
     return [seen for seen in people if seen.pid in found]
 
 
-def usage(family: Iterable[ProcessSnapshot]) -> tuple[float, int]:
-    """Seconds that these have run for, and bytes that they have read by calls or from a disk; 0 of whoever may not be
-    asked. Raises OSError."""
-    seconds, read = 0.0, 0
+def usage(family: Iterable[ProcessSnapshot]) -> tuple[float, dict[int, int]]:
+    """Seconds that these have run for, and bytes that each has read and written by calls, from a disk and to it, by
+    pid; without those that may not be asked. Raises OSError."""
+    seconds, moved = 0.0, {}
     for seen in family:
         seconds += seen.ran / os.sysconf("SC_CLK_TCK")
         try:
@@ -154,8 +154,8 @@ def usage(family: Iterable[ProcessSnapshot]) -> tuple[float, int]:
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue
         fields = dict(line.split(": ") for line in text.splitlines())
-        read += int(fields["rchar"]) + int(fields["read_bytes"])
-    return seconds, read
+        moved[seen.pid] = sum(int(fields[name]) for name in ("rchar", "wchar", "read_bytes", "write_bytes"))
+    return seconds, moved
 
 
 def belongs(pid: int, engine: str, *, since: int, leader: int | None) -> bool:

@@ -1,53 +1,42 @@
-"""Evidence of a start's progress: what its engine writes and reads, its CPU time, the folders and GPUs that it fills.
+"""Evidence of a start's progress: the lines of its engine, what its processes read and write, their CPU time, its GPUs.
 
-Folders and /proc are looked at in a thread, one look at a time, each bounded: a network file system that hangs costs
-one thread, and is no progress.
+/proc is looked at in a thread, one look at a time, each bounded: a look that hangs costs one thread, and is no
+progress.
 """
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import os
 import re
-from collections.abc import Callable, Mapping
-from functools import partial
-from pathlib import Path
-
-import msgspec
+from collections.abc import Callable
 
 from gateway.shared.threads import begin_in_thread
-from sidecar.core.profile import Profile
 from sidecar.core.start_progress import Look, StartProgress
 from sidecar.process.process import Process
-from sidecar.sizing.model_files import cache_folder, hub_folder
 
-GPU_MEMORY = "its GPU memory"
 LOOK_WITHIN = 10.0  # seconds for one look
-MOST_FILES = 20_000  # of one folder that are looked at
 MOST_LINES = 500  # of one reading that are judged, the last ones
 LINE_MOST = 4000  # bytes of a line that is being written
 
 
 class StartEvidence:
-    """Evidence of one engine's start, for `progress`. The engine's output is heard from here to `close`. `folders`: by
-    name. `gpu_bytes`: returns the most bytes that the engine has held of a GPU so far."""
+    """Evidence of one engine's start, for `progress`. The engine's output is heard from here to `close`.
+    `gpu_bytes`: returns the most bytes that the engine has held of a GPU so far."""
 
     def __init__(
         self,
         process: Process,
-        folders: Mapping[str, Path],
         progress: StartProgress,
         clock: Callable[[], float],
         gpu_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
         self._process = process
-        self._folders = folders
         self._progress = progress
         self._clock = clock
         self._gpu_bytes = gpu_bytes
         self._rest = b""
-        self._looking: concurrent.futures.Future[Look] | None = None
+        self._looking: concurrent.futures.Future[tuple[float, dict[int, int]]] | None = None
         self._hear("\n".join(process.output.ring.lines()).encode() + b"\n")
         process.output.heard = self._hear
 
@@ -67,67 +56,15 @@ class StartEvidence:
         """Look once from outside, and record the reading. A look that takes longer than LOOK_WITHIN seconds finds
         nothing."""
         if self._looking is None:
-            self._looking = begin_in_thread(partial(_look, self._process, self._folders), (OSError,))
+            self._looking = begin_in_thread(self._process.usage, (OSError,))
         asked = asyncio.wrap_future(self._looking)
         try:
             async with asyncio.timeout(LOOK_WITHIN):
-                found = await asyncio.shield(asked)
+                cpu, moved = await asyncio.shield(asked)
         except TimeoutError:
             return  # the next look waits for the same thread
         except OSError:
             self._looking = None
             return
         self._looking = None
-        sizes = {**found.sizes, GPU_MEMORY: self._gpu_bytes()}
-        self._progress.looked(msgspec.structs.replace(found, sizes=sizes), self._clock())
-
-
-def _look(process: Process, folders: Mapping[str, Path]) -> Look:
-    cpu, read = process.usage()
-    return Look(cpu=cpu, read=read, sizes={name: bytes_in(folder) for name, folder in folders.items()})
-
-
-def bytes_in(folder: Path) -> int:
-    """Bytes and blocks of the files in a folder, as many as are looked at; links are not followed. A file counts for
-    its length and for what the disk has of it, since a download may reserve its length at once."""
-    found, left, waiting = 0, MOST_FILES, [str(folder)]
-    while waiting and left > 0:
-        try:
-            with os.scandir(waiting.pop()) as entries:
-                for entry in entries:
-                    left -= 1
-                    if left < 0:
-                        break
-                    if entry.is_dir(follow_symlinks=False):
-                        waiting.append(entry.path)
-                        continue
-                    seen = entry.stat(follow_symlinks=False)
-                    found += seen.st_size + 512 * seen.st_blocks
-        except OSError:  # it is gone, or never was
-            continue
-    return found
-
-
-def watched_folders(profile: Profile, folder: Path, environment: Mapping[str, str]) -> dict[str, Path]:
-    """The folders that a start fills, by name: those of its model on a hub, and the caches of compiled code, as the
-    engine's `environment` says. `folder`: what names in the profile are relative to."""
-    get = environment.get
-    home = Path(get("HOME") or "/nonexistent")
-    cache = Path(get("XDG_CACHE_HOME") or home / ".cache")
-    found = {
-        "vLLM's cache": Path(get("VLLM_CACHE_ROOT") or cache / "vllm"),
-        "Triton's cache": Path(get("TRITON_CACHE_DIR") or home / ".triton" / "cache"),
-        "FlashInfer's cache": home / ".cache" / "flashinfer",
-        "DeepGEMM's cache": home / ".deep_gemm",
-        "the cache of torch's extensions": cache / "torch_extensions",
-        "CUDA's cache": home / ".nv" / "ComputeCache",
-    }
-    temporary = Path(get("TMPDIR") or "/tmp")  # noqa: S108 # where torch has it
-    inductor = get("TORCHINDUCTOR_CACHE_DIR") or temporary / f"torchinductor_{get('USER') or get('LOGNAME') or ''}"
-    found["Inductor's cache"] = Path(inductor)
-    downloads = profile.flags.get("download-dir")
-    for hub in (cache_folder(environment), None if downloads is None else folder / str(downloads)):
-        model = None if hub is None else hub_folder(profile.model_path, hub)
-        if model is not None and not (folder / profile.model_path).exists():
-            found[f"{profile.model_path} in {hub}"] = model
-    return found
+        self._progress.looked(Look(cpu=cpu, moved=moved, gpu=self._gpu_bytes()), self._clock())

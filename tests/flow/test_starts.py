@@ -150,7 +150,7 @@ def test_any_start_ends_within_a_look_of_its_stall_and_not_before(seed: int) -> 
 
         async def look() -> None:
             await asyncio.sleep(rng.uniform(0.0, 0.01))
-            progress.looked(Look(sizes={"f": grown[0]}), loop.time())
+            progress.looked(Look(gpu=grown[0]), loop.time())
 
         getting_on = asyncio.ensure_future(get_on())
         dead: asyncio.Future[None] = loop.create_future()

@@ -31,7 +31,6 @@ from sidecar.core.sleep import Level
 from sidecar.core.start_progress import Look, StartProgress
 from sidecar.process.engine_api import ApiError, EngineApi
 from sidecar.process.readiness import ready
-from sidecar.process.start_evidence import GPU_MEMORY
 from sidecar.sizing.claim import MOST
 from sidecar.sizing.taught import NOTHING_LEARNT
 
@@ -203,7 +202,7 @@ class ResidentEngine:
 
     async def _look(self) -> None:
         now = asyncio.get_running_loop().time()
-        self._progress.looked(Look(sizes={"its model's folder": self._fetched, GPU_MEMORY: self._gpu_bytes()}), now)
+        self._progress.looked(Look(moved={self.pid: self._fetched}, gpu=self._gpu_bytes()), now)
 
     def _ends(self, why: Shortage) -> NoReturn:
         """Write this, and end."""

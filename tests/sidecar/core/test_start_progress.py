@@ -59,20 +59,25 @@ def test_there_are_finitely_many_kinds_of_lines(monkeypatch: pytest.MonkeyPatch)
     assert start.at == 3.0
 
 
-def test_a_folder_that_grows_beyond_what_it_had_is_a_sign() -> None:
+def test_gpu_memory_that_grows_is_a_sign() -> None:
     start = made()
-    sizes = (50, 50, 80, 20, 80, 81)
-    for now, size in enumerate(sizes, 1):
-        start.looked(Look(sizes={"vLLM's cache": size * MIB}), float(now))
-        assert start.at == {1: 0.0, 2: 0.0, 3: 3.0, 4: 3.0, 5: 3.0, 6: 6.0}[now]
-    assert start.what == "vLLM's cache grew by 1.0 MiB"
+    for now, size in enumerate((50, 50, 80, 80), 1):
+        start.looked(Look(gpu=size * MIB), float(now))
+    assert (start.at, start.what) == (3.0, "its GPU memory grew by 30.0 MiB")
 
 
-def test_what_was_read_is_a_sign_unless_it_is_a_little_of_proc() -> None:
+def test_what_was_moved_is_a_sign_unless_it_is_a_little_of_proc() -> None:
     start = made()
-    for now, read in enumerate((500 * MIB, 500 * MIB + 9, 700 * MIB, 90 * MIB, 700 * MIB), 1):
-        start.looked(Look(read=read), float(now))
-    assert (start.at, start.what) == (3.0, "it read 200 MiB")
+    for now, moved in enumerate((500 * MIB, 500 * MIB + 9, 700 * MIB, 700 * MIB, 700 * MIB + 9), 1):
+        start.looked(Look(moved={7: moved}), float(now))
+    assert (start.at, start.what) == (3.0, "it read and wrote 200.0 MiB")
+
+
+def test_compilers_that_come_and_go_are_signs() -> None:
+    start = made()
+    for now in range(1, 9):
+        start.looked(Look(moved={7: 900 * MIB, 100 + now // 2: (9 if now < 7 else 0) * MIB}), float(now))
+        assert start.at == {1: 0.0, 2: 2.0, 3: 2.0, 4: 4.0, 5: 4.0}.get(now, 6.0)
 
 
 def test_cpu_time_alone_counts_until_one_stall_after_the_last_other_sign() -> None:
@@ -120,6 +125,6 @@ def test_laws_of_random_starts(seed: int) -> None:
                 grows = rng.choice((0, 0, 0, 1))
                 sign = now if grows and size else sign  # the first look only tells how much there is
                 size += grows if size else 1
-                start.looked(Look(cpu=cpu, sizes={"x": size}), now)
+                start.looked(Look(cpu=cpu, gpu=size), now)
         assert start.at == sign
         assert sign + STALL <= start.ends_at <= sign + 2 * STALL

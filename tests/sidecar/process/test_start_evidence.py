@@ -1,4 +1,4 @@
-"""Evidence of a start's progress: what real processes write and read, their CPU time, and the folders they fill."""
+"""Evidence of a start's progress: what real processes write and read, and their CPU time."""
 
 from __future__ import annotations
 
@@ -12,16 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from gateway.shared.files.units import MIB
 from sidecar.core import start_progress
 from sidecar.core.addresses import EngineAddress
-from sidecar.core.profile import Profile
 from sidecar.core.start_progress import StartProgress
 from sidecar.process import start_evidence
 from sidecar.process.engine_api import ApiError, EngineApi
 from sidecar.process.process import Process
 from sidecar.process.readiness import ready
-from sidecar.process.start_evidence import StartEvidence, bytes_in, watched_folders
+from sidecar.process.start_evidence import StartEvidence
 from tests.sidecar.nothing_left import gone, nothing_left
 
 pytestmark = pytest.mark.slow  # processes and seconds: `make check` has enough of them
@@ -34,6 +32,7 @@ while True:
     print(time.time(), "No available shared memory broadcast block", flush=True)
     {}
 """
+COMPILER = "import time; open('/dev/zero', 'rb').read(9_000_000); time.sleep(2.0)"
 SLEEPS, SPINS = "time.sleep(0.1)", "for _ in range(3_000_000): pass"
 
 
@@ -44,10 +43,9 @@ def clean() -> Iterator[None]:
 
 
 class Start:
-    """A program that never gets ready; `folder`: one that it fills."""
+    """A program that never gets ready."""
 
     def __init__(self, program: str, tmp_path: Path, stall: float = STALL) -> None:
-        self.folder = tmp_path / "cache"
         self.began = time.monotonic()
         argv = [sys.executable, "-c", program]
         address = EngineAddress(uds=str(tmp_path / "socket"))
@@ -56,8 +54,7 @@ class Start:
         )
         self.progress = StartProgress(time.monotonic(), stall)
         self.gpu_bytes = 0
-        folders = {"the cache": self.folder}
-        self.evidence = StartEvidence(self.process, folders, self.progress, time.monotonic, lambda: self.gpu_bytes)
+        self.evidence = StartEvidence(self.process, self.progress, time.monotonic, lambda: self.gpu_bytes)
 
     async def wrote(self, word: str) -> None:
         """Until a line of its output has this word."""
@@ -105,15 +102,16 @@ def test_a_hang_that_says_so_again_and_again_is_given_up_after_a_stall(tmp_path:
 
 def test_growth_of_its_gpu_memory_is_progress(tmp_path: Path) -> None:
     async def scene() -> None:
-        start = Start("import time; time.sleep(60)", tmp_path)
+        start = Start("import time; print('up', flush=True); time.sleep(60)", tmp_path)
         try:
+            await start.wrote("up")  # it reads nothing any more
             signs = []
             for size in (0, 1024**3, 1024**3):
                 start.gpu_bytes = size
                 await start.evidence.look()
                 signs.append(start.progress.what)
             began, *grown = signs
-            assert began == "its process began"
+            assert began == "it wrote 'up'"
             assert grown == ["its GPU memory grew by 1024.0 MiB"] * 2
         finally:
             start.evidence.close()
@@ -156,10 +154,11 @@ def test_cpu_time_of_a_child_counts_too(tmp_path: Path) -> None:
     "program",
     [
         "import sys, time\nfor n in range(1000): sys.stderr.write(f'\\rLoading: {n}/1000'); time.sleep(0.3)",
-        "import os, time\nos.mkdir('cache')\nwhile True:\n    open('cache/blob', 'ab').write(b'x' * 99999)\n    time.sleep(0.3)",  # noqa: E501
+        "import time\nfile = open('blob', 'ab')\nwhile True: file.write(b'x' * 999_999); time.sleep(0.3)",
+        f"import subprocess, sys\nwhile True: subprocess.run([sys.executable, '-c', {COMPILER!r}])",
         "import time\nfile = open('/dev/zero', 'rb')\nwhile True: file.read(9_000_000); time.sleep(0.3)",
     ],
-    ids=["a progress bar", "a folder", "reading"],
+    ids=["a progress bar", "writing", "compilers that come and go", "reading"],
 )
 def test_a_start_that_gets_on_goes_on_until_its_limit(program: str, tmp_path: Path) -> None:
     async def scene() -> None:
@@ -177,12 +176,12 @@ def test_a_look_that_hangs_is_no_progress_and_costs_one_thread(tmp_path: Path, m
         os.mkfifo(tmp_path / "fifo")
         hanging = [0]
 
-        def hangs(_: object) -> int:
+        def hangs(_: object) -> tuple[float, dict[int, int]]:
             hanging[0] += 1
             with open(tmp_path / "fifo", "rb") as file:
-                return len(file.read())
+                return 0.0, {1: len(file.read())}
 
-        monkeypatch.setattr(start_evidence, "bytes_in", hangs)
+        monkeypatch.setattr(Process, "usage", hangs)
         for _ in range(3):
             await start.evidence.look()
         assert (hanging, start.progress.what) == ([1], "its process began")
@@ -190,44 +189,8 @@ def test_a_look_that_hangs_is_no_progress_and_costs_one_thread(tmp_path: Path, m
         monkeypatch.undo()
         await start.evidence.look()
         await start.evidence.look()
-        start.folder.mkdir()
-        (start.folder / "file").write_bytes(b"x" * MIB)
-        await start.evidence.look()
-        assert start.progress.what.startswith("the cache grew by ")
+        assert start.progress.what.startswith("it read and wrote ")
         start.evidence.close()
         await start.process.terminate(5.0)
 
     run(scene)
-
-
-def test_a_folder_is_counted_without_links_and_only_so_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert bytes_in(tmp_path / "none") == 0
-    (tmp_path / "a" / "b").mkdir(parents=True)
-    (tmp_path / "a" / "b" / "one").write_bytes(b"x" * 5000)
-    before = bytes_in(tmp_path)
-    assert before >= 5000
-    (tmp_path / "a" / "again").symlink_to(tmp_path / "a")
-    assert bytes_in(tmp_path) - before < 5000
-    with open(tmp_path / "reserved", "wb") as file:
-        os.posix_fallocate(file.fileno(), 0, MIB)
-    reserved = bytes_in(tmp_path)
-    assert reserved >= before + MIB
-    monkeypatch.setattr(start_evidence, "MOST_FILES", 1)
-    assert bytes_in(tmp_path) < reserved
-
-
-def test_the_folders_that_a_start_fills_are_those_of_its_environment(tmp_path: Path) -> None:
-    env = {"HOME": "/home/u", "USER": "u", "HF_HOME": "/hub", "VLLM_CACHE_ROOT": "/fast/vllm"}
-    found = watched_folders(Profile(model_path="Qwen/Qwen3-8B", flags={"download-dir": "down"}), tmp_path, env)
-    assert found["vLLM's cache"] == Path("/fast/vllm")
-    assert found["Triton's cache"] == Path("/home/u/.triton/cache")
-    assert found["Inductor's cache"] == Path("/tmp/torchinductor_u")  # noqa: S108 # where torch has it
-    assert found["Qwen/Qwen3-8B in /hub/hub"] == Path("/hub/hub/models--Qwen--Qwen3-8B")
-    assert found[f"Qwen/Qwen3-8B in {tmp_path}/down"] == tmp_path / "down" / "models--Qwen--Qwen3-8B"
-    (tmp_path / "m").mkdir()
-    local = watched_folders(
-        Profile(model_path="m"), tmp_path, {"XDG_CACHE_HOME": "/c", "TORCHINDUCTOR_CACHE_DIR": "/i"}
-    )
-    assert local["vLLM's cache"] == Path("/c/vllm")
-    assert local["Inductor's cache"] == Path("/i")
-    assert not any(name.startswith("m in ") for name in local)
