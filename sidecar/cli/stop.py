@@ -47,8 +47,8 @@ def command(given: argparse.Namespace) -> int:
         raise Mistake("--all is for the sidecar and all its engines: it takes no MODEL")
     if given.model is not None:
         return order.carried_out(given, "stop")
-    if given.no_wait or given.json or given.timeout != order.TIMEOUT:
-        raise Mistake("--no-wait, --timeout and --json are for `sidecar stop MODEL`")
+    if given.timeout != order.TIMEOUT:
+        raise Mistake("--timeout is for `sidecar stop MODEL`")
     file = File(given.config)
     was_there = True
     try:

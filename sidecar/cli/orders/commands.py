@@ -42,8 +42,7 @@ the sidecar gives up or nothing can help. It tries again what has failed too oft
 `sidecar on` comes first. Afterwards the model sleeps or stops by its profile, as always.""",
     """\
   sidecar ensure llama-3-8b                      wait until it serves
-  sidecar ensure llama-3-8b --timeout 10m --json
-  sidecar ensure llama-3-8b --no-wait            only have it begun""",
+  sidecar ensure llama-3-8b --timeout 10m""",
 )
 SLEEP = OrderCommand(
     "sleep",
@@ -53,8 +52,7 @@ Gateways send the model nothing more; calls under way have 60 s to end, then the
 profile. Where they do not end in time it stays awake, and the command fails: no call is cut off. The next call wakes
 it. A profile with `sleep: null` or `pin: true` does not sleep: `sidecar stop MODEL` ends its engine.""",
     """\
-  sidecar sleep llama-3-8b
-  sidecar sleep llama-3-8b --no-wait""",
+  sidecar sleep llama-3-8b""",
 )
 OFF = OrderCommand(
     "off",
@@ -66,7 +64,6 @@ pin or `ensure` starts it, nor a restart of the sidecar: the state file keeps it
 profile of the same model, here or on another machine, goes on serving it.""",
     """\
   sidecar off llama-3-8b                         wait until its engine has ended
-  sidecar off llama-3-8b --no-wait
   sidecar on llama-3-8b                          the end of it""",
 )
 ON = OrderCommand(
