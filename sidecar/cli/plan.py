@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -15,12 +14,10 @@ from gateway.shared.command_line import argument
 from gateway.shared.files.yaml_file import written
 from gateway.shared.formatting import shown
 from gateway.shared.new_file import not_written, write_new
-from sidecar.cli import offline
 from sidecar.cli.errors import Impossible, Mistake
-from sidecar.cli.files import File, add_config, add_trial, gpus_folder
+from sidecar.cli.files import File, add_config
 from sidecar.cli.plan_on import gpu, planned, size, table
 from sidecar.cli.plan_turns import Machine, turn_table, turns
-from sidecar.control.client import NoSidecar, Rejected
 from sidecar.core.config import SidecarConfig
 from sidecar.core.engine_records import Unusable
 from sidecar.core.profile import KvMemory, Profile
@@ -30,7 +27,7 @@ from sidecar.sizing.memory import LITTLE
 DESCRIPTION = "Show what it takes to have a model run."
 EXAMPLES = """\
 Prints what the model needs and why, what each GPU has and who holds it, and the steps that would be taken now. Nothing
-is done. The sidecar that runs is asked; without one the plan is worked out from the file and the GPUs as they are.
+is done. The sidecar that runs is asked; without one, --gpu tells what a model needs.
 
 With --gpu it is worked out for GPUs that need not be here, from the sizes of the model's files alone, and no sidecar is
 asked: SIZE is what nvidia-smi shows, CUDA what vLLM shows of it (a little less); SIZE:unified is a GPU whose memory is
@@ -63,7 +60,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--propose", type=Path, metavar="FILE", help="with --all: write a file with which all take turns there"
     )
     parser.add_argument("--json", action="store_true", help="as JSON, with --gpu")
-    add_trial(parser)
 
 
 def command(given: argparse.Namespace) -> int:
@@ -80,14 +76,7 @@ def command(given: argparse.Namespace) -> int:
     profile = file.profile(given.model)
     if given.gpu:
         return _on(file, profile, given)
-    try:
-        text = file.client.ask("GET", f"/models/{quote(profile)}/plan").decode(errors="replace").rstrip("\n")
-    except Rejected as said:
-        raise Impossible(str(said)) from said
-    except NoSidecar:
-        text, usable = asyncio.run(offline.explained(file.config, file.folder, profile, gpus_folder(given)))
-        if not usable:
-            raise Impossible("\n".join(map(shown, text.split("\n")))) from None
+    text = file.ask(f"/models/{quote(profile)}/plan").decode(errors="replace").rstrip("\n")
     print("\n".join(map(shown, text.split("\n"))))
     return 0
 

@@ -88,9 +88,9 @@ class Manager:
 
     # -- its life ---------------------------------------------------------------------------------------------------
 
-    async def open(self, *, only_look: bool = False) -> None:
+    async def open(self) -> None:
         """Find the GPUs, the size of each model, and engines that an earlier sidecar has left. A model that cannot be
-        run says so in its report and harms no other. `only_look`: end no process, since no engine will be started."""
+        run says so in its report and harms no other."""
         await self.monitor.look()
         for name, times in self._known.times.items():
             if name in self.entries:
@@ -105,8 +105,7 @@ class Manager:
             if known is not None and known.off and known.serves():
                 self.steps.transition(known, "drain")
         records = [self.steps.record(model) for model in self.entries.values()]
-        if not only_look:
-            await self._engines.sweep({record.process.engine for record in records if record is not None})
+        await self._engines.sweep({record.process.engine for record in records if record is not None})
         self._keep()
 
     async def run(self) -> None:

@@ -35,12 +35,10 @@ def managed(
     folder: Path,
     sampler: Sampler,
     known: SavedState,
-    state: StateFile | None,
+    state: StateFile,
     gpus_from: Path | None,
-    say: Callable[[str], None] = say,
 ) -> Manager:
-    """The manager of this machine's engines, not opened yet. `known`: what the state file said; `state` None: nothing
-    is kept."""
+    """The manager of this machine's engines, not opened yet. `known`: what the state file said."""
     return Manager(
         config,
         engines_of(config, folder, known, gpus_from),
