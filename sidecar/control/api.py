@@ -1,7 +1,7 @@
 """Control API of the sidecar: state of this machine's models, and orders for them.
 
     GET  /healthz                                              for a supervisor of the process
-    GET  /v1/models /gpu /status /metrics                      models, GPUs, everything, for Prometheus
+    GET  /status /metrics                                      GPUs, models, gateways; for Prometheus
     GET  /models/{profile}/logs?lines=N  /models/{profile}/plan
     POST /models/{profile}/{ensure|sleep|stop|off|on}  answered at once, with the model's report
     POST /stop  {"engines": true|false}                        ends the sidecar, and its engines too or not
@@ -28,7 +28,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.shared.control.guard import Guard
-from gateway.shared.protocol import Ensured, ModelReport, encode
+from gateway.shared.protocol import Ensured, encode
 from sidecar.control.guard import HEADERS, HEALTH, ControlApiRules, error
 from sidecar.core.status import Status
 from sidecar.residency.manager import Manager
@@ -72,8 +72,6 @@ def control_app(api: Api, token: str | None) -> Starlette:
         routes=[
             Route(HEALTH, api.healthz),
             Route("/metrics", api.metrics),
-            Route("/v1/models", api.models),
-            Route("/gpu", api.gpu),
             Route("/status", api.status),
             Route("/stop", api.stop, methods=["POST"]),
             # :path, so that a model's name with a slash finds out that it is no profile.
@@ -96,7 +94,6 @@ class Api(msgspec.Struct, frozen=True, kw_only=True):
     """Answers of the control API, one method a route."""
 
     manager: Manager
-    started: int  # Unix seconds
     view: Callable[[], Status]
     exposition: Callable[[], bytes]
     end: Callable[[bool], None]  # begins the end of the sidecar; True: and of its engines
@@ -111,24 +108,6 @@ class Api(msgspec.Struct, frozen=True, kw_only=True):
     async def metrics(self, _: Request) -> Response:
         """Prometheus' text format."""
         return Response(self.exposition(), media_type=None, headers={"content-type": EXPOSITION})
-
-    async def models(self, _: Request) -> Response:
-        """OpenAI's list, one entry a profile, with how it is."""
-        return _json({"object": "list", "data": [self._model(report) for report in self.manager.models()]})
-
-    def _model(self, report: ModelReport) -> dict[str, Any]:
-        told = {"id": report.model, "object": "model", "created": self.started, "owned_by": "weir"}
-        return told | {
-            "profile": report.profile,
-            "state": report.state,
-            "pending": report.pending,
-            "ready_in": report.ready_in,
-            "max_model_len": report.context_length,
-        }
-
-    async def gpu(self, _: Request) -> Response:
-        """All GPUs, as in reports to gateways."""
-        return _json({"gpus": self.manager.gpus()})
 
     async def status(self, _: Request) -> Response:
         """A `Status`."""
@@ -252,7 +231,7 @@ async def _not_here(_: Request, exception: Exception) -> Response:
         methods = ", ".join(sorted(exception.headers["Allow"].split(", ")))
         return error(405, "method_not_allowed", f"This path takes {methods}.", {"allow": methods})
     message = (
-        "The sidecar answers GET /healthz, /metrics, /v1/models, /gpu, /status, /models/PROFILE/logs and "
-        "/models/PROFILE/plan, POST /models/PROFILE/{ensure|sleep|stop|off|on} and /stop."
+        "The sidecar answers GET /healthz, /metrics, /status, /models/PROFILE/logs and /models/PROFILE/plan, "
+        "POST /models/PROFILE/{ensure|sleep|stop|off|on} and /stop."
     )
     return error(404, "not_found", message)

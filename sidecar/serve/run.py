@@ -140,7 +140,6 @@ def api_of(manager: Manager, view: StatusView, ending: Shutdown) -> Api:
     """The answers of the control API."""
     return Api(
         manager=manager,
-        started=int(time.time()),
         view=view.status,
         exposition=Metrics(manager, view.status).exposition,
         end=ending.ask,
