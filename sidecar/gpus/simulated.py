@@ -9,15 +9,12 @@ The folder is hardware and driver in one. Every file holds one line of ASCII:
 and these are faults, put there and removed by whoever wants them:
 
     error                the driver fails, with this text; a FIFO instead of a file: it hangs until one writes to it
-    GPU-0.error          GPU 0 fails, with this text
     GPU-0.lost           GPU 0 has fallen off the bus
-    GPU-0.mig            GPU 0 is divided by MIG
-    GPU-0.return         memory of GPU 0 is free again only this many seconds after it was given up; inf: never
 
 A process claims and resizes by writing its file (under another name first that begins with a dot, then renamed, so
 that nobody reads half of it) and releases by removing it. Whoever ends, by SIGKILL too, has released: the file of a
-process that has ended does not count, and is removed by the next snapshot once its memory is free again. `claim` does
-all this; a program that may not import it needs no more than the two lines above.
+process that has ended does not count, and is removed by the next snapshot. `claim` does all this; a program that may
+not import it needs no more than the two lines above.
 """
 
 from __future__ import annotations
@@ -25,8 +22,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -38,7 +34,6 @@ from sidecar.core.gpus import GPU, GPUError, Selection, chosen
 _CLAIM = re.compile(r"GPU-(?P<index>[0-9]+)\.(?P<pid>[0-9]+)\.(?P<start>[0-9]+)")
 ENTRY_BYTES = 4096  # of a file in the folder that are read
 _LOST = "it has fallen off the bus (simulated)"
-_MIG = "it is divided by MIG, and the sidecar uses whole GPUs (simulated)"
 
 
 class OutOfMemory(Exception):
@@ -53,15 +48,6 @@ class HeldMemory(msgspec.Struct, frozen=True):
     pid: int
     size: int
     alive: bool
-
-
-class Late(msgspec.Struct, frozen=True):
-    """Memory that was given up at `since`, as far as the driver noticed, and is perhaps not free yet."""
-
-    name: str
-    index: int
-    size: int
-    since: float
 
 
 def lay_out(folder: Path, sizes: Sequence[int]) -> None:
@@ -80,11 +66,10 @@ def total_of(folder: Path, index: int) -> int:
 
 
 def free(folder: Path, index: int) -> int:
-    """Bytes that other processes leave of a GPU; those that ended count while a `return` fault keeps their memory.
-    Raises GPUError if there is no such GPU."""
-    own, late = _own(index), (folder / f"GPU-{index}.return").exists()
+    """Bytes that other processes leave of a GPU. Raises GPUError if there is no such GPU."""
+    own = _own(index)
     others = (each for each in _claims(folder) if each.index == index and each.name != own)
-    return total_of(folder, index) - sum(each.size for each in others if each.alive or late)
+    return total_of(folder, index) - sum(each.size for each in others if each.alive)
 
 
 def claim(folder: Path, sizes: Mapping[int, int]) -> None:
@@ -114,19 +99,12 @@ def claim(folder: Path, sizes: Mapping[int, int]) -> None:
 
 
 class SimulatedGPUs:
-    """The GPUs of a folder (`core.gpus.GPUs`). `clock` gives monotonic seconds, for memory that returns late.
+    """The GPUs of a folder (`core.gpus.GPUs`)."""
 
-    Lateness counts from the snapshot that first saw the memory given up. A new object on the same folder knows of it
-    only where its process has ended, and then counts anew.
-    """
-
-    def __init__(self, folder: Path, select: Selection = "all", *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, folder: Path, select: Selection = "all") -> None:
         self.driver = "simulated"
         self._folder = folder
         self._select = select
-        self._clock = clock
-        self._held: dict[str, HeldMemory] = {}
-        self._late: list[Late] = []
 
     def snapshot(self) -> tuple[GPU, ...]:
         """Each selected GPU as it is now. Raises GPUError (the fault, or a folder that is none) and Unselectable."""
@@ -137,36 +115,20 @@ class SimulatedGPUs:
         if not totals:
             raise GPUError(f"there is no simulated GPU in {self._folder}")
         indices = chosen(self._select, [_uuid(index) for index in range(len(totals))], None)
-        self._notice()
-        return tuple(self._gpu(index, totals[index]) for index in indices)
+        held = []
+        for each in _claims(self._folder):
+            if each.alive:
+                held.append(each)
+            else:
+                (self._folder / each.name).unlink(missing_ok=True)
+        return tuple(self._gpu(index, totals[index], held) for index in indices)
 
     def close(self) -> None:
         """Nothing is open."""
 
-    def _notice(self) -> None:
-        """Compare what is held with what was, and put on the late list what was given up."""
-        now = self._clock()
-        claims = {each.name: each for each in _claims(self._folder)}
-        for name, was in (claims | self._held).items():
-            claim = claims.get(name)
-            given_up = was.size - (claim.size if claim is not None and claim.alive else 0)
-            if given_up > 0:
-                self._late.append(Late(name, was.index, given_up, now))
-        self._late = [
-            late for late in self._late if now - late.since < _seconds(self._folder, f"GPU-{late.index}.return")
-        ]
-        kept = {late.name for late in self._late}
-        self._held = {name: msgspec.structs.replace(each, size=each.size * each.alive) for name, each in claims.items()}
-        for name, claim in claims.items():
-            if not claim.alive and name not in kept:
-                (self._folder / name).unlink(missing_ok=True)
-                del self._held[name]
-
-    def _gpu(self, index: int, total: int) -> GPU:
-        processes = {each.pid: each.size for each in self._held.values() if each.index == index and each.alive}
-        late = sum(each.size for each in self._late if each.index == index)
-        used = min(total, sum(processes.values()) + late)
-        refused = _MIG if (self._folder / f"GPU-{index}.mig").exists() else ""
+    def _gpu(self, index: int, total: int, held: Sequence[HeldMemory]) -> GPU:
+        processes = {each.pid: each.size for each in held if each.index == index}
+        used = min(total, sum(processes.values()))
         gpu = GPU(
             index=index,
             uuid=_uuid(index),
@@ -175,12 +137,8 @@ class SimulatedGPUs:
             used=used,
             free=total - used,
             processes=processes,
-            refused=refused,
         )
-        if (self._folder / f"GPU-{index}.lost").exists():
-            return gpu.unreadable(_LOST)
-        fault = _text(self._folder, f"GPU-{index}.error")
-        return gpu if fault is None else gpu.unreadable(f"NVML: {fault or 'unknown error'} (simulated)")
+        return gpu.unreadable(_LOST) if (self._folder / f"GPU-{index}.lost").exists() else gpu
 
 
 def _uuid(index: int) -> str:
@@ -236,15 +194,6 @@ def _bytes(folder: Path, name: str) -> int | None:
     if not text.isdecimal():
         raise GPUError(f"{folder / name} holds {text[:40]!r}, where a number of bytes belongs")
     return int(text)
-
-
-def _seconds(folder: Path, name: str) -> float:
-    """The seconds in a file, 0 without the file; inf is a number of them. Raises GPUError for anything else."""
-    text = _text(folder, name) or "0"
-    try:
-        return float(text)
-    except ValueError:
-        raise GPUError(f"{folder / name} holds {text[:40]!r}, where seconds or inf belong") from None
 
 
 @contextmanager

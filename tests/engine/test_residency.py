@@ -19,7 +19,7 @@ from loadtest.engine.faults import Faults, faults_of
 from loadtest.engine.profile_file import profiles
 from loadtest.processes import Child, answers, get, until
 from sidecar.core.diagnosis import diagnosis
-from sidecar.gpus.simulated import OutOfMemory, SimulatedGPUs, claim, free, lay_out
+from sidecar.gpus.simulated import OutOfMemory, SimulatedGPUs, claim, lay_out
 from tests.engine.test_sim_faults import ask, faults, send, text
 
 pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
@@ -276,13 +276,6 @@ def test_it_says_that_it_sleeps_while_it_waits_to(sim: Start) -> None:
 
 
 # -- the folder -------------------------------------------------------------------------------------------------------
-
-
-def test_memory_of_the_dead_counts_while_it_returns_late(gpus: Path) -> None:
-    (gpus / "GPU-0.999999999.1").write_text(str(HALF))
-    assert [free(gpus, index) for index in (0, 1)] == [TOTAL, TOTAL]
-    (gpus / "GPU-0.return").write_text("inf")
-    assert [free(gpus, index) for index in (0, 1)] == [HALF, TOTAL]
 
 
 def test_what_one_gpu_refuses_is_taken_of_none(gpus: Path) -> None:

@@ -92,10 +92,11 @@ def test_a_driver_that_hangs_costs_one_thread_and_no_waiting(folder: Path) -> No
 def test_a_bug_is_told_to_who_waits_and_shown(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[type[BaseException]] = []
     monkeypatch.setattr(threading, "excepthook", lambda arguments: shown.append(arguments.exc_type))
+    monkeypatch.setattr(SimulatedGPUs, "snapshot", lambda _: 1 / 0)
 
     async def main() -> None:
         with pytest.raises(ZeroDivisionError):
-            await Sampler(SimulatedGPUs(folder, clock=lambda: 1 / 0)).sample()
+            await Sampler(SimulatedGPUs(folder)).sample()
         await until(lambda: shown == [ZeroDivisionError])
 
     asyncio.run(main())
@@ -181,7 +182,7 @@ def wait_for(
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        gpus = SimulatedGPUs(folder, clock=loop.time)
+        gpus = SimulatedGPUs(folder)
 
         async def sample() -> tuple[GPU, ...]:
             waited.samples += 1
@@ -217,17 +218,16 @@ def test_three_quarters_are_enough(folder: Path, left: int, expected: bool) -> N
 
 
 def test_it_is_polled_until_every_gpu_has_it_back(folder: Path) -> None:
-    (folder / "GPU-0.return").write_text("1")
-    (folder / "GPU-1.return").write_text("3.1")
-    waited = wait_for(folder, 800, {0: 800, 1: 800})
+    def after(now: float) -> None:
+        claim(folder, {0: 0 if now >= 1.0 else 800, 1: 0 if now >= 3.1 else 800})
+
+    waited = wait_for(folder, 800, {0: 800, 1: 800}, 800, after)
     assert (waited.back, waited.seconds, waited.samples) == (True, 3.25, 14)
-    assert wait_for(folder, 800, {0: 800}).seconds == 1.0, "the other GPU is not its business"
+    assert wait_for(folder, 800, {0: 800}, 800, after).seconds == 1.0, "the other GPU is not its business"
 
 
-@pytest.mark.parametrize("after", ["5.1", "inf"])
-def test_it_is_given_up(folder: Path, after: str) -> None:
-    (folder / "GPU-1.return").write_text(after)
-    waited = wait_for(folder, 800, {0: 800, 1: 800})
+def test_it_is_given_up(folder: Path) -> None:
+    waited = wait_for(folder, 800, {0: 800, 1: 800}, 800)
     assert (waited.back, waited.seconds) == (False, 5.0)
 
 

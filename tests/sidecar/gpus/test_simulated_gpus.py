@@ -66,16 +66,6 @@ print(had > 0, most, flush=True)
 """
 
 
-class Clock:
-    """Monotonic seconds that pass when the test says so."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class Claimer:
     """A child process with memory on a simulated GPU."""
 
@@ -206,85 +196,11 @@ def test_a_claim_does_not_pass_to_another_process_of_its_pid(tmp_path: Path) -> 
     assert used(SimulatedGPUs(tmp_path)) == [0]
 
 
-@pytest.mark.parametrize("restarted", [False, True])
-def test_memory_of_the_dead_returns_late(tmp_path: Path, restarted: bool) -> None:
-    lay_out(tmp_path, [1000, 1000])
-    (tmp_path / "GPU-0.return").write_text("3")
-    clock = Clock()
-    gpus = SimulatedGPUs(tmp_path, clock=clock)
-    with claimer(BY_HAND, tmp_path, 0, 600) as child, claimer(BY_HAND, tmp_path, 1, 500) as other:
-        assert used(gpus) == [600, 500]
-        child.kill()
-        other.kill()
-        if restarted:
-            gpus = SimulatedGPUs(tmp_path, clock=clock)
-        assert used(gpus) == [600, 0], "late is one GPU's fault"
-        assert gpus.snapshot()[0].processes == {}
-        clock.now += 2.9
-        assert used(gpus) == [600, 0]
-        with pytest.raises(OutOfMemory):
-            claim(tmp_path, {0: 500})
-        clock.now += 0.2
-        assert used(gpus) == [0, 0]
-        claim(tmp_path, {0: 500})
-        assert used(gpus) == [500, 0]
-        claim(tmp_path, {0: 0})
-
-
-def test_what_is_given_up_in_life_returns_late_too(tmp_path: Path) -> None:
-    lay_out(tmp_path, [1000])
-    (tmp_path / "GPU-0.return").write_text("3")
-    clock = Clock()
-    gpus = SimulatedGPUs(tmp_path, clock=clock)
-    claim(tmp_path, {0: 800})
-    assert used(gpus) == [800]
-    claim(tmp_path, {0: 100})  # it went to sleep
-    assert used(gpus) == [800]
-    clock.now += 2
-    claim(tmp_path, {0: 0})
-    assert used(gpus) == [800]
-    clock.now += 1
-    assert used(gpus) == [100]
-    clock.now += 2
-    assert used(gpus) == [0]
-
-
-def test_memory_that_never_returns_until_the_fault_is_gone(tmp_path: Path) -> None:
-    lay_out(tmp_path, [1000])
-    (tmp_path / "GPU-0.return").write_text("inf")
-    clock = Clock()
-    gpus = SimulatedGPUs(tmp_path, clock=clock)
-    with claimer(BY_HAND, tmp_path, 0, 600) as child:
-        used(gpus)
-        child.kill()
-        clock.now += 1e9
-        assert used(gpus) == [600]
-        clock.now += 1e9
-        assert used(gpus) == [600]
-        (tmp_path / "GPU-0.return").unlink()
-        assert used(gpus) == [0]
-
-
-def test_what_is_held_late_and_taken_anew_is_never_more_than_there_is(tmp_path: Path) -> None:
-    lay_out(tmp_path, [1000])
-    (tmp_path / "GPU-0.return").write_text("inf")
-    gpus = SimulatedGPUs(tmp_path)
-    for size in (800, 0, 800):
-        claim(tmp_path, {0: size})
-        (gpu,) = gpus.snapshot()
-    assert (gpu.used, gpu.free) == (1000, 0)
-    claim(tmp_path, {0: 0})
-
-
 def test_faults_of_one_gpu(tmp_path: Path) -> None:
-    lay_out(tmp_path, [1000, 1000, 1000, 1000])
+    lay_out(tmp_path, [1000, 1000])
     (tmp_path / "GPU-0.lost").touch()
-    (tmp_path / "GPU-1.error").write_text("Unknown Error\n")
-    (tmp_path / "GPU-2.mig").touch()
-    lost, failed, divided, well = SimulatedGPUs(tmp_path).snapshot()
+    lost, well = SimulatedGPUs(tmp_path).snapshot()
     assert (lost.refused, lost.free, lost.readable) == ("it has fallen off the bus (simulated)", 0, False)
-    assert (failed.refused, failed.free, failed.readable) == ("NVML: Unknown Error (simulated)", 0, False)
-    assert (divided.refused[:23], divided.free, divided.readable) == ("it is divided by MIG, a", 1000, True)
     assert (well.refused, well.free) == ("", 1000)
     (tmp_path / "GPU-0.lost").unlink()
     assert SimulatedGPUs(tmp_path).snapshot()[0].refused == ""
@@ -309,7 +225,6 @@ def test_faults_of_the_whole(tmp_path: Path) -> None:
     [
         ("GPU-0.total", "80GiB", "GPU-0.total holds '80GiB', where a number of bytes belongs"),
         ("GPU-0.1.1", "-5", "holds '-5', where a number of bytes belongs"),
-        ("GPU-0.return", "soon", "holds 'soon', where seconds or inf belong"),
     ],
 )
 def test_files_that_say_something_else(tmp_path: Path, name: str, text: str, message: str) -> None:
@@ -323,7 +238,7 @@ def test_files_that_say_something_else(tmp_path: Path, name: str, text: str, mes
         gpus.snapshot()
 
 
-@pytest.mark.parametrize("name", ["GPU-0.total", "error", "GPU-0.error", "GPU-0.1.2"])
+@pytest.mark.parametrize("name", ["GPU-0.total", "error", "GPU-0.1.2"])
 def test_an_entry_that_is_a_folder_or_a_link_to_itself_is_told(tmp_path: Path, name: str) -> None:
     lay_out(tmp_path, [1000])
     entry = tmp_path / name
