@@ -1,14 +1,13 @@
-"""Command line and environment of an engine, made from its profile; flags that the installed vLLM lacks.
+"""Command line and environment of an engine, made from its profile.
 
 A profile's words are the same for every engine; only this module turns them into vLLM's own. The command starts a
-module with the interpreter that the file names: the module behind the `vllm` script, or, where that does not run, the
-API server's own, which newer versions warn of. A build for CPU has no metadata by the name of vllm, without which the
-script does not run.
+module with the interpreter that the file names: the module behind the `vllm` script, or, on CPU, the API server's own,
+which newer versions warn of. A build for CPU has no metadata by the name of vllm, without which the script does not
+run. A flag of the sidecar's own that an older vLLM refuses (OWN_FLAGS) is not given to it again.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +26,8 @@ SIMULATED = "loadtest.engine"
 # Sidecar and gateways ask these paths again and again: a line for each would push an engine's own lines out of its log.
 ACCESS_FLAG = "--disable-access-log-for-endpoints"
 ASKED_OFTEN = "/health,/metrics,/v1/models,/version,/is_sleeping"
+SOCKET_FLAG = "--uds"
+OWN_FLAGS = (ACCESS_FLAG, SOCKET_FLAG)
 # Every engine is both to vLLM: gateways obey the profile's role. An engine that cannot fetch a prompt reads it.
 NIXL: Mapping[str, str] = {
     "kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_load_failure_policy": "recompute",
@@ -49,11 +50,6 @@ OF_SIMULATED: Mapping[str, str] = {
     "scheduling-policy": "--scheduling-policy",
 }
 
-_USAGE_FLAG = re.compile(r"(?:\[|\| )(--[A-Za-z0-9][A-Za-z0-9_-]*)")
-# An option begins a line, two spaces in; prose and its examples stand further in. Its help begins two spaces later.
-_OPTION_LINE = re.compile(r"^ {2}(-\S(?:.*?))(?: {2,}.*)?$", re.MULTILINE)
-_OPTION_FLAG = re.compile(r"(?:^|, )(--[A-Za-z0-9][A-Za-z0-9_-]*)")
-
 
 def command(
     profile: Profile,
@@ -66,16 +62,15 @@ def command(
     sequences: int | None = None,
     context_length: int | None = None,
     lora_rank: int = 0,
-    quiet: bool = False,
-    launcher: tuple[str, ...] = CLI,
+    lacks: Collection[str] = (),
 ) -> tuple[str, ...]:
     """The command line that starts a profile's engine.
 
-    `own`: the sidecar's own interpreter, for an engine that names none. `launcher`: CLI or SERVER. `share`: of each
-    GPU, 0..1, what the engine may fill: what the plan has claimed for it, or what vLLM does by itself if None; where
-    the profile says the share, that is it. vLLM is told the share beside a cache of fixed size too, since it does not
-    start without that much free. `sequences`: `--max-num-seqs`, unless the profile says it, as is `context_length` for
-    `--max-model-len`. `lora_rank`: of its adapters. `quiet`: no access lines of ASKED_OFTEN.
+    `own`: the sidecar's own interpreter, for an engine that names none. `share`: of each GPU, 0..1, what the engine may
+    fill: what the plan has claimed for it, or what vLLM does by itself if None; where the profile says the share, that
+    is it. vLLM is told the share beside a cache of fixed size too, since it does not start without that much free.
+    `sequences`: `--max-num-seqs`, unless the profile says it, as is `context_length` for `--max-model-len`.
+    `lora_rank`: of its adapters. `lacks`: those of OWN_FLAGS that this vLLM does not know.
     """
     if engine.simulated is not None:
         return _simulated(profile, engine, served_name, address, own, share)
@@ -89,21 +84,12 @@ def command(
     if sequences is not None and "max-num-seqs" not in profile.flags:
         found += ["--max-num-seqs", str(sequences)]
     found += lora_arguments(profile, lora_rank)
-    found += [ACCESS_FLAG, ASKED_OFTEN] if quiet else []
+    found += [ACCESS_FLAG, ASKED_OFTEN] if ACCESS_FLAG not in lacks else []
     found += _argument("--kv-transfer-config", None if profile.kv_transfer is None else NIXL)
     for name, value in profile.flags.items():
         found += [f"--no-{name}"] if value is False else _argument(f"--{name}", value)
-    model = (MODEL, profile.model_path) if launcher == SERVER else (profile.model_path,)
-    return (engine.python or own, *launcher, *model, *found)
-
-
-def help_commands(engine: EngineSettings, own: str) -> tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]:
-    """Launchers, each with a command line that prints all flags of the installed engine, to be tried in order until
-    one exits with 0: older vLLMs know only the second. Either takes as long as the import of vLLM, about 20 s."""
-    if engine.simulated is not None:
-        return ((CLI, (own, "-m", SIMULATED, "--help")),)
-    python = engine.python or own
-    return tuple((launcher, (python, *launcher, ask)) for launcher in (CLI, SERVER) for ask in ("--help=all", "--help"))
+    launcher = (*SERVER, MODEL) if engine.device == "cpu" else CLI
+    return (engine.python or own, *launcher, profile.model_path, *found)
 
 
 def environment(
@@ -132,23 +118,6 @@ def environment(
     return found
 
 
-def known_flags(help_text: str) -> frozenset[str]:
-    """Every long flag in the text that an engine prints for --help, `--no-` forms and aliases among them.
-
-    They stand in the usage, in brackets, and at the beginning of the lines of the options; either alone will do. Flags
-    that the text only talks about are none.
-    """
-    usage, _, _ = help_text.partition("\n\n")
-    options = (flag for line in _OPTION_LINE.findall(help_text) for flag in _OPTION_FLAG.findall(line))
-    return frozenset([*_USAGE_FLAG.findall(usage), *options])
-
-
-def unsupported(argv: Sequence[str], flags: Collection[str]) -> tuple[str, ...]:
-    """The flags of a command line that the engine, whose `flags` are known, does not have. In order."""
-    given = [part.partition("=")[0] for part in argv if part.startswith("--")]
-    return tuple(flag for flag in given if flag not in flags)
-
-
 def _argument(flag: str, value: Any) -> list[str]:
     """A flag with its value; nothing where the value is None or False, the flag alone where it is True."""
     if value is None or value is False:
@@ -165,7 +134,7 @@ def _argument(flag: str, value: Any) -> list[str]:
 def _listen(address: EngineAddress) -> list[str]:
     """Always told: what vLLM does by itself is to listen for everybody."""
     if address.uds is not None:
-        return ["--uds", address.uds]
+        return [SOCKET_FLAG, address.uds]
     return ["--host", LOOPBACK, "--port", str(address.port)]
 
 

@@ -18,22 +18,18 @@ import msgspec
 
 from gateway.shared.protocol import SOCKETS_MARK
 from sidecar.core.addresses import LOOPBACK, TRANSFER_PORTS, AddressPool, EngineAddress
-from sidecar.core.arguments import ACCESS_FLAG, command, environment
+from sidecar.core.arguments import OWN_FLAGS, SOCKET_FLAG, command, environment
 from sidecar.core.config import SidecarConfig
 from sidecar.core.engine_records import EngineFacts, EngineFailed, EngineRecord
 from sidecar.core.inventory import Size
 from sidecar.core.lesson import FailedStart, Lesson, learn
 from sidecar.core.measured import Measured
 from sidecar.process.adoption import end_orphans
-from sidecar.process.installed_flags import InstalledFlags
 from sidecar.process.ports import AddressTaken, clear_socket, free_port
 from sidecar.process.process import Process
 from sidecar.process.vllm_engine import FAILURES, VllmEngine
 from sidecar.sizing.estimate import Sizing
 from sidecar.sizing.taught import NOTHING_LEARNT
-
-FLAGS_LOG = "_flags.log"  # no profile's name begins so
-HELP_WITHIN = 120.0  # seconds for one help; as long as vLLM's import takes
 
 
 class VllmEngines:
@@ -63,7 +59,7 @@ class VllmEngines:
         self._logs = folder / config.log_dir
         self._pool = self._given_pool = config.pool(str(folder.resolve()))
         self._taken: set[EngineAddress] = set()
-        self._installed = InstalledFlags(sidecar, own, self._logs / FLAGS_LOG, folder, say, within=HELP_WITHIN)
+        self._lacks: dict[str | None, set[str]] = {}  # by interpreter: those of OWN_FLAGS that its vLLM has refused
         self._sizing = Sizing(config, folder, environment)
 
     # -- size of a model --------------------------------------------------------------------------------------------
@@ -90,6 +86,20 @@ class VllmEngines:
         nothing new."""
         return learn(self._lessons.get(profile), failed, self.settings(profile))
 
+    def does_without(self, profile: str, refused: str) -> bool:
+        """Whether the line `refused`, of a vLLM that does not know its arguments, names a flag of the sidecar's own.
+        The next start goes without it."""
+        lacks = self._lacks.setdefault(self._config.engine_of(profile).python, set())
+        named = {flag for flag in OWN_FLAGS if flag in refused} - lacks
+        if SOCKET_FLAG in named and self._config.engine_addresses is not None:
+            return False
+        if SOCKET_FLAG in named:
+            self._pool = AddressPool()
+            old = "the installed vLLM is too old for unix sockets"
+            self._say(f"{profile}: {old}: engines listen on ports, {self._pool}, which every user here can reach")
+        lacks |= named
+        return bool(named)
+
     def settings(self, profile: str, config: SidecarConfig | None = None) -> str:
         """A digest that changes when the profile's engine would be started otherwise. Raises KeyError.
 
@@ -114,14 +124,6 @@ class VllmEngines:
 
     async def start(self, profile: str, gpus: tuple[int, ...], size: Size) -> VllmEngine:
         """Start its process; it is not ready yet. Raises EngineFailed, and KeyError."""
-        try:
-            return await self._start(profile, gpus, size)
-        except _NoSockets as error:
-            self._pool = AddressPool()
-            self._say(f"{profile}: {error}: engines listen on ports, {self._pool}, which every user here can reach")
-            return await self._start(profile, gpus, size)
-
-    async def _start(self, profile: str, gpus: tuple[int, ...], size: Size) -> VllmEngine:
         given, engine = self._config.models[profile], self._config.engine_of(profile)
         with self._failing():
             address = self._free_address(profile)
@@ -133,7 +135,6 @@ class VllmEngines:
             with self._failing():
                 env = environment(given, engine, gpus, self._environment, address.transfer_port)
                 self._make(self._logs, "engines' output is kept in memory alone")
-                launcher = await self._installed.launcher(engine, env)
                 argv = command(
                     given,
                     engine,
@@ -144,17 +145,8 @@ class VllmEngines:
                     sequences=size.sequences,
                     context_length=size.context_length,
                     lora_rank=size.lora_rank,
-                    quiet=self._installed.has(engine, ACCESS_FLAG),
-                    launcher=launcher,
+                    lacks=self._lacks.get(engine.python, ()),
                 )
-                lacking = self._installed.lacking(engine, argv)
-                if lacking == ("--uds",) and self._config.engine_addresses is None:
-                    raise _NoSockets("the installed vLLM is too old for unix sockets")
-                if lacking:
-                    raise EngineFailed(
-                        f"the installed {'engine' if engine.simulated else 'vLLM'} does not know {', '.join(lacking)}: "
-                        "take that out of the profile, or install a version that does"
-                    )
                 process = Process.spawn(
                     argv,
                     env=env,
@@ -246,10 +238,6 @@ class VllmEngines:
             yield
         except FAILURES as error:
             raise EngineFailed(str(error)) from error
-
-
-class _NoSockets(Exception):
-    """The installed engine can listen on ports alone."""
 
 
 def measurement(settings: str, peak: int, settled: int, kv: int) -> Measured | None:

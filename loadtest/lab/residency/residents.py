@@ -401,6 +401,9 @@ class ResidentEngines:
         where = given.model_path, given.gpus, given.tensor_parallel
         return msgspec.json.encode((model, where, given.flags, given.context_length, given.sleeps is None)).decode()
 
+    def does_without(self, profile: str, refused: str) -> bool:
+        return False
+
     def lesson(self, profile: str, failed: FailedStart) -> Lesson | None:
         return learn(self.lessons.get(profile), failed, self.settings(profile))
 

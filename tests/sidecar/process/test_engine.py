@@ -31,7 +31,7 @@ from sidecar.gpus.simulated import SimulatedGPUs, lay_out
 from sidecar.process.engine import VllmEngines, measurement
 from sidecar.process.process_family import marker_of
 from sidecar.residency.effects import Engine, Engines
-from tests.sidecar.nothing_left import children, gone, nothing_left
+from tests.sidecar.nothing_left import gone, nothing_left
 
 pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
 
@@ -40,16 +40,9 @@ WITHIN = 60.0  # seconds that any of these may take on a busy machine
 PROGRAM = """#!{python} -ISu
 import os, sys, time
 folder = os.path.dirname(os.path.abspath(__file__))
-if any(part.startswith("--help") for part in sys.argv):
-    with open(folder + "/asked", "a") as asked:
-        print(sys.argv[-1], file=asked)
-    {help}
-    sys.exit(0)
 def given(flag): return sys.argv[sys.argv.index(flag) + 1]
 {body}
 """
-FLAGS = "model served-model-name host port uds enable-sleep-mode gpu-memory-utilization tensor-parallel-size"
-HELP = f"print('usage: x', *('[--' + flag + ' X]' for flag in '{FLAGS}'.split()))"
 # An API server of its own small kind. `answers` in its folder overrules what it says: JSON, path to status and body;
 # status 0: no answer.
 SERVES = """
@@ -104,10 +97,10 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(bounded())
 
 
-def vllm(folder: Path, body: str, *, answers_help: str = HELP) -> str:
+def vllm(folder: Path, body: str) -> str:
     """The `engine:` of a file whose vLLM is `body`."""
     program = folder / "python"
-    program.write_text(PROGRAM.format(python=sys.executable, help=answers_help, body=body))
+    program.write_text(PROGRAM.format(python=sys.executable, body=body))
     program.chmod(0o755)
     return f"{{python: {program}}}"
 
@@ -418,32 +411,42 @@ def test_the_size_of_the_cache_is_what_the_smallest_worker_says(tmp_path: Path) 
 # -- what it is told --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("knows", [True, False])
-def test_access_lines_of_what_is_asked_often_are_off_where_the_installed_vllm_can(tmp_path: Path, knows: bool) -> None:
+TWO = "m: {model_path: x}\nn: {model_path: x}"
+REFUSES = """
+refused = [flag for flag in ("--uds", "--disable-access-log-for-endpoints") if flag in sys.argv]
+if refused:
+    sys.exit("vllm serve: error: unrecognized arguments: " + " /x ".join(refused))
+"""
+
+
+@pytest.mark.parametrize("pool", [None, ""])
+def test_flags_of_ours_that_an_older_vllm_refuses_are_not_given_to_it_again(tmp_path: Path, pool: str | None) -> None:
     async def scenario() -> None:
-        help_ = HELP.replace("model served", "disable-access-log-for-endpoints model served") if knows else HELP
-        box = Box(tmp_path, vllm(tmp_path, "print(sys.argv)\n" + SERVES, answers_help=help_))
-        engine = await box.start()
-        told = await first_line(engine)
-        assert ("'--disable-access-log-for-endpoints', '/health,/metrics,/v1/models," in told) is knows
-        await engine.stop()
-
-    run(scenario)
-
-
-def test_flags_that_the_installed_vllm_does_not_have_are_named_before_the_start(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        flags = "{enable-prefix-caching: false, seed: 1, max-num-seqs: 8}"
         box = Box(
-            tmp_path, vllm(tmp_path, SERVES), models=f"m: {{model_path: x, flags: {flags}}}\nn: {{model_path: x}}"
+            tmp_path, vllm(tmp_path, REFUSES + SERVES), models="m: {model_path: x}\nn: {model_path: x}", pool=pool
         )
-        refused = str(await box.failed(box.start))
-        assert "the installed vLLM does not know --no-enable-prefix-caching, --seed, --max-num-seqs: " in refused
-        engine = await box.start("n")
+        engine = await box.start()
+        error = await box.failed(engine.ready)
         await engine.stop()
-        assert (tmp_path / "asked").read_text() == "--help=all\n", "once for each interpreter"
+        assert error.found is not None
+        assert (error.found.kind, error.found.refused_arguments) == ("bad_flag", True)
+        assert box.engines.does_without("m", error.found.line)
+        assert not box.engines.does_without("m", error.found.line), "once is enough"
+        for name in "mn":
+            engine = await box.start(name)
+            await engine.ready()
+            await engine.stop()
+        old = "m: the installed vLLM is too old for unix sockets: engines listen on ports, 8100-8199"
+        assert [line[: len(old)] for line in box.said] == ([old] if pool is None else [])
 
     run(scenario)
+
+
+def test_a_flag_of_the_profile_and_a_socket_that_was_asked_for_stay(tmp_path: Path) -> None:
+    box = Box(tmp_path, vllm(tmp_path, SERVES), pool=f"unix:{tmp_path}")
+    assert not box.engines.does_without("m", "vllm serve: error: unrecognized arguments: --seed 1")
+    assert not box.engines.does_without("m", "vllm serve: error: unrecognized arguments: --uds /x")
+    assert box.said == []
 
 
 def test_engines_listen_where_nobody_else_can_go_unless_told_otherwise(tmp_path: Path) -> None:
@@ -472,69 +475,6 @@ def test_a_folder_of_somebody_elses_is_not_used(tmp_path: Path, monkeypatch: pyt
         assert "belongs to another user: give engine_addresses a folder of this one's" in str(
             await box.failed(box.start)
         )
-
-    run(scenario)
-
-
-def test_a_vllm_without_sockets_gets_ports_and_that_is_said(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        old = vllm(tmp_path, SERVES, answers_help=HELP.replace(" uds ", " "))
-        box = Box(tmp_path, old, pool=None)
-        engine = await box.start()
-        assert engine.url.startswith("http://127.0.0.1:81")
-        (said,) = box.said
-        assert said.startswith("m: the installed vLLM is too old for unix sockets: engines listen on ports, 8100-8199")
-        await engine.stop()
-
-    run(scenario)
-
-
-async def told(engine: Engine) -> list[str]:
-    """Its command line; the kernel has it a moment after the process begins."""
-    file = Path("/proc") / str(pid_of(engine)) / "cmdline"
-    async with asyncio.timeout(60):
-        while not (words := file.read_text()):
-            await asyncio.sleep(0.01)
-    return words.split("\0")
-
-
-def test_where_the_script_does_not_run_the_server_itself_is_started(tmp_path: Path) -> None:
-    """As of a build whose metadata has another name."""
-
-    async def scenario() -> None:
-        answers = "sys.exit('no package metadata was found') if 'serve' in sys.argv else " + HELP
-        box = Box(tmp_path, vllm(tmp_path, SERVES, answers_help=answers), models="m: {model_path: x}")
-        engine = await box.start()
-        arguments = await told(engine)
-        assert "vllm.entrypoints.openai.api_server" in arguments
-        assert arguments[arguments.index("--model") + 1] == "x"
-        assert (tmp_path / "asked").read_text() == "--help=all\n" * 2, "not once more where it cannot run at all"
-        assert box.said == []
-        await engine.stop()
-
-    run(scenario)
-
-
-HELPLESS = [
-    ("sys.exit('ImportError: no torch')", "its help cannot be had: ImportError: no torch"),
-    ("time.sleep(99)", "has not ended within 0.2 s"),
-    ("print('usage: [--port X]'); sys.exit(1)", "usage: [--port X]"),
-    ("pass", "its help cannot be had: it says nothing"),
-]
-
-
-@pytest.mark.parametrize(("answers", "why"), HELPLESS)
-def test_without_a_help_nothing_is_refused(
-    tmp_path: Path, answers: str, why: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sidecar.process.engine.HELP_WITHIN", 0.2 if "99" in answers else WITHIN)
-
-    async def scenario() -> None:
-        box = Box(tmp_path, vllm(tmp_path, SERVES, answers_help=answers))
-        engine = await box.start()
-        await engine.stop()
-        assert [line for line in box.said if why in line] == box.said
-        assert len(box.said) == 1
 
     run(scenario)
 
@@ -580,8 +520,7 @@ def test_engines_that_exchange_kv_caches_have_a_side_channel_each(tmp_path: Path
 
     async def scenario() -> None:
         fields = "{model_path: x, sleep: null, kv_transfer: both}"
-        help_ = HELP.replace("split()", "split() + ['kv-transfer-config']")
-        box = Box(tmp_path, vllm(tmp_path, said, answers_help=help_), models=f"m: {fields}\nn: {fields}\no: {fields}")
+        box = Box(tmp_path, vllm(tmp_path, said), models=f"m: {fields}\nn: {fields}\no: {fields}")
         first, second = await box.start("m"), await box.start("n")
         ports = [int(await first_line(engine)) for engine in (first, second)]
         assert ports[0] != ports[1]
@@ -723,19 +662,6 @@ async def cancelled(doing: Coroutine[Any, Any, object], begun: Callable[[], bool
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-
-
-def test_a_start_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        first = int(free_ports().partition("-")[0])
-        box = Box(tmp_path, vllm(tmp_path, SERVES, answers_help="time.sleep(99)"), pool=f"{first}-{first}")
-        others = children()
-        for _ in range(2):  # its port is free again
-            await cancelled(box.start(), (tmp_path / "asked").exists)
-            (tmp_path / "asked").unlink()
-            assert children() <= others
-
-    run(scenario)
 
 
 def test_what_is_cancelled_meanwhile_leaves_the_engine_as_it_is(tmp_path: Path) -> None:
