@@ -67,7 +67,7 @@ class SidecarProcess:
     async def _begin(self) -> None:
         """Back when it listens. Raises RuntimeError, or OSError where no process can be made."""
         self._child = await asyncio.create_subprocess_exec(
-            *(*COMMAND, "serve", "--config", str(self.config), *self._flags, "--die-with-parent"),
+            *(*COMMAND, "serve", "--config", str(self.config), *self._flags, "--end-with-parent", "--end-engines"),
             env={**os.environ, **self._environment},
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,

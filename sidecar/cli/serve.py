@@ -33,8 +33,7 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config(parser)
     parser.add_argument("--end-engines", action="store_true", help="end the engines whenever the sidecar ends")
-    parser.add_argument("--die-with-parent", action="store_true", help="end, engines too, when standard input ends")
-    parser.add_argument("--end-with-parent", action="store_true", help="end, without them, when standard input ends")
+    parser.add_argument("--end-with-parent", action="store_true", help="end when standard input ends")
     parser.add_argument(
         "--gateway", metavar="URL", help="the control port of a gateway to report to, beside the file's"
     )
@@ -60,7 +59,6 @@ def command(given: argparse.Namespace) -> int:
         ca=file.ca,
         gpus_from=gpus_folder(given),
         end_engines=given.end_engines,
-        die_with_parent=given.die_with_parent,
         end_with_parent=given.end_with_parent,
         log_format=given.log_format,
     )

@@ -2,8 +2,7 @@
 
 vLLM gets new flags with every release. One that moves an engine's socket, takes another GPU or loads code would make
 the sidecar's knowledge of it untrue; so flags are allowed by name. The list has the flags in the help of vLLM 0.32 that
-an operator may want, and a few that only older versions have. arguments.py finds in its help whether the installed vLLM
-has a flag.
+an operator may want, and a few that only older versions have. The start tells whether the installed vLLM has a flag.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class StartError(Exception):
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Options of the command line. `file` is where `config` was read, with `gateway` beside its gateways; `tokens`,
     `ca`: the content of files that it names; `gpus_from`: a folder that simulates GPUs. Where standard input ends, so
-    does a sidecar that is to `end_with_parent`, and one that is to `die_with_parent` with its engines."""
+    does a sidecar that is to `end_with_parent`. One that is to `end_engines` ends them with it always."""
 
     announce: Callable[[Status], None]  # called once everything listens
     file: Path
@@ -69,7 +69,6 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     ca: str | None = None
     gpus_from: Path | None = None
     end_engines: bool = False
-    die_with_parent: bool = False
     end_with_parent: bool = False
     log_format: str | None = None  # json, text; None: text on a terminal, else json
 
@@ -252,11 +251,11 @@ class Shutdown:
         self.engines = False
         self.patient = True
         self._loop = loop
-        self._die = options.die_with_parent
+        self._end_engines = options.end_engines
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.ask, options.end_engines or options.die_with_parent)
+            loop.add_signal_handler(number, self.ask, options.end_engines)
         self.on_hangup(lambda: None)  # a terminal that closes ends neither the sidecar nor the engines
-        if options.die_with_parent or options.end_with_parent:
+        if options.end_with_parent:
             threading.Thread(target=self._watch_parent, name="parent", daemon=True).start()
 
     def ask(self, engines: bool) -> None:
@@ -291,8 +290,8 @@ class Shutdown:
             self._loop.remove_signal_handler(number)
 
     def _orphaned(self) -> None:
-        self.patient = not self._die
-        self.ask(self._die)
+        self.patient = not self._end_engines
+        self.ask(self._end_engines)
 
     def _watch_parent(self) -> None:
         with contextlib.suppress(OSError):

@@ -64,7 +64,7 @@ def test_engines_end_with_the_sidecar_where_that_is_asked_for(tmp_path: Path) ->
 @pytest.mark.slow
 def test_with_its_parent_it_ends_with_all_engines(tmp_path: Path) -> None:
     with box(tmp_path) as machine, (tmp_path / "log").open("wb") as log:
-        argv = machine.argv("serve", "--gpus-from", str(machine.gpus), "--die-with-parent")
+        argv = machine.argv("serve", "--gpus-from", str(machine.gpus), "--end-with-parent", "--end-engines")
         child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=log, stderr=log, env=machine.env)
         assert child.stdin is not None
         try:
