@@ -53,8 +53,8 @@ class ReportFailed(Exception):
 class GatewayLink:
     """The way to the gateway whose control port has this `url`, and how it goes. `report` makes the next report, given
     the URL at which this gateway reaches us; `heard` takes its answers. `member`: its name in its cluster, if it is one
-    that another gateway has told of. `listen`: where we take its orders, over TLS
-    if `secure`. `ca`: who signs the gateway's certificate, in PEM; None: the system's authorities."""
+    that another gateway has told of; else the file names it (`configured`). `listen`: where we take its orders, over
+    TLS if `secure`. `ca`: who signs the gateway's certificate, in PEM; None: the system's authorities."""
 
     def __init__(
         self,
@@ -71,6 +71,7 @@ class GatewayLink:
     ) -> None:
         self.url = url
         self.member = member
+        self.configured = not member
         self.members: tuple[ClusterMember, ...] = ()  # of its cluster, while it takes reports
         self.changed = asyncio.Event()
         self.answered = 0  # the last report that it has answered

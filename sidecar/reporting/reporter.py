@@ -25,28 +25,10 @@ LOOK_EVERY = 0.02  # seconds between two looks whether gateways still use engine
 ENDING = "the sidecar of its machine is ending"
 
 
-class KnownGateway(msgspec.Struct, frozen=True, kw_only=True):
-    """A gateway that is reported to. `member`: its name in its cluster, as far as it is known; `members`: those that it
-    has told of, none of one that does not take reports now. `configured`: the file names it."""
-
-    url: str
-    configured: bool
-    taken: bool
-    member: str
-    members: tuple[ClusterMember, ...]
-
-
-class Following(msgspec.Struct, frozen=True):
-    """Members to report to from now on, and URLs of those to leave."""
-
-    join: list[ClusterMember]
-    leave: list[str]
-
-
-def following(known: Sequence[KnownGateway], *, relay: bool) -> Following:
-    """The change of whom to report to. A member that no gateway names, and that takes no reports, is left, once some
-    gateway has told of others; so is one that the file names by another address. `relay`: gateways on other machines
-    can reach this one."""
+def following(known: Sequence[GatewayLink], *, relay: bool) -> tuple[list[ClusterMember], list[str]]:
+    """Members to report to from now on, and URLs of those to leave. A member that no gateway names, and that takes no
+    reports, is left, once some gateway has told of others; so is one that the file names by another address. `relay`:
+    gateways on other machines can reach this one."""
     named = {
         member.name: member
         for gateway in known
@@ -65,7 +47,7 @@ def following(known: Sequence[KnownGateway], *, relay: bool) -> Following:
     names, reached = {gateway.member for gateway in stay}, {gateway.url for gateway in stay}
     join = [each for name, each in sorted(named.items()) if name not in names and each.control not in reached]
     room = MAX_MEMBERS - sum(not gateway.configured for gateway in stay)
-    return Following(join[:room], leave)
+    return join[:room], leave
 
 
 def _acceptable(url: str, teller: str, *, relay: bool) -> bool:
@@ -117,7 +99,6 @@ class Reporter:
         self._relays = relay is not None
         self._say = say
         self._links = [link(url) for url in gateways]
-        self._configured = tuple(self._links)
         self._tasks: dict[GatewayLink | None, asyncio.Task[None]] = {}  # None: that of changes
         self._leaving: set[asyncio.Task[None]] = set()
 
@@ -181,21 +162,14 @@ class Reporter:
 
     def _follow(self) -> None:
         """Report to the members of clusters that gateways tell of, and to those that have left no longer."""
-        known = [
-            KnownGateway(
-                url=link.url, configured=link in self._configured, taken=link.taken, member=link.member,
-                members=link.members,
-            )
-            for link in self._links
-        ]  # fmt: skip
-        change = following(known, relay=self._relays)
-        for link in [link for link in self._links if link.url in change.leave and link not in self._configured]:
+        join, leave = following(self._links, relay=self._relays)
+        for link in [link for link in self._links if link.url in leave and not link.configured]:
             self._links.remove(link)
             self._say(f"gateway {link.url} is reported to no longer: it is no member of its cluster, or known already")
             leaving = asyncio.get_running_loop().create_task(_left(link, self._tasks.pop(link)))
             self._leaving.add(leaving)
             leaving.add_done_callback(self._leaving.discard)
-        for member in change.join:
+        for member in join:
             if member.control.startswith("http:") and not is_local(member.control):
                 self._say(
                     f"the report token crosses the network to {member.control}, a member of a cluster, in the clear: "
