@@ -7,7 +7,6 @@ idle, and is put to sleep. The gateway's reader of the same engines reads the li
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Annotated, TypeVar
 
@@ -17,7 +16,6 @@ from gateway.shared.vllm import answers
 
 AnswerError = answers.AnswerError
 T = TypeVar("T")
-OLDEST = (0, 6)  # a build from source without tags calls itself 0.1.dev1, whatever it is
 # The first counts steps, a long prompt's pieces too; the others also move where it is absent.
 _STEPS = (b"vllm:iteration_tokens_total_count", *answers.GENERATION_TOKENS, *answers.PROMPT_TOKENS)
 _NAMES = frozenset((answers.RUNNING, answers.WAITING, *answers.KV_USAGE, answers.CACHE, answers.SLEEP, *_STEPS))
@@ -88,10 +86,6 @@ class Acknowledgement(msgspec.Struct, frozen=True):
     success: bool | None = None
 
 
-class _Version(msgspec.Struct):
-    version: str
-
-
 class _Sleeping(msgspec.Struct):
     is_sleeping: bool
 
@@ -101,7 +95,6 @@ class _Completion(msgspec.Struct):
 
 
 _decode_models = msgspec.json.Decoder(answers.ModelList).decode
-_decode_version = msgspec.json.Decoder(_Version).decode
 _decode_sleeping = msgspec.json.Decoder(_Sleeping).decode
 _decode_completion = msgspec.json.Decoder(_Completion).decode
 _decode_done = msgspec.json.Decoder(Acknowledgement).decode
@@ -117,13 +110,6 @@ def _read(decode: Callable[[bytes], T], body: bytes) -> T:
 def models_from(body: bytes) -> dict[str, int | None]:
     """GET /v1/models: served names (adapters too), each with its longest context in tokens where told."""
     return {card.id: card.max_model_len for card in _read(_decode_models, body).data}
-
-
-def version_from(body: bytes) -> tuple[int, int] | None:
-    """GET /version: major and minor; None where it is not a release's."""
-    match = re.match(r"v?([0-9]{1,9})\.([0-9]{1,9})", _read(_decode_version, body).version)
-    found = (0, 0) if match is None else (int(match[1]), int(match[2]))
-    return None if found < OLDEST else found
 
 
 def sleeping_from(body: bytes) -> bool:

@@ -35,7 +35,6 @@ QUOTED = 300  # bytes of an answer in an error
 # What an API server says by itself to a completion that cannot be: of a model that only pools (400, 404, 501, by the
 # version), of a prompt that is too long.
 NO_COMPLETIONS = frozenset((400, 404, 405, 422, 501))
-MODE_SINCE = (0, 17)  # of /sleep
 # Under a KV block of 16 tokens, so no answer ever depends on what the prefix cache holds.
 CANARY = "The capital of France is"
 CANARY_TOKENS = 16
@@ -86,10 +85,6 @@ class EngineApi:
     async def models(self, within: float = QUICK) -> dict[str, int | None]:
         """Served names (adapters too), each with its longest context in tokens where told."""
         return _read(vllm.models_from, "/v1/models", await self._ask("GET", "/v1/models", within))
-
-    async def version(self, within: float = QUICK) -> tuple[int, int] | None:
-        """Major and minor version; None where it does not tell a release."""
-        return _read(vllm.version_from, "/version", await self._ask("GET", "/version", within))
 
     async def gauges(self, within: float = QUICK) -> vllm.Gauges:
         """Read /metrics once."""
@@ -153,13 +148,10 @@ class EngineApi:
     async def sleep(self, level: Literal[1, 2], within: float = SLEEP) -> None:
         """Sleep; back once it does. After `timeout` and `lost` it may yet: `gauges().sleep_state` tells (since 0.12).
 
-        Before 0.17 there are no modes and what runs is lost or worse, so the engine must be idle.
+        Before 0.17 the mode is ignored and what runs is lost or worse, so the engine must be idle.
         """
-        end = _now() + within
-        version = await self.version(min(QUICK, within))
         # A JSON body would be ignored without a word, and level 2 be level 1.
-        mode = "" if version is not None and version < MODE_SINCE else "&mode=wait"
-        done = await self._do(f"/sleep?level={level}{mode}", end - _now())
+        done = await self._do(f"/sleep?level={level}&mode=wait", within)
         if done.level not in (None, level):
             raise ApiError("status", f"/sleep?level={level}: it says that it sleeps at level {done.level}")
 

@@ -17,7 +17,6 @@ from sidecar.core.vllm import (
     models_from,
     said_from,
     sleeping_from,
-    version_from,
 )
 
 LEAST = """vllm:num_requests_running{engine="0",model_name="m"} 3.0
@@ -123,22 +122,6 @@ def test_metrics_that_are_refused(text: str, why: str) -> None:
         gauges_from(text.encode(errors="surrogateescape"))
 
 
-@pytest.mark.parametrize(
-    ("body", "expected"),
-    [
-        (b'{"version":"0.32.0"}', (0, 32)),
-        (b'{"version":"v0.9.2"}', (0, 9)),
-        (b'{"version":"0.17.0rc1.dev5+gabc.cu129"}', (0, 17)),
-        (b'{"version":"1.0"}', (1, 0)),
-        (b'{"version":"0.1.dev1+gabc"}', None),
-        (b'{"version":"dev"}', None),
-        (b'{"version":"12"}', None),
-    ],
-)
-def test_versions(body: bytes, expected: tuple[int, int] | None) -> None:
-    assert version_from(body) == expected
-
-
 def test_the_other_answers() -> None:
     assert models_from(b'{"data":[{"id":"m","max_model_len":4096},{"id":"adapter","x":[]}]}') == {
         "m": 4096,
@@ -158,7 +141,6 @@ DEEP = b'{"x":' + b"[" * 100_000
     ("reader", "bodies"),
     [
         (models_from, [b'{"data":[{"id":""}]}', b'{"data":[{"id":"m","max_model_len":0}]}', b'{"data":[{"id":1}]}']),
-        (version_from, [b'{"version":0.32}', b'{"version":null}']),
         (sleeping_from, [b'{"is_sleeping":"false"}', b'{"is_sleeping":0}']),
         (said_from, [b'{"choices":[]}', b'{"choices":[{"text":1}]}', b'{"choices":[{"text":"\xff"}]}']),
         (done_from, [b'{"level":"2"}', b'{"success":"no"}']),

@@ -373,9 +373,9 @@ def test_a_sleep_whose_answer_was_lost_counts_if_it_sleeps(tmp_path: Path) -> No
         answers(tmp_path, sleep=(0, ""), is_sleeping=ASLEEP, metrics=(200, sleep_state("discard_all")))
         await engine.sleep(2)
         wrong = str(await box.failed(lambda: engine.sleep(1)))
-        assert "it did not go to sleep at level 1: /sleep?level=1: the connection ended before the answer did" in wrong
+        assert "it did not go to sleep at level 1: /sleep?level=1&mode=wait: the connection ended before the" in wrong
         answers(tmp_path, sleep=(500, "no"))
-        assert "/sleep?level=1: it answered 500: 'no'" in str(await box.failed(lambda: engine.sleep(1)))
+        assert "/sleep?level=1&mode=wait: it answered 500: 'no'" in str(await box.failed(lambda: engine.sleep(1)))
         await engine.stop()
 
     run(scenario)
