@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,6 @@ from sidecar.cli.errors import Impossible, Mistake
 from sidecar.control.client import ControlClient, NoSidecar, Rejected
 from sidecar.control.tokens import Tokens
 from sidecar.core.config import MAX_BYTES, InvalidFile, SidecarConfig, read_config
-from sidecar.core.flags import SIMULATED_GPUS
 from sidecar.ray import pool
 from sidecar.residency.state_file import StateFile
 from sidecar.serve.operator_log import say
@@ -156,22 +154,3 @@ class File:
 
 def add_config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", default="sidecar.yaml", metavar="FILE", help="its file (default: %(default)s)")
-
-
-def add_trial(parser: argparse.ArgumentParser) -> None:
-    """The flag for simulated GPUs; `gpus_folder` reads it."""
-    parser.add_argument(
-        "--gpus-from",
-        metavar="FOLDER",
-        default=os.environ.get(SIMULATED_GPUS) or None,
-        help=f"for a trial: GPUs that FOLDER simulates (see sidecar/gpus/simulated.py); default: ${SIMULATED_GPUS}",
-    )
-
-
-def gpus_folder(given: argparse.Namespace) -> Path | None:
-    """Raises Mistake."""
-    if given.gpus_from is None:
-        return None
-    if not Path(given.gpus_from).is_dir():
-        raise Mistake(f"--gpus-from {given.gpus_from}: there is no such folder")
-    return Path(given.gpus_from)

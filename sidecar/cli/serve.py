@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from pathlib import Path
 
 from sidecar.cli.errors import Mistake
-from sidecar.cli.files import File, add_config, add_trial, gpus_folder
+from sidecar.cli.files import File, add_config
 from sidecar.control.status_table import table
+from sidecar.core.flags import SIMULATED_GPUS
 from sidecar.core.status import Status
 from sidecar.residency.state_file import Locked
 from sidecar.serve.run import Options, StartError, run
@@ -42,11 +44,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("json", "text"),
         help="of the lines on standard error: json for programs, text for people (default: text at a terminal)",
     )
-    add_trial(parser)
+    parser.add_argument(
+        "--gpus-from",
+        metavar="FOLDER",
+        default=os.environ.get(SIMULATED_GPUS) or None,
+        help=f"for a trial: GPUs that FOLDER simulates (see sidecar/gpus/simulated.py); default: ${SIMULATED_GPUS}",
+    )
 
 
 def command(given: argparse.Namespace) -> int:
     """Run until it is told to end. Raises Mistake."""
+    gpus_from = None if given.gpus_from is None else Path(given.gpus_from)
+    if gpus_from is not None and not gpus_from.is_dir():
+        raise Mistake(f"--gpus-from {gpus_from}: there is no such folder")
     file = File(given.config)
     if given.gateway is not None:
         file.report_to(given.gateway)
@@ -57,7 +67,7 @@ def command(given: argparse.Namespace) -> int:
         gateway=given.gateway,
         tokens=file.tokens,
         ca=file.ca,
-        gpus_from=gpus_folder(given),
+        gpus_from=gpus_from,
         end_engines=given.end_engines,
         end_with_parent=given.end_with_parent,
         log_format=given.log_format,

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import sys
 import time
 
 import msgspec
 
-from sidecar.cli import offline
 from sidecar.cli.errors import Impossible, Mistake
 from sidecar.cli.files import File
 from sidecar.cli.orders import order
 from sidecar.control.api import Stopping
 from sidecar.control.client import NoSidecar, Rejected
+from sidecar.core.engine_records import EngineFailed, EngineRecord
+from sidecar.process.engine import VllmEngines
 from sidecar.residency.state_file import Locked
+from sidecar.serve.assembly import engines_of
+from sidecar.serve.operator_log import say
+from sidecar.serve.state_origin import own_state
 
 STOP_WITHIN = 90.0  # seconds for a sidecar to end, with its engines
 POLL = 0.05  # seconds between two looks whether it has
@@ -68,7 +73,7 @@ def command(given: argparse.Namespace) -> int:
         if not given.all:
             return 0
     try:
-        ended = asyncio.run(offline.ended(file.config, file.folder))
+        ended = asyncio.run(_ended(file))
     except Locked as locked:
         raise Impossible(f"{locked}; it does not answer at {file.client.address}: end it by its number") from locked
     if ended or not was_there:
@@ -90,3 +95,29 @@ def _wait(file: File) -> None:
         else:
             state.close()
             return
+
+
+async def _ended(file: File) -> list[str]:
+    """End every engine that an earlier sidecar with this file has left running, and say which those were. Raises Locked
+    where a sidecar runs after all."""
+    state = file.state()
+    state.lock()
+    try:
+        known = own_state(state.load(), state.path, say)
+        engines = engines_of(file.config, file.folder, known)
+        stopped = await asyncio.gather(*(_stop(engines, name, record) for name, record in known.engines.items()))
+        await engines.sweep(())  # what could not be taken over, and what the state file does not know
+        state.save(msgspec.structs.replace(known, engines={}))
+        await state.flush()
+    finally:
+        state.close()
+    return [name for name, was_there in zip(known.engines, stopped, strict=True) if was_there]
+
+
+async def _stop(engines: VllmEngines, name: str, record: EngineRecord) -> bool:
+    """Let it end as it would of itself; False: there was none, or it is left to the sweep."""
+    with contextlib.suppress(EngineFailed, KeyError):
+        engine = await engines.adopt(name, record)
+        await engine.stop()
+        return True
+    return False
