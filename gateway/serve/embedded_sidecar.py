@@ -8,10 +8,10 @@ closes: no path of our own end, not even SIGKILL, leaves one behind.
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -62,50 +62,30 @@ models:
 """
 
 
-class EmbeddedSidecar:
-    """The running child. `config` is its file, in a folder of its own that goes with it; `stop` ends it and waits."""
-
-    def __init__(self, control: str, token: str, say: Callable[[str], None], flags: Sequence[str] = ()) -> None:
-        """To report to the gateway whose control port is `control`, and that wants to be shown `token`. `say` takes a
-        line for the operator. `flags`: more of the sidecar's."""
-        self._flags = tuple(flags)
-        self._say = say
-        self._control = control
-        self._token = token
-        self._folder = Path(tempfile.mkdtemp(prefix="weir-demo-"))
-        self.config = self._folder / "sidecar.yaml"
-        self._process: SidecarProcess | None = None
-
-    async def start(self) -> None:
-        """Back when it listens. Raises RuntimeError."""
-        gpus = self._folder / "gpus"
+@contextmanager
+def embedded_sidecar(
+    control: str, token: str, say: Callable[[str], None], flags: Sequence[str] = ()
+) -> Iterator[SidecarProcess]:
+    """The child, to be started and stopped within; its files are in a folder that ends with the block. It reports to
+    the gateway whose control port is `control`, and shows it `token`. `say` takes a line for the operator. `flags`:
+    more of the sidecar's. Raises RuntimeError where no port is free, ValueError for a speed that is no number."""
+    with tempfile.TemporaryDirectory(prefix="weir-demo-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        gpus, config = folder / "gpus", folder / "sidecar.yaml"
         gpus.mkdir()
         for index, size in enumerate(GPUS):  # sidecar/gpus/simulated.py says what is in such a folder
             (gpus / f"GPU-{index}.total").write_text(str(size))
         (gpus / f"{MODELS[-1]}.memory").write_bytes(msgspec.json.encode(TRUE))
         speed = os.environ.get(SPEED_VARIABLE, SPEED)
         # What a sidecar would know of its models after the first day: else it expects a minute, as of real engines.
-        (self._folder / "sidecar.state").write_bytes(_known(float(speed)))
-        write_new(self._folder / "token", self._token, 0o600)
-        gateway = reachable(self._control)
-        self.config.write_text(
-            CONFIG.format(
-                gateway=gateway,
-                listen=f"127.0.0.1:{_free_port(urlsplit(gateway).port or 0)}",
-                folder=self._folder,
-            )
-        )
-        flags = ("--gpus-from", str(gpus), *self._flags)
-        self._process = SidecarProcess(
-            self.config, *flags, environment={SPEED_VARIABLE: speed}, stop_within=STOP_WITHIN, say=self._say
-        )
-        await self._process.start()
-
-    async def stop(self) -> None:
-        """End it with its engines."""
-        if self._process is not None:
-            await self._process.stop()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        (folder / "sidecar.state").write_bytes(_known(float(speed)))
+        write_new(folder / "token", token, 0o600)
+        gateway = reachable(control)
+        listen = f"127.0.0.1:{_free_port(urlsplit(gateway).port or 0)}"
+        config.write_text(CONFIG.format(gateway=gateway, listen=listen, folder=folder))
+        environment = {SPEED_VARIABLE: speed}
+        all_flags = ("--gpus-from", str(gpus), *flags)
+        yield SidecarProcess(config, *all_flags, environment=environment, stop_within=STOP_WITHIN, say=say)
 
 
 def _known(speed: float) -> bytes:

@@ -36,7 +36,7 @@ from gateway.serve.control_parts import app_of
 from gateway.serve.data_port import DataPort, MachinePort
 from gateway.serve.descriptors import raised, shared_out, warning
 from gateway.serve.embedded import READY_WITHIN, embedded
-from gateway.serve.embedded_sidecar import MODELS, EmbeddedSidecar
+from gateway.serve.embedded_sidecar import MODELS, embedded_sidecar
 from gateway.serve.ending import end, listen_for_successor
 from gateway.serve.policy_file import configured, first_read, policy_status, reload
 from gateway.serve.processes.deciding import DeciderProcess, sockets_of
@@ -286,7 +286,7 @@ def _data_port(
 
 
 def _running(
-    gateway: Gateway, data: list[str], control: str, sidecar: EmbeddedSidecar | SidecarProcess | None, options: Options
+    gateway: Gateway, data: list[str], control: str, sidecar: SidecarProcess | None, options: Options
 ) -> Running:
     urls, models = [engine.url for engine in gateway.fleet], sorted(gateway.fleet.models)
     file, in_turn = None if sidecar is None else sidecar.config, MODELS if options.demo else ()
@@ -301,30 +301,24 @@ def _warn(open_files: int, policy: Policy) -> None:
 
 async def _own_sidecar(
     options: Options, gateway: Gateway, control: str, token: str, stack: AsyncExitStack
-) -> EmbeddedSidecar | SidecarProcess | None:
-    """Start the sidecar that this process runs, if any, and wait for its report. Raises StartError."""
+) -> SidecarProcess | None:
+    """Start the sidecar that this process runs, if any. Back when its models can be asked for. Raises StartError."""
     # A sidecar writes to the same standard error, so its lines get the same format.
     log_format = () if options.log_format is None else ("--log-format", options.log_format)
-    sidecar: EmbeddedSidecar | SidecarProcess
-    if options.sidecar is not None:
-        flags = ("--gateway", reachable(control), *log_format)
-        sidecar = SidecarProcess(options.sidecar, *flags, stop_within=SIDECAR_ENDS_WITHIN, say=say)
-    elif options.demo:
-        sidecar = EmbeddedSidecar(control, token, say, log_format)
-    else:
-        return None
-    stack.push_async_callback(sidecar.stop)
-    await _reporting(sidecar, control, gateway)
-    return sidecar
-
-
-async def _reporting(sidecar: EmbeddedSidecar | SidecarProcess, control: str, gateway: Gateway) -> None:
-    """Back when it has started and its models can be asked for. Raises StartError."""
     try:
+        if options.sidecar is not None:
+            flags = ("--gateway", reachable(control), *log_format)
+            sidecar = SidecarProcess(options.sidecar, *flags, stop_within=SIDECAR_ENDS_WITHIN, say=say)
+        elif options.demo:
+            sidecar = stack.enter_context(embedded_sidecar(control, token, say, log_format))
+        else:
+            return None
+        stack.push_async_callback(sidecar.stop)
         await sidecar.start()
         async with asyncio.timeout(READY_WITHIN):
             while not gateway.fleet.expected:  # noqa: ASYNC110 # once, at the start; the fleet has no event for it
                 await asyncio.sleep(POLL)
+        return sidecar
     except TimeoutError:
         message = f"the sidecar of {sidecar.config} has not reported to {control} within {READY_WITHIN:g} s"
         raise StartError(f"{message}: is its token_file that of the policy's fleet.sidecars?") from None

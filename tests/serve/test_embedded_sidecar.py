@@ -11,7 +11,7 @@ import pytest
 
 from gateway.core.policy.policy import SidecarsPolicy
 from gateway.serve import embedded_sidecar, sidecar_process
-from gateway.serve.embedded_sidecar import CONFIG, GPUS, MODELS, TRUE, EmbeddedSidecar
+from gateway.serve.embedded_sidecar import CONFIG, GPUS, MODELS, TRUE
 from gateway.serve.own_token import OwnToken
 from gateway.serve.policy_file import first_read
 from loadtest.engine.memory_stages import RESIDUE, start_seconds, wake_seconds
@@ -68,12 +68,12 @@ def test_one_that_does_not_start_is_told_and_leaves_nothing(monkeypatch: pytest.
     monkeypatch.setattr(sidecar_process, "COMMAND", (sys.executable, "-c", "raise SystemExit(3)"))
 
     async def main() -> None:
-        sidecar = EmbeddedSidecar("http://127.0.0.1:9", "0123456789abcdef", print)
-        with pytest.raises(RuntimeError, match=r"the sidecar of .* did not start: exit code 3"):
-            await sidecar.start()
-        assert decode(sidecar.config.read_bytes()).token_file == "token"  # noqa: S105 # a file's name
-        await sidecar.stop()
-        await sidecar.stop()
+        with embedded_sidecar.embedded_sidecar("http://127.0.0.1:9", "0123456789abcdef", print) as sidecar:
+            with pytest.raises(RuntimeError, match=r"the sidecar of .* did not start: exit code 3"):
+                await sidecar.start()
+            assert decode(sidecar.config.read_bytes()).token_file == "token"  # noqa: S105 # a file's name
+            await sidecar.stop()
+            await sidecar.stop()
         assert not sidecar.config.parent.exists()
 
     asyncio.run(main())
