@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 from gateway.control.calls import CallView
 from gateway.control.processes import ProcessView
@@ -31,54 +31,12 @@ from gateway.shared.certificate import Certificate
 from gateway.shared.lines import say
 
 if TYPE_CHECKING:
+    from gateway.serve.cluster.port import ClusterPort
     from gateway.serve.epp_port import EppListener
 
 NOT_GIVEN = "its endpoint picker cannot be handed over: restart it"
 NO_GRPC = "--epp: gRPC is not installed: pip install 'WEIR.whl[epp]'"
 TOLD_WITHIN = 5.0  # seconds for the gateway before to tell what its calls hold
-
-
-class DataPort(Protocol):
-    """Port that clients connect to. `addresses` are known once it listens."""
-
-    @property
-    def addresses(self) -> list[str]: ...
-
-    async def take_over(self, taken: Predecessor) -> None:
-        """Have the gateway that runs stop, and know what its calls hold. Raises StartError, and then that one goes
-        on."""
-
-    async def listen(self, context: ssl.SSLContext | None) -> None:
-        """Take connections from now on. Raises OSError."""
-
-    def apply(self, configuration: Configuration) -> None:
-        """Go by this policy from now on. Raises ApplyError, and then nothing has changed."""
-
-    def offer(self) -> tuple[Offer, list[int]]:
-        """Return the offer to a successor, and the descriptors of the listening sockets."""
-
-    def hand_over(self, within: float, decider: str) -> HandOffPayload:
-        """Stop accepting, for a successor whose decider is at this socket; empty: it cannot be asked. That decider
-        receives the holds of calls. The calls end within so many seconds."""
-
-    async def drain(self, within: float, *, gently: bool = False) -> None:
-        """Finish what is under way within so many seconds; back when no connection is left. `gently`: as after
-        `hand_over`, what comes on open connections is served once more."""
-
-    def totals(self) -> Sequence[RelayCounts]:
-        """The counts of relays."""
-
-    async def count(self) -> None:
-        """Have relays tell their counts of now."""
-
-    def calls(self) -> Iterable[CallView]:
-        """Return the calls that wait and run now."""
-
-    def processes(self) -> list[ProcessView]:
-        """The processes of this gateway."""
-
-    async def aclose(self) -> None:
-        """End it."""
 
 
 def _picker(gateway: Gateway, where: str, certificate: Certificate | None) -> EppListener:
@@ -91,7 +49,7 @@ def _picker(gateway: Gateway, where: str, certificate: Certificate | None) -> Ep
 
 
 class MachinePort:
-    """A DataPort of one machine.
+    """Port that clients connect to, of one machine. `addresses` are known once it listens.
 
     One process serves connections of its own. After an upgrade the processes of the gateway before ask it too, as
     relays, until their streams end; after the next upgrade it is itself a relay of its successor. Of several processes
@@ -137,6 +95,8 @@ class MachinePort:
         return [address_of(each, self._options.certificate is not None) for each in self._process.place.data]
 
     async def take_over(self, taken: Predecessor) -> None:
+        """Have the gateway that runs stop, and know what its calls hold. Raises StartError, and then that one goes
+        on."""
         same_member(taken)
         process, hub = self._process, self._hub
         if process is None:
@@ -168,6 +128,7 @@ class MachinePort:
         return path
 
     async def listen(self, context: ssl.SSLContext | None) -> None:
+        """Take connections from now on. Raises OSError."""
         if self.picker is not None:
             await self.picker.listen()
         if self._process is not None:
@@ -188,6 +149,7 @@ class MachinePort:
         process.beats.tell(READY)
 
     def apply(self, configuration: Configuration) -> None:
+        """Go by this policy from now on. Raises ApplyError, and then nothing has changed."""
         self._gateway.apply(configuration)
         self._configuration = configuration
         if self._process is not None or self._server is not None:
@@ -214,6 +176,7 @@ class MachinePort:
         return {**self._hub.relays(), **own}
 
     def offer(self) -> tuple[Offer, list[int]]:
+        """Return the offer to a successor, and the descriptors of the listening sockets."""
         if self.picker is not None:
             return Offer(refused=NOT_GIVEN), []
         process = self._process
@@ -222,6 +185,8 @@ class MachinePort:
         return offer, data
 
     def hand_over(self, within: float, decider: str) -> HandOffPayload:
+        """Stop accepting, for a successor whose decider is at this socket; empty: it cannot be asked. That decider
+        receives the holds of calls. The calls end within so many seconds."""
         gateway, hub = self._gateway, self._hub
         if self._process is not None:
             self._process.beats.tell(HANDED)
@@ -238,6 +203,8 @@ class MachinePort:
         return payload
 
     async def drain(self, within: float, *, gently: bool = False) -> None:
+        """Finish what is under way within so many seconds; back when no connection is left. `gently`: as after
+        `hand_over`, what comes on open connections is served once more."""
         hub, process = self._hub, self._process
         if process is not None and not gently:
             process.beats.tell(CLOSING)
@@ -254,18 +221,22 @@ class MachinePort:
     # -- what is there ------------------------------------------------------------------------------------------
 
     def totals(self) -> Sequence[RelayCounts]:
+        """The counts of relays."""
         return self._hub.totals.all()
 
     async def count(self) -> None:
+        """Have relays tell their counts of now."""
         await self._hub.count()
 
     def calls(self) -> Iterable[CallView]:
+        """Return the calls that wait and run now."""
         yield from self._gateway.calls()
         yield from calls_of(self._hub)
         if self.picker is not None:
             yield from self.picker.calls()
 
     def processes(self) -> list[ProcessView]:
+        """The processes of this gateway."""
         calls, relays = self._gateway.metrics.counts.calls, self._hub.sessions
         if self._process is not None:
             return processes_of(self._process.place, calls + self._hub.totals.ended, relays)
@@ -273,6 +244,7 @@ class MachinePort:
         return [ProcessView("decider", os.getpid(), self._started, calls, connections), *relays_of(relays)]
 
     async def aclose(self) -> None:
+        """End it."""
         if self.picker is not None:
             await self.picker.aclose()
         if self._server is not None:
@@ -285,3 +257,6 @@ class MachinePort:
         await self._hub.aclose()
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+
+DataPort: TypeAlias = "MachinePort | ClusterPort"

@@ -53,7 +53,7 @@ PROBES = 3  # seconds after the start: whether this member can be reached
 
 
 class ClusterPort:
-    """A DataPort, as in gateway/serve/data_port.py. Raises StartError."""
+    """Port with the methods of MachinePort, in gateway/serve/data_port.py. Raises StartError."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class ClusterPort:
             say=say,
         )
 
-    # -- DataPort -----------------------------------------------------------------------------------------------
+    # -- as MachinePort -----------------------------------------------------------------------------------------
 
     async def listen(self, context: ssl.SSLContext | None) -> None:
         loop = asyncio.get_running_loop()
