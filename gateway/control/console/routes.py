@@ -84,7 +84,8 @@ class ConsoleRoutes:
                 found[KINDS[kind]][name] = entry
             else:
                 found[kind] = entry
-        found["cluster"] = None if self._parts.cluster is None else self._parts.cluster()
+        if self._parts.cluster is not None:
+            found["cluster"] = self._parts.cluster()
         return Response(msgspec.json.encode(found), media_type=JSON)
 
     async def events(self, request: Request) -> Response | StreamAnswer:
