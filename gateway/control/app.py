@@ -34,13 +34,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway.control.calls import calls_view, problem
+from gateway.control.calls import calls_view
 from gateway.control.console.files import console_files
 from gateway.control.console.routes import ConsoleRoutes
 from gateway.control.console.trial.simulation import TrialRoutes
 from gateway.control.guard import HEADERS, JSON, ControlPortRules, error
 from gateway.control.parts import ControlParts
-from gateway.control.policy_view import policy_json, policy_yaml
+from gateway.control.policy_view import policy_yaml
 from gateway.control.processes import ProcessesView
 from gateway.control.reports import take_report
 from gateway.control.usage import usage_csv, usage_view
@@ -140,10 +140,8 @@ class Control:
     async def fleet(self, _: Request) -> Response:
         return _json(fleet_view(self._fleet, self._dispatch, self._parts.clock()))
 
-    async def calls(self, request: Request) -> Response:
-        query = request.query_params
-        wrong = problem(query)
-        return _json(calls_view(self._parts.calls(), query)) if wrong is None else error(400, "bad_filter", wrong)
+    async def calls(self, _: Request) -> Response:
+        return _json(calls_view(self._parts.calls()))
 
     async def processes(self, _: Request) -> Response:
         await self._parts.count()
@@ -168,15 +166,9 @@ class Control:
             case _:
                 return error(400, "bad_format", "format is json or csv.")
 
-    async def policy(self, request: Request) -> Response:
-        policy, status = self._dispatch.policy, self._parts.policy_status()
-        match request.query_params.get("format", "yaml"):
-            case "yaml":
-                return Response(policy_yaml(policy, status), media_type="application/yaml")
-            case "json":
-                return _json(policy_json(policy, status))
-            case _:
-                return error(400, "bad_format", "format is yaml or json.")
+    async def policy(self, _: Request) -> Response:
+        text = policy_yaml(self._dispatch.policy, self._parts.policy_status())
+        return Response(text, media_type="application/yaml")
 
     # -- orders -------------------------------------------------------------------------------------------------
 

@@ -11,8 +11,6 @@ import msgspec
 from gateway.relay.active_call import ActiveCall
 
 SHOWN = 1000  # calls in one answer
-FILTERS = ("class", "model", "state")
-STATES = ("queued", "running", "streaming")
 
 
 class CallView(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -33,7 +31,7 @@ class CallView(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class CallsView(msgspec.Struct, frozen=True, kw_only=True):
-    """`total`: how many calls match; `calls`: the newest SHOWN of them."""
+    """`total`: how many calls there are; `calls`: the newest SHOWN of them."""
 
     total: int
     calls: list[CallView]
@@ -59,24 +57,7 @@ def active_calls(live: Iterable[ActiveCall], labels: Mapping[str, str], now: flo
             )
 
 
-def problem(query: Mapping[str, str]) -> str | None:
-    """Describe the first fault in the filters of a request; None if they are valid."""
-    unknown = [name for name in query if name not in FILTERS]
-    if unknown:
-        return f"There is no filter {unknown[0][:80]!r}; there are {', '.join(FILTERS)}."
-    if query.get("state", STATES[0]) not in STATES:
-        return f"state is one of {', '.join(STATES)}."
-    return None
-
-
-def calls_view(calls: Iterable[CallView], query: Mapping[str, str]) -> CallsView:
-    """View of the calls that match every filter: their number, and the SHOWN youngest of them."""
-    class_name, model, state = (query.get(name) for name in FILTERS)
-    found = [
-        call
-        for call in calls
-        if (class_name is None or call.class_name == class_name)
-        and (model is None or call.model == model)
-        and (state is None or call.state == state)
-    ]
+def calls_view(calls: Iterable[CallView]) -> CallsView:
+    """View of these calls: their number, and the SHOWN youngest of them."""
+    found = list(calls)
     return CallsView(total=len(found), calls=nsmallest(SHOWN, found, key=lambda call: call.age_s))

@@ -1,14 +1,11 @@
-"""Active policy, for GET /policy, as people and programs read it. Secrets are never shown."""
+"""Active policy, for GET /policy. Secrets are never shown."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import msgspec
 
 from gateway.core.policy.file import explain
 from gateway.core.policy.policy import Policy
-from gateway.shared.files.checked import plain
 from gateway.shared.files.file_status import FileStatus
 
 DEFAULTS = "the defaults and the command line"
@@ -32,8 +29,3 @@ def policy_yaml(policy: Policy, status: FileStatus) -> bytes:
     if status.error is not None:
         lines += [f"at {status.error_at} the file could not be used:", *status.error.splitlines()]
     return ("".join(f"# {line}\n" for line in lines) + explain(without_secrets(policy))).encode()
-
-
-def policy_json(policy: Policy, status: FileStatus) -> dict[str, Any]:
-    """The status and, as `policy`, the same tree as in YAML: numbers in their units."""
-    return {**msgspec.structs.asdict(status), "policy": plain(without_secrets(policy), Policy)}

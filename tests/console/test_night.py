@@ -46,8 +46,8 @@ def killed(tmp_path: Path, left: Child) -> Iterator[tuple[Gateway, float]]:
 
 def streaming(gateway: Gateway) -> set[str]:
     """Engines in the middle of an answer."""
-    calls = json.loads(get(f"{gateway.control}/calls?state=streaming")[1])["calls"]
-    return {each["engine"] for each in calls}
+    calls = json.loads(get(f"{gateway.control}/calls")[1])["calls"]
+    return {each["engine"] for each in calls if each["state"] == "streaming"}
 
 
 def engine(folder: Path, name: str) -> Child:

@@ -30,28 +30,6 @@ CALLS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("query", "found"),
-    [
-        ("", ["r1", "r2", "r3"]),
-        ("?class=batch", ["r1"]),
-        ("?class=default", ["r2", "r3"]),
-        ("?class=nobody", []),
-        ("?model=other%2Fm:x", ["r3"]),
-        ("?state=queued", ["r2"]),
-        ("?state=running&class=batch&model=m", ["r1"]),
-        ("?state=running&class=default", []),
-    ],
-)
-def test_calls_are_filtered_the_newest_first(query: str, found: list[str]) -> None:
-    async def scene(gateway: Parts) -> None:
-        told = (await gateway.get(f"/calls{query}")).json()
-        assert [call["request_id"] for call in told["calls"]] == found
-        assert told["total"] == len(found)
-
-    play(scene, calls=lambda: iter(CALLS))
-
-
 def test_a_call_in_full() -> None:
     async def scene(gateway: Parts) -> None:
         assert (await gateway.get("/calls")).json()["calls"] == [
@@ -79,15 +57,6 @@ def test_calls_are_bounded() -> None:
         assert [call["request_id"] for call in told["calls"]] == [f"r{number}" for number in range(SHOWN)]
 
     play(scene, calls=lambda: map(view, reversed(range(SHOWN + 500))))
-
-
-@pytest.mark.parametrize("query", ["?state=lost", "?clas=batch", "?tenant=acme", "?state="])
-def test_a_filter_that_is_none_is_refused(query: str) -> None:
-    async def scene(gateway: Parts) -> None:
-        answer = await gateway.get(f"/calls{query}")
-        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "bad_filter")
-
-    play(scene)
 
 
 def test_the_status_has_what_the_first_page_shows_by_kind_and_name() -> None:

@@ -51,25 +51,11 @@ def test_what_is_wrong_with_a_newer_file_stays_inside_the_comment() -> None:
     play(scene, policy_status=lambda: BAD)
 
 
-def test_json_is_the_same_tree_beside_the_status() -> None:
-    async def scene(gateway: Parts) -> None:
-        told = (await gateway.get("/policy?format=json")).json()
-        assert told["policy"]["fleet"]["poll"] == "250ms"
-        assert (told["version"], told["digest"], told["file"]) == (3, "abcdef012345", "/etc/weir.yaml")
-        assert told["loaded_at"] == "2026-11-21T10:00:00+00:00"
-        assert told["error"] == BAD.error
-        assert told["error_at"] == "2026-11-21T11:00:00+00:00"
-        assert (await gateway.get("/policy?format=xml")).status_code == 400
-
-    play(scene, policy=POLICY, policy_status=lambda: BAD)
-
-
 def test_hashes_of_keys_are_never_shown_whole() -> None:
     async def scene(gateway: Parts) -> None:
-        for path in ("/policy", "/policy?format=json"):
-            text = (await gateway.get(path)).text
-            assert HASH[:8] in text
-            assert HASH[:9] not in text
+        text = (await gateway.get("/policy")).text
+        assert HASH[:8] in text
+        assert HASH[:9] not in text
         assert gateway.dispatch.policy.tenants["acme"].keys == (HASH,)
 
     play(scene, policy=POLICY)

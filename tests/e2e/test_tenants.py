@@ -145,7 +145,7 @@ def test_users_keys_are_refused_on_the_control_port(site: Site) -> None:
                 assert (path, *refused(answer)) == (path, 403, "not_allowed", None)
         assert control.get("/fleet").status_code == 200
         assert control.get("/fleet", headers={"x-api-key": "weir-wrong"}).status_code == 200
-        shown = control.get("/policy").text + control.get("/policy?format=json").text
+        shown = control.get("/policy").text + control.get("/status").text
         assert sha256(GLOBEX) not in shown
         assert sha256(GLOBEX)[:8] in shown
 

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import openai
+import yaml
 
 from loadtest.processes import Gateway, get, until
 from tests.e2e.children import SimEngine
@@ -93,8 +94,9 @@ class Site:
         os.kill(self.gateway.child.pid, signal.SIGHUP)
 
     def status(self) -> Any:
-        """What `/policy` says of the active policy and of the file, with the policy itself as `policy`."""
-        return json.loads(get(f"{self.gateway.control}/policy?format=json")[1])
+        """What `/status` says of the active policy and of the file, with the policy itself as `policy`."""
+        policy = yaml.safe_load(get(f"{self.gateway.control}/policy")[1])
+        return json.loads(get(f"{self.gateway.control}/status")[1])["policy"] | {"policy": policy}
 
     # -- clients --------------------------------------------------------------------------------------------------
 
