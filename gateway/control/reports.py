@@ -7,8 +7,6 @@ page whose name was made to point here (DNS rebinding) has no token of a sidecar
 
 from __future__ import annotations
 
-import asyncio
-
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Scope
@@ -17,6 +15,7 @@ from gateway.control.guard import JSON, error
 from gateway.core.sidecars.addresses import is_loopback
 from gateway.core.sidecars.sidecars import NameConflict, RegistryFull, UntrustedSidecar
 from gateway.decider.report_intake import ReportIntake
+from gateway.shared.control.body import TooLarge, body_of
 from gateway.shared.protocol import MAX_BYTES, ProtocolError, encode
 
 BODY_WITHIN = 5.0  # seconds for all of it
@@ -28,20 +27,16 @@ async def take_report(request: Request, sidecars: ReportIntake) -> Response:
         sidecars.admit(_token(request))
     except UntrustedSidecar as refused:
         return error(401, "invalid_token", str(refused), {"www-authenticate": "Bearer", "connection": "close"})
-    body = bytearray()
     try:
-        async with asyncio.timeout(BODY_WITHIN):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > MAX_BYTES:
-                    message = f"A report is at most {MAX_BYTES} bytes."
-                    return error(413, "too_large", message, {"connection": "close"})
+        body = await body_of(request, MAX_BYTES, BODY_WITHIN)
+    except TooLarge:
+        return error(413, "too_large", f"A report is at most {MAX_BYTES} bytes.", {"connection": "close"})
     except TimeoutError:
         return error(408, "too_slow", f"The report was not here after {BODY_WITHIN:g} s.", {"connection": "close"})
     except ClientDisconnect:
         return error(400, "cut_off", "The report ended early.")
     try:
-        answer = sidecars.report(bytes(body), local=is_local(request.scope))
+        answer = sidecars.report(body, local=is_local(request.scope))
     except ProtocolError as bad:
         return error(400, "bad_report", f"The report cannot be read: {bad}")
     except NameConflict as impostor:

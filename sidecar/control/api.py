@@ -12,7 +12,6 @@ path, flag, variable or URL of a caller ever gets near an engine. Access rules a
 
 from __future__ import annotations
 
-import asyncio
 import difflib
 import math
 from collections.abc import Callable
@@ -27,6 +26,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from gateway.shared.control.body import TooLarge, body_of
 from gateway.shared.control.guard import Guard
 from gateway.shared.protocol import Ensured, encode
 from sidecar.control.guard import HEADERS, HEALTH, ControlApiRules, error
@@ -190,18 +190,15 @@ class Api(msgspec.Struct, frozen=True, kw_only=True):
 
 async def _body(request: Request) -> bytes:
     """Raises _Bad for one that is too large or too slow."""
-    body = bytearray()
     try:
-        async with asyncio.timeout(BODY_WITHIN):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > BODY:
-                    raise _Bad(error(413, "too_large", f"A body is at most {BODY} bytes.", {"connection": "close"}))
+        return await body_of(request, BODY, BODY_WITHIN)
+    except TooLarge:
+        close = {"connection": "close"}
+        raise _Bad(error(413, "too_large", f"A body is at most {BODY} bytes.", close)) from None
     except TimeoutError:
         raise _Bad(error(408, "too_slow", f"The body was not there after {BODY_WITHIN:g} s.")) from None
     except ClientDisconnect:
         raise _Bad(error(400, "cut_off", "The body ended early.")) from None
-    return bytes(body)
 
 
 def _read(body: bytes, kind: Any) -> Any:

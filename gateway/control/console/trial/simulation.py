@@ -20,17 +20,17 @@ from typing import Annotated
 
 import msgspec
 from msgspec import Meta
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway.control.console.body import decoded
 from gateway.control.console.stream import StreamAnswer
 from gateway.control.console.trial.recorded import Recorded, recorded
 from gateway.control.guard import error
 from gateway.control.parts import ControlParts
 from gateway.core.policy.file import explain
 from gateway.core.policy.policy import Policy
+from gateway.shared.control.body import TooLarge, body_of
 
 MOST_POLICY = 256 * 1024  # bytes
 WITHIN = 180.0  # seconds
@@ -40,6 +40,7 @@ REPORT = 16 << 20  # bytes
 NOW, NEXT = "now", "edited"
 HOUR = 3600.0  # seconds
 BODY = 2 * MOST_POLICY  # bytes: JSON writes a newline as two
+BODY_WITHIN = 10.0  # seconds
 
 
 class PolicyTrial(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -200,9 +201,12 @@ class TrialRoutes:
         """The events of the trial, see simulation.py; it ends with its watcher."""
         if not self._allowed:
             return error(404, "no_trial", "A policy is tried here only where there is an admin token.")
-        trial = await decoded(request, PolicyTrial, BODY)
-        if isinstance(trial, Response):
-            return trial
+        try:
+            trial = msgspec.json.decode(await body_of(request, BODY, BODY_WITHIN), type=PolicyTrial)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as mistake:
+            return error(400, "bad_body", f"The body is no trial: {mistake}")
+        except (ClientDisconnect, TimeoutError, TooLarge):
+            return error(400, "bad_body", f"The body is at most {BODY} bytes, sent within {BODY_WITHIN:g} s.")
         load = recorded(self._ended.since(asyncio.get_running_loop().time() - HOUR))
         if load is None:
             return error(409, "no_calls", "No call of the last hour was judged: there is nothing to try it on.")
