@@ -1,15 +1,12 @@
-"""Estimates of what waits: places in queues, waits, engines wanted. For status, sidecars and the scaling signal."""
+"""Estimates of what waits: waits and engines wanted. For status, sidecars and the scaling signal."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import islice
 
 from gateway.core.admission.admission import AdmissionControl
-from gateway.core.admission.ticket import SCANNED
 from gateway.core.engines.choice import usable_of
 from gateway.core.engines.fleet import Fleet
-from gateway.core.request.call import Call
 from gateway.core.sidecars.copies import LongWait
 
 
@@ -41,24 +38,6 @@ class Estimates:
     def wait(self, model: str) -> float:
         """Return the seconds until all calls that wait now have been served."""
         return self._control.workload.wait_estimate(model, self._clock())
-
-    def place(self, call: Call) -> tuple[int, float | None]:
-        """Return the place of a call that waits among those of its class, by the order of one tenant, and the seconds
-        until its turn. 0: it is not among the first SCANNED that were looked at; None: nobody knows."""
-        control, now, model = self._control, self._clock(), call.model
-        queues, traffic = control.workload.open(model, now)
-        line = [ticket for ticket in islice(queues, SCANNED) if ticket.call.class_name == call.class_name]
-        own = next((ticket for ticket in line if ticket.call is call), None)
-        if own is None:
-            return 0, None
-        place = 1 + sum([ticket.key < own.key for ticket in line])
-        ready_in = 0.0
-        if not self._fleet.serves(model):
-            outlook = control.sidecars.outlook(model, now)
-            if outlook is None or outlook.ready_in is None:
-                return place, None
-            ready_in = outlook.ready_in
-        return place, ready_in + traffic.wait(queues, call, now, own)
 
     def engines_wanted(self) -> dict[str, int]:
         """Return the scaling signal of each model of the house that calls have come for."""

@@ -226,11 +226,6 @@ class LocalAdmission:
     def ask(self, call: Call) -> Awaitable[LocalGrant]:
         return self._decider.dispatch.wait(call)
 
-    def foreseen(self, call: Call) -> str:
-        place, seconds = self._decider.dispatch.estimates.place(call)
-        words = f", place {place}" if place else ""
-        return f"{words}, about {max(1.0, seconds):.0f} s" if seconds else words  # 0: nothing has drained yet
-
     @property
     def charges(self) -> Iterator[Charge]:
         """Charges that the call has taken from limits."""

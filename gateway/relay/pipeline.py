@@ -304,7 +304,7 @@ class Pipeline:
         """Wait for an engine. `every`: seconds between progress comments, 0: none are written."""
         asking = admission.ask(call)
         if every:
-            asking = Progress(responder, call, every, partial(admission.foreseen, call)).of(asking)
+            asking = Progress(responder, call, every).of(asking)
         return await asking
 
     def _copy(self, request: Request, live: ActiveCall, call: Call, snapshot: Snapshot) -> MirrorCopy | None:

@@ -7,7 +7,7 @@ writes; no coroutine wakes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 
 from gateway.core.admission.decider import Grant
 from gateway.core.request.call import Call
@@ -20,17 +20,15 @@ HEAD = (
 
 
 class Progress:
-    """Comments on a call's wait, `every` so many seconds. `foreseen`: words about what is left of the wait; empty:
-    nothing is known."""
+    """Comments on a call's wait, `every` so many seconds."""
 
-    __slots__ = ("_began", "_every", "_foreseen", "_lines", "_loop", "_responder", "_timer")
+    __slots__ = ("_began", "_every", "_lines", "_loop", "_responder", "_timer")
 
-    def __init__(self, responder: Responder, call: Call, every: float, foreseen: Callable[[], str]) -> None:
+    def __init__(self, responder: Responder, call: Call, every: float) -> None:
         self._loop = asyncio.get_running_loop()
         self._responder = responder
         self._lines = HEAD % (call.request_id.encode(), call.class_name.encode())
         self._every = every
-        self._foreseen = foreseen
         self._began = self._loop.time()
         self._timer = self._loop.call_later(every, self._tell)
 
@@ -47,6 +45,5 @@ class Progress:
             return
         if not responder.started:
             responder.start(200, self._lines)
-        waited = self._loop.time() - self._began
-        responder.write(b": waiting for %d s%b\n\n" % (waited, self._foreseen().encode()))
+        responder.write(b": waiting for %d s\n\n" % (self._loop.time() - self._began))
         self._timer = self._loop.call_later(self._every, self._tell)

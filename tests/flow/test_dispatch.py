@@ -21,7 +21,6 @@ from gateway.core.request.call import Call
 from gateway.core.request.cost import CostModel
 from gateway.core.request.outcome import Outcome, Refused
 from gateway.core.request.routes import ROUTES
-from gateway.core.sidecars.sidecar import Outlook
 from gateway.decider.dispatch import NOBODY, Dispatch
 from gateway.shared.vllm.answers import EngineSample, ModelCard
 from loadtest.simulate import vtime
@@ -326,32 +325,6 @@ def test_calls_wait_while_an_engine_restarts_and_go_in_their_order_when_it_is_ba
         assert not world.dispatch.waits.timed
         await asyncio.gather(early, waits, *comes)
         assert world.loop.time() == pytest.approx(52.5), "0.5 + 50, then one by itself and two at once"
-
-    virtual(scenario)
-
-
-def test_what_waits_knows_its_place_and_how_long_it_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(world: World) -> None:
-        control = world.dispatch.control
-        running = asyncio.create_task(world.use(world.call(800), 10.0))
-        calls = [world.call(400, within=within) for within in (90.0, 80.0)]
-        tasks = [asyncio.create_task(world.use(call, 1.0)) for call in calls]
-        other = world.call(400, "default")
-        tasks.append(asyncio.create_task(world.use(other, 1.0)))
-        await asyncio.sleep(0.5)
-        assert [world.dispatch.estimates.place(call)[0] for call in (*calls, other)] == [2, 1, 1], (
-            "the earliest deadline first"
-        )
-        assert all(world.dispatch.estimates.place(call)[1] is not None for call in calls)
-        assert world.dispatch.estimates.place(world.call()) == (0, None)
-        out(world)
-        assert world.dispatch.estimates.place(other) == (1, None), "nobody knows when an engine is back"
-        outlook = Outlook(sidecar="s", profile="p", ready_in=30.0)
-        with monkeypatch.context() as patched:
-            patched.setattr(control.sidecars, "outlook", lambda model, now: outlook)
-            assert (world.dispatch.estimates.place(other)[1] or 0.0) >= 30.0
-        out(world, up=True)
-        await asyncio.gather(running, *tasks)
 
     virtual(scenario)
 

@@ -164,9 +164,6 @@ class Admission(Protocol):
     def ask(self, call: Call) -> Awaitable[Grant]:
         """Wait for an engine, where `at_once` has given none. Raises Refused; cancellation withdraws the call."""
 
-    def foreseen(self, call: Call) -> str:
-        """Return the rest of the call's wait, in words that begin with a comma; empty: nothing is known."""
-
     def settle(self, tokens: int, now: float) -> None:
         """Tokens that the call is charged in place of the estimate."""
 

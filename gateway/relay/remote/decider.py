@@ -174,10 +174,6 @@ class RemoteAdmission:
         self._lines = grant.terms.lines or self._lines
         return grant
 
-    def foreseen(self, call: Call) -> str:
-        """Only its decider knows."""
-        return ""
-
     def settle(self, tokens: int, now: float) -> None:
         if self._asked is not None and self._asked.end.tokens is None:
             self._asked.end.tokens = max(0, tokens)
