@@ -67,8 +67,8 @@ class TenantLengths:
         correlation = math.sin(math.pi / 2.0 * self.tau)
         self.influence = correlation if correlation >= LEAST_INFLUENCE else 0.0
 
-    def learn(self, keys: tuple[Feature, ...], tokens: float) -> bool:
-        """Learn one answer. True: it was longer than the 0.9 quantile that would have been predicted."""
+    def learn(self, keys: tuple[Feature, ...], tokens: float) -> None:
+        """Learn one answer."""
         length = math.log(max(1.0, tokens))  # of several sequences some may be empty
         if not self.answers:
             self.mean = length
@@ -77,7 +77,7 @@ class TenantLengths:
         weights.update(zip(keys, found, strict=True))
         part = sum([weight[0] for weight in found])
         self.answers += 1
-        beyond = self._judge(part, length)
+        self._judge(part, length)
         error = length - self.mean - part
         error = CLIP if error > CLIP else -CLIP if error < -CLIP else error
         rates = [max(LEAST_RATE, 1.0 / (weight[1] + 2.0)) for weight in found]
@@ -89,14 +89,12 @@ class TenantLengths:
         away = CLIP if away > CLIP else -CLIP if away < -CLIP else away
         self.mean += max(MEAN_RATE, 1.0 / self.answers) * away
         self.largest = max(self.largest, tokens)
-        return beyond
 
-    def _judge(self, part: float, length: float) -> bool:
+    def _judge(self, part: float, length: float) -> None:
         """Compare an answer with what would have been predicted: learn the margin, and how good the order is."""
         over = length - self.mean - self.influence * part
         step = max(0.05, 1.0 / (1.0 + self.answers / 20.0))
-        beyond = over > self.margin
-        self.margin += step * (QUANTILE if beyond else QUANTILE - 1.0)
+        self.margin += step * (QUANTILE if over > self.margin else QUANTILE - 1.0)
         if self.last is not None and abs(part - self.last[0]) >= TIE:
             agree = (part - self.last[0]) * (length - self.last[1])
             sign = 1.0 if agree > 0.0 else -1.0 if agree < 0.0 else 0.0
@@ -104,7 +102,6 @@ class TenantLengths:
             self.tau += max(TAU_RATE, 1.0 / (self.pairs + PRIOR_PAIRS)) * (sign - self.tau)
             self.believe()
         self.last = part, length
-        return beyond
 
     def forget(self) -> int:
         """Forget the half of the weights that was used longest ago; their number."""
@@ -120,8 +117,6 @@ class LengthModel:
     def __init__(self) -> None:
         self.tables: dict[tuple[str, str], TenantLengths] = {}
         self.weights = 0  # of all tables
-        self.answers = 0
-        self.beyond = 0  # answers longer than their 0.9 quantile
 
     def predict(self, call: Call) -> LengthForecast | None:
         """The length of each sequence of the call's answer. None: too little is known, or it is worth too little."""
@@ -152,17 +147,10 @@ class LengthModel:
                 self.weights -= len(self.tables.pop(next(iter(self.tables))).weights)
         self.tables[key] = table
         known = len(table.weights)
-        self.answers += 1
-        self.beyond += table.learn(features(call), tokens)
+        table.learn(features(call), tokens)
         self.weights += len(table.weights) - known
         if self.weights > MOST_WEIGHTS:
             self.weights -= max(self.tables.values(), key=lambda each: len(each.weights)).forget()
-
-    @property
-    def influence(self) -> float:
-        """Mean influence of the tables, each weighted by its answers."""
-        answers = sum([table.answers for table in self.tables.values()])
-        return sum([table.answers * table.influence for table in self.tables.values()]) / max(1, answers)
 
     def checkpoint(self) -> list[SavedLengths]:
         """The tables used last, without sessions: their hashes mean nothing to another process."""

@@ -40,7 +40,7 @@ from gateway.decider.ended_calls import EndedCalls
 from gateway.decider.loading import NO_PYJWT, Configuration
 from gateway.decider.local import LocalDecider
 from gateway.decider.metrics.collector import Metrics
-from gateway.decider.metrics.families import Families, batch_families, lengths, money_families, quota_families
+from gateway.decider.metrics.families import Families, batch_families, money_families, quota_families
 from gateway.decider.metrics.model_routes import route_families
 from gateway.decider.metrics.sidecars import SidecarMetrics
 from gateway.decider.observer import Observer
@@ -166,14 +166,13 @@ class Gateway:
         self.bodies = BodyMemory(self.policy.body.memory)
         self.batches: BatchApi | None = None  # once the storage is open, where the policy offers it
         self._sidecar_metrics = SidecarMetrics(self.dispatch, self.waking.results)
-        relays, spans, cost = monitoring.relays, monitoring.spans, self.decider.cost
+        relays, spans = monitoring.relays, monitoring.spans
         self.families: list[Families] = [
             self._sidecar_metrics.collect,
             lambda: quota_families(self.limits.quotas, self.clock),
             lambda: money_families(self.limits.money, self.clock),
             lambda: route_families(self.dispatch.routes),
             lambda: batch_families([*([] if self.batches is None else [self.batches]), *relays()]),
-            lambda: () if cost.lengths is None else lengths(cost.lengths),
         ]
         self.metrics = Metrics(
             self.fleet,

@@ -74,14 +74,12 @@ def test_nine_answers_of_ten_are_within_the_quantile(rng: random.Random) -> None
         model.learn(one, tokens)
     assert seen > 2900
     assert within / seen == pytest.approx(0.9, abs=0.02)
-    assert model.beyond / model.answers == pytest.approx(0.1, abs=0.02)
-    assert model.influence > 0.6
+    assert model.tables["a", "m"].influence > 0.6
 
 
 def test_nothing_is_predicted_of_few_answers_or_of_noise(rng: random.Random) -> None:
     model = LengthModel()
     assert model.predict(call()) is None
-    assert model.influence == 0.0
     taught(model, rng, LEAST_ANSWERS - 1)
     assert model.predict(call()) is None
     model, believed = LengthModel(), 0
@@ -127,10 +125,10 @@ def test_a_long_known_tenant_is_learned_from_now_and_then_but_for_new_sessions()
     model = LengthModel()
     for _ in range(LEARN_ALL + 80):
         model.learn(call(), 10.0)
-    assert model.answers == LEARN_ALL + 10
+    assert model.tables["a", "m"].answers == LEARN_ALL + 10
     for _ in range(SESSION_ALL + 3):
         model.learn(call(session=4), 10.0)
-    assert model.answers == LEARN_ALL + 10 + SESSION_ALL
+    assert model.tables["a", "m"].answers == LEARN_ALL + 10 + SESSION_ALL
 
 
 def test_no_answer_moves_an_estimate_far(rng: random.Random) -> None:
@@ -223,9 +221,9 @@ def test_an_answer_that_shaping_has_cut_teaches_nothing() -> None:
     model.learn_lengths(True)
     assert model.lengths is not None
     model.learn(call(shaped=16, n=2), 100, 32)
-    assert model.lengths.answers == 0
+    assert not model.lengths.tables
     model.learn(call(shaped=16, n=2), 100, 31)
-    assert model.lengths.answers == 1
+    assert model.lengths.tables
 
 
 def test_the_shortest_goes_first_but_nobody_passes_who_came_much_later() -> None:

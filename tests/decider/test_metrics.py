@@ -18,7 +18,6 @@ from gateway.core.engines.breaker import Ending
 from gateway.core.engines.engine import Engine
 from gateway.core.engines.fleet import Fleet
 from gateway.core.histogram import BOUNDS
-from gateway.core.lengths import LengthModel
 from gateway.core.policy.policy import Policy
 from gateway.core.policy.snapshot import Current, Snapshot
 from gateway.core.request.body_memory import BodyLease, BodyMemory
@@ -26,7 +25,7 @@ from gateway.core.request.outcome import Outcome
 from gateway.core.request.record import Record
 from gateway.decider.dispatch import Dispatch
 from gateway.decider.metrics.collector import Metrics
-from gateway.decider.metrics.families import batch_families, lengths
+from gateway.decider.metrics.families import batch_families
 from gateway.frames.messages import RelayCounts
 from gateway.shared.files.file_status import FileStatus
 from gateway.shared.vllm.answers import EngineSample, ModelCard
@@ -253,7 +252,6 @@ def test_breakers_and_modes_are_told(failures: int, told: float) -> None:
         assert world.total("weir_breaker_changes_total", to="open") == told
         with await world.dispatch.ask(a_call(prompt_tokens=10)):
             assert world.total("weir_mode", model="m") == 0
-            assert world.total("weir_mode_changes_total", model="m", to="tight") == 0
             assert {labels["class"] for name, labels, _ in world.samples() if name == "weir_bookings"} == set(
                 Policy().classes
             )
@@ -333,15 +331,3 @@ def test_batches_of_all_relays_are_added_up_and_are_openmetrics_too() -> None:
         assert {"weir_batches", "weir_batch_jobs"} <= set(names)
 
     play(scene)
-
-
-def test_lengths_are_told_where_they_are_learned_and_without_labels() -> None:
-    model = LengthModel()
-    for tokens in (10, 1000) * 50:
-        model.learn(a_call(prompt_tokens=tokens), tokens)
-    found = {sample.name: (sample.value, sample.labels) for each in lengths(model) for sample in each.samples}
-    assert found["weir_length_answers_total"] == (100, {})
-    assert found["weir_length_beyond_quantile_total"] == (model.beyond, {})
-    assert found["weir_length_influence_ratio"] == (model.influence, {})
-    assert found["weir_length_influence_ratio"][0] > 0.9
-    assert found["weir_length_weights"] == (3, {})

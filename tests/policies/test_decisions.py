@@ -53,7 +53,7 @@ def decided(
     call = parse(route, given, raw, settings=snapshot.calls, request_id="r", tenant=account.name, now=0.0)
     call.prompt_tokens = tokens
     classify(call, snapshot.classes, account.default_class, account.best)
-    if not account.allows_model(call.model):
+    if account.models and call.model not in account.models:
         raise Refused(Outcome.FORBIDDEN, "model")
     return call
 

@@ -82,7 +82,6 @@ class ModelMode:
         self.mode = Mode.NORMAL
         self.since = -math.inf
         self.why = ""
-        self.transitions = {(mode, found): 0 for mode, events in TRANSITIONS.items() for found in events.values()}
         self._known_at = dict.fromkeys(SIGNALS, -math.inf)
         self.apply(rules)
 
@@ -132,7 +131,6 @@ class ModelMode:
 
     def _move(self, event: Literal["enter", "leave"], why: str, now: float) -> None:
         mode = TRANSITIONS[self.mode][event]
-        self.transitions[self.mode, mode] += 1
         self.mode, self.since, self.why = mode, now, why
 
     def refuses(self, class_name: str, order: Sequence[str]) -> str | None:

@@ -33,7 +33,6 @@ class Snapshot:
         self.small = min(SMALL, policy.body.max)  # bytes of a body that every route takes, and that is not counted
         self.browser_guard = BrowserGuard(policy.server.hosts, policy.cors) if self.tenants.open else None
         self.merges = {kind: Merge(window=window) for kind, window in policy.batching.items()}
-        self.within_deadline = policy.deadlines != "run"
 
 
 class Current:

@@ -158,10 +158,6 @@ class Account:
     def __repr__(self) -> str:
         return f"<Account {self.name}>"
 
-    def allows_model(self, model: str) -> bool:
-        """Whether the tenant may use the model."""
-        return not self.models or model in self.models
-
 
 class Tenants:
     """The accounts of one policy, and their keys. Each reload makes a new one, without the keys that were removed.

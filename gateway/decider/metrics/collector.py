@@ -127,9 +127,7 @@ class Metrics(Collector):
         yield from engines(self._fleet)
         classes, queues = self._dispatch.policy.classes, self._dispatch.queues.items()
         queued = [((model, name), queue.length(name)) for model, queue in queues for name in classes]
-        tokens = [((model, name), queue.tokens(name)) for model, queue in queues for name in classes]
         yield gauge("weir_queued_calls", "Calls waiting for a grant.", "model", "class", of=queued)
-        yield gauge("weir_queued_tokens", "Tokens of the calls waiting.", "model", "class", of=tokens)
         yield gauge("weir_running_calls", "Calls that hold a grant.", "class", of=self._dispatch.running)
         refusals = added_up(self._refusals(), *(relay.refusals for relay in relays))
         text = "Requests refused for their bytes alone, before they were calls."

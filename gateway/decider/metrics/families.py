@@ -11,7 +11,6 @@ from gateway.core.admission.quotas import QuotaBook
 from gateway.core.engines.breaker import BreakerState
 from gateway.core.engines.engine import Engine
 from gateway.core.engines.fleet import Fleet
-from gateway.core.lengths import LengthModel
 from gateway.core.money.book import MoneyBook
 from gateway.core.money.tariff import MICRO
 from gateway.decider.dispatch import Dispatch
@@ -107,21 +106,13 @@ def targets(dispatch: Dispatch) -> Iterable[Metric]:
 
 
 def models(dispatch: Dispatch, fleet: Fleet) -> Iterable[Metric]:
-    now, traffic = dispatch.clock(), dispatch.traffic
+    traffic = dispatch.traffic
     modes = {model: each.level for model, each in traffic.items()}
-    steps = {
-        (model, str(before), str(after)): count
-        for model, each in traffic.items()
-        for (before, after), count in each.state.transitions.items()
-    }
     booked = {(model, name): len(kept) for model, each in traffic.items() for name, kept in each.bookings.items()}
-    rates = {model: each.drain.rate(now) for model, each in traffic.items()}
     states = {(engine.label, state): count for engine in fleet for state, count in engine.breaker.transitions.items()}
     wanted = "Engines for what is offered now, by the policy's `scaling`."
     yield gauge("weir_mode", "0 normal, 1 tight, 2 brownout, 3 closed.", "model", of=modes)
-    yield counter("weir_mode_changes", "Steps between modes.", "model", "from", "to", of=steps)
     yield gauge("weir_bookings", "Bookings kept for refused calls.", "model", "class", of=booked)
-    yield gauge("weir_drain_tokens_per_second", "Tokens that come back.", "model", of=rates)
     yield gauge("weir_engines_wanted", wanted, "model", of=dispatch.estimates.engines_wanted())
     yield counter("weir_breaker_changes", "States a breaker has entered.", "engine", "to", of=states)
 
@@ -146,12 +137,3 @@ def engines(fleet: Fleet) -> Iterable[Metric]:
     failures = [((each.label, why), count) for each in fleet for why, count in each.health.check_failures.items()]
     text = "Checks of an engine that failed, by why."
     yield counter("weir_engine_check_failures", text, "engine", "reason", of=failures)
-
-
-def lengths(model: LengthModel) -> Iterable[Metric]:
-    """Without labels: tenants are many, and one number tells whether predictions are worth having."""
-    answers, beyond, influence = "weir_length_answers", "weir_length_beyond_quantile", "weir_length_influence_ratio"
-    yield counter(answers, "Answers of which a length was learned.", of=model.answers)
-    yield counter(beyond, "Those of them longer than their predicted 0.9 quantile.", of=model.beyond)
-    yield gauge(influence, "Measured rank correlation of predictions, 0 where too low.", of=model.influence)
-    yield gauge("weir_length_weights", "Weights that are remembered.", of=model.weights)

@@ -1,13 +1,12 @@
 """Metric families of sidecars: which of them report, the models they can have ready, the waits of calls for those.
 
-Values are read from the registry at each scrape; only waits are counted as they end. Labels are ids of sidecars, which
-have shown the token, and models of their reports. Of each at most MOST appear, so no sidecar can flood the exposition.
+Values are read from the registry at each scrape; only waits are counted as they end. Labels are models of
+reports, of which at most MOST appear, so no sidecar can flood the exposition.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from itertools import islice
 
 from prometheus_client.core import Metric
 
@@ -17,7 +16,7 @@ from gateway.core.sidecars.sidecars import Registry
 from gateway.decider.dispatch import Dispatch
 from gateway.shared.metrics import counter, gauge, histogram
 
-MOST = 1000  # sidecars, and models
+MOST = 1000  # models
 STATES = ("awake", "being_made_ready", "can_be_had", "cannot_be_had")
 
 
@@ -40,13 +39,11 @@ class SidecarMetrics:
         if not (registry.sidecars or any(registry.counts.values())):
             return
         now, sidecars = self._dispatch.clock(), registry.sidecars
-        heard = {name: now - sidecar.reported_at for name, sidecar in islice(sidecars.items(), MOST)}
         stale = sum(sidecar.stale(now) for sidecar in sidecars.values())
         known = {"heard": len(sidecars) - stale, "stale": stale}
         copies = sorted(registry.copies.counts.items())
         waits = [(name, each.buckets(), each.sum) for name, each in self._waits.items()]
         yield gauge("weir_sidecars", "Sidecars, by whether they are heard.", "state", of=known)
-        yield gauge("weir_sidecar_heard_seconds", "Since its last report.", "sidecar", of=heard)
         refused = "Reports, and addresses in them that were refused."
         yield counter("weir_sidecar_reports", refused, "result", of=registry.counts)
         yield counter("weir_sidecar_ensures", "Requests to have a model ready.", "result", of=self._asked)

@@ -28,13 +28,11 @@ def test_what_the_parser_needs_is_taken_from_the_policy() -> None:
     assert found.media_hosts == frozenset({"pictures.example"})
 
 
-@pytest.mark.parametrize(("deadlines", "within"), [("refuse", True), ("drop", True), ("run", False)])
-def test_a_snapshot(deadlines: str, within: bool) -> None:
-    policy = Policy(deadlines=deadlines)  # type: ignore[arg-type] # of a parametrized Literal
+def test_a_snapshot() -> None:
+    policy = Policy()
     snapshot = Snapshot(policy)
     assert snapshot.policy is policy
     assert snapshot.order == tuple(policy.classes)
-    assert snapshot.within_deadline is within
 
 
 def test_a_policy_that_only_looks_right_has_none() -> None:

@@ -191,10 +191,9 @@ tenants:
 """)
     plain, acme = (Tenants(policy).accounts[name] for name in ("plain", "acme"))
     assert (plain.name, plain.default_class, plain.best, plain.weight) == ("plain", None, 0, 1.0)
-    assert (plain.models, plain.refusal, plain.allows_model("x")) == (frozenset(), None, True)
+    assert (plain.models, plain.refusal) == (frozenset(), None)
     assert (acme.default_class, acme.best, acme.weight, acme.models) == ("batch", 2, 2.0, {"a", "b"})
     assert acme.refusal == Refusal(body={"tips": "no"})
-    assert [acme.allows_model(model) for model in ("a", "b", "c", "")] == [True, True, False, False]
     assert repr(acme) == "<Account acme>"
     assert not hasattr(acme, "__dict__")
     assert isinstance(acme, Account)
