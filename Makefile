@@ -18,7 +18,7 @@ STAMP := $(VENV)/.weir-installed
 # Some machines set it; then every process of every test, and every worker, would compile all it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test check fast slow coverage rest lint generate format vllm test-vllm test-prefill ray test-ray test-deploy test-console clients clients-table console-pictures bench-overhead bench-scale instructions figures picture rivals residency fuzz corpus diagnoses gpu-facts dst prometheus valkey haproxy envoy alerts boards docs house clean
+.PHONY: help run test check fast slow coverage rest lint generate format vllm test-vllm test-prefill ray test-ray test-deploy test-console clients clients-table console-pictures bench-overhead bench-scale instructions figures picture rivals residency fuzz corpus diagnoses gpu-facts dst prometheus valkey envoy alerts boards docs house clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -165,9 +165,8 @@ dst: $(STAMP) ## a thousand random simulations of the whole gateway, faults and 
 
 prometheus: $(STAMP) ## find a real Prometheus on this machine, or unpack Debian's outside the tree
 valkey: $(STAMP) ## find a real Valkey or Redis on this machine, or unpack Debian's Redis outside the tree
-haproxy: $(STAMP) ## find a real HAProxy on this machine, or unpack Debian's outside the tree
-prometheus valkey haproxy:
-	@$(BIN)/python -m loadtest.lab.debian $@
+prometheus valkey:
+	@$(BIN)/python -m tests.programs $@
 
 # Outside the tree: its modules have the same name as those of its protobufs.
 ENVOY := $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/weir/envoy

@@ -10,11 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from loadtest.lab.debian import VALKEY
 from loadtest.processes import Gateway, free_port, get, until
 from tests.cluster.valkey import Valkey
 from tests.e2e.children import SimEngine
-from tests.programs import required
+from tests.programs import VALKEY, required
 
 SHOWN = "sixteen-characters-or-more"
 

@@ -14,14 +14,13 @@ import redis
 from gateway.core.cluster.election import Turn
 from gateway.serve.cluster import store as module
 from gateway.serve.cluster.store import CheckpointStore, StoreError, opened
-from loadtest.lab.debian import VALKEY
 from loadtest.processes import free_port, until
 from tests.cluster.site import Machine, Site, known, site
 from tests.cluster.test_cluster import took_over
 from tests.cluster.test_store import of
 from tests.cluster.valkey import Valkey
 from tests.e2e.children import Call
-from tests.programs import required
+from tests.programs import VALKEY, required
 
 pytestmark = pytest.mark.slow
 

@@ -12,12 +12,11 @@ from msgspec.structs import replace
 from gateway.core.cluster.election import Turn
 from gateway.serve.cluster import store as store_module
 from gateway.serve.cluster.store import ClusterConflict, MemberRecord, Store, StoreError, opened
-from loadtest.lab.debian import VALKEY
 from loadtest.lab.dst.relays import cluster_store as simulated
 from loadtest.lab.dst.relays.cluster_store import SimulatedStore
 from loadtest.processes import free_port
 from tests.cluster.valkey import Valkey
-from tests.programs import required
+from tests.programs import VALKEY, required
 
 pytestmark = pytest.mark.slow
 NAMES = ("a:1", "b:1", "c:1")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from types import TracebackType
 
-from loadtest.lab.debian import VALKEY
 from loadtest.processes import Child
+from tests.programs import VALKEY
 
 
 class Valkey:

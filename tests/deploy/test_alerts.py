@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from loadtest.lab.debian import PROMETHEUS
 from tests.operate.drills import DRILLS, UNDRILLED
 from tests.operate.prometheus import RULES, compressed, names
-from tests.programs import required
+from tests.programs import PROMETHEUS, required
 
 RUNBOOKS = Path(__file__).parents[2] / "docs/runbooks.md"
 UNIT_TESTS = RULES.with_name("alerts.test.yaml")

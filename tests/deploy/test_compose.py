@@ -12,10 +12,9 @@ import pytest
 import yaml
 
 from gateway.cli.commands import parser_for
-from loadtest.lab.debian import PROMETHEUS
 from tests.deploy.images import DOCKERFILE, instructions
 from tests.deploy.tools import ROOT, imported
-from tests.programs import required
+from tests.programs import PROMETHEUS, required
 
 FILE = ROOT / "deploy/compose.yaml"
 VARIABLE = re.compile(r"\$\{(\w+)(?::([-?])([^}]*))?\}")

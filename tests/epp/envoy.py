@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.lab.debian import NoProgram, cache
 from loadtest.processes import Child, free_port, until
+from tests.programs import NoProgram, cache
 
 CONFIGURATION = Path(__file__).parents[2] / "deploy" / "envoy" / "epp.yaml"
 PORT, PICKER, ENGINES = 8080, 9002, (9101, 9102)  # ports of the configuration, all on 127.0.0.1

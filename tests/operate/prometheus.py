@@ -14,8 +14,8 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import quote
 
-from loadtest.lab.debian import PROMETHEUS
 from loadtest.processes import Child, answers, get
+from tests.programs import PROMETHEUS
 
 RULES = Path(__file__).parents[2] / "deploy/prometheus/alerts.yaml"
 SPEED = 60  # by which durations of the rules shrink

@@ -10,12 +10,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from loadtest.lab.debian import PROMETHEUS
 from loadtest.processes import until
 from tests.operate.drills import DRILLS, Drill
 from tests.operate.prometheus import RULES, SPEED, compressed
 from tests.operate.site import OperatedSite
-from tests.programs import required
+from tests.programs import PROMETHEUS, required
 
 QUIET = 60.0  # seconds: an hour of the rules' time
 FIRES = 60.0  # seconds within which an alert must fire, and cease

@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 
-from loadtest.lab.debian import PROMETHEUS
 from loadtest.processes import until
 from tests.deploy.test_boards import boards, queries
 from tests.operate.site import OperatedSite
-from tests.programs import required
+from tests.programs import PROMETHEUS, required
 
 WITHIN = 90.0  # seconds for every query to find something
 OVERLOAD = 60.0  # calls a second

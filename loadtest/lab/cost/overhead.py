@@ -28,7 +28,6 @@ from pathlib import Path
 import uvloop
 
 from loadtest.clients.stub import LoadResult, StubLoad, serve_stub
-from loadtest.lab.debian import HAPROXY, NoProgram
 from loadtest.processes import Child, ChildError
 
 ENGINE_PORT = 19301
@@ -79,8 +78,15 @@ def peers(wanted: set[str], folder: Path) -> dict[str, Command]:
             return [nginx, "-c", str(config)]
 
         found["nginx"] = start_nginx
-    if not wanted or "haproxy" in wanted:
-        found |= _haproxy(folder)
+    haproxy = shutil.which("haproxy", path=f"{os.environ['PATH']}:/usr/sbin")
+    if haproxy and (not wanted or "haproxy" in wanted):
+
+        def start_haproxy(port: int) -> list[str]:
+            config = folder / f"haproxy-{port}.cfg"
+            config.write_text(PLAIN_HAPROXY.format(port=port, engine=ENGINE_PORT))
+            return [haproxy, "-db", "-f", str(config)]
+
+        found["haproxy"] = start_haproxy
     router = os.environ.get("VLLM_ROUTER") or shutil.which("vllm-router")
     if router and (not wanted or "vllm-router" in wanted):
         for policy in ("round_robin", "cache_aware"):
@@ -94,20 +100,6 @@ def peers(wanted: set[str], folder: Path) -> dict[str, Command]:
 
             found[f"vllm-router {policy}"] = start_router
     return found
-
-
-def _haproxy(folder: Path) -> dict[str, Command]:
-    try:
-        program = HAPROXY.command()
-    except NoProgram:
-        return {}
-
-    def start(port: int) -> list[str]:
-        config = folder / f"haproxy-{port}.cfg"
-        config.write_text(PLAIN_HAPROXY.format(port=port, engine=ENGINE_PORT))
-        return [*program, "-db", "-f", str(config)]
-
-    return {"haproxy": start}
 
 
 def tree(pid: int) -> list[int]:
