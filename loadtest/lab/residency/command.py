@@ -15,10 +15,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 
 from loadtest.lab.residency.laws import replay, survey
-from loadtest.lab.rows import bars, parser_of, report, terminal
+from loadtest.lab.rows import parser_of
 
 
 def arguments(argv: list[str]) -> argparse.Namespace:
@@ -38,8 +37,4 @@ def main(argv: list[str] | None = None) -> int:
     options = arguments(sys.argv[1:] if argv is None else argv)
     if options.machine is not None:
         return replay(options.machine)
-    began = time.perf_counter()
-    console = terminal()
-    with bars(console) as progress:
-        rows = survey(range(options.seed, options.seed + options.machines), progress)
-    return report(console, rows, f"in {time.perf_counter() - began:.0f} s", gate=True)
+    return survey(range(options.seed, options.seed + options.machines))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections import Counter
 from collections.abc import Iterable
 from itertools import pairwise
@@ -23,7 +24,6 @@ from loadtest.lab.residency.faults import MORE_KINDS, storm
 from loadtest.lab.residency.random_machine import RandomMachine, drawn
 from loadtest.lab.residency.residents import TriedStart
 from loadtest.lab.residency.site import GIB, Site
-from loadtest.lab.rows import OnProgress, Row
 from loadtest.lab.seeds import explore
 from loadtest.simulate import vtime
 from sidecar.core.lifecycle import FIRST_REST
@@ -33,7 +33,6 @@ EVENTS = 25
 RATE = 0.15  # calls a second
 HAD_WITHIN = 2 * 3600.0  # seconds in which calls must have a model that failed
 LOOK_EVERY = 0.5  # seconds
-NAMED = 5  # machines that are named where a law was broken
 
 
 class MachineLife(msgspec.Struct, frozen=True):
@@ -134,29 +133,22 @@ def lives(seeds: range) -> list[MachineLife]:
     return [lived(seed) for seed in seeds]
 
 
-def survey(seeds: range, progress: OnProgress) -> list[Row]:
-    """A row about the machines of these seeds, on every core; machines on which a law was broken are named."""
+def survey(seeds: range) -> int:
+    """Look at the machines of these seeds, on every core, and name those on which a law was broken. The exit status."""
     found: list[MachineLife] = []
-    calls: Counter[str] = Counter()
     for _, more in explore(seeds, os.cpu_count() or 1, lives):
         found += more
-        progress("random machines", len(found) / len(seeds))
-    for life in found:
-        calls.update(life.calls)
+        print(f"\r{len(found)} of {len(seeds)} machines", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    calls = sum((Counter(life.calls) for life in found), Counter[str]())
     starts, failures = sum(life.starts for life in found), sum(sum(life.failures.values()) for life in found)
+    broken = sorted((life.seed, life.wrong[0]) for life in found if life.wrong)
+    for seed, wrong in broken:
+        print(f"--machine {seed}: {wrong}")
     ends = ", ".join(f"{count} {ending}" for ending, count in calls.most_common())
-    broken = sorted(life.seed for life in found if life.wrong)
-    named = f": --machine {', '.join(map(str, broken[:NAMED]))}{' ...' if len(broken) > NAMED else ''}"
-    return [
-        Row(
-            name="laws",
-            what=f"{len(found)} random machines: those on which a law was broken",
-            value=f"{len(broken)}{named if broken else ''}",
-            baseline=f"{starts} starts, {failures} failed; {calls.total()} calls: {ends}",
-            milestone="0",
-            met=not broken,
-        )
-    ]
+    print(f"{starts} starts, {failures} failed; {calls.total()} calls: {ends}")
+    print(f"{len(found)} random machines, a law was broken on {len(broken)}")
+    return 1 if broken else 0
 
 
 def replay(seed: int) -> int:
