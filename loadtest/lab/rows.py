@@ -1,21 +1,13 @@
-"""Rows of measured figures beside their bounds: their table, the exit status."""
+"""Rows of measured figures beside their bounds, and their table."""
 
 from __future__ import annotations
 
 import argparse
 import gc
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable
 
 import msgspec
-from rich.console import Console
 from rich.table import Table
-
-from loadtest.report.progress import Tell, following
-
-WIDTH = 180  # of a table that nobody looks at in a terminal
-
-OnProgress = Callable[[str, float], None]  # told a run's name and the share of it that is done
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,41 +45,3 @@ def collect_seldom() -> None:
     """Scan for garbage seldom, as the gateway does: what lives as long as the process is not worth it."""
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
-
-
-# -- a terminal -------------------------------------------------------------------------------------------------------
-
-
-def terminal() -> Console:
-    """Console where figures are printed; wide enough for the table where it is no terminal."""
-    console = Console()
-    return console if console.is_terminal else Console(width=WIDTH)
-
-
-@contextmanager
-def bars(console: Console) -> Iterator[OnProgress]:
-    """Progress bars that are gone in the end; none where nobody looks on."""
-    with following(console, lambda line, style="": None) as follow:
-        runs: dict[str, Tell] = {}
-
-        def tell(what: str, share: float) -> None:
-            if what not in runs:
-                runs[what] = follow(what)
-            runs[what](share, lambda: "")
-
-        yield tell
-
-
-def report(
-    console: Console, rows: Sequence[Row], summary: str, *, wrong: Sequence[str] = (), gate: bool = False
-) -> int:
-    """Print what was measured, and what went `wrong` meanwhile. The exit status: 1 where something did, and with a
-    `gate` where a milestone is missed."""
-    console.print(table_of(rows))
-    console.print(summary)
-    for each in wrong:
-        console.print(f"[red]{each}[/]")
-    missed = sum(row.met is False for row in rows)
-    if missed and not gate:
-        console.print(f"{missed} of {len(rows)} are below their milestone here")
-    return 1 if wrong or (gate and missed) else 0

@@ -28,7 +28,7 @@ from rich.console import Console
 
 from loadtest.lab.figures import load, prefill
 from loadtest.lab.figures.runs import Setting
-from loadtest.lab.rows import Row, bars, collect_seldom, parser_of, report, terminal
+from loadtest.lab.rows import Row, collect_seldom, parser_of, table_of
 
 ROWS: dict[str, Callable[[Setting], list[Row]]] = {
     "retry-after": load.retry_after,
@@ -56,22 +56,29 @@ def main(argv: list[str] | None = None) -> int:
     wanted = [ROWS[name] for name in options.rows]
     collect_seldom()
     began = time.perf_counter()
-    console = terminal()
-    with bars(console) as progress:
-        setting = Setting(
-            seed=options.seed,
-            progress=progress,
-            traces={name: file for name in ("chats", "prompts") if (file := getattr(options, name))},
-        )
-        rows = [row for measure in wanted for row in measure(setting)]
+    setting = Setting(
+        seed=options.seed,
+        progress=_tell,
+        traces={name: file for name in ("chats", "prompts") if (file := getattr(options, name))},
+    )
+    rows = [row for measure in wanted for row in measure(setting)]
     seconds = time.perf_counter() - began
     speed = setting.tries / seconds * 60.0
     summary = f"{setting.tries} simulated calls in {seconds:.0f} s: {speed:.0f} a minute of wall time"
-    return told(console, setting, rows, summary)
+    print(file=sys.stderr)
+    return told(Console(width=max(180, Console().width)), setting, rows, summary)
+
+
+def _tell(what: str, share: float) -> None:
+    print(f"\r{what}: {share:.0%}\033[K", end="", file=sys.stderr, flush=True)
 
 
 def told(console: Console, setting: Setting, rows: list[Row], summary: str) -> int:
     """Print the rows, and what the runs behind them left over; the exit status."""
     wrong = [f"{what}: {left}" for what, outcome in setting.known.items() for left in outcome.left_over]
     wrong += setting.left
-    return report(console, rows, summary, wrong=wrong)
+    console.print(table_of(rows))
+    console.print(summary)
+    for each in wrong:
+        console.print(f"[red]{each}[/]")
+    return 1 if wrong else 0

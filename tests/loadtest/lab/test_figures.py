@@ -9,7 +9,7 @@ from loadtest.lab.figures.command import ROWS, main, told
 from loadtest.lab.figures.load import goodput, late
 from loadtest.lab.figures.runs import Measured, Saturation, Setting, in_time
 from loadtest.lab.rivals import loads
-from loadtest.lab.rows import Row, percent, report, table_of
+from loadtest.lab.rows import Row, percent, table_of
 from loadtest.report.stats import quantile
 from loadtest.simulate.inprocess import ClassTarget
 from loadtest.simulate.run_records import RunResult
@@ -71,17 +71,6 @@ def test_goodput_is_tokens_in_time_over_the_capacity_and_only_of_the_measured_pa
     assert goodput(setting, outcome) == pytest.approx(2.0)
     assert goodput(setting, outcome, first=True) == pytest.approx(1.0)
     assert late(setting, outcome) == pytest.approx(1 / 3), "of those an engine was given"
-
-
-@pytest.mark.parametrize(
-    ("met", "gate", "status"), [(True, True, 0), (None, True, 0), (False, False, 0), (False, True, 1)]
-)
-def test_a_figure_below_its_milestone_is_told_and_only_a_gate_fails_for_it(
-    met: bool | None, gate: bool, status: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows = [Row(name="9", what="KV in use", value="0.95", milestone="<= 0.90", met=met)]
-    assert report(Console(), rows, "all", gate=gate) == status
-    assert ("1 of 1 are below" in capsys.readouterr().out) is (met is False and not gate)
 
 
 @pytest.mark.parametrize(("left_over", "status"), [([], 0), (["a queue is not empty"], 1)])
