@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import gc
 from collections.abc import Iterable
 
 import msgspec
@@ -39,9 +38,3 @@ def table_of(rows: Iterable[Row]) -> Table:
 def percent(share: float) -> str:
     """Two decimals where they matter."""
     return f"{100 * share:.2f} %" if 0.9 < share < 1.0 or share < 0.1 else f"{100 * share:.1f} %"
-
-
-def collect_seldom() -> None:
-    """Scan for garbage seldom, as the gateway does: what lives as long as the process is not worth it."""
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)

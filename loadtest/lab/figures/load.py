@@ -9,19 +9,20 @@ and output per second of the measured part of the run, over the capacity.
 from __future__ import annotations
 
 from loadtest.clients.retries import Clients
-from loadtest.lab.figures.runs import Measured, Setting, in_time, measured, tokens
+from loadtest.lab.figures.runs import Setting, in_time, measured, tokens
 from loadtest.lab.rows import Row, percent
 from loadtest.load.plan import poisson
 from loadtest.report.stats import quantile
+from loadtest.simulate.run_records import RunResult
 
 
-def goodput(setting: Setting, outcome: Measured, *, first: bool = False) -> float:
+def goodput(setting: Setting, outcome: RunResult, *, first: bool = False) -> float:
     """Tokens of tries in time, per second, over the capacity. `first`: only of calls answered at their first try."""
     good = [t for t in measured(setting, outcome) if in_time(t, setting.targets) and not (first and t.number > 1)]
     return sum(map(tokens, good)) / setting.measured / setting.saturated().tokens
 
 
-def late(setting: Setting, outcome: Measured) -> float:
+def late(setting: Setting, outcome: RunResult) -> float:
     """Return the share of the tries given to an engine that was not in time."""
     admitted = [t for t in measured(setting, outcome) if t.upstream > 0 and t.outcome != "left"]
     return sum(not in_time(t, setting.targets) for t in admitted) / max(1, len(admitted))
@@ -60,11 +61,11 @@ def limits(setting: Setting) -> list[Row]:
         policy = b"tenants: {anonymous: {}}\nlimits: {per_tenant: {%b}}\n" % limit.encode()
         limited = Setting(
             engines=setting.engines, seed=setting.seed, policy=policy, warm=setting.warm, measured=setting.measured,
-            progress=setting.progress, known={},
+            progress=setting.progress,
         )  # fmt: skip
         calls = poisson(limited.mix, rate, limited.ends, limited.seed)
         outcome = limited.run(f"limits, {what}", calls, clients=Clients(retries=1, exact=True))
-        setting.tries += limited.tries
+        setting.left += limited.left
         tries = measured(limited, outcome)
         back = [t for t in tries if t.number == 2]
         waits = [t.sent - t.intended for t in back]

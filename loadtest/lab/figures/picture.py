@@ -42,12 +42,13 @@ from loadtest.lab.figures.picture_points import (
     table,
 )
 from loadtest.lab.figures.picture_svg import draw
-from loadtest.lab.figures.runs import Measured, Saturation, Setting, in_time, measured
+from loadtest.lab.figures.runs import Saturation, Setting, in_time, measured
 from loadtest.lab.rivals.loads import ENGINES, LOADS
 from loadtest.lab.rivals.runs import in_virtual_time, row
 from loadtest.lab.rows import parser_of
 from loadtest.load.scenario import find, load
 from loadtest.simulate.rivals.rules import Direct, RoundRobin
+from loadtest.simulate.run_records import RunResult
 
 FACTORS = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
 TRAFFIC = load(find("overload")).workload.mix
@@ -58,13 +59,13 @@ FOLDER = Path(__file__).parent
 
 def capacity_of(seed: int) -> Saturation:
     """Return the most that the engines can do of this traffic."""
-    return Setting(engines=ENGINES, seed=seed, mix=TRAFFIC, known={}).saturated()
+    return Setting(engines=ENGINES, seed=seed, mix=TRAFFIC).saturated()
 
 
 def measure(side: Side, factor: float, seed: int, capacity: Saturation) -> Point:
     """Measure a run at `factor` times the capacity."""
     rule = Direct if side == "direct" else RoundRobin
-    setting = Setting(engines=ENGINES, seed=seed, mix=TRAFFIC, without=rule, capacity=capacity, known={})
+    setting = Setting(engines=ENGINES, seed=seed, mix=TRAFFIC, without=rule, capacity=capacity)
     outcome = setting.overload(factor, gateway=side == "weir")
     return Point(
         side=side,
@@ -77,9 +78,9 @@ def measure(side: Side, factor: float, seed: int, capacity: Saturation) -> Point
     )
 
 
-def share_of(setting: Setting, outcome: Measured, class_name: str) -> ClassShare:
+def share_of(setting: Setting, outcome: RunResult, class_name: str) -> ClassShare:
     """Count a class's calls offered in the measured part, its tries in time, and the first tries among these."""
-    own = [tried for tried in outcome.result.tries if tried.class_name == class_name]
+    own = [tried for tried in outcome.tries if tried.class_name == class_name]
     offered = sum(tried.number == 1 and setting.warm <= tried.intended < setting.ends for tried in own)
     good = [tried for tried in measured(setting, outcome)
             if tried.class_name == class_name and in_time(tried, setting.targets)]  # fmt: skip

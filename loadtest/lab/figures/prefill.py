@@ -144,7 +144,6 @@ def measured(setting: Setting, what: str, load: RivalLoad, way: str, rate: float
         cell = Cell(name=what, before="gateway", policy=POLICY, engines=4, config=load.config, scenario=scenario,
                     folder=Path(folder), roles=WAYS[way].roles)  # fmt: skip
         made = simulate(cell, tell)
-    setting.tries += made.tries
     setting.left += [f"{what}: {left}" for left in made.left]
     total = summarise(made.run).total
     return Found(total.ttft.mean, total.ttft.p99, total.itl.p99, total.tpot.p99, total.goodput)

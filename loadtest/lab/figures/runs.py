@@ -50,16 +50,6 @@ class Saturation(msgspec.Struct, frozen=True):
     clients: int
 
 
-class Measured(msgspec.Struct):
-    """Run, of which the tries that ended after the warm-up are kept.
-
-    `left_over`: what its gateway left behind (empty: nothing).
-    """
-
-    result: RunResult
-    left_over: list[str]
-
-
 class Setting(msgspec.Struct, kw_only=True):
     """Setting that all figures share. Times in seconds; `progress(what, share)` is told how far a run is.
 
@@ -74,11 +64,9 @@ class Setting(msgspec.Struct, kw_only=True):
     without: Callable[[], Rule] = RoundRobin  # chooses engines where there is no gateway
     mix: tuple[Kind, ...] = MIX
     progress: Callable[[str, float], None] = lambda what, share: None
-    known: dict[str, Measured] = {}
     capacity: Saturation | None = None
-    tries: int = 0
     traces: dict[str, Path] = {}  # files of recorded traffic, by the `trace` of a load
-    left: list[str] = []  # by the gateways of runs that are not kept
+    left: list[str] = []  # by the gateways of its runs
     targets: dict[str, ClassTarget] = {}
 
     def __post_init__(self) -> None:
@@ -98,7 +86,7 @@ class Setting(msgspec.Struct, kw_only=True):
             for clients in SWEEP:
                 calls = poisson(self.mix, 1000.0, 1e9, self.seed)
                 run = self.run(f"capacity, {clients} clients an engine", calls, closed=clients, gateway=False)
-                done = [t for t in run.result.tries if t.outcome == "ok" and t.finished >= self.warm]
+                done = [t for t in run.tries if t.outcome == "ok" and t.finished >= self.warm]
                 seconds = self.measured
                 found.append(Saturation(sum(map(tokens, done)) / seconds, len(done) / seconds, clients))
             self.capacity = max(found, key=lambda capacity: capacity.tokens)
@@ -106,8 +94,8 @@ class Setting(msgspec.Struct, kw_only=True):
 
     def overload(
         self, factor: float, *, gateway: bool = True, clients: Clients | None = None, name: str = ""
-    ) -> Measured:
-        """The mix at `factor` times the capacity, with retrying clients; run once per name."""
+    ) -> RunResult:
+        """The mix at `factor` times the capacity, with retrying clients."""
         what = f"{factor:g}x load{'' if gateway else ', round robin'}{name}"
         calls = poisson(self.mix, factor * self.saturated().calls, self.ends, self.seed)
         return self.run(what, calls, gateway=gateway, clients=clients)
@@ -120,13 +108,11 @@ class Setting(msgspec.Struct, kw_only=True):
         gateway: bool = True,
         clients: Clients | None = None,
         closed: int = 0,
-    ) -> Measured:
-        """Run this setting's engines, and keep the run by its name."""
-        if what in self.known:
-            return self.known[what]
+    ) -> RunResult:
+        """Run this setting's engines, and keep the tries that ended after the warm-up."""
         waits = Clients(patience={name: target.deadline for name, target in self.targets.items()})
 
-        async def whole() -> Measured:
+        async def whole() -> RunResult:
             engines = [an_engine(self.seed * 100 + number) for number in range(self.engines)]
             target = GatewayTarget(self.policy, engines, seed=self.seed) if gateway else Router(engines, self.without())
             run = SimulationRun(
@@ -139,12 +125,13 @@ class Setting(msgspec.Struct, kw_only=True):
                 progress=lambda now: self.progress(what, now / self.ends),
             )
             result = await run.until(self.ends)
-            return Measured(result, [] if isinstance(target, Router) else target.left_over())
+            if isinstance(target, GatewayTarget):
+                self.left += [f"{what}: {left}" for left in target.left_over()]
+            return result
 
-        made = self.known[what] = vtime.run(whole())
-        self.tries += len(made.result.tries)
+        made = vtime.run(whole())
         # A run at ten times the load is hundreds of thousands of tries: those of the warm-up are not kept.
-        made.result.tries = [tried for tried in made.result.tries if tried.finished >= self.warm]
+        made.tries = [tried for tried in made.tries if tried.finished >= self.warm]
         return made
 
 
@@ -153,9 +140,9 @@ def an_engine(seed: int) -> MemoryEngine:
     return MemoryEngine(engine_config(LATENCY, num_gpu_blocks=BLOCKS, seed=seed), seed=seed)
 
 
-def measured(setting: Setting, outcome: Measured) -> list[Try]:
+def measured(setting: Setting, outcome: RunResult) -> list[Try]:
     """The tries that ended in the measured part of a run, but not by its end."""
-    tries = outcome.result.tries
+    tries = outcome.tries
     return [t for t in tries if setting.warm <= t.finished < setting.ends and t.outcome != "unfinished"]
 
 

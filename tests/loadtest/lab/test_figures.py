@@ -7,7 +7,7 @@ from rich.console import Console
 
 from loadtest.lab.figures.command import ROWS, main, told
 from loadtest.lab.figures.load import goodput, late
-from loadtest.lab.figures.runs import Measured, Saturation, Setting, in_time
+from loadtest.lab.figures.runs import Saturation, Setting, in_time
 from loadtest.lab.rivals import loads
 from loadtest.lab.rows import Row, percent, table_of
 from loadtest.report.stats import quantile
@@ -26,12 +26,11 @@ def a_try(**fields: object) -> Try:
     } | fields)  # type: ignore[arg-type] # fields of Try, passed through # fmt: skip
 
 
-def outcome_of(*tries: Try) -> Measured:
-    result = RunResult(
+def outcome_of(*tries: Try) -> RunResult:
+    return RunResult(
         tries=list(tries), calls=len(tries), samples=[], preempted=0, posts=0, seconds=240.0, unfinished=0,
         orphans=0,
     )  # fmt: skip
-    return Measured(result, [])
 
 
 def a_setting() -> Setting:
@@ -77,8 +76,8 @@ def test_goodput_is_tokens_in_time_over_the_capacity_and_only_of_the_measured_pa
 def test_what_a_gateway_left_behind_is_told_and_fails(
     left_over: list[str], status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    setting = Setting(known={"a run": Measured(outcome_of().result, left_over)})
-    assert told(Console(), setting, [], "all") == status
+    setting = Setting(left=left_over)
+    assert told(Console(), setting, []) == status
     assert all(wrong in capsys.readouterr().out for wrong in left_over)
 
 
@@ -115,4 +114,4 @@ def test_every_row_can_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[Row] = [row for measure in ROWS.values() for row in measure(setting)]
     assert {row.name for row in rows} >= set(ROWS)
     assert table_of(rows).row_count == len(rows)
-    assert [wrong for outcome in setting.known.values() for wrong in outcome.left_over] + setting.left == []
+    assert setting.left == []
