@@ -98,9 +98,8 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
 
 class SidecarModelView(msgspec.Struct, frozen=True, kw_only=True):
     """Profile, as its sidecar reports it. `engine`: id of its engine in the fleet, null while it has none there.
-    `ready_in_s`: until the profile could serve, null if it cannot be made ready; `why` then gives the reason. `copy`:
-    another engine serves its model. `copy_in_s`: until the profile could serve beside that engine, null if it serves
-    already or has no place. `phase`: of a start under way, in words."""
+    `ready_in_s`: until the profile could serve, null if it cannot be made ready; `why` then gives the reason.
+    `phase`: of a start under way, in words."""
 
     profile: str
     model: str
@@ -110,23 +109,7 @@ class SidecarModelView(msgspec.Struct, frozen=True, kw_only=True):
     ready_in_s: float | None
     why: str
     last_error: str
-    copy: bool = False
-    copy_in_s: float | None = None
     phase: str = ""
-
-
-class CopyView(msgspec.Struct, frozen=True, kw_only=True):
-    """A copy of a model that is on its way, `begun` or only wanted: by calls of `class_name`, which were predicted to
-    wait for `wait_s` and of which some were `refused`."""
-
-    model: str
-    sidecar: str
-    profile: str
-    class_name: str = msgspec.field(name="class")
-    wait_s: float
-    refused: bool
-    begun: bool
-    ready_in_s: float
 
 
 class GPUView(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,14 +126,12 @@ class GPUView(msgspec.Struct, frozen=True, kw_only=True):
 
 class SidecarView(msgspec.Struct, frozen=True, kw_only=True):
     """Sidecar. `heard_s`: since its last report; a stale sidecar gets no requests. `refused`: addresses in its report
-    that may not be used, and why. Memory in bytes."""
+    that may not be used, and why."""
 
     id: str
     control: str
     heard_s: float
     stale: bool
-    memory_total: int
-    memory_used: int
     models: list[SidecarModelView]
     refused: dict[str, str]
     gpus: list[GPUView] = []
@@ -163,7 +144,6 @@ class FleetView(msgspec.Struct, frozen=True, kw_only=True):
     queues: list[QueueView]
     running: dict[str, int]  # calls that hold a grant, by class
     sidecars: list[SidecarView]
-    copies: list[CopyView] = []
 
 
 def fleet_view(fleet: Fleet, dispatch: Dispatch, now: float) -> FleetView:
@@ -183,20 +163,6 @@ def fleet_view(fleet: Fleet, dispatch: Dispatch, now: float) -> FleetView:
         ],
         running=dict(dispatch.running),
         sidecars=[_sidecar(each, now) for _, each in sorted(dispatch.sidecars.sidecars.items())],
-        copies=[
-            CopyView(
-                model=model,
-                sidecar=wish.place[0],
-                profile=wish.place[1],
-                class_name=wish.wait.class_name,
-                wait_s=round(wish.wait.seconds, 2),
-                refused=wish.wait.refused,
-                begun=wish.begun,
-                ready_in_s=round(wish.ready_in, 2),
-            )
-            for model, wish in sorted(dispatch.sidecars.copies.wishes.items())
-            if wish.place is not None and wish.wait is not None
-        ],
     )
 
 
@@ -214,7 +180,6 @@ def _sidecar(sidecar: Sidecar, now: float) -> SidecarView:
                 engine=engines.get(profile),
                 ready_in_s=None if ready_in is None else round(ready_in, 2),
                 why=model.message or model.why,
-                copy_in_s=None if model.copy_in is None else round(model.copy_in, 2),
             )
         )
     return SidecarView(
@@ -222,8 +187,6 @@ def _sidecar(sidecar: Sidecar, now: float) -> SidecarView:
         control=report.control,
         heard_s=round(now - sidecar.reported_at, 2),
         stale=stale,
-        memory_total=sum(gpu.total for gpu in report.gpus),
-        memory_used=sum(gpu.used for gpu in report.gpus),
         gpus=[
             made_of(
                 GPUView,

@@ -110,17 +110,13 @@ def test_the_fleet_and_the_metrics_show_what_sidecars_say() -> None:
         view = json.loads((await site.get("/fleet")).content)
         (sidecar,) = view["sidecars"]
         assert sidecar["gpus"] == [{"index": 0, "total": 80, "used": 20, "free": 60, "held": {"p": 15}, "refused": ""}]
-        assert (sidecar["id"], sidecar["stale"], sidecar["memory_used"], sidecar["memory_total"]) == (
-            "box", False, 20, 80
-        )  # fmt: skip
+        assert (sidecar["id"], sidecar["stale"]) == ("box", False)
         assert [(m["profile"], m["state"], m["engine"], m["ready_in_s"], m["why"]) for m in sidecar["models"]] == [
             ("p", "running", "127.0.0.1:1", 0.0, ""),
             ("q", "sleeping", None, 4.0, ""),
             ("r", "running", None, 0.0, ""),
             ("s", "error", None, None, "it fails"),
         ]
-        assert [(m["copy"], m["copy_in_s"]) for m in sidecar["models"]] == [(False, None)] * 4
-        assert view["copies"] == []
         assert sidecar["refused"] == {"http://8.8.8.8:1": "not in a network of fleet.sidecars.allow"}
         assert site.lines == [
             "engine p@box is up; serves m",

@@ -12,7 +12,6 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from gateway.control.view import fleet_view
 from loadtest.lab.residency.residents import Model
 from loadtest.lab.residency.site import GIB, Site, counted
 from sidecar.core.copies import SLEEPS_AFTER
@@ -88,9 +87,11 @@ async def test_a_full_model_wakes_a_second_engine_which_sleeps_again_once_it_idl
         assert asleep_on["m"] != asleep_on["m-2"], "engines of one model are kept apart"
         hot = asyncio.ensure_future(load(callers, 200.0))
         await _until_wanted(callers)
-        (shown,) = fleet_view(callers.gateway.fleet, callers.gateway.dispatch, site.now).copies
-        assert (shown.model, shown.sidecar, shown.profile, shown.class_name) == ("m", "machine", "m-2", "default")
-        assert shown.wait_s > shown.ready_in_s + 2.0 > 2.0
+        wish = callers.gateway.dispatch.sidecars.copies.wishes["m"]
+        assert wish.place == ("machine", "m-2")
+        assert wish.wait is not None
+        assert wish.wait.class_name == "default"
+        assert wish.wait.seconds > wish.ready_in + 2.0 > 2.0
         answers = await hot
         assert ends(answers)["served"] >= 75, ends(answers)
         metrics = callers.gateway.metrics.exposition().decode()

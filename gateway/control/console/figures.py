@@ -28,7 +28,6 @@ class ClassFigures(msgspec.Struct, kw_only=True):
     caller: float = 0.0
     ttft_p50: float | None = None
     ttft_p99: float | None = None
-    wait_p99: float | None = None
     in_time: float | None = None
     goodput: float = 0.0
 
@@ -76,7 +75,6 @@ def _figures(records: list[Record], target: TrafficClass | None, seconds: float)
     if answered:
         ttfts = sorted([record.ttft for record in answered])
         found.ttft_p50, found.ttft_p99 = round(nearest_rank(ttfts, 0.5), 3), round(nearest_rank(ttfts, 0.99), 3)
-        found.wait_p99 = round(nearest_rank(sorted([record.queue for record in answered]), 0.99), 3)
         in_time = [record for record in answered if _in_time(record, target)]
         found.in_time = round(len(in_time) / len(answered), 4)
         found.goodput = round(sum([record.completion_tokens for record in in_time]) / seconds, 1)

@@ -150,10 +150,8 @@ class ConsoleReading:
                     "running": view.running.get(name, 0),
                     "most_running": target.max_concurrency,
                     "queued": sum([queue.calls for queue in queues]),
-                    "queued_tokens": sum([queue.tokens for queue in queues]),
                     "wait": max([_rounded(model.wait_s_by_class.get(name, 0.0)) for model in asked], default=0.0),
                     "target": target.ttft,
-                    "deadline": target.deadline,
                     "weight": target.weight,
                     "now": found,
                 },
@@ -232,7 +230,6 @@ class ConsoleReading:
         closed = breaker.state is BreakerState.CLOSED
         told: dict[str, object] = {
             "name": engine.label,
-            "alias": engine.name,
             "url": engine.url,
             "state": "up" if engine.health.up else state_of(engine).partition(":")[0],
             "models": sorted(engine.models)[:20],
