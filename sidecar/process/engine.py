@@ -104,12 +104,13 @@ class VllmEngines:
         """A digest that changes when the profile's engine would be started otherwise. Raises KeyError.
 
         By the file alone: a sidecar that is started from another shell must be able to adopt its engines. Which port
-        an engine has got does not count. `config`: by that, not by the one in force.
+        an engine has got does not count, nor which of OWN_FLAGS its vLLM knows. `config`: by that, not by the one in
+        force.
         """
         config, pool = config or self._config, self._given_pool
         given, engine = config.models[profile], config.engine_of(profile)
         told = (
-            command(given, engine, config.served_name(profile), EngineAddress(), own=self._own),
+            command(given, engine, config.served_name(profile), EngineAddress(), own=self._own, lacks=OWN_FLAGS),
             environment(given, engine, given.gpus or (), {}),
             (engine.device, pool.sockets or LOOPBACK),
         )
