@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from msgspec import structs
@@ -23,7 +22,6 @@ from sidecar.core.config import (
     schema_text,
     warnings,
 )
-from sidecar.core.profile import Profile
 from sidecar.ray.pool import explain as explain_pool
 from sidecar.ray.pool import read_pool, with_deep_sleep
 from sidecar.relay.relay import certificate_of
@@ -34,25 +32,22 @@ EXAMPLES = """\
 Prints `FILE: ok`, or every mistake: FILE:LINE:COLUMN: field: what was found, what was expected, and the line. Exit
 status 2 if there is any. What is unwise is a warning, a token that would cross a network in the clear among it. Tokens,
 certificates and the place of the state file are looked at too, of a pool its tokens alone; --no-files leaves them out.
-Nothing is started, no GPU is looked at, and whether the installed vLLM knows a flag is not asked.
+Nothing is started, no GPU and no model is looked at, and whether the installed vLLM knows a flag is not asked.
 
 examples:
   sidecar check sidecar.yaml
   sidecar check machines/*.yaml
   sidecar check pool.yaml                        the sidecars of a Ray cluster
   sidecar check --no-files machines/*.yaml       for a pull request: without tokens and certificates
-  sidecar check --here sidecar.yaml              on its own machine: whether its models are there
   sidecar check --schema > sidecar-schema.json   for editors: completion and checks while you write
   sidecar check --reference > sidecar-file.md    every field, explained, as a page
   sidecar check sidecar.yaml --explain           the file in full, every default written out"""
 _OF_POOLS = {"sidecar", "ray", "folder", "engines_per_node"}  # fields of pools' files alone
-_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+|[A-Za-z0-9][\w.-]*")  # of a model on a hub
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="*", metavar="FILE", help="what a sidecar would be started with")
     parser.add_argument("--no-files", action="store_true", help="do not read the files that it names")
-    parser.add_argument("--here", action="store_true", help="it is for this machine: look for its models too")
     parser.add_argument("--schema", action="store_true", help="print the JSON Schema of such files")
     parser.add_argument("--reference", action="store_true", help="print every field of such files, as Markdown")
     parser.add_argument("--explain", action="store_true", help="print the whole effective file, defaults included")
@@ -68,22 +63,16 @@ def command(given: argparse.Namespace) -> int:
         return 0
     if not given.files:
         raise Mistake("the following arguments are required: FILE (see sidecar check --help)")
-    return check(given.files, full=given.explain, files=not given.no_files, here=given.here)
-
-
-def check(names: Sequence[str], *, full: bool, files: bool = True, here: bool = False) -> int:
-    """Say what is wrong and unwise in some files. `files`: those that they name are read too; `here`: this is the
-    machine that they are for, so their models are looked for."""
     report = Report()
-    for name in names:
-        found, whole = _checked(Path(name), files=files, here=here)
+    for name in given.files:
+        found, whole = _checked(Path(name), files=not given.no_files)
         report.add(*found)
         if whole is not None:
-            print(whole.removesuffix("\n") if full else f"{name}: ok")
+            print(whole.removesuffix("\n") if given.explain else f"{name}: ok")
     return 2 if report.mistakes else 0
 
 
-def _checked(path: Path, *, files: bool, here: bool) -> tuple[list[Finding], str | None]:
+def _checked(path: Path, *, files: bool) -> tuple[list[Finding], str | None]:
     """Return the findings in the file, and the file in full if there is no mistake among them, else None."""
     try:
         with open_plain(path) as file:
@@ -98,8 +87,6 @@ def _checked(path: Path, *, files: bool, here: bool) -> tuple[list[Finding], str
             return unwise, explain_pool(with_deep_sleep(value))
         if files:
             reading.judge(_named(reading.value, path))
-        if here:
-            reading.judge(_models(reading.value, path))
         config = reading.good()
     except InvalidFile as error:
         return mistakes(error), None
@@ -143,14 +130,3 @@ def _named(config: SidecarConfig, path: Path) -> Iterator[Fault]:
     state = path.parent / config.state_file
     if not_plain(state):
         yield Fault(("state_file",), f"{state}, which is no plain file", "a file of this sidecar's own")
-
-
-def _models(config: SidecarConfig, path: Path) -> Iterator[Fault]:
-    for name, profile in config.models.items():
-        yield from readable(_model(name, profile, path.absolute().parent))
-
-
-def _model(name: str, profile: Profile, folder: Path) -> Iterator[Fault]:
-    model = profile.model_path
-    if "://" not in model and not (folder / model).exists() and _ID.fullmatch(model) is None:
-        yield Fault(("models", name, "model_path"), f"nothing at {folder / model}", "a folder or file on this machine")
