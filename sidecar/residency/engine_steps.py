@@ -168,12 +168,12 @@ class EngineSteps:
         if size is not None:
             raise _Sized(f"its model's files are here now, and it is started anew with {size.arithmetic}")
 
-    def stop_starting(self, model: ModelState) -> bool:
-        """End one that starts; False: it does not."""
-        stopping = self._stopping.get(model.name)
-        if stopping is not None:
-            stopping.set()
-        return stopping is not None
+    def stop_starting(self, model: ModelState) -> None:
+        """End one that starts, if it does."""
+        if model.lifecycle.state is STARTING and model.lifecycle.pending is not STOP:
+            self.transition(model, "stop")
+        if model.name in self._stopping:
+            self._stopping[model.name].set()
 
     def serves(self, model: ModelState, event: Literal["ready", "woken"]) -> None:
         """Mark an engine as serving, after it became ready or woke."""

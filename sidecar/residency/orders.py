@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from gateway.shared.protocol import ModelReport
-from sidecar.core.lifecycle import DRAIN, ERROR, RUNNING, STARTING, STOP, STOPPED
+from sidecar.core.lifecycle import DRAIN, ERROR, RUNNING, STARTING, STOPPED
 from sidecar.core.model_state import ModelState
 from sidecar.residency.engine_steps import EngineSteps
 from sidecar.residency.planner import Planner
@@ -98,7 +98,7 @@ class Orders:
             self._free(model)
         model.stopped_by_hand, model.wanted_since = True, None
         if state is STARTING:
-            self._stop_starting(model)
+            self._steps.stop_starting(model)
         elif state is ERROR:
             self._steps.settle(model)
         elif state is not STOPPED:
@@ -112,9 +112,7 @@ class Orders:
             model.wanted_since, model.asked = None, False
             state = model.lifecycle.state
             self._steps.stop_starting(model)  # also one that is not launched yet
-            if state is STARTING:
-                self._stop_starting(model)
-            elif state is ERROR and model.name not in self._tasks:
+            if state is ERROR and model.name not in self._tasks:
                 self._steps.settle(model)
             elif state is RUNNING and model.lifecycle.pending is None:
                 model.lifecycle.step("drain", self._clock())
@@ -129,11 +127,6 @@ class Orders:
         self.size_again(model)
         if model.lifecycle.pending is DRAIN and model.name not in self._tasks and not model.replaced:
             model.lifecycle.step("cancel", self._clock())
-
-    def _stop_starting(self, model: ModelState) -> None:
-        if model.lifecycle.pending is not STOP:
-            model.lifecycle.step("stop", self._clock())
-            self._steps.stop_starting(model)
 
     def size_anew(self, model: ModelState) -> None:
         """Size a model again that has no engine: the GPUs are others, or can be read again. What its failed starts have

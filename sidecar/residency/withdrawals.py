@@ -6,7 +6,7 @@ move as ever. Then it ends.
 
 from __future__ import annotations
 
-from sidecar.core.lifecycle import DRAIN, ERROR, SLEEPING, STARTING, STOP, STOPPED
+from sidecar.core.lifecycle import DRAIN, ERROR, SLEEPING, STARTING, STOPPED
 from sidecar.core.model_state import ModelState
 from sidecar.residency.engine_steps import EngineSteps
 from sidecar.residency.scheduler import Scheduler
@@ -28,8 +28,7 @@ class Withdrawals:
         way about it."""
         life = model.lifecycle
         if model.name in self._tasks:
-            if life.state is STARTING and life.pending is not STOP:
-                self._steps.transition(model, "stop")
+            if life.state is STARTING:
                 self._steps.stop_starting(model)
         elif life.state in (STOPPED, ERROR):
             return True
