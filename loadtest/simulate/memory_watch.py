@@ -92,7 +92,5 @@ def sample_of(memory: MemoryEngine) -> EngineSample:
         preemptions_total=stats.preemptions,
         prompt_tokens_total=stats.prompt_tokens,
         generation_tokens_total=stats.generation_tokens,
-        prefix_queries_total=scheduler.queries,
-        prefix_hits_total=scheduler.hits,
         sleep_state="awake",
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import math
+from collections.abc import Sequence
 
 import msgspec
 
@@ -15,9 +16,8 @@ from gateway.core.admission.mode import bars
 from gateway.core.engines.origin import parse_origin
 from gateway.core.policy.advice_network import in_the_clear
 from gateway.core.policy.advice_tenants import Found, tenant_rules
-from gateway.core.policy.advice_transfer import transfers
-from gateway.core.policy.policy import Policy
-from gateway.core.policy.rules import bands_of, modes_of, signals_of
+from gateway.core.policy.policy import EngineEntry, Policy
+from gateway.core.policy.rules import bands_of, modes_of, share_models, signals_of
 from gateway.shared.files.checked import Mark, Path, Value, listed, shown, spelled
 from gateway.shared.files.units import COUNT, SECONDS, SHARE
 
@@ -41,7 +41,7 @@ def advise(policy: Policy, written: Value | None = None) -> list[Advice]:
     """Return unwise settings of a policy, in the order of its lines if `written`, the file's tree, is given."""
     rules = (
         *(_weights, _prompts, _agents, tenant_rules, _shaping, _modes),
-        *(_attempts, _ports, _sidecars, in_the_clear, transfers, _cold, _doors, _batches, _providers),
+        *(_attempts, _ports, _sidecars, in_the_clear, _transfers, _cold, _doors, _batches, _providers),
     )
     found = [
         Advice(path=spelled(path), text=text, mark=None if written is None else written.mark_of(path))
@@ -259,3 +259,39 @@ def _providers(policy: Policy) -> Found:
         if not provider.tenants or not provider.classes:
             missing = " and ".join([field for field in ("tenants", "classes") if not getattr(provider, field)])
             yield ("providers", name), f"no call may leave the house: it names no {missing}"
+
+
+def _transfers(policy: Policy) -> Found:
+    """Transfer groups in which nobody reads for others, and engines that are kept for reading without much to read."""
+    engines = policy.fleet.engines
+    idle: set[str] = set()  # groups that were told
+    for index, engine in enumerate(engines):
+        path = ("fleet", "engines", index)
+        group = engine.transfer
+        if group is None:
+            continue
+        if group not in idle and not _any_reads(group, engines):
+            idle.add(group)
+            text = (
+                f"no two engines of group {group} serve a model so that one reads (role prefill or both) and another "
+            )
+            yield (*path, "transfer"), f"{text}answers: prompts are always read where they are answered"
+        if engine.role != "prefill":
+            continue
+        outside = [e.url for e in engines if e.role != "prefill" and e.transfer != group and share_models(e, engine)]
+        if outside:
+            text = f"{listed(outside)} may answer the same models and is not of group {group}: its prompts are never"
+            yield (*path, "role"), f"{text} read here"
+        if all(each.tpot is None for each in policy.classes.values()):
+            text = "no class has a tpot, so prompts are read here only if that brings the first token sooner; meanwhile"
+            yield (*path, "role"), f"{text} this engine answers no call"
+
+
+def _any_reads(group: str, engines: Sequence[EngineEntry]) -> bool:
+    """Whether an engine of the group could read a prompt that another one answers."""
+    members = [engine for engine in engines if engine.transfer == group]
+    return any(
+        reader is not writer and reader.role != "decode" and writer.role != "prefill" and share_models(reader, writer)
+        for reader in members
+        for writer in members
+    )

@@ -10,14 +10,15 @@ A member that is full or asleep is not waited for while another can serve in tim
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Container, Iterable, Sequence
+from hashlib import blake2b
 
 import msgspec
 
 from gateway.core.admission.decision import KEPT
-from gateway.core.policy.routes import ModelRoute
+from gateway.core.policy.routes import ModelRoute, RouteMember
 from gateway.core.routes.prospect import Prospect, Readiness
-from gateway.core.routes.weights import ordered
 
 Asks = Callable[[str], Prospect]
 
@@ -94,3 +95,24 @@ def _asked(models: Iterable[str], how: str, asks: Asks, until: Callable[[Prospec
         if until(prospect):
             break
     return found
+
+
+def ordered(members: Sequence[RouteMember], conversation: int) -> list[RouteMember]:
+    """Return the members in the conversation's order, by weighted rendezvous hashing. `conversation`: any 64-bit hash,
+    with its sign.
+
+        u = hash(conversation, member), evenly spread over (0, 1);  score = -ln(u) / weight;  the least score is first
+
+    A member is first for weight / (sum of weights) of the conversations (Thaler and Ravishankar, 1998; the weighted
+    form is by Schindelhauer and Schomaker, 2005). A conversation keeps its order while members and weights stay, in all
+    processes. When a member goes, only its own conversations move.
+    """
+    if len(members) == 1:
+        return list(members)
+    key = conversation.to_bytes(8, "big", signed=True)
+
+    def score(member: RouteMember) -> float:
+        digest = blake2b(member.model.encode(), key=key, digest_size=8).digest()
+        return -math.log((int.from_bytes(digest) + 0.5) / 2.0**64) / member.weight
+
+    return sorted(members, key=score)

@@ -37,13 +37,8 @@ class RemoteDecider:
         """Never refuses: that is for `judge`, which is asked in another process."""
         return RemoteAdmission(self, account.name, record, now)
 
-    async def ask(self, call: Call) -> RemoteGrant:
-        return await self.ask_judged(call)
-
-    async def ask_judged(
-        self, call: Call, exclude: frozenset[str] = frozenset(), *, front: bool = False
-    ) -> RemoteGrant:
-        """`ask`, for a call that may have had an engine and lost it: it waits in `front`, for another than these."""
+    async def ask(self, call: Call, exclude: frozenset[str] = frozenset(), *, front: bool = False) -> RemoteGrant:
+        """`front`: the call had an engine and lost it, and waits for another than these."""
         asked = self.begin(call)
         ask = ask_of(asked.number, call, self.version, wait=True)
         ask.facts, ask.front, ask.exclude = facts_of(call), front, list(exclude)

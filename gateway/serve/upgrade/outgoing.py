@@ -82,7 +82,7 @@ class OutgoingCalls:
             grant.close()
 
     async def grant(self, call: Call, exclude: frozenset[str], *, front: bool) -> LocalGrant:
-        remote = await self._decider.ask_judged(call, exclude, front=front)
+        remote = await self._decider.ask(call, exclude, front=front)
         terms, gateway = remote.terms, self._gateway
         engine = gateway.engines.held_on(terms.engine.id, terms.engine.url)
         choice = Choice(engine=engine, prefill=terms.prefill, cached=terms.cached, ttft=terms.expected)

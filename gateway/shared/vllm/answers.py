@@ -47,8 +47,6 @@ class EngineSample(msgspec.Struct, frozen=True, kw_only=True):
     preemptions_total: int = 0
     prompt_tokens_total: int = 0
     generation_tokens_total: int = 0
-    prefix_queries_total: int = 0
-    prefix_hits_total: int = 0
     sleep_state: SleepState | None = None
     models: dict[str, ModelLoad] = {}
     lora: LoraLoad | None = None
@@ -65,14 +63,11 @@ KV_USAGE = (b"vllm:kv_cache_usage_perc", b"vllm:gpu_cache_usage_perc")
 _PREEMPTIONS = (b"vllm:num_preemptions_total",)
 PROMPT_TOKENS = (b"vllm:prompt_tokens_total",)
 GENERATION_TOKENS = (b"vllm:generation_tokens_total",)
-_PREFIX_QUERIES = (b"vllm:prefix_cache_queries_total", b"vllm:gpu_prefix_cache_queries_total")
-_PREFIX_HITS = (b"vllm:prefix_cache_hits_total", b"vllm:gpu_prefix_cache_hits_total")
 SLEEP = b"vllm:engine_sleep_state"
 CACHE = b"vllm:cache_config_info"
 LORA = b"vllm:lora_requests_info"
 _NAMES = frozenset((
-    RUNNING, WAITING, *KV_USAGE, *_PREEMPTIONS, *PROMPT_TOKENS, *GENERATION_TOKENS, *_PREFIX_QUERIES,
-    *_PREFIX_HITS, SLEEP, CACHE, LORA,
+    RUNNING, WAITING, *KV_USAGE, *_PREEMPTIONS, *PROMPT_TOKENS, *GENERATION_TOKENS, SLEEP, CACHE, LORA,
 ))  # fmt: skip
 _SAMPLE = re.compile(rb"([\w:]+)(?:\{(.*)\})?[ \t]+([-+.0-9eE]+)(?:[ \t]+-?[0-9]+)?[ \t\r]*")
 _LABELS = re.compile(r'(?:[a-zA-Z_]\w*="(?:[^"\\]|\\.)*",?)*')
@@ -105,8 +100,6 @@ def sample_from(text: bytes) -> EngineSample:
         preemptions_total=_total(series, _PREEMPTIONS),
         prompt_tokens_total=_total(series, PROMPT_TOKENS),
         generation_tokens_total=_total(series, GENERATION_TOKENS),
-        prefix_queries_total=_total(series, _PREFIX_QUERIES),
-        prefix_hits_total=_total(series, _PREFIX_HITS),
         sleep_state=sleep_state_of(series.get(SLEEP, [])),
         models=models,
         lora=lora_of(series.get(LORA, [])),

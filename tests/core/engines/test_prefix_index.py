@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from gateway.core.engines.choice import SCAN_AT_MOST
 from gateway.core.engines.engine import Engine
-from gateway.core.engines.fleet import Fleet
-from gateway.core.engines.prefix_index import READERS, PrefixIndex
+from gateway.core.engines.fleet import READERS, Fleet, PrefixIndex
 from gateway.core.policy.policy import Policy
 from tests.examples import examples
 

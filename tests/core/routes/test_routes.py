@@ -7,8 +7,7 @@ import pytest
 from gateway.core.admission.decision import Reason, Refuse
 from gateway.core.policy.routes import ModelRoute, RouteMember, Until
 from gateway.core.routes.prospect import Prospect, Readiness
-from gateway.core.routes.resolution import Resolved, resolve
-from gateway.core.routes.weights import ordered
+from gateway.core.routes.resolution import Resolved, ordered, resolve
 
 MEMBERS = (RouteMember(model="big", weight=95), RouteMember(model="new", weight=5))
 
