@@ -22,17 +22,10 @@ BREAKER = {BreakerState.CLOSED: 0.0, BreakerState.HALF_OPEN: 0.5, BreakerState.O
 Families: TypeAlias = Callable[[], Iterable[Metric]]
 
 
-def cluster_families(
-    *, leads: bool, granting: bool, epoch: int, since: float, store_up: bool, here: int, silent: int
-) -> Iterable[Metric]:
-    """The metric families at this moment. `since`: seconds since the leader was elected; `here`, `silent`: members."""
-    members = {"here": here, "silent": silent}
-    yield gauge("weir_cluster_leader", "1: this gateway's decider leads.", of=leads)
+def cluster_families(*, granting: bool, store_up: bool) -> Iterable[Metric]:
+    """The metric families at this moment."""
     yield gauge("weir_cluster_granting", "1: it leads, and may grant.", of=granting)
-    yield gauge("weir_cluster_epoch", "The highest epoch of a leader that is known.", of=epoch)
-    yield gauge("weir_cluster_term_seconds", "Seconds since the election; 0: there is no leader.", of=since)
     yield gauge("weir_cluster_store_up", "1: the store has answered last.", of=store_up)
-    yield gauge("weir_cluster_members", "Members, by whether they are silent.", "state", of=members)
 
 
 class BatchCounts(Protocol):
@@ -93,8 +86,6 @@ def money_families(money: MoneyBook, clock: Callable[[], float]) -> Iterable[Met
 
 def policy(status: FileStatus) -> Iterable[Metric]:
     yield gauge("weir_policy_version", "Policies applied since the start.", of=status.version)
-    yield counter("weir_policy_reloads", "Policies applied while running.", of=status.reloads)
-    yield counter("weir_policy_failures", "Policy files that could not be used.", of=status.failures)
     yield gauge("weir_policy_bad", "1 while the file cannot be used.", of=status.error is not None)
 
 

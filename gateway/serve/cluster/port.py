@@ -313,15 +313,7 @@ class ClusterPort:
 
     def _families(self) -> Iterable[Any]:
         view = self.cluster()
-        return cluster_families(
-            leads=view.leads,
-            granting=view.granting,
-            epoch=view.epoch,
-            since=view.since_s or 0.0,
-            store_up=view.store_error is None,
-            here=len(view.members),
-            silent=len(view.gone),
-        )
+        return cluster_families(granting=view.granting, store_up=view.store_error is None)
 
     def cluster(self) -> ClusterView:
         """For the control port."""
