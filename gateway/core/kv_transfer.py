@@ -81,7 +81,7 @@ def params_of(answer: bytes, request_id: str) -> bytes:
         if raw == b"null":
             raise NoParams("it answered without kv_transfer_params")
         params = _decode_params(raw)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise NoParams(f"its kv_transfer_params cannot be read: {error}") from None
     if not params.do_remote_prefill or not params.remote_engine_id:
         raise NoParams("its kv_transfer_params name no blocks to fetch")

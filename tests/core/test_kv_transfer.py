@@ -70,5 +70,19 @@ def test_parameters_are_passed_on_as_they_are() -> None:
 def test_an_answer_without_parameters_of_its_call_is_none(answer: object, message: str) -> None:
     with pytest.raises(NoParams, match=message):
         params_of(json.dumps(answer).encode(), "r1")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"<html>",
+        b"",
+        b'{"kv_transfer_params":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"kv_transfer_params":{"do_remote_prefill":true,"remote_engine_id":"\xff"}}',
+    ],
+    ids=["html", "empty", "deep", "deep beside", "no text"],
+)
+def test_an_answer_of_a_hostile_engine_has_none(answer: bytes) -> None:
     with pytest.raises(NoParams):
-        params_of(b"<html>", "r1")
+        params_of(answer, "r1")

@@ -18,6 +18,7 @@ from gateway.core.answer.sse_usage import SSEUsage, UsageError
 from gateway.core.batches.lines import Judged
 from gateway.core.batches.requests import new_batch
 from gateway.core.batches.upload import UploadForm
+from gateway.core.kv_transfer import NoParams, params_of
 from gateway.core.policy.auth import AuthPolicy
 from gateway.core.policy.file import decode
 from gateway.core.policy.signed_token import KeySet, TokenFault
@@ -290,6 +291,7 @@ _METRICS = (
     b"# HELP x\n",
 )
 _MODELS = (*_OBJECTS, b'"data":[', b'"id":"m"', b'"max_model_len":1')
+_TRANSFER = (b'"kv_transfer_params":{', b'"do_remote_prefill":true', b'"remote_engine_id":"e"', b'"remote_request_id":')
 _PACKED = (
     b"\x93",
     b"\x81",
@@ -345,6 +347,9 @@ TARGETS = {
     "events": Target(read=_events, errors=(EventsError,), words=_PACKED),
     "metrics": Target(read=_metrics, errors=(AnswerError,), words=_METRICS, per_byte=20.0),
     "models": Target(read=_models, errors=(AnswerError,), words=_MODELS),
+    "transfer": Target(
+        read=lambda pieces: params_of(b"".join(pieces), "r1"), errors=(NoParams,), words=(*_OBJECTS, *_TRANSFER)
+    ),
     "policy": Target(read=_policy, errors=(InvalidFile,), words=_YAML, per_byte=100.0, once=10_000),
     "pods": Target(read=_pods, errors=(BadObject, Gone), words=_POD),
     "token": Target(read=_token, errors=(ValueError, TokenFault), words=_KEY_SET, once=20_000),
