@@ -5,6 +5,7 @@ The event loop pays for the encoding alone; `lines.py` writes in a thread.
 
 from __future__ import annotations
 
+import math
 import time
 
 import msgspec
@@ -16,6 +17,7 @@ from gateway.shared.lines import LineWriter
 from gateway.shared.operator_log import stamp
 from gateway.shared.printable import printable
 
+LOOK = 1.0  # seconds after which the clock may have been set, or the machine have slept
 MICRO = 1e6
 WHOLE = 2.0**52  # adding and subtracting it rounds to a whole number, in a third of int()'s time
 THOUSANDTHS = tuple(b"%03d" % number for number in range(1000))
@@ -71,14 +73,16 @@ class CallLog:
         self.lines = lines
         self._text = text
         self._encoder = msgspec.json.Encoder()
-        # Wall-clock times derive from one reading, so that the hot path needs no second clock.
-        self._epoch = time.time() - time.monotonic()
+        # Wall-clock times derive from one reading a LOOK, so that the hot path needs no second clock.
+        self._epoch = self._again = -math.inf
         self._second, self._stamp = 0, b""  # the last line's, and its text
 
     def write(self, record: Record, now: float) -> None:
         """Write a record. `now`: monotonic seconds at the end of the call. Times are rounded to microseconds: below
         that, differences of clocks are noise.
         """
+        if now >= self._again:
+            self._epoch, self._again = time.time() - time.monotonic(), now + LOOK
         if self._text:
             self.lines.write(text_line(record, self._epoch + now))
             return

@@ -45,8 +45,7 @@ class SpanExport:
         self._exporter = OTLPSpanExporter(endpoint=self._endpoint)
         self._resource = _resource()
         self._scope = InstrumentationScope("weir", __version__)
-        # Wall-clock times derive from one reading, so that all spans of a call agree.
-        self._epoch = time.time_ns() - time.monotonic_ns()
+        self._epoch = 0  # nanoseconds of Unix time less monotonic ones
         size = os.environ.get("OTEL_BSP_MAX_QUEUE_SIZE", "")
         self._limit = int(size) if size.isdecimal() and len(size) <= 7 else LIMIT
         self._waiting: deque[tuple[str, Span]] = deque()
@@ -86,6 +85,7 @@ class SpanExport:
         while not (self._ending and not self._waiting):
             self._wake.wait(EVERY)
             self._wake.clear()
+            self._epoch = time.time_ns() - time.monotonic_ns()  # at each turn: the clock may be set
             while self._waiting:
                 self._send([self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))])
 

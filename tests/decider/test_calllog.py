@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from gateway.core.request.outcome import Outcome
 from gateway.core.request.record import Record
-from gateway.decider.call_log import CallLog, text_line
+from gateway.decider.call_log import LOOK, CallLog, text_line
 from gateway.shared.lines import LineWriter
 
 HOSTILE = 'a"b\\c\n{"ts":0}\r\x00\x1b[2J\u2028é\U0001f600' + "x" * 5000
@@ -47,6 +48,27 @@ def test_lines_are_json_whatever_is_in_them(tmp_path: Path) -> None:
     assert abs(first["ts"] - time.time()) < 60
     assert second["model"] == second["reason"] == second["tenant"] == HOSTILE
     assert not set(path.read_bytes()) & {0x00, 0x0D, 0x1B}, "control characters reach no terminal"
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_a_clock_that_is_set_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_text: bool) -> None:
+    async def main() -> None:
+        log = CallLog(LineWriter.at(tmp_path / "log", print), text=as_text)
+        now = time.monotonic()
+        log.write(record(), now)
+        before = time.time
+        monkeypatch.setattr(time, "time", lambda: before() - 3600.0)  # as by NTP, or after a machine slept
+        log.write(record(), now + LOOK)
+        await log.aclose()
+
+    asyncio.run(main())
+    data = (tmp_path / "log").read_bytes()
+    times = (
+        [datetime.fromisoformat(line[:24]).timestamp() for line in data.decode().splitlines()]
+        if as_text
+        else [line["ts"] for line in lines(data)]
+    )
+    assert abs(times[0] - times[1] - 3600.0) < 60
 
 
 def test_times_are_whole_microseconds(tmp_path: Path) -> None:

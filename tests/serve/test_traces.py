@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
@@ -14,11 +15,14 @@ from typing import Any
 
 import pytest
 
+from gateway.core.request.call_trace import Span
 from loadtest.processes import ChildError, Gateway, until
 
 pytest.importorskip("opentelemetry.proto", reason="opentelemetry is not installed: pip install '.[otel]'")
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
+
+from gateway.serve.otlp import NANO, SpanExport
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 WITHIN = 60.0  # seconds
@@ -136,6 +140,25 @@ def spans(collector: Served, count: int) -> list[ProtoSpan]:
     """The spans that came, once there are `count`."""
     assert until(lambda: len(collector.heard) >= count, WITHIN) is not None, collector.heard
     return [span for _, span in collector.heard]
+
+
+@pytest.mark.slow
+def test_spans_follow_a_clock_that_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(Collector) as collector:
+        export = SpanExport(collector.url, print)
+
+        def put() -> bool:
+            """Whether a span of an hour before the first has come. One that joins another is of that one's time."""
+            now = time.monotonic()
+            export.put(TRACE, [Span("s", SPAN, "", now, now)])
+            times = [span.start_time_unix_nano for span in spans(collector, 1)]
+            return times[0] - min(times) > 3000 * NANO
+
+        assert not put()
+        before = time.time_ns
+        monkeypatch.setattr(time, "time_ns", lambda: before() - 3600 * NANO)
+        assert until(put, WITHIN) is not None
+        export.close()
 
 
 @pytest.mark.slow
