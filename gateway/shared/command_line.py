@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import argparse
 import errno
+import gc
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from importlib import import_module
+from types import ModuleType
 from typing import Any, NoReturn, Protocol, cast
 
 SIMILAR = 0.6  # of 1, from which a name is taken for another's
@@ -94,6 +96,17 @@ def argument(read: Callable[[str], Any]) -> Callable[[str], Any]:
     return converted
 
 
+def _imported(path: str) -> ModuleType:
+    """A command's module. Imports make no garbage, and httpx's own command line (rich, click, pygments) is not needed:
+    they would be an eighth of a start."""
+    sys.modules.setdefault("httpx._main", cast("ModuleType", None))
+    gc.disable()
+    try:
+        return import_module(path)
+    finally:
+        gc.enable()
+
+
 def with_commands(top: Parser, words: Sequence[str], modules: Mapping[str, tuple[str, str]]) -> Parser:
     """`top` with its commands: of each its name, of the one that `words` choose its flags too. `modules`: of
     each command its module, or `module:object`, and its line in the program's help. `module` of what is parsed is the
@@ -105,7 +118,8 @@ def with_commands(top: Parser, words: Sequence[str], modules: Mapping[str, tuple
             added(commands.add_parser, name, help=does)
             continue
         path, _, object_in = module.partition(":")
-        found = cast("Command", getattr(import_module(path), object_in) if object_in else import_module(path))
+        holder = _imported(path)
+        found = cast("Command", getattr(holder, object_in) if object_in else holder)
         text = {"description": found.DESCRIPTION, "epilog": found.EXAMPLES}
         parser = added(commands.add_parser, name, help=does, **text)
         found.add_arguments(parser)
