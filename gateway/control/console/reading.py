@@ -14,9 +14,8 @@ from gateway import __version__
 from gateway.control.console.conditions import Conditions
 from gateway.control.console.figures import WINDOW, ClassFigures, Open, class_figures
 from gateway.control.console.headline import MINUTE, headline
-from gateway.control.console.money import money_entries
 from gateway.control.console.remedy import ModelState
-from gateway.control.console.tenants import tenant_entries
+from gateway.control.console.tenants import money_entries, tenant_entries
 from gateway.control.parts import ControlParts
 from gateway.control.view import FleetView, ModelView, SidecarView, fleet_view
 from gateway.core.engines.announcer import state_of

@@ -1,4 +1,4 @@
-"""Tenants and limits as entries of the console."""
+"""Tenants, limits and money of providers as entries of the console."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from gateway.control.parts import Used
 from gateway.control.policy_view import HASH_SHOWN
 from gateway.core.admission.bucket import Bucket
+from gateway.core.money.book import MoneyBook
+from gateway.core.money.tariff import MICRO
 from gateway.core.policy.traffic import Tenant
 
 TENANTS = 500  # shown: those that used most
 KEYS = 20  # shown of each
 LIMITS = 50  # shown of each
+ROWS = 200  # of tenants and models that are shown of a provider: those that cost most
 
 
 def tenant_entries(
@@ -48,3 +51,20 @@ def tenant_entries(
         }
         yield f"tenant/{name}", told
     yield "limits", limits.get("", [])
+
+
+def money_entries(money: MoneyBook, now: float) -> Iterator[tuple[str, object]]:
+    """Yield the entry of each provider: its budgets, and what each tenant's calls for each model have cost since the
+    start."""
+    found: dict[str, dict[str, list[list[object]]]] = {}
+    for provider, tenant, purse in money.purses():
+        if not tenant:
+            window = purse.window
+            amounts = (window.used(now), window.reserved, window.amount or 0)
+            entry = found.setdefault(provider, {"budgets": [], "spent": []})
+            entry["budgets"].append([window.span, *(amount / MICRO for amount in amounts)])
+    for (provider, tenant, model), (micro, tokens) in sorted(money.totals.items(), key=lambda each: -each[1][0]):
+        if provider in found and len(found[provider]["spent"]) < ROWS:
+            found[provider]["spent"].append([tenant, model, tokens, micro / MICRO])
+    for provider, entry in found.items():
+        yield f"provider/{provider}", entry
