@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
 from gateway.cli.commands import SCENARIOS
 from gateway.cli.files import MOST, Mistake, read_bytes
-from gateway.cli.probe import probe
 from gateway.core.engines.origin import engine_id
 from gateway.core.policy.advice import advise
 from gateway.core.policy.file import explain
+from gateway.core.policy.policy import Budget, EngineEntry
 from gateway.core.policy.schema import reference_text, schema_text
 from gateway.decider.file_modes import unusable_of, unwise_of
 from gateway.decider.loading import Configuration, load
-from gateway.shared.files.checked import InvalidFile, spelled
+from gateway.decider.telemetry import MODELS_WITHIN, Questions, Unanswered, unmeasured
+from gateway.shared.files.checked import InvalidFile, listed, spelled
 from gateway.shared.files.findings import Finding, Report, mistake, mistakes, warning
+from gateway.shared.vllm.answers import AnswerError, sample_from
+from gateway.upstream.names import Names
 
 MISTAKES = (Mistake,)
+PROBED_WITHIN = 2.0  # seconds for /health: more than a running gateway gives, since a new connection is made
+PROBED_AT_ONCE = 32  # engines
 
 DESCRIPTION = "Read policy files and report every mistake, and what is unwise. Or scenarios of a load test."
 EXAMPLES = """\
@@ -102,7 +109,7 @@ def command(given: argparse.Namespace) -> int:
 def _probed(name: str, found: Configuration, report: Report) -> int:
     """Ask the engines of a policy, and say how each is; how many are not well."""
     engines, down = found.policy.fleet.engines, 0
-    for index, (well, words) in enumerate(probe(engines, found.api_keys)):
+    for index, (well, words) in enumerate(asyncio.run(_probe(engines, found.api_keys))):
         line = f"engine {engine_id(engines[index].url)} {words}"
         if well:
             print(line)
@@ -149,3 +156,45 @@ def _policy(name: str, *, files: bool) -> tuple[Configuration, str]:
     if files and keys_file is not None and not keys_file.exists():
         return found, f" (its keys_file {keys_file} does not exist yet: `gateway key add` makes it)"
     return found, ""
+
+
+# -- engines -----------------------------------------------------------------------------------------------------------
+
+
+async def _probe(engines: Sequence[EngineEntry], api_keys: Mapping[str, str]) -> list[tuple[bool, str]]:
+    """Check each engine once, as a gateway would: whether it is well, and its models or the reason of its trouble."""
+    names, room = Names(), asyncio.Semaphore(PROBED_AT_ONCE)
+
+    async def one(entry: EngineEntry) -> tuple[bool, str]:
+        async with room:
+            return await _one(entry, Questions(entry.url, api_keys.get(entry.url), names))
+
+    return await asyncio.gather(*(one(entry) for entry in engines))
+
+
+async def _one(entry: EngineEntry, questions: Questions) -> tuple[bool, str]:
+    try:
+        await questions.health(PROBED_WITHIN)
+        has = sorted(card.id for card in await questions.models(MODELS_WITHIN))
+        assumed = await _assumed(entry, questions)
+    except Unanswered as error:
+        return False, f"is down: {error}"
+    finally:
+        questions.close()
+    missing = sorted(set(entry.models) - set(has))
+    if missing:
+        return False, f"is up, and does not have {listed(missing)}; it has {listed(has) or 'no model'}"
+    return True, f"is up; serves {listed(sorted(entry.models) or has) or 'no model'}{assumed}"
+
+
+async def _assumed(entry: EngineEntry, questions: Questions) -> str:
+    """Text on the budget that a gateway would assume of an engine without vLLM's metrics; empty if the engine has
+    them."""
+    try:
+        sample_from(await questions.metrics(PROBED_WITHIN))
+    except (Unanswered, AnswerError) as error:
+        budget = Budget()
+        capacity, slots = budget.capacity, entry.max_concurrency or budget.max_concurrency
+        why = unmeasured(error) or str(error)
+        return f"; tells no metrics, as a vLLM would ({why}): {capacity} tokens of KV cache, {slots} calls are assumed"
+    return ""
