@@ -72,7 +72,7 @@ def test_merged_calls_whose_member_fails_get_the_fallback(tmp_path: Path) -> Non
 ONE_SLOT = """
 fleet:
   poll: 100ms
-  health: 200ms
+  health: 4s
   engines: [{{url: "{small}", max_concurrency: 1}}, {{url: "{large}"}}]
 models: {{support: {{members: [small], fallback: [large]}}}}
 routing: {{hold_unserved: 0s}}
