@@ -15,7 +15,6 @@ from gateway.core.histogram import Histogram
 from gateway.core.request.outcome import Outcome
 from gateway.core.request.record import Record
 
-CANCELLED = frozenset({"client_gone", "slow_client", "deadline", "drain"})  # reasons for ending a call early
 RowKey = tuple[str, str, str, Outcome]  # route, class, model, outcome
 INTEGERS = ("requests", "prompt", "completion", "cached", "attempts", "affinity", "shaped")
 TIMES = ("queue", "ttft", "duration")
@@ -39,7 +38,6 @@ class _State(msgspec.Struct, array_like=True):
 
     rows: list[tuple[RowKey, list[int], list[_Times]]]
     waits: list[tuple[str, _Times, _Times]]
-    cancelled: dict[str, int]
     tenants: list[tuple[str, Outcome, int, int]]
     prefills: list[tuple[str, str, int]] = []
 
@@ -56,7 +54,6 @@ class CallCounts:
         self._known = known
         self.rows: dict[RowKey, CountRow] = {}
         self.waits: dict[str, tuple[Histogram, Histogram]] = {}
-        self.cancelled: dict[str, int] = {}
         self.prefills: dict[tuple[str, str], int] = {}  # by where the prompt was read, and why
         self.tenants: dict[tuple[str, Outcome], list[int]] = {}
 
@@ -89,8 +86,6 @@ class CallCounts:
             note = record.prefill
             prefill = ("there" if note.is_there else "here", note.failure or note.reason)
             self.prefills[prefill] = self.prefills.get(prefill, 0) + 1
-        if record.reason in CANCELLED:
-            self.cancelled[record.reason] = self.cancelled.get(record.reason, 0) + 1
         tenant = self.tenants.get((record.tenant, record.outcome))
         if tenant is None:
             tenant = self.tenants[record.tenant, record.outcome] = [0, 0]
@@ -128,7 +123,6 @@ class CallCounts:
                     for key, row in self.rows.items()
                 ],
                 [(name, _times(wait), _times(error)) for name, (wait, error) in self.waits.items()],
-                self.cancelled,
                 [(*key, counts[0], counts[1]) for key, counts in self.tenants.items()],
                 [(*key, calls) for key, calls in self.prefills.items()],
             )
@@ -147,8 +141,6 @@ class CallCounts:
             waits = self.waits.setdefault(name, (Histogram(), Histogram()))
             _add(waits[0], wait)
             _add(waits[1], error)
-        for reason, calls in state.cancelled.items():
-            self.cancelled[reason] = self.cancelled.get(reason, 0) + calls
         for place, reason, calls in state.prefills:
             self.prefills[place, reason] = self.prefills.get((place, reason), 0) + calls
         for tenant, outcome, requests, tokens in state.tenants:

@@ -36,7 +36,7 @@ def test_counts_of_several_processes_add_up() -> None:
         (first, second)[number % 2].observe(each)
     for each in (first, second):
         both.add(each.told())
-    assert msgspec.msgpack.decode(both.told())[1:3] == msgspec.msgpack.decode(one.told())[1:3]
+    assert msgspec.msgpack.decode(both.told())[1] == msgspec.msgpack.decode(one.told())[1]
     assert sorted(map(repr, both.rows)) == sorted(map(repr, one.rows))
     for key, row in one.rows.items():
         for name in row.__slots__:

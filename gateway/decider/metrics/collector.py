@@ -195,7 +195,6 @@ class Metrics(Collector):
         for index, (name, text) in enumerate(WAITS.items()):
             waits = [(each, pair[index].buckets(), pair[index].sum) for each, pair in counts.waits.items()]
             yield histogram(name, text, "class", of=waits)
-        yield counter("weir_cancelled", "Calls ended early, by why.", "reason", of=counts.cancelled)
         text = "Prompts by the engine that read them and why."
         yield counter("weir_prefills", text, "place", "reason", of=counts.prefills)
         text = "Retries that may still be made in this window."
