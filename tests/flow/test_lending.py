@@ -324,6 +324,19 @@ def test_an_engine_that_does_not_answer_by_the_deadline_was_at_work() -> None:
     run(body, _with(classes={"default": TrafficClass(max_queue=100, deadline=5.0)}))
 
 
+def test_a_report_that_comes_as_the_gateway_ends_is_settled() -> None:
+    async def body(site: Site) -> None:
+        one = await site.granted()
+        one.end()
+        for task in site.port.pipeline.tasks:
+            task.cancel()  # as at the end of a drain, before the report was read
+        await until(lambda: not site.port.pipeline.tasks)
+        assert site.outcomes() == ["ok"]
+        assert (site.records[0].prompt_tokens, site.records[0].completion_tokens) == (7, 5)
+
+    run(body)
+
+
 def test_a_reload_and_a_drain_go_for_these_calls_too() -> None:
     async def body(site: Site) -> None:
         running, kept = await site.granted(1200), await site.granted(10)

@@ -170,8 +170,10 @@ class Lending:
             try:
                 report = await lent.ended
             except asyncio.CancelledError:
-                self._settle(None, call, admission, grant, lent, record)
-                raise
+                if lent.ended.cancelled():
+                    self._settle(None, call, admission, grant, lent, record)
+                    raise
+                report = lent.ended.result()  # it came in this turn of the loop
             if report is None:
                 record.reason = EXPIRED
             elif report.failure == "client_gone":
