@@ -188,6 +188,16 @@ def test_an_engine_that_recomputes_answers_though_it_cannot_fetch() -> None:
     scenario(body, on_failure="recompute")
 
 
+def test_an_engine_that_is_told_of_no_place_to_fetch_from_says_so() -> None:
+    async def main() -> None:
+        config = sim_config(models=("m",), speed=20.0, kv_transfer=True, on_kv_failure="fail")
+        async with SimServer(config) as url, asyncio.timeout(60):
+            params = {"do_remote_prefill": True, "remote_engine_id": "e"}
+            assert (await ask(int(url.rpartition(":")[2]), chat(kv_transfer_params=params))).status == 500
+
+    uvloop.run(main())
+
+
 @pytest.mark.parametrize("stage", ["reading", "fetching", "writing"])
 def test_a_client_that_leaves_cancels_both_halves(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def body(gateway: Gateway, reader: SimServer, writer: SimServer) -> None:

@@ -55,7 +55,7 @@ class SideChannel:
         try:
             async with asyncio.timeout(FETCH_WITHIN):
                 tokens = await _asked(params)
-        except (OSError, TimeoutError, EOFError):
+        except (OSError, TimeoutError, EOFError, ValueError):  # it may name no host
             tokens = 0
         if tokens:
             await asyncio.sleep(transfer_seconds(tokens) / self._server.config.speed)
