@@ -29,6 +29,8 @@ LONGEST = (
     "simulation/test_random_machines.py",
     "simulation/test_dst.py",
     "simulation/test_relays_dst.py",
+    "serve/test_upgrades.py",
+    "serve/test_processes.py",
     "batches/test_sidecar_away.py",
     "e2e/test_idle_connections.py",
     "batches/test_large_files.py",
