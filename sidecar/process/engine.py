@@ -60,6 +60,7 @@ class VllmEngines:
         self._pool = self._given_pool = config.pool(str(folder.resolve()))
         self._taken: set[EngineAddress] = set()
         self._lacks: dict[str | None, set[str]] = {}  # by interpreter: those of OWN_FLAGS that its vLLM has refused
+        self._without: dict[str, frozenset[str]] = {}  # by profile: those of OWN_FLAGS that its last start did without
         self._sizing = Sizing(config, folder, environment)
 
     # -- size of a model --------------------------------------------------------------------------------------------
@@ -87,13 +88,13 @@ class VllmEngines:
         return learn(self._lessons.get(profile), failed, self.settings(profile))
 
     def does_without(self, profile: str, refused: str) -> bool:
-        """Whether the line `refused`, of a vLLM that does not know its arguments, names a flag of the sidecar's own.
-        The next start goes without it."""
+        """Whether the line `refused`, of a vLLM that does not know its arguments, names a flag of the sidecar's own
+        that the profile's last start was given. The next start goes without it."""
         lacks = self._lacks.setdefault(self._config.engine_of(profile).python, set())
-        named = {flag for flag in OWN_FLAGS if flag in refused} - lacks
+        named = {flag for flag in OWN_FLAGS if flag in refused} - self._without.get(profile, frozenset())
         if SOCKET_FLAG in named and self._config.engine_addresses is not None:
             return False
-        if SOCKET_FLAG in named:
+        if SOCKET_FLAG in named - lacks:
             self._pool = AddressPool()
             old = "the installed vLLM is too old for unix sockets"
             self._say(f"{profile}: {old}: engines listen on ports, {self._pool}, which every user here can reach")
@@ -132,6 +133,7 @@ class VllmEngines:
                 port = free_port(TRANSFER_PORTS, taken={each.transfer_port for each in self._taken})
                 address = msgspec.structs.replace(address, transfer_port=port)
         self._taken.add(address)
+        lacks = self._without[profile] = frozenset(self._lacks.get(engine.python, ()))
         try:
             with self._failing():
                 env = environment(given, engine, gpus, self._environment, address.transfer_port)
@@ -146,7 +148,7 @@ class VllmEngines:
                     sequences=size.sequences,
                     context_length=size.context_length,
                     lora_rank=size.lora_rank,
-                    lacks=self._lacks.get(engine.python, ()),
+                    lacks=lacks,
                 )
                 process = Process.spawn(
                     argv,

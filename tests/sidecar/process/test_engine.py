@@ -425,17 +425,17 @@ def test_flags_of_ours_that_an_older_vllm_refuses_are_not_given_to_it_again(tmp_
         box = Box(
             tmp_path, vllm(tmp_path, REFUSES + SERVES), models="m: {model_path: x}\nn: {model_path: x}", pool=pool
         )
-        engine = await box.start()
-        error = await box.failed(engine.ready)
-        await engine.stop()
-        assert error.found is not None
-        assert (error.found.kind, error.found.refused_arguments) == ("bad_flag", True)
-        assert box.engines.does_without("m", error.found.line)
-        assert not box.engines.does_without("m", error.found.line), "once is enough"
+        for name, engine in [(name, await box.start(name)) for name in "mn"]:  # at once: both are refused
+            error = await box.failed(engine.ready)
+            await engine.stop()
+            assert error.found is not None
+            assert (error.found.kind, error.found.refused_arguments) == ("bad_flag", True)
+            assert box.engines.does_without(name, error.found.line)
         for name in "mn":
             engine = await box.start(name)
             await engine.ready()
             await engine.stop()
+            assert not box.engines.does_without(name, error.found.line), "it was not given them"
         old = "m: the installed vLLM is too old for unix sockets: engines listen on ports, 8100-8199"
         assert [line[: len(old)] for line in box.said] == ([old] if pool is None else [])
 
