@@ -103,7 +103,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     `preload`: Whether the model starts with the sidecar, if there is room.
     `max_starvation`: Longest wait of a call before models used more give way; auto: five switches, from 5 s to 1 min.
     `warmup`: Calls made before the model counts as ready.
-    `load_stall`: Longest start without progress (a new kind of line, bytes read or written); CPU time doubles it.
+    `load_stall`: Longest start without progress (new lines, bytes read, written, downloaded); CPU time doubles it.
     `load_timeout`: Longest start in all, at least `load_stall`; null: no limit while it progresses.
     `engine`: Engine of this model, if it differs from the others'.
     `kv_transfer`: Role in the exchange of KV caches with the model's other engines on this machine, by NIXL. prefill:

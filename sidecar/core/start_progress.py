@@ -1,8 +1,9 @@
 """Progress of a start: the signs of it, and until when a start without one may go on.
 
 A sign is a line of a kind that was not there before, or a progress bar whose share grows; bytes that one of its
-processes read or wrote, as a download and a compiler do; the growth of its GPU memory; a stage reached. A line that is
-written again with another time is none, so a start that hangs in NCCL and says so every minute is found out.
+processes read or wrote, as a download and a compiler do; the growth of its GPU memory, or of its model's files on the
+way from a hub, for which it may wait without a word while another process downloads them; a stage reached. A line that
+is written again with another time is none, so a start that hangs in NCCL and says so every minute is found out.
 
 CPU time alone is a weaker sign. Compilation burns it without a line, and so do the workers of a hang, which wait for
 each other in a loop. It counts until one `stall` after the last sign of another kind, and no longer: by then a
@@ -30,11 +31,13 @@ SHOWN = 120  # characters of a line
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
     """Reading of a start from outside. `cpu`: seconds of CPU time of its processes; `moved`: bytes that each has read
-    and written, by pid; `gpu`: the most bytes that they have held of a GPU."""
+    and written, by pid; `gpu`: the most bytes that they have held of a GPU; `stored`: bytes of its model's files where
+    a hub's models are kept."""
 
     cpu: float = 0.0
     moved: Mapping[int, int] = {}
     gpu: int = 0
+    stored: int = 0
 
 
 class StartProgress:
@@ -50,6 +53,7 @@ class StartProgress:
         self._looked: Look | None = None
         self._looked_at = now
         self._worked_at = -math.inf
+        self._stored = 0  # the most there were
 
     def reached(self, what: str, now: float) -> None:
         """Record a sign of progress; `what`: the sign in words."""
@@ -71,15 +75,18 @@ class StartProgress:
             self._shares[kind] = share
 
     def looked(self, look: Look, now: float) -> None:
-        """Record a reading from outside. Growing GPU memory and bytes moved are signs of progress, by another process
-        than before too: compilers come and go. The first reading only tells how much there was."""
+        """Record a reading from outside. Growing GPU memory or model files and bytes moved are signs of progress, by
+        another process than before too: compilers come and go. The first reading only tells how much there was."""
         before, seconds = self._looked, now - self._looked_at
         self._looked, self._looked_at = look, now
+        grown, self._stored = look.stored - self._stored, max(self._stored, look.stored)
         if before is None:
             return
         moved = sum(max(0, size - before.moved.get(pid, 0)) for pid, size in look.moved.items())
         if moved >= MOVED_LEAST:
             self.reached(f"it read and wrote {moved / MIB:.1f} MiB", now)
+        if grown > 0:
+            self.reached(f"its model's files grew by {grown / MIB:.1f} MiB", now)
         if look.gpu > before.gpu:
             self.reached(f"its GPU memory grew by {(look.gpu - before.gpu) / MIB:.1f} MiB", now)
         if seconds > 0 and look.cpu - before.cpu >= BUSY * seconds:

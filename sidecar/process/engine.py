@@ -9,7 +9,7 @@ import hashlib
 import os
 import secrets
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from sidecar.core.measured import Measured
 from sidecar.process.adoption import end_orphans
 from sidecar.process.ports import AddressTaken, clear_socket, free_port
 from sidecar.process.process import Process
+from sidecar.process.start_evidence import download_folders
 from sidecar.process.vllm_engine import FAILURES, VllmEngine
 from sidecar.sizing.estimate import Sizing
 from sidecar.sizing.taught import NOTHING_LEARNT
@@ -164,7 +165,7 @@ class VllmEngines:
         if process.output.error is not None:
             self._say(f"{profile}: {process.output.error}")
         record = EngineRecord(process=process.record, gpus=gpus, size=size, settings=self.settings(profile))
-        return self._engine(profile, process, record)
+        return self._engine(profile, process, record, download_folders(given, self._folder, env))
 
     async def adopt(self, profile: str, record: EngineRecord) -> VllmEngine:
         """Take over what an earlier sidecar started, which may be of a profile that has changed or gone since: see its
@@ -195,13 +196,13 @@ class VllmEngines:
         if left:
             self._say(f"processes that an earlier sidecar has left do not end: {', '.join(map(str, left))}")
 
-    def _engine(self, profile: str, process: Process, record: EngineRecord) -> VllmEngine:
+    def _engine(self, profile: str, process: Process, record: EngineRecord, folders: Sequence[Path] = ()) -> VllmEngine:
         given = self._config.models.get(profile)
         served = profile if given is None else self._config.served_name(profile)
         released = partial(self._taken.discard, record.process.address)
         return VllmEngine(
             process, record, profile, given, served,
-            clock=self._clock, say=self._say, released=released,
+            folders=folders, clock=self._clock, say=self._say, released=released,
         )  # fmt: skip
 
     # -- where ------------------------------------------------------------------------------------------------------

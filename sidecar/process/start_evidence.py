@@ -1,28 +1,36 @@
-"""Evidence of a start's progress: the lines of its engine, what its processes read and write, their CPU time, its GPUs.
+"""Evidence of a start's progress: its lines, what its processes read and write, their CPU time, its GPUs, its download.
 
-/proc is looked at in a thread, one look at a time, each bounded: a look that hangs costs one thread, and is no
-progress.
+/proc and folders are looked at in a thread, one look at a time, each bounded: a look that hangs costs one thread, and
+is no progress.
 """
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import msgspec
 
 from gateway.shared.threads import begin_in_thread
+from sidecar.core.profile import Profile
 from sidecar.core.start_progress import Look, StartProgress
 from sidecar.process.process import Process
+from sidecar.sizing.model_files import cache_folder, hub_folder
 
 LOOK_WITHIN = 10.0  # seconds for one look
+MOST_FILES = 20_000  # of one folder that are looked at
 MOST_LINES = 500  # of one reading that are judged, the last ones
 LINE_MOST = 4000  # bytes of a line that is being written
 
 
 class StartEvidence:
     """Evidence of one engine's start, for `progress`. The engine's output is heard from here to `close`.
-    `gpu_bytes`: returns the most bytes that the engine has held of a GPU so far."""
+    `gpu_bytes`: returns the most bytes that the engine has held of a GPU so far. `folders`: download_folders."""
 
     def __init__(
         self,
@@ -30,13 +38,15 @@ class StartEvidence:
         progress: StartProgress,
         clock: Callable[[], float],
         gpu_bytes: Callable[[], int] = lambda: 0,
+        folders: Sequence[Path] = (),
     ) -> None:
         self._process = process
+        self._folders = folders
         self._progress = progress
         self._clock = clock
         self._gpu_bytes = gpu_bytes
         self._rest = b""
-        self._looking: concurrent.futures.Future[tuple[float, dict[int, int]]] | None = None
+        self._looking: concurrent.futures.Future[Look] | None = None
         self._hear("\n".join(process.output.ring.lines()).encode() + b"\n")
         process.output.heard = self._hear
 
@@ -56,15 +66,51 @@ class StartEvidence:
         """Look once from outside, and record the reading. A look that takes longer than LOOK_WITHIN seconds finds
         nothing."""
         if self._looking is None:
-            self._looking = begin_in_thread(self._process.usage, (OSError,))
+            self._looking = begin_in_thread(partial(_look, self._process, self._folders), (OSError,))
         asked = asyncio.wrap_future(self._looking)
         try:
             async with asyncio.timeout(LOOK_WITHIN):
-                cpu, moved = await asyncio.shield(asked)
+                found = await asyncio.shield(asked)
         except TimeoutError:
             return  # the next look waits for the same thread
         except OSError:
             self._looking = None
             return
         self._looking = None
-        self._progress.looked(Look(cpu=cpu, moved=moved, gpu=self._gpu_bytes()), self._clock())
+        self._progress.looked(msgspec.structs.replace(found, gpu=self._gpu_bytes()), self._clock())
+
+
+def _look(process: Process, folders: Sequence[Path]) -> Look:
+    cpu, moved = process.usage()
+    return Look(cpu=cpu, moved=moved, stored=sum(map(bytes_in, folders)))
+
+
+def bytes_in(folder: Path) -> int:
+    """Bytes and blocks of the files in a folder, as many as are looked at; links are not followed. A file counts for
+    its length and for what the disk has of it, since a download may reserve its length at once."""
+    found, left, waiting = 0, MOST_FILES, [str(folder)]
+    while waiting and left > 0:
+        try:
+            with os.scandir(waiting.pop()) as entries:
+                for entry in entries:
+                    left -= 1
+                    if left < 0:
+                        break
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(entry.path)
+                        continue
+                    seen = entry.stat(follow_symlinks=False)
+                    found += seen.st_size + 512 * seen.st_blocks
+        except OSError:  # it is gone, or never was
+            continue
+    return found
+
+
+def download_folders(profile: Profile, folder: Path, environment: Mapping[str, str]) -> list[Path]:
+    """The folders that a hub's model is downloaded to, by whichever process, as the engine's `environment` and flags
+    say; none for a model on this machine. `folder`: what names in the profile are relative to."""
+    if os.path.exists(folder / profile.model_path):  # Path.exists may raise
+        return []
+    downloads = profile.flags.get("download-dir")
+    caches = [cache_folder(environment), *([] if downloads is None else [folder / str(downloads)])]
+    return [found for cache in caches if (found := hub_folder(profile.model_path, cache)) is not None]

@@ -43,7 +43,8 @@ SLEEPS: dict[str, Literal[0, 1, 2]] = {"awake": 0, "weights_offloaded": 1, "disc
 
 class VllmEngine:
     """Engine of vLLM, or a simulated engine (effects.Engine). `record`: of its start. `profile`: None if the profile is
-    gone; such an engine can only be ended. `released`: called once, when its address is free again."""
+    gone; such an engine can only be ended. `folders`: of its model's download. `released`: called once, when its
+    address is free again."""
 
     def __init__(
         self,
@@ -53,12 +54,13 @@ class VllmEngine:
         profile: Profile | None,
         served_name: str,
         *,
+        folders: Sequence[Path],
         clock: Callable[[], float],
         say: Callable[[str], None],
         released: Callable[[], None],
     ) -> None:
         self._process, self._record, self._name, self._given = process, record, name, profile
-        self._clock, self._say, self._released = clock, say, released
+        self._folders, self._clock, self._say, self._released = folders, clock, say, released
         self._api = EngineApi(self.url, served_name, dev_mode=self._sleeps)
 
     @property
@@ -124,7 +126,7 @@ class VllmEngine:
         pools = pooling(profile)
         requests = 0 if pools else profile.warmup.requests
         progress = StartProgress(self._clock(), profile.load_stall)
-        evidence = StartEvidence(self._process, progress, self._clock, gpu_bytes)
+        evidence = StartEvidence(self._process, progress, self._clock, gpu_bytes, self._folders)
         try:
             await ready(
                 self._api,

@@ -66,6 +66,14 @@ def test_gpu_memory_that_grows_is_a_sign() -> None:
     assert (start.at, start.what) == (3.0, "its GPU memory grew by 30.0 MiB")
 
 
+def test_a_download_of_its_model_is_a_sign_whoever_makes_it() -> None:
+    start = made()
+    for now, size in enumerate((50, 50, 80, 20, 80, 81, 81), 1):
+        start.looked(Look(stored=size * MIB), float(now))
+        assert start.at == {1: 0.0, 2: 0.0, 3: 3.0, 4: 3.0, 5: 3.0}.get(now, 6.0), "a download that begins anew is none"
+    assert start.what == "its model's files grew by 1.0 MiB"
+
+
 def test_what_was_moved_is_a_sign_unless_it_is_a_little_of_proc() -> None:
     start = made()
     for now, moved in enumerate((500 * MIB, 500 * MIB + 9, 700 * MIB, 700 * MIB, 700 * MIB + 9), 1):

@@ -8,6 +8,7 @@ import itertools
 import os
 import random
 import re
+import secrets
 import socket
 import stat
 import sys
@@ -305,6 +306,33 @@ def test_one_that_makes_no_progress_is_given_up(tmp_path: Path) -> None:
         assert await first_line(engine) == "Loading weights"
         error = str(await box.failed(engine.ready))
         assert re.search(r"not ready after .* without progress .*wrote 'Loading weights'\): /health: nobody", error)
+        await engine.stop()
+
+    run(scenario)
+
+
+WAITS = """
+while not os.path.exists(folder + "/downloaded"): time.sleep(0.05)
+"""
+
+
+@pytest.mark.parametrize("where", ["hub", "downloads"])
+def test_one_that_waits_for_another_ones_download_of_its_model_gets_on(tmp_path: Path, where: str) -> None:
+    async def scenario() -> None:
+        flags = ", flags: {download-dir: downloads}" if where == "downloads" else ""
+        box = Box(tmp_path, vllm(tmp_path, WAITS + SERVES),
+                  models=f"m: {{model_path: some/Model, load_stall: 2s{flags}}}",
+                  variables={"HF_HUB_CACHE": str(tmp_path / "hub")})  # fmt: skip
+        engine = await box.start()
+        ready = asyncio.ensure_future(engine.ready())
+        blobs = tmp_path / where / "models--some--Model" / "blobs"
+        blobs.mkdir(parents=True)
+        ends = time.monotonic() + 6.0  # three stalls
+        while time.monotonic() < ends and not ready.done():
+            (blobs / secrets.token_hex(8)).write_bytes(b"x" * 100_000)
+            await asyncio.sleep(0.1)
+        (tmp_path / "downloaded").touch()
+        await ready
         await engine.stop()
 
     run(scenario)

@@ -12,14 +12,16 @@ from pathlib import Path
 
 import pytest
 
+from gateway.shared.files.units import MIB
 from sidecar.core import start_progress
 from sidecar.core.addresses import EngineAddress
+from sidecar.core.profile import Profile
 from sidecar.core.start_progress import StartProgress
 from sidecar.process import start_evidence
 from sidecar.process.engine_api import ApiError, EngineApi
 from sidecar.process.process import Process
 from sidecar.process.readiness import ready
-from sidecar.process.start_evidence import StartEvidence
+from sidecar.process.start_evidence import StartEvidence, bytes_in, download_folders
 from tests.sidecar.nothing_left import gone, nothing_left
 
 pytestmark = pytest.mark.slow  # processes and seconds: `make check` has enough of them
@@ -194,3 +196,29 @@ def test_a_look_that_hangs_is_no_progress_and_costs_one_thread(tmp_path: Path, m
         await start.process.terminate(5.0)
 
     run(scene)
+
+
+def test_a_folder_is_counted_without_links_and_only_so_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert bytes_in(tmp_path / "none") == 0
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "one").write_bytes(b"x" * 5000)
+    before = bytes_in(tmp_path)
+    assert before >= 5000
+    (tmp_path / "a" / "again").symlink_to(tmp_path / "a")
+    assert bytes_in(tmp_path) - before < 5000
+    with open(tmp_path / "reserved", "wb") as file:
+        os.posix_fallocate(file.fileno(), 0, MIB)
+    reserved = bytes_in(tmp_path)
+    assert reserved >= before + MIB
+    monkeypatch.setattr(start_evidence, "MOST_FILES", 1)
+    assert bytes_in(tmp_path) < reserved
+
+
+def test_a_model_in_a_local_folder_is_downloaded_nowhere(tmp_path: Path) -> None:
+    env = {"HF_HOME": "/hub"}
+    profile = Profile(model_path="Qwen/Qwen3-8B", flags={"download-dir": "down"})
+    found = [Path("/hub/hub/models--Qwen--Qwen3-8B"), tmp_path / "down" / "models--Qwen--Qwen3-8B"]
+    assert download_folders(profile, tmp_path, env) == found
+    assert download_folders(Profile(model_path="/models/m"), tmp_path, env) == []
+    (tmp_path / "Qwen" / "Qwen3-8B").mkdir(parents=True)
+    assert download_folders(profile, tmp_path, env) == []
