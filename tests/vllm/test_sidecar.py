@@ -124,9 +124,17 @@ class Machine:
         assert took is not None, (name, state, self.profile(name), self.child.output())
         return took
 
+    def save(self, text: str, told: str) -> None:
+        """Save the file, and wait until the sidecar's log tells `told` of it."""
+        before = self.child.output().count(told)
+        self.file.write_text(text)
+        took = until(lambda: self.child.output().count(told) > before, PATIENCE, every=0.1)
+        assert took is not None, (told, self.child.output())
+
     def places(self, number: int) -> None:
-        """Write into the file how many calls `one` may run at a time."""
-        self.file.write_text(re.sub(r"max-num-seqs: \d+", f"max-num-seqs: {number}", self.file.read_text(), count=1))
+        """Save how many calls `one` may run at a time, and wait until it counts."""
+        text = re.sub(r"max-num-seqs: \d+", f"max-num-seqs: {number}", self.file.read_text(), count=1)
+        self.save(text, "settings that need another engine")
 
     def processes(self, profile: str = "") -> list[int]:
         """The pids of the engines of this sidecar, or of one profile's."""
@@ -212,8 +220,8 @@ def test_an_edited_file_restarts_what_it_must_and_loses_no_call(machine: Machine
 
     # Aliases and times restart nothing; a call by the alias reaches an engine that never heard of it.
     text = machine.file.read_text()
-    machine.file.write_text(text.replace("  one: &tiny\n", "  one: &tiny\n    aliases: [uno]\n    stop_after: 2h\n"))
-    assert "changed, without a restart: one" in machine.command("reload")
+    text = text.replace("  one: &tiny\n", "  one: &tiny\n    aliases: [uno]\n    stop_after: 2h\n")
+    machine.save(text, "changed, without a restart: one")
     machine.ask("uno")
     assert machine.processes("one") == engine
 
@@ -221,7 +229,6 @@ def test_an_edited_file_restarts_what_it_must_and_loses_no_call(machine: Machine
     with beside(lambda: machine.ask("one", 1500)) as (answer,):
         assert until(lambda: not machine.gateway.idle(), PATIENCE) is not None
         machine.places(1)
-        assert "settings that need another engine" in machine.command("reload")
     assert answer.result()
     machine.until("one", "stopped")
     machine.ask("uno")
@@ -244,11 +251,8 @@ COPY = """\
 def test_a_copy_is_woken_while_calls_wait(machine: Machine) -> None:
     """A second engine of `one`, which runs one call at a time. Callers ask until the copy is awake, so that some wait
     whatever the machine's speed is, and once more, so that both engines serve."""
-    machine.places(1)
-    machine.command("reload")
     machine.ask("one")
-    machine.file.write_text(machine.file.read_text() + COPY % (model(), CONTEXT))
-    assert "one-more" in machine.command("reload")
+    machine.save(machine.file.read_text() + COPY % (model(), CONTEXT), "one-more")
     began = time.monotonic()
     assert "one-more: running" in machine.command("ensure", "one-more")
     print(f"ensure of a copy: {time.monotonic() - began:.1f} s")
