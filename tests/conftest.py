@@ -49,6 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # pytest's own folders stay
         folder = tempfile.TemporaryDirectory(prefix="tests-", ignore_cleanup_errors=True)
         config.add_cleanup(folder.cleanup)
+        Path(folder.name).chmod(0o711)  # children of another user pass it
         os.environ["TMPDIR"] = tempfile.tempdir = folder.name
 
 

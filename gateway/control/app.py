@@ -140,7 +140,9 @@ class Control:
     async def fleet(self, _: Request) -> Response:
         return _json(fleet_view(self._fleet, self._dispatch, self._parts.clock()))
 
-    async def calls(self, _: Request) -> Response:
+    async def calls(self, request: Request) -> Response:
+        if request.query_params:  # an answer about all calls would pass for one about some
+            return error(400, "bad_query", "/calls has no queries: select from its answer.")
         return _json(calls_view(self._parts.calls()))
 
     async def processes(self, _: Request) -> Response:
@@ -166,7 +168,9 @@ class Control:
             case _:
                 return error(400, "bad_format", "format is json or csv.")
 
-    async def policy(self, _: Request) -> Response:
+    async def policy(self, request: Request) -> Response:
+        if request.query_params:
+            return error(400, "bad_query", "/policy has no queries: its answer is YAML.")
         text = policy_yaml(self._dispatch.policy, self._parts.policy_status())
         return Response(text, media_type="application/yaml")
 
@@ -226,8 +230,8 @@ async def _not_here(_: Request, exception: Exception) -> Response:
         return error(405, "method_not_allowed", f"This path takes {methods}.", {"allow": methods})
     message = (
         "The control port answers GET /, /events, /livez, /readyz, /metrics, /status, /fleet, /calls, /processes, "
-        "/usage, /history, /calls/{serial}, /runbooks/{name}, /sidecars/{id}/models/{profile}/logs, /policy, "
-        "/policy/diff; POST /policy/reload, "
+        "/cluster, /usage, /history, /calls/{serial}, /runbooks/{name}, /sidecars/{id}/models/{profile}/logs, /policy, "
+        "/policy/diff; POST /policy/try, /policy/reload, "
         "/sidecars/report and /sidecars/{id}/models/{profile}/{order}; "
         "GET, POST and DELETE /drain and /engines/{id}/drain."
     )

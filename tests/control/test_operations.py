@@ -50,6 +50,15 @@ def test_a_call_in_full() -> None:
     play(scene, calls=lambda: CALLS[1:2])
 
 
+@pytest.mark.parametrize("asked", ["/calls?class=batch", "/calls?state=lost", "/policy?format=json"])
+def test_a_query_that_is_none_is_refused(asked: str) -> None:
+    async def scene(gateway: Parts) -> None:
+        refused = await gateway.get(asked)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "bad_query")
+
+    play(scene, calls=lambda: CALLS)
+
+
 def test_calls_are_bounded() -> None:
     async def scene(gateway: Parts) -> None:
         told = (await gateway.get("/calls")).json()
