@@ -63,6 +63,7 @@ def command(
     context_length: int | None = None,
     lora_rank: int = 0,
     lacks: Collection[str] = (),
+    launcher: tuple[str, ...] | None = None,
 ) -> tuple[str, ...]:
     """The command line that starts a profile's engine.
 
@@ -70,7 +71,8 @@ def command(
     fill: what the plan has claimed for it, or what vLLM does by itself if None; where the profile says the share, that
     is it. vLLM is told the share beside a cache of fixed size too, since it does not start without that much free.
     `sequences`: `--max-num-seqs`, unless the profile says it, as is `context_length` for `--max-model-len`.
-    `lora_rank`: of its adapters. `lacks`: those of OWN_FLAGS that this vLLM does not know.
+    `lora_rank`: of its adapters. `lacks`: those of OWN_FLAGS that this vLLM does not know. `launcher`: of the
+    device if None.
     """
     if engine.simulated is not None:
         return _simulated(profile, engine, served_name, address, own, share)
@@ -88,7 +90,7 @@ def command(
     found += _argument("--kv-transfer-config", None if profile.kv_transfer is None else NIXL)
     for name, value in profile.flags.items():
         found += [f"--no-{name}"] if value is False else _argument(f"--{name}", value)
-    launcher = (*SERVER, MODEL) if engine.device == "cpu" else CLI
+    launcher = launcher or ((*SERVER, MODEL) if engine.device == "cpu" else CLI)
     return (engine.python or own, *launcher, profile.model_path, *found)
 
 

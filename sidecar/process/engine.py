@@ -18,7 +18,7 @@ import msgspec
 
 from gateway.shared.protocol import SOCKETS_MARK
 from sidecar.core.addresses import LOOPBACK, TRANSFER_PORTS, AddressPool, EngineAddress
-from sidecar.core.arguments import OWN_FLAGS, SOCKET_FLAG, command, environment
+from sidecar.core.arguments import CLI, OWN_FLAGS, SOCKET_FLAG, command, environment
 from sidecar.core.config import SidecarConfig
 from sidecar.core.engine_records import EngineFacts, EngineFailed, EngineRecord
 from sidecar.core.inventory import Size
@@ -106,13 +106,13 @@ class VllmEngines:
         """A digest that changes when the profile's engine would be started otherwise. Raises KeyError.
 
         By the file alone: a sidecar that is started from another shell must be able to adopt its engines. Which port
-        an engine has got does not count, nor which of OWN_FLAGS its vLLM knows. `config`: by that, not by the one in
-        force.
+        an engine has got does not count, nor which of OWN_FLAGS its vLLM knows, nor the module that starts the engine.
+        `config`: by that, not by the one in force.
         """
         config, pool = config or self._config, self._given_pool
-        given, engine = config.models[profile], config.engine_of(profile)
+        given, engine, served = config.models[profile], config.engine_of(profile), config.served_name(profile)
         told = (
-            command(given, engine, config.served_name(profile), EngineAddress(), own=self._own, lacks=OWN_FLAGS),
+            command(given, engine, served, EngineAddress(), own=self._own, lacks=OWN_FLAGS, launcher=CLI),
             environment(given, engine, given.gpus or (), {}),
             (engine.device, pool.sockets or LOOPBACK),
         )

@@ -540,6 +540,15 @@ def test_settings_change_with_what_is_started_and_with_nothing_else(tmp_path: Pa
     assert len({*same, *others}) == 1 + len(others)
 
 
+@pytest.mark.parametrize(
+    ("device", "digest"), [("gpu", "14fbc8d38f99693c7d2e338b0e05680d"), ("cpu", "3a611e700affe910747f50ba61704c53")]
+)
+def test_settings_are_those_of_earlier_versions(tmp_path: Path, device: str, digest: str) -> None:
+    """Another digest ends all engines at an upgrade, and forgets their measured sizes."""
+    box = Box(tmp_path, f"{{python: p, device: {device}}}", pool="8100-8199")
+    assert box.engines.settings("m") == digest
+
+
 # -- where it listens -------------------------------------------------------------------------------------------------
 
 
