@@ -153,8 +153,8 @@ def usage(family: Iterable[ProcessSnapshot]) -> tuple[float, dict[int, int]]:
             text = Path(f"/proc/{seen.pid}/io").read_text()
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue
-        fields = dict(line.split(": ") for line in text.splitlines())
-        moved[seen.pid] = sum(int(fields[name]) for name in ("rchar", "wchar", "read_bytes", "write_bytes"))
+        fields = dict(re.findall(r"^(\w+): (\d+)$", text, re.MULTILINE))  # gVisor has others than Linux
+        moved[seen.pid] = sum(int(fields.get(name, 0)) for name in ("rchar", "wchar", "read_bytes", "write_bytes"))
     return seconds, moved
 
 

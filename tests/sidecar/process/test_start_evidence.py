@@ -17,7 +17,7 @@ from sidecar.core import start_progress
 from sidecar.core.addresses import EngineAddress
 from sidecar.core.profile import Profile
 from sidecar.core.start_progress import StartProgress
-from sidecar.process import start_evidence
+from sidecar.process import process_family, start_evidence
 from sidecar.process.engine_api import ApiError, EngineApi
 from sidecar.process.process import Process
 from sidecar.process.readiness import ready
@@ -222,3 +222,12 @@ def test_a_model_in_a_local_folder_is_downloaded_nowhere(tmp_path: Path) -> None
     assert download_folders(Profile(model_path="/models/m"), tmp_path, env) == []
     (tmp_path / "Qwen" / "Qwen3-8B").mkdir(parents=True)
     assert download_folders(profile, tmp_path, env) == []
+
+
+def test_bytes_moved_are_read_from_any_form_of_proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """gVisor calls rchar otherwise."""
+    (tmp_path / "proc" / "7").mkdir(parents=True)
+    (tmp_path / "proc" / "7" / "io").write_text("char: 5\nwchar: 3\nsyscr: 9\n\nnew_in_linux\n")
+    monkeypatch.setattr(process_family, "Path", lambda name: tmp_path / name.lstrip("/"))
+    snapshot = process_family.ProcessSnapshot(7, 1, 7, 7, "S", started=1)
+    assert process_family.usage([snapshot]) == (0.0, {7: 3})
