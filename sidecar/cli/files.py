@@ -121,9 +121,10 @@ class File:
             raise Mistake(f"{self.path}: there is no profile {name!r} ({hint})")
         return name
 
-    def ask(self, path: str, method: Literal["GET", "POST"] = "GET") -> bytes:
-        """The answer of the sidecar that runs. Raises Impossible, from NoSidecar or Rejected."""
-        with self._asking():
+    def ask(self, path: str, method: Literal["GET", "POST"] = "GET", instead: str = "") -> bytes:
+        """The answer of the sidecar that runs. Raises Impossible, from NoSidecar or Rejected. `instead`: what needs
+        none, in words."""
+        with self._asking(instead):
             return self.client.ask(method, path)
 
     def read(self, kind: type[T], path: str, method: Literal["GET", "POST"] = "GET") -> T:
@@ -132,11 +133,11 @@ class File:
             return self.client.read(kind, method, path)
 
     @contextlib.contextmanager
-    def _asking(self) -> Iterator[None]:
+    def _asking(self, instead: str = "") -> Iterator[None]:
         try:
             yield
         except NoSidecar as nobody:
-            hint = f"start one: sidecar serve --config {self.path}"
+            hint = f"start one: sidecar serve --config {self.path}{instead}"
             with contextlib.suppress(OSError):
                 hint += self.left()
             raise Impossible(f"{nobody}; {hint}") from nobody

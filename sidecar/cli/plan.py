@@ -76,7 +76,8 @@ def command(given: argparse.Namespace) -> int:
     profile = file.profile(given.model)
     if given.gpu:
         return _on(file, profile, given)
-    text = file.ask(f"/models/{quote(profile)}/plan").decode(errors="replace").rstrip("\n")
+    instead = f", or sidecar plan {profile} --gpu 80GiB, which asks none"
+    text = file.ask(f"/models/{quote(profile)}/plan", instead=instead).decode(errors="replace").rstrip("\n")
     print("\n".join(map(shown, text.split("\n"))))
     return 0
 

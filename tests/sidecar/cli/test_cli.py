@@ -77,8 +77,9 @@ def test_where_no_sidecar_runs(ran: Ran, tmp_path: Path, command: tuple[str, ...
         case ("stop", "--all"):
             assert (status, out, err) == (0, "no engine was running\n", "")
         case _:
+            instead = ", or sidecar plan a --gpu 80GiB, which asks none" if command[0] == "plan" else ""
             assert (status, out) == (1, "")
-            assert err == f"{nobody}; start one: sidecar serve --config {machine.file}\n"
+            assert err == f"{nobody}; start one: sidecar serve --config {machine.file}{instead}\n"
 
 
 def test_mistakes_are_one_line(ran: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
