@@ -25,7 +25,7 @@ from sidecar.core.startup_lines import kind_of, share_of
 
 MOST_KINDS = 2000  # of lines that are told apart; beyond that a new one is no sign any more
 BUSY = 0.5  # of one core, on average between two looks, is work
-MOVED_LEAST = MIB // 4  # bytes between two looks; what hangs reads a little of /proc and writes a line
+MOVED_LEAST = MIB  # bytes between two looks; what hangs reads a little of /proc and writes lines
 SHOWN = 120  # characters of a line
 
 

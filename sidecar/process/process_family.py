@@ -144,8 +144,8 @@ def family(
 
 
 def usage(family: Iterable[ProcessSnapshot]) -> tuple[float, dict[int, int]]:
-    """Seconds that these have run for, and bytes that each has read and written by calls, from a disk and to it, by
-    pid; without those that may not be asked. Raises OSError."""
+    """Seconds that these have run for, and bytes that each has read and written, by calls or by the disk where that
+    is more, by pid; without those that may not be asked. Raises OSError."""
     seconds, moved = 0.0, {}
     for seen in family:
         seconds += seen.ran / os.sysconf("SC_CLK_TCK")
@@ -154,7 +154,9 @@ def usage(family: Iterable[ProcessSnapshot]) -> tuple[float, dict[int, int]]:
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue
         fields = dict(re.findall(r"^(\w+): (\d+)$", text, re.MULTILINE))  # gVisor has others than Linux
-        moved[seen.pid] = sum(int(fields.get(name, 0)) for name in ("rchar", "wchar", "read_bytes", "write_bytes"))
+        # A call counts in both, a mapped file in the second alone.
+        pairs = (("rchar", "read_bytes"), ("wchar", "write_bytes"))
+        moved[seen.pid] = sum(max(int(fields.get(name, 0)) for name in pair) for pair in pairs)
     return seconds, moved
 
 

@@ -76,7 +76,7 @@ def test_a_download_of_its_model_is_a_sign_whoever_makes_it() -> None:
 
 def test_what_was_moved_is_a_sign_unless_it_is_a_little_of_proc() -> None:
     start = made()
-    for now, moved in enumerate((500 * MIB, 500 * MIB + 9, 700 * MIB, 700 * MIB, 700 * MIB + 9), 1):
+    for now, moved in enumerate((500 * MIB, 501 * MIB - 1, 701 * MIB - 1, 701 * MIB, 702 * MIB - 1), 1):
         start.looked(Look(moved={7: moved}), float(now))
     assert (start.at, start.what) == (3.0, "it read and wrote 200.0 MiB")
 

@@ -35,6 +35,7 @@ while True:
     {}
 """
 COMPILER = "import time; open('/dev/zero', 'rb').read(9_000_000); time.sleep(2.0)"
+READS = "import time\nfile = open('/dev/zero', 'rb')\nwhile True: file.read(9_000_000); time.sleep(0.3)"
 SLEEPS, SPINS = "time.sleep(0.1)", "for _ in range(3_000_000): pass"
 
 
@@ -158,7 +159,7 @@ def test_cpu_time_of_a_child_counts_too(tmp_path: Path) -> None:
         "import sys, time\nfor n in range(1000): sys.stderr.write(f'\\rLoading: {n}/1000'); time.sleep(0.3)",
         "import time\nfile = open('blob', 'ab')\nwhile True: file.write(b'x' * 999_999); time.sleep(0.3)",
         f"import subprocess, sys\nwhile True: subprocess.run([sys.executable, '-c', {COMPILER!r}])",
-        "import time\nfile = open('/dev/zero', 'rb')\nwhile True: file.read(9_000_000); time.sleep(0.3)",
+        READS,
     ],
     ids=["a progress bar", "writing", "compilers that come and go", "reading"],
 )
@@ -174,7 +175,7 @@ def test_a_look_that_hangs_is_no_progress_and_costs_one_thread(tmp_path: Path, m
     monkeypatch.setattr(start_evidence, "LOOK_WITHIN", 0.1)
 
     async def scene() -> None:
-        start = Start("import time; time.sleep(99)", tmp_path)
+        start = Start(READS, tmp_path)
         os.mkfifo(tmp_path / "fifo")
         hanging = [0]
 
@@ -189,9 +190,8 @@ def test_a_look_that_hangs_is_no_progress_and_costs_one_thread(tmp_path: Path, m
         assert (hanging, start.progress.what) == ([1], "its process began")
         (tmp_path / "fifo").write_bytes(b"")
         monkeypatch.undo()
-        await start.evidence.look()
-        await start.evidence.look()
-        assert start.progress.what.startswith("it read and wrote ")
+        while not start.progress.what.startswith("it read and wrote "):
+            await start.evidence.look()
         start.evidence.close()
         await start.process.terminate(5.0)
 
@@ -224,10 +224,19 @@ def test_a_model_in_a_local_folder_is_downloaded_nowhere(tmp_path: Path) -> None
     assert download_folders(profile, tmp_path, env) == []
 
 
-def test_bytes_moved_are_read_from_any_form_of_proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """gVisor calls rchar otherwise."""
+IO = [
+    ("char: 5\nwchar: 3\nsyscr: 9\n\nnew_in_linux\n", 3),  # gVisor calls rchar otherwise
+    ("rchar: 900\nwchar: 70\nread_bytes: 800\nwrite_bytes: 60\n", 970),  # the same bytes, told twice
+    ("rchar: 5\nwchar: 3\nread_bytes: 800\nwrite_bytes: 60\n", 860),  # mapped files
+]
+
+
+@pytest.mark.parametrize(("told", "expected"), IO)
+def test_bytes_moved_are_read_from_any_form_of_proc_and_counted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str, expected: int
+) -> None:
     (tmp_path / "proc" / "7").mkdir(parents=True)
-    (tmp_path / "proc" / "7" / "io").write_text("char: 5\nwchar: 3\nsyscr: 9\n\nnew_in_linux\n")
+    (tmp_path / "proc" / "7" / "io").write_text(told)
     monkeypatch.setattr(process_family, "Path", lambda name: tmp_path / name.lstrip("/"))
     snapshot = process_family.ProcessSnapshot(7, 1, 7, 7, "S", started=1)
-    assert process_family.usage([snapshot]) == (0.0, {7: 3})
+    assert process_family.usage([snapshot]) == (0.0, {7: expected})
