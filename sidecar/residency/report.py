@@ -85,6 +85,9 @@ def _for_callers(words: str) -> str:
 def _why(model: ModelState, decision: Plan | Infeasible | None, now: float) -> tuple[str, str, float | None]:
     """The reason why it cannot be had: a word, a sentence, and seconds after which that may be otherwise."""
     life = model.lifecycle
+    withdrawn = WITHDRAWN, f"the sidecar's file no longer has {model.name}", None
+    if model.leaving:
+        return withdrawn
     if model.off:
         return OFF, f"{model.name} is off until an operator switches it on: sidecar on {model.name}", None
     if model.unusable:
@@ -96,7 +99,7 @@ def _why(model: ModelState, decision: Plan | Infeasible | None, now: float) -> t
     if isinstance(decision, Infeasible):
         retry_in = None if decision.retry_at is None else max(0.0, decision.retry_at - now)
         return NO_MEMORY, decision.why, retry_in
-    return WITHDRAWN, f"the sidecar's file no longer has {model.name}", None
+    return withdrawn
 
 
 def explained(

@@ -81,6 +81,21 @@ def test_another_engine_comes_once_the_calls_of_this_one_have_ended() -> None:
     vtime.run(scene())
 
 
+def test_a_model_that_is_off_and_leaves_is_not_to_be_switched_on() -> None:
+    async def scene() -> None:
+        async with site(a="", b="") as made:
+            await made.gateways[0].call("a", 0.1)
+            running = asyncio.ensure_future(made.gateways[0].call("a", 10.0))
+            await asyncio.sleep(2.0)
+            made.manager.orders.give("a", "off")
+            made.reload(text(b=""))
+            told = made.manager.model("a")
+            assert (told.why, told.message) == ("draining", "the sidecar's file no longer has a")
+            assert (await running).ending == "served"
+
+    vtime.run(scene())
+
+
 def test_calls_that_do_not_end_are_cut_off_after_ten_minutes() -> None:
     async def scene() -> None:
         async with site(a="", b="") as made:
