@@ -292,14 +292,14 @@ async def hedged(
                 await asyncio.wait(tasks)
         if not first.done():
             other = await grant.second(first)
-        if other is not None and not first.done():
+        if other is not None and attempt_ending(first) is not Ending.SUCCESS:  # it may have failed meanwhile
             tasks.append(asyncio.ensure_future(send(other)))
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if not any(_ending(task) is Ending.SUCCESS for task in tasks):  # one has failed: the other decides
+        if not any(attempt_ending(task) is Ending.SUCCESS for task in tasks):  # one has failed: the other decides
             await asyncio.wait(tasks)
-        winner = next((task for task in tasks if _ending(task) is Ending.SUCCESS), first)
+        winner = next((task for task in tasks if attempt_ending(task) is Ending.SUCCESS), first)
         if other is not None and winner is not first:
-            grant.ending = _ending(first)
+            grant.ending = attempt_ending(first)
             grant.take(other)
             other = None
         tasks.remove(winner)
@@ -313,7 +313,7 @@ async def hedged(
             other.close()
 
 
-def _ending(task: asyncio.Future[Reply]) -> Ending:
+def attempt_ending(task: asyncio.Future[Reply]) -> Ending:
     """Return what an attempt says about its engine so far."""
     if not task.done() or task.cancelled():
         return Ending.NEUTRAL

@@ -44,6 +44,7 @@ from gateway.relay.attempts import hedged
 from gateway.relay.remote.decider import RemoteDecider
 from gateway.relay.remote.link import Link
 from gateway.serve.assembly import Gateway
+from gateway.upstream.client import EngineError
 from loadtest.simulate.memory_wire import Sends
 from loadtest.simulate.relays import relay_of
 from tests.calls import a_call
@@ -671,5 +672,40 @@ def test_a_first_answer_waits_for_no_grant_of_a_second_attempt() -> None:
         assert (sends, served.second) == ([grant], None)
         await asking.end()
         await until(lambda: not session.calls)
+
+    run(body, engines=[*ENGINES, "http://127.0.0.1:10"])
+
+
+@pytest.mark.parametrize("remote", [False, True], ids=["local", "remote"])
+def test_a_first_attempt_that_fails_leaves_the_call_to_a_second_one(remote: bool) -> None:
+    """It does so while its decider is asked for the second, too, which is then paid for."""
+
+    async def body(made: Setting) -> None:
+        asking = Asking(made, await made.relay() if remote else made.gateway.decider)
+        await asking.granted.wait()
+        grant, answers = asking.grant, dict[str, asyncio.Future[Any]]()
+        assert grant is not None
+        first, broke = grant.engine.id, EngineError("reset", "it broke")
+
+        async def send(of: Grant) -> Any:
+            answer = answers[of.engine.id] = asyncio.get_running_loop().create_future()
+            return await answer
+
+        calling = asyncio.create_task(hedged(grant, send, 0.0))
+        if remote:
+            made.hub.expect({2: os.getpid()})
+            (session,) = made.hub.sessions
+            (served,) = session.calls.values()
+            await until(lambda: served.task is not None and served.turn == 1)
+            answers[first].set_exception(broke)
+            await made.relay(2)
+        await until(lambda: len(answers) == 2 or calling.done())
+        if not remote:
+            answers[first].set_exception(broke)
+        assert not calling.done()
+        answers.popitem()[1].set_result(SimpleNamespace(status=200))
+        assert (await calling).status == 200
+        assert (grant.engine.id == first, made.gateway.dispatch.retries.retries) == (False, 1)
+        await asking.end()
 
     run(body, engines=[*ENGINES, "http://127.0.0.1:10"])

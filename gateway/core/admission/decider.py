@@ -124,7 +124,7 @@ class Grant(Protocol):
 
     def second(self, first: Any, /) -> Awaitable[Self | None]:  # the core knows no futures
         """A grant on another engine for a second attempt, if there is room at once and the budget allows. None is
-        waited for once the `first` attempt, a future, has ended."""
+        waited for once the `first` attempt, a future, has ended well."""
 
     def take(self, other: Self) -> None:
         """Become the other, whose engine was faster; this one's hold goes back."""

@@ -9,6 +9,7 @@ from gateway.core.admission.decider import NOT_FOUND
 from gateway.core.engines.breaker import Ending, ending_of
 from gateway.frames import messages as frames
 from gateway.frames.calls import fill_in
+from gateway.relay.attempts import attempt_ending
 from gateway.relay.remote.asked import AskedCall
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ class RemoteGrant:
         link.send(asked.asks(frames.SecondAsk(asked.number, asked.next_turn)))
         first.add_done_callback(asked.look)
         try:
-            while asked.answer is None and not first.done():
+            while asked.answer is None and attempt_ending(first) is not Ending.SUCCESS:
                 await asked.news()
         finally:
             first.remove_done_callback(asked.look)
