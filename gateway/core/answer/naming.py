@@ -20,6 +20,7 @@ _FIRST = re.compile(
     rb'\A(?:\xef\xbb\xbf)?\s*\{(?:\s*"[^"\\]*"\s*:\s*(?:"[^"\\]*"|[-+.\w]+)\s*,)*?\s*"model"\s*:\s*("[^"\\]*")'
 )
 _DATA = re.compile(rb"^(?:\xef\xbb\xbf)?data: ?(\{.*(?:\ndata:.*)*)", re.MULTILINE)
+_BARE = re.compile(rb"\r(?!\n)")  # ends a line as well
 _BREAK = re.compile(rb"\r?\ndata: ?")
 _FINISH = re.compile(rb'"(?:finish|stop)_reason"\s*:\s*"(\w{1,32})"')
 FINISHES = frozenset((
@@ -91,7 +92,8 @@ class AnswerNaming:
 
 
 def named_events(events: bytes, name: str) -> bytes:
-    """Return whole events of a stream with `name` as their model. An event on several lines becomes one line."""
+    """Return whole events of a stream with `name` as their model. An event on several lines becomes one line,
+    and a bare CR the LF that it stands for."""
 
     def renamed(found: re.Match[bytes]) -> bytes:
         data = found[1]
@@ -104,8 +106,8 @@ def named_events(events: bytes, name: str) -> bytes:
 
     if _KEY not in events:
         return events
-    if b"\r" in events and b"\n" not in events:  # a bare CR ends a line as well
-        return named_events(events.replace(b"\r", b"\n"), name).replace(b"\n", b"\r")
+    if b"\r" in events:
+        events = _BARE.sub(b"\n", events)
     return _DATA.sub(renamed, events)
 
 
