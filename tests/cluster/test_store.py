@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from pathlib import Path
 
@@ -67,7 +68,7 @@ def test_it_answers_as_the_simulated_store(valkey: Valkey) -> None:
                     await redis.delete(f"weir:{{{cluster}}}:leader")
                 elif what == 2:
                     model.leave(name)
-                    await stores[name].leave()
+                    await stores[name].leave(terms[name])
                 turn = Turn(
                     number=number,
                     known=known[name],
@@ -139,7 +140,7 @@ def test_two_clusters_of_one_name_and_two_members_of_one_address_are_told(valkey
 
 
 @pytest.mark.parametrize("record", ['{"life":"2","relays":1}', "no record"])
-def test_a_leader_whose_record_a_stranger_has_written_goes_on(valkey: Valkey, record: str) -> None:
+def test_a_leader_whose_record_a_stranger_has_written_goes_on_and_leaves(valkey: Valkey, record: str) -> None:
     async def main() -> None:
         leader = of(valkey.url, "a:1")
         elected, _ = await leader.turn(Turn(number=1, known=0, candidacy=2, term=0))
@@ -150,6 +151,12 @@ def test_a_leader_whose_record_a_stranger_has_written_goes_on(valkey: Valkey, re
             await leader.turn(Turn(number=2, known=epoch, candidacy=0, term=epoch - 1))
         view, records = await leader.turn(Turn(number=3, known=epoch, candidacy=0, term=epoch))
         assert (view.leader, records) == (elected.leader, {"a:1": leader.record})
+        await leader._redis.set("weir:{prod}:member:a:1", record)
+        with contextlib.suppress(StoreError):
+            await leader.leave(epoch - 1)
+        assert await leader._redis.exists("weir:{prod}:leader")
+        await leader.leave(epoch)
+        assert not await leader._redis.exists("weir:{prod}:leader", "weir:{prod}:member:a:1", "weir:{prod}:roster")
         await leader.aclose()
 
     asyncio.run(main())

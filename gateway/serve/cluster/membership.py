@@ -107,7 +107,7 @@ class Membership:
             await asyncio.gather(self._task, *self._asking, return_exceptions=True)
             self._task = None
             with contextlib.suppress(StoreError):  # then it is known once its TTL is over
-                await self._store.leave()
+                await self._store.leave(self.election.term)
 
     async def resign(self) -> None:
         """Let another lead, if there is one."""

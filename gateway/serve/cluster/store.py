@@ -101,12 +101,14 @@ if leader and string.match(leader, '^%d+ (.*)$') == ARGV[1] then redis.call('DEL
 return 1
 """
 LEAVE = """
-local p, name, life = KEYS[1], ARGV[1], ARGV[2]
-local before = redis.call('GET', p .. 'member:' .. name)
-if before and cjson.decode(before).life ~= life then return 0 end
+local p, name, life, term = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3])
+local leader = redis.call('GET', p .. 'leader')
+if term == 0 or leader ~= string.format('%.0f %s', term, name) then
+  local before = redis.call('GET', p .. 'member:' .. name)
+  if before and cjson.decode(before).life ~= life then return 0 end
+end -- as in a turn
 redis.call('DEL', p .. 'member:' .. name)
 redis.call('HDEL', p .. 'roster', name)
-local leader = redis.call('GET', p .. 'leader')
 if leader and string.match(leader, '^%d+ (.*)$') == name then redis.call('DEL', p .. 'leader') end
 local left = ''
 for each in string.gmatch(redis.call('HGET', p .. 'term', 'seen') or '', '%S+') do
@@ -217,9 +219,9 @@ class Store:
         StoreError."""
         await self._asked(RESIGN, self._me)
 
-    async def leave(self) -> None:
-        """Leave the cluster in good order. Raises StoreError."""
-        await self._asked(LEAVE, self._me, self.record.life)
+    async def leave(self, term: int) -> None:
+        """Leave the cluster in good order. `term`: as in Turn. Raises StoreError."""
+        await self._asked(LEAVE, self._me, self.record.life, term)
 
     async def _asked(self, script: str, *arguments: Any) -> Any:
         return _text(await command(self._redis, WITHIN, "EVAL", script, 1, self._prefix, *arguments))
