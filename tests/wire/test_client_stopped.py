@@ -6,14 +6,23 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 
+import pytest
+
 from gateway.relay import issuer
 from gateway.relay.attempts import hedged
 from gateway.relay.prefilling import Prefilling
+from gateway.upstream import unread
 from gateway.upstream.client import Reply
 from tests.stopped_loop import StoppedLoop, stopped
 from tests.wire.client_harness import CHUNKED, PLAIN, Rig, Taken, chunk, failure, run
 
 LONG = 30.0  # seconds, more than any limit on the engine, and less than those of the tests
+
+
+@pytest.fixture(autouse=True)
+def _looks_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lies in a socket is read within LOOK, however slow the machine is."""
+    monkeypatch.setattr(unread, "LOOK", 60.0)
 
 
 def run_stopped(scenario: Callable[[Rig], Awaitable[None]]) -> None:
