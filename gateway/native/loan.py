@@ -10,8 +10,12 @@ A socket is bare if it is of TCP or a unix socket, without TLS and with nothing 
 not read meanwhile. The client's goes on reading, so a client that leaves is seen as ever. The pump gets copies of both
 descriptors: a transport that closes its own cannot make the pump write to whoever gets the number next.
 
-Whoever is about to close, pause or answer otherwise calls `end` first. After each return twice as many chunks must go
-by before the next loan, so a stream that often needs to be read pays for few of them.
+The engine's connection calls `end` before it closes, or forgets who takes the answer. Nobody pauses it meanwhile, since
+nothing waits for the client's socket. The call of a client that leaves closes its reply a turn later: until then the
+pump has that client's socket, and nobody else's.
+
+After each return twice as many chunks must go by before the next loan, so a stream that often needs to be read pays for
+few of them.
 """
 
 from __future__ import annotations
@@ -47,9 +51,6 @@ class ClientSide(Protocol):
 
     def bare_socket(self) -> int | None:
         """Return the socket's descriptor if it may be lent now."""
-
-    def lend(self, loan: Loan) -> None:
-        """Leave the socket to the loan until it ends."""
 
     def write_rest(self, data: bytes) -> None:
         """Write the part of framed chunks that the socket did not take."""
@@ -102,7 +103,6 @@ class Loan:
             return
         self._pump = pump = Pump(source, sink)
         self._source.lend(self)
-        self._sink.lend(self)
         self._loop.add_reader(source, pump.step, self._handed_back)
 
     def _handed_back(self, data: bytes, sent: int) -> None:

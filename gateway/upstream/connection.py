@@ -406,7 +406,6 @@ class EngineConnection(asyncio.Protocol):
             self._loan.end()
 
     def pause(self) -> None:
-        self.end_loan()
         if not self._paused and not self.lost:
             self._paused = True
             self._transport.pause_reading()

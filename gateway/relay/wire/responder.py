@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from gateway.native.loan import Loan, plain_socket
+from gateway.native.loan import plain_socket
 from gateway.relay.wire.messages import Request, status_line
 
 _CHUNKS, _COUNTED, _UNTIL_CLOSE, _NONE = range(4)
@@ -36,7 +36,7 @@ class Responder:
     `lines`: preformatted header lines that the answer carries whoever gives it and however it ends; set before.
     """
 
-    __slots__ = ("_close", "_framing", "_gone", "_left", "_loan", "_owner", "_pause", "_reason", "_request", "_resume",
+    __slots__ = ("_close", "_framing", "_gone", "_left", "_owner", "_pause", "_reason", "_request", "_resume",
                  "_transport", "closed", "lines", "started")  # fmt: skip
 
     def __init__(self, owner: Owner, transport: asyncio.Transport, request: Request) -> None:
@@ -50,7 +50,6 @@ class Responder:
         self._pause: Callable[[], None] | None = None
         self._resume: Callable[[], None] | None = None
         self._reason = ""
-        self._loan: Loan | None = None  # who writes to the socket in place of the transport
         self.closed = False
         self.started = False
         self.lines = b""
@@ -144,10 +143,6 @@ class Responder:
             return None
         return plain_socket(self._transport)
 
-    def lend(self, loan: Loan) -> None:
-        """See ClientSide."""
-        self._loan = loan
-
     def write_rest(self, data: bytes) -> None:
         """See ClientSide."""
         if not self.closed:
@@ -218,8 +213,6 @@ class Responder:
         owner = self._owner
         if owner is None:
             raise RuntimeError("answer is already complete")
-        if self._loan is not None:
-            self._loan.end()
         self.closed = True
-        self._owner = self._gone = self._pause = self._resume = self._loan = None
+        self._owner = self._gone = self._pause = self._resume = None
         return owner
