@@ -22,7 +22,9 @@ def relays(gateway: Gateway) -> list[int]:
 
 
 def working(files: Path) -> int:
-    """The process that works the batches of this folder; 0: none."""
+    """The process that works the batches of this folder; 0: none, nor one that has made the folder."""
+    if not files.exists():
+        return 0
     inode = str(files.stat().st_ino)
     locks = LOCK.findall(Path("/proc/locks").read_text())
     return next((int(pid) for pid, locked in locks if locked == inode), 0)
