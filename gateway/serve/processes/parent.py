@@ -109,8 +109,7 @@ class Parent:
         self._told = False  # a decider has told the operator where the gateway listens
         self._terms = 0  # signals to end
         self._asked = 0  # those of them that the decider was told of
-        self._hangup = False
-        self._upgrade = False
+        self._hangup = self._upgrade = False
         self._ends_by = 0.0
         self._status = 0
         self._manager = ServiceManager()

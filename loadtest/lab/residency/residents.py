@@ -404,8 +404,7 @@ class ResidentEngines:
 
     def does_without(self, profile: str, refused: str) -> bool:
         named = any(flag in refused for flag in OWN_FLAGS)
-        if named:
-            self.machine.faults.refusal = ""
+        self.machine.faults.refusal = "" if named else self.machine.faults.refusal
         return named
 
     def lesson(self, profile: str, failed: FailedStart) -> Lesson | None:
