@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
@@ -18,7 +19,9 @@ from gateway.serve.cluster.store import MemberRecord, Store
 from gateway.shared.protocol import MAX_MEMBERS, ClusterMember
 
 
-def membership(left: Path) -> Membership:
+def membership(
+    left: Path, changed: Callable[[], None] = lambda: None, say: Callable[[str], None] = lambda _: None
+) -> Membership:
     return Membership(
         "a:1",
         "life",
@@ -28,8 +31,8 @@ def membership(left: Path) -> Membership:
         lambda: 100.0,
         trust=None,
         name=None,
-        changed=lambda: None,
-        say=lambda _: None,
+        changed=changed,
+        say=say,
     )
 
 
@@ -99,6 +102,22 @@ def test_the_next_gateway_of_a_member_knows_what_this_one_does(tmp_path: Path) -
     new.restore(old.hand_over())
     assert (new.election.known, new.election.voted_until, new.election.roster) == (7, 101.0, {"a:1", "b:1"})
     assert old.election.turn(200.0).candidacy == 0, "and it stands for no election"
+
+
+def test_a_disk_that_takes_nothing_ends_no_membership_and_leaves_no_old_promise(tmp_path: Path) -> None:
+    left, changes, said = tmp_path / "cluster.json", [], list[str]()
+    member = membership(left, changed=lambda: changes.append(1), say=said.append)
+    member.news()
+    left.with_suffix(".new").mkdir()  # in place of a full disk: the file cannot be written
+    member.election.token.epoch = 7
+    member.news()
+    member.news()
+    assert (len(changes), len(said), left.exists()) == (3, 1, False), "who leads is heard, and told once"
+    assert membership(left).election.voted_until > 100.0, "the next process waits until any promise is over"
+    left.with_suffix(".new").rmdir()
+    member.news()
+    assert membership(left).election.known == 7
+    assert said[-1] == f"cluster: {left} is written again"
 
 
 def test_a_record_of_a_later_version_is_read() -> None:

@@ -68,23 +68,24 @@ class Membership:
         self._changed = changed
         self._say = say
         self._said = ""
+        self._unkept = False  # the file cannot be written
         self._conflict = ""
         self._unreached: float | None = None  # since when there is no way to the leader
         self._asking: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
         self.election = self._begun()
 
-    def _begun(self) -> Election:
+    def _begun(self, promised: bytes = b"") -> Election:
         try:
-            left = msgspec.json.decode(self._left.read_bytes(), type=SavedMembership)
+            left = msgspec.json.decode(promised or self._left.read_bytes(), type=SavedMembership)
         except (OSError, ValueError):  # the first process: what an earlier machine's life has promised is not known
             return Election(self.me, voted_until=self._clock() + TTL)
         return Election(self.me, left.known, left.voted_until, frozenset(left.roster))
 
     def restore(self, promised: bytes) -> None:
         """Begin with what the process before has known and promised."""
-        self._left.write_bytes(promised)
-        self.election = self._begun()
+        self._write(promised)
+        self.election = self._begun(promised)
 
     def hand_over(self) -> bytes:
         """Be this member no longer, as its next process is; what that must know."""
@@ -175,11 +176,7 @@ class Membership:
     def news(self) -> None:
         """Keep and tell what has changed."""
         election = self.election
-        text, before = msgspec.json.encode(self._promised()), self._left.read_bytes() if self._left.exists() else b""
-        if text != before:
-            new = self._left.with_suffix(".new")
-            new.write_bytes(text)
-            new.replace(self._left)
+        self._write(msgspec.json.encode(self._promised()))
         leader = election.leader
         line = "nobody leads" if leader is None else f"{leader.name} leads in epoch {leader.epoch}"
         if leader is not None and election.term:
@@ -188,6 +185,24 @@ class Membership:
             self._said = line
             self._say(f"cluster: {line}")
         self._changed()
+
+    def _write(self, promised: bytes) -> None:
+        """Keep what the next process must know. On a full disk nothing is kept: without a file that process stands for
+        no election until whatever this one has promised is over."""
+        new, unkept = self._left.with_suffix(".new"), ""
+        try:
+            if not self._left.exists() or self._left.read_bytes() != promised:
+                new.write_bytes(promised)
+                new.replace(self._left)
+        except OSError as error:
+            unkept = error.strerror or str(error)
+            for path in (self._left, new):
+                with contextlib.suppress(OSError):
+                    path.unlink()
+        if bool(unkept) != self._unkept:
+            self._unkept = bool(unkept)
+            what = f"cannot be written ({unkept}): make room there" if unkept else "is written again"
+            self._say(f"cluster: {self._left} {what}")
 
     def _promised(self) -> SavedMembership:
         election = self.election
