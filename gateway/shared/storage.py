@@ -100,7 +100,10 @@ SCHEMA: tuple[tuple[str, ...], ...] = (
 BUSY_WITHIN = 5.0  # seconds for a reader of the file, such as a backup, to let a commit through
 LOOK = 0.05  # seconds between two tries for the folder's lock
 CLOSED_WITHIN = 10.0  # seconds for the calls before the end; a disk that hangs does not hold up the process
+# What SQLite calls a failed write where a quota or a limit of this user's is used up (ENOSPC alone is SQLITE_FULL).
+_UNWRITTEN = frozenset({sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE})
 _WORDS = {
+    **dict.fromkeys(_UNWRITTEN, "the disk takes no more: a quota or LimitFSIZE is used up, or it fails: free space"),
     sqlite3.SQLITE_FULL: "the disk is full: free space there",
     sqlite3.SQLITE_READONLY: "it cannot be written: its owner and mode must let this user write",
     sqlite3.SQLITE_CANTOPEN: "it cannot be opened: its owner and mode must let this user write",
@@ -301,10 +304,11 @@ class Storage:
         except sqlite3.IntegrityError:
             raise
         except sqlite3.Error as error:
-            code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without its extension
+            told = getattr(error, "sqlite_errorcode", 0)
+            code = told if told in _UNWRITTEN else told & 0xFF  # without its extension
             if code == sqlite3.SQLITE_BUSY:
                 self._locked = time.monotonic()
-            full = code == sqlite3.SQLITE_FULL
+            full = code in {sqlite3.SQLITE_FULL, *_UNWRITTEN}
             raise StorageError(f"{self.file}: {_WORDS.get(code, error)}", full=full) from error
 
     @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import resource
 import signal
 import sqlite3
 import stat
@@ -282,6 +283,29 @@ async def test_a_full_disk_is_told_and_nothing_is_half_done(tmp_path: Path) -> N
         assert await storage.run(marks) == [("a", 1)]
         await storage.run(lambda database: database.execute("PRAGMA max_page_count = 1000").fetchone())
         await storage.run(lambda database: put(database, "c", 3))
+
+
+@in_loop
+async def test_a_quota_of_this_users_is_told_as_a_full_disk(tmp_path: Path) -> None:
+    """By a limit on the size of files, which fails a write as a quota does: SQLite takes both for a broken disk."""
+    before, old = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    async with opened(tmp_path) as storage:
+
+        async def fill() -> None:
+            for number in range(1000):
+                await storage.run(functools.partial(put, name=f"{number:0100000}", number=1))
+
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1024 * 1024, before[1]))
+            with pytest.raises(StorageError, match="the disk takes no more") as failed:
+                await fill()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+            signal.signal(signal.SIGXFSZ, old)
+        assert failed.value.full
+        kept = len(await storage.run(marks))
+        await storage.run(lambda database: put(database, "room again", 2))
+        assert len(await storage.run(marks)) == kept + 1
 
 
 @in_loop
