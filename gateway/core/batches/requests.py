@@ -50,6 +50,7 @@ class NewBatch(msgspec.Struct, frozen=True):
         Annotated[dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)]
         | None
     ) = None
+    output_expires_after: object = None  # refused: results are kept as long as the policy says
 
 
 _new = msgspec.json.Decoder(NewBatch)
@@ -97,6 +98,9 @@ def new_batch(content_type: bytes, body: bytes) -> NewBatch:
     if asked.completion_window != WINDOW:
         message = f"completion_window must be {WINDOW}, found {asked.completion_window[:40]}"
         raise bad_request(message, "completion_window")
+    if asked.output_expires_after is not None:
+        message = "output_expires_after is not offered: files of results are kept as long as other files are"
+        raise bad_request(message, "output_expires_after")
     return asked
 
 

@@ -71,7 +71,9 @@ def test_pages() -> None:
 
 
 def test_bodies() -> None:
-    asked = new_batch(JSON, json.dumps(GOOD | {"metadata": {"a": "b"}, "unknown": 1}).encode())
+    asked = new_batch(
+        JSON, json.dumps(GOOD | {"metadata": {"a": "b"}, "output_expires_after": None, "unknown": 1}).encode()
+    )
     assert (asked.input_file_id, asked.metadata) == ("file-1", {"a": "b"})
     for change, param in (
         ({"endpoint": "/v1/models"}, "endpoint"),
@@ -80,6 +82,7 @@ def test_bodies() -> None:
         ({"input_file_id": 7}, "input_file_id"),
         ({"metadata": {"a": "x" * 513}}, "metadata"),
         ({"metadata": {str(number): "" for number in range(17)}}, "metadata"),
+        ({"output_expires_after": {"anchor": "created_at", "seconds": 3600}}, "output_expires_after"),
     ):
         with pytest.raises(Refused) as refused:
             new_batch(JSON, json.dumps(GOOD | change).encode())
