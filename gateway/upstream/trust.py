@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ssl
+from weakref import WeakValueDictionary
 
 import msgspec
+
+_SHARED: WeakValueDictionary[str | None, ssl.SSLContext] = WeakValueDictionary()  # by `ca`, while it is used
 
 
 class Trust(msgspec.Struct, frozen=True, kw_only=True):
@@ -17,3 +20,12 @@ class Trust(msgspec.Struct, frozen=True, kw_only=True):
     def context(self) -> ssl.SSLContext:
         """For connections. Raises ssl.SSLError where `ca` holds no certificate."""
         return ssl.create_default_context(cadata=self.ca)
+
+    @property
+    def shared(self) -> ssl.SSLContext:
+        """The context of all engines that show certificates of these authorities. To read the system's takes 20 ms and
+        a megabyte, and engines may be thousands. Raises as `context`."""
+        found = _SHARED.get(self.ca)
+        if found is None:
+            found = _SHARED[self.ca] = self.context()
+        return found
