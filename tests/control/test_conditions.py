@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from gateway.control.console.conditions import NAMED
 from gateway.core.call_counts import CallCounts
 from gateway.core.engines.breaker import Ending
 from gateway.core.engines.trouble import REASONS, STALLED, Trouble
@@ -78,6 +79,36 @@ def test_many_engines_share_a_line() -> None:
         assert line["what"] == "6 of 6 engines are down."
         assert line["why"].endswith("and 3 more")
         assert len(line["engines"]) == 6
+
+    play(scene)
+
+
+def test_of_a_thousand_engines_in_one_trouble_three_are_looked_at_closely(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of those takes a look at all the others."""
+
+    async def scene(parts: Parts) -> None:
+        from gateway.core.engines.engine import Engine  # noqa: PLC0415
+        from gateway.core.policy.policy import Policy  # noqa: PLC0415
+
+        for number in range(2, 1000):
+            parts.fleet.add(Engine(f"e{number}", f"http://127.0.0.1:{number}", Policy()))
+        for engine in parts.fleet:
+            parts.up(engine.id).health.unmeasured = "GET /metrics was answered 404"
+        (line,) = await headline(parts)
+        assert (line["level"], len(line["engines"]), line["since"]) == ("warn", NAMED, None)
+        assert line["what"].startswith("1000 of 1000 engines tell no metrics, so they are no vLLM")
+        for engine in parts.fleet:
+            engine.down(Trouble("refused", "connection refused", 5.0))
+        looks, serving = list[str](), parts.fleet.serving
+
+        def watched(model: str) -> tuple[Engine, ...]:
+            looks.append(model)
+            return serving(model)
+
+        monkeypatch.setattr(parts.fleet, "serving", watched)
+        (line,) = await headline(parts)
+        assert line["what"] == "1000 of 1000 engines are down."
+        assert len(looks) < 10
 
     play(scene)
 

@@ -9,6 +9,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 
+import msgspec
+
 from gateway.control.console.headline import Line
 from gateway.control.parts import ControlParts
 from gateway.control.view import FleetView, SidecarModelView, SidecarView
@@ -38,6 +40,8 @@ HOW = {
 OTHER = "See that it runs at {url} and can be reached."
 BACK = " It gets calls again by itself, once two checks are good."
 SIDECAR = "Its sidecar starts it again. Its log says why it ended."
+BY_HAND = "Set budget.capacity, and max_concurrency in {} (docs/operating.md, Other engines)."
+COMMON = "See what they have in common: a machine, a network, a version. They get calls again by themselves."
 
 
 class Conditions:
@@ -51,7 +55,7 @@ class Conditions:
 
     def lines(self, view: FleetView, status: FileStatus) -> Iterator[Line]:
         """The lines, by kind."""
-        yield from self._engines(view)
+        yield from self._engines()
         queued = {model.id: model.queued_calls for model in view.models}
         for sidecar in view.sidecars:
             yield from self._sidecar(sidecar, queued)
@@ -78,34 +82,40 @@ class Conditions:
 
     # -- engines ------------------------------------------------------------------------------------------------
 
-    def _engines(self, view: FleetView) -> Iterator[Line]:
+    def _engines(self) -> Iterator[Line]:
         down = [
             each for each in self._fleet if not (each.health.up or each.draining or math.isinf(each.health.checked_at))
         ]
         tripped = [each for each in self._fleet if each.health.up and each.breaker.state is not BreakerState.CLOSED]
-        yield from self._of(down, "down", self._down, len(view.engines))
-        yield from self._of(
-            tripped, "without calls, as their circuit breakers are open", self._tripped, len(view.engines)
-        )
-        for engine in self._fleet:
-            if engine.health.up and engine.health.unmeasured:
-                yield _unmeasured(engine)
+        blind = [each for each in self._fleet if each.health.up and each.health.unmeasured]
+        yield from self._of(down, "are down", self._down, lambda each: each.health.outage_at)
+        shut = "are without calls, as their circuit breakers are open"
+        yield from self._of(tripped, shut, self._tripped, lambda each: each.breaker.broken_at)
+        how = "tell no metrics, so they are no vLLM, or run with --disable-log-stats"
+        yield from self._of(blind, how, _unmeasured, lambda _: math.inf, BY_HAND.format("their entries"))
 
-    def _of(self, engines: Sequence[Engine], how: str, line: Callable[[Engine], Line], of: int) -> Iterator[Line]:
-        """A line for each engine, or one for all where they are many."""
+    def _of(
+        self,
+        engines: Sequence[Engine],
+        how: str,
+        line: Callable[[Engine], Line],
+        since: Callable[[Engine], float],
+        change: str = COMMON,
+    ) -> Iterator[Line]:
+        """A line for each engine, or one for all where they are many. `since`: monotonic time when its trouble
+        began."""
+        lines = [line(engine) for engine in engines[:EACH]]  # each is made by a look at all other engines
         if len(engines) <= EACH:
-            yield from map(line, engines)
+            yield from lines
             return
-        lines = [line(engine) for engine in engines]
-        whys = "; ".join([f"{engine.label}: {each.why}" for engine, each in zip(engines, lines, strict=True)][:EACH])
-        yield Line(
-            level="bad",
-            what=f"{len(engines)} of {of} engines are {how}.",
+        whys = "; ".join([f"{engine.label}: {each.why}" for engine, each in zip(engines, lines, strict=False)])
+        yield msgspec.structs.replace(
+            lines[0],
+            what=f"{len(engines)} of {len(self._fleet.engines)} engines {how}.",
             why=f"{whys}, and {len(engines) - EACH} more",
-            change="See what they have in common: a machine, a network, a version. They get calls again by themselves.",
-            since=min([each.since for each in lines if each.since is not None], default=None),
+            change=change,
+            since=self._unix(min(map(since, engines))),
             engines=tuple([engine.label for engine in engines][:NAMED]),
-            runbook=lines[0].runbook,
         )
 
     def _down(self, engine: Engine) -> Line:
@@ -231,6 +241,6 @@ def _unmeasured(engine: Engine) -> Line:
         level="warn",
         what=f"Engine {engine.label} tells no metrics, so it is no vLLM, or runs with --disable-log-stats.",
         why=f"{engine.health.unmeasured}. Assumed are {assumed}.",
-        change="Set budget.capacity, and max_concurrency in its entry (docs/operating.md, Other engines).",
+        change=BY_HAND.format("its entry"),
         engines=(engine.label,),
     )
