@@ -117,7 +117,8 @@ class Engine:
     ) -> None:
         # `label`: the name for operators: the policy's, PROFILE@SIDECAR of a sidecar's, else the id
         self.id = self.label = id
-        self.name = self.number = "engine"  # for clients, who see no address; its fleet numbers it
+        self.name = "engine"  # for clients, who see no address
+        self.number = 0  # among the engines of its fleet, as they joined it
         self.url = url
         self.policy = policy
         self.provider = ""  # the policy's name for it, where it is an API outside the house
@@ -154,7 +155,7 @@ class Engine:
         """Take the policy's entry for this engine."""
         self.ledger.go_by(entry)
         self.only_models = frozenset(entry.models)
-        self.name, self.label = entry.name or self.number, (not self.provider and entry.name) or self.id
+        self.name, self.label = entry.name or f"engine-{self.number}", (not self.provider and entry.name) or self.id
         self.priorities = entry.scheduling_policy == "priority"
         self.transfers.group, self.transfers.role = entry.transfer or "", entry.role
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from bisect import insort
+from collections.abc import Iterable, Iterator, Set
 from itertools import islice
+from operator import attrgetter
 
 from gateway.core.engines.choice import SCAN_AT_MOST
 from gateway.core.engines.engine import Engine
@@ -57,6 +59,29 @@ class PrefixIndex:
         return known[prefix[low - 1]] if low else ()
 
 
+class EnginesByModel:
+    """Index from models to the engines that have them, in the order in which these joined the fleet. A change of one
+    engine costs no look at the others."""
+
+    def __init__(self) -> None:
+        self.engines: dict[str, tuple[Engine, ...]] = {}  # by model
+        self._models: dict[str, Set[str]] = {}  # by engine id
+
+    def put(self, engine: Engine, models: Set[str]) -> None:
+        """Note that the engine has these models now, and no others."""
+        before = self._models.pop(engine.id, frozenset())
+        if models:
+            self._models[engine.id] = frozenset(models)
+        for model in before - models:
+            left = tuple([each for each in self.engines.pop(model) if each is not engine])
+            if left:
+                self.engines[model] = left
+        for model in models - before:
+            engines = list(self.engines.get(model, ()))
+            insort(engines, engine, key=attrgetter("number"))
+            self.engines[model] = tuple(engines)
+
+
 class Fleet:
     """All engines, by id, and which of them serve a model."""
 
@@ -66,9 +91,9 @@ class Fleet:
         self.unasked: set[str] = set()  # engines that are asked for the first time: nobody knows their models
         self.is_large = False  # a choice looks at a sample of its engines
         self.reads_apart = False  # an engine reads prompts for others
-        self._serving: dict[str, tuple[Engine, ...]] = {}
-        self._readers: dict[str, tuple[Engine, ...]] = {}
-        self._contexts: dict[str, int | None] = {}
+        self._serving = EnginesByModel()
+        self._readers = EnginesByModel()
+        self._contexts: dict[str, int | None] = {}  # of models that were asked for since the last change
         self._prefixes = PrefixIndex()
         self._added = 0  # engines so far, those that are gone included
 
@@ -80,36 +105,26 @@ class Fleet:
         if engine.id in self.engines:
             raise ValueError(f"engine id {engine.id!r} is used twice")
         self._added += 1
-        engine.name = engine.number = f"engine-{self._added}"
+        engine.number, engine.name = self._added, f"engine-{self._added}"
         self.engines[engine.id] = engine
-        self._index()
+        self._index(engine, engine.models.keys())
 
     def remove(self, id: str) -> None:
-        del self.engines[id]
+        engine = self.engines.pop(id)
         self.unasked.discard(id)
-        self._index()
+        self._index(engine, frozenset())
 
-    def _index(self) -> None:
-        serving: dict[str, list[Engine]] = {}
-        readers: dict[str, list[Engine]] = {}
-        for engine in self:
-            for model in engine.models:
-                if engine.transfers.answers:
-                    serving.setdefault(model, []).append(engine)
-                if engine.transfers.reads_for_others:
-                    readers.setdefault(model, []).append(engine)
-        self.is_large, self.reads_apart = len(self.engines) > SCAN_AT_MOST, bool(readers)
-        self._serving = {model: tuple(engines) for model, engines in serving.items()}
-        self._readers = {model: tuple(engines) for model, engines in readers.items()}
-        self._contexts = {id: card.max_model_len for id, card in self.expected.items()} | {
-            model: max(e.models[model].max_model_len or 0 for e in engines) or None
-            for model, engines in serving.items()
-        }
+    def _index(self, engine: Engine, models: Set[str]) -> None:
+        """Note that the engine has these models now."""
+        self._serving.put(engine, models if engine.transfers.answers else frozenset())
+        self._readers.put(engine, models if engine.transfers.reads_for_others else frozenset())
+        self.is_large, self.reads_apart = len(self.engines) > SCAN_AT_MOST, bool(self._readers.engines)
+        self._contexts.clear()
 
     def expect(self, cards: dict[str, ModelCard]) -> None:
         """The models that can be had from sidecars, whether an engine serves them now or not."""
         self.expected = cards
-        self._index()
+        self._contexts.clear()
 
     def named(self, name: str) -> Engine | None:
         """The engine of this id or label."""
@@ -117,7 +132,7 @@ class Fleet:
 
     def serving(self, model: str) -> tuple[Engine, ...]:
         """Engines that answer calls for `model`, up or not; empty: nobody has ever had it."""
-        return self._serving.get(model, ())
+        return self._serving.engines.get(model, ())
 
     def serves(self, model: str) -> bool:
         """Whether an engine may be given calls for the model, if its breaker allows."""
@@ -125,7 +140,7 @@ class Fleet:
 
     def readers(self, model: str) -> tuple[Engine, ...]:
         """Engines that read prompts of `model` for others, up or not."""
-        return self._readers.get(model, ())
+        return self._readers.engines.get(model, ())
 
     def note_prefix(self, engine: Engine, prefix: tuple[int, ...]) -> None:
         """Note where a prompt was read. Of use to large fleets alone."""
@@ -150,14 +165,21 @@ class Fleet:
 
     def context(self, model: str) -> int | None:
         """The longest context, in tokens, any engine gives this model; None where none tells."""
-        return self._contexts.get(model)
+        if model not in self._contexts:
+            cards = [engine.models[model] for engine in self.serving(model)]
+            if not cards and model in self.expected:
+                cards = [self.expected[model]]
+            if not cards:
+                return None  # a client's invention is not kept
+            self._contexts[model] = max([card.max_model_len or 0 for card in cards]) or None
+        return self._contexts[model]
 
     def take_role(self, engine: Engine, group: str, role: Role) -> None:
         """Take the engine's part in exchanges of KV caches, as in `Transfers`."""
         engine.transfers.group, engine.transfers.role = group, role
-        self._index()
+        self._index(engine, engine.models.keys())
 
     def has_models(self, engine: Engine, cards: Iterable[ModelCard]) -> None:
         """Take the engine's own list of models."""
         engine.serve(cards)
-        self._index()
+        self._index(engine, engine.models.keys())

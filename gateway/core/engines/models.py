@@ -61,8 +61,9 @@ def model_list(
     `hidden`: providers' models that the caller may not use.
     `routes`: model routes, each with the shortest context of its models that are known.
     """
-    of_routes = _cards_of(routes, fleet, allowed, aliases, hidden)
-    cards = {id: card for id, card in fleet.models.items() if (not allowed or id in allowed) and id not in hidden}
+    known = fleet.models
+    of_routes = _cards_of(routes, known, allowed, aliases, hidden)
+    cards = {id: card for id, card in known.items() if (not allowed or id in allowed) and id not in hidden}
     cards |= {
         name: msgspec.structs.replace(cards[id], id=name)
         for name, id in aliases.items()
@@ -82,7 +83,7 @@ def model_list(
 
 def _cards_of(
     routes: Mapping[str, ModelRoute],
-    fleet: Fleet,
+    models: Mapping[str, ModelCard],
     allowed: Container[str],
     aliases: Mapping[str, str],
     hidden: Container[str],
@@ -92,7 +93,7 @@ def _cards_of(
     for name, route in routes.items():
         names = [model for model in route.models if not allowed or name in allowed or model in allowed]
         names = [model for model in names if model not in hidden]
-        known = [fleet.models[id] for model in names if (id := aliases.get(model, model)) in fleet.models]
+        known = [models[id] for model in names if (id := aliases.get(model, model)) in models]
         if known:
             least = min(known, key=lambda card: card.max_model_len or math.inf)
             cards[name] = msgspec.structs.replace(least, id=name)

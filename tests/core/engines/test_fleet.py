@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import pytest
 
 from gateway.core.engines.breaker import BreakerState, Ending
@@ -20,6 +21,7 @@ from gateway.core.engines.speed import (
     TPOT_TOKENS,
     TPOT_WEIGHT,
 )
+from gateway.core.engines.transfers import Transfers
 from gateway.core.engines.trouble import Trouble
 from gateway.core.policy.policy import Budget, EngineEntry, Policy
 from gateway.core.policy.traffic import Breaker, TrafficClass
@@ -482,6 +484,46 @@ def test_models_are_merged_with_the_longest_context() -> None:
     assert [e.id for e in fleet.serving("m")] == ["a"]
     with pytest.raises(ValueError, match="used twice"):
         fleet.add(fleet.engines["a"])
+
+
+def test_the_engines_of_a_model_stay_in_the_order_in_which_they_joined() -> None:
+    fleet, card = Fleet(), ModelCard(id="m", max_model_len=100)
+    for id in "abc":
+        fleet.add(Engine(id, "http://127.0.0.1:1", POLICY))
+    for id in "cab":
+        fleet.has_models(fleet.engines[id], [card])
+    assert [e.id for e in fleet.serving("m")] == ["a", "b", "c"]
+    fleet.has_models(fleet.engines["a"], [])
+    fleet.take_role(fleet.engines["c"], "kv", "prefill")
+    assert ([e.id for e in fleet.serving("m")], [e.id for e in fleet.readers("m")]) == (["b"], ["c"])
+    fleet.has_models(fleet.engines["a"], [msgspec.structs.replace(card, max_model_len=300)])
+    assert ([e.id for e in fleet.serving("m")], fleet.context("m")) == (["a", "b"], 300)
+    fleet.expect({"m": msgspec.structs.replace(card, max_model_len=900), "n": card})
+    assert (fleet.context("m"), fleet.context("n")) == (300, 100), "what an engine tells counts before a promise"
+    fleet.has_models(fleet.engines["a"], [])
+    fleet.remove("b")
+    assert (fleet.serving("m"), fleet.context("m")) == ((), 900)
+    fleet.remove("c")
+    assert (fleet.readers("m"), fleet.reads_apart) == ((), False)
+
+
+def test_a_change_of_one_engine_costs_no_look_at_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of thousands tells its models again and again, and comes and goes."""
+    fleet, looks = Fleet(), list[Transfers]()
+
+    def answers(transfers: Transfers) -> bool:
+        looks.append(transfers)
+        return True
+
+    monkeypatch.setattr(Transfers, "answers", property(answers))
+    for number in range(100):
+        engine = Engine(f"e{number}", "http://127.0.0.1:1", POLICY)
+        fleet.add(engine)
+        fleet.has_models(engine, [ModelCard(id="m")])
+        fleet.has_models(engine, [ModelCard(id="m")])
+    fleet.remove("e0")
+    assert len(fleet.serving("m")) == 99
+    assert len(looks) <= 4 * 100
 
 
 def test_the_policy_may_cut_an_engines_models() -> None:
