@@ -234,6 +234,23 @@ def test_embeddings(client: openai.OpenAI) -> None:
     assert packed.usage.prompt_tokens == 3
 
 
+def test_prompts_are_rendered_as_they_are_read(client: openai.OpenAI) -> None:
+    """vllm-router chooses by these token ids: without them most of its prompts miss an engine's cache."""
+
+    def rendered(route: str, **body: Any) -> Any:
+        return client.post(f"/{route}/render", body={"model": "m", **body}, cast_to=object)
+
+    answer = client.chat.completions.create(model="m", messages=HELLO, max_tokens=20)
+    first = rendered("chat/completions", messages=HELLO)["token_ids"]
+    assert answer.usage is not None
+    assert len(first) == answer.usage.prompt_tokens
+    said = {"role": "assistant", "content": answer.choices[0].message.content}
+    assert rendered("chat/completions", messages=[*HELLO, said])["token_ids"][: len(first)] == first
+    assert [len(one["token_ids"]) for one in rendered("completions", prompt=["a prompt", [1, 2, 3]])] == [2, 3]
+    with pytest.raises(openai.NotFoundError):
+        rendered("chat/completions", messages=HELLO, model="gone")
+
+
 def test_models(client: openai.OpenAI) -> None:
     models = client.models.list()
     assert [(model.id, getattr(model, "max_model_len", None)) for model in models] == [("m", 2048)]

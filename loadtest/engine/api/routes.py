@@ -13,7 +13,7 @@ from urllib.parse import parse_qs
 import msgspec
 
 from loadtest.engine import metrics
-from loadtest.engine.api import anthropic, openai, pooling, responses
+from loadtest.engine.api import anthropic, openai, pooling, rendering, responses
 from loadtest.engine.api.checks import BROKEN, DEAD, ApiError, Limits, encode
 from loadtest.engine.api.generate import Gathered, Generation
 from loadtest.engine.api.http import Connection, Request
@@ -64,7 +64,9 @@ class Routes:
         }
         self._post: dict[bytes, Handler] = {path: self._through(api) for path, api in apis.items()} | {
             b"/ping": self._health,
-            b"/v1/messages/count_tokens": self._count_tokens,
+            b"/v1/messages/count_tokens": self._told(anthropic.count_tokens),
+            b"/v1/chat/completions/render": self._told(rendering.chat),
+            b"/v1/completions/render": self._told(rendering.completions),
             b"/sleep": self._sleep,
             b"/wake_up": self._wake_up,
             b"/collective_rpc": self._collective_rpc,
@@ -142,8 +144,9 @@ class Routes:
         ]
         connection.send(200, encode({"object": "list", "data": models}))
 
-    def _count_tokens(self, request: Request, connection: Connection) -> None:
-        connection.send(200, anthropic.count_tokens(request.body, self.limits))
+    def _told(self, tell: Callable[[bytes, Limits], bytes]) -> Handler:
+        """An answer made of the body alone."""
+        return lambda request, connection: connection.send(200, tell(request.body, self.limits))
 
     def _alive(self) -> None:
         if self._server.dead:
