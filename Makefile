@@ -58,10 +58,11 @@ fast: $(STAMP)
 test: lint coverage rest slow ## everything a machine without a GPU can prove
 
 # A file's tests share servers, so one worker has them all, the longest files first: tests/conftest.py. Half of their time
-# they wait: two workers for each core.
+# they wait: two workers for each core. Files without a slow test are not imported, by every worker, to find that out.
 slow: WORKERS := $(shell echo $$(($$(nproc) * 2)))
 slow: $(STAMP)
-	$(ON_EVERY_CORE) --dist loadfile --no-loadscope-reorder -m 'slow and not vllm and not ray and not console and not clients and not prometheus'
+	$(ON_EVERY_CORE) --dist loadfile --no-loadscope-reorder -m 'slow and not vllm and not ray and not console and not clients and not prometheus' \
+		$$(grep -rli slow --include='test_*.py' tests | sort)
 
 # Tests of the cores, where every branch is a decision. Few of them need sockets.
 CORES := tests/core tests/shared tests/docs tests/properties tests/sidecar tests/flow tests/decider/test_metrics.py

@@ -829,7 +829,7 @@ def test_nothing_is_idle_while_a_call_that_fits_waits(seed: int) -> None:
 @pytest.mark.slow
 def test_many_steps_leave_nothing_behind() -> None:
     async def scenario(world: World) -> None:
-        await live(world, 99, 25_000)
+        await live(world, 99, 10_000)
 
     virtual(scenario, engines=3, policy=LIVELY)
 

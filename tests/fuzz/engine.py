@@ -43,15 +43,20 @@ class Lines:
         sys.settrace(self._before)
 
     def _call(self, frame: FrameType, event: str, argument: Any) -> Any:
-        return self._line if frame.f_code.co_filename.startswith(_OURS) else None
+        code = frame.f_code
+        if not code.co_filename.startswith(_OURS):
+            return None
+        add, most = self.seen.add, self._most
 
-    def _line(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if event == "line":
-            self.count += 1
-            self.seen.add((frame.f_code, frame.f_lineno))
-            if self.count > self._most:
-                raise Found(f"more than {self._most:.0f} lines of Python")
-        return self._line
+        def line(frame: FrameType, event: str, argument: Any) -> Any:
+            if event == "line":
+                self.count += 1
+                add((code, frame.f_lineno))
+                if self.count > most:
+                    raise Found(f"more than {most:.0f} lines of Python")
+            return line
+
+        return line
 
 
 def corpus(name: str) -> list[bytes]:

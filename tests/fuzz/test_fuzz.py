@@ -11,7 +11,7 @@ from gateway.core.request.tenants import keys_from
 from tests.fuzz.engine import CORPUS, Found, Fuzzer, Lines, check, corpus
 from tests.fuzz.targets import TARGETS, Target
 
-STEPS, LONG = 6000, 200
+STEPS, LONG = 3000, 100
 FEWER = {"policy": 10}  # YAML is read in Python: a tenth as many
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
+from loadtest.lab.figures import prefill, runs
 from loadtest.lab.figures.command import ROWS, main, told
 from loadtest.lab.figures.load import goodput, late
 from loadtest.lab.figures.runs import Saturation, Setting, in_time
@@ -110,6 +111,8 @@ def test_a_policy_without_the_classes_and_callers_of_the_traffic_is_refused(text
 def test_every_row_can_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loads, "CLIENTS", (4,))  # a rough capacity of each load of `prefill`
     monkeypatch.setattr(loads, "SATURATED", (5.0, 25.0))
+    monkeypatch.setattr(prefill, "SHARES", prefill.SHARES[:1])
+    monkeypatch.setattr(runs, "SWEEP", runs.SWEEP[:1])
     setting = Setting(engines=2, warm=3.0, measured=3.0)
     rows: list[Row] = [row for measure in ROWS.values() for row in measure(setting)]
     assert {row.name for row in rows} >= set(ROWS)

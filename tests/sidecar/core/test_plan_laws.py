@@ -342,7 +342,7 @@ def test_the_set_of_gpus_is_the_best_of_all(case: Case) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=2000)
+@settings(max_examples=1000)
 @given(cases(with_own=False))
 def test_the_set_of_gpus_is_the_best_of_all_in_many_cases(case: Case) -> None:
     is_the_best_of_all(case)
