@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from gateway.shared.protocol import CapacityReport, DemandReport, GPUReport, ModelReport
 from sidecar.core.config import SidecarConfig
 from sidecar.core.host_memory import HostMemory
+from sidecar.core.inventory import Resident
 from sidecar.core.lifecycle import STARTING
 from sidecar.core.model_state import ModelState
 from sidecar.core.sleep import note
@@ -222,10 +223,11 @@ class Manager:
 
     def models(self) -> tuple[ModelReport, ...]:
         """A report of each model."""
-        return tuple(self.model(name) for name in self.entries)
+        there = self.planner.residents()
+        return tuple(self.model(name, there) for name in self.entries)
 
-    def model(self, profile: str) -> ModelReport:
-        """Raises KeyError."""
+    def model(self, profile: str, there: Sequence[Resident] = ()) -> ModelReport:
+        """`there`: what holds memory now, where that is known. Raises KeyError."""
         model, now = self.entries[profile], self._clock()
         engine = self.steps.running.get(profile)
         return model_report(
@@ -233,7 +235,7 @@ class Manager:
             self.file.config.served_name(profile),
             engine.url if engine else "",
             self.steps.facts.get(profile),
-            self.planner.forecast(model, now),
+            self.planner.forecast(model, now, there),
             now,
-            copy_in=self.planner.copy_in(model, now),
+            copy_in=self.planner.copy_in(model, now, there),
         )

@@ -6,7 +6,7 @@ It asks `core.plan` and changes nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -41,18 +41,19 @@ class Planner:
         now: float,
         *,
         since: float | None = None,
-        ended: bool = False,
         idle: Idle = "",
         copy: bool = False,
+        there: Sequence[Resident] = (),
     ) -> Plan | Infeasible:
         """The plan to have it run now; `since`: from when on it is taken to be wanted, where nobody wants it
-        yet; `ended`, `idle`: see `residents`; `copy`: beside another engine of its model, see core.copies."""
+        yet; `idle`: see `residents`; `copy`: beside another engine of its model, see core.copies; `there`: what
+        `residents` returned, where that is known."""
         if self.config.engine_of(model.name).device == "cpu":
             wakes = model.lifecycle.state is SLEEPING
             return Plan(start=None if wakes else model.name, wake=model.name if wakes else None)
         settings = PlanSettings(host_memory=self.host.room, hot=self._hot, max_starvation=model.max_starvation)
         since = now if since is None else since
-        residents, devices = self.residents(ended=ended, idle=idle), self._monitor.devices()
+        residents, devices = there or self.residents(idle=idle), self._monitor.devices()
         totals = dict(self._monitor.totals)
 
         def best(targets: list[tuple[int, Target]]) -> Plan | Infeasible:
@@ -66,10 +67,9 @@ class Planner:
             return best(as_targets(model, since, totals, room=False, copy=copy))
         return decision
 
-    def residents(self, *, ended: bool = False, idle: Idle = "") -> list[Resident]:
+    def residents(self, *, idle: Idle = "") -> list[Resident]:
         """Everything that holds memory or is about to. Calls that wait for one that serves already are about to reach
-        it. `ended`: as if all calls and operations that are under way were over; `idle`: as if all calls were, or all
-        of copies."""
+        it. `idle`: as if all calls that are under way were over, or all of copies."""
         now = self._clock()
         found = [
             as_resident(
@@ -83,11 +83,9 @@ class Planner:
             for model in self._models.values()
             if model.gpus
         ]
-        if idle:
-            found = [
-                msgspec.structs.replace(each, ref_count=0) if idle == "all" or each.copy else each for each in found
-            ]
-        return [each.after_all() for each in found] if ended else found
+        if not idle:
+            return found
+        return [msgspec.structs.replace(each, ref_count=0) if idle == "all" or each.copy else each for each in found]
 
     def has_room(self, model: ModelState, decision: Plan) -> bool:
         """Whether it can begin on its GPUs, with everybody else as they are now."""
@@ -118,28 +116,31 @@ class Planner:
         left = max(0, self.host.room - self.host.total + self.host.held(name)) / GIB
         return f"{name} would fill {size.host / GIB:.1f} GiB of host memory, {left:.1f} are left, and it has no level 2"
 
-    def forecast(self, model: ModelState, now: float) -> Plan | Infeasible | None:
-        """The plan for a model that is not on its way, were it wanted; None: it is, or runs.
+    def forecast(self, model: ModelState, now: float, there: Sequence[Resident] = ()) -> Plan | Infeasible | None:
+        """The plan for a model that is not on its way, were it wanted; None: it is, or runs. `there`: see `decide`.
 
         Where it is only too soon to evict, or calls or operations have to end first, that is a plan for later: one that
         is refused until it is wanted, and wanted by nobody since it is refused, would never come to be had.
         """
         if model.lifecycle.pending is not None or model.lifecycle.state in (RUNNING, STARTING) or not model.sized:
             return None
-        decision = later = self.decide(model, now)
+        there = there or self.residents()
+        decision = later = self.decide(model, now, there=there)
         at, pause = now, 0.0
+        if isinstance(decision, Infeasible):
+            there = [each.after_all() for each in there]
         while isinstance(later, Infeasible) and later.retry_at is not None and at - now <= model.max_starvation:
             at, pause = max(at + pause, later.retry_at), RETRY
-            later = self.decide(model, at, since=now, ended=True)
+            later = self.decide(model, at, since=now, there=there)
         if isinstance(later, Infeasible):
             return decision
         victims = [self._models[name] for name in (*(each.profile for each in later.sleep), *later.stop)]
         coming = [each.ready_in(now, None) or 0.0 for each in victims if each.lifecycle.pending in (START, WAKE)]
         return msgspec.structs.replace(later, after=max(at - now, *coming, 0.0), makes_room=self.makes_room(later))
 
-    def copy_in(self, model: ModelState, now: float) -> float | None:
+    def copy_in(self, model: ModelState, now: float, there: Sequence[Resident] = ()) -> float | None:
         """Seconds until it could serve as a copy, were it wanted as one now; None: it serves, is no copy, or has no
-        place that no warmer model would lose."""
+        place that no warmer model would lose. `there`: see `decide`."""
         if not model.copy or model.serves() or not model.sized:
             return None
         life = model.lifecycle
@@ -147,7 +148,7 @@ class Planner:
             return model.ready_in(now, None) if life.pending in (START, WAKE) else None
         if life.state in (STARTING, RUNNING):
             return None
-        decision = self.decide(model, now, copy=True)
+        decision = self.decide(model, now, copy=True, there=there)
         if isinstance(decision, Plan):
             decision = msgspec.structs.replace(decision, makes_room=self.makes_room(decision))
         return model.ready_in(now, decision)
@@ -180,7 +181,7 @@ def _for_its_size(decision: Plan | Infeasible, total: int, totals: Mapping[int, 
 
 
 def _best(
-    found: list[tuple[int, Plan | Infeasible]], residents: list[Resident], sizes: Mapping[int, Size]
+    found: list[tuple[int, Plan | Infeasible]], residents: Sequence[Resident], sizes: Mapping[int, Size]
 ) -> Plan | Infeasible:
     """Pick the best plan across GPU sizes, of which `found` has the smaller first.
 
