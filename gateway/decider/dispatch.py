@@ -27,7 +27,7 @@ from gateway.core.admission.model_traffic import ModelTraffic
 from gateway.core.admission.queues import Queues, Ticket
 from gateway.core.admission.retries import RetryBudget
 from gateway.core.admission.witness import DispatchWitness
-from gateway.core.engines.choice import Aside, Choice
+from gateway.core.engines.choice import SCAN_AT_MOST, Aside, Choice
 from gateway.core.engines.engine import Engine
 from gateway.core.engines.fleet import Fleet
 from gateway.core.engines.hold import Hold
@@ -162,8 +162,10 @@ class Dispatch:
     def _press(self, call: Call) -> None:
         """Engines learn that a call wanted more than they had room for."""
         if self.control.workload.may_run(call.class_name) and call.tenant != MIRROR:
-            cost = call.cost
-            for engine in self.control.candidates(call):
+            cost, engines = call.cost, self.control.candidates(call)
+            if len(engines) > SCAN_AT_MOST:
+                engines = self.rng.sample(engines, SCAN_AT_MOST)
+            for engine in engines:
                 if engine.health.up and not engine.draining:
                     engine.ledger.press(cost)
 
@@ -236,15 +238,20 @@ class Dispatch:
 
     def pump(self) -> None:
         """Grant whatever may go now, everywhere."""
+        now = self.clock()
         for engine in self.fleet:
-            self.changed(engine)
-        self._pump_unserved()
+            engine.advance(now)
+        self._changed(dict.fromkeys([model for engine in self.fleet for model in engine.models]), now)
 
     def changed(self, engine: Engine) -> None:
         """Grant the calls of the engine's models that may go now, after a change of the engine."""
         now = self.clock()
         engine.advance(now)
-        for model in engine.models:
+        self._changed(engine.models, now)
+
+    def _changed(self, models: Iterable[str], now: float) -> None:
+        """Grant the calls of these models that may go now, after a change of their engines."""
+        for model in models:
             self.control.outages.look(model, now)
             traffic = self.traffic.get(model)
             if traffic is not None:

@@ -6,12 +6,15 @@ import asyncio
 import math
 import random
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 import uvloop
 from msgspec import structs
 
+from gateway.core.admission.queues import Ticket
 from gateway.core.admission.retries import RetryBudget
+from gateway.core.engines.choice import SCAN_AT_MOST
 from gateway.core.engines.engine import Engine
 from gateway.core.engines.fleet import Fleet
 from gateway.core.policy.policy import Policy, Routing, TrafficClass
@@ -105,6 +108,34 @@ def test_an_engine_knows_how_much_of_what_it_holds_is_output() -> None:
         assert world.engine().ledger.output_held == 0
 
     virtual(scenario)
+
+
+def test_many_engines_are_gone_through_once_however_many_calls_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pump looks at a model's queue once, and a call that finds no room presses a sample."""
+
+    async def scenario(world: World) -> None:
+        for engine in world.fleet:
+            engine.ledger.slots = engine.ledger.max_slots = 1
+        running = [asyncio.create_task(world.use(world.call(400), 10.0)) for _ in world.fleet]
+        await asyncio.sleep(1.0)
+        for engine in world.fleet:
+            engine.ledger.pressed_slots = False
+        waiting = [asyncio.create_task(world.use(world.call(400), 1.0)) for _ in range(2)]
+        await asyncio.sleep(0)
+        assert 0 < sum(engine.ledger.pressed_slots for engine in world.fleet) <= 4 * SCAN_AT_MOST
+        control, asked = world.dispatch.control, list[Ticket]()
+        decide = control.decide_waiting
+
+        def watched(ticket: Ticket, *more: Any) -> Any:
+            asked.append(ticket)
+            return decide(ticket, *more)
+
+        monkeypatch.setattr(control, "decide_waiting", watched)
+        world.dispatch.pump()
+        assert len(asked) == 1, "the head of the queue, once"
+        await asyncio.gather(*running, *waiting)
+
+    virtual(scenario, engines=300)
 
 
 def test_waiting_calls_go_in_order_of_arrival() -> None:
