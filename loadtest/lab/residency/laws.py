@@ -81,7 +81,7 @@ async def _lived(machine: RandomMachine, log: list[tuple[float, str]]) -> Machin
         found = await storm(site, machine.seed, events=EVENTS, seconds=SECONDS, rate=RATE, orders=True, of=MORE_KINDS)
         wrong = [*found.wrong]
         for name in machine.models:
-            wrong += await had(site, machine, name)
+            wrong += await had(site, machine, name, HAD_WITHIN)
         await asyncio.sleep(FIRST_REST)
         wrong += [*site.left_over(), *site.machine.overlaps, *site.machine.crowded, *site.machine.cut_off]
         for name in machine.models:
@@ -105,7 +105,7 @@ async def _lived(machine: RandomMachine, log: list[tuple[float, str]]) -> Machin
     )
 
 
-async def had(site: Site, machine: RandomMachine, name: str, within: float = HAD_WITHIN) -> list[str]:
+async def had(site: Site, machine: RandomMachine, name: str, within: float) -> list[str]:
     """Have a model by calls that come back when they are told to, `within` so many seconds; what is wrong with that."""
     until, gateway = site.now + within, site.gateways[0]
     while site.now < until:
