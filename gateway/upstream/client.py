@@ -332,11 +332,10 @@ class Reply:
 
     def close(self) -> None:
         """Idempotent. A whole answer's connection goes back to the pool; any other is closed, and vLLM aborts."""
-        if self._connection is not None:
-            self._connection.end_loan()
-        connection, self._connection = self._connection, None
+        connection = self._connection
         if connection is not None:
             self._was_complete = connection.complete
-            self._leave(connection)
+            self._leave(connection)  # ends a loan, which gives the socket back by way of this reply
+            self._connection = None
             if self._reading is not None and not self._reading.done():
                 self._reading.set_exception(EngineError("closed", "the reply was closed before its end"))
