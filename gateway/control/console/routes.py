@@ -6,7 +6,6 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Awaitable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from starlette.routing import Route
 from gateway.control.console.calls import life_of
 from gateway.control.console.files import FOLDER, POLICY, File
 from gateway.control.console.reading import ConsoleReading
-from gateway.control.console.stream import WATCHERS, StreamAnswer, Streams
+from gateway.control.console.stream import WATCHERS, Streams, stream_answer
 from gateway.control.guard import JSON, error
 from gateway.control.parts import ControlParts
 from gateway.control.policy_view import without_secrets
@@ -88,7 +87,7 @@ class ConsoleRoutes:
             found["cluster"] = self._parts.cluster()
         return Response(msgspec.json.encode(found), media_type=JSON)
 
-    async def events(self, request: Request) -> Response | StreamAnswer:
+    async def events(self, request: Request) -> Response:
         """The stream; with `calls=SERIAL` it tells ended calls too, those after the one of that serial."""
         query = request.query_params
         after = query.get("calls", "")
@@ -97,7 +96,7 @@ class ConsoleRoutes:
         if self._streams.full:
             message = f"{WATCHERS} consoles are open already: close one."
             return error(503, "too_many_watchers", message, {"retry-after": "5"})
-        return StreamAnswer(partial(self._streams.messages, int(after) if after else None))
+        return stream_answer(self._streams.messages(int(after) if after else None))
 
     async def history(self, request: Request) -> Response:
         """The last hour: buckets after the first `after` ones, and what happened."""

@@ -8,13 +8,12 @@ watcher has taken the last one, so a slow watcher skips readings. A watcher that
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
-from typing import Any
+from collections.abc import AsyncGenerator, Mapping
 
 import msgspec
-from starlette.types import Receive, Scope, Send
+from starlette.background import BackgroundTask
+from starlette.responses import StreamingResponse
 
 from gateway.control.console.calls import ended_rows
 from gateway.control.console.reading import ConsoleReading
@@ -110,32 +109,7 @@ def _event(name: str, data: bytes) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (name.encode(), data)
 
 
-class StreamAnswer:
-    """An ASGI answer of `messages`, until its client leaves or they end."""
-
-    def __init__(self, messages: Callable[[], AsyncGenerator[bytes, None]]) -> None:
-        self._messages = messages
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = [(b"content-type", b"text/event-stream"), (b"x-accel-buffering", b"no")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        left = asyncio.ensure_future(_left(receive))
-        sending = asyncio.ensure_future(self._send(send))
-        try:
-            await asyncio.wait((left, sending), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in (left, sending):
-                task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await sending
-
-    async def _send(self, send: Any) -> None:
-        async with contextlib.aclosing(self._messages()) as messages:
-            async for message in messages:
-                await send({"type": "http.response.body", "body": message, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def _left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+def stream_answer(events: AsyncGenerator[bytes, None]) -> StreamingResponse:
+    """Answer of these events, which end with the client that watches them."""
+    headers = {"content-type": "text/event-stream", "x-accel-buffering": "no"}
+    return StreamingResponse(events, headers=headers, background=BackgroundTask(events.aclose))

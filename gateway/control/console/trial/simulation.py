@@ -13,10 +13,9 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncGenerator
-from functools import partial
+from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -24,7 +23,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway.control.console.stream import StreamAnswer
+from gateway.control.console.stream import stream_answer
 from gateway.control.console.trial.recorded import Recorded, recorded
 from gateway.control.guard import error
 from gateway.control.parts import ControlParts
@@ -49,35 +48,6 @@ class PolicyTrial(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     policy: Annotated[str, Meta(max_length=MOST_POLICY)]
     engines: Annotated[int, Meta(ge=1, le=64)] = 4
     profile: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")] = "h100-8b"
-
-
-class _Time(msgspec.Struct):
-    p50: float | None = None
-    p99: float | None = None
-
-
-class _Ending(msgspec.Struct):
-    outcome: str
-    count: int
-
-
-class _Figures(msgspec.Struct):
-    offered: int
-    ok: int
-    completion_token_rate: float | None
-    ttft: _Time | None
-    e2e: _Time | None
-    endings: list[_Ending]
-
-
-class _Run(msgspec.Struct):
-    name: str
-    total: _Figures
-    classes: dict[str, _Figures]
-
-
-class _Report(msgspec.Struct):
-    runs: list[_Run]
 
 
 class Trials:
@@ -149,28 +119,26 @@ def _write(folder: Path, files: dict[str, bytes]) -> None:
 
 
 def _result(file: Path) -> object:
-    """Rows of all calls and of each class: both policies' figures."""
+    """Rows of all calls and of each class: both policies' figures, of the report that `gateway simulate` has written."""
     with file.open("rb") as opened:
-        report = msgspec.json.decode(opened.read(REPORT), type=_Report)
-    before, after = report.runs
-    names = list(dict.fromkeys([*before.classes, *after.classes]))
-    rows = [["all calls", _told(before.total), _told(after.total)]]
-    rows += [[name, _told(before.classes.get(name)), _told(after.classes.get(name))] for name in names]
+        before, after = msgspec.json.decode(opened.read(REPORT))["runs"]
+    rows = [["all calls", _told(before["total"]), _told(after["total"])]]
+    for name in before["classes"] | after["classes"]:
+        rows.append([name, _told(before["classes"].get(name)), _told(after["classes"].get(name))])
     return {"rows": rows}
 
 
-def _told(figures: _Figures | None) -> object:
+def _told(figures: Mapping[str, Any] | None) -> object:
     if figures is None:
         return None
-    ttft, e2e = figures.ttft or _Time(), figures.e2e or _Time()
+    ttft = figures["ttft"] or {}
     return {
-        "offered": figures.offered,
-        "ok": figures.ok,
-        "tokens": figures.completion_token_rate,
-        "ttft_p50": ttft.p50,
-        "ttft_p99": ttft.p99,
-        "e2e_p99": e2e.p99,
-        "endings": [[each.outcome, each.count] for each in figures.endings if each.outcome != "ok"],
+        "offered": figures["offered"],
+        "ok": figures["ok"],
+        "tokens": figures["completion_token_rate"],
+        "ttft_p50": ttft.get("p50"),
+        "ttft_p99": ttft.get("p99"),
+        "endings": [[each["outcome"], each["count"]] for each in figures["endings"] if each["outcome"] != "ok"],
     }
 
 
@@ -197,7 +165,7 @@ class TrialRoutes:
     async def text(self, _: Request) -> Response:
         return Response(_text(self._dispatch.policy), media_type="application/yaml")
 
-    async def run(self, request: Request) -> Response | StreamAnswer:
+    async def run(self, request: Request) -> Response:
         """The events of the trial, see simulation.py; it ends with its watcher."""
         if not self._allowed:
             return error(404, "no_trial", "A policy is tried here only where there is an admin token.")
@@ -212,7 +180,7 @@ class TrialRoutes:
             return error(409, "no_calls", "No call of the last hour was judged: there is nothing to try it on.")
         if self._trials.busy:
             return error(503, "busy", "Another policy is tried just now.", {"retry-after": "10"})
-        return StreamAnswer(partial(self._trials.run, trial, _text(self._dispatch.policy), load))
+        return stream_answer(self._trials.run(trial, _text(self._dispatch.policy), load))
 
 
 def _text(policy: Policy) -> str:
