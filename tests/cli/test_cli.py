@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import os
 import re
@@ -11,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import httpx
@@ -36,42 +34,6 @@ from tests.layout import loaded
 ROOT = Path(__file__).parents[2]
 TOKEN = "0123456789abcdef"  # noqa: S105 # a test's own
 ENGINE = ("--engine", "http://127.0.0.1:9")
-
-
-class FakeEngines:
-    """Two HTTP servers: one is well and has the model m, the other is not."""
-
-    def __init__(self) -> None:
-        self._servers = [http.server.ThreadingHTTPServer(("127.0.0.1", 0), each) for each in (_Well, _Unwell)]
-        self.up, self.other = (f"http://127.0.0.1:{server.server_port}" for server in self._servers)
-
-    def __enter__(self) -> FakeEngines:
-        for server in self._servers:
-            threading.Thread(target=server.serve_forever, daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for server in self._servers:
-            server.shutdown()
-            server.server_close()
-
-
-class _Well(http.server.BaseHTTPRequestHandler):
-    status = 200
-
-    def do_GET(self) -> None:
-        body = b'{"data": [{"id": "m"}]}' if self.path.endswith("/v1/models") else b""
-        self.send_response(self.status)
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        """Nothing."""
-
-
-class _Unwell(_Well):
-    status = 503
 
 
 class Ran:
@@ -431,7 +393,7 @@ def test_check_reads_the_keys_file_where_there_is_one(ran: Ran, tmp_path: Path) 
 
 
 def test_the_announcement_of_a_gateway_with_keys_reads_one_from_the_environment() -> None:
-    text = announcement(["http://127.0.0.1:8000"], "http://c", ["http://e:1"], ["m"], keyed=True)
+    text = announcement(Running(["http://127.0.0.1:8000"], "http://c", ["http://e:1"], ["m"], keyed=True))
     words = shlex.split(text[text.index("curl") : text.index("\n\nimport os")].replace("\\\n", " "))
     assert "authorization: Bearer $KEY" in words
     python = text[text.index("import os") :]
@@ -440,24 +402,23 @@ def test_the_announcement_of_a_gateway_with_keys_reads_one_from_the_environment(
 
 
 def test_the_announcement_has_commands_for_what_listens() -> None:
-    text = announcement(["http://127.0.0.1:8000"], "http://127.0.0.1:8001", ["http://e:1"], ["it's a model"])
+    text = announcement(Running(["http://127.0.0.1:8000"], "http://127.0.0.1:8001", ["http://e:1"], ["it's a model"]))
     curl = text[text.index("curl") : text.index("\n\nfrom openai")]
     words = shlex.split(curl.replace("\\\n", " "))
     assert words[2] == "http://127.0.0.1:8000/v1/chat/completions"
     assert '"model": "it\'s a model"' in words[-1]
     compile(text[text.index("from openai") :], "snippet", "exec")
-    unix = announcement(["unix:/run/w.sock"], "http://127.0.0.1:8001", ["http://e:1"], ["m"])
+    unix = announcement(Running(["unix:/run/w.sock"], "http://127.0.0.1:8001", ["http://e:1"], ["m"]))
     assert "curl -N --unix-socket /run/w.sock http://localhost/v1/chat/completions" in unix
     for listens, reached in (("0.0.0.0", "127.0.0.1"), ("[::]", "[::1]")):  # noqa: S104 # what it listens on is said
-        text = announcement([f"https://{listens}:8000"], "http://127.0.0.1:8001", ["http://e:1"], ["m"])
+        text = announcement(Running([f"https://{listens}:8000"], "http://127.0.0.1:8001", ["http://e:1"], ["m"]))
         assert text.startswith(f"data port https://{listens}:8000\n")
         assert f"curl -N https://{reached}:8000/v1" in text
         assert f'base_url="https://{reached}:8000/v1"' in text
-    assert "readyz tells when" in announcement(["http://127.0.0.1:8000"], "http://c", ["http://e:1"], [])
-    for models, in_turn in (([], []), (["m"], []), (["m"], ["m"])):
-        assert "\nconsole http://c/" in announcement(
-            ["http://a:1"], "http://c", ["http://e:1"], models, in_turn=in_turn
-        )
+    assert "readyz tells when" in announcement(Running(["http://127.0.0.1:8000"], "http://c", ["http://e:1"], []))
+    for models, in_turn in ((list[str](), ()), (["m"], ()), (["m"], ("m",))):
+        running = Running(["http://a:1"], "http://c", ["http://e:1"], models, in_turn=in_turn)
+        assert "\nconsole http://c/" in announcement(running)
 
 
 # Long ones, whose reader leaves in the middle, and short ones, which are written as the command ends.
@@ -579,29 +540,6 @@ def test_check_shows_nothing_that_may_be_a_secret(ran: Ran, tmp_path: Path) -> N
     policy.write_text("tenants: {acme: {keys: [sk-secret-1], api_key: sk-secret-2}}\n")
     status, out, err = ran("check", str(policy))
     assert (status, "sk-secret" in out + err) == (2, False)
-
-
-@pytest.mark.slow
-def test_check_probes_every_engine_once(ran: Ran, tmp_path: Path) -> None:
-    with FakeEngines() as engines:
-        policy = tmp_path / "p.yaml"
-        up, other = engines.up, engines.other
-        policy.write_text(
-            f"fleet: {{engines: [{{url: '{up}'}}, {{url: 'http://127.0.0.1:1'}}, {{url: '{up}/sub', models: [x]}}, "
-            f"{{url: '{other}'}}]}}\n"
-        )
-        status, out, err = ran("check", "--probe", str(policy))
-        assert status == 1
-        name, told = f"engine {up.removeprefix('http://')}", out + err
-        assert f"{name} is up; serves m" in told
-        assert "engine 127.0.0.1:1 is down: connection refused" in told
-        assert f"{name}/sub is up, and does not have x; it has m" in told
-        assert "is down: GET /health was answered 503" in told
-        policy.write_text(f"fleet: {{engines: [{{url: '{up}'}}]}}\n")
-        status, out, err = ran("check", "--probe", str(policy))
-        assert (status, err) == (0, "")
-        assert out.startswith(f"{policy}: ok\n{name} is up; serves m; tells no metrics, as a vLLM would (GET /metrics ")
-    assert ran("check", "--probe", "--scenario", "chat")[0] == 2
 
 
 def test_what_an_engine_calls_its_models_does_not_reach_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
