@@ -26,6 +26,7 @@ from gateway.shared.addresses import is_loopback, split_address
 from gateway.shared.certificate import Certificate
 from gateway.shared.command_line import argument
 from gateway.shared.cores import cores
+from gateway.shared.fields import made_of
 from gateway.shared.files.checked import spelled
 from gateway.shared.files.modes import unwise
 from gateway.shared.lines import LineWriter
@@ -60,6 +61,7 @@ Sockets of a systemd socket unit are taken in place of --listen; one with FileDe
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--policy",
+        type=Path,
         metavar="FILE",
         help="the policy, YAML; left out: the defaults, and with --engine demo those of `gateway init demo`",
     )
@@ -74,6 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--sidecar",
+        type=Path,
         metavar="FILE",
         help="run the sidecar of this file too: models that take turns on this machine's GPUs, in one command; it ends "
         "with the gateway, its engines too",
@@ -131,15 +134,14 @@ def _add_processes(parser: argparse.ArgumentParser) -> None:
 
 def _add_secrets_and_logs(parser: argparse.ArgumentParser) -> None:
     """Add the flags for certificates, tokens, logs, metrics and traces."""
-    parser.add_argument("--tls-cert", metavar="FILE", help="serve HTTPS with this PEM certificate chain")
-    parser.add_argument("--tls-key", metavar="FILE", help="its private key, if not in the same file")
-    parser.add_argument(
-        "--tls-client-ca", metavar="FILE", help="clients must show a certificate that one of these has signed"
-    )
-    parser.add_argument(
-        "--control-tls-cert", metavar="FILE", help="the control port is HTTPS, with this PEM certificate chain"
-    )
-    parser.add_argument("--control-tls-key", metavar="FILE", help="its private key, if not in the same file")
+    for flag, does in (
+        ("--tls-cert", "serve HTTPS with this PEM certificate chain"),
+        ("--tls-key", "its private key, if not in the same file"),
+        ("--tls-client-ca", "clients must show a certificate that one of these has signed"),
+        ("--control-tls-cert", "the control port is HTTPS, with this PEM certificate chain"),
+        ("--control-tls-key", "its private key, if not in the same file"),
+    ):
+        parser.add_argument(flag, type=Path, metavar="FILE", help=does)
     parser.add_argument(
         "--admin-token-file",
         metavar="FILE",
@@ -156,6 +158,7 @@ def _add_secrets_and_logs(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--otlp-traces-endpoint",
+        dest="traces",
         type=argument(_endpoint),
         metavar="URL",
         help="send spans of sampled calls to this OpenTelemetry collector, by OTLP over HTTP, such as "
@@ -169,7 +172,7 @@ def command(given: argparse.Namespace) -> int:
     embedded = tuple(engine for engine in given.engine if isinstance(engine, EmbeddedFleet))
     demo = DEMO in given.engine
     default_policy = checked(shipped(DEMO)) if demo else Policy()
-    policy = checked(Path(given.policy)) if given.policy else default_policy
+    policy = checked(given.policy) if given.policy else default_policy
     fleet = policy.fleet
     of_policy = fleet.engines or fleet.sidecars or fleet.inference_pool
     if not (of_policy or engines or embedded or demo or given.sidecar):
@@ -179,30 +182,22 @@ def command(given: argparse.Namespace) -> int:
     if twice:
         raise Mistake(f"--engine: {twice[0]} is there twice")
     token = _admin_token(given)
-    certificate = _certificate(given.tls_cert, given.tls_key, given.tls_client_ca)
-    of_control = _certificate(given.control_tls_cert, given.control_tls_key)
+    certificate = Certificate(given.tls_cert, given.tls_key, given.tls_client_ca) if given.tls_cert else None
+    of_control = Certificate(given.control_tls_cert, given.control_tls_key) if given.control_tls_cert else None
     _warn_of_modes(given, policy, certificate, of_control)
     _warn_of_the_clear(given, policy)
     return run(
-        Options(
+        made_of(
+            Options,
+            given,
             announce=_announce,
-            policy=Path(given.policy) if given.policy else None,
             default_policy=default_policy,
             engines=engines,
             embedded=embedded,
             demo=demo,
-            sidecar=Path(given.sidecar) if given.sidecar else None,
-            listen=given.listen,
-            control=given.control,
             certificate=certificate,
             control_certificate=of_control,
             admin_token=token,
-            log=given.log,
-            log_format=given.log_format,
-            epp=given.epp,
-            take_over=given.take_over,
-            traces=given.otlp_traces_endpoint,
-            advertise=given.advertise,
             relays=given.workers if given.workers > 1 else 0,
         )
     )
@@ -224,7 +219,7 @@ def _check_together(given: argparse.Namespace, policy: Policy, *, own_engines: b
     Mistake."""
     if given.sidecar and DEMO in given.engine:
         raise Mistake(f"--sidecar {given.sidecar}: --engine demo has a sidecar of its own")
-    if given.sidecar and not Path(given.sidecar).is_file():
+    if given.sidecar and not given.sidecar.is_file():
         raise Mistake(f"--sidecar {given.sidecar}: there is no such file; `sidecar init` writes one")
     if not given.tls_cert and (given.tls_key or given.tls_client_ca):
         raise Mistake(f"{'--tls-key' if given.tls_key else '--tls-client-ca'}: there is no --tls-cert for it")
@@ -244,12 +239,6 @@ def _check_together(given: argparse.Namespace, policy: Policy, *, own_engines: b
         )
     if given.advertise and policy.cluster is None:
         raise Mistake(f"--advertise {given.advertise}: the policy has no cluster")
-
-
-def _certificate(chain: str | None, key: str | None, client_ca: str | None = None) -> Certificate | None:
-    if not chain:
-        return None
-    return Certificate(Path(chain), Path(key) if key else None, Path(client_ca) if client_ca else None)
 
 
 def _warn_of_the_clear(given: argparse.Namespace, policy: Policy) -> None:
@@ -277,13 +266,13 @@ def _warn_of_modes(
     given: argparse.Namespace, policy: Policy, certificate: Certificate | None, of_control: Certificate | None
 ) -> None:
     """Warn of files with secrets that others may read or change, and of keys that are not there yet."""
-    found = unwise_of(policy, Path(given.policy).parent) if given.policy else []
+    found = unwise_of(policy, given.policy.parent) if given.policy else []
     told = [f"{given.policy}: {spelled(field)}: {text}" for field, text in found]
     flags = [("--admin-token-file", Path(given.admin_token_file))] if given.admin_token_file else []
     flags += [("--tls-key" if given.tls_key else "--tls-cert", certificate.private)] if certificate else []
     if of_control is not None:
         flags.append(("--control-tls-key" if given.control_tls_key else "--control-tls-cert", of_control.private))
-    keys = None if policy.keys_file is None else Path(given.policy).parent / policy.keys_file
+    keys = None if policy.keys_file is None else given.policy.parent / policy.keys_file
     if keys is not None and not keys.exists():
         told.append(f"keys_file: {keys} does not exist: its callers get 401 until `gateway key add` makes it")
     told += [f"{flag}: {text}" for flag, file in flags if (text := unwise(file)) is not None]
@@ -293,10 +282,7 @@ def _warn_of_modes(
 def _announce(running: Running) -> None:
     file = running.sidecar
     watch = "" if file is None else shlex.join([*_sidecar(), "status", "--watch", "--config", str(file)])
-    text = announcement(
-        running.data, running.control, running.engines, running.models,
-        in_turn=running.in_turn, watch=watch, keyed=running.keyed,
-    )  # fmt: skip
+    text = announcement(running, watch)
     # Whoever reads it may have read enough, as `| head -1`, or not read at all: calls are served all the same.
     LineWriter(1).write(f"{printable(text)}\n".encode(), hurry=True)
 

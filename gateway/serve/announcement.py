@@ -6,30 +6,19 @@ import json
 import shlex
 from collections.abc import Sequence
 
+from gateway.serve.starting import Running
 from gateway.shared.addresses import reachable
 
 
-def announcement(
-    data: Sequence[str],
-    control: str,
-    engines: Sequence[str],
-    models: Sequence[str],
-    *,
-    in_turn: Sequence[str] = (),
-    watch: str = "",
-    keyed: bool = False,
-) -> str:
-    """The text, without a last newline. `data` are the data port's addresses, URLs or `unix:PATH`.
-
-    `in_turn`: the demo's models, in the order in which they are worth being asked for; `watch`: the command that shows
-    what a sidecar of this process does. `keyed`: callers show a key, which the commands read from $KEY.
-    """
+def announcement(running: Running, watch: str = "") -> str:
+    """The text, without a last newline. `watch`: the command that shows what a sidecar of this process does."""
+    data, control, models, keyed = running.data, running.control, running.models, running.keyed
     lines = [*(f"data port {address}" for address in data), f"control port {control}"]
-    lines += [f"engines {' '.join(engines)}"] if engines else []
+    lines += [f"engines {' '.join(running.engines)}"] if running.engines else []
     waits = f"no engine has answered yet: {control}/readyz tells when one has"
-    lines += [f"models {' '.join(models)}" if in_turn or models else waits, f"console {control}/"]
-    if in_turn:
-        return "\n".join([*lines, "", *_demo(data[0], in_turn, watch, keyed)])
+    lines += [f"models {' '.join(models)}" if running.in_turn or models else waits, f"console {control}/"]
+    if running.in_turn:
+        return "\n".join([*lines, "", *_demo(data[0], running.in_turn, watch, keyed)])
     if not models:
         return "\n".join(lines)
     lines += [*([f"sidecar: {watch}"] if watch else []), "", *_curl(data[0], models[0], keyed)]

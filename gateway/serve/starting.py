@@ -33,12 +33,12 @@ NO_OTEL = "--otlp-traces-endpoint: OpenTelemetry is not installed: pip install '
 class Running(msgspec.Struct, frozen=True):
     """Addresses of a running gateway, for a person or a test to read."""
 
-    data: list[str]
+    data: list[str]  # addresses of the data port: URLs, or `unix:PATH`
     control: str
     engines: list[str]
     models: list[str]
     sidecar: Path | None = None  # the file of one of our own
-    in_turn: tuple[str, ...] = ()  # the demo's models
+    in_turn: tuple[str, ...] = ()  # the demo's models, in the order in which they are worth being asked for
     keyed: bool = False  # callers show a key
 
 

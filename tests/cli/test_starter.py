@@ -36,7 +36,7 @@ def test_every_shipped_policy_can_be_begun_with(here: Path, capsys: pytest.Captu
     assert "gateway serve --policy mine.yaml" in text
     assert decode(text.encode()) == decode((init.folder() / f"{name}.yaml").read_bytes())
     command = next(line.split("(")[0].split() for line in told.splitlines() if "gateway serve" in line)
-    assert parser_for(command[1:]).parse_args(command[1:]).policy == "mine.yaml"
+    assert parser_for(command[1:]).parse_args(command[1:]).policy == Path("mine.yaml")
     assert cli.main(["init", name, "--out", "-"]) == 0
     assert capsys.readouterr().out.count("\n") == text.count("\n")
 
