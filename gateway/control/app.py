@@ -79,7 +79,7 @@ class Control:
 
     def __init__(self, parts: ControlParts) -> None:
         self._parts = parts
-        self._fleet = parts.fleet
+        self._fleet = parts.dispatch.fleet
         self._dispatch = parts.dispatch
         self._by_hand = False  # the drain is an operator's and not the end of the process
 
@@ -138,7 +138,7 @@ class Control:
     # -- pages to read ------------------------------------------------------------------------------------------
 
     async def fleet(self, _: Request) -> Response:
-        return _json(fleet_view(self._fleet, self._dispatch, self._parts.clock()))
+        return _json(fleet_view(self._fleet, self._dispatch, self._dispatch.clock()))
 
     async def calls(self, request: Request) -> Response:
         if request.query_params:  # an answer about all calls would pass for one about some
@@ -155,16 +155,16 @@ class Control:
         return _json(self._parts.cluster())
 
     async def usage(self, request: Request) -> Response:
-        usage = self._parts.usage
+        parts = self._parts
         match request.query_params.get("format", "json"):
             case "json":
-                return _json(usage_view(usage.windows(), usage.money, self._parts.clock()))
+                return _json(usage_view(parts.limits.quotas, parts.limits.money, self._dispatch.clock()))
             case "csv":
                 try:
-                    history, spent = await usage.history(), await usage.spent()
+                    tokens, spent = await parts.used_tokens(), await parts.spent()
                 except StorageError as failed:
                     return error(503, "storage", str(failed))
-                return Response(usage_csv(history, spent), media_type="text/csv")
+                return Response(usage_csv(tokens, spent), media_type="text/csv")
             case _:
                 return error(400, "bad_format", "format is json or csv.")
 

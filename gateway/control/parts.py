@@ -11,10 +11,10 @@ import msgspec
 from gateway.control.calls import CallView
 from gateway.control.cluster import ClusterView
 from gateway.control.processes import ProcessView
-from gateway.control.usage import UsageSource
-from gateway.core.admission.bucket import Bucket
+from gateway.core.admission.limits import LimitBook
+from gateway.core.admission.quotas import Used as UsedTokens
 from gateway.core.engines.engine import Engine
-from gateway.core.engines.fleet import Fleet
+from gateway.core.money.book import Spent
 from gateway.core.policy.policy import Policy
 from gateway.decider.dispatch import Dispatch
 from gateway.decider.ended_calls import EndedCalls
@@ -29,9 +29,8 @@ Used = tuple[int, int, int]  # calls that ended, those of them that were answere
 class ControlParts(msgspec.Struct, frozen=True, kw_only=True):
     """Parts by name. What asks or orders a sidecar gives the status and body of its answer."""
 
-    fleet: Fleet
     dispatch: Dispatch
-    clock: Callable[[], float]  # monotonic seconds
+    limits: LimitBook
     exposition: Callable[[], bytes]  # Prometheus text
     openmetrics: Callable[[], bytes] | None  # the exposition with exemplars; None: no call is traced
     calls: Callable[[], Iterable[CallView]]  # calls that have not ended
@@ -48,9 +47,9 @@ class ControlParts(msgspec.Struct, frozen=True, kw_only=True):
     count: Callable[[], Awaitable[None]]  # asks other processes for their counts
     processes: Callable[[], list[ProcessView]]
     cluster: Callable[[], ClusterView] | None  # None: the gateway is alone
-    usage: UsageSource
     used: Callable[[], Mapping[str, Used]]  # by tenant, since the start
-    buckets: Callable[[], Iterable[Bucket]]  # of all limits
+    used_tokens: Callable[[], Awaitable[list[UsedTokens]]]  # by tenant and window, all that is kept
+    spent: Callable[[], Awaitable[list[Spent]]]  # money, the same; both raise StorageError
     observer: Observer
     log_trouble: Callable[[], LogTrouble | None]  # None: the log is written
 
@@ -61,4 +60,4 @@ class ControlParts(msgspec.Struct, frozen=True, kw_only=True):
 
     def unix(self, at: float) -> float | None:
         """Seconds since 1970 of a monotonic time; None for one that never was."""
-        return None if math.isinf(at) else round(time.time() - self.clock() + at, 1)
+        return None if math.isinf(at) else round(time.time() - self.dispatch.clock() + at, 1)

@@ -28,43 +28,6 @@ PROMPT = 500  # tokens
 COST = 2 * PROMPT  # KV tokens, with as many of output
 
 
-class EngineView(msgspec.Struct, frozen=True, kw_only=True):
-    """Engine. `name`: in the console, the log and the metrics; `alias`: the name that clients see. Values from a sample
-    are null before the first sample; `sample_age_s` is the age of the last sample.
-
-    `state`: up, or why the engine is down. `checked_s`: since its last check. `outage_s`: since the first check or call
-    that failed, null while the engine answers. `last_error`: error of the last failed check, or of the last call that
-    could not connect; `last_error_s`: since then. `trim`: learned ratio of the budget to capacity x target. `tpot_s`:
-    learned seconds per output token.
-    """
-
-    id: str
-    name: str
-    alias: str
-    url: str
-    up: bool
-    draining: bool
-    breaker: str
-    state: str
-    checked_s: float | None
-    outage_s: float | None
-    last_error: str | None
-    last_error_s: float | None
-    models: list[str]
-    capacity_tokens: int
-    budget_tokens: int
-    held_tokens: int
-    trim: float
-    in_flight: int
-    slots: int
-    prefill_rate: float
-    tpot_s: float
-    running: int | None = None
-    waiting: int | None = None
-    kv_usage: float | None = None
-    sample_age_s: float | None = None
-
-
 class ModelView(msgspec.Struct, frozen=True, kw_only=True):
     """Model. `engines`: the engines that serve the model and may receive calls.
 
@@ -139,7 +102,7 @@ class SidecarView(msgspec.Struct, frozen=True, kw_only=True):
 
 class FleetView(msgspec.Struct, frozen=True, kw_only=True):
     draining: bool
-    engines: list[EngineView]
+    engines: list[dict[str, object]]
     models: list[ModelView]
     queues: list[QueueView]
     running: dict[str, int]  # calls that hold a grant, by class
@@ -200,41 +163,36 @@ def _sidecar(sidecar: Sidecar, now: float) -> SidecarView:
     )
 
 
-def _engine(engine: Engine, now: float) -> EngineView:
-    trouble = engine.health.trouble
-    view = EngineView(
-        id=engine.id,
-        name=engine.label,
-        alias=engine.name,
-        url=engine.url,
-        up=engine.health.up,
-        draining=engine.draining,
-        breaker=engine.breaker.state.value,
-        state=state_of(engine),
-        checked_s=None if math.isinf(engine.health.checked_at) else round(now - engine.health.checked_at, 3),
-        outage_s=None if math.isinf(engine.health.outage_at) else round(now - engine.health.outage_at, 3),
-        last_error=None if trouble is None else trouble.words,
-        last_error_s=None if trouble is None else round(now - trouble.at, 3),
-        models=sorted(engine.models),
-        capacity_tokens=engine.ledger.capacity,
-        budget_tokens=engine.ledger.budget,
-        held_tokens=engine.ledger.held,
-        trim=round(engine.ledger.trim, 3),
-        in_flight=engine.ledger.in_flight,
-        slots=engine.ledger.slots,
-        prefill_rate=round(engine.speed.prefill_rate, 1),
-        tpot_s=round(engine.speed.tpot, 5),
-    )
-    sample = engine.sample
-    if sample is None:
-        return view
-    return msgspec.structs.replace(
-        view,
-        running=sample.running,
-        waiting=sample.waiting,
-        kv_usage=round(sample.kv_usage, 4),
-        sample_age_s=round(now - engine.sampled_at, 3),
-    )
+def _engine(engine: Engine, now: float) -> dict[str, object]:
+    health, ledger, sample = engine.health, engine.ledger, engine.sample
+    trouble = health.trouble  # of the last failed check, or of the last call that could not connect
+    return {
+        "id": engine.id,
+        "name": engine.label,  # in the console, the log and the metrics
+        "alias": engine.name,  # for clients
+        "url": engine.url,
+        "up": health.up,
+        "draining": engine.draining,
+        "breaker": engine.breaker.state.value,
+        "state": state_of(engine),  # up, or why the engine is down
+        "checked_s": None if math.isinf(health.checked_at) else round(now - health.checked_at, 3),
+        "outage_s": None if math.isinf(health.outage_at) else round(now - health.outage_at, 3),
+        "last_error": None if trouble is None else trouble.words,
+        "last_error_s": None if trouble is None else round(now - trouble.at, 3),
+        "models": sorted(engine.models),
+        "capacity_tokens": ledger.capacity,
+        "budget_tokens": ledger.budget,
+        "held_tokens": ledger.held,
+        "trim": round(ledger.trim, 3),  # learned ratio of the budget to capacity x target
+        "in_flight": ledger.in_flight,
+        "slots": ledger.slots,
+        "prefill_rate": round(engine.speed.prefill_rate, 1),
+        "tpot_s": round(engine.speed.tpot, 5),  # learned seconds per output token
+        "running": None if sample is None else sample.running,
+        "waiting": None if sample is None else sample.waiting,
+        "kv_usage": None if sample is None else round(sample.kv_usage, 4),
+        "sample_age_s": None if sample is None else round(now - engine.sampled_at, 3),
+    }
 
 
 def _model(id: str, context: int | None, fleet: Fleet, dispatch: Dispatch, wanted: int, now: float) -> ModelView:

@@ -7,7 +7,6 @@ from typing import Any
 
 from gateway.control.app import control_app
 from gateway.control.parts import ControlParts
-from gateway.control.usage import UsageSource
 from gateway.decider.call_log import CallLog
 from gateway.serve.assembly import Gateway
 from gateway.serve.cluster.port import ClusterPort
@@ -30,9 +29,8 @@ def app_of(
 ) -> Any:
     """The control port's application."""
     parts = ControlParts(
-        fleet=gateway.fleet,
         dispatch=gateway.dispatch,
-        clock=gateway.clock,
+        limits=gateway.limits,
         exposition=gateway.metrics.exposition,
         openmetrics=None if options.traces is None else gateway.metrics.openmetrics,
         calls=port.calls,
@@ -49,14 +47,9 @@ def app_of(
         count=port.count,
         processes=port.processes,
         cluster=port.cluster if isinstance(port, ClusterPort) else None,
-        usage=UsageSource(
-            lambda: gateway.limits.quotas,
-            gateway.token_use.history,
-            gateway.limits.money,
-            gateway.token_use.money,
-        ),
         used=gateway.metrics.used,
-        buckets=gateway.limits.buckets,
+        used_tokens=gateway.token_use.history,
+        spent=gateway.token_use.money,
         observer=gateway.observer,
         log_trouble=lambda: _log_trouble(errors, log),
     )

@@ -12,7 +12,6 @@ import httpx
 
 from gateway.control.app import control_app
 from gateway.control.parts import ControlParts
-from gateway.control.usage import UsageSource
 from gateway.core.admission.limits import LimitBook
 from gateway.core.admission.retries import RetryBudget
 from gateway.core.call_counts import CallCounts
@@ -54,7 +53,7 @@ async def nothing() -> Any:
     return []
 
 
-def control_parts(fleet: Fleet, dispatch: Dispatch, **settings: Any) -> ControlParts:
+def control_parts(dispatch: Dispatch, **settings: Any) -> ControlParts:
     """The parts of a gateway that has little. `settings` are those that it has in their place."""
 
     def drain(wanted: bool) -> None:
@@ -64,18 +63,18 @@ def control_parts(fleet: Fleet, dispatch: Dispatch, **settings: Any) -> ControlP
         engine.draining = wanted
         dispatch.changed(engine)
 
-    clock = asyncio.get_running_loop().time
     ended = settings.get("ended") or EndedCalls()
     found: dict[str, Any] = {
-        "clock": clock, "exposition": lambda: b"weir_up 1\n", "openmetrics": None, "calls": tuple, "ended": ended,
+        "exposition": lambda: b"weir_up 1\n", "openmetrics": None, "calls": tuple, "ended": ended,
         "drain": drain, "drain_engine": drain_engine, "is_user_key": USER_KEY.__eq__, "policy_status": FileStatus,
         "reload": None, "previous": lambda: None,
         "sidecars": ReportIntake(dispatch, Members(), lambda: None, print), "order": nobody, "read_log": nobody,
         "count": nothing, "processes": list, "cluster": None,
-        "usage": UsageSource(tuple, nothing, LimitBook(dispatch.policy).money, nothing), "used": dict, "buckets": tuple,
-        "observer": Observer(History(), fleet, dispatch, CallCounts, ended, clock), "log_trouble": lambda: None,
+        "limits": LimitBook(dispatch.policy), "used": dict, "used_tokens": nothing, "spent": nothing,
+        "observer": Observer(History(), dispatch.fleet, dispatch, CallCounts, ended, dispatch.clock),
+        "log_trouble": lambda: None,
     }  # fmt: skip
-    return ControlParts(fleet=fleet, dispatch=dispatch, **(found | settings))
+    return ControlParts(dispatch=dispatch, **(found | settings))
 
 
 class Parts:
@@ -90,7 +89,7 @@ class Parts:
         self.dispatch = Dispatch(
             self.fleet, policy, random.Random(1), loop.time, RetryBudget(Current(Snapshot(policy)))
         )
-        app = control_app(control_parts(self.fleet, self.dispatch, **settings), token)
+        app = control_app(control_parts(self.dispatch, **settings), token)
         self.port = ControlPort(app, "127.0.0.1:0")
         self.client = httpx.AsyncClient(trust_env=False, timeout=60.0)
 

@@ -143,7 +143,7 @@ def test_headers_are_bounded() -> None:
 
 def test_an_address_in_use_is_an_error_of_start() -> None:
     async def scene(gateway: Parts) -> None:
-        app = control_app(control_parts(gateway.fleet, gateway.dispatch), None)
+        app = control_app(control_parts(gateway.dispatch), None)
         again = ControlPort(app, gateway.port.address.removeprefix("http://"))
         with pytest.raises(OSError, match="in use"):
             await again.start()
@@ -210,7 +210,7 @@ def test_loopback(address: str, expected: bool) -> None:
 def test_ipv6_has_a_url_of_its_own() -> None:
     async def main() -> None:
         gateway = Parts()
-        app = control_app(control_parts(gateway.fleet, gateway.dispatch), None)
+        app = control_app(control_parts(gateway.dispatch), None)
         port = ControlPort(app, "[::1]:0")
         try:
             await port.start()

@@ -46,7 +46,7 @@ class Site:
             say=self.lines.append,
         )  # fmt: skip
         parts = control_parts(
-            self.gateway.fleet, self.gateway.dispatch, exposition=self.gateway.metrics.exposition,
+            self.gateway.dispatch, exposition=self.gateway.metrics.exposition,
             is_user_key="sk-weir-user".__eq__, sidecars=self.gateway.sidecars, drain_engine=self.gateway.engines.drain,
             observer=self.gateway.observer,
         )  # fmt: skip

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from gateway.control.usage import UsageSource
 from gateway.core.admission.limits import LimitBook
 from gateway.core.admission.quotas import Calendar, Used
 from gateway.core.money.book import Spent
 from gateway.core.policy.file import decode
 from gateway.shared.storage import StorageError
-from tests.control.parts import Parts, nothing, play
+from tests.control.parts import Parts, play
 from tests.core.money.test_money import book, call
 
 POLICY = decode(b"tenants: {acme: {limits: {quota: {day: 1M}}}}\nstorage: kept\n")
@@ -45,7 +44,7 @@ def test_a_tenants_windows_of_now() -> None:
         }
 
     book = LimitBook(POLICY, calendar=Calendar())
-    play(scene, usage=UsageSource(lambda: book.quotas, history, book.money, nothing))
+    play(scene, limits=book, used_tokens=history)
 
 
 def test_csv_has_all_that_is_kept() -> None:
@@ -55,7 +54,7 @@ def test_csv_has_all_that_is_kept() -> None:
         assert answer.text == f"{HEAD}acme,day,2025-11-29,5,,,\nacme,month,2025-11-01,12,,,\n"
         assert (await parts.get("/usage?format=xml")).status_code == 400
 
-    play(scene, usage=UsageSource(tuple, history, LimitBook(POLICY).money, nothing))
+    play(scene, used_tokens=history)
 
 
 def test_a_gateway_that_keeps_nothing_says_so_and_a_disk_that_fails_is_told() -> None:
@@ -69,7 +68,7 @@ def test_a_gateway_that_keeps_nothing_says_so_and_a_disk_that_fails_is_told() ->
         assert "the disk fails" in answer.json()["error"]["message"]
 
     play(keeps_nothing)
-    play(fails, usage=UsageSource(tuple, broken, LimitBook(POLICY).money, nothing))
+    play(fails, used_tokens=broken)
 
 
 async def spent() -> list[Spent]:
@@ -96,4 +95,6 @@ def test_money_by_provider_tenant_and_model() -> None:
         assert text.splitlines()[-1] == "acme,day,2025-11-29,12,cloud,mini,1.000005"
 
     money = book("[1/day, 50%/tenant]")
-    play(scene, usage=UsageSource(tuple, history, money, spent))
+    limits = LimitBook(POLICY)
+    limits.money = money
+    play(scene, limits=limits, used_tokens=history, spent=spent)

@@ -49,7 +49,7 @@ class Conditions:
 
     def __init__(self, parts: ControlParts) -> None:
         self._parts = parts
-        self._fleet = parts.fleet
+        self._fleet = parts.dispatch.fleet
         self._dispatch = parts.dispatch
         self._unix = parts.unix
 

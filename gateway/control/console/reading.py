@@ -72,7 +72,7 @@ class ConsoleReading:
 
     def __init__(self, parts: ControlParts) -> None:
         self._parts = parts
-        self._fleet = parts.fleet
+        self._fleet = parts.dispatch.fleet
         self._dispatch = parts.dispatch
         self.ended = parts.ended
         self.unix = parts.unix
@@ -85,7 +85,7 @@ class ConsoleReading:
 
     def entries(self) -> dict[str, object]:
         """All there is to show now."""
-        now = self._parts.clock()
+        now = self._dispatch.clock()
         view = fleet_view(self._fleet, self._dispatch, now)
         status = self._parts.policy_status()
         entries: dict[str, object] = {
@@ -103,7 +103,7 @@ class ConsoleReading:
         entries |= {f"engine/{engine.id}": self._engine(engine, now) for engine in self._fleet}
         entries |= {f"sidecar/{each.id}": sidecar_entry(each, self._parts.state_since) for each in view.sidecars}
         parts = self._parts
-        entries |= tenant_entries(self._dispatch.policy.tenants, parts.used(), parts.buckets(), now)
+        entries |= tenant_entries(self._dispatch.policy.tenants, parts.used(), parts.limits.buckets(), now)
         entries |= money_entries(self._dispatch.control.money, now)
         seconds = self.ended.reach(now, MINUTE)
         room = self._room()
