@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from functools import partial
 
 from gateway.batches import tables
 from gateway.batches.line_call import STORAGE_FULL, LineAnswer, LineCall
@@ -57,7 +56,7 @@ class BatchRun:
         """Back when the batch is over. Raises OSError and StorageError of the disk, alone or in a group."""
         storage, row = self._site.storage, self._row
         # What the worker has read may be older than the end of an earlier run.
-        if await storage.run(partial(tables.status_of, row=row)) == "validating":
+        if await storage.run(tables.status_of, row=row) == "validating":
             await self._judge()
         try:
             await self._to_its_end()
@@ -66,7 +65,7 @@ class BatchRun:
 
     async def _to_its_end(self) -> None:
         storage, row = self._site.storage, self._row
-        status = await storage.run(partial(tables.status_of, row=row))
+        status = await storage.run(tables.status_of, row=row)
         if status not in {"in_progress", "finalizing", "cancelling"}:
             return
         await self._results.open()
@@ -75,10 +74,10 @@ class BatchRun:
         if status == "in_progress":
             await self._work()
             if not self._stopped:
-                await storage.run(partial(tables.step, row=row, status="finalizing", now=self._site.now()))
-        status = await storage.run(partial(tables.status_of, row=row))
+                await storage.run(tables.step, row=row, status="finalizing", now=self._site.now())
+        status = await storage.run(tables.status_of, row=row)
         if status == "cancelling":
-            await storage.run(partial(tables.forget_unjudged, row=row))
+            await storage.run(tables.forget_unjudged, row=row)
         await self._write(status)
 
     def stop(self) -> None:
@@ -89,7 +88,7 @@ class BatchRun:
 
     async def _fail(self, fault: LineFault) -> None:
         """Fail the batch: record `fault` in the storage, then cancel its calls under way."""
-        await self._site.storage.run(partial(tables.stop, row=self._row, fault=fault, now=self._site.now()))
+        await self._site.storage.run(tables.stop, row=self._row, fault=fault, now=self._site.now())
         self.stop()
 
     # -- its file -------------------------------------------------------------------------------------------------
@@ -97,14 +96,13 @@ class BatchRun:
     async def _judge(self) -> None:
         site, batch, row = self._site, self._batch, self._row
         judged = Judged(batch.endpoint, largest_body(site.pipeline.current.policy), MAX_LINES)
-        await site.storage.run(partial(tables.begin_lines, row=row))
+        await site.storage.run(tables.begin_lines, row=row)
         offset = 0
         while not self._stopped:
-            read = await in_thread(partial(self._judge_slice, judged, offset), raises=(OSError,))
+            read = await in_thread(self._judge_slice, judged, offset)
             offset += read
             lines = list(judged.taken())
-            add = partial(tables.add_lines, row=row, lines=lines)
-            if lines and await site.storage.run(add) > site.policy.per_tenant:
+            if lines and await site.storage.run(tables.add_lines, row=row, lines=lines) > site.policy.per_tenant:
                 judged.faults.append(self._full())
                 break
             if not read:
@@ -113,9 +111,9 @@ class BatchRun:
             return
         now = site.now()
         if judged.faults:
-            await site.storage.run(partial(tables.fail, row=row, faults=judged.faults, now=now))
+            await site.storage.run(tables.fail, row=row, faults=judged.faults, now=now)
         else:
-            await site.storage.run(partial(tables.begin_work, row=row, now=now))
+            await site.storage.run(tables.begin_work, row=row, now=now)
 
     def _judge_slice(self, judged: Judged, offset: int) -> int:
         """The bytes of the next slice; 0: the file is over."""
@@ -170,7 +168,7 @@ class BatchRun:
     async def _all_lines(self) -> None:
         after = 0
         async with asyncio.TaskGroup() as group:
-            while lines := await self._site.storage.run(partial(tables.pending, row=self._row, after=after)):
+            while lines := await self._site.storage.run(tables.pending, row=self._row, after=after):
                 for line in lines:
                     await self._ahead.acquire()
                     group.create_task(self._line(line)).add_done_callback(lambda _: self._ahead.release())
@@ -208,8 +206,7 @@ class BatchRun:
             return NO_TENANT
         if not site.pipeline.decider.up:
             return NO_ENGINE
-        read = partial(site.folder.read, self._batch.input_file_id, line.offset, line.length)
-        found = read_line(await in_thread(read))
+        found = read_line(await in_thread(site.folder.read, self._batch.input_file_id, line.offset, line.length))
         if found is None:
             return CHANGED
         fields = {
@@ -234,11 +231,11 @@ class BatchRun:
     async def _write(self, status: str) -> None:
         """End the batch, and give its files their names."""
         site, row, results = self._site, self._row, self._results
-        faults = await site.storage.run(partial(tables.has_faults, row=row))
+        faults = await site.storage.run(tables.has_faults, row=row)
         missing = 0
         if status == "finalizing" and not faults:
             after = 0
-            while lines := await site.storage.run(partial(tables.pending, row=row, after=after)):
+            while lines := await site.storage.run(tables.pending, row=row, after=after):
                 missing += len(lines)
                 after = lines[-1].number
                 if not site.room(self._tenant):
@@ -255,6 +252,6 @@ class BatchRun:
                     filename=f"{self._batch.id}_{kind}.jsonl", purpose="batch_output",
                 )  # fmt: skip
             else:
-                await to_its_end(partial(site.folder.delete, id))
+                await to_its_end(site.folder.delete, id)
         end = end_of(status, missing, faults)
-        await site.storage.run(partial(tables.finish, row=row, status=end, now=now, tenant=self._tenant, files=files))
+        await site.storage.run(tables.finish, row=row, status=end, now=now, tenant=self._tenant, files=files)

@@ -145,9 +145,9 @@ class BatchDoor:
         )  # fmt: skip
         try:
             check_fields(sink.form.fields)
-            await site.storage.run(partial(tables.add_upload, tenant=tenant, file=file, most=site.policy.per_tenant))
+            await site.storage.run(tables.add_upload, tenant=tenant, file=file, most=site.policy.per_tenant)
         except (Refused, StorageError):
-            await in_thread(partial(site.folder.delete, sink.id))
+            await in_thread(site.folder.delete, sink.id)
             raise
         finally:
             sink.close()
@@ -155,33 +155,33 @@ class BatchDoor:
 
     async def _files(self, request: Request, tenant: str) -> bytes:
         page = page_asked(request.query, MOST_LISTED, MOST_LISTED)
-        found = await self._site.storage.run(partial(tables.files_of, tenant=tenant, page=page))
+        found = await self._site.storage.run(tables.files_of, tenant=tenant, page=page)
         return page_of(found[: page.limit], len(found) > page.limit)
 
     async def _file(self, id: str, tenant: str) -> bytes:
         return _encode(await self._known(id, tenant))
 
     async def _known(self, id: str, tenant: str) -> FileObject:
-        file = await self._site.storage.run(partial(tables.file_of, tenant=tenant, id=id))
+        file = await self._site.storage.run(tables.file_of, tenant=tenant, id=id)
         if file is None:
             raise no_file(id)
         return file
 
     async def _delete(self, id: str, tenant: str) -> bytes:
         file = await self._known(id, tenant)
-        storage, delete = self._site.storage, partial(tables.delete_file, tenant=tenant, id=file.id)
+        storage = self._site.storage
         try:
-            needed = await storage.run(delete)
+            needed = await storage.run(tables.delete_file, tenant, file.id)
         except StorageError as error:
             if not error.full:
                 raise
             # A full disk keeps its row until its bytes make room. No batch needs them: that is asked before any change.
-            await in_thread(partial(self._site.folder.delete, file.id))
-            needed = await storage.run(delete)
+            await in_thread(self._site.folder.delete, file.id)
+            needed = await storage.run(tables.delete_file, tenant, file.id)
         if needed:
             message = f"{file.id} is the input of {needed}, which is not over: cancel that first, or wait"
             raise Refused(Outcome.BAD_REQUEST, message, param="id", code="file_in_use")
-        await in_thread(partial(self._site.folder.delete, file.id))
+        await in_thread(self._site.folder.delete, file.id)
         return _encode({"id": file.id, "object": "file", "deleted": True})
 
     async def _content(self, id: str, tenant: str, responder: Responder) -> None:
@@ -192,7 +192,7 @@ class BatchDoor:
         offset = 0
         while not responder.closed:
             try:
-                data = await in_thread(partial(self._site.folder.read, file.id, offset, PIECE))
+                data = await in_thread(self._site.folder.read, file.id, offset, PIECE)
             except FileNotFoundError:
                 if responder.started:
                     raise Refused(Outcome.TRUNCATED, "The file was deleted meanwhile.") from None
@@ -229,13 +229,8 @@ class BatchDoor:
             id=f"batch_{secrets.token_hex(12)}", endpoint=asked.endpoint, input_file_id=file.id, status="validating",
             created_at=now, expires_at=now + WINDOW_SECONDS, metadata=asked.metadata,
         )  # fmt: skip
-        keep_until = now + WINDOW_SECONDS + int(site.policy.keep)
-        if not await site.storage.run(
-            partial(
-                tables.add_batch, tenant=tenant, batch=batch, keep_until=keep_until, most=MOST_UNFINISHED,
-                most_bytes=site.policy.per_tenant,
-            )
-        ):  # fmt: skip
+        keep_until, most_bytes = now + WINDOW_SECONDS + int(site.policy.keep), site.policy.per_tenant
+        if not await site.storage.run(tables.add_batch, tenant, batch, keep_until, MOST_UNFINISHED, most_bytes):
             message = f"you have {MOST_UNFINISHED} batches that are not over, as many as one tenant may."
             raise Refused(Outcome.RATE_LIMITED, message, retry_after=60.0)
         self._worker.look()
@@ -243,18 +238,18 @@ class BatchDoor:
 
     async def _batches(self, request: Request, tenant: str) -> bytes:
         page = page_asked(request.query, MOST_BATCHES, BATCHES)
-        found = await self._site.storage.run(partial(tables.batches_of, tenant=tenant, page=page))
+        found = await self._site.storage.run(tables.batches_of, tenant=tenant, page=page)
         return page_of(found[: page.limit], len(found) > page.limit)
 
     async def _batch(self, id: str, tenant: str) -> BatchObject:
-        batch = await self._site.storage.run(partial(tables.batch_of, tenant=tenant, id=id))
+        batch = await self._site.storage.run(tables.batch_of, tenant=tenant, id=id)
         if batch is None:
             raise no_batch(id)
         return batch
 
     async def _cancel(self, id: str, tenant: str) -> bytes:
         batch = await self._batch(id, tenant)
-        row = await self._site.storage.run(partial(tables.cancel, tenant=tenant, id=id, now=self._site.now()))
+        row = await self._site.storage.run(tables.cancel, tenant=tenant, id=id, now=self._site.now())
         if row is not None:
             self._worker.cancelled(row)
         elif batch.status not in {"cancelling", "cancelled"}:

@@ -7,7 +7,6 @@ the disk has it.
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from typing import BinaryIO
 
 import msgspec
@@ -126,7 +125,7 @@ class LineCall:
             while self._parts and not self._closed:
                 parts, self._parts = self._parts, []
                 size = sum(map(len, parts))
-                await in_thread(partial(self._append, parts))
+                await in_thread(self._append, parts)
                 self._held -= size
                 self._spilled += size
                 self._site.spilled[self._tenant] += size

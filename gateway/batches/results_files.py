@@ -13,7 +13,6 @@ import contextlib
 import mmap
 import os
 from collections.abc import Iterator
-from functools import partial
 from typing import BinaryIO
 
 import msgspec
@@ -63,7 +62,7 @@ class ResultsFiles:
     async def open(self) -> None:
         """Lock both, and cut off what does not count. Raises OSError and StorageError."""
         site = self._site
-        sizes = await site.storage.run(partial(tables.sizes_of, row=self._row))
+        sizes = await site.storage.run(tables.sizes_of, row=self._row)
         with contextlib.ExitStack() as stack:
 
             def begin() -> tuple[BinaryIO, BinaryIO]:
@@ -72,7 +71,7 @@ class ResultsFiles:
 
             output, errors = self._files = await to_its_end(begin)
             self.lost = output.tell() < sizes.output or errors.tell() < sizes.errors
-            site.kept[self._tenant] = await site.storage.run(partial(tables.kept, tenant=self._tenant))
+            site.kept[self._tenant] = await site.storage.run(tables.kept, tenant=self._tenant)
             stack.pop_all()
 
     async def keep(self, result: Result) -> bool:
@@ -95,7 +94,7 @@ class ResultsFiles:
     async def unanswered(self, lines: list[tuple[str, str]], error: LineError) -> None:
         """Append lines, by id and custom_id, that have no answer: they count once the batch is over."""
         text = b"".join([unanswered_line(id, custom_id, error) for id, custom_id in lines])
-        await to_its_end(partial(self._both[1].write, text))
+        await to_its_end(self._both[1].write, text)
         self._site.kept[self._tenant] = self._site.kept.get(self._tenant, 0) + len(text)
 
     async def whole(self) -> tuple[int, int]:
@@ -127,10 +126,9 @@ class ResultsFiles:
             try:
                 if self._failure is not None:
                     raise self._failure
-                good, bad, sizes = await in_thread(partial(self._append, [result for result, _ in group]))
-                site.kept[self._tenant] = await site.storage.run(
-                    partial(tables.keep_results, row=self._row, good=good, bad=bad, sizes=sizes)
-                )
+                good, bad, sizes = await in_thread(self._append, [result for result, _ in group])
+                kept = await site.storage.run(tables.keep_results, row=self._row, good=good, bad=bad, sizes=sizes)
+                site.kept[self._tenant] = kept
             except Exception as error:  # of the disk, or a bug: whoever waits is told
                 self._failure = error  # what stands in the files now does not count
                 for _, told in group:

@@ -12,79 +12,64 @@ import contextlib
 from collections import Counter, deque
 from collections.abc import AsyncIterator
 
+Owner = tuple[str, int]  # tenant and batch
+
 
 class Seats:
     """So many seats."""
 
     def __init__(self, number: int) -> None:
         self._number = number
-        self._taken: dict[str, Counter[int]] = {}  # by tenant and batch
-        self._waiting: dict[str, dict[int, deque[asyncio.Future[None]]]] = {}
+        self._taken: Counter[Owner] = Counter()
+        self._waiting: dict[Owner, deque[asyncio.Future[None]]] = {}
 
     @property
     def taken(self) -> int:
         """Number of lines that have one."""
-        return sum(each.total() for each in self._taken.values())
+        return self._taken.total()
 
     @contextlib.asynccontextmanager
     async def seat(self, tenant: str, batch: int) -> AsyncIterator[None]:
         """Wait for a seat, and keep it within."""
-        seat: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        queue = self._waiting.setdefault(tenant, {}).setdefault(batch, deque())
-        queue.append(seat)
+        owner, seat = (tenant, batch), asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(owner, deque()).append(seat)
         self._hand_out()
         try:
             await seat
             yield
         finally:
             if seat.done() and not seat.cancelled():
-                self._take(tenant, batch, -1)
-            elif seat in queue:
-                queue.remove(seat)
-                self._forget(tenant, batch)
+                self._taken -= Counter([owner])
+            elif seat in self._waiting.get(owner, ()):
+                self._leave(owner, seat)
             self._hand_out()
 
     def _hand_out(self) -> None:
         while self._waiting:
+            owners = self._taken.keys() | self._waiting.keys()
+            batches = Counter([tenant for tenant, _ in owners])
+            of_tenant: Counter[str] = Counter()
+            for (tenant, _), seats in self._taken.items():
+                of_tenant[tenant] += seats
+            # A batch that is to have one where none is free: one at least is its part.
+            parts = {tenant: max(1, self._number // (len(batches) * batches[tenant])) for tenant in batches}
             free = self.taken < self._number
-            waiting = [
-                (self._of_tenant(tenant), self._of_batch(tenant, batch), tenant, batch)
-                for tenant, batches in self._waiting.items()
-                for batch in batches
-                if free or self._of_batch(tenant, batch) < self._part(tenant)
+            next_ones = [
+                (of_tenant[owner[0]], self._taken[owner], owner)
+                for owner in self._waiting
+                if free or self._taken[owner] < parts[owner[0]]
             ]
-            if not waiting:
+            if not next_ones:
                 return
-            *_, tenant, batch = min(waiting)
-            seat = self._waiting[tenant][batch].popleft()
-            self._forget(tenant, batch)
+            *_, owner = min(next_ones)
+            seat = self._waiting[owner][0]
+            self._leave(owner, seat)
             if not seat.cancelled():  # else its line was given up a moment ago
-                self._take(tenant, batch, 1)
+                self._taken[owner] += 1
                 seat.set_result(None)
 
-    def _part(self, tenant: str) -> int:
-        """Seats that a batch of the tenant may have where none is free: one at least."""
-        tenants = len(self._taken.keys() | self._waiting.keys())
-        batches = len(self._taken.get(tenant, {}).keys() | self._waiting.get(tenant, {}).keys())
-        return max(1, self._number // (tenants * batches))
-
-    def _of_tenant(self, tenant: str) -> int:
-        return self._taken[tenant].total() if tenant in self._taken else 0
-
-    def _of_batch(self, tenant: str, batch: int) -> int:
-        return self._taken[tenant][batch] if tenant in self._taken else 0
-
-    def _take(self, tenant: str, batch: int, change: int) -> None:
-        taken = self._taken.setdefault(tenant, Counter())
-        taken[batch] += change
-        if not taken[batch]:
-            del taken[batch]
-        if not taken:
-            del self._taken[tenant]
-
-    def _forget(self, tenant: str, batch: int) -> None:
-        waiting = self._waiting[tenant]
-        if not waiting[batch]:
-            del waiting[batch]
-        if not waiting:
-            del self._waiting[tenant]
+    def _leave(self, owner: Owner, seat: asyncio.Future[None]) -> None:
+        """Wait no more for this seat."""
+        self._waiting[owner].remove(seat)
+        if not self._waiting[owner]:
+            del self._waiting[owner]

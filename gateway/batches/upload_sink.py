@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from functools import partial
 from typing import BinaryIO
 
 from gateway.batches.file_folder import FileFolder
@@ -88,8 +87,8 @@ class UploadSink:
             if self._failure is not None:
                 raise self._failure
             if self._file is None:
-                self._file = await in_thread(partial(self._folder.begin, self.id))
-            size = await in_thread(partial(self._folder.keep, self.id, self._file))
+                self._file = await in_thread(self._folder.begin, self.id)
+            size = await in_thread(self._folder.keep, self.id, self._file)
             kept = True
             return size
         finally:
@@ -108,12 +107,12 @@ class UploadSink:
     async def _write(self) -> None:
         try:
             if self._file is None and not self._lost:
-                self._file = await in_thread(partial(self._folder.begin, self.id))
+                self._file = await in_thread(self._folder.begin, self.id)
             while self._waiting and not self._lost:
                 piece = b"".join(self._waiting)
                 self._waiting.clear()
                 assert self._file is not None  # noqa: S101 # only what is lost has none
-                await in_thread(partial(self._file.write, piece))
+                await in_thread(self._file.write, piece)
                 self._held -= len(piece)
                 self._go_on()
         except OSError as error:
@@ -133,4 +132,4 @@ class UploadSink:
     async def _drop(self) -> None:
         if self._file is not None:
             file, self._file = self._file, None
-            await in_thread(partial(self._folder.drop, self.id, file))
+            await in_thread(self._folder.drop, self.id, file)

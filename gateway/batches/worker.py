@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from functools import partial
 
 from gateway.batches import tables
 from gateway.batches.batch_run import BatchRun
@@ -139,14 +138,14 @@ class BatchWorker:
         """Forget what has expired, and delete what processes that were killed have left."""
         self._cleared, site = asyncio.get_running_loop().time(), self._site
         now = site.now()
-        for id in await site.storage.run(partial(tables.old_files, now=now)):
-            await in_thread(partial(site.folder.delete, id))  # first: a full disk keeps its row until then
-        await site.storage.run(partial(tables.forget_old, now=now))
+        for id in await site.storage.run(tables.old_files, now=now):
+            await in_thread(site.folder.delete, id)  # first: a full disk keeps its row until then
+        await site.storage.run(tables.forget_old, now=now)
         known = await site.storage.run(tables.file_names)
-        loose = set(await in_thread(partial(site.folder.loose, known)))
+        loose = set(await in_thread(site.folder.loose, known))
         if loose:
             known = await site.storage.run(tables.file_names)  # asked again: who let go of a file has its row
-            await in_thread(partial(site.folder.clear, loose - known))
+            await in_thread(site.folder.clear, loose - known)
 
 
 def _first(group: BaseExceptionGroup[Exception]) -> BaseException:

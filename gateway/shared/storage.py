@@ -29,12 +29,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from gateway.shared.folder_lock import FolderLock
 
 T = TypeVar("T")
-Work = Callable[[sqlite3.Connection], T]
+P = ParamSpec("P")
 
 NAME = "weir.db"
 APPLICATION = 0x57454952  # "WEIR": the mark of such a file
@@ -151,7 +151,7 @@ class Storage:
         StorageError."""
         await self._ask(self._open_beside)
 
-    async def run(self, work: Work[T]) -> T:
+    async def run(self, work: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run the work in one transaction and return its result. If the caller is cancelled, the work still runs to its
         end. Raises StorageError, and what the work raises; then nothing has changed."""
         asked = time.monotonic()
@@ -159,7 +159,7 @@ class Storage:
         def waited() -> T:
             if asked <= self._locked:  # with one that waited as long as any may: all together wait no longer
                 raise StorageError(f"{self.file}: {_WORDS[sqlite3.SQLITE_BUSY]}")
-            return self._transaction(work)
+            return self._transaction(lambda database: work(database, *args, **kwargs))
 
         return await self._ask(waited)
 
@@ -275,7 +275,7 @@ class Storage:
             )
         return version
 
-    def _transaction(self, work: Work[T]) -> T:
+    def _transaction(self, work: Callable[[sqlite3.Connection], T]) -> T:
         database = self._opened()
         with self._told():
             database.execute("BEGIN IMMEDIATE")
