@@ -17,9 +17,8 @@ def source(_: str) -> list[str]:
 
 
 def problem(line: int, column: int = 0, width: int = 0, *, secret: bool = False) -> Problem:
-    return Problem(
-        file="f", line=line, column=column, width=width, path="p", found="x", expected="y", nearest="z", secret=secret
-    )
+    at = Mark(line, column, width)
+    return Problem(file="f", at=at, path="p", found="x", expected="y", nearest="z", secret=secret)
 
 
 @pytest.mark.parametrize(

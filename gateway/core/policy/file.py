@@ -24,7 +24,7 @@ def read_policy(data: bytes, name: str = "policy") -> Reading[Policy]:
     """The policy as far as it is readable, and all problems of the file. Raises InvalidFile where it is no YAML."""
     reading = read_file(data, name, Policy)
     policy = reading.value
-    if reading.root.line_of(("service_tiers",)) is None:
+    if reading.root.mark_of(("service_tiers",)) is None:
         for tiers in readable(_tiers(policy)):
             policy = reading.value = msgspec.structs.replace(policy, service_tiers=tiers)
     reading.judge(faults(policy))

@@ -22,7 +22,7 @@ from gateway.core.policy.policy import Policy
 from gateway.core.policy.traffic import Tenant
 from gateway.core.policy.types import OF_NOTHING
 from gateway.core.request.outcome import Outcome, Refused
-from gateway.shared.files.checked import InvalidFile, Problem, nearest
+from gateway.shared.files.checked import InvalidFile, Mark, Problem, nearest
 
 if TYPE_CHECKING:  # it needs PyJWT, which is an extra
     from gateway.core.policy.signed_token import Verified
@@ -49,7 +49,7 @@ def keys_from(data: bytes, file: str) -> dict[str, str]:
     problems: list[Problem] = []
 
     def problem(line: int, found: str, expected: str) -> None:
-        problems.append(Problem(file=file, line=line, path="", found=found, expected=expected))
+        problems.append(Problem(file=file, at=Mark(line), found=found, expected=expected))
 
     if len(data) > MAX_KEYS_BYTES:
         problem(1, f"{len(data)} bytes", f"at most {MAX_KEYS_BYTES} bytes")
@@ -118,7 +118,7 @@ def with_keys(policy: Policy, keys: Mapping[str, str], file: str) -> Policy:
 
 
 def _of_key(file: str, digest: str, found: str, expected: str, hint: str | None = None) -> Problem:
-    return Problem(file=file, line=0, path=f"{digest[:12]}...", found=found, expected=expected, nearest=hint)
+    return Problem(file=file, path=f"{digest[:12]}...", found=found, expected=expected, nearest=hint)
 
 
 class TokenCheck(Protocol):

@@ -65,20 +65,18 @@ def needed(*values: object) -> None:
 class Mark(msgspec.Struct, frozen=True):
     """Position in a file. `line` and `column` count from 1, 0: not known; `width` in columns."""
 
-    line: int
+    line: int = 0
     column: int = 0
     width: int = 0
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """Mistake in a file. `path` is dotted (`classes.batch.weight`), empty for the whole file. `line` and `column` count
-    from 1; 0: not known. `secret`: the text at that position may be a secret, and must not be shown."""
+    """Mistake in a file. `path` is dotted (`classes.batch.weight`), empty for the whole file. `secret`: the text at that
+    position may be a secret, and must not be shown."""
 
     file: str
-    line: int
-    column: int = 0
-    width: int = 0
-    path: str
+    at: Mark = Mark()
+    path: str = ""
     found: str
     expected: str
     nearest: str | None = None
@@ -91,7 +89,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         return f"found {self.found}, expected {self.expected}{hint}"
 
     def __str__(self) -> str:
-        place = f"{self.file}:{self.line}: " if self.line else f"{self.file}: "
+        place = f"{self.file}:{self.at.line}: " if self.at.line else f"{self.file}: "
         return place + (f"{self.path}: " if self.path else "") + self.message
 
 
@@ -99,7 +97,7 @@ class InvalidFile(Exception):
     """A file that cannot be used: every problem found in it, in the order of its lines."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
-        self.problems = sorted(problems, key=lambda problem: (problem.line, problem.column))
+        self.problems = sorted(problems, key=lambda problem: (problem.at.line, problem.at.column))
         super().__init__("\n".join(map(str, self.problems)))
 
 
@@ -149,11 +147,6 @@ class Value(msgspec.Struct, frozen=True, kw_only=True):
                 break
         return mark
 
-    def line_of(self, path: Path) -> int | None:
-        """The line of `mark_of`."""
-        mark = self.mark_of(path)
-        return None if mark is None else mark.line
-
 
 class Reader:
     """Reads one file's tree, gathering `problems`. What could not be read is UNREAD in what it returns."""
@@ -169,15 +162,7 @@ class Reader:
         """Note a mistake at a place: the text that was found and the text that was expected."""
         self.problems.append(
             Problem(
-                file=self.file,
-                line=at.line,
-                column=at.column,
-                width=at.width,
-                path=path,
-                found=found,
-                expected=expected,
-                nearest=nearest,
-                secret=secret,
+                file=self.file, at=at, path=path, found=found, expected=expected, nearest=nearest, secret=secret
             )
         )
 
@@ -215,12 +200,12 @@ class Reader:
         return _NO
 
     def _text(self, text: str, kind: Any) -> Any:
-        if is_struct(kind) and hasattr(kind, "shorthand"):
-            options = options_of(self._structs.fields(kind)[kind.shorthand].type)
-            read = next((read for option in options if (read := scalar(text, option)) is not None), None)
-            return _NO if read is None else kind(**{kind.shorthand: read})
-        read = scalar(text, kind)
-        return _NO if read is None else read
+        short = getattr(kind, "shorthand", None) if is_struct(kind) else None
+        options = (kind,) if short is None else options_of(self._structs.fields(kind)[short].type)
+        read = next((read for option in options if (read := scalar(text, option)) is not None), None)
+        if read is None:
+            return _NO
+        return read if short is None else kind(**{short: read})
 
     def _struct(self, value: Value, kind: Any, path: str) -> Any:
         known = self._structs.fields(kind)
@@ -318,8 +303,7 @@ def _plain(value: Any, kind: Any, json: Callable[[Any], Any], structs: Structs) 
 
 def shown(struct: msgspec.Struct, name: str) -> str:
     """Text of one scalar field's value, as a file has it."""
-    kind = next(field.type for field in msgspec.structs.fields(struct) if field.encode_name == name)
-    return str(plain(getattr(struct, name), kind))
+    return str(plain(getattr(struct, name), Structs().fields(type(struct))[name].type))
 
 
 def spelled(path: Path) -> str:

@@ -24,13 +24,10 @@ Source = Callable[[str], Sequence[str]]  # a file's lines, none where it cannot 
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """Mistake, or advice (`severity` warning). `line` and `column` count from 1; 0: not known. `width`: columns of the
-    line to mark. `hidden`: the line is not shown."""
+    """Mistake, or advice (`severity` warning). `hidden`: the line is not shown."""
 
     file: str
-    line: int = 0
-    column: int = 0
-    width: int = 0
+    at: Mark = Mark()
     field: str = ""
     message: str
     severity: Literal["error", "warning"] = "error"
@@ -39,35 +36,32 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 def mistakes(error: InvalidFile) -> list[Finding]:
     """Every problem of a file. A line with a secret is not shown for another problem's sake either."""
-    hidden = {(problem.file, problem.line) for problem in error.problems if problem.secret}
+    hidden = {(each.file, each.at.line) for each in error.problems if each.secret}
     return [
         Finding(
-            file=problem.file,
-            line=problem.line,
-            column=problem.column,
-            width=problem.width,
-            field=problem.path,
-            message=problem.message,
-            hidden=(problem.file, problem.line) in hidden,
+            file=each.file,
+            at=each.at,
+            field=each.path,
+            message=each.message,
+            hidden=(each.file, each.at.line) in hidden,
         )
-        for problem in error.problems
+        for each in error.problems
     ]
 
 
 def mistake(file: str, message: str, field: str = "", at: Mark | None = None) -> Finding:
     """Finding of a mistake, in a whole file or at a field."""
-    at = at or Mark(0)
-    return Finding(file=file, field=field, message=message, line=at.line, column=at.column, width=at.width)
+    return Finding(file=file, at=at or Mark(), field=field, message=message)
 
 
 def warning(file: str, field: str, message: str, at: Mark | None) -> Finding:
     """Finding of advice on a field; `at` None: the field has its default."""
-    return msgspec.structs.replace(mistake(file, message, field, at), severity="warning")
+    return Finding(file=file, at=at or Mark(), field=field, message=message, severity="warning")
 
 
 def as_text(finding: Finding, source: Source) -> str:
     """Return the lines of a finding, without a last newline."""
-    place = ":".join([finding.file, *(str(number) for number in (finding.line, finding.column) if number)])
+    place = ":".join([finding.file, *(str(number) for number in (finding.at.line, finding.at.column) if number)])
     words = [
         *[place] * bool(finding.file),
         *["warning"] * (finding.severity == "warning"),
@@ -77,16 +71,17 @@ def as_text(finding: Finding, source: Source) -> str:
 
 
 def _excerpt(finding: Finding, source: Source) -> list[str]:
-    lines = source(finding.file) if finding.column and not finding.hidden else ()
-    if not 0 < finding.line <= len(lines):
+    at = finding.at
+    lines = source(finding.file) if at.column and not finding.hidden else ()
+    if not 0 < at.line <= len(lines):
         return []
-    width = max(1, finding.width)
-    end = finding.column - 1 + width
-    text = lines[finding.line - 1].rstrip()[:end]
+    width = max(1, at.width)
+    end = at.column - 1 + width
+    text = lines[at.line - 1].rstrip()[:end]
     if not text.isprintable() or end > WIDEST:
         return []
-    margin = f"{finding.line:5} | "
-    return [margin + text, " " * (len(margin) - 2) + "| " + " " * (finding.column - 1) + "^" * width]
+    margin = f"{at.line:5} | "
+    return [margin + text, " " * (len(margin) - 2) + "| " + " " * (at.column - 1) + "^" * width]
 
 
 class Report:

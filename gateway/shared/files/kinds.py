@@ -53,18 +53,25 @@ class Words(msgspec.Struct, frozen=True):
         return self.values.get(text)
 
 
+def fields_of(struct: Any) -> dict[str, msgspec.structs.FieldInfo]:
+    """The fields of a Struct by their names in the file."""
+    return {field.encode_name: field for field in msgspec.structs.fields(struct)}
+
+
 class Structs:
-    """The fields of Structs by their names in the file. Resolving annotations is slow, so each is read once."""
+    """The fields of Structs. Resolving annotations is slow, so each Struct is read once."""
 
     def __init__(self) -> None:
         self._known: dict[Any, dict[str, msgspec.structs.FieldInfo]] = {}
 
     def fields(self, struct: Any) -> dict[str, msgspec.structs.FieldInfo]:
-        """The fields of a Struct by their names in the file."""
-        known = self._known.get(struct)
-        if known is None:
-            known = self._known[struct] = {field.encode_name: field for field in msgspec.structs.fields(struct)}
-        return known
+        """See fields_of."""
+        return self._known.get(struct) or self._known.setdefault(struct, fields_of(struct))
+
+
+def shorthand_of(struct: Any) -> Any:
+    """The kind of the field that may stand for a whole Struct; None: there is no such field."""
+    return fields_of(struct)[struct.shorthand].type if hasattr(struct, "shorthand") else None
 
 
 def options_of(kind: Any) -> tuple[Any, ...]:
@@ -109,11 +116,10 @@ def scalar(text: str, kind: Any) -> Any:
 def meant(text: str, kind: Any) -> str | None:
     """Text of this kind that a person probably meant by `text`, which is not of this kind; None without a guess."""
     for option in options_of(kind):
-        if is_struct(option) and hasattr(option, "shorthand"):
-            short = next(field.type for field in msgspec.structs.fields(option) if field.name == option.shorthand)
-            found = meant(text, short)
-            if found is not None:
-                return found
+        short = shorthand_of(option) if is_struct(option) else None
+        found = None if short is None else meant(text, short)
+        if found is not None:
+            return found
         mend = getattr(form_of(option), "meant", None)
         for candidate in () if mend is None else mend(text):
             if scalar(candidate, option) is not None:
@@ -137,6 +143,5 @@ def _expected(kind: Any) -> str:
         return "a list"
     if get_origin(kind) is Mapping:
         return "a mapping"
-    fields = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
-    mapping = f"a mapping with {', '.join(fields)}"
-    return f"{expected(fields[kind.shorthand])} or {mapping}" if hasattr(kind, "shorthand") else mapping
+    short, mapping = shorthand_of(kind), f"a mapping with {', '.join(fields_of(kind))}"
+    return mapping if short is None else f"{expected(short)} or {mapping}"

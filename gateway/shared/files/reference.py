@@ -15,7 +15,7 @@ from typing import Any, get_args, get_origin
 import msgspec
 
 from gateway.shared.files.checked import plain
-from gateway.shared.files.kinds import Structs, expected, form_of, is_struct, options_of
+from gateway.shared.files.kinds import expected, fields_of, form_of, is_struct, options_of, shorthand_of
 from gateway.shared.files.schema import described
 from gateway.shared.files.yaml_file import flow
 
@@ -40,8 +40,7 @@ Place = tuple[str, Any]  # a path, and the default there; msgspec.NODEFAULT: wha
 
 def reference_of(kind: type[msgspec.Struct], title: str, lead: str, elsewhere: str) -> str:
     """Return the page about files of a Struct. `elsewhere`: where a file is that has every default written out."""
-    structs = Structs()
-    standing = list(_places(kind, "", _default(kind), structs))
+    standing = list(_places(kind, "", _default(kind)))
     order = {path: number for number, (_, path, _) in enumerate(standing)}
     places: dict[type[msgspec.Struct], list[Place]] = {}
     for struct, path, default in standing:
@@ -53,33 +52,33 @@ def reference_of(kind: type[msgspec.Struct], title: str, lead: str, elsewhere: s
     told = {
         option
         for struct in places
-        for name, field in structs.fields(struct).items()
+        for name, field in fields_of(struct).items()
         if name not in described(struct)[1]
         for option in options_of(field.type)
         if is_struct(option)
     }  # their fields say what they are
-    sections = [_section(struct, found, anchors, structs, struct in told) for struct, found in listed]
+    sections = [_section(struct, found, anchors, struct in told) for struct, found in listed]
     return "\n\n".join([f"# {title}", lead.strip(), _VALUES, *sections]).replace(_ELSEWHERE, elsewhere) + "\n"
 
 
-def _places(kind: Any, path: str, value: Any, structs: Structs) -> Iterator[tuple[type[msgspec.Struct], str, Any]]:
+def _places(kind: Any, path: str, value: Any) -> Iterator[tuple[type[msgspec.Struct], str, Any]]:
     """Every Struct below `kind`, in the order of the file, with where it stands and its default there."""
     for option in options_of(kind):
         if is_struct(option):
             struct = value if isinstance(value, option) else msgspec.NODEFAULT
             yield option, path, struct
-            for name, field in structs.fields(option).items():
+            for name, field in fields_of(option).items():
                 below = getattr(struct, field.name, msgspec.NODEFAULT)
-                yield from _places(field.type, f"{path}.{name}".removeprefix("."), below, structs)
+                yield from _places(field.type, f"{path}.{name}".removeprefix("."), below)
         elif get_origin(option) is tuple:
-            yield from _places(get_args(option)[0], path + ITEM, msgspec.NODEFAULT, structs)
+            yield from _places(get_args(option)[0], path + ITEM, msgspec.NODEFAULT)
         elif get_origin(option) is Mapping:
-            yield from _places(get_args(option)[1], f"{path}.{NAME}", msgspec.NODEFAULT, structs)
+            yield from _places(get_args(option)[1], f"{path}.{NAME}", msgspec.NODEFAULT)
 
 
 def _default(kind: type[msgspec.Struct]) -> Any:
     """Value of an empty file; NODEFAULT if the file needs a field."""
-    needed = any(field.required for field in msgspec.structs.fields(kind))
+    needed = any(field.required for field in fields_of(kind).values())
     return msgspec.NODEFAULT if needed else kind()
 
 
@@ -87,14 +86,13 @@ def _section(
     struct: type[msgspec.Struct],
     places: list[Place],
     anchors: Mapping[type[msgspec.Struct], str],
-    structs: Structs,
     told: bool,
 ) -> str:
     general, words = described(struct)
     paths = list(dict.fromkeys(path for path, _ in places))
     fields = [
         _entry(name, words.get(name) or _meaning(field.type), _form(field.type, anchors), _shown(field, places))
-        for name, field in structs.fields(struct).items()
+        for name, field in fields_of(struct).items()
     ]
     if told and len(paths) == 1 and ". " not in general:
         general = ""
@@ -159,10 +157,8 @@ def _option(kind: Any, anchors: Mapping[type[msgspec.Struct], str]) -> str:
         key, item = get_args(kind)
         return f"mapping of {NAME} ({_short(expected(key))}) to: {_form(item, anchors)}"
     link = f"[mapping](#{anchors[kind]})"
-    if not hasattr(kind, "shorthand"):
-        return link
-    fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
-    return f"{_form(fields[kind.shorthand], anchors)} or {link}"
+    short = shorthand_of(kind)
+    return link if short is None else f"{_form(short, anchors)} or {link}"
 
 
 def _shown(field: msgspec.structs.FieldInfo, places: list[Place]) -> str:

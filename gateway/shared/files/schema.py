@@ -15,7 +15,7 @@ from typing import Any, get_args, get_origin
 import msgspec
 
 from gateway.shared.files.checked import plain
-from gateway.shared.files.kinds import Words, bounds_of, expected, form_of, options_of
+from gateway.shared.files.kinds import Words, bounds_of, expected, fields_of, form_of, options_of, shorthand_of
 from gateway.shared.files.units import Unit
 
 Schema = dict[str, Any]
@@ -54,7 +54,7 @@ class _Structs:
 
     def schema(self, struct: type[msgspec.Struct]) -> Schema:
         general, words = described(struct)
-        known = msgspec.structs.fields(struct)
+        known = fields_of(struct).values()
         required = [field.encode_name for field in known if field.required]
         return {
             # A section with nothing in it is all defaults.
@@ -89,15 +89,10 @@ class _Structs:
             return [{"type": "object", "propertyNames": names, "additionalProperties": self._kind(item)}]
         if kind.__name__ not in self.made:
             self.made[kind.__name__] = self.schema(kind)
-        return [*self._shorthand(kind), {"$ref": f"#/$defs/{kind.__name__}"}]
-
-    def _shorthand(self, kind: Any) -> list[Schema]:
-        """Schemas of the shorthand for a Struct's fields; empty if it has none."""
-        if not hasattr(kind, "shorthand"):
-            return []
-        fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
-        options = [option for option in options_of(fields[kind.shorthand]) if option is not types.NoneType]
-        return [schema for option in options for schema in self._option(option)]
+        short = shorthand_of(kind)
+        options = () if short is None else options_of(short)
+        texts = [schema for option in options if option is not types.NoneType for schema in self._option(option)]
+        return [*texts, {"$ref": f"#/$defs/{kind.__name__}"}]
 
 
 def _scalar(form: Any, least: float | None, most: float | None) -> list[Schema]:

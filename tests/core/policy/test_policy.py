@@ -361,8 +361,8 @@ def test_problems_come_in_the_order_of_lines_and_say_where_they_are() -> None:
     with pytest.raises(InvalidFile) as caught:
         decode(b"timeouts: {drain: 1}\nversion: 2\n", "x.yaml")
     first, second = caught.value.problems
-    assert (first.file, first.line, first.path, first.found) == ("x.yaml", 1, "timeouts.drain", "'1'")
-    assert (second.line, second.path, second.expected, second.nearest) == (2, "version", "1", None)
+    assert (first.file, first.at.line, first.path, first.found) == ("x.yaml", 1, "timeouts.drain", "'1'")
+    assert (second.at.line, second.path, second.expected, second.nearest) == (2, "version", "1", None)
 
 
 def test_values_describe_themselves() -> None:

@@ -56,7 +56,7 @@ def test_changes_are_told_by_what_they_cost() -> None:
 def test_a_file_with_mistakes_names_each_with_its_line() -> None:
     with pytest.raises(InvalidFile) as caught:
         taken("models:\n  a: {model_path: /m/a, sleep: 3}\n  b: {model_pat: /m/b}\n")
-    assert [problem.line for problem in caught.value.problems] == [2, 3]
+    assert [problem.at.line for problem in caught.value.problems] == [2, 3]
 
 
 def test_what_stays_as_it_was_is_judged_with_the_new_models() -> None:
