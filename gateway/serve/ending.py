@@ -12,7 +12,7 @@ from gateway.serve.data_port import DataPort
 from gateway.serve.starting import ProcessSignals
 from gateway.serve.upgrade.next_gateway import NextGateway
 from gateway.serve.upgrade.rendezvous import Offer, UnsafeFolder
-from gateway.serve.upgrade.sender import HandOffSender, Rendezvous
+from gateway.serve.upgrade.sender import HandOffSender
 from gateway.shared.control.http1 import ControlPort
 from gateway.shared.lines import say
 from gateway.shared.service_manager import ServiceManager
@@ -25,21 +25,19 @@ def listen_for_successor(
 ) -> HandOffSender | None:
     """Be found at this path by a gateway that is to take over, until the stack ends; None: there can be no such path.
     With `signals` SIGUSR2 starts one."""
-    try:
-        meeting = Rendezvous(path)
-    except (OSError, UnsafeFolder) as error:
-        say(f"warning: {error}: no other gateway can take over from this one")
-        return None
-    stack.callback(meeting.close)
-    if signals is not None:
-        signals.on_upgrade(NextGateway(path, say).start)
 
     def offer() -> tuple[Offer, list[int]]:
         made, descriptors = port.offer()
         return made, [*descriptors, *control.sockets()]
 
-    sender = HandOffSender(meeting.listening, offer, say)
+    try:
+        sender = HandOffSender(path, offer, say)
+    except (OSError, UnsafeFolder) as error:
+        say(f"warning: {error}: no other gateway can take over from this one")
+        return None
     stack.callback(sender.close)
+    if signals is not None:
+        signals.on_upgrade(NextGateway(path, say).start)
     return sender
 
 

@@ -21,6 +21,7 @@ import pytest
 import uvloop
 from starlette.applications import Starlette
 
+from gateway.cli.commands import parser_for
 from gateway.decider.loading import Configuration
 from gateway.frames.messages import VERSION
 from gateway.serve import ending as endings
@@ -334,13 +335,16 @@ def test_a_folder_that_others_may_use_is_no_rendezvous(tmp_path: Path) -> None:
     ("words", "expected"),
     [
         (["python", "-m", "gateway.cli", "serve"], ["-m", "gateway.cli", "serve"]),
-        (["python", "g", "serve", "--take-over", "--log", "none"], ["g", "serve", "--log", "none"]),
-        (["python", "g", "serve", "--take-over", "/a", "--log", "none"], ["g", "serve", "--log", "none"]),
+        (["python", "g", "serve", "--take-over", "--log", "none"], ["g", "serve", "--take-over", "--log", "none"]),
+        (["python", "g", "serve", "--take-over", "/a"], ["g", "serve", "--take-over", "/a"]),
         (["python", "g", "serve", "--take-over=/a"], ["g", "serve"]),
     ],
 )
 def test_the_next_gateway_has_the_same_command_line(words: list[str], expected: list[str]) -> None:
-    assert command(words, Path("/run/weir/g")) == [sys.executable, *expected, "--take-over=/run/weir/g"]
+    found = command(words, Path("/run/weir/g"))
+    assert found == [sys.executable, *expected, "--take-over=/run/weir/g"]
+    flags = found[found.index("serve") :]
+    assert parser_for(flags).parse_args(flags).take_over == "/run/weir/g"
 
 
 # -- sockets of a service manager -------------------------------------------------------------------------------------

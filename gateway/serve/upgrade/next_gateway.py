@@ -44,15 +44,5 @@ class NextGateway:
 
 
 def command(words: Sequence[str], path: Path) -> list[str]:
-    """The command line of a process, for one that takes over at `path`."""
-    kept = [sys.executable]
-    value = False  # the next word may be the flag's own
-    for word in words[1:]:
-        if word == FLAG or word.startswith(f"{FLAG}="):
-            value = word == FLAG
-        elif not value or word.startswith("-"):
-            kept.append(word)
-            value = False
-        else:
-            value = False
-    return [*kept, f"{FLAG}={path}"]
+    """The command line of a process, for one that takes over at `path`: the flag that comes last counts."""
+    return [sys.executable, *[word for word in words[1:] if not word.startswith(f"{FLAG}=")], f"{FLAG}={path}"]

@@ -19,20 +19,23 @@ BUSY = "another gateway is taking over already"
 
 
 class HandOffSender:
-    """`offer` gives what there is now, with the descriptors of the sockets. `ready` is set by a successor that can
-    serve. `say` takes lines for the operator."""
+    """Sender at the socket `path`, where a successor finds this gateway. `offer` gives what there is now, with the
+    descriptors of the sockets. `ready` is set by a successor that can serve. `say` takes lines for the operator. Raises
+    UnsafeFolder, OSError."""
 
     def __init__(
-        self, listening: socket.socket, offer: Callable[[], tuple[Offer, Sequence[int]]], say: Callable[[str], None]
+        self, path: Path, offer: Callable[[], tuple[Offer, Sequence[int]]], say: Callable[[str], None]
     ) -> None:
-        self._listening = listening
+        self._listening = listen_at(path)
+        self._path = path
+        self._inode = path.stat().st_ino
         self._offer = offer
         self._say = say
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[None] | None = None
         self._given: asyncio.Future[HandOffPayload] = self._loop.create_future()
         self.ready: asyncio.Future[tuple[int, Ready]] = self._loop.create_future()  # and its process
-        self._loop.add_reader(listening, self._accept)
+        self._loop.add_reader(self._listening, self._accept)
 
     async def give(self, given: HandOffPayload) -> None:
         """Tell the successor that it serves from now on."""
@@ -79,23 +82,11 @@ class HandOffSender:
             self._say(f"process {pid}, which was to take over, failed: {error}: this one goes on")
 
     def close(self) -> None:
+        """Be found no more. A successor may have bound the path anew."""
         self._loop.remove_reader(self._listening)
         self._listening.close()
         if self._task is not None:
             self._task.cancel()
-
-
-class Rendezvous:
-    """The socket at `path`, where this gateway is found. Raises UnsafeFolder, OSError."""
-
-    def __init__(self, path: Path) -> None:
-        self.listening = listen_at(path)
-        self._path = path
-        self._inode = path.stat().st_ino
-
-    def close(self) -> None:
-        """A successor may have bound the path anew."""
-        self.listening.close()
         with contextlib.suppress(FileNotFoundError):
             if self._path.stat().st_ino == self._inode:
                 self._path.unlink()
