@@ -71,7 +71,6 @@ class Monitoring(msgspec.Struct, frozen=True):
 
     lost_lines: Callable[[], int] = int
     policy_status: Callable[[], FileStatus] = FileStatus
-    relays: Callable[[], Sequence[RelayCounts]] = tuple  # totals of relays that are processes of their own
     spans: SpanExport | None = None  # where traces of calls go; None: none is made
     history: History | None = None  # where `say` notes events
 
@@ -105,6 +104,7 @@ class Gateway:
         self.previous: Policy | None = None  # the one before
         self.rng = rng
         self.clock = asyncio.get_running_loop().time
+        self.relays: Callable[[], Sequence[RelayCounts]] = tuple  # totals of relays that are processes of their own
         self._most_clients = most_clients
         self._deciding(policy, witnesses, sidecar_transport)
         self._monitoring(monitoring, log)
@@ -166,13 +166,13 @@ class Gateway:
         self.bodies = BodyMemory(self.policy.body.memory)
         self.batches: BatchApi | None = None  # once the storage is open, where the policy offers it
         self._sidecar_metrics = SidecarMetrics(self.dispatch, self.waking.results)
-        relays, spans = monitoring.relays, monitoring.spans
+        spans = monitoring.spans
         self.families: list[Families] = [
             self._sidecar_metrics.collect,
             lambda: quota_families(self.limits.quotas, self.clock),
             lambda: money_families(self.limits.money, self.clock),
             lambda: route_families(self.dispatch.routes),
-            lambda: batch_families([*([] if self.batches is None else [self.batches]), *relays()]),
+            lambda: batch_families([*([] if self.batches is None else [self.batches]), *self.relays()]),
         ]
         self.metrics = Metrics(
             self.fleet,
@@ -185,7 +185,7 @@ class Gateway:
             more=lambda: chain.from_iterable([families() for families in self.families]),
             lost_lines=monitoring.lost_lines,
             policy_status=monitoring.policy_status,
-            relays=relays,
+            relays=lambda: list(self.relays()),
             lost_spans=lambda: 0 if spans is None else spans.dropped,
         )
         self.dispatch.routes.say = self.say

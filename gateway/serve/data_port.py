@@ -65,16 +65,16 @@ class MachinePort:
         lost: Callable[[], int],
         process: DeciderProcess | None = None,
     ) -> None:
-        place = None if process is None else process.place
         self._gateway = gateway
+        gateway.relays = self.totals
         self._options = options
         self._configuration = configuration
-        self._inherited = inherited if place is None else place.inherited
+        self._inherited = inherited
         self._lost = lost  # lines of the call log that were lost
         self._process = process
         self._started = time.time()
-        self._epoch = self._inherited.epoch + 1 if place is None else place.epoch
-        self._highest = self._inherited.relays + (1 if place is None else place.relays)  # number of a relay
+        self._epoch = inherited.epoch + 1 if process is None else process.place.epoch
+        self._highest = inherited.relays + (1 if process is None else process.place.relays)  # number of a relay
         if process is None:
             self._hub = hub_of(gateway, self._epoch, {})
         else:

@@ -59,7 +59,7 @@ from gateway.serve.starting import (
 )
 from gateway.serve.stored import batches_begun, check, opened, storage_of
 from gateway.serve.upgrade.next_gateway import NextGateway
-from gateway.serve.upgrade.receiver import InheritedSockets, Predecessor, inherited
+from gateway.serve.upgrade.receiver import InheritedSockets, inherited
 from gateway.serve.upgrade.rendezvous import rendezvous_path
 from gateway.shared.addresses import reachable, split_address
 from gateway.shared.control.http1 import ControlPort
@@ -68,12 +68,10 @@ from gateway.shared.notice import Notice
 from gateway.shared.operator_log import as_text, plain
 from gateway.shared.service_manager import ServiceManager
 from gateway.shared.tasks import lasting
-from gateway.shared.watched_file import WatchedFile
 
 SWITCH = 0.0005  # seconds that a thread which parses may keep the event loop waiting for the interpreter
 POLL = 0.02  # seconds between two looks whether the embedded sidecar has reported
 SIDECAR_ENDS_WITHIN = 120.0  # seconds for calls and then for engines to end
-NOTHING = InheritedSockets()
 NO_ENGINE = (
     "no engine: give --engine URL, --engine sim, --sidecar FILE, or fleet.engines, fleet.sidecars or "
     "fleet.inference_pool in the policy"
@@ -98,7 +96,7 @@ def run(options: Options) -> int:
         if configuration is not None:
             return _several(options, configuration.policy, sockets)
         errors = stack.enter_context(standard_error(text=as_text(options.log_format)))
-        uvloop.run(serve(options, open_files, errors, sockets=sockets))
+        uvloop.run(serve(options, open_files, errors, sockets))
     return 0
 
 
@@ -123,7 +121,7 @@ def _process(options: Options, policy: Policy, place: Place) -> int:
     with standard_error(text=as_text(options.log_format)) as errors:
         try:
             if place.role == "decider":
-                uvloop.run(serve(options, raised(), errors, place))
+                uvloop.run(serve(options, raised(), errors, place.inherited, place))
             else:
                 uvloop.run(relay(options, policy, raised(), errors, place))
         except StartError as error:
@@ -136,59 +134,59 @@ async def serve(
     options: Options,
     open_files: int,
     errors: LineWriter,
+    sockets: InheritedSockets,
     place: Place | None = None,
-    sockets: InheritedSockets = NOTHING,
 ) -> None:
     """Run a gateway process, from first object to last. `open_files`: how many it may have; `errors` writes to standard
-    error. `place`: it decides for relays, which have certificates of their own. `sockets`: open already."""
+    error. `sockets`: open already. `place`: it decides for relays, which have certificates of their own."""
+    alone = place is None
     async with AsyncExitStack() as stack:
-        signals = ProcessSignals(asyncio.get_running_loop(), child=place is not None)
+        signals = ProcessSignals(asyncio.get_running_loop(), child=not alone)
         stack.callback(signals.close)
-        beats = None if place is None else Beats(place.beats, signals.end)
+        process = None if place is None else DeciderProcess(place, Beats(place.beats, signals.end))
         # Of several processes the parent speaks to the service manager, which knows no other.
-        manager = stack.enter_context(ServiceManager(os.environ if place is None else {}))
+        manager = stack.enter_context(ServiceManager(os.environ if alone else {}))
         history = History()
         tell = history.noting(say, time.time)
         file, configuration = configured(options, place, tell)
         # Of several processes the decider has calls to log only where a proxy forwards some.
-        log = call_log(options, errors, tell) if place is None or options.epp is not None else None
+        log = call_log(options, errors, tell) if alone or options.epp is not None else None
         lost = partial(lost_lines, errors, log)
-        spans = span_export(options.traces, stack) if place is None else None
-        port: DataPort
-        totals = lambda: port.totals()  # noqa: E731, PLW0108 # the port does not exist yet
-        monitoring = Monitoring(lost, policy_status(options, file), totals, spans, history)
-        gateway = _gateway(options, configuration, log, tell, shared_out(open_files).clients, monitoring, stack)
-        _remember(options, gateway)
-        _warn(open_files, configuration.policy)
-        port = _data_port(options, gateway, place, beats, configuration, sockets, lost)
+        spans = span_export(options.traces, stack) if alone else None
+        monitoring = Monitoring(lost, policy_status(options, file), spans, history)
+        clients = _clients(open_files, configuration.policy)
+        gateway = _gateway(options, configuration, log, tell, clients, monitoring, stack)
+        port = _data_port(options, gateway, process, configuration, sockets, lost)
         stack.push_async_callback(port.aclose)
-        _watch(file, port, stack)
-        chain = options.certificate if place is None else None
-        secure, context = certificate_of("--tls-", chain, stack, gateway.server.go_by)
+        if file is not None:
+            file.start(port.apply)
+            stack.push_async_callback(file.aclose)
+        secure, context = certificate_of("--tls-", options.certificate if alone else None, stack, gateway.server.go_by)
         of_control, control_context = certificate_of("--control-tls-", options.control_certificate, stack)
         signals.on_hangup(partial(reload, (file, secure, of_control), log))
         app = app_of(options, gateway, port, signals, file, errors, log)
         control = ControlPort(app, options.control, shared_out(open_files).control, control_context)
         stack.push_async_callback(control.aclose)
-        gateway.telemetry.start()  # first: a call that comes now waits until its model's engines are known
-        await _listen(options, gateway, port, control, context, place, sockets)
+        await _listen(options, gateway, port, control, context, sockets, place)
         sidecar = await _own_sidecar(options, gateway, control.address, configuration.sidecar_token or "", stack)
         stack.callback(lasting("the history", partial(gateway.observer.run, port.count)).cancel)
         freeze()
         if place is None or not place.told:
-            options.announce(_running(gateway, port.addresses, control.address, sidecar, options))
-        if beats is not None:
-            beats.tell(TOLD)
+            options.announce(_running(options, gateway, port, control, sidecar))
+        if process is not None:
+            process.beats.tell(TOLD)
         manager.ready(f"data port {', '.join(port.addresses)}, control port {control.address}")
-        ending = signals if place is None else None
-        sender = listen_for_successor(_rendezvous(options, control.port), port, control, stack, ending)
+        path = _rendezvous(options, control.port)
+        sender = listen_for_successor(path, port, control, stack, signals if alone else None)
         await end(gateway, port, control, signals, sender, manager)
 
 
-def _watch(file: WatchedFile | None, port: DataPort, stack: AsyncExitStack) -> None:
-    if file is not None:
-        file.start(port.apply)
-        stack.push_async_callback(file.aclose)
+def _clients(open_files: int, policy: Policy) -> int:
+    """Connections of clients that the process can afford; fewer than the policy's are warned of."""
+    few = warning(open_files, policy.server.max_connections)
+    if few is not None:
+        say(few)
+    return shared_out(open_files).clients
 
 
 def _gateway(
@@ -200,7 +198,8 @@ def _gateway(
     monitoring: Monitoring,
     stack: AsyncExitStack,
 ) -> Gateway:
-    """Build the gateway, which `stack` closes. Raises StartError for a policy that cannot be used here."""
+    """Build the gateway, which `stack` closes, with what outlasts it: names of models, and a storage, which is not
+    opened yet. Raises StartError for a policy that cannot be used here."""
     try:
         gateway = Gateway(
             configuration,
@@ -215,7 +214,29 @@ def _gateway(
     except ApplyError as error:
         raise StartError(str(error)) from error
     stack.push_async_callback(gateway.aclose)
+    gateway.token_use.set_calendar()
+    if options.policy is not None:
+        gateway.sidecars.remember(KnownModels(file_for(options.policy), say))
+        gateway.storage = storage_of(options.policy, gateway.policy)
     return gateway
+
+
+def _data_port(
+    options: Options,
+    gateway: Gateway,
+    process: DeciderProcess | None,
+    configuration: Configuration,
+    sockets: InheritedSockets,
+    lost: Callable[[], int],
+) -> DataPort:
+    """Return the data port of this machine, or of its cluster. Raises StartError."""
+    if configuration.policy.cluster is None:
+        return MachinePort(gateway, options, configuration, sockets, lost, process)
+    if process is None:
+        raise StartError("cluster: its relays are processes of their own: give --workers 2 or more")
+    if options.epp is not None:
+        raise StartError("cluster: --epp is for a gateway that is alone: its holds would be of one member only")
+    return ClusterPort(gateway, options, configuration, process)
 
 
 async def _listen(
@@ -224,15 +245,15 @@ async def _listen(
     port: DataPort,
     control: ControlPort,
     context: ssl.SSLContext | None,
-    place: Place | None,
     sockets: InheritedSockets,
+    place: Place | None,
 ) -> None:
     """Begin to listen, once a gateway that is taken over has stopped. Raises StartError."""
-    taken = _taken(place, sockets)
-    if taken is not None:
+    gateway.telemetry.start()  # first: a call that comes now waits until its model's engines are known
+    if sockets.taken is not None and (place is None or place.first):
         await check(gateway.storage)
         await gateway.telemetry.first_contact()  # all that takes time, or may fail, comes first
-        await port.take_over(taken)
+        await port.take_over(sockets.taken)
     await opened(gateway.storage, gateway.token_use)
     if place is None:  # else relays do
         await batches_begun(gateway)
@@ -242,61 +263,13 @@ async def _listen(
     await gateway.telemetry.first_contact()
 
 
-def _remember(options: Options, gateway: Gateway) -> None:
-    """Keep what is to outlast this gateway: names of models, and its storage, which is not opened yet."""
-    gateway.token_use.set_calendar()
-    if options.policy is not None:
-        gateway.sidecars.remember(KnownModels(file_for(options.policy), say))
-        gateway.storage = storage_of(options.policy, gateway.policy)
-
-
-def _taken(place: Place | None, sockets: InheritedSockets) -> Predecessor | None:
-    """The gateway that this process is to take over, if any."""
-    if place is None:
-        return sockets.taken
-    return place.inherited.taken if place.first else None
-
-
-def _data_port(
-    options: Options,
-    gateway: Gateway,
-    place: Place | None,
-    beats: Beats | None,
-    configuration: Configuration,
-    sockets: InheritedSockets,
-    lost: Callable[[], int],
-) -> DataPort:
-    """Return the data port of this machine, or of its cluster. Raises StartError."""
-    process = None if place is None or beats is None else DeciderProcess(place, beats)
-    if configuration.policy.cluster is None:
-        return MachinePort(gateway, options, configuration, sockets, lost, process)
-    if process is None:
-        raise StartError("cluster: its relays are processes of their own: give --workers 2 or more")
-    if options.epp is not None:
-        raise StartError("cluster: --epp is for a gateway that is alone: its holds would be of one member only")
-    return ClusterPort(
-        gateway,
-        process.place,
-        process.beats,
-        configuration,
-        options.advertise,
-        secure=options.certificate is not None,
-        secure_control=options.control_certificate is not None,
-    )
-
-
 def _running(
-    gateway: Gateway, data: list[str], control: str, sidecar: SidecarProcess | None, options: Options
+    options: Options, gateway: Gateway, port: DataPort, control: ControlPort, sidecar: SidecarProcess | None
 ) -> Running:
     urls, models = [engine.url for engine in gateway.fleet], sorted(gateway.fleet.models)
     file, in_turn = None if sidecar is None else sidecar.config, MODELS if options.demo else ()
-    return Running(data, control, urls, models, file, in_turn, gateway.current.snapshot.tenants.keyed)
-
-
-def _warn(open_files: int, policy: Policy) -> None:
-    few = warning(open_files, policy.server.max_connections)
-    if few is not None:
-        say(few)
+    keyed = gateway.current.snapshot.tenants.keyed
+    return Running(port.addresses, control.address, urls, models, file, in_turn, keyed)
 
 
 async def _own_sidecar(

@@ -34,8 +34,9 @@ from gateway.serve.cluster.membership import Membership
 from gateway.serve.cluster.relay_proxies import RelayProxies, RelayProxy
 from gateway.serve.cluster.store import CheckpointStore, MemberRecord, Store, opened
 from gateway.serve.hub_of import calls_of, processes_of
-from gateway.serve.processes.place import CLOSING, HANDED, READY, TAKE, Beats, Place
-from gateway.serve.starting import ApplyError, StartError
+from gateway.serve.processes.deciding import DeciderProcess
+from gateway.serve.processes.place import CLOSING, HANDED, READY, TAKE
+from gateway.serve.starting import ApplyError, Options, StartError
 from gateway.serve.upgrade.receiver import Predecessor, receive_payload, same_member
 from gateway.serve.upgrade.rendezvous import HandOffPayload, Offer
 from gateway.shared.addresses import split_address
@@ -56,28 +57,21 @@ class ClusterPort:
     """Port with the methods of MachinePort, in gateway/serve/data_port.py. Raises StartError."""
 
     def __init__(
-        self,
-        gateway: Gateway,
-        place: Place,
-        beats: Beats,
-        configuration: Configuration,
-        advertise: str | None,
-        *,
-        secure: bool,
-        secure_control: bool,
+        self, gateway: Gateway, options: Options, configuration: Configuration, process: DeciderProcess
     ) -> None:
         policy, files = configuration.policy.cluster, configuration.cluster
         if policy is None or files is None:
             raise StartError("cluster: the policy has none")
-        me = advertise or policy.advertise
+        me, place = options.advertise or policy.advertise, process.place
         if me is None:
             raise StartError(
                 "cluster: which address do other members reach this one at? Give cluster.advertise, or --advertise"
             )
         self._gateway = gateway
+        gateway.relays = self.totals
         self._place = place
         self._policy = policy
-        self._beats = beats
+        self._beats = process.beats
         self._clock = gateway.clock
         self._token = Token(policy.name, files.token)
         self._certificate = files.certificate
@@ -89,9 +83,10 @@ class ClusterPort:
         self._task: asyncio.Task[None] | None = None
         self._said = ""
         self._handed = self._draining = False  # to another gateway; relays that end are not replaced
-        self.addresses = [address_of(each, secure) for each in place.data]
+        self.addresses = [address_of(each, options.certificate is not None) for each in place.data]
         self._member = f"{policy.name} {me}"
-        self.membership = self._join(me, files, configuration, secure=secure_control)
+        secure = options.control_certificate is not None
+        self.membership = self._join(me, files, configuration, secure=secure)
         taken = place.inherited.taken
         self._relays = RelayProxies(self._clock, self._arrived, self.membership.reached, self._unreached)
         if taken is not None:
