@@ -27,8 +27,7 @@ from gateway.frames.messages import VERSION, RelayCounts
 from gateway.frames.visitors import Visitors
 from gateway.relay.wire.server import address_of
 from gateway.serve.assembly import Gateway
-from gateway.serve.cluster.checkpoints import NOBODY, TermCheckpoints
-from gateway.serve.cluster.leadership import Leadership
+from gateway.serve.cluster.leadership import NOBODY, Leadership
 from gateway.serve.cluster.machines import Machines, control_url, members_of
 from gateway.serve.cluster.membership import Membership
 from gateway.serve.cluster.relay_proxies import RelayProxies, RelayProxy
@@ -109,11 +108,10 @@ class ClusterPort:
             raise StartError(str(error)) from error
         self._leadership = Leadership(
             self._gateway,
-            TermCheckpoints(
-                self._gateway.checkpoints, CheckpointStore(clients[1], name, me), lambda: self.membership.election
-            ),
+            CheckpointStore(clients[1], name, me),
             configuration,
             self._token,
+            election=lambda: self.membership.election,
             expected=self._expected,
             lives=self._lives,
             deposed=self._deposed,
