@@ -6,7 +6,7 @@ import asyncio
 import math
 import secrets
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from functools import partial
 from typing import Any
 
@@ -37,6 +37,7 @@ from gateway.core.batches.requests import (
     page_asked,
     stored_route,
 )
+from gateway.core.batches.states import ALL
 from gateway.core.request.outcome import Outcome, Refused
 from gateway.core.request.routes import Route
 from gateway.core.request.tenants import Account
@@ -56,13 +57,46 @@ _encode = msgspec.json.Encoder().encode
 
 
 class BatchDoor:
-    """The pipeline's `Stored`."""
+    """The pipeline's `Stored`, and the life of what serves it. The site's storage is open from `start` to `aclose`."""
 
-    def __init__(self, site: BatchSite, worker: BatchWorker) -> None:
+    def __init__(self, site: BatchSite) -> None:
+        self.told = site.told
         self._site = site
-        self._worker = worker
+        self._worker = BatchWorker(site)
         self._uploads: Counter[str] = Counter()  # under way, by tenant
         self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Take requests, and go on with the batches that are not over. Raises OSError and StorageError."""
+        await self._worker.start()
+        self._site.pipeline.others.stored = self
+
+    async def give(self) -> None:
+        """Work no batch any more: another process does. Requests that have begun are still answered."""
+        await self._worker.aclose()
+
+    async def aclose(self) -> None:
+        """End answers and calls under way. A result that is being kept is kept."""
+        await self._worker.aclose()
+        await cancel(*self._tasks)
+
+    @property
+    def batch_states(self) -> dict[str, int]:
+        """Batches by state, at the worker's last look; empty: another process works them."""
+        states = self._worker.states
+        return {status: states.get(status, 0) for status in ALL} if states else {}
+
+    @property
+    def lines(self) -> Mapping[str, int]:
+        """Numbers of lines by what became of them, since the start."""
+        return self._site.lines
+
+    @property
+    def line_calls(self) -> int:
+        """Lines that wait or run now."""
+        return self._site.calls
+
+    # -- the pipeline's ---------------------------------------------------------------------------------------------
 
     def route_of(self, path: bytes) -> Route | None:
         found = stored_route(path)
@@ -88,10 +122,6 @@ class BatchDoor:
         task = asyncio.get_running_loop().create_task(answer)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    async def aclose(self) -> None:
-        """End the answers under way."""
-        await cancel(*self._tasks)
 
     def _uploaded(self, tenant: str) -> None:
         self._uploads[tenant] -= 1
@@ -171,13 +201,13 @@ class BatchDoor:
         file = await self._known(id, tenant)
         storage = self._site.storage
         try:
-            needed = await storage.run(tables.delete_file, tenant, file.id)
+            needed = await storage.run(tables.delete_file, tenant=tenant, id=file.id)
         except StorageError as error:
             if not error.full:
                 raise
             # A full disk keeps its row until its bytes make room. No batch needs them: that is asked before any change.
             await in_thread(self._site.folder.delete, file.id)
-            needed = await storage.run(tables.delete_file, tenant, file.id)
+            needed = await storage.run(tables.delete_file, tenant=tenant, id=file.id)
         if needed:
             message = f"{file.id} is the input of {needed}, which is not over: cancel that first, or wait"
             raise Refused(Outcome.BAD_REQUEST, message, param="id", code="file_in_use")

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from gateway.batches.door import FORM
-from gateway.batches.site import BatchSite
+from gateway.batches.door import FORM, BatchDoor
 from gateway.control.calls import CallView, active_calls
 from gateway.core.admission.limits import LimitBook
 from gateway.core.admission.quotas import Calendar
@@ -53,7 +52,6 @@ from gateway.relay.large_bodies import LargeBodies
 from gateway.relay.pipeline import Pipeline
 from gateway.relay.tracing import Tracing
 from gateway.relay.wire.server import Server, ServerSettings
-from gateway.serve.batch_api import BatchApi
 from gateway.serve.fleet_engines import FleetEngines
 from gateway.serve.issuers import issuer_of
 from gateway.serve.starting import ApplyError
@@ -164,7 +162,7 @@ class Gateway:
     def _monitoring(self, monitoring: Monitoring, log: CallLog | None) -> None:
         """Build what counts and records."""
         self.bodies = BodyMemory(self.policy.body.memory)
-        self.batches: BatchApi | None = None  # once the storage is open, where the policy offers it
+        self.batches: BatchDoor | None = None  # once the storage is open, where the policy offers it
         self._sidecar_metrics = SidecarMetrics(self.dispatch, self.waking.results)
         spans = monitoring.spans
         self.families: list[Families] = [
@@ -269,14 +267,6 @@ class Gateway:
 
     def _changed(self, engine: Engine) -> None:
         self.engines.changed(engine)
-
-    async def offer_batches(self) -> None:
-        """Take files and batches, where the policy says so, and go on with those that are not over. Raises OSError and
-        StorageError."""
-        if self.policy.batches is not None and self.storage is not None:
-            site = BatchSite(self.policy.batches, self.storage, self.pipeline, self.bodies, self.say)
-            self.batches = BatchApi(site)
-            await self.batches.start()
 
     async def give_storage(self) -> None:
         """Hand the storage over to another gateway. This one only ends what is under way."""

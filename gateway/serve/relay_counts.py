@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from gateway.batches.door import BatchDoor
 from gateway.core.call_counts import CallCounts
 from gateway.core.request.body_memory import BodyMemory
 from gateway.frames.messages import RelayCounts
 from gateway.relay.batcher import Batcher
 from gateway.relay.wire.server import Server
-from gateway.serve.batch_api import BatchApi
 
 
 def relay_counts(
@@ -15,7 +15,7 @@ def relay_counts(
     server: Server,
     bodies: BodyMemory,
     batcher: Batcher,
-    batches: BatchApi | None,
+    batches: BatchDoor | None,
     *,
     lost_lines: int,
     lost_spans: int = 0,

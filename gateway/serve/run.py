@@ -57,7 +57,7 @@ from gateway.serve.starting import (
     span_export,
     try_relays,
 )
-from gateway.serve.stored import batches_begun, check, opened, storage_of
+from gateway.serve.stored import begun, check, offered, opened, storage_of
 from gateway.serve.upgrade.next_gateway import NextGateway
 from gateway.serve.upgrade.receiver import InheritedSockets, inherited
 from gateway.serve.upgrade.rendezvous import rendezvous_path
@@ -256,7 +256,9 @@ async def _listen(
         await port.take_over(sockets.taken)
     await opened(gateway.storage, gateway.token_use)
     if place is None:  # else relays do
-        await batches_begun(gateway)
+        policy, storage, pipeline = gateway.policy, gateway.storage, gateway.pipeline
+        gateway.batches = offered(policy, storage, pipeline, gateway.bodies, gateway.say)
+        await begun(gateway.batches)
     await _listening(f"--listen {options.listen}", port.listen(context))
     bound = sockets.control if place is None else place.control
     await _listening(f"--control {options.control}", control.start(bound))

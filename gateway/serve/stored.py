@@ -6,12 +6,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from gateway.batches.door import BatchDoor
 from gateway.batches.site import BatchSite
 from gateway.core.policy.policy import Policy
 from gateway.core.request.body_memory import BodyMemory
 from gateway.relay.pipeline import Pipeline
-from gateway.serve.assembly import Gateway
-from gateway.serve.batch_api import BatchApi
 from gateway.serve.starting import StartError
 from gateway.serve.token_use import TokenUse
 from gateway.shared.storage import Storage, StorageError
@@ -46,33 +45,42 @@ async def opened(storage: Storage | None, use: TokenUse) -> None:
         raise StartError(f"storage: {error}") from error
 
 
+def offered(
+    policy: Policy, storage: Storage | None, pipeline: Pipeline, bodies: BodyMemory, say: Callable[[str], None]
+) -> BatchDoor | None:
+    """Files and batches, not begun yet; None: the policy does not offer them."""
+    if policy.batches is None or storage is None:
+        return None
+    return BatchDoor(BatchSite(policy.batches, storage, pipeline, bodies, say))
+
+
+async def begun(batches: BatchDoor | None, beside: Storage | None = None) -> None:
+    """Take files and batches, where they are offered. `beside`: a storage that another process has opened, and that is
+    to be opened here too. Raises StartError."""
+    if batches is None:
+        return
+    try:
+        if beside is not None:
+            await beside.open_beside()
+        await batches.start()
+    except (StorageError, OSError) as error:
+        raise StartError(f"batches: {batches.told(error)}") from error
+
+
 @asynccontextmanager
 async def batches_beside(
     file: Path | None, policy: Policy, pipeline: Pipeline, bodies: BodyMemory, say: Callable[[str], None]
-) -> AsyncIterator[BatchApi | None]:
+) -> AsyncIterator[BatchDoor | None]:
     """Take files and batches in a relay, whose decider has opened the storage; None: the policy does not offer them.
     Raises StartError."""
     storage = None if file is None else storage_of(file, policy)
-    if policy.batches is None or storage is None:
+    batches = offered(policy, storage, pipeline, bodies, say)
+    if storage is None or batches is None:
         yield None
         return
-    site = BatchSite(policy.batches, storage, pipeline, bodies, say)
-    batches = BatchApi(site)
     try:
-        try:
-            await storage.open_beside()
-            await batches.start()
-        except (StorageError, OSError) as error:
-            raise StartError(f"batches: {site.told(error)}") from error
+        await begun(batches, storage)
         yield batches
     finally:
         await batches.aclose()
         await storage.aclose()
-
-
-async def batches_begun(gateway: Gateway) -> None:
-    """Take files and batches, where the policy offers them. Raises StartError."""
-    try:
-        await gateway.offer_batches()
-    except (StorageError, OSError) as error:
-        raise StartError(f"batches: {error}") from error

@@ -54,7 +54,7 @@ def test_an_upload_and_a_batch_are_told_to_come_later(
         await storage.open()
         site = site_of(storage, said.append)
         site.folder.make()
-        door = BatchDoor(site, BatchWorker(site))
+        door = BatchDoor(site)
         account = Tenants(Policy()).accounts[ANONYMOUS]
         monkeypatch.setattr(FileFolder, "keep", partial(full, number=number))
         request = upload()
@@ -69,7 +69,7 @@ def test_an_upload_and_a_batch_are_told_to_come_later(
         assert not door._uploads
         monkeypatch.undo()
 
-        async def never(*_: Any) -> Any:
+        async def never(*_: Any, **__: Any) -> Any:
             raise StorageError("weir.db: the disk is full", full=True)
 
         monkeypatch.setattr(storage, "run", never)
@@ -93,7 +93,7 @@ def test_files_can_be_deleted_and_old_ones_go_on_a_full_disk(tmp_path: Path, mon
         site = site_of(storage)
         site.folder.make()
         worker = BatchWorker(site)
-        door = BatchDoor(site, worker)
+        door = BatchDoor(site)
         for name in ("delete_file", "forget_old"):
             change = getattr(tables, name)
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from gateway.batches.door import BatchDoor
 from gateway.core.call_counts import CallCounts
 from gateway.core.engines.origin import origin_of
 from gateway.core.policy.policy import Policy
@@ -31,7 +32,6 @@ from gateway.relay.remote.link import Connect, Link
 from gateway.relay.tracing import Tracing
 from gateway.relay.wire.server import Server
 from gateway.serve.assembly import server_settings
-from gateway.serve.batch_api import BatchApi
 from gateway.serve.descriptors import shared_out
 from gateway.serve.fleet_engines import client_settings
 from gateway.serve.issuers import issuer_of
@@ -131,7 +131,7 @@ class RelaySide:
         self._counts = CallCounts(self._known)
         self._ended, self._ended_told = EndedCalls(frames.MOST_RECORDS), 0
         self._recorder = Recorder(current, self._counts, log, lambda _: None, self._clock, self._rng, self._ended)
-        self.batches: BatchApi | None = None  # where they are offered
+        self.batches: BatchDoor | None = None  # where they are offered
         self._drain_within: float | None = None
         self._gently = False
         self._drain_order = asyncio.Event()
@@ -168,7 +168,7 @@ class RelaySide:
             tracing=None if spans is None else Tracing(current, spans.put, self._rng, self._recorder.labels),
         )
 
-    def offered(self, file: Path | None, policy: Policy) -> AbstractAsyncContextManager[BatchApi | None]:
+    def offered(self, file: Path | None, policy: Policy) -> AbstractAsyncContextManager[BatchDoor | None]:
         """Files and batches, as a policy offers them, once there is a pipeline."""
         return batches_beside(file, policy, self.pipeline, self.bodies, self._say)
 
