@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from string import Template
 from urllib.parse import urlsplit
 
 import msgspec
@@ -29,37 +30,7 @@ SPEED = "2"  # a start takes 8 s, to sleep or wake half a second
 TRUE = {"rest": 4_800 * 1024**2, "context": 2_200 * 1024**2}
 LOAD, WAKE, OTHERWISE = 14.5, 1.1, 1.0  # seconds of a start; of waking or falling asleep, at speed 1; more at any
 SPEED_VARIABLE = "WEIR_SIMULATED_SPEED"  # what engines go by
-
-CONFIG = """\
-# What `gateway serve --engine demo` runs: four models on two simulated GPUs of 24 GB. Each GPU has room for two of
-# them, a large one and the small one, but not for two large ones: all four are never awake together. So the third
-# large one that is asked for puts the one to sleep that has not been used for longest, and the small one finds room.
-
-version: 1
-id: demo
-gateways: ["{gateway}"]
-token_file: token
-listen: {listen}
-engine_addresses: unix:{folder}/engines
-
-# Simulated: Llama 3 8B in 8 bits on an NVIDIA L4, at twice its speed. The others are taken to be as fast.
-engine: {{simulated: l4-8b-fp8}}
-# Simulated as the GPUs are: weights that sleep at level 1 take no memory of this machine.
-host_memory_for_sleep: 64GiB
-
-models:
-  # `max_starvation`: nobody who tries this out wants to wait until the others have been idle for long.
-  llama-3-8b: {{model_path: simulated/llama-3-8b, gpu_memory: 55%, max_starvation: 1s}}
-  mistral-7b: {{model_path: simulated/mistral-7b, gpu_memory: 55%, max_starvation: 1s}}
-  qwen-2.5-7b: {{model_path: simulated/qwen-2.5-7b, gpu_memory: 55%, max_starvation: 1s}}
-  phi-3-mini:
-    model_path: simulated/phi-3-mini
-    # Too little, which nobody knows before it was tried: its first start fails, in vLLM's words, and the next claims
-    # what they say.
-    gpu_memory: {{kv: 6GiB}}
-    max_starvation: 1s
-    engine: {{simulated: l4-4b-fp8}}
-"""
+CONFIG = Template(Path(__file__).with_name("demo-sidecar.yaml").read_text(encoding="utf-8"))
 
 
 @contextmanager
@@ -82,7 +53,7 @@ def embedded_sidecar(
         write_new(folder / "token", token, 0o600)
         gateway = reachable(control)
         listen = f"127.0.0.1:{_free_port(urlsplit(gateway).port or 0)}"
-        config.write_text(CONFIG.format(gateway=gateway, listen=listen, folder=folder))
+        config.write_text(CONFIG.substitute(gateway=gateway, listen=listen, folder=folder))
         environment = {SPEED_VARIABLE: speed}
         all_flags = ("--gpus-from", str(gpus), *flags)
         yield SidecarProcess(config, *all_flags, environment=environment, stop_within=STOP_WITHIN, say=say)

@@ -24,7 +24,7 @@ from sidecar.residency.state_file import decode as known
 
 def config(token: str = "") -> SidecarConfig:
     return decode(
-        CONFIG.format(gateway="http://127.0.0.1:8001", token=token, listen="127.0.0.1:8002", folder="/r").encode()
+        CONFIG.substitute(gateway="http://127.0.0.1:8001", token=token, listen="127.0.0.1:8002", folder="/r").encode()
     )
 
 

@@ -1,8 +1,9 @@
 """Store of a cluster: a Valkey (7.2 or later) or Redis (7 or later) that knows its members and their leader.
 
-A turn is one script, hence one step. Keys of the cluster NAME begin with `weir:{NAME}:`. `member:*` and `leader` live
-for TTL; `roster`, `term` and `token` stay. An epoch is one more than the highest that is known, and at least the
-microseconds from 1970 to its election: so a store that has forgotten all gives none that was given before.
+A turn is one script (`turn.lua` beside this file), hence one step. Keys of the cluster NAME begin with `weir:{NAME}:`.
+`member:*` and `leader` live for TTL; `roster`, `term` and `token` stay. An epoch is one more than the highest that is
+known, and at least the microseconds from 1970 to its election: so a store that has forgotten all gives none that was
+given before.
 `loadtest/lab/dst/relays/cluster_store.py` is the same in virtual time.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -25,113 +27,19 @@ WITHIN = 0.4  # seconds for an answer
 STATE_WITHIN = 1.0  # seconds for that to a checkpoint's, which a new decider waits for
 KEPT = 3600.0  # seconds that a checkpoint is kept
 MONEY_KEPT = 62 * 86_400.0  # seconds that money is: longer than a month
-TURN = """
-local p, name, life, record = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
-local ttl, forgotten = tonumber(ARGV[4]), tonumber(ARGV[5])
-local known, candidacy, term, number = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
-local seen, print = ARGV[10], ARGV[11]
-local time = redis.call('TIME')
-local micros = time[1] * 1000000 + time[2]
-local now = math.floor(micros / 1000)
-local after = tonumber(ARGV[13])
-if after and math.abs(now - after) > tonumber(ARGV[14]) then candidacy = 0 end
 
-local other = redis.call('GET', p .. 'token')
-if other and other ~= print then return {'token'} end
-if term == 0 or redis.call('GET', p .. 'leader') ~= string.format('%.0f %s', term, name) then
-  local before = redis.call('GET', p .. 'member:' .. name)
-  if before and cjson.decode(before).life ~= life then return {'taken'} end
-end -- else it leads, and whatever is in its place is a stranger's
-redis.call('SET', p .. 'token', print, 'PX', forgotten)
-if ARGV[12] == '1' then redis.call('SET', p .. 'member:' .. name, record, 'PX', ttl) end
 
-local had = tonumber(redis.call('HGET', p .. 'term', 'epoch') or '0')
-local epoch = math.max(had, known)
-local emptied = had < epoch or had == 0
-if emptied then
-  for each in string.gmatch(seen, '%S+') do redis.call('HSETNX', p .. 'roster', each, now) end
-end
-redis.call('HSET', p .. 'roster', name, now)
+def _script(name: str) -> str:
+    """The text of a script, which Valkey carries out as one step."""
+    return Path(__file__).with_name(f"{name}.lua").read_text(encoding="utf-8")
 
-local leader, leads = redis.call('GET', p .. 'leader'), 0
-if leader then
-  local at, who = string.match(leader, '^(%d+) (.*)$')
-  leads, leader = tonumber(at), who
-  if leads < epoch or (leader == name and leads ~= term) then leader = false end
-end
-local known_to_leader = redis.call('HGET', p .. 'term', 'seen') or ''
-if not leader then
-  local listed = string.find(' ' .. known_to_leader .. ' ', ' ' .. name .. ' ', 1, true)
-  if term > 0 and term == epoch then
-    leader, leads = name, epoch
-  elseif candidacy == 2 or (candidacy == 1 and (listed or (known_to_leader == '' and had >= known))) then
-    leader, leads = name, math.max(epoch + 1, micros)
-    if not listed then known_to_leader = known_to_leader .. ' ' .. name end
-    redis.call('HSET', p .. 'term', 'seen', known_to_leader)
-  end
-end
-local until_ = tonumber(redis.call('HGET', p .. 'term', 'emptied_until') or '0')
-if leader == name then
-  local last = tonumber(redis.call('HGET', p .. 'term', 'number') or '0')
-  if term ~= leads or had < leads then last = 0 end
-  if emptied then until_ = now + ttl end
-  redis.call('SET', p .. 'leader', string.format('%.0f %s', leads, name), 'PX', ttl)
-  redis.call('HSET', p .. 'term', 'epoch', leads, 'number', last, 'emptied_until', until_)
-  if emptied and known > 0 then redis.call('HSET', p .. 'term', 'lost', 1) end
-  if term > 0 and number > last then
-    redis.call('HSET', p .. 'term', 'number', number, 'seen', seen .. ' ' .. name)
-  end
-end
 
-local members = {}
-local roster = redis.call('HGETALL', p .. 'roster')
-for i = 1, #roster, 2 do
-  local its = redis.call('GET', p .. 'member:' .. roster[i])
-  if its or tonumber(roster[i + 1]) + ttl + forgotten > now then
-    members[#members + 1] = {roster[i], its or ''}
-  else
-    redis.call('HDEL', p .. 'roster', roster[i])
-  end
-end
-return {'ok', leader or '', leads, (emptied or now < until_) and 1 or 0, now, members}
-"""
-RESIGN = """
-local leader = redis.call('GET', KEYS[1] .. 'leader')
-if leader and string.match(leader, '^%d+ (.*)$') == ARGV[1] then redis.call('DEL', KEYS[1] .. 'leader') end
-return 1
-"""
-LEAVE = """
-local p, name, life, term = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3])
-local leader = redis.call('GET', p .. 'leader')
-if term == 0 or leader ~= string.format('%.0f %s', term, name) then
-  local before = redis.call('GET', p .. 'member:' .. name)
-  if before and cjson.decode(before).life ~= life then return 0 end
-end -- as in a turn
-redis.call('DEL', p .. 'member:' .. name)
-redis.call('HDEL', p .. 'roster', name)
-if leader and string.match(leader, '^%d+ (.*)$') == name then redis.call('DEL', p .. 'leader') end
-local left = ''
-for each in string.gmatch(redis.call('HGET', p .. 'term', 'seen') or '', '%S+') do
-  if each ~= name then left = left .. ' ' .. each end
-end
-if redis.call('EXISTS', p .. 'term') == 1 then redis.call('HSET', p .. 'term', 'seen', left) end
-return 1
-"""
-SAVE = """
-if redis.call('GET', KEYS[1] .. 'leader') ~= ARGV[1] then return 0 end
-redis.call('SET', KEYS[1] .. 'checkpoint', ARGV[2], 'PX', ARGV[3])
-if ARGV[4] ~= '' then
-  redis.call('SET', KEYS[1] .. 'money', ARGV[4], 'PX', ARGV[5])
-  redis.call('HDEL', KEYS[1] .. 'term', 'lost')
-end
-return 1
-"""
+TURN = _script("turn")
+RESIGN = _script("resign")
+LEAVE = _script("leave")
+SAVE = _script("save")
 LOAD_MONEY = "return {redis.call('GET', KEYS[1] .. 'money') or '', redis.call('HEXISTS', KEYS[1] .. 'term', 'lost')}"
-LOAD = """
-local found = redis.call('GET', KEYS[1] .. 'checkpoint')
-if not found then return {} end
-return {found, redis.call('PTTL', KEYS[1] .. 'checkpoint')}
-"""
+LOAD = _script("load")
 NO_REDIS = "cluster: the Python package redis is not installed: pip install 'WEIR.whl[cluster]'"
 
 
