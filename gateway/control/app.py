@@ -41,11 +41,11 @@ from gateway.control.console.trial.simulation import TrialRoutes
 from gateway.control.guard import HEADERS, JSON, ControlPortRules, error
 from gateway.control.parts import ControlParts
 from gateway.control.policy_view import policy_yaml
-from gateway.control.processes import ProcessesView
 from gateway.control.reports import take_report
 from gateway.control.usage import usage_csv, usage_view
 from gateway.control.view import fleet_view
 from gateway.core.engines.announcer import state_of
+from gateway.native import STATE
 from gateway.shared.control.guard import Guard
 from gateway.shared.protocol import REPORT_PATH
 from gateway.shared.storage import StorageError
@@ -147,7 +147,7 @@ class Control:
 
     async def processes(self, _: Request) -> Response:
         await self._parts.count()
-        return _json(ProcessesView(self._parts.processes()))
+        return _json({"processes": self._parts.processes(), "pump": STATE})  # STATE: whether streams are pumped
 
     async def cluster(self, _: Request) -> Response:
         if self._parts.cluster is None:

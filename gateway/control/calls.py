@@ -30,13 +30,6 @@ class CallView(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     attempts: int
 
 
-class CallsView(msgspec.Struct, frozen=True, kw_only=True):
-    """`total`: how many calls there are; `calls`: the newest SHOWN of them."""
-
-    total: int
-    calls: list[CallView]
-
-
 def active_calls(live: Iterable[ActiveCall], labels: Mapping[str, str], now: float) -> Iterator[CallView]:
     """Calls of a pipeline of this process; those that are not parsed yet are left out. `labels`: engines' names by id,
     where these differ."""
@@ -57,7 +50,7 @@ def active_calls(live: Iterable[ActiveCall], labels: Mapping[str, str], now: flo
             )
 
 
-def calls_view(calls: Iterable[CallView]) -> CallsView:
+def calls_view(calls: Iterable[CallView]) -> dict[str, object]:
     """View of these calls: their number, and the SHOWN youngest of them."""
     found = list(calls)
-    return CallsView(total=len(found), calls=nsmallest(SHOWN, found, key=lambda call: call.age_s))
+    return {"total": len(found), "calls": nsmallest(SHOWN, found, key=lambda call: call.age_s)}

@@ -6,8 +6,6 @@ from typing import Literal
 
 import msgspec
 
-from gateway.native import STATE
-
 
 class ProcessView(msgspec.Struct, frozen=True):
     """Process of a gateway. `started`: Unix seconds. `calls`: calls that ended in this process. `connections`:
@@ -18,10 +16,3 @@ class ProcessView(msgspec.Struct, frozen=True):
     started: float
     calls: int
     connections: int
-
-
-class ProcessesView(msgspec.Struct, frozen=True):
-    """Every process, the parent first."""
-
-    processes: list[ProcessView]
-    pump: Literal["on", "off", "not built"] = STATE  # whether streams are pumped; see docs/scale.md

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import resource
 
-import msgspec
-
 from gateway.serve.starting import StartError
 
 LEAST = 100  # files, of which clients have 12
@@ -19,18 +17,11 @@ ENGINES = 4096  # connections
 CONTROL = 1200  # connections of the control port, and an eighth of all at most
 
 
-class Descriptors(msgspec.Struct, frozen=True):
-    """Connections that the limit of open files allows."""
-
-    clients: int
-    control: int
-
-
-def shared_out(limit: int) -> Descriptors:
-    """The shares of a process that may have `limit` files open."""
+def shared_out(limit: int) -> tuple[int, int]:
+    """Connections of clients and of the control port, in a process that may have `limit` files open."""
     control = max(1, min(CONTROL, limit // 8))
     rest = limit - FILES - control
-    return Descriptors(clients=max(1, rest - min(ENGINES, rest // 2)), control=control)
+    return max(1, rest - min(ENGINES, rest // 2)), control
 
 
 def raised() -> int:
@@ -46,7 +37,7 @@ def raised() -> int:
 
 def warning(limit: int, wanted: int) -> str | None:
     """Return a line for the operator about a limit that leaves fewer clients than the policy's `wanted`."""
-    clients = shared_out(limit).clients
+    clients, _ = shared_out(limit)
     if clients >= wanted:
         return None
     return (

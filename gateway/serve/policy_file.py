@@ -20,15 +20,11 @@ from gateway.shared.watched_file import WatchedFile
 DEFAULTS = Policy()
 
 
-def _as_it_is(configuration: Configuration) -> Configuration:
-    return configuration
-
-
 def first_read(
     path: Path | None,
     say: Callable[[str], None] = say,
     *,
-    complete: Callable[[Configuration], Configuration] = _as_it_is,
+    complete: Callable[[Configuration], Configuration] = lambda read: read,
     default: Policy = DEFAULTS,
 ) -> tuple[WatchedFile | None, Configuration]:
     """The policy file, to be watched, and what it says now. `complete` adds what it leaves out; `default` is the policy

@@ -131,11 +131,7 @@ def _process(options: Options, policy: Policy, place: Place) -> int:
 
 
 async def serve(
-    options: Options,
-    open_files: int,
-    errors: LineWriter,
-    sockets: InheritedSockets,
-    place: Place | None = None,
+    options: Options, open_files: int, errors: LineWriter, sockets: InheritedSockets, place: Place | None = None
 ) -> None:
     """Run a gateway process, from first object to last. `open_files`: how many it may have; `errors` writes to standard
     error. `sockets`: open already. `place`: it decides for relays, which have certificates of their own."""
@@ -154,7 +150,10 @@ async def serve(
         lost = partial(lost_lines, errors, log)
         spans = span_export(options.traces, stack) if alone else None
         monitoring = Monitoring(lost, policy_status(options, file), spans, history)
-        clients = _clients(open_files, configuration.policy)
+        few = warning(open_files, configuration.policy.server.max_connections)
+        if few is not None:
+            say(few)
+        clients, watchers = shared_out(open_files)
         gateway = _gateway(options, configuration, log, tell, clients, monitoring, stack)
         port = _data_port(options, gateway, process, configuration, sockets, lost)
         stack.push_async_callback(port.aclose)
@@ -165,7 +164,7 @@ async def serve(
         of_control, control_context = certificate_of("--control-tls-", options.control_certificate, stack)
         signals.on_hangup(partial(reload, (file, secure, of_control), log))
         app = app_of(options, gateway, port, signals, file, errors, log)
-        control = ControlPort(app, options.control, shared_out(open_files).control, control_context)
+        control = ControlPort(app, options.control, watchers, control_context)
         stack.push_async_callback(control.aclose)
         await _listen(options, gateway, port, control, context, sockets, place)
         sidecar = await _own_sidecar(options, gateway, control.address, configuration.sidecar_token or "", stack)
@@ -179,14 +178,6 @@ async def serve(
         path = _rendezvous(options, control.port)
         sender = listen_for_successor(path, port, control, stack, signals if alone else None)
         await end(gateway, port, control, signals, sender, manager)
-
-
-def _clients(open_files: int, policy: Policy) -> int:
-    """Connections of clients that the process can afford; fewer than the policy's are warned of."""
-    few = warning(open_files, policy.server.max_connections)
-    if few is not None:
-        say(few)
-    return shared_out(open_files).clients
 
 
 def _gateway(

@@ -47,25 +47,22 @@ class Acceptor:
     def _accept(self) -> None:
         for _ in range(_AT_ONCE):
             if not self._may():
-                self._loop.remove_reader(self.listening)
-                self._paused = self._loop.call_later(_LOOK, self._look)
+                self._rest(_LOOK)
                 return
             try:
                 sock, address = self.listening.accept()
             except (BlockingIOError, ConnectionAbortedError):
                 return
             except OSError:  # no descriptor is left: the listener stays readable, and must not spin
-                self._loop.remove_reader(self.listening)
-                self._paused = self._loop.call_later(_PAUSE, self._loop.add_reader, self.listening, self._accept)
+                self._rest(_PAUSE)
                 return
             sock.setblocking(False)
             self._taken(sock, address[0] if isinstance(address, tuple) else "unix")
 
-    def _look(self) -> None:
-        if self._may():
-            self._loop.add_reader(self.listening, self._accept)
-        else:
-            self._paused = self._loop.call_later(_LOOK, self._look)
+    def _rest(self, seconds: float) -> None:
+        """Accept nothing for a while."""
+        self._loop.remove_reader(self.listening)
+        self._paused = self._loop.call_later(seconds, self._loop.add_reader, self.listening, self._accept)
 
 
 def reset(sock: socket.socket) -> None:

@@ -1,5 +1,7 @@
 """Command line of a program with commands: one module a command, imported when the command is chosen.
 
+A module has DESCRIPTION, EXAMPLES, `add_arguments(parser)`, and `command(given)`, which gives the exit status.
+
 `PROGRAM --help` imports no command. A mistake is one line, and help texts stay as they are written.
 """
 
@@ -14,22 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from types import ModuleType
-from typing import Any, NoReturn, Protocol, cast
+from typing import Any, NoReturn, cast
 
 SIMILAR = 0.6  # of 1, from which a name is taken for another's
-
-
-class Command(Protocol):
-    """Module of a command."""
-
-    DESCRIPTION: str
-    EXAMPLES: str
-
-    def add_arguments(self, parser: Any) -> None:
-        """Declare the command's arguments."""
-
-    def command(self, given: argparse.Namespace) -> int:
-        """Carry it out; the exit status."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -119,7 +108,7 @@ def with_commands(top: Parser, words: Sequence[str], modules: Mapping[str, tuple
             continue
         path, _, object_in = module.partition(":")
         holder = _imported(path)
-        found = cast("Command", getattr(holder, object_in) if object_in else holder)
+        found: Any = getattr(holder, object_in) if object_in else holder
         text = {"description": found.DESCRIPTION, "epilog": found.EXAMPLES}
         parser = added(commands.add_parser, name, help=does, **text)
         found.add_arguments(parser)

@@ -68,7 +68,7 @@ async def relay(options: Options, policy: Policy, open_files: int, errors: LineW
         beats = Beats(place.beats, signals.end)
         log = call_log(options, errors)
         parser = stack.enter_context(ThreadPoolExecutor(1, "parser"))
-        most = shared_out(open_files).clients
+        most, _ = shared_out(open_files)
         spans = span_export(options.traces, stack)
         side = RelaySide(place, most, log, parser, partial(lost_lines, errors, log), spans=spans)
         stack.push_async_callback(side.aclose)
