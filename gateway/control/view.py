@@ -21,7 +21,7 @@ from gateway.core.request.call import Call
 from gateway.core.request.routes import ROUTES
 from gateway.core.sidecars.sidecar import Sidecar, awake
 from gateway.decider.dispatch import Dispatch
-from gateway.shared.fields import made_of
+from gateway.shared.protocol import GPUReport
 
 # The call for which predictions are made.
 PROMPT = 500  # tokens
@@ -59,54 +59,13 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
 
 
-class SidecarModelView(msgspec.Struct, frozen=True, kw_only=True):
-    """Profile, as its sidecar reports it. `engine`: id of its engine in the fleet, null while it has none there.
-    `ready_in_s`: until the profile could serve, null if it cannot be made ready; `why` then gives the reason.
-    `phase`: of a start under way, in words."""
-
-    profile: str
-    model: str
-    state: str
-    pending: str | None
-    engine: str | None
-    ready_in_s: float | None
-    why: str
-    last_error: str
-    phase: str = ""
-
-
-class GPUView(msgspec.Struct, frozen=True, kw_only=True):
-    """GPU of a sidecar, sizes in bytes. `used`: measured use by all processes. `held`: by profile, the bytes accounted
-    to its engine. `refused`: why no engine is started on the GPU."""
-
-    index: int
-    total: int
-    used: int
-    free: int
-    held: dict[str, int]
-    refused: str
-
-
-class SidecarView(msgspec.Struct, frozen=True, kw_only=True):
-    """Sidecar. `heard_s`: since its last report; a stale sidecar gets no requests. `refused`: addresses in its report
-    that may not be used, and why."""
-
-    id: str
-    control: str
-    heard_s: float
-    stale: bool
-    models: list[SidecarModelView]
-    refused: dict[str, str]
-    gpus: list[GPUView] = []
-
-
 class FleetView(msgspec.Struct, frozen=True, kw_only=True):
     draining: bool
     engines: list[dict[str, object]]
     models: list[ModelView]
     queues: list[QueueView]
     running: dict[str, int]  # calls that hold a grant, by class
-    sidecars: list[SidecarView]
+    sidecars: list[dict[str, object]]
 
 
 def fleet_view(fleet: Fleet, dispatch: Dispatch, now: float) -> FleetView:
@@ -129,38 +88,53 @@ def fleet_view(fleet: Fleet, dispatch: Dispatch, now: float) -> FleetView:
     )
 
 
-def _sidecar(sidecar: Sidecar, now: float) -> SidecarView:
-    report, stale = sidecar.report, sidecar.stale(now)
+def ready_in(sidecar: Sidecar, profile: str, now: float) -> float | None:
+    """Seconds until a sidecar's profile could serve; None: it cannot be made ready."""
+    outlook = sidecar.outlook(profile, now)
+    return 0.0 if awake(sidecar.models[profile]) else None if outlook is None else outlook.ready_in
+
+
+def held_on(sidecar: Sidecar, gpu: GPUReport) -> dict[str, int]:
+    """Bytes of a GPU that are accounted to engines, by their profiles."""
+    return {each.profile: each.held for each in sidecar.report.models if each.held and gpu.index in each.gpus}
+
+
+def _sidecar(sidecar: Sidecar, now: float) -> dict[str, object]:
+    report = sidecar.report
     engines = {member.profile: member.id for member in sidecar.members.values()}
-    models = []
-    for profile, model in sidecar.models.items():
-        outlook = sidecar.outlook(profile, now)
-        ready_in = 0.0 if awake(model) else None if outlook is None else outlook.ready_in
-        models.append(
-            made_of(
-                SidecarModelView,
-                model,
-                engine=engines.get(profile),
-                ready_in_s=None if ready_in is None else round(ready_in, 2),
-                why=model.message or model.why,
-            )
-        )
-    return SidecarView(
-        id=report.sidecar,
-        control=report.control,
-        heard_s=round(now - sidecar.reported_at, 2),
-        stale=stale,
-        gpus=[
-            made_of(
-                GPUView,
-                gpu,
-                held={each.profile: each.held for each in report.models if each.held and gpu.index in each.gpus},
-            )
+    times = {profile: ready_in(sidecar, profile, now) for profile in sidecar.models}
+    return {
+        "id": report.sidecar,
+        "control": report.control,
+        "heard_s": round(now - sidecar.reported_at, 2),  # since its last report
+        "stale": sidecar.stale(now),  # then its models get no requests
+        "gpus": [
+            {
+                "index": gpu.index,
+                "total": gpu.total,
+                "used": gpu.used,
+                "free": gpu.free,
+                "held": held_on(sidecar, gpu),
+                "refused": gpu.refused,  # why no engine is started there
+            }
             for gpu in report.gpus
         ],
-        models=models,
-        refused=sidecar.refused,
-    )
+        "models": [
+            {
+                "profile": profile,
+                "model": model.model,
+                "state": model.state,
+                "pending": model.pending,
+                "engine": engines.get(profile),  # in the fleet
+                "ready_in_s": None if (seconds := times[profile]) is None else round(seconds, 2),
+                "why": model.message or model.why,  # it cannot be made ready
+                "last_error": model.last_error,
+                "phase": model.phase,
+            }
+            for profile, model in sidecar.models.items()
+        ],
+        "refused": sidecar.refused,  # addresses in its report that may not be used, and why
+    }
 
 
 def _engine(engine: Engine, now: float) -> dict[str, object]:

@@ -6,28 +6,27 @@ import asyncio
 import concurrent.futures
 import threading
 from collections.abc import Callable
-from functools import partial
-from typing import TypeVar, TypeVarTuple, Unpack
+from typing import TypeVar, TypeVarTuple
 
 T = TypeVar("T")
 A = TypeVarTuple("A")
 
 
 async def in_thread(
-    call: Callable[[Unpack[A]], T],
-    *arguments: Unpack[A],
+    call: Callable[[*A], T],
+    *arguments: *A,
     within: float | None = None,
     raises: tuple[type[Exception], ...] = (OSError,),
 ) -> T:
     """The value that `call` returns. Raises the errors of `raises` that it raises, and TimeoutError after `within`
     seconds. The call is not ended then, since nothing can end it, but nobody waits for it, not even the end of the
     process."""
-    answer = begin_in_thread(partial(call, *arguments), raises)
+    answer = begin_in_thread(lambda: call(*arguments), raises)
     async with asyncio.timeout(within):
         return await asyncio.wrap_future(answer)
 
 
-async def to_its_end(call: Callable[[Unpack[A]], T], *arguments: Unpack[A]) -> T:
+async def to_its_end(call: Callable[[*A], T], *arguments: *A) -> T:
     """`in_thread`, also for a caller that is cancelled: the call has ended then too, and what it wrote is whole."""
     task = asyncio.ensure_future(in_thread(call, *arguments))
     try:

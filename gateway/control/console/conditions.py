@@ -13,12 +13,14 @@ import msgspec
 
 from gateway.control.console.headline import Line
 from gateway.control.parts import ControlParts
-from gateway.control.view import FleetView, SidecarModelView, SidecarView
+from gateway.control.view import FleetView, ready_in
 from gateway.core.engines.breaker import BreakerState
 from gateway.core.engines.engine import Engine
 from gateway.core.engines.trouble import STALLED
+from gateway.core.sidecars.sidecar import Sidecar
 from gateway.shared.files.checked import listed
 from gateway.shared.files.file_status import FileStatus
+from gateway.shared.protocol import ModelReport
 from gateway.shared.tasks import failing
 
 EACH = 3  # lines of one kind
@@ -57,7 +59,7 @@ class Conditions:
         """The lines, by kind."""
         yield from self._engines()
         queued = {model.id: model.queued_calls for model in view.models}
-        for sidecar in view.sidecars:
+        for _, sidecar in sorted(self._dispatch.sidecars.sidecars.items()):
             yield from self._sidecar(sidecar, queued)
         yield from _policy(status)
         yield from self._log()
@@ -160,47 +162,44 @@ class Conditions:
 
     # -- sidecars -----------------------------------------------------------------------------------------------
 
-    def _sidecar(self, sidecar: SidecarView, queued: Mapping[str, int]) -> Iterator[Line]:
-        if sidecar.stale:
-            found = self._dispatch.sidecars.sidecars[sidecar.id]
+    def _sidecar(self, sidecar: Sidecar, queued: Mapping[str, int]) -> Iterator[Line]:
+        now, id = self._dispatch.clock(), sidecar.report.sidecar
+        if sidecar.stale(now):
+            silent = now - sidecar.reported_at
             yield Line(
                 level="bad",
-                what=f"Sidecar {sidecar.id} does not report: none of its models is started, woken or put to sleep.",
-                why=f"Its last report is {sidecar.heard_s:.0f} s old." if sidecar.heard_s < 120 else "",
+                what=f"Sidecar {id} does not report: none of its models is started, woken or put to sleep.",
+                why=f"Its last report is {silent:.0f} s old." if silent < 120 else "",
                 change="See on its machine whether it runs (sidecar status), and what its log says of this gateway.",
-                since=self._unix(found.reported_at),
+                since=self._unix(sidecar.reported_at),
                 runbook="WeirSidecarSilent",
             )
             return
-        for model in [each for each in sidecar.models if each.last_error and each.state not in ("running", "sleeping")][
-            :EACH
-        ]:
-            yield self._start(sidecar, model)
-
-        for model in sidecar.models:
+        models = sidecar.models.values()
+        failed = [each for each in models if each.last_error and each.state not in ("running", "sleeping")]
+        for model in failed[:EACH]:
+            yield self._start(id, model)
+        for model in models:
             if model.state == "starting" and not model.last_error and queued.get(model.model):
-                yield self._starting(sidecar, model, queued[model.model])
+                yield self._starting(id, model, queued[model.model], ready_in(sidecar, model.profile, now))
 
-    def _since(self, sidecar: SidecarView, model: SidecarModelView) -> float | None:
-        """Unix seconds when a model entered its state; None if unknown."""
-        return self._parts.state_since(sidecar.id, model.profile)
-
-    def _starting(self, sidecar: SidecarView, model: SidecarModelView, queued: int) -> Line:
-        name = f"{model.profile}@{sidecar.id}"
-        ready = f"in about {model.ready_in_s:.0f} s" if model.ready_in_s else "later than expected"
+    def _starting(self, sidecar: str, model: ModelReport, queued: int, seconds: float | None) -> Line:
+        name = f"{model.profile}@{sidecar}"
+        ready = f"in about {seconds:.0f} s" if seconds else "later than expected"
         calls = "1 call waits" if queued == 1 else f"{queued} calls wait"
         what = f"{calls} for {model.model}, which is being started as {name}: it will be ready {ready}."
-        return Line(level="good", what=what, since=self._since(sidecar, model), engines=(name,))
+        since = self._parts.state_since(sidecar, model.profile)
+        return Line(level="good", what=what, since=since, engines=(name,))
 
-    def _start(self, sidecar: SidecarView, model: SidecarModelView) -> Line:
-        name = f"{model.profile}@{sidecar.id}"
+    def _start(self, sidecar: str, model: ModelReport) -> Line:
+        name = f"{model.profile}@{sidecar}"
         again = model.state == "starting" or model.pending == "start"
         return Line(
             level="warn" if again else "bad",
             what=f"The start of {name} failed{', and is tried again' if again else '; its model cannot be called'}.",
             why=model.last_error,
             change="Its log ends with what went wrong, and with advice.",
-            since=self._since(sidecar, model),
+            since=self._parts.state_since(sidecar, model.profile),
             engines=(name,),
             runbook="WeirStartFailing",
         )

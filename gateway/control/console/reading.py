@@ -17,48 +17,52 @@ from gateway.control.console.headline import MINUTE, headline
 from gateway.control.console.remedy import ModelState
 from gateway.control.console.tenants import money_entries, tenant_entries
 from gateway.control.parts import ControlParts
-from gateway.control.view import FleetView, ModelView, SidecarView, fleet_view
+from gateway.control.view import FleetView, ModelView, fleet_view, held_on, ready_in
 from gateway.core.engines.announcer import state_of
 from gateway.core.engines.breaker import BreakerState
 from gateway.core.engines.engine import Engine
 from gateway.core.engines.hold import Hold
 from gateway.core.request.outcome import Outcome
+from gateway.core.sidecars.sidecar import Sidecar
 from gateway.shared.files.units import GIB
 
 LATE = 3  # samples that an engine may miss before its sample is said to be old
 OLD = 5.0  # seconds, at least
 
 
-def sidecar_entry(sidecar: SidecarView, began: Callable[[str, str], float | None]) -> Mapping[str, object]:
+def sidecar_entry(sidecar: Sidecar, now: float, began: Callable[[str, str], float | None]) -> Mapping[str, object]:
     """Console entry of a sidecar, sizes in GiB. `began`: Unix seconds when a sidecar's profile entered its state."""
+    report = sidecar.report
+    engines = {member.profile: member.id for member in sidecar.members.values()}
+    times = {profile: ready_in(sidecar, profile, now) for profile in sidecar.models}
     return {
-        "control": sidecar.control,
-        "stale": sidecar.stale,
+        "control": report.control,
+        "stale": sidecar.stale(now),
         "gpus": [
             {
                 "index": gpu.index,
                 "total": _gib(gpu.total),
                 "used": _gib(gpu.used),
                 "free": _gib(gpu.free),
-                "held": [[profile, _gib(held)] for profile, held in gpu.held.items()],
+                "held": [[profile, _gib(held)] for profile, held in held_on(sidecar, gpu).items()],
                 "refused": gpu.refused,
             }
-            for gpu in sidecar.gpus
+            for gpu in report.gpus
         ],
         "refused": sidecar.refused,
         "models": [
             {
-                "profile": model.profile,
+                "profile": profile,
                 "model": model.model,
                 "state": model.state,
                 "pending": model.pending,
                 "phase": model.phase,
-                "engine": model.engine,
-                "began": began(sidecar.id, model.profile) if model.state == "starting" else None,
-                "ready_in": None if model.ready_in_s is None else round(model.ready_in_s),
-                "why": model.why or model.last_error,
+                "engine": engines.get(profile),
+                "began": began(report.sidecar, profile) if model.state == "starting" else None,
+                "ready_in": None if (seconds := times[profile]) is None else round(seconds),
+                "why": model.message or model.why or model.last_error,
             }
-            for model in sidecar.models
+            for profile, model in sidecar.models.items()
         ],
     }
 
@@ -101,7 +105,8 @@ class ConsoleReading:
         entries |= models
         entries |= self._classes(view, now)
         entries |= {f"engine/{engine.id}": self._engine(engine, now) for engine in self._fleet}
-        entries |= {f"sidecar/{each.id}": sidecar_entry(each, self._parts.state_since) for each in view.sidecars}
+        sidecars = sorted(self._dispatch.sidecars.sidecars.items())
+        entries |= {f"sidecar/{id}": sidecar_entry(each, now, self._parts.state_since) for id, each in sidecars}
         parts = self._parts
         entries |= tenant_entries(self._dispatch.policy.tenants, parts.used(), parts.limits.buckets(), now)
         entries |= money_entries(self._dispatch.control.money, now)

@@ -71,8 +71,8 @@ class Mark(msgspec.Struct, frozen=True):
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """Mistake in a file. `path` is dotted (`classes.batch.weight`), empty for the whole file. `secret`: the text at that
-    position may be a secret, and must not be shown."""
+    """Mistake in a file. `path` is dotted (`classes.batch.weight`), empty for the whole file. `secret`: the text at
+    that position may be a secret, and must not be shown."""
 
     file: str
     at: Mark = Mark()
@@ -161,9 +161,7 @@ class Reader:
     ) -> None:
         """Note a mistake at a place: the text that was found and the text that was expected."""
         self.problems.append(
-            Problem(
-                file=self.file, at=at, path=path, found=found, expected=expected, nearest=nearest, secret=secret
-            )
+            Problem(file=self.file, at=at, path=path, found=found, expected=expected, nearest=nearest, secret=secret)
         )
 
     def read(self, value: Value, kind: Any, path: str) -> Any:

@@ -119,7 +119,7 @@ def _write(folder: Path, files: dict[str, bytes]) -> None:
 
 
 def _result(file: Path) -> object:
-    """Rows of all calls and of each class: both policies' figures, of the report that `gateway simulate` has written."""
+    """Rows of all calls and of each class: both policies' figures, as `gateway simulate` has reported them."""
     with file.open("rb") as opened:
         before, after = msgspec.json.decode(opened.read(REPORT))["runs"]
     rows = [["all calls", _told(before["total"]), _told(after["total"])]]
