@@ -138,7 +138,7 @@ class Control:
     # -- pages to read ------------------------------------------------------------------------------------------
 
     async def fleet(self, _: Request) -> Response:
-        return _json(fleet_view(self._fleet, self._dispatch, self._dispatch.clock()))
+        return _json(fleet_view(self._dispatch, self._dispatch.clock()))
 
     async def calls(self, request: Request) -> Response:
         if request.query_params:  # an answer about all calls would pass for one about some

@@ -16,7 +16,6 @@ from gateway.core.engines.announcer import state_of
 from gateway.core.engines.breaker import BreakerState
 from gateway.core.engines.choice import predicted_ttft
 from gateway.core.engines.engine import Engine
-from gateway.core.engines.fleet import Fleet
 from gateway.core.request.call import Call
 from gateway.core.request.routes import ROUTES
 from gateway.core.sidecars.sidecar import Sidecar, awake
@@ -52,40 +51,26 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
     wait_s_by_class: dict[str, float]
 
 
-class QueueView(msgspec.Struct, frozen=True, kw_only=True):
-    model: str
-    class_name: str = msgspec.field(name="class")
-    calls: int
-    tokens: int
-
-
-class FleetView(msgspec.Struct, frozen=True, kw_only=True):
-    draining: bool
-    engines: list[dict[str, object]]
-    models: list[ModelView]
-    queues: list[QueueView]
-    running: dict[str, int]  # calls that hold a grant, by class
-    sidecars: list[dict[str, object]]
-
-
-def fleet_view(fleet: Fleet, dispatch: Dispatch, now: float) -> FleetView:
+def fleet_view(dispatch: Dispatch, now: float) -> dict[str, object]:
     """View for /fleet; `now` in monotonic seconds."""
-    wanted = dispatch.estimates.engines_wanted()
-    return FleetView(
-        draining=dispatch.leaving,
-        engines=[_engine(engine, now) for engine in fleet],
-        models=[
-            _model(id, card.max_model_len, fleet, dispatch, wanted.get(id, 0), now)
-            for id, card in sorted(fleet.models.items())
-        ],
-        queues=[
-            QueueView(model=model, class_name=name, calls=queues.length(name), tokens=queues.tokens(name))
+    return {
+        "draining": dispatch.leaving,
+        "engines": [_engine(engine, now) for engine in dispatch.fleet],
+        "models": model_views(dispatch, now),
+        "queues": [
+            {"model": model, "class": name, "calls": queues.length(name), "tokens": queues.tokens(name)}
             for model, queues in sorted(dispatch.queues.items())
             for name in dispatch.policy.classes
         ],
-        running=dict(dispatch.running),
-        sidecars=[_sidecar(each, now) for _, each in sorted(dispatch.sidecars.sidecars.items())],
-    )
+        "running": dict(dispatch.running),  # calls that hold a grant, by class
+        "sidecars": [_sidecar(each, now) for _, each in sorted(dispatch.sidecars.sidecars.items())],
+    }
+
+
+def model_views(dispatch: Dispatch, now: float) -> list[ModelView]:
+    """Views of all models; `now` in monotonic seconds."""
+    wanted, cards = dispatch.estimates.engines_wanted(), sorted(dispatch.fleet.models.items())
+    return [_model(id, card.max_model_len, dispatch, wanted.get(id, 0), now) for id, card in cards]
 
 
 def ready_in(sidecar: Sidecar, profile: str, now: float) -> float | None:
@@ -169,8 +154,8 @@ def _engine(engine: Engine, now: float) -> dict[str, object]:
     }
 
 
-def _model(id: str, context: int | None, fleet: Fleet, dispatch: Dispatch, wanted: int, now: float) -> ModelView:
-    engines = [engine for engine in fleet.serving(id) if engine.health.up and not engine.draining]
+def _model(id: str, context: int | None, dispatch: Dispatch, wanted: int, now: float) -> ModelView:
+    engines = [engine for engine in dispatch.fleet.serving(id) if engine.health.up and not engine.draining]
     engines = [engine for engine in engines if engine.breaker.state is not BreakerState.OPEN]
     queues, traffic = dispatch.queues.get(id), dispatch.traffic.get(id)
     outlook = None if engines else dispatch.sidecars.outlook(id, now)

@@ -16,7 +16,7 @@ import httpx
 import msgspec
 import pytest
 
-from gateway.control.view import fleet_view
+from gateway.control.view import model_views
 from gateway.core.engines.breaker import BreakerState, Ending
 from gateway.core.engines.origin import engine_id
 from gateway.core.policy.policy import FleetPolicy, Policy, SidecarsPolicy
@@ -207,12 +207,12 @@ def test_what_operators_see_of_a_wait_has_the_time_until_the_model_is_ready() ->
         world.sidecar(takes=8.0)
         waiting = world.start(world.call(), world.call())
         await asyncio.sleep(1.0)
-        (model,) = fleet_view(world.gateway.fleet, world.dispatch, world.loop.time()).models
+        (model,) = model_views(world.dispatch, world.loop.time())
         assert (model.queued_calls, model.engines) == (2, [])
         assert model.wait_s == pytest.approx(8.0, abs=1.1)
         assert model.wait_s_by_class == {"default": pytest.approx(7.0, abs=0.1)}
         await asyncio.gather(*waiting)
-        (model,) = fleet_view(world.gateway.fleet, world.dispatch, world.loop.time()).models
+        (model,) = model_views(world.dispatch, world.loop.time())
         assert model.wait_s_by_class == {"default": 0.0}, "it is awake"
 
     virtual(scenario)

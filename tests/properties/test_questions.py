@@ -206,7 +206,7 @@ def limits_asked(run: Run, rng: random.Random, now: float) -> None:
 
 
 def dispatch_asked(run: Run, rng: random.Random, now: float) -> None:
-    fleet_view(run.fleet, run.dispatch, now)
+    fleet_view(run.dispatch, now)
     control = run.dispatch.control
     control.decide(run.newcomer(rng), now, rng)
     control.to_wait(run.newcomer(rng), now, front=True)

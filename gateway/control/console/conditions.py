@@ -13,7 +13,7 @@ import msgspec
 
 from gateway.control.console.headline import Line
 from gateway.control.parts import ControlParts
-from gateway.control.view import FleetView, ready_in
+from gateway.control.view import ModelView, ready_in
 from gateway.core.engines.breaker import BreakerState
 from gateway.core.engines.engine import Engine
 from gateway.core.engines.trouble import STALLED
@@ -55,17 +55,17 @@ class Conditions:
         self._dispatch = parts.dispatch
         self._unix = parts.unix
 
-    def lines(self, view: FleetView, status: FileStatus) -> Iterator[Line]:
+    def lines(self, models: Sequence[ModelView], status: FileStatus) -> Iterator[Line]:
         """The lines, by kind."""
         yield from self._engines()
-        queued = {model.id: model.queued_calls for model in view.models}
+        queued = {model.id: model.queued_calls for model in models}
         for _, sidecar in sorted(self._dispatch.sidecars.sidecars.items()):
             yield from self._sidecar(sidecar, queued)
         yield from _policy(status)
         yield from self._log()
         for task in failing():
             yield Line(level="bad", what=f"A task of this gateway fails: {task}.", change="Report this as a bug.")
-        if view.draining:
+        if self._dispatch.leaving:
             what = "This gateway is drained: balancers are told to send calls elsewhere."
             yield Line(level="warn", what=what, change="End the drain once it may get calls again.")
         for name, model_out, why in self._dispatch.routes.canaries():
@@ -73,7 +73,7 @@ class Conditions:
                 what = f"The canary {model_out} gets no more calls of {name}: it is worse than the other members."
                 change = f"Mend it, then change its member in models.{name}: the trial begins anew."
                 yield Line(level="warn", what=what, why=why, change=change, model=model_out)
-        for model in view.models:
+        for model in models:
             if model.mode != "normal":
                 state = self._dispatch.traffic[model.id].state
                 what = f"{model.id} is in mode {model.mode}."

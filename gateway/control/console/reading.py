@@ -7,7 +7,7 @@ jitters at rest is rounded.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gateway import __version__
@@ -17,7 +17,7 @@ from gateway.control.console.headline import MINUTE, headline
 from gateway.control.console.remedy import ModelState
 from gateway.control.console.tenants import money_entries, tenant_entries
 from gateway.control.parts import ControlParts
-from gateway.control.view import FleetView, ModelView, fleet_view, held_on, ready_in
+from gateway.control.view import ModelView, held_on, model_views, ready_in
 from gateway.core.engines.announcer import state_of
 from gateway.core.engines.breaker import BreakerState
 from gateway.core.engines.engine import Engine
@@ -89,46 +89,39 @@ class ConsoleReading:
 
     def entries(self) -> dict[str, object]:
         """All there is to show now."""
-        now = self._dispatch.clock()
-        view = fleet_view(self._fleet, self._dispatch, now)
-        status = self._parts.policy_status()
+        dispatch, parts = self._dispatch, self._parts
+        now = dispatch.clock()
+        views = model_views(dispatch, now)
+        status = parts.policy_status()
         entries: dict[str, object] = {
             "gateway": {
                 "version": __version__,
-                "draining": view.draining,
-                "engines": len(view.engines),
-                "board": self._dispatch.policy.console,
+                "draining": dispatch.leaving,
+                "engines": len(self._fleet.engines),
+                "board": dispatch.policy.console,
             },
             "policy": status,
         }
-        models = dict(self._models(view, now))
-        entries |= models
-        entries |= self._classes(view, now)
+        entries |= {f"model/{model.id}": self._model(model) for model in views}
+        entries |= self._classes(views, now)
         entries |= {f"engine/{engine.id}": self._engine(engine, now) for engine in self._fleet}
-        sidecars = sorted(self._dispatch.sidecars.sidecars.items())
-        entries |= {f"sidecar/{id}": sidecar_entry(each, now, self._parts.state_since) for id, each in sidecars}
-        parts = self._parts
-        entries |= tenant_entries(self._dispatch.policy.tenants, parts.used(), parts.limits.buckets(), now)
-        entries |= money_entries(self._dispatch.control.money, now)
+        sidecars = sorted(dispatch.sidecars.sidecars.items())
+        entries |= {f"sidecar/{id}": sidecar_entry(each, now, parts.state_since) for id, each in sidecars}
+        entries |= tenant_entries(dispatch.policy.tenants, parts.used(), parts.limits.buckets(), now)
+        entries |= money_entries(dispatch.control.money, now)
         seconds = self.ended.reach(now, MINUTE)
         room = self._room()
-        states = {model.id: self._state(model, room.get(model.id, {})) for model in view.models}
-        conditions = list(self._conditions.lines(view, status))
-        queued = sum([queue.calls for queue in view.queues])
-        classes = self._dispatch.policy.classes
-        capped = {name for name, each in classes.items() if view.running.get(name, 0) == each.max_concurrency}
-        ended, lately = self.ended.since(now - seconds), now - WINDOW
-        names = self.names
+        classes = dispatch.policy.classes
         entries["headline"] = headline(
-            ended,
-            states,
-            conditions,
+            self.ended.since(now - seconds),
+            {model.id: self._state(model, room.get(model.id, {})) for model in views},
+            list(self._conditions.lines(views, status)),
             seconds,
-            queued,
-            capped,
-            lately=lately,
+            sum(map(len, dispatch.queues.values())),
+            {name for name, each in classes.items() if dispatch.running.get(name, 0) == each.max_concurrency},
+            lately=now - WINDOW,
             classes=classes,
-            names=names,
+            names=self.names,
             since=self._began,
         )
         return entries
@@ -139,25 +132,24 @@ class ConsoleReading:
         known, shown = self._parts.observer.began.get((tenant, outcome)), self.unix(first)
         return shown if known is None or shown is None else min(known, shown)
 
-    def _classes(self, view: FleetView, now: float) -> Iterator[tuple[str, object]]:
+    def _classes(self, models: Sequence[ModelView], now: float) -> Iterator[tuple[str, object]]:
         seconds = self.ended.reach(now, WINDOW)
-        classes = self._dispatch.policy.classes
+        dispatch = self._dispatch
+        classes = dispatch.policy.classes
         figures = class_figures(self.ended.since(now - seconds), self._open(), classes, seconds, now)
-        asked = [model for model in view.models if model.engines or model.queued_calls]
+        asked = [model for model in models if model.engines or model.queued_calls]
         for order, (name, target) in enumerate(classes.items()):
-            queues = [queue for queue in view.queues if queue.class_name == name]
-            found = figures.get(name) or ClassFigures()
             yield (
                 f"class/{name}",
                 {
                     "order": order,
-                    "running": view.running.get(name, 0),
+                    "running": dispatch.running.get(name, 0),
                     "most_running": target.max_concurrency,
-                    "queued": sum([queue.calls for queue in queues]),
+                    "queued": sum([queues.length(name) for queues in dispatch.queues.values()]),
                     "wait": max([_rounded(model.wait_s_by_class.get(name, 0.0)) for model in asked], default=0.0),
                     "target": target.ttft,
                     "weight": target.weight,
-                    "now": found,
+                    "now": figures.get(name) or ClassFigures(),
                 },
             )
 
@@ -172,16 +164,13 @@ class ConsoleReading:
             if first.setdefault(id(call), hold) is hold:
                 yield Open(call.class_name, call.arrived, hold.taken_at)
 
-    def _models(self, view: FleetView, now: float) -> Iterator[tuple[str, dict[str, Any]]]:
-        queues: dict[str, list[Any]] = {}
-        for queue in view.queues:
-            if queue.calls:
-                queues.setdefault(queue.model, []).append([queue.class_name, queue.calls, queue.tokens])
-        for model in view.models:
-            yield f"model/{model.id}", self._model(model, queues.get(model.id, []))
-
-    def _model(self, model: ModelView, queues: list[Any]) -> dict[str, Any]:
-        traffic = self._dispatch.traffic.get(model.id)
+    def _model(self, model: ModelView) -> dict[str, Any]:
+        traffic, queues = self._dispatch.traffic.get(model.id), self._dispatch.queues.get(model.id)
+        waiting = queues and [
+            [name, queues.length(name), queues.tokens(name), _rounded(model.wait_s_by_class.get(name, 0.0))]
+            for name in self._dispatch.policy.classes
+            if queues.length(name)
+        ]
         return {
             "mode": model.mode,
             "why": "" if traffic is None else traffic.state.why,
@@ -193,9 +182,7 @@ class ConsoleReading:
             "spare": model.spare_tokens,
             "queued": model.queued_calls,
             "wait": _rounded(model.wait_s),
-            "queues": [
-                [name, calls, tokens, _rounded(model.wait_s_by_class.get(name, 0.0))] for name, calls, tokens in queues
-            ],
+            "queues": waiting or [],
         }
 
     def _room(self) -> dict[str, Counter[str]]:
@@ -210,14 +197,9 @@ class ConsoleReading:
         traffic, full = self._dispatch.traffic.get(model.id), ""
         if model.engines_wanted > len(model.engines):
             ids = set(model.engines)
-            engines = [engine for engine in self._fleet.serving(model.id) if engine.label in ids]
-            calls, slots = (
-                sum([engine.ledger.in_flight for engine in engines]),
-                sum([engine.ledger.slots for engine in engines]),
-            )
-            held = sum([engine.ledger.held for engine in engines]) / (
-                sum([engine.ledger.budget for engine in engines]) or 1
-            )
+            ledgers = [engine.ledger for engine in self._fleet.serving(model.id) if engine.label in ids]
+            calls, slots = sum([each.in_flight for each in ledgers]), sum([each.slots for each in ledgers])
+            held = sum([each.held for each in ledgers]) / (sum([each.budget for each in ledgers]) or 1)
             full = f"they run {calls} of at most {slots} calls, {held:.0%} of their KV-cache budget is held"
         return ModelState(
             mode=model.mode,
