@@ -55,8 +55,11 @@ class OwnToken:
 
     def _read(self, file: Path) -> str | None:
         """The token; None: there is none, and none can be made, so no sidecar is heard."""
+        created = True
         try:
-            created = self._make(file)
+            write_new(file, self._made + "\n", 0o600)
+        except FileExistsError:
+            created = False
         except OSError as error:
             if self._own:
                 raise LoadError(f"{WHERE}: {file}: {error.strerror}: name a token_file") from error
@@ -78,11 +81,3 @@ class OwnToken:
         if not self._said:
             self._said = True
             self._say(line)
-
-    def _make(self, file: Path) -> bool:
-        """Make the file; False: it is there. Raises OSError."""
-        try:
-            write_new(file, self._made + "\n", 0o600)
-        except FileExistsError:
-            return False
-        return True

@@ -9,6 +9,8 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable
 
+import msgspec
+
 from gateway.core.admission.quotas import Calendar, QuotaBook, Span, Used
 from gateway.core.money.book import MoneyBook, Spent
 from gateway.shared.notice import Notice
@@ -43,7 +45,7 @@ class TokenUse:
         self._calendar = calendar
         self._clock = clock
         self._say = say
-        self._kept: dict[tuple[str, str, int], int] = {}  # what is in the file
+        self._kept: set[Used] = set()  # rows of now that are in the file
         self._spent: set[Spent] = set()  # the same of money
         self._windows: set[tuple[Span, int]] = set()  # windows that were written since the start
         self._short = asyncio.Event()
@@ -60,7 +62,7 @@ class TokenUse:
         self.set_calendar()
         if storage is not None:
             kept, spent = await storage.run(lambda database: (_read(database), _read_money(database)))
-            self._kept = {(each.tenant, each.span, each.start): each.tokens for each in kept}
+            self._kept = set(kept)
             self._quotas.told(kept, self._clock())
             self._money.restore(spent, self._clock(), kept=not self._money.in_store)
             self._spent = set(spent)
@@ -72,17 +74,18 @@ class TokenUse:
 
     async def history(self) -> list[Used]:
         """All windows that are kept, and those of now as they are, by tenant and time."""
-        storage, now = self._storage(), {_key(each): each for each in self._quotas.states()}
+        storage = self._storage()
         kept = [] if storage is None else await storage.run(_read)
-        both = {_key(each): each for each in kept} | now
+        both = {(each.tenant, each.span, each.start): each for each in (*kept, *self._quotas.states())}
         return [both[key] for key in sorted(both)]
 
     async def money(self) -> list[Spent]:
         """All money that is kept, and that of now as it is, by provider, tenant, model and time."""
-        storage, now = self._storage(), {_money_key(each): each for each in self._money.states(self._clock())}
+        storage = self._storage()
         kept = [] if storage is None else await storage.run(_read_money)
-        both = {_money_key(each): each for each in kept} | now
-        return [both[key] for key in sorted(both) if both[key].model]
+        rows = [each for each in (*kept, *self._money.states(self._clock())) if each.model]
+        both = {(each.provider, each.tenant, each.model, each.span, each.start): each for each in rows}
+        return [both[key] for key in sorted(both)]
 
     async def aclose(self) -> None:
         """Write what has come since the last time; no more money is spent. The storage is not closed."""
@@ -107,21 +110,20 @@ class TokenUse:
         if storage is None:
             self._tell(NOT_OPEN if quotas or money else "")
             return
-        changed = [each for each in quotas.states() if self._kept.get(_key(each)) != each.tokens]
-        states = money.states(self._clock(), last=last)
+        used, states = quotas.states(), money.states(self._clock(), last=last)
+        changed = [each for each in used if each not in self._kept]
         spent = [each for each in states if each not in self._spent]
-        if not changed and not spent:
+        rows: list[Used | Spent] = [*changed, *spent]
+        if not rows:
             return
-        written = [(each.span, each.start) for each in changed] + [(each.span, each.start) for each in spent]
-        began = set(written) - self._windows
+        began = {(each.span, each.start) for each in rows} - self._windows
         try:
             await storage.run(lambda database: _put(database, changed, spent, began))
         except StorageError as error:
             what = "tokens that tenants use, and money for providers," if money else "tokens that tenants use"
             self._tell(Notice(f"{what} cannot be kept: {error}", "use_not_kept", "warning"))
         else:
-            self._kept.update({_key(each): each.tokens for each in changed})
-            self._spent = set(states)
+            self._kept, self._spent = set(used), set(states)
             self._windows |= began
             self._tell("")
             if spent and not money.in_store and not last:
@@ -135,17 +137,9 @@ class TokenUse:
         self._said = line
 
 
-def _key(used: Used) -> tuple[str, str, int]:
-    return used.tenant, used.span, used.start
-
-
 def _read(database: sqlite3.Connection) -> list[Used]:
     rows = database.execute("SELECT tenant, span, start, tokens FROM token_use ORDER BY tenant, span, start")
     return [Used(*row) for row in rows]
-
-
-def _money_key(spent: Spent) -> tuple[str, str, str, str, int]:
-    return spent.provider, spent.tenant, spent.model, spent.span, spent.start
 
 
 def _read_money(database: sqlite3.Connection) -> list[Spent]:
@@ -159,13 +153,13 @@ def _put(
     database.executemany(
         "INSERT INTO token_use (tenant, span, start, tokens) VALUES (?, ?, ?, ?) "
         "ON CONFLICT (tenant, span, start) DO UPDATE SET tokens = excluded.tokens",
-        [(each.tenant, each.span, each.start, each.tokens) for each in changed],
+        map(msgspec.structs.astuple, changed),
     )
     database.executemany(
         "INSERT INTO money_use (provider, tenant, model, span, start, micro, tokens) VALUES (?, ?, ?, ?, ?, ?, ?) "
         "ON CONFLICT (provider, tenant, model, span, start) DO UPDATE SET micro = excluded.micro, "
         "tokens = excluded.tokens",
-        [(*_money_key(each), each.micro, each.tokens) for each in spent],
+        map(msgspec.structs.astuple, spent),
     )
     if began:
         _forget(database, began)
