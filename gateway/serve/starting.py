@@ -19,10 +19,9 @@ from gateway.core.policy.policy import EngineEntry, Policy
 from gateway.decider.call_log import CallLog
 from gateway.serve.embedded import EmbeddedFleet
 from gateway.shared.certificate import Certificate
-from gateway.shared.files.plain_file import open_plain
 from gateway.shared.lines import LineWriter, open_to_append, say
 from gateway.shared.operator_log import as_text
-from gateway.shared.watched_file import LIMIT, WatchedFile
+from gateway.shared.watched_file import WatchedFile
 
 if TYPE_CHECKING:
     from gateway.serve.otlp import SpanExport
@@ -159,12 +158,7 @@ def certificate_of(
 def certificate_now(flag: str, certificate: Certificate | None) -> None:
     """Look whether the certificate can be used. Raises StartError, as `certificate_of` does."""
     if certificate is not None:
-        _first(flag, certificate, partial(certificate.context, _read))
-
-
-def _read(path: Path) -> bytes:
-    with open_plain(path) as file:
-        return file.read(LIMIT)
+        _first(flag, certificate, WatchedFile(certificate.chain, certificate.context, say).first)
 
 
 def _first(flag: str, certificate: Certificate, context: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
