@@ -139,7 +139,7 @@ def _section(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[
 
 
 def _cluster(view: ClusterView) -> Iterator[str]:
-    """Who leads, who is there, and who is silent."""
+    """Lines about a cluster: its leader, its members, and those that are silent."""
     yield view.line
     for name in view.members:
         notes = ["leads" if name == view.leader else "stands by"]

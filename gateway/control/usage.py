@@ -53,7 +53,7 @@ def _providers(money: MoneyBook, now: float) -> dict[str, dict[str, Any]]:
 
 
 def _money(purse: Purse, now: float) -> dict[str, object]:
-    """One budget, in the currency of the provider's prices."""
+    """Budget in the currency of the provider's prices."""
     window = purse.window
     start = window.start_at(now)
     return {

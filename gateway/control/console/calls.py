@@ -2,74 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-import msgspec
 from msgspec import UNSET
 
 from gateway.control.console.life import Beside, Step, beside_of, life
 from gateway.control.console.reading import ConsoleReading
 from gateway.core.request.outcome import got, kind_of
+from gateway.core.request.record import Record
 from gateway.decider.dispatch import Dispatch
 from gateway.decider.ended_calls import EndedCalls
-from gateway.shared.fields import made_of
 
 
-class EndedCall(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Ended call, as a row. `ended`: Unix seconds. Other times are seconds from the first byte of its request."""
-
-    serial: int
-    ended: float
-    request_id: str
-    tenant: str
-    class_name: str
-    model: str
-    engine: str
-    outcome: str
-    status: int
-    reason: str
-    queue: float
-    ttft: float
-    total: float
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
-    held_tokens: int
-    predicted_wait: float
-    affinity_tokens: int
-    shaped_tokens: int
-    attempts: int
-    stream: bool
-    settled: bool
-    route: str
-    trace_id: str
-    kind: str  # answered, refused, failed, caller
-    got: str  # what the caller got, in words
-
-
-def ended_rows(reading: ConsoleReading, after: int, most: int) -> tuple[int, list[EndedCall]]:
+def ended_rows(reading: ConsoleReading, after: int, most: int) -> tuple[int, list[list[object]]]:
     """The serial of the first row, and up to `most` calls that ended after the one of serial `after`."""
     first, ended = reading.ended.after(after, most)
     names = reading.names if ended else {}
-    rows = [
-        made_of(
-            EndedCall,
-            record,
-            serial=serial,
-            ended=reading.unix(at) or 0.0,
-            engine=names.get(record.engine, record.engine),
-            outcome=record.outcome.value,
-            queue=round(record.queue, 4),
-            ttft=round(record.ttft, 4),
-            total=round(record.total, 4),
-            predicted_wait=round(record.predicted_wait, 3),
-            trace_id="" if record.trace_id is UNSET else record.trace_id,
-            kind=kind_of(record.outcome),
-            got=got(record.outcome, record.status),
-        )
-        for serial, (at, record) in enumerate(ended, first)
-    ]
-    return first, rows
+    return first, [_row(serial, reading.unix(at), record, names) for serial, (at, record) in enumerate(ended, first)]
+
+
+def _row(serial: int, ended: float | None, record: Record, names: Mapping[str, str]) -> list[object]:
+    """Ended call with the columns of NAMES in `web/calls.js`. `ended`: Unix seconds. Other times are seconds from the
+    first byte of its request. `names`: of engines, by their ids."""
+    outcome = record.outcome
+    return [
+        serial, ended or 0.0, record.request_id, record.tenant, record.class_name, record.model,
+        names.get(record.engine, record.engine), outcome.value, record.status, record.reason,
+        round(record.queue, 4), round(record.ttft, 4), round(record.total, 4),
+        record.prompt_tokens, record.completion_tokens, record.cached_tokens, record.held_tokens,
+        round(record.predicted_wait, 3), record.affinity_tokens, record.shaped_tokens, record.attempts,
+        record.stream, record.settled, record.route, "" if record.trace_id is UNSET else record.trace_id,
+        kind_of(outcome), got(outcome, record.status),
+    ]  # fmt: skip
 
 
 def life_of(serial: int, ended: EndedCalls, dispatch: Dispatch) -> list[Step] | None:

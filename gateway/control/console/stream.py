@@ -38,7 +38,7 @@ def read_anew(before: Entries, read: Mapping[str, object]) -> Entries:
 
 
 def changes(seen: Entries, now: Entries) -> bytes | None:
-    """What has changed for a watcher that has `seen` these entries (none: it is told all), as JSON; None: nothing."""
+    """Changes for a watcher that has `seen` these entries (none: all are new), as JSON; None: nothing has changed."""
     changed = {key: msgspec.Raw(encoded) for key, encoded in now.items() if seen.get(key) is not encoded}
     gone = [key for key in seen if key not in now]
     if not (changed or gone):
