@@ -137,29 +137,15 @@ class BatchRun:
         """Back when each line has a result, the window is over, or the batch was cancelled."""
         if self._stopped:
             return
-        timer: asyncio.TimerHandle | None = None
-        over = False
-
-        def watch() -> None:
-            nonlocal over, timer
-            left = self._left()
-            over = left <= 0
-            if over:
-                lines.cancel()
-            else:
-                timer = asyncio.get_running_loop().call_later(min(left, CLOCK), watch)
-
         lines = self._lines = asyncio.ensure_future(self._all_lines())
-        watch()
         try:
-            await lines
-        except asyncio.CancelledError:
-            if not (over or self._stopped):
-                raise
+            while not lines.done() and (left := self._left()) > 0:
+                await asyncio.wait((lines,), timeout=min(left, CLOCK))
         finally:
-            if timer is not None:
-                timer.cancel()
-            lines.cancel()
+            lines.cancel()  # those that are left have no time, or this run is cancelled
+            await asyncio.gather(lines, return_exceptions=True)
+        if not lines.cancelled():
+            lines.result()
 
     def _left(self) -> int:
         """Seconds of the window that are left. One whose clock was set back has no more than a whole one."""

@@ -101,19 +101,15 @@ class BatchWorker:
 
     def _go_by(self, found: list[StoredBatch]) -> None:
         """Begin and stop batches as they were found."""
-        for stored in found:
-            if stored.batch.status == "cancelling" and stored.row in self._runs:
-                self._runs[stored.row][1].stop()
-        self._begin(found)
-
-    def _begin(self, found: list[StoredBatch]) -> None:
         busy, now = Counter(tenant for tenant, _, _ in self._runs.values()), asyncio.get_running_loop().time()
         for stored in found:
-            if stored.row in self._runs or busy[stored.tenant] >= OF_A_TENANT:
+            if stored.row in self._runs:
+                if stored.batch.status == "cancelling":
+                    self._runs[stored.row][1].stop()
                 continue
-            if busy[stored.tenant] and len(self._runs) >= AT_ONCE:  # any tenant may have one
-                continue
-            if now < self._later.get(stored.row, now):
+            # Any tenant may have one.
+            full = busy[stored.tenant] >= (OF_A_TENANT if len(self._runs) < AT_ONCE else 1)
+            if full or now < self._later.get(stored.row, now):
                 continue
             self._later.pop(stored.row, None)
             busy[stored.tenant] += 1
