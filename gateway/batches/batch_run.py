@@ -53,7 +53,7 @@ class BatchRun:
         self._ahead = asyncio.Semaphore(site.policy.in_flight)  # lines that are read, and have no result
 
     async def run(self) -> None:
-        """Back when the batch is over. Raises OSError and StorageError of the disk, alone or in a group."""
+        """Run the batch to its end. Raises OSError and StorageError of the disk, alone or in a group."""
         storage, row = self._site.storage, self._row
         # What the worker has read may be older than the end of an earlier run.
         if await storage.run(tables.status_of, row=row) == "validating":
@@ -134,7 +134,7 @@ class BatchRun:
     # -- its lines ------------------------------------------------------------------------------------------------
 
     async def _work(self) -> None:
-        """Back when each line has a result, the window is over, or the batch was cancelled."""
+        """Send the lines until each has a result, the window is over, or the batch was cancelled."""
         if self._stopped:
             return
         lines = self._lines = asyncio.ensure_future(self._all_lines())
@@ -161,7 +161,7 @@ class BatchRun:
                 after = lines[-1].number
 
     async def _line(self, line: BatchLine) -> None:
-        """Send it until it has a result, and keep that."""
+        """Send a line until it has a result, and keep the result."""
         tries = 0
         request_id = f"batch_req_{self._name}_{line.number}"
         wait: float | None = 0.0
@@ -215,7 +215,7 @@ class BatchRun:
     # -- its end --------------------------------------------------------------------------------------------------
 
     async def _write(self, status: str) -> None:
-        """End the batch, and give its files their names."""
+        """Finish the batch and name its result files."""
         site, row, results = self._site, self._row, self._results
         faults = await site.storage.run(tables.has_faults, row=row)
         missing = 0

@@ -70,7 +70,7 @@ class LineCall:
         site.pipeline.begin(request, self._client.responder, route, account)
 
     def close(self) -> None:
-        """Give the call up; its hold, its connection, its memory and its disk are released."""
+        """Cancel the call, and release its hold, connection, memory and disk space."""
         self._end(BROKEN)
         self._client.leave()
         self._closed = True

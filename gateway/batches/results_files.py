@@ -75,7 +75,7 @@ class ResultsFiles:
             stack.pop_all()
 
     async def keep(self, result: Result) -> bool:
-        """Back when the result is kept; True: its answer is a good one. Raises OSError and StorageError."""
+        """Keep a result. Return whether its answer is a good one. Raises OSError and StorageError."""
         if self._failure is not None:
             raise self._failure
         waiting = result, asyncio.get_running_loop().create_future()

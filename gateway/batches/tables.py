@@ -169,7 +169,7 @@ def add_batch(
 
 
 def cancel(database: sqlite3.Connection, tenant: str, id: str, now: int) -> int | None:
-    """Cancel a tenant's batch. Its row; None: it is over, or nearly."""
+    """Cancel a tenant's batch. Return its row; None: the batch is over, or about to be."""
     found = database.execute("SELECT row FROM batches WHERE id = ? AND tenant = ?", (id, tenant)).fetchone()
     return int(found[0]) if found is not None and step(database, int(found[0]), "cancelling", now) else None
 
@@ -221,14 +221,14 @@ def step(database: sqlite3.Connection, row: int, status: str, now: int) -> bool:
 
 
 def fail(database: sqlite3.Connection, row: int, faults: Sequence[LineFault], now: int) -> None:
-    """The batch cannot be worked off, for these faults of its file."""
+    """Fail a batch whose file has these faults."""
     if step(database, row, "failed", now):
         _note_faults(database, row, faults)
         _forget_lines(database, row)
 
 
 def stop(database: sqlite3.Connection, row: int, fault: LineFault, now: int) -> None:
-    """The batch cannot be worked on: it fails, once its files of results are whole."""
+    """Stop a batch for this fault. It fails once its result files are whole."""
     if step(database, row, "finalizing", now):
         _note_faults(database, row, [fault])
 
@@ -245,7 +245,7 @@ def _note_faults(database: sqlite3.Connection, row: int, faults: Sequence[LineFa
 def finish(
     database: sqlite3.Connection, row: int, status: str, now: int, tenant: str, files: Mapping[str, FileObject]
 ) -> None:
-    """The batch is over, with these files under the names of their columns. Nothing of its lines is needed any more."""
+    """End a batch with these result files, by the names of their columns, and delete its lines."""
     for column, file in files.items():
         add_file(database, tenant, file)
         database.execute(f"UPDATE batches SET {column} = ? WHERE row = ?", (file.id, row))
@@ -275,7 +275,7 @@ def forget_unjudged(database: sqlite3.Connection, row: int) -> None:
 
 
 def add_lines(database: sqlite3.Connection, row: int, lines: Iterable[BatchLine]) -> int:
-    """Add lines of its file. Bytes that its tenant has now."""
+    """Add lines of the batch's file. Return the bytes that its tenant has now."""
     rows = [(row, line.number, line.custom_id, line.offset, line.length) for line in lines]
     database.executemany(
         "INSERT INTO batch_lines (batch, number, custom_id, start, length) VALUES (?, ?, ?, ?, ?)", rows
@@ -291,7 +291,7 @@ def _grown(database: sqlite3.Connection, row: int, more: int) -> int:
 
 
 def begin_work(database: sqlite3.Connection, row: int, now: int) -> None:
-    """All its lines are known, and good."""
+    """Begin the work of a batch whose lines are all known and valid."""
     if step(database, row, "in_progress", now):
         database.execute(
             "UPDATE batches SET total = (SELECT count(*) FROM batch_lines WHERE batch = row) WHERE row = ?", (row,)
@@ -309,14 +309,14 @@ def pending(database: sqlite3.Connection, row: int, after: int, limit: int = LIN
 
 
 def sizes_of(database: sqlite3.Connection, row: int) -> Sizes:
-    """Sizes up to which its files have results."""
+    """Sizes up to which the result files of a batch count."""
     return Sizes(*database.execute("SELECT output_bytes, error_bytes FROM batches WHERE row = ?", (row,)).fetchone())
 
 
 def keep_results(
     database: sqlite3.Connection, row: int, good: Collection[int], bad: Collection[int], sizes: Sizes
 ) -> int:
-    """The lines of these numbers have their results, in files that are so large now. Bytes that its tenant has now."""
+    """Delete lines that have results, in files of these sizes. Return the bytes that the tenant has now."""
     numbers = [(row, number) for number in (*good, *bad)]
     before = sizes_of(database, row)
     gone = database.executemany("DELETE FROM batch_lines WHERE batch = ? AND number = ?", numbers)

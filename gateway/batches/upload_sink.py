@@ -64,7 +64,7 @@ class UploadSink:
             self._writer = asyncio.get_running_loop().create_task(self._write())
 
     def lost(self) -> None:
-        """The client has left, or its body was refused."""
+        """Give up the upload: the client has left, or its body was refused."""
         self._lost = True
         self._waiting.clear()
         self._go_on()
@@ -100,7 +100,7 @@ class UploadSink:
                     await asyncio.shield(self._writer)
 
     def close(self) -> None:
-        """The file that is kept has its row, or has been deleted."""
+        """Close the kept file, once its row is stored or the file is deleted."""
         if self._file is not None:
             self._file.close()
 

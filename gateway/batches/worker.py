@@ -89,7 +89,7 @@ class BatchWorker:
                 await self._news(None)
 
     async def _news(self, seen: int | None) -> None:
-        """Back when a look is due. `seen`: the storage's changes at the last one; None: it has failed."""
+        """Wait until a look is due. `seen`: the storage's changes at the last look; None: that look has failed."""
         for _ in range(round(LOOK / NOTICE)):
             try:
                 async with asyncio.timeout(NOTICE):

@@ -49,7 +49,7 @@ class ControlPortRules:
         self._files = files
 
     def refusal(self, scope: Scope, given: Headers) -> Response | None:
-        """The answer to a request that may not pass; None: it may."""
+        """Answer to a request that is refused; None: the request passes."""
         reads = scope.get("method") in {"GET", "HEAD"}
         page, file = reads and scope["path"] == PAGE, reads and scope["path"] in self._files
         if self._token is None and not names_loopback(given):

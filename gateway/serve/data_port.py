@@ -158,7 +158,7 @@ class MachinePort:
     # -- a checkpoint -------------------------------------------------------------------------------------------
 
     def _keep(self) -> None:
-        """A relay has left: the next process of this decider must know its totals too."""
+        """Save totals after a relay has left, for the next process of this decider."""
         if self._process is not None:
             self._process.keep(self._hub.totals.left())
 
@@ -225,7 +225,7 @@ class MachinePort:
         return self._hub.totals.all()
 
     async def count(self) -> None:
-        """Have relays tell their counts of now."""
+        """Ask all relays for their current counts."""
         await self._hub.count()
 
     def calls(self) -> Iterable[CallView]:
@@ -244,7 +244,7 @@ class MachinePort:
         return [ProcessView("decider", os.getpid(), self._started, calls, connections), *relays_of(relays)]
 
     async def aclose(self) -> None:
-        """End it."""
+        """Close the port and what it has opened."""
         if self.picker is not None:
             await self.picker.aclose()
         if self._server is not None:

@@ -23,8 +23,8 @@ CONTROL_STAYS = 0.5  # seconds that connections of the control port are served, 
 def listen_for_successor(
     path: Path, port: DataPort, control: ControlPort, stack: AsyncExitStack, signals: ProcessSignals | None
 ) -> HandOffSender | None:
-    """Be found at this path by a gateway that is to take over, until the stack ends; None: there can be no such path.
-    With `signals` SIGUSR2 starts one."""
+    """Listen at `path` for a gateway that takes over, until the stack ends. Return None where nothing can listen there.
+    With `signals`, SIGUSR2 starts such a gateway."""
 
     def offer() -> tuple[Offer, list[int]]:
         made, descriptors = port.offer()
@@ -49,7 +49,7 @@ async def end(
     sender: HandOffSender | None,
     manager: ServiceManager,
 ) -> None:
-    """Wait for a signal to end, or for a gateway that can serve in place of this one, and end in its way."""
+    """Wait for a signal, then drain; or for a successor that can serve, then hand over to it."""
     told = asyncio.ensure_future(signals.first.wait())
     news: list[asyncio.Future[Any]] = [told] if sender is None else [told, sender.ready]
     await asyncio.wait(news, return_when=asyncio.FIRST_COMPLETED)
@@ -62,7 +62,7 @@ async def end(
 
 
 async def _closed(control: ControlPort) -> None:
-    """Close it, once whoever was accepted has been answered."""
+    """Close the control port, after a moment in which accepted requests are answered."""
     await asyncio.sleep(CONTROL_STAYS)
     await control.aclose()
 
@@ -103,7 +103,7 @@ async def drain(gateway: Gateway, port: DataPort, signals: ProcessSignals) -> No
 
 
 async def _until(drained: asyncio.Future[None], port: DataPort, signal: asyncio.Event) -> None:
-    """Wait for a drain to end. At the signal it ends at once."""
+    """Wait for a drain, and cut it short at the signal."""
     hurried = asyncio.ensure_future(signal.wait())
     await asyncio.wait((drained, hurried), return_when=asyncio.FIRST_COMPLETED)
     hurried.cancel()

@@ -191,7 +191,7 @@ class FleetEngines:
     # -- engines of sidecars ------------------------------------------------------------------------------------
 
     def join(self, member: Member) -> None:
-        """A sidecar has a new engine that serves: it is believed, so calls may go at once."""
+        """Add a sidecar's new engine. Its report is trusted, so calls may go there at once."""
         engine = self._engine(member.id, member.url)
         self.brought[member.id] = member
         self._recorder.watched = True
@@ -202,7 +202,7 @@ class FleetEngines:
         self._present(engine)
 
     def update(self, member: Member) -> None:
-        """A sidecar says something else of an engine; a model that it puts to sleep must not be sent a call more."""
+        """Take over changes of a sidecar's engine. A model that is put to sleep gets no further call."""
         engine, before = self._fleet.engines[member.id], self.brought[member.id]
         self.brought[member.id] = member
         if member.url != before.url:  # its relay has TLS now, or no longer
@@ -220,7 +220,7 @@ class FleetEngines:
             self._dispatch.changed(engine)
 
     def leave(self, id: str) -> None:
-        """A sidecar no longer has this engine, or may not bring it any more."""
+        """Remove an engine that its sidecar no longer has, or may no longer bring."""
         del self.brought[id]
         engine = self._fleet.engines[id]
         self._leaves(engine, "its sidecar no longer has it, or may not bring it")
@@ -237,7 +237,7 @@ class FleetEngines:
         return engine
 
     def _open(self, engine: Engine, member: Member) -> None:
-        """Let the engine have calls for what it serves."""
+        """Open the engine for calls to the models that it serves."""
         engine.expect_sizes(member.kv_tokens, member.max_concurrency)
         engine.priorities = member.priorities
         self._fleet.take_role(engine, member.transfer, member.role)
@@ -291,7 +291,7 @@ class FleetEngines:
         return (configuration.orders_by, configuration.sidecar_trust) if is_relayed(engine.url) else (None, None)
 
     def _tell(self, engine: Engine) -> None:
-        """The operator, of what has changed since the last line about it."""
+        """Log what has changed about an engine since the last line."""
         for line in self._announcer.look(engine, self._clock(), self._drained(engine)):
             self._say(line)
 

@@ -28,7 +28,7 @@ def hub_of(
     deposed: Callable[[int], None] = lambda _: None,
     lives: Callable[[int], bool] | None = None,
 ) -> RelayHub:
-    """See RelayHub. On one machine whoever starts processes sees to it that one decider leads."""
+    """Hub over the parts of this gateway; see RelayHub. On one machine the parent starts one decider."""
     return RelayHub(
         gateway.decider,
         epoch,

@@ -55,7 +55,7 @@ def configured(
 
 
 def reload(files: Sequence[WatchedFile | None], log: CallLog | None) -> None:
-    """Read those that are there now, changed or not, and open the log anew if it was moved."""
+    """Read these files again, changed or not, and reopen a log that was moved."""
     for file in files:
         if file is not None:
             file.ask()

@@ -48,7 +48,7 @@ class SidecarProcess:
         self._keeping = lasting(f"the sidecar of {self.config}", self._keep)
 
     async def _keep(self) -> None:
-        """Begin it again whenever it has ended."""
+        """Restart the sidecar whenever it has ended."""
         loop, pause = asyncio.get_running_loop(), FIRST
         while (child := self._child) is not None:
             began = loop.time()
@@ -65,7 +65,7 @@ class SidecarProcess:
                 self._say(str(error))
 
     async def _begin(self) -> None:
-        """Back when it listens. Raises RuntimeError, or OSError where no process can be made."""
+        """Start the sidecar, and wait until it listens. Raises RuntimeError, and OSError without a process."""
         self._child = await asyncio.create_subprocess_exec(
             *(*COMMAND, "serve", "--config", str(self.config), *self._flags, "--end-with-parent", "--end-engines"),
             env={**os.environ, **self._environment},
@@ -87,7 +87,7 @@ class SidecarProcess:
                 raise RuntimeError(f"the sidecar of {self.config} did not start: exit code {await child.wait()}")
 
     async def stop(self) -> None:
-        """End it, by the end of its standard input, with its engines; those of one that did not end well too."""
+        """Stop the sidecar and its engines by closing its standard input, and engines that a failed one left."""
         if self._keeping is not None:
             self._keeping.cancel()
             await asyncio.wait([self._keeping])

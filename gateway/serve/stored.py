@@ -20,14 +20,14 @@ RELEASED_WITHIN = 10.0
 
 
 def storage_of(file: Path, policy: Policy) -> Storage | None:
-    """The storage that the policy of this file names, not opened yet; None: it names none."""
+    """The storage that a policy file names, not opened yet; None: the policy names none."""
     if policy.storage is None:
         return None
     return Storage(file.parent / policy.storage)
 
 
 async def check(storage: Storage | None) -> None:
-    """Find what would keep it from being opened, before another gateway stops for this one. Raises StartError."""
+    """Check that the storage can be opened, before another gateway stops for this one. Raises StartError."""
     if storage is not None:
         try:
             await storage.check()
@@ -36,7 +36,7 @@ async def check(storage: Storage | None) -> None:
 
 
 async def opened(storage: Storage | None, use: TokenUse) -> None:
-    """Open it, once the gateway before has let go of it, and go on from what it holds. Raises StartError."""
+    """Open the storage once the previous gateway has released it, and load its counts. Raises StartError."""
     try:
         if storage is not None:
             await storage.open(RELEASED_WITHIN)

@@ -57,7 +57,7 @@ class TokenUse:
         self._calendar.offset = time.time() - self._clock()
 
     async def start(self) -> None:
-        """Go on from what is kept, and keep it from now on. Raises StorageError."""
+        """Load the stored counts, and store them from now on. Raises StorageError."""
         storage = self._storage()
         self.set_calendar()
         if storage is not None:
@@ -80,7 +80,7 @@ class TokenUse:
         return [both[key] for key in sorted(both)]
 
     async def money(self) -> list[Spent]:
-        """All money that is kept, and that of now as it is, by provider, tenant, model and time."""
+        """Stored and current money, sorted by provider, tenant, model and time."""
         storage = self._storage()
         kept = [] if storage is None else await storage.run(_read_money)
         rows = [each for each in (*kept, *self._money.states(self._clock())) if each.model]

@@ -63,5 +63,5 @@ def authorities_in(data: bytes) -> str:
 
 
 def _no_password() -> str:
-    """OpenSSL would ask for it at the terminal, and the process would hang there."""
+    """Refuse an encrypted key: OpenSSL would ask for its passphrase at the terminal, and the process would hang."""
     raise ValueError("the key of the certificate is encrypted; give one without a passphrase")

@@ -157,7 +157,7 @@ class LineWriter:
         return b'%b,"dropped_lines":%d%b}\n' % (head, lines, error)
 
     def _write(self, data: bytes) -> int:
-        """Write all of it, however long that takes. How many bytes could not be written."""
+        """Write all of the data, however long that takes. Return the number of bytes that could not be written."""
         if self._torn:
             data = b"\n" + data
         view = memoryview(data)

@@ -138,7 +138,7 @@ class Storage:
         self._database: sqlite3.Connection | None = None
 
     async def check(self) -> None:
-        """Find what would keep it from being opened, but for another gateway that has it. Raises StorageError."""
+        """Check that the file can be opened, apart from another gateway's lock. Raises StorageError."""
         await self._ask(self._check)
 
     async def open(self, within: float = 0.0) -> None:
@@ -168,15 +168,15 @@ class Storage:
         return await self._ask(self._changes)
 
     async def done(self) -> None:
-        """Back once all is done that was asked for before. Raises StorageError."""
+        """Wait until all earlier work is done. Raises StorageError."""
         await self._ask(lambda: None)
 
     async def share(self) -> None:
-        """Let another gateway open it too, for which this one only finishes what is under way. Raises StorageError."""
+        """Release the lock for another gateway, while this one finishes its requests. Raises StorageError."""
         await self._ask(self._lock.leave)
 
     async def aclose(self) -> None:
-        """Close it, once what was asked for before is done. It is not opened again."""
+        """Close the file once all earlier work is done. It cannot be opened again."""
         if not self._ends:
             self._ends = True
             self._closed.set_running_or_notify_cancel()
@@ -252,7 +252,7 @@ class Storage:
             time.sleep(LOOK)
 
     def _connect(self) -> int:
-        """Open the file, which is there. The version of its schema."""
+        """Open the file, which exists, and return the version of its schema."""
         # Transactions are begun and ended here: isolation_level None.
         uri = f"{self.file.absolute().as_uri()}?mode=rw"
         database = self._database = sqlite3.connect(uri, uri=True, timeout=BUSY_WITHIN, isolation_level=None)

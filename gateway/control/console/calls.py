@@ -37,7 +37,7 @@ def _row(serial: int, ended: float | None, record: Record, names: Mapping[str, s
 
 
 def life_of(serial: int, ended: EndedCalls, dispatch: Dispatch) -> list[Step] | None:
-    """The life of the call of that serial; None: it is not kept, or has not ended."""
+    """The life of the call with this serial; None: the call is not kept, or has not ended."""
     first, found = ended.after(serial - 1, 1)
     if first != serial or not found:
         return None

@@ -84,7 +84,7 @@ def _figures(records: list[Record], target: TrafficClass | None, seconds: float)
 
 
 def _in_time(record: Record, target: TrafficClass | None) -> bool:
-    """Whether it kept its class's targets; the first token of an answer that is no stream is not seen."""
+    """Whether a call met its class's targets. The time to the first token is known of streams only."""
     if target is None:
         return True
     ttft = not record.stream or target.ttft is None or record.ttft <= target.ttft

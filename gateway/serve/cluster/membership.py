@@ -83,12 +83,12 @@ class Membership:
         return Election(self.me, left.known, left.voted_until, frozenset(left.roster))
 
     def restore(self, promised: bytes) -> None:
-        """Begin with what the process before has known and promised."""
+        """Load what the previous process of this member knew and promised."""
         self._write(promised)
         self.election = self._begun(promised)
 
     def hand_over(self) -> bytes:
-        """Be this member no longer, as its next process is; what that must know."""
+        """Stop being this member, for its next process. Return what that process must know."""
         promised = msgspec.json.encode(self._promised())
         for each in (self._task, *self._asking):
             if each is not None:
@@ -98,11 +98,11 @@ class Membership:
         return promised
 
     def start(self) -> None:
-        """Be a member from now on."""
+        """Join the cluster."""
         self._task = lasting("the membership in the cluster", self._keep)
 
     async def leave(self) -> None:
-        """Be no member any more."""
+        """Leave the cluster."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, *self._asking, return_exceptions=True)
@@ -111,7 +111,7 @@ class Membership:
                 await self._store.leave(self.election.term)
 
     async def resign(self) -> None:
-        """Let another lead, if there is one."""
+        """Give up the lead, if there is another member."""
         if self.election.members - {self.me}:
             self.election.resign(self._clock())
             self._changed()
@@ -213,7 +213,7 @@ class Membership:
     # -- votes --------------------------------------------------------------------------------------------------
 
     def vote(self, ask: VoteRequest) -> bool:
-        """Whether this member gives its vote to that leader; to nobody: a question whether it can be reached."""
+        """Whether this member votes for a leader. A request without a leader asks whether the member answers."""
         given = bool(ask.leader) and self.election.vote(Leader(ask.leader, ask.epoch), self._clock())
         if given:
             self.news()
@@ -246,7 +246,7 @@ class Membership:
         return await visit(split_address(name), self._token, proof, self._trust, self._name, stays)
 
     async def probe(self) -> None:
-        """Say so, if others cannot reach this member, as far as it can tell itself."""
+        """Warn if this member does not reach itself at the address that it advertises."""
         try:
             await self.visit(self.me, VoteRequest("", 0))
         except (OSError, Unwanted) as error:

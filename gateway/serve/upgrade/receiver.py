@@ -37,7 +37,7 @@ class Predecessor(msgspec.Struct):
 
     @property
     def understood(self) -> bool:
-        """Whether both speak the same frames, so that its relays can ask this one."""
+        """Whether both gateways speak the same version of the frames, so that the old relays can ask this decider."""
         return self.offer.frames == VERSION
 
 
