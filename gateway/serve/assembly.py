@@ -25,6 +25,7 @@ from gateway.core.admission.quotas import Calendar
 from gateway.core.admission.retries import RetryBudget
 from gateway.core.admission.witness import NOBODY_WATCHES, Witnesses
 from gateway.core.batches.requests import MOST_FILE
+from gateway.core.call_counts import CallCounts
 from gateway.core.engines.engine import Engine
 from gateway.core.engines.fleet import Fleet
 from gateway.core.history import History
@@ -48,13 +49,13 @@ from gateway.decider.telemetry import Telemetry
 from gateway.decider.waking import Transport, Waking
 from gateway.frames.messages import RelayCounts
 from gateway.relay.attempts import Attempts
+from gateway.relay.batcher import Batcher
 from gateway.relay.large_bodies import LargeBodies
 from gateway.relay.pipeline import Pipeline
 from gateway.relay.tracing import Tracing
 from gateway.relay.wire.server import Server, ServerSettings
 from gateway.serve.fleet_engines import FleetEngines
-from gateway.serve.issuers import issuer_of
-from gateway.serve.starting import ApplyError
+from gateway.serve.starting import ApplyError, issuer_of
 from gateway.serve.token_use import TokenUse
 from gateway.shared.files.file_status import FileStatus
 from gateway.shared.storage import Storage
@@ -307,4 +308,33 @@ def server_settings(snapshot: Snapshot, most_clients: int) -> ServerSettings:
         exempt=snapshot.tenants.trusts,
         keep_alive=policy.timeouts.keep_alive,
         max_body=max(largest_body(policy), upload),
+    )
+
+
+def relay_counts(
+    calls: CallCounts,
+    server: Server,
+    bodies: BodyMemory,
+    batcher: Batcher,
+    batches: BatchDoor | None,
+    *,
+    lost_lines: int,
+    lost_spans: int = 0,
+) -> RelayCounts:
+    """Return the totals since the start. `batches` None: the Batch API is not offered."""
+    return RelayCounts(
+        calls=calls.told(),
+        ended=calls.calls,
+        connections=server.connections,
+        body_bytes=bodies.held,
+        refusals=server.refusals,
+        body_refusals=bodies.refused,
+        batches=batcher.batches,
+        merged=batcher.merged,
+        again=batcher.again,
+        lost_lines=lost_lines,
+        lost_spans=lost_spans,
+        lines={} if batches is None else dict(batches.lines),
+        line_calls=0 if batches is None else batches.line_calls,
+        batch_states={} if batches is None else batches.batch_states,
     )

@@ -24,6 +24,7 @@ from gateway.shared.operator_log import as_text
 from gateway.shared.watched_file import WatchedFile
 
 if TYPE_CHECKING:
+    from gateway.relay.issuer import Issuer
     from gateway.serve.otlp import SpanExport
 
 NO_OTEL = "--otlp-traces-endpoint: OpenTelemetry is not installed: pip install 'WEIR.whl[otel]'"
@@ -169,6 +170,18 @@ def _first(flag: str, certificate: Certificate, context: Callable[[], ssl.SSLCon
         raise StartError(f"{flags}: {error.filename}: {error.strerror}") from error
     except ValueError as error:
         raise StartError(f"{flags}: {error}") from error
+
+
+def issuer_of(policy: Policy, jwks: bytes, before: Issuer | None, say: Callable[[str], None]) -> Issuer | None:
+    """Return the policy's issuer; None: it has none. `jwks`: the content of `auth.jwks`. Raises ValueError for a
+    file without keys, ModuleNotFoundError without PyJWT."""
+    if policy.auth is None:
+        return None
+    if before is not None and (before.auth, before.jwks) == (policy.auth, jwks):
+        return before
+    from gateway.relay.issuer import Issuer  # noqa: PLC0415 # PyJWT is an extra
+
+    return Issuer(policy.auth, jwks, say, before=before)
 
 
 def freeze() -> None:

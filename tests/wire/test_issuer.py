@@ -15,7 +15,7 @@ from gateway.core.policy.policy import Policy
 from gateway.core.request.outcome import AwaitsKeys, Outcome, Refused
 from gateway.relay import issuer as of_issuer
 from gateway.relay.issuer import Issuer
-from gateway.serve.issuers import issuer_of
+from gateway.serve.starting import issuer_of
 from tests.tokens import AUDIENCE, ISSUER, KeyPair, KeyServer, key_set
 
 ONE, TWO = KeyPair("one"), KeyPair("two")

@@ -31,18 +31,17 @@ from gateway.relay.remote.decider import RemoteDecider
 from gateway.relay.remote.link import Connect, Link
 from gateway.relay.tracing import Tracing
 from gateway.relay.wire.server import Server
-from gateway.serve.assembly import server_settings
+from gateway.serve.assembly import relay_counts, server_settings
 from gateway.serve.descriptors import shared_out
 from gateway.serve.fleet_engines import client_settings
-from gateway.serve.issuers import issuer_of
 from gateway.serve.processes.place import READY, Beats, Place
-from gateway.serve.relay_counts import relay_counts
 from gateway.serve.starting import (
     Options,
     ProcessSignals,
     call_log,
     certificate_of,
     freeze,
+    issuer_of,
     lost_lines,
     span_export,
 )

@@ -19,8 +19,7 @@ from gateway.frames.messages import VERSION, Hello, RelayCounts
 from gateway.relay.remote.decider import RemoteDecider
 from gateway.relay.remote.grant import RemoteGrant
 from gateway.relay.remote.link import Link
-from gateway.serve.assembly import Gateway
-from gateway.serve.relay_counts import relay_counts
+from gateway.serve.assembly import Gateway, relay_counts
 from gateway.shared.lines import say
 
 
