@@ -25,6 +25,7 @@ from pathlib import Path
 from gateway.serve.processes.parent import Parent
 from gateway.serve.processes.place import ALIVE, CLOSING, END, READY, TAKE
 from gateway.serve.upgrade.rendezvous import Offer
+from gateway.serve.upgrade.next_gateway import NextGateway
 from gateway.serve.upgrade.receiver import InheritedSockets, Predecessor
 
 folder = Path(sys.argv[1])
@@ -85,7 +86,7 @@ inherited = InheritedSockets()
 if (folder / "before").exists():
     inherited.taken = Predecessor(socket.socket(socket.AF_UNIX), os.getppid(), Offer())
     inherited.taken.connection.connect(str(folder / "before"))
-sys.exit(Parent(2, [bound], control, body, tell, inherited).run())
+sys.exit(Parent(2, [bound], control, body, tell, inherited, NextGateway(folder / "nobody", tell)).run())
 """
 NAMES = ("decider-0", "relay-1", "relay-2")
 WITHIN = 240.0  # seconds for whatever is waited for: of a busy core an idle process gets milliseconds in ten seconds

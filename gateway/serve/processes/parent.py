@@ -80,8 +80,8 @@ class Parent:
         control: socket.socket,
         body: Callable[[Place], int],
         say: Callable[[str], None],
-        inherited: InheritedSockets | None = None,
-        successor: NextGateway | None = None,
+        inherited: InheritedSockets,
+        successor: NextGateway,
     ) -> None:
         self._relays = relays
         self._seats = SeatBoard(relays)
@@ -99,7 +99,7 @@ class Parent:
         self._children: dict[int, Process] = {}
         self._due: dict[tuple[Role, int], float] = {}  # when to start it again
         self._quick: dict[tuple[Role, int], int] = {}  # ends in a row, soon after a start
-        self._inherited = InheritedSockets() if inherited is None else inherited
+        self._inherited = inherited
         self._successor = successor
         self._epoch = self._inherited.epoch
         self._begun: set[tuple[Role, int]] = set()  # those that were started once
@@ -252,7 +252,7 @@ class Parent:
                 self._close()
             if HANDED in signs:
                 self._handed = True
-                if self._successor is not None and self._successor.pid:
+                if self._successor.pid:
                     self._manager.succeeded_by(self._successor.pid)
                 self._close()
         return takes
@@ -281,7 +281,7 @@ class Parent:
                 os.kill(pid, signal.SIGKILL)
             elif child is not None:
                 self._ended(child, os.waitstatus_to_exitcode(status))
-            elif self._successor is not None and not stopped:  # who stops it lets it go on, or ends it
+            elif not stopped:  # who stops it lets it go on, or ends it
                 self._successor.ended(pid, status)
 
     def _ended(self, child: Process, code: int) -> None:
@@ -343,7 +343,7 @@ class Parent:
         """Pass on the signals that have come."""
         if self._upgrade:
             self._upgrade = False
-            if self._successor is not None and not self._handed:
+            if not self._handed:
                 self._successor.start()
         if self._hangup:
             self._hangup = False
