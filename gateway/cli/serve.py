@@ -6,6 +6,7 @@ import argparse
 import shlex
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -184,8 +185,9 @@ def command(given: argparse.Namespace) -> int:
     token = _admin_token(given)
     certificate = Certificate(given.tls_cert, given.tls_key, given.tls_client_ca) if given.tls_cert else None
     of_control = Certificate(given.control_tls_cert, given.control_tls_key) if given.control_tls_cert else None
-    _warn_of_modes(given, policy, certificate, of_control)
-    _warn_of_the_clear(given, policy)
+    say = plain(text=as_text(given.log_format))
+    for line in _warnings(given, policy, certificate, of_control):
+        say(Notice(line, "configuration", "warning"))
     return run(
         made_of(
             Options,
@@ -241,42 +243,28 @@ def _check_together(given: argparse.Namespace, policy: Policy, *, own_engines: b
         raise Mistake(f"--advertise {given.advertise}: the policy has no cluster")
 
 
-def _warn_of_the_clear(given: argparse.Namespace, policy: Policy) -> None:
-    """Warn of keys and tokens that would cross a network readable."""
-    told = [f"{given.policy}: {spelled(field)}: {text}" for field, text in in_the_clear(policy)]
-    if not (given.control_tls_cert or is_loopback(split_address(given.control)[0])):
-        told.append(
-            f"--control {given.control}: tokens cross the network to it in the clear: --control-tls-cert hides them"
-        )
-    if given.epp and not is_loopback(split_address(given.epp)[0]) and not given.tls_client_ca:
-        told.append(
-            f"--epp {given.epp}: whoever reaches it can ask for engines, and engines' keys are not told there: "
-            "--tls-client-ca lets proxies with a certificate in, and tells them the keys"
-        )
-    _warn(given, told)
-
-
-def _warn(given: argparse.Namespace, told: list[str]) -> None:
-    say = plain(text=as_text(given.log_format))
-    for line in told:
-        say(Notice(line, "configuration", "warning"))
-
-
-def _warn_of_modes(
+def _warnings(
     given: argparse.Namespace, policy: Policy, certificate: Certificate | None, of_control: Certificate | None
-) -> None:
-    """Warn of files with secrets that others may read or change, and of keys that are not there yet."""
-    found = unwise_of(policy, given.policy.parent) if given.policy else []
-    told = [f"{given.policy}: {spelled(field)}: {text}" for field, text in found]
+) -> Iterator[str]:
+    """Yield a line for each file with secrets that others may read or change, for keys that are not there yet, and for
+    keys and tokens that would cross a network readable."""
+    fields = [*(unwise_of(policy, given.policy.parent) if given.policy else []), *in_the_clear(policy)]
+    yield from [f"{given.policy}: {spelled(field)}: {text}" for field, text in fields]
+    keys = None if policy.keys_file is None else given.policy.parent / policy.keys_file
+    if keys is not None and not keys.exists():
+        yield f"keys_file: {keys} does not exist: its callers get 401 until `gateway key add` makes it"
     flags = [("--admin-token-file", Path(given.admin_token_file))] if given.admin_token_file else []
     flags += [("--tls-key" if given.tls_key else "--tls-cert", certificate.private)] if certificate else []
     if of_control is not None:
         flags.append(("--control-tls-key" if given.control_tls_key else "--control-tls-cert", of_control.private))
-    keys = None if policy.keys_file is None else given.policy.parent / policy.keys_file
-    if keys is not None and not keys.exists():
-        told.append(f"keys_file: {keys} does not exist: its callers get 401 until `gateway key add` makes it")
-    told += [f"{flag}: {text}" for flag, file in flags if (text := unwise(file)) is not None]
-    _warn(given, told)
+    yield from [f"{flag}: {text}" for flag, file in flags if (text := unwise(file)) is not None]
+    if not (given.control_tls_cert or is_loopback(split_address(given.control)[0])):
+        yield f"--control {given.control}: tokens cross the network to it in the clear: --control-tls-cert hides them"
+    if given.epp and not is_loopback(split_address(given.epp)[0]) and not given.tls_client_ca:
+        yield (
+            f"--epp {given.epp}: whoever reaches it can ask for engines, and engines' keys are not told there: "
+            "--tls-client-ca lets proxies with a certificate in, and tells them the keys"
+        )
 
 
 def _announce(running: Running) -> None:
