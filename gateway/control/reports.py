@@ -19,30 +19,27 @@ from gateway.shared.control.body import TooLarge, body_of
 from gateway.shared.protocol import MAX_BYTES, ProtocolError, encode
 
 BODY_WITHIN = 5.0  # seconds for all of it
+CLOSE = {"connection": "close"}
+REFUSALS: dict[type[Exception], tuple[int, str, str]] = {
+    TooLarge: (413, "too_large", f"A report is at most {MAX_BYTES} bytes."),
+    TimeoutError: (408, "too_slow", f"The report was not here after {BODY_WITHIN:g} s."),
+    ClientDisconnect: (400, "cut_off", "The report ended early."),
+    ProtocolError: (400, "bad_report", "The report cannot be read: {}"),
+    NameConflict: (409, "id_taken", "The report is not taken: {}."),
+    RegistryFull: (503, "too_many_sidecars", "The report is not taken: {}."),
+}
 
 
 async def take_report(request: Request, sidecars: ReportIntake) -> Response:
     """The answer to one report."""
     try:
         sidecars.admit(_token(request))
+        answer = sidecars.report(await body_of(request, MAX_BYTES, BODY_WITHIN), local=is_local(request.scope))
     except UntrustedSidecar as refused:
-        return error(401, "invalid_token", str(refused), {"www-authenticate": "Bearer", "connection": "close"})
-    try:
-        body = await body_of(request, MAX_BYTES, BODY_WITHIN)
-    except TooLarge:
-        return error(413, "too_large", f"A report is at most {MAX_BYTES} bytes.", {"connection": "close"})
-    except TimeoutError:
-        return error(408, "too_slow", f"The report was not here after {BODY_WITHIN:g} s.", {"connection": "close"})
-    except ClientDisconnect:
-        return error(400, "cut_off", "The report ended early.")
-    try:
-        answer = sidecars.report(body, local=is_local(request.scope))
-    except ProtocolError as bad:
-        return error(400, "bad_report", f"The report cannot be read: {bad}")
-    except NameConflict as impostor:
-        return error(409, "id_taken", f"The report is not taken: {impostor}.")
-    except RegistryFull as full:
-        return error(503, "too_many_sidecars", f"The report is not taken: {full}.")
+        return error(401, "invalid_token", str(refused), {"www-authenticate": "Bearer"} | CLOSE)
+    except tuple(REFUSALS) as refused:
+        status, code, message = REFUSALS[type(refused)]
+        return error(status, code, message.format(refused), CLOSE if status in (408, 413) else None)
     return Response(encode(answer), media_type=JSON)
 
 
