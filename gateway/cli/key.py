@@ -36,55 +36,54 @@ examples:
 def add_arguments(parser: Parser) -> None:
     actions = parser.add_subparsers(title="commands", required=True, metavar="add | list | revoke")
 
-    def action(name: str, does: str, run: Callable[[argparse.Namespace], int]) -> Parser:
+    def action(name: str, does: str, run: Callable[[argparse.Namespace, Policy, Path], None]) -> Parser:
         made = added(actions.add_parser, name, help=does, description=f"{does.capitalize()}.", epilog=EXAMPLES)
-        made.add_argument("--policy", required=True, metavar="FILE", help="the policy that says whose keys, and where")
+        where = "the policy that says whose keys, and where"
+        made.add_argument("--policy", type=Path, required=True, metavar="FILE", help=where)
         made.set_defaults(action=run)
         return made
 
-    add = action("add", "make a key and print it, once", lambda given: run_add(given.tenant, Path(given.policy)))
+    add = action("add", "make a key and print it, once", _add)
     add.add_argument("tenant", metavar="TENANT", help="whose key it is")
-    action("list", "list the keys", lambda given: run_list(Path(given.policy)))
-    revoke = action("revoke", "revoke a key", lambda given: run_revoke(given.hash, Path(given.policy)))
+    action("list", "list the keys", _list)
+    revoke = action("revoke", "revoke a key", _revoke)
     revoke.add_argument("hash", nargs="?", metavar="HASH", help="how its hash begins; left out: read the key itself")
 
 
 def command(given: argparse.Namespace) -> int:
     """Do what was chosen. Raises KeysError, and InvalidFile for a file with mistakes."""
-    return int(given.action(given))
+    given.action(given, *_named_in(given.policy))
+    return 0
 
 
-def run_add(tenant: str, policy_file: Path) -> int:
+def _add(given: argparse.Namespace, policy: Policy, file: Path) -> None:
     """Make a key: the key alone on standard output, what was done on standard error."""
-    policy, file = _named_in(policy_file)
+    tenant = given.tenant
     if tenant not in policy.tenants:
         close = nearest(tenant, policy.tenants)
         hint = f"did you mean {close}?" if close else f"its tenants are {', '.join(policy.tenants)}"
-        raise KeysError(f"{policy_file}: there is no tenant {tenant!r} ({hint})")
+        raise KeysError(f"{given.policy}: there is no tenant {tenant!r} ({hint})")
     key = add(file, tenant, datetime.now(UTC).date().isoformat())
     print(key, flush=True)
     print(
         f"gateway: this is a key of {tenant}; it is not shown again. Its hash {digest_of(key)[:SHOWN]} is in {file}",
         file=sys.stderr,
     )
-    return 0
 
 
-def run_list(policy_file: Path) -> int:
+def _list(_: argparse.Namespace, policy: Policy, file: Path) -> None:
     """Print one line for each key: the beginning of its hash, its tenant, and what else is known."""
-    policy, file = _named_in(policy_file)
     for entry in entries(file):
         lost = "" if entry.tenant in policy.tenants else "  (no such tenant in the policy: nobody may use it)"
         print(f"{entry.digest[:SHOWN]}  {entry.tenant}  {entry.comment}{lost}".rstrip())
     for name, tenant in policy.tenants.items():
         for digest in tenant.keys:
             print(f"{digest[:SHOWN]}  {name}  (in the policy itself)")
-    return 0
 
 
-def run_revoke(digest: str | None, policy_file: Path) -> int:
-    """Revoke a key by the beginning of its hash, or (None) the one that comes on standard input."""
-    _, file = _named_in(policy_file)
+def _revoke(given: argparse.Namespace, _: Policy, file: Path) -> None:
+    """Revoke a key by the beginning of its hash, or (without one) the key that comes on standard input."""
+    digest = given.hash
     if digest is None:
         key = getpass.getpass("the key: ") if sys.stdin.isatty() else sys.stdin.readline(LONGEST_KEY)
         if not key.strip():
@@ -97,7 +96,6 @@ def run_revoke(digest: str | None, policy_file: Path) -> int:
         )
     entry = revoke(file, digest)
     print(f"gateway: the key {entry.digest[:SHOWN]} of {entry.tenant} is revoked in {file}", file=sys.stderr)
-    return 0
 
 
 def _named_in(policy_file: Path) -> tuple[Policy, Path]:
