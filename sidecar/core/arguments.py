@@ -3,12 +3,12 @@
 A profile's words are the same for every engine; only this module turns them into vLLM's own. The command starts a
 module with the interpreter that the file names: the module behind the `vllm` script, or, on CPU, the API server's own,
 which newer versions warn of. A build for CPU has no metadata by the name of vllm, without which the script does not
-run. A flag of the sidecar's own that an older vLLM refuses (OWN_FLAGS) is not given to it again.
+run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -23,11 +23,8 @@ CLI = ("-m", "vllm.entrypoints.cli.main", "serve")
 SERVER = ("-m", "vllm.entrypoints.openai.api_server")
 MODEL = "--model"  # before the model's path, for SERVER
 SIMULATED = "loadtest.engine"
-# Sidecar and gateways ask these paths again and again: a line for each would push an engine's own lines out of its log.
-ACCESS_FLAG = "--disable-access-log-for-endpoints"
-ASKED_OFTEN = "/health,/metrics,/v1/models,/version,/is_sleeping"
-SOCKET_FLAG = "--uds"
-OWN_FLAGS = (ACCESS_FLAG, SOCKET_FLAG)
+# Sidecar and gateways ask again and again: a line for each would push an engine's own lines out of its log.
+QUIET = "disable-uvicorn-access-log"
 # Every engine is both to vLLM: gateways obey the profile's role. An engine that cannot fetch a prompt reads it.
 NIXL: Mapping[str, str] = {
     "kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_load_failure_policy": "recompute",
@@ -62,7 +59,6 @@ def command(
     sequences: int | None = None,
     context_length: int | None = None,
     lora_rank: int = 0,
-    lacks: Collection[str] = (),
     launcher: tuple[str, ...] | None = None,
 ) -> tuple[str, ...]:
     """The command line that starts a profile's engine.
@@ -71,8 +67,7 @@ def command(
     fill: what the plan has claimed for it, or what vLLM does by itself if None; where the profile says the share, that
     is it. vLLM is told the share beside a cache of fixed size too, since it does not start without that much free.
     `sequences`: `--max-num-seqs`, unless the profile says it, as is `context_length` for `--max-model-len`.
-    `lora_rank`: of its adapters. `lacks`: those of OWN_FLAGS that this vLLM does not know. `launcher`: of the
-    device if None.
+    `lora_rank`: of its adapters. `launcher`: of the device if None.
     """
     if engine.simulated is not None:
         return _simulated(profile, engine, served_name, address, own, share)
@@ -86,9 +81,8 @@ def command(
     if sequences is not None and "max-num-seqs" not in profile.flags:
         found += ["--max-num-seqs", str(sequences)]
     found += lora_arguments(profile, lora_rank)
-    found += [ACCESS_FLAG, ASKED_OFTEN] if ACCESS_FLAG not in lacks else []
     found += _argument("--kv-transfer-config", None if profile.kv_transfer is None else NIXL)
-    for name, value in profile.flags.items():
+    for name, value in {QUIET: True, **profile.flags}.items():
         found += [f"--no-{name}"] if value is False else _argument(f"--{name}", value)
     launcher = launcher or ((*SERVER, MODEL) if engine.device == "cpu" else CLI)
     return (engine.python or own, *launcher, profile.model_path, *found)
@@ -136,7 +130,7 @@ def _argument(flag: str, value: Any) -> list[str]:
 def _listen(address: EngineAddress) -> list[str]:
     """Always told: what vLLM does by itself is to listen for everybody."""
     if address.uds is not None:
-        return [SOCKET_FLAG, address.uds]
+        return ["--uds", address.uds]
     return ["--host", LOOPBACK, "--port", str(address.port)]
 
 

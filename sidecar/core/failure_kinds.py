@@ -197,7 +197,8 @@ KINDS = (
         r"error: (?:unrecognized arguments?|argument |ambiguous option|the following arguments are|invalid choice)"
         r"|got an unexpected keyword argument|[Nn]o such option|[Uu]nknown (?:command.line )?(?:option|flag"
         r"|argument)\b",
-        "This vLLM does not know a flag of the profile, or not with that value. See its --help.",
+        "This vLLM does not know a flag of the profile, or not with that value. See its --help. One without `--uds` "
+        "needs ports in `engine_addresses`.",
     ),
     _kind(
         "port_in_use",

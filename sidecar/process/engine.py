@@ -17,8 +17,8 @@ from pathlib import Path
 import msgspec
 
 from gateway.shared.protocol import SOCKETS_MARK
-from sidecar.core.addresses import LOOPBACK, TRANSFER_PORTS, AddressPool, EngineAddress
-from sidecar.core.arguments import CLI, OWN_FLAGS, SOCKET_FLAG, command, environment
+from sidecar.core.addresses import LOOPBACK, TRANSFER_PORTS, EngineAddress
+from sidecar.core.arguments import CLI, command, environment
 from sidecar.core.config import SidecarConfig
 from sidecar.core.engine_records import EngineFacts, EngineFailed, EngineRecord
 from sidecar.core.inventory import Size
@@ -58,10 +58,8 @@ class VllmEngines:
         self._clock, self._environment, self._say = clock, environment, say
         self._measured, self._lessons = measured, lessons
         self._logs = folder / config.log_dir
-        self._pool = self._given_pool = config.pool(str(folder.resolve()))
+        self._pool = config.pool(str(folder.resolve()))
         self._taken: set[EngineAddress] = set()
-        self._lacks: dict[str | None, set[str]] = {}  # by interpreter: those of OWN_FLAGS that its vLLM has refused
-        self._without: dict[str, frozenset[str]] = {}  # by profile: those of OWN_FLAGS that its last start did without
         self._sizing = Sizing(config, folder, environment)
 
     # -- size of a model --------------------------------------------------------------------------------------------
@@ -88,33 +86,19 @@ class VllmEngines:
         nothing new."""
         return learn(self._lessons.get(profile), failed, self.settings(profile))
 
-    def does_without(self, profile: str, refused: str) -> bool:
-        """Whether the line `refused`, of a vLLM that does not know its arguments, names a flag of the sidecar's own
-        that the profile's last start was given. The next start goes without it."""
-        lacks = self._lacks.setdefault(self._config.engine_of(profile).python, set())
-        named = {flag for flag in OWN_FLAGS if flag in refused} - self._without.get(profile, frozenset())
-        if SOCKET_FLAG in named and self._config.engine_addresses is not None:
-            return False
-        if SOCKET_FLAG in named - lacks:
-            self._pool = AddressPool()
-            old = "the installed vLLM is too old for unix sockets"
-            self._say(f"{profile}: {old}: engines listen on ports, {self._pool}, which every user here can reach")
-        lacks |= named
-        return bool(named)
-
     def settings(self, profile: str, config: SidecarConfig | None = None) -> str:
         """A digest that changes when the profile's engine would be started otherwise. Raises KeyError.
 
         By the file alone: a sidecar that is started from another shell must be able to adopt its engines. Which port
-        an engine has got does not count, nor which of OWN_FLAGS its vLLM knows, nor the module that starts the engine.
+        an engine has got does not count, nor the module that starts the engine.
         `config`: by that, not by the one in force.
         """
-        config, pool = config or self._config, self._given_pool
+        config = config or self._config
         given, engine, served = config.models[profile], config.engine_of(profile), config.served_name(profile)
         told = (
-            command(given, engine, served, EngineAddress(), own=self._own, lacks=OWN_FLAGS, launcher=CLI),
+            command(given, engine, served, EngineAddress(), own=self._own, launcher=CLI),
             environment(given, engine, given.gpus or (), {}),
-            (engine.device, pool.sockets or LOOPBACK),
+            (engine.device, self._pool.sockets or LOOPBACK),
         )
         return hashlib.sha256(msgspec.json.encode(told, order="sorted")).hexdigest()[:32]
 
@@ -134,7 +118,6 @@ class VllmEngines:
                 port = free_port(TRANSFER_PORTS, taken={each.transfer_port for each in self._taken})
                 address = msgspec.structs.replace(address, transfer_port=port)
         self._taken.add(address)
-        lacks = self._without[profile] = frozenset(self._lacks.get(engine.python, ()))
         try:
             with self._failing():
                 env = environment(given, engine, gpus, self._environment, address.transfer_port)
@@ -149,7 +132,6 @@ class VllmEngines:
                     sequences=size.sequences,
                     context_length=size.context_length,
                     lora_rank=size.lora_rank,
-                    lacks=lacks,
                 )
                 process = Process.spawn(
                     argv,

@@ -94,8 +94,5 @@ class Engines(Protocol):
     def measurement(self, profile: str, told: EngineFacts, *, peak: int, settled: int) -> Measured | None:
         """Measurement of its engine, in bytes on the GPU where that was most; None: nothing safe to conclude."""
 
-    def does_without(self, profile: str, refused: str) -> bool:
-        """Whether the next start goes without a flag of the sidecar's own that the line `refused` names."""
-
     def lesson(self, profile: str, failed: FailedStart) -> Lesson | None:
         """Lesson of its starts, with this one; None: nothing new."""

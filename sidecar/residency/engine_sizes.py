@@ -11,7 +11,6 @@ from sidecar.core.lesson import AGAIN, FailedStart, lower_share
 from sidecar.core.model_state import ModelState
 from sidecar.residency.shared import SharedState
 
-UNKNOWN_FLAG = "bad_flag"  # the diagnosis of a vLLM that does not know an argument
 LESS = 0.95  # of what a guessed claim was, at most, or it is not worth another start
 
 
@@ -66,12 +65,10 @@ class EngineSizes:
         return size if not size.guessed and size.claim < LESS * model.size.claim else None
 
     async def learns(self, model: ModelState, error: EngineFailed, free: int) -> bool:
-        """Take in what its failed start tells of memory, with so much `free` before it, and of the sidecar's own flags.
-        Whether the next start is another for it."""
+        """Learn from its failed start what it says of memory, of which so much was `free` before. Return whether the next
+        start differs."""
         if error.found is None or error.found.kind == AGAIN:
             return error.found is not None
-        if error.found.kind == UNKNOWN_FLAG and self._engines.does_without(model.name, error.found.line):
-            return True
         total = self._monitor.smallest(model.gpus)
         failed = FailedStart(size=model.size, found=error.found, total=total, free=free)
         lesson = self._engines.lesson(model.name, failed)

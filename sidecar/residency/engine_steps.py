@@ -23,7 +23,7 @@ from sidecar.core.model_state import ModelState
 from sidecar.core.step_times import StartClock
 from sidecar.residency.effects import Engine
 from sidecar.residency.engine_memory import EngineMemory
-from sidecar.residency.engine_sizes import UNKNOWN_FLAG, EngineSizes
+from sidecar.residency.engine_sizes import EngineSizes
 from sidecar.residency.shared import SharedState
 
 SIZE_EVERY = 5.0  # seconds between two looks for the files of a model that come with its start
@@ -41,8 +41,7 @@ class EngineSteps:
     """`running`: the engines there are, by profile. `facts`: what each said of itself once it was ready.
 
     `counts`: by profile and event. `evictions`: by profile, `sleep` or `stop`, and reason. `starts`: by profile.
-    `start_failures`: by profile and the diagnosis' kind, `other` where there is none; without starts that an
-    older vLLM refused for a flag of the sidecar's own.
+    `start_failures`: by profile and the diagnosis' kind, `other` where there is none.
     """
 
     def __init__(self, shared: SharedState) -> None:
@@ -111,8 +110,7 @@ class EngineSteps:
                 model.taught = await self.sizes.learns(model, error, room)
                 if not model.taught:
                     self.sizes.refuse(model, error)
-            if kind != UNKNOWN_FLAG or not model.taught:  # how the sidecar finds out about a vLLM is no failure
-                self.start_failures[model.name, kind] += 1
+            self.start_failures[model.name, kind] += 1
             model.least_room = room if full else 0
             others = self.memory.foreign(model) if full else ""
             more = "; ".join(filter(None, (self.sizes.lower_share(model, error), others)))

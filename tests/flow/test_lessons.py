@@ -199,16 +199,6 @@ def test_a_start_that_is_refused_for_its_arguments_is_not_repeated_until_somebod
 
 
 @virtual
-async def test_flags_of_ours_that_an_older_vllm_refuses_are_no_failures_of_two_models_at_once() -> None:
-    async with Site(file("ab"), {"a": model(), "b": model()}, GPU, GPU) as made:
-        made.machine.faults.refusal = "vllm serve: error: unrecognized arguments: --uds /x"
-        calls = await asyncio.gather(*(made.gateways[0].call(name, 1.0) for name in "ab"))
-        assert [call.ending for call in calls] == ["served", "served"]
-        assert made.manager.steps.starts == {"a": 2, "b": 2}
-        assert made.manager.steps.start_failures == {}, "an alert counts them"
-
-
-@virtual
 async def test_what_is_refused_after_the_arguments_were_read_is_tried_again() -> None:
     async with Site(file("a"), {"a": model()}, GPU) as made:
         made.machine.faults.fail_start, made.machine.faults.fail_line = 1, REFUSALS[1]

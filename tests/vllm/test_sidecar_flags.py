@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from sidecar.core.arguments import MODEL, OWN_FLAGS, SERVER, UNIFIED
+from sidecar.core.arguments import MODEL, QUIET, SERVER, UNIFIED
 from sidecar.core.flags import FLAGS, OWNED, SWITCH, VARIABLES
 from tests.vllm import install
 from tests.vllm.real_vllm import venv
@@ -49,9 +49,10 @@ def test_a_real_vllm_has_every_flag_that_it_may_be_told() -> None:
     assert {name for name in FLAGS if f"--{name}" not in flags} == GONE
     assert {name for name in OWNED if f"--{name}" not in flags} == OURS
     told = {
-        *OWN_FLAGS,
         *UNIFIED.values(),
         MODEL,
+        f"--{QUIET}",
+        "--uds",
         "--host",
         "--port",
         "--gpu-memory-utilization",

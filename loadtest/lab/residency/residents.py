@@ -20,7 +20,6 @@ from loadtest.engine.vllm_lines import SLOW_OR_HUNG, line
 from loadtest.lab.residency.estimates import estimated
 from loadtest.lab.residency.machine import Machine, failed
 from sidecar.core.addresses import EngineAddress
-from sidecar.core.arguments import OWN_FLAGS
 from sidecar.core.config import SidecarConfig
 from sidecar.core.diagnosis import diagnosis
 from sidecar.core.engine_records import EngineFacts, EngineFailed, EngineRecord, ProcessRecord, Unusable
@@ -401,11 +400,6 @@ class ResidentEngines:
         model = msgspec.structs.replace(self.model(given), true=None)
         where = given.model_path, given.gpus, given.tensor_parallel
         return msgspec.json.encode((model, where, given.flags, given.context_length, given.sleeps is None)).decode()
-
-    def does_without(self, profile: str, refused: str) -> bool:
-        named = any(flag in refused for flag in OWN_FLAGS)
-        self.machine.faults.refusal = "" if named else self.machine.faults.refusal
-        return named
 
     def lesson(self, profile: str, failed: FailedStart) -> Lesson | None:
         return learn(self.lessons.get(profile), failed, self.settings(profile))

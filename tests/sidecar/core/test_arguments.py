@@ -14,7 +14,7 @@ import pytest
 
 from loadtest.processes import Child, answers, free_port, get
 from sidecar.core.addresses import EngineAddress
-from sidecar.core.arguments import ACCESS_FLAG, ASKED_OFTEN, OWN_FLAGS, command, environment
+from sidecar.core.arguments import QUIET, command, environment
 from sidecar.core.flags import FLAGS
 from sidecar.core.profile import EngineSettings, KvMemory, Profile
 
@@ -32,9 +32,14 @@ PLAIN = f"/m --served-model-name m --tensor-parallel-size 1 {HERE}"
 def argv(address: EngineAddress = ADDRESS, share: float | None = None, **fields: Any) -> str:
     """The arguments of vLLM for such a profile, joined by spaces."""
     profile = Profile(model_path="/m", **fields)
-    whole = command(profile, EngineSettings(python="/v/python"), "m", address, own="py", share=share, lacks=OWN_FLAGS)
-    assert whole[:4] == START
+    whole = told(profile, EngineSettings(python="/v/python"), address, share=share)
+    assert tuple(whole[:4]) == START
     return " ".join(whole[4:])
+
+
+def told(profile: Profile, engine: EngineSettings, address: EngineAddress = ADDRESS, **sizes: Any) -> list[str]:
+    """The command line without the flag that every engine gets."""
+    return [part for part in command(profile, engine, "m", address, own="py", **sizes) if part != f"--{QUIET}"]
 
 
 @pytest.mark.parametrize(("given", "expected"), [(None, ["61440"]), (8192, ["8192"])])
@@ -49,8 +54,8 @@ def test_a_context_that_fits_is_told_unless_the_profile_says_it(given: int | Non
 )
 def test_sequences_at_once_are_the_profiles_before_the_estimates(flags: dict[str, Any], expected: list[str]) -> None:
     profile = Profile(model_path="/m", flags=flags)
-    found = command(profile, EngineSettings(), "m", ADDRESS, own="py", sequences=8, lacks=OWN_FLAGS)
-    assert [*found][-2:] == expected
+    found = told(profile, EngineSettings(), sequences=8)
+    assert found[-2:] == expected
     assert found.count("--max-num-seqs") == 1
 
 
@@ -113,7 +118,7 @@ def test_what_is_one_value_is_one_argument() -> None:
 
 def test_a_vllm_for_cpu_is_told_nothing_of_gpus() -> None:
     profile = Profile(model_path="/m", gpu_memory=0.5)
-    found = command(profile, EngineSettings(device="cpu"), "m", ADDRESS, own="py", share=0.5, lacks=OWN_FLAGS)
+    found = told(profile, EngineSettings(device="cpu"), share=0.5)
     assert " ".join(found[4:]) == PLAIN
 
 
@@ -203,17 +208,14 @@ def test_on_cpu_the_size_of_the_kv_cache_is_a_variable(fields: dict[str, Any], e
 
 def test_on_cpu_the_server_itself_is_started_and_told_its_model_by_a_flag() -> None:
     engine = EngineSettings(device="cpu")
-    found = command(Profile(model_path="/m", **AWAKE), engine, "m", ADDRESS, own="py", lacks=OWN_FLAGS)
+    found = told(Profile(model_path="/m", **AWAKE), engine)
     assert " ".join(found) == f"py -m vllm.entrypoints.openai.api_server --model {PLAIN}"
 
 
-def test_access_lines_of_what_is_asked_often_are_off_unless_this_vllm_lacks_the_flag() -> None:
-    told = command(Profile(model_path="/m", **AWAKE), EngineSettings(), "m", ADDRESS, own="py")
-    assert told[-2:] == (ACCESS_FLAG, ASKED_OFTEN)
-    assert (
-        command(Profile(model_path="/m", **AWAKE), EngineSettings(), "m", ADDRESS, own="py", lacks=OWN_FLAGS)
-        == told[:-2]
-    )
+@pytest.mark.parametrize(("flags", "last"), [({}, f"--{QUIET}"), ({QUIET: False}, f"--no-{QUIET}")])
+def test_an_engine_writes_no_line_for_a_request_unless_its_profile_asks(flags: dict[str, Any], last: str) -> None:
+    profile = Profile(model_path="/m", flags=flags, **AWAKE)
+    assert command(profile, EngineSettings(), "m", ADDRESS, own="py")[-1] == last
 
 
 @pytest.mark.slow

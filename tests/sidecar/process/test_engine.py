@@ -439,42 +439,23 @@ def test_the_size_of_the_cache_is_what_the_smallest_worker_says(tmp_path: Path) 
 # -- what it is told --------------------------------------------------------------------------------------------------
 
 
-TWO = "m: {model_path: x}\nn: {model_path: x}"
 REFUSES = """
-refused = [flag for flag in ("--uds", "--disable-access-log-for-endpoints") if flag in sys.argv]
-if refused:
-    sys.exit("vllm serve: error: unrecognized arguments: " + " /x ".join(refused))
+if "--uds" in sys.argv:
+    sys.exit("vllm serve: error: unrecognized arguments: --uds /x")
 """
 
 
-@pytest.mark.parametrize("pool", [None, ""])
-def test_flags_of_ours_that_an_older_vllm_refuses_are_not_given_to_it_again(tmp_path: Path, pool: str | None) -> None:
+def test_an_older_vllm_refuses_a_socket_and_ports_are_advised(tmp_path: Path) -> None:
     async def scenario() -> None:
-        box = Box(
-            tmp_path, vllm(tmp_path, REFUSES + SERVES), models="m: {model_path: x}\nn: {model_path: x}", pool=pool
-        )
-        for name, engine in [(name, await box.start(name)) for name in "mn"]:  # at once: both are refused
-            error = await box.failed(engine.ready)
-            await engine.stop()
-            assert error.found is not None
-            assert (error.found.kind, error.found.refused_arguments) == ("bad_flag", True)
-            assert box.engines.does_without(name, error.found.line)
-        for name in "mn":
-            engine = await box.start(name)
-            await engine.ready()
-            await engine.stop()
-            assert not box.engines.does_without(name, error.found.line), "it was not given them"
-        old = "m: the installed vLLM is too old for unix sockets: engines listen on ports, 8100-8199"
-        assert [line[: len(old)] for line in box.said] == ([old] if pool is None else [])
+        box = Box(tmp_path, vllm(tmp_path, REFUSES + SERVES), pool=None)
+        engine = await box.start()
+        error = await box.failed(engine.ready)
+        await engine.stop()
+        assert error.found is not None
+        assert (error.found.kind, error.found.refused_arguments) == ("bad_flag", True)
+        assert "`engine_addresses`" in error.found.advice
 
     run(scenario)
-
-
-def test_a_flag_of_the_profile_and_a_socket_that_was_asked_for_stay(tmp_path: Path) -> None:
-    box = Box(tmp_path, vllm(tmp_path, SERVES), pool=f"unix:{tmp_path}")
-    assert not box.engines.does_without("m", "vllm serve: error: unrecognized arguments: --seed 1")
-    assert not box.engines.does_without("m", "vllm serve: error: unrecognized arguments: --uds /x")
-    assert box.said == []
 
 
 def test_engines_listen_where_nobody_else_can_go_unless_told_otherwise(tmp_path: Path) -> None:
