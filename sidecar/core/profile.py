@@ -87,7 +87,7 @@ LOAD_TIMEOUT = 3600.0  # seconds, unless told
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
     """Model that the sidecar may run.
 
-    `model_path`: Folder of the model, its GGUF file, or its id on a hub.
+    `model_path`: Folder of the model, its GGUF file with a config.json beside it, or its id on a hub.
     `tokenizer_path`: Tokenizer, if it is not beside the model.
     `served_name`: Name that calls use; null: the profile's name.
     `aliases`: Other names that calls may use; all count as the served name.

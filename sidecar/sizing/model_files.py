@@ -17,13 +17,13 @@ import msgspec
 
 from gateway.shared.files.plain_file import open_plain
 from sidecar.core.engine_records import Unusable
-from sidecar.sizing.gguf import MAX_METADATA, gguf_shape
-from sidecar.sizing.model_config import MAX_BYTES, ModelShape, shape_from
+from sidecar.sizing.model_config import MAX_BYTES, ModelShape, Quantization, shape_from
 from sidecar.sizing.model_fields import Malformed, ModelError
 from sidecar.sizing.weights import MAX_INDEX, StoredWeights, header_length, index_from, stored_from
 
 MAX_FILES = 4096  # of weights
 CONFIG, INDEX = "config.json", "model.safetensors.index.json"
+GGUF = b"GGUF"  # how such a file begins
 LFS, LFS_MOST = b"version https://git-lfs.github.com/spec/", 1024  # how a pointer of git-lfs begins, and its bytes
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(?:/[A-Za-z0-9][\w.-]{0,95})?")
 _REVISION = re.compile(r"[A-Za-z0-9][\w.-]{0,127}")
@@ -177,24 +177,18 @@ def _shape(where: ModelLocation, own: Path) -> ModelShape:
 
 
 def _single(path: Path, where: ModelLocation) -> tuple[ModelShape, StoredWeights]:
-    """A GGUF file, alone or the first of several that belong together."""
+    """A GGUF file, alone or the first of several that belong together, with the config.json of its model beside it."""
     _size(path)
-    start = _bytes(path, MAX_METADATA, whole=False)
-    if start[:4] != b"GGUF":
+    if _bytes(path, len(GGUF), whole=False) != GGUF:
         raise Unusable(f"{path} is no GGUF file: for other models name the folder they are in")
     parts = [path]
     if match := re.fullmatch(r"(.+)-(\d{5})-of-(\d{5})\.gguf", path.name):
         parts = [path.with_name(f"{match[1]}-{part:05}-of-{match[3]}.gguf") for part in range(1, int(match[3]) + 1)]
     stored = StoredWeights(sum(_size(part) for part in parts[:MAX_FILES]))
-    beside = path.parent / CONFIG
-    if where.shape is not None or beside.is_file():
-        return _shape(where, path.parent), stored
-    try:
-        return gguf_shape(start), stored
-    except Malformed as error:
-        raise Unusable(f"{path}: {error}: {_INCOMPLETE}") from error
-    except ModelError as error:
-        raise NotKnown(f"{path}: {error}") from error
+    if where.shape is None and not (path.parent / CONFIG).is_file():
+        raise NotKnown(f"{path} has no {CONFIG} of its model beside it")
+    # Its weights stay as they are, whatever its config says of the model that it was made of.
+    return msgspec.structs.replace(_shape(where, path.parent), quantization=Quantization("gguf", None)), stored
 
 
 # -- the cache --------------------------------------------------------------------------------------------------------

@@ -39,7 +39,6 @@ from gateway.shared.protocol import ProtocolError as ReportError
 from gateway.shared.protocol import capacity_report
 from gateway.shared.vllm.answers import AnswerError, models_from, sample_from
 from gateway.shared.vllm.kv_events import EventsError, events_from
-from sidecar.sizing.gguf import gguf_shape
 from sidecar.sizing.model_config import shape_from
 from sidecar.sizing.model_fields import ModelError
 from sidecar.sizing.weights import index_from, stored_from
@@ -227,10 +226,6 @@ def _header(pieces: Pieces) -> Any:
     return stored_from(len(data).to_bytes(8, "little") + data)
 
 
-def _gguf(pieces: Pieces) -> Any:
-    return gguf_shape(b"".join(pieces))
-
-
 _HTTP = (
     *(b"\r\n", b"GET / HTTP/1.1", b"Host: a", b"content-length: 1", b"transfer-encoding: chunked", b"\n", b"\0"),
     b": ",
@@ -329,9 +324,6 @@ TARGETS = {
     "config": Target(read=_config, errors=(ModelError,), words=_FILES, once=200_000),
     "index": Target(read=_index, errors=(ModelError,), words=(*_FILES, b'"weight_map"', b"a.safetensors")),
     "header": Target(read=_header, errors=(ModelError,), words=(*_FILES, b'"data_offsets"', b'"dtype"', b'"F32"')),
-    "gguf": Target(
-        read=_gguf, errors=(ModelError,), words=(b"llama.block_count", b"\0" * 7, b"\x09\0\0\0"), once=200_000
-    ),
     "frames": Target(read=_frames, errors=(FrameError,), words=_FRAMES, cut=True),
     "head": Target(read=_head, errors=(WireError,), words=_HTTP),
     "chunked": Target(read=_chunked, errors=(WireError,), words=_CHUNKS, cut=True),
