@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from urllib.parse import quote
 
@@ -17,11 +17,10 @@ from gateway.shared.new_file import not_written, write_new
 from sidecar.cli.errors import Impossible, Mistake
 from sidecar.cli.files import File, add_config
 from sidecar.cli.plan_on import gpu, planned, size, table
-from sidecar.cli.plan_turns import Machine, turn_table, turns
+from sidecar.cli.plan_turns import Layout, turn_table
 from sidecar.core.config import SidecarConfig
 from sidecar.core.engine_records import Unusable
 from sidecar.core.profile import KvMemory, Profile
-from sidecar.sizing.estimate import Estimate
 from sidecar.sizing.memory import LITTLE
 
 DESCRIPTION = "Show what it takes to have a model run."
@@ -84,18 +83,24 @@ def command(given: argparse.Namespace) -> int:
 
 def _turns(file: File, given: argparse.Namespace) -> int:
     """Whether all models can take turns, and a file with which they would; 1 where they cannot."""
-    found = turns(Machine(file.config, file.folder, given.gpu, given.host_memory))
-    proposal = "" if found.asleep else Proposal(Machine(file.config, file.folder, given.gpu, given.host_memory)).text()
-    found = msgspec.structs.replace(found, proposal=proposal)
+
+    def layout(models: Mapping[str, Profile]) -> Layout:
+        config = msgspec.structs.replace(file.config, models=models)
+        return Layout(config, file.folder, given.gpu, given.host_memory)
+
+    found = layout(file.config.models).turns()
+    if not found.asleep:
+        found = msgspec.structs.replace(found, proposal=_proposed(file.config, layout, len(given.gpu)))
     _print(found, turn_table(found), given.json)
-    if proposal and given.propose is not None:
+    if found.proposal and given.propose is not None:
         try:
-            write_new(given.propose, proposal, 0o666)
+            write_new(given.propose, found.proposal, 0o666)
         except OSError as error:
             raise Mistake(not_written(given.propose, error)) from error
         print(f"written: {given.propose}", file=sys.stderr)
-    elif proposal and not given.json:
-        print(f"\n# With this file all take turns, asleep meanwhile (--propose FILE writes it):\n{proposal}", end="")
+    elif found.proposal and not given.json:
+        print("\n# With this file all take turns, asleep meanwhile (--propose FILE writes it):")
+        print(found.proposal, end="")
     return int(not found.take_turns)
 
 
@@ -115,86 +120,67 @@ def _print(found: object, words: Iterable[str], as_json: bool) -> None:
     print(msgspec.json.encode(found).decode() if as_json else "\n".join(map(shown, words)))
 
 
-class Proposal:
-    """Proposal of a sidecar's file whose models take turns on given GPUs, each asleep while others run.
+# -- a file whose models take turns ---------------------------------------------------------------------------------
+
+
+def _proposed(config: SidecarConfig, layout: Callable[[Mapping[str, Profile]], Layout], gpus: int) -> str:
+    """A sidecar's file as YAML whose models take turns on so many GPUs, each asleep while others run; empty: there is
+    none. `layout`: the models with other profiles on these GPUs.
 
     A model gets less of its GPU, so that what others keep asleep has room; more GPUs, or weights in 8 bits, where it
     does not fit otherwise. The smallest models are stopped instead of put to sleep where nothing else helps. What fits
-    in no way is left out. The proposal is planned before it is made. `profiles`: by name. `notes`: what was changed, or
-    why a model was left out.
+    in no way is left out. The proposal is planned before it is made.
     """
+    profiles: dict[str, Profile] = {}
+    notes: dict[str, str] = {}  # what was changed, or why a model was left out
+    for name, profile in config.models.items():
+        for changed, note in _forms(profile, gpus):
+            refused = layout({name: changed}).refused.get(name)
+            notes[name] = note if refused is None else f"left out: {refused}"
+            if refused is None:
+                profiles[name] = changed
+                break
+    found = layout(profiles)
+    while (crowded := _crowded(found)) is not None:
+        _make_room(crowded, found, profiles, notes, layout)
+        found = layout(profiles)
+    if not profiles or not found.turns().asleep:
+        return ""
+    plain = {name: Profile(model_path="") for name in profiles}
+    lines = "".join(f"# {name}: {note}\n" for name, note in notes.items() if note)
+    proposed = msgspec.structs.replace(config, models=profiles)
+    return lines + written(proposed, SidecarConfig, beside=SidecarConfig(models=plain))
 
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
-        self._given = machine.config
-        self.profiles: dict[str, Profile] = {}
-        self.notes: dict[str, str] = {}
 
-    def text(self) -> str:
-        """The file as YAML; empty where no model is left, or its models would still not take turns."""
-        for name, profile in self._given.models.items():
-            self._admit(name, profile)
-        while (crowded := self._crowded()) is not None:
-            self._make_room(crowded)
-        if not self.profiles:
-            return ""
-        config = self._config(self.profiles)
-        self._machine.apply(config)
-        if not turns(self._machine).asleep:
-            return ""
-        plain = {name: Profile(model_path="") for name in config.models}
-        notes = "".join(f"# {name}: {note}\n" for name, note in self.notes.items() if note)
-        return notes + written(config, SidecarConfig, beside=SidecarConfig(models=plain))
+def _crowded(found: Layout) -> str | None:
+    """The first model for which those that sleep leave too little; None: there is none."""
+    return next((name for name in found.sizes if not found.homes[name] or found.lacks[name]), None)
 
-    def _config(self, profiles: Mapping[str, Profile]) -> SidecarConfig:
-        return msgspec.structs.replace(self._given, models=dict(profiles))
 
-    def _estimate(self, name: str, profile: Profile) -> Estimate | str:
-        self._machine.apply(self._config({**self.profiles, name: profile}))
-        return self._machine.estimate(name)
-
-    def _admit(self, name: str, profile: Profile) -> None:
-        """Take a model in as it is, or in the first form in which it fits."""
-        for changed, note in _forms(profile, len(self._machine.gpus)):
-            found = self._estimate(name, changed)
-            if isinstance(found, Estimate):
-                self.profiles[name] = changed
-                self.notes[name] = note
-                return
-            self.notes[name] = f"left out: {found}"
-
-    def _crowded(self) -> str | None:
-        """The first model for which those that sleep leave too little; None: there is none."""
-        sizes = self._sizes()
-        homes = self._machine.homes(sizes)
-        return next((name for name in sizes if not homes[name] or self._machine.short(name, sizes, homes)), None)
-
-    def _sizes(self) -> dict[str, Estimate]:
-        known = {name: self._estimate(name, profile) for name, profile in self.profiles.items()}
-        return {name: found for name, found in known.items() if isinstance(found, Estimate)}
-
-    def _make_room(self, name: str) -> None:
-        """Give a model less of its GPUs; else have the smallest that sleeps beside it stopped; else leave it out."""
-        sizes = self._sizes()
-        homes = self._machine.homes(sizes)
-        lacks = max(self._machine.short(name, sizes, homes).values(), default=0)
-        profile, claim = self.profiles[name], sizes[name].claim
-        share = (claim.bytes - lacks) * 100 // claim.total / 100
-        if homes[name] and share >= 0.02 and not isinstance(profile.gpu_memory, KvMemory):
-            less = msgspec.structs.replace(profile, gpu_memory=share)
-            found = self._estimate(name, less)
-            if isinstance(found, Estimate) and found.least.total + LITTLE <= found.claim.bytes:
-                self.profiles[name] = less
-                return
-        beside = [other for other in sizes if other != name and set(homes[other]) & set(homes[name])]
-        sleepers = [other for other in beside if self._machine.asleep(other, sizes[other])]
-        if sleepers:
-            smallest = min(sleepers, key=lambda other: sizes[other].least.weights)
-            self.profiles[smallest] = msgspec.structs.replace(self.profiles[smallest], sleep=None)
-            self.notes[smallest] = "stopped instead of put to sleep, as nothing is left for it beside the others"
+def _make_room(
+    name: str,
+    found: Layout,
+    profiles: dict[str, Profile],
+    notes: dict[str, str],
+    layout: Callable[[Mapping[str, Profile]], Layout],
+) -> None:
+    """Give a model less of its GPUs; else have the smallest that sleeps beside it stopped; else leave it out."""
+    profile, claim = profiles[name], found.sizes[name].claim
+    share = (claim.bytes - max(found.lacks[name].values(), default=0)) * 100 // claim.total / 100
+    if found.homes[name] and share >= 0.02 and not isinstance(profile.gpu_memory, KvMemory):
+        less = msgspec.structs.replace(profile, gpu_memory=share)
+        size = layout({name: less}).sizes.get(name)
+        if size is not None and size.least.total + LITTLE <= size.claim.bytes:
+            profiles[name] = less
             return
-        del self.profiles[name]
-        self.notes[name] = "left out: its GPUs have no room for it beside the others"
+    sleepers = [other for other in found.beside(name) if found.asleep(other)]
+    if sleepers:
+        smallest = min(sleepers, key=lambda other: found.sizes[other].least.weights)
+        profiles[smallest] = msgspec.structs.replace(profiles[smallest], sleep=None)
+        notes[smallest] = "stopped instead of put to sleep, as nothing is left for it beside the others"
+        return
+    del profiles[name]
+    notes[name] = "left out: its GPUs have no room for it beside the others"
 
 
 def _forms(profile: Profile, gpus: int) -> Iterator[tuple[Profile, str]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -17,7 +17,7 @@ from sidecar.core.config import SidecarConfig
 from sidecar.core.engine_records import Unusable
 from sidecar.core.inventory import Size
 from sidecar.core.model_state import ModelState
-from sidecar.core.sleep import POOL, chosen_level, levels
+from sidecar.core.sleep import POOL, Level, chosen_level, levels
 from sidecar.core.step_times import StepTimes
 from sidecar.sizing.claim import UNIFIED_MOST
 from sidecar.sizing.context import context_words
@@ -65,158 +65,138 @@ class Turns(msgspec.Struct, frozen=True, kw_only=True):
         return self.take_turns and not any(each.may_stop for each in self.models)
 
 
-class Machine:
-    """The GPUs of one machine, and the models of a file on them.
-
-    `host_memory`: bytes of the machine's own memory; None: not told.
-    """
+class Layout:
+    """Models of a file on the GPUs of one machine, each in turn. `sizes`: estimates of those that fit on GPUs of which
+    there are enough; `refused`: why the others do not. `homes`: where each runs, GPUs by number. `lacks`: bytes that
+    each has too few while all others sleep, by GPU. `host_memory`: bytes of the machine's own memory; None: not told.
+    `limit`: bytes of it for sleep, None: not known."""
 
     def __init__(self, config: SidecarConfig, folder: Path, gpus: Sequence[Gpu], host_memory: int | None) -> None:
-        self.gpus = gpus
-        self.config = config
+        self._profiles, self._gpus = config.models, gpus
         self.unified = any(each.unified for each in gpus)
-        self._sizing = Sizing(config, folder, os.environ, sizes_only=True)
-        told = config.host_memory_for_sleep
-        half = None if host_memory is None else host_memory // OF_HOST
+        sizing = Sizing(config, folder, os.environ, sizes_only=True)
+        known = {name: self._estimate(sizing, name) for name in config.models}
+        self.sizes = {name: found for name, found in known.items() if isinstance(found, Estimate)}
+        self.refused = {name: why for name, why in known.items() if isinstance(why, str)}
+        self.homes = self._homes()
+        self.lacks = {name: self._lacking(name) for name in self.sizes}
+        told, half = config.host_memory_for_sleep, None if host_memory is None else host_memory // OF_HOST
         self.limit = half if told == "auto" else told
+        self._host = sum(map(self._host_bytes, self.sizes))
+        self._full = self.limit is not None and self._host > self.limit
 
-    def apply(self, config: SidecarConfig) -> None:
-        """Plan for this file from now on."""
-        self.config = config
-        self._sizing.apply(config)
-
-    def estimate(self, name: str) -> Estimate | str:
-        """The estimate of a profile on the largest GPUs of which there are enough; or why there is none."""
-        wanted = self.config.models[name].tensor_parallel
-        if wanted > len(self.gpus):
-            return f"needs {wanted} GPUs (tensor_parallel), there are {len(self.gpus)}"
-        on = sorted(self.gpus, key=lambda each: -each.total)[wanted - 1]
+    def _estimate(self, sizing: Sizing, name: str) -> Estimate | str:
+        """The estimate of a profile on the largest GPUs of which there are enough; or why it does not fit."""
+        wanted = self._profiles[name].tensor_parallel
+        if wanted > len(self._gpus):
+            return f"needs {wanted} GPUs (tensor_parallel), there are {len(self._gpus)}"
+        on = sorted(self._gpus, key=lambda each: -each.total)[wanted - 1]
         try:
-            found = asyncio.run(self._sizing.planned(name, on.total, on.cuda, unified=on.unified))
+            found = asyncio.run(sizing.planned(name, on.total, on.cuda, unified=on.unified))
         except (NotKnown, ModelError, Unusable) as error:
             return f"no estimate: {error}"
         return found if found.why is None else found.why
 
-    def room(self, number: int) -> int:
-        """Bytes of a GPU for engines, awake and asleep."""
-        each = self.gpus[number]
-        spared = (1000 + UNIFIED_MOST) // 2  # the host's own programs get half of what no engine may claim
-        return each.cuda * spared // 1000 if each.unified else each.cuda
-
-    def homes(self, sizes: Mapping[str, Estimate]) -> dict[str, tuple[int, ...]]:
-        """GPUs by number for each profile, largest claim first, where the least is claimed already."""
-        claimed = [0] * len(self.gpus)
+    def _homes(self) -> dict[str, tuple[int, ...]]:
+        """GPUs for each profile, largest claim first, where the least is claimed already; none: no GPU has room."""
+        claimed = [0] * len(self._gpus)
         homes: dict[str, tuple[int, ...]] = {}
-        for name, found in sorted(sizes.items(), key=lambda item: -item[1].claim.bytes):
-            wanted = self.config.models[name].tensor_parallel
-            fitting = [number for number, each in enumerate(self.gpus) if each.cuda >= found.claim.bytes]
-            home = sorted(fitting, key=lambda number: (claimed[number] / self.gpus[number].total, number))[:wanted]
+        for name, found in sorted(self.sizes.items(), key=lambda item: -item[1].claim.bytes):
+            wanted = self._profiles[name].tensor_parallel
+            fitting = [number for number, each in enumerate(self._gpus) if each.cuda >= found.claim.bytes]
+            home = sorted(fitting, key=lambda number: (claimed[number] / self._gpus[number].total, number))[:wanted]
             homes[name] = tuple(sorted(home)) if len(home) == wanted else ()
             for number in homes[name]:
                 claimed[number] += found.claim.bytes
         return homes
 
-    def asleep(self, name: str, found: Estimate) -> int:
-        """Bytes that a profile keeps of each GPU while it sleeps; 0: it is stopped."""
-        sleeps = levels(self.config.models[name], None, unified=self.unified)
-        return min(found.residue.device, found.claim.bytes) if sleeps else 0
-
-    def host(self, name: str, found: Estimate) -> int:
-        """Bytes of the machine's memory that a profile fills while it sleeps at level 1 or keeps as pools."""
-        profile = self.config.models[name]
-        asleep = found.residue.host if 1 in levels(profile, None, unified=self.unified) else 0
-        return asleep + host_pool_bytes(profile, found.claim.kv)
-
-    def short(self, name: str, sizes: Mapping[str, Estimate], homes: Mapping[str, Sequence[int]]) -> dict[int, int]:
-        """Bytes that a profile lacks on each of its GPUs while all others sleep; those alone where it lacks some."""
+    def _lacking(self, name: str) -> dict[int, int]:
         lacks = {}
-        for number in homes[name]:
-            asleep = [self.asleep(other, sizes[other]) for other in sizes if other != name and number in homes[other]]
-            lacks[number] = sizes[name].claim.bytes + sum(asleep) - self.room(number)
+        for number in self.homes[name]:
+            asleep = [self.asleep(other) for other in self.beside(name) if number in self.homes[other]]
+            lacks[number] = self.sizes[name].claim.bytes + sum(asleep) - self._room(number)
         return {number: size for number, size in lacks.items() if size > 0}
 
+    def _room(self, number: int) -> int:
+        """Bytes of a GPU for engines, awake and asleep."""
+        each = self._gpus[number]
+        spared = (1000 + UNIFIED_MOST) // 2  # the host's own programs get half of what no engine may claim
+        return each.cuda * spared // 1000 if each.unified else each.cuda
 
-def turns(machine: Machine) -> Turns:
-    """Whether each profile can run while all others sleep or are stopped."""
-    names = machine.config.models
-    known = {name: machine.estimate(name) for name in names}
-    sizes = {name: found for name, found in known.items() if isinstance(found, Estimate)}
-    homes = machine.homes(sizes)
-    lacking = {name: machine.short(name, sizes, homes) for name in sizes}
-    host = sum(machine.host(name, found) for name, found in sizes.items())
-    full = machine.limit is not None and host > machine.limit
-    models = []
-    for name, found in known.items():
-        if isinstance(found, str):
-            models.append(Turn(profile=name, fits=False, why=found))
-            continue
-        stops = any(number in homes[name] for other in lacking if other != name for number in lacking[other])
-        models.append(_turn(machine, name, sizes, homes, lacks=lacking[name], stops=stops, full=full))
-    return Turns(
-        take_turns=all(each.fits for each in models),
-        why=_why(models, host, machine.limit if full else None),
-        host_bytes=host,
-        host_limit_bytes=machine.limit,
-        unified=machine.unified,
-        models=tuple(models),
-    )
+    def beside(self, name: str) -> list[str]:
+        """Other profiles that share a GPU with this one."""
+        return [other for other in self.sizes if other != name and set(self.homes[other]) & set(self.homes[name])]
 
+    def asleep(self, name: str) -> int:
+        """Bytes that a profile keeps of each GPU while it sleeps; 0: it is stopped."""
+        found = self.sizes[name]
+        return min(found.residue.device, found.claim.bytes) if self._levels(name) else 0
 
-def _why(models: Sequence[Turn], host: int, limit: int | None) -> str:
-    """`limit`: of host memory, where they fill more."""
-    if why := next((f"{each.profile}: {each.why}" for each in models if not each.fits), ""):
-        return why
-    if limit is not None:
-        stops = [each.profile for each in models if each.may_stop]
-        how = f"{', '.join(stops)} may be stopped" if stops else "some sleep at level 2"
-        return f"asleep they fill {gib(host)} GiB of host memory, and host_memory_for_sleep is {gib(limit)}: {how}"
-    return next((f"{each.profile}: {each.why}" for each in models if each.why), "")
+    def _levels(self, name: str) -> tuple[Level, ...]:
+        return levels(self._profiles[name], None, unified=self.unified)
 
+    def _host_bytes(self, name: str) -> int:
+        """Bytes of the machine's memory that a profile fills while it sleeps at level 1 or keeps as pools."""
+        found = self.sizes[name]
+        asleep = found.residue.host if 1 in self._levels(name) else 0
+        return asleep + host_pool_bytes(self._profiles[name], found.claim.kv)
 
-def _turn(
-    machine: Machine,
-    name: str,
-    sizes: Mapping[str, Estimate],
-    homes: Mapping[str, Sequence[int]],
-    *,
-    lacks: Mapping[int, int],
-    stops: bool,
-    full: bool,
-) -> Turn:
-    """`lacks`: bytes by GPU that others' sleep leaves it too few; `stops`: another lacks some on its GPUs; `full`: host
-    memory does not do for all at level 1."""
-    found, profile = sizes[name], machine.config.models[name]
-    why = "" if homes[name] else "no GPU has room for its claim"
-    for number, short in list(lacks.items())[:1]:
-        why = f"asleep, others keep {gib(short)} GiB too much of GPU {number}: some are stopped instead"
-    times, size = _times(machine, name), _bytes(found)
-    loading = times.load_seconds(size)
-    victims = [other for other in sizes if other != name and set(homes[other]) & set(homes[name])]
-    asleep = (_times(machine, each).sleep_seconds(_bytes(sizes[each]), 1, first=True) for each in victims)
-    away = max(asleep, default=0.0)
-    may_sleep = levels(profile, None, unified=machine.unified)
-    level = None if stops else chosen_level(may_sleep, host_fits=not full)
-    may_stop = bool(may_sleep) and level is None
-    return Turn(
-        profile=name,
-        gpus=tuple(homes[name]),
-        fits=bool(homes[name]),
-        why=why,
-        claim_bytes=found.claim.bytes,
-        asleep_bytes=machine.asleep(name, found),
-        host_bytes=machine.host(name, found),
-        context_length=found.least.tokens,
-        model_context_length=found.own_context,
-        context_chosen=found.context_length is not None,
-        may_stop=may_stop,
-        wait_s=round(away + (loading if level is None else times.wake_seconds(size)[level - 1]), 1),
-        first_wait_s=round(away + loading, 1),
-    )
+    def turns(self) -> Turns:
+        """Whether each profile can run while all others sleep or are stopped."""
+        models = tuple(map(self._turn, self._profiles))
+        return Turns(
+            take_turns=all(each.fits for each in models),
+            why=self._why(models),
+            host_bytes=self._host,
+            host_limit_bytes=self.limit,
+            unified=self.unified,
+            models=models,
+        )
 
+    def _why(self, models: Sequence[Turn]) -> str:
+        if why := next((f"{each.profile}: {each.why}" for each in models if not each.fits), ""):
+            return why
+        if self.limit is not None and self._full:
+            stops = [each.profile for each in models if each.may_stop]
+            how = f"{', '.join(stops)} may be stopped" if stops else "some sleep at level 2"
+            fill = f"asleep they fill {gib(self._host)} GiB of host memory"
+            return f"{fill}, and host_memory_for_sleep is {gib(self.limit)}: {how}"
+        return next((f"{each.profile}: {each.why}" for each in models if each.why), "")
 
-def _times(machine: Machine, name: str) -> StepTimes:
-    """Return the times of a profile that was never started."""
-    return ModelState(name, machine.config.models[name], 0.0).times
+    def _turn(self, name: str) -> Turn:
+        if name in self.refused:
+            return Turn(profile=name, fits=False, why=self.refused[name])
+        found, home, beside = self.sizes[name], self.homes[name], self.beside(name)
+        why = "" if home else "no GPU has room for its claim"
+        for number, short in list(self.lacks[name].items())[:1]:
+            why = f"asleep, others keep {gib(short)} GiB too much of GPU {number}: some are stopped instead"
+        times, size = self._times(name), _bytes(found)
+        loading = times.load_seconds(size)
+        away = max(map(self._sleep_seconds, beside), default=0.0)
+        stops = any(not self.lacks[other].keys().isdisjoint(home) for other in beside)
+        level = None if stops else chosen_level(self._levels(name), host_fits=not self._full)
+        return Turn(
+            profile=name,
+            gpus=home,
+            fits=bool(home),
+            why=why,
+            claim_bytes=found.claim.bytes,
+            asleep_bytes=self.asleep(name),
+            host_bytes=self._host_bytes(name),
+            context_length=found.least.tokens,
+            model_context_length=found.own_context,
+            context_chosen=found.context_length is not None,
+            may_stop=bool(self._levels(name)) and level is None,
+            wait_s=round(away + (loading if level is None else times.wake_seconds(size)[level - 1]), 1),
+            first_wait_s=round(away + loading, 1),
+        )
+
+    def _sleep_seconds(self, name: str) -> float:
+        return self._times(name).sleep_seconds(_bytes(self.sizes[name]), 1, first=True)
+
+    def _times(self, name: str) -> StepTimes:
+        """The times of a profile that was never started."""
+        return ModelState(name, self._profiles[name], 0.0).times
 
 
 def _bytes(found: Estimate) -> Size:

@@ -10,9 +10,9 @@ import time
 
 import msgspec
 
+from sidecar.cli import orders
 from sidecar.cli.errors import Impossible, Mistake
 from sidecar.cli.files import File
-from sidecar.cli.orders import order
 from sidecar.control.api import Stopping
 from sidecar.control.client import NoSidecar, Rejected
 from sidecar.core.engine_records import EngineFailed, EngineRecord
@@ -33,7 +33,7 @@ cut off. The next call starts it again, a pinned one too: `sidecar off MODEL` is
 Without: ends the sidecar and waits for that. Its engines go on, and the next `sidecar serve` takes them over; with
 --all they are ended too, also where the sidecar has ended already.
 
-{order.STATUSES}
+{orders.STATUSES}
 
 examples:
   sidecar stop llama-3-8b                        its engine; the memory is free afterwards
@@ -42,7 +42,7 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    order.add_arguments(parser, optional=True)
+    orders.add_arguments(parser, optional=True)
     parser.add_argument("--all", action="store_true", help="the sidecar and its engines")
 
 
@@ -51,8 +51,8 @@ def command(given: argparse.Namespace) -> int:
     if given.model is not None and given.all:
         raise Mistake("--all is for the sidecar and all its engines: it takes no MODEL")
     if given.model is not None:
-        return order.carried_out(given, "stop")
-    if given.timeout != order.TIMEOUT:
+        return orders.carried_out(given, "stop")
+    if given.timeout != orders.TIMEOUT:
         raise Mistake("--timeout is for `sidecar stop MODEL`")
     file = File(given.config)
     was_there = True

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.shared.protocol import ModelReport
-from sidecar.cli.orders.progress import GRACE, Order, Progress, progress
+from sidecar.cli.orders import GRACE, Order, Progress, progress
 
 
 def model(state: str = "stopped", pending: str | None = None, **fields: Any) -> ModelReport:
