@@ -15,7 +15,6 @@ import msgspec
 
 from gateway.shared.files.units import GIB
 from sidecar.core.addresses import LOOPBACK, EngineAddress
-from sidecar.core.file.lora import lora_arguments
 from sidecar.core.flags import CPU_KV, VARIABLES
 from sidecar.core.profile import EngineSettings, KvMemory, Profile
 
@@ -25,6 +24,7 @@ MODEL = "--model"  # before the model's path, for SERVER
 SIMULATED = "loadtest.engine"
 # Sidecar and gateways ask again and again: a line for each would push an engine's own lines out of its log.
 QUIET = "disable-uvicorn-access-log"
+AT_ONCE = 4  # adapters that one batch may use, unless told: each has a slot of its own in GPU memory
 # Every engine is both to vLLM: gateways obey the profile's role. An engine that cannot fetch a prompt reads it.
 NIXL: Mapping[str, str] = {
     "kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_load_failure_policy": "recompute",
@@ -112,6 +112,31 @@ def environment(
     if profile.kv_transfer is not None:
         found |= {SIDE_HOST: LOOPBACK, SIDE_PORT: str(transfer_port)}
     return found
+
+
+def lora_slots(profile: Profile) -> int:
+    """`--max-loras`: adapters that one batch may use."""
+    given = profile.flags.get("max-loras")
+    return int(given) if given else min(AT_ONCE, len(profile.adapters))
+
+
+def largest_rank(profile: Profile, rank: int) -> int:
+    """`--max-lora-rank`; `rank`: that of the profile's adapters."""
+    return int(profile.flags.get("max-lora-rank") or rank)
+
+
+def lora_arguments(profile: Profile, rank: int) -> list[str]:
+    """Arguments for a profile with adapters whose largest rank is `rank`; 0: not known, vLLM's own. The profile's flags
+    `max-loras` and `max-lora-rank` win; `max-cpu-loras` is vLLM's."""
+    if not profile.adapters:
+        return []
+    found = ["--enable-lora"]
+    if "max-loras" not in profile.flags:
+        found += ["--max-loras", str(lora_slots(profile))]
+    if rank and "max-lora-rank" not in profile.flags:
+        found += ["--max-lora-rank", str(rank)]
+    modules = ({"name": name, "path": path} for name, path in profile.adapters.items())
+    return [*found, "--lora-modules", *(msgspec.json.encode(each).decode() for each in modules)]
 
 
 def _argument(flag: str, value: Any) -> list[str]:

@@ -8,27 +8,27 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Annotated, ClassVar, Literal
 from urllib.parse import urlsplit
 
 import msgspec
 
 from gateway.shared.addresses import is_loopback
-from gateway.shared.files.checked import UNREAD, Fault, InvalidFile, Reading, readable
+from gateway.shared.files.checked import UNREAD, Fault, InvalidFile, Path, Reading, readable, shortened
 from gateway.shared.files.kinds import Text
 from gateway.shared.files.reference import reference_of
 from gateway.shared.files.schema import schema_of, text_of
 from gateway.shared.files.units import Bytes
 from gateway.shared.files.yaml_file import MAX_BYTES, read_file, written
 from sidecar.core.addresses import LONGEST_SOCKET, Address, AddressPool, own_sockets
-from sidecar.core.file.names import name_faults
 from sidecar.core.profile import Bounds, EngineSettings, FileName, GpuIndex, Profile, engine_faults, faults, on_cpu
 from sidecar.core.sleep import note
 
 __all__ = ["MAX_BYTES", "InvalidFile", "SidecarConfig", "decode", "explain"]
 
 MAX_MODELS = 256
+MOST_NAMES = 64  # aliases, and adapters, of one profile: as many as a report to a gateway holds
 _LEAD = """\
 Every field of a sidecar's file, its values and its default. `sidecar check --reference` writes this page.
 
@@ -151,7 +151,7 @@ def faults_of(config: SidecarConfig) -> Iterator[Fault]:
     for name, profile in config.models.items():
         own = faults(profile, ("models", name)), _on_this_machine(config, profile, name), _on_cpu(config, name)
         yield from readable(*own, _simulated(config, name), _served(config, name, served))
-    yield from name_faults(dict(pair for name in config.models for pair in readable(_named(config, name))))
+    yield from _name_faults(dict(pair for name in config.models for pair in readable(_named(config, name))))
 
 
 def _named(config: SidecarConfig, name: str) -> Iterator[tuple[str, tuple[str, Profile]]]:
@@ -310,3 +310,41 @@ def _pool(config: SidecarConfig) -> Iterator[Fault]:
     if length > LONGEST_SOCKET:
         found = f"a path of {length} bytes for the socket of {longest}"
         yield Fault(("engine_addresses",), found, f"at most {LONGEST_SOCKET} bytes: a shorter folder or name")
+
+
+# -- names that calls may use -----------------------------------------------------------------------------------------
+
+# A served name may be that of several profiles, which are engines of one model then, and so may their aliases and the
+# adapters that are alike.
+Meanings = dict[str, tuple[Hashable, str]]  # by name: the meaning, and the profile that has it first
+
+
+def _name_faults(served: dict[str, tuple[str, Profile]]) -> Iterator[Fault]:
+    """Names with two meanings, and too many of them. `served`: by profile, its served name and its settings."""
+    meanings: Meanings = {model: (("model", model), profile) for profile, (model, _) in reversed(served.items())}
+    for name, (model, profile) in served.items():
+        at = ("models", name)
+        yield from readable(_aliases(name, model, profile, at, meanings), _adapters(name, model, profile, at, meanings))
+
+
+def _aliases(name: str, model: str, profile: Profile, at: Path, meanings: Meanings) -> Iterator[Fault]:
+    yield from _at_most(len(profile.aliases), (*at, "aliases"))
+    for index, alias in enumerate(profile.aliases):
+        yield from _has_meaning(alias, ("alias", model), name, (*at, "aliases", index), meanings)
+
+
+def _adapters(name: str, model: str, profile: Profile, at: Path, meanings: Meanings) -> Iterator[Fault]:
+    yield from _at_most(len(profile.adapters), (*at, "adapters"))
+    for adapter, path in profile.adapters.items():
+        yield from _has_meaning(adapter, ("adapter", model, path), name, (*at, "adapters", adapter), meanings)
+
+
+def _at_most(found: int, at: Path) -> Iterator[Fault]:
+    if found > MOST_NAMES:
+        yield Fault(at, f"{found} names", f"at most {MOST_NAMES}: as many as a report to a gateway holds")
+
+
+def _has_meaning(given: str, meaning: Hashable, profile: str, at: Path, meanings: Meanings) -> Iterator[Fault]:
+    known, first = meanings.setdefault(given, (meaning, profile))
+    if known != meaning:
+        yield Fault(at, f"the name {shortened(given)}", f"a name that is not one of models.{first} already")

@@ -15,7 +15,7 @@ import msgspec
 
 SHARE = 0.75  # of what was claimed; the driver keeps a little, and readings of a busy GPU are not exact
 
-Selection: TypeAlias = Literal["all"] | Sequence[int | str]
+Selection: TypeAlias = Literal["all"] | Sequence[int]
 
 
 class GPUError(Exception):
@@ -77,27 +77,21 @@ class GPUs(Protocol):
 def chosen(select: Selection, uuids: Sequence[str], visible: str | None) -> tuple[int, ...]:
     """The indices of the selected GPUs, ascending.
 
-    `select` is "all" or names: a number, or a UUID (`GPU-...`, as much of it as is unmistakable). `uuids` are those of
-    the machine's GPUs by index, empty where one is not known. `visible` is CUDA_VISIBLE_DEVICES, read as CUDA reads it
-    (empty: none; what follows a name of no GPU does not count) except that its numbers are NVML's, too: it limits
-    "all", and names beyond it are refused. Raises Unselectable.
+    `uuids` are those of the machine's GPUs by index, empty where one is not known. `visible` is CUDA_VISIBLE_DEVICES,
+    read as CUDA reads it (empty: none; what follows a name of no GPU does not count) except that its numbers are
+    NVML's, too: it limits "all", and numbers beyond it are refused. Raises Unselectable.
     """
     seen = tuple(range(len(uuids))) if visible is None else _visible(visible, uuids)
     if select == "all":
         return tuple(sorted(seen))
-    found = []
-    for name in select:
-        index = _named(str(name), uuids)
-        if index is None:
-            raise Unselectable(f"there is no GPU {name} (or more than one): this machine has {_listed(uuids)}")
+    for index in select:
+        if index >= len(uuids):
+            raise Unselectable(f"there is no GPU {index}: this machine has {_listed(uuids)}")
         if index not in seen:
             raise Unselectable(
-                f"GPU {name} is not in CUDA_VISIBLE_DEVICES={visible}, which this sidecar was started with"
+                f"GPU {index} is not in CUDA_VISIBLE_DEVICES={visible}, which this sidecar was started with"
             )
-        if index in found:
-            raise Unselectable(f"GPU {name} is named twice")
-        found.append(index)
-    return tuple(sorted(found))
+    return tuple(sorted(select))
 
 
 def _visible(text: str, uuids: Sequence[str]) -> tuple[int, ...]:

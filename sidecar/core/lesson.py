@@ -1,7 +1,7 @@
-"""Lessons of starts that failed for memory: what vLLM's own lines say that the estimate did not know.
+"""Measurements of engines that run, and lessons of starts that failed for memory: what the estimate did not know.
 
-A lesson is kept from one run of the sidecar to the next while the profile's settings are what they were. A measurement
-replaces what it says of needs once the engine runs. Sizes are bytes on each GPU.
+A lesson is what vLLM's own lines say. Both are kept from one run of the sidecar to the next while the profile's
+settings are what they were. A measurement replaces what a lesson says of needs. Sizes are bytes on each GPU.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import msgspec
 from gateway.shared.files.units import GIB, MIB
 from sidecar.core.diagnosis import Diagnosis
 from sidecar.core.inventory import Size
-from sidecar.core.measured import Measured
 
 STEP, STEP_SHARE = 512 * MIB, 20  # by which a start that ran out of memory takes more than its share; its 20th part
 MOST_BEYOND = 4  # a share's fourth part: who takes more beside it was not the one that filled the GPU
@@ -23,6 +22,30 @@ AGAIN = "memory_changed"  # what says that nothing is wrong but the moment
 
 _Memory = Annotated[int, msgspec.Meta(ge=0, le=2**50)]
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """Measured memory of one engine, in bytes on the GPU that took most: its `peak` while starting, `settled` once
+    ready, and `kv`, the part of them that is KV cache. `settings`: any text that changes when the profile's settings
+    do. It replaces the estimate while they stay as they were. It can be of the wrong thing (an engine that was asleep,
+    or gone), so sizing/memory.py bounds how far below the weights it may lead.
+
+    Raises ValueError unless peak >= settled >= kv.
+    """
+
+    settings: _Name
+    peak: _Memory
+    settled: _Memory
+    kv: _Memory
+
+    def __post_init__(self) -> None:
+        if not self.peak >= self.settled >= self.kv:
+            raise ValueError(f"a peak of {self.peak} bytes, {self.settled} settled, {self.kv} of KV cache")
+
+    @property
+    def without_kv(self) -> int:
+        """Weights, activations and overhead."""
+        return self.peak - self.kv
 
 
 class Lesson(msgspec.Struct, frozen=True, kw_only=True):

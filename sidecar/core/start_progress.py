@@ -42,11 +42,13 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
 
 class StartProgress:
     """Progress of one start. The start is ended `stall` seconds after its last sign of progress. `at`: time of the last
-    sign; `what`: the sign in words. Times are monotonic seconds."""
+    sign; `what`: the sign in words. `awaits`: the reason why its next stage is not reached yet. Times are monotonic
+    seconds."""
 
     def __init__(self, now: float, stall: float) -> None:
         self.at = now
         self.what = "its process began"
+        self.awaits = "nothing was asked yet"
         self.stall = stall
         self._began = now
         self._shares: dict[str, float] = {}  # by kind of line, the largest share that its progress bar has told

@@ -23,6 +23,7 @@ import pynvml  # type: ignore[import-untyped]  # it has no stubs
 
 from sidecar.core.gpus import GPU, GPUError, NoNVML, Selection, Unselectable, chosen
 
+MEMINFO = Path("/proc/meminfo")
 # What NVML's errors mean for all GPUs. None of these numbers ever changes: they are NVML's binary interface.
 _HERE = {
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "there is no NVIDIA driver here (libnvidia-ml.so.1 is not found)",
@@ -75,7 +76,7 @@ class NVML:
         *,
         environ: Mapping[str, str] = os.environ,
         nvml: Any = pynvml,
-        meminfo: Path = Path("/proc/meminfo"),
+        meminfo: Path = MEMINFO,
     ) -> None:
         self.driver = ""
         self._select = select
@@ -166,7 +167,7 @@ class NVML:
         try:
             return self._nvml.nvmlDeviceGetMemoryInfo(handle), False
         except self._nvml.NVMLError as error:
-            known, host = self._known.get(index), host_memory(self._meminfo)
+            known, host = self._known.get(index), machine_memory(self._meminfo)
             untold = error.value == self._nvml.NVML_ERROR_NOT_SUPPORTED and (known is None or known.unified)
             if host is None or not untold:
                 raise
@@ -190,7 +191,7 @@ class MachineMemory(msgspec.Struct, frozen=True):
     free: int
 
 
-def host_memory(meminfo: Path) -> MachineMemory | None:
+def machine_memory(meminfo: Path) -> MachineMemory | None:
     """The machine's memory by Linux's `/proc/meminfo`; None: it does not tell."""
     try:
         told = dict(re.findall(r"^(MemTotal|MemAvailable):\s+(\d+) kB$", meminfo.read_text(), re.MULTILINE))

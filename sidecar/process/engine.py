@@ -22,11 +22,10 @@ from sidecar.core.arguments import CLI, command, environment
 from sidecar.core.config import SidecarConfig
 from sidecar.core.engine_records import EngineFacts, EngineFailed, EngineRecord
 from sidecar.core.inventory import Size
-from sidecar.core.lesson import FailedStart, Lesson, learn
-from sidecar.core.measured import Measured
-from sidecar.process.adoption import end_orphans
+from sidecar.core.lesson import FailedStart, Lesson, Measured, learn
 from sidecar.process.ports import AddressTaken, clear_socket, free_port
 from sidecar.process.process import Process
+from sidecar.process.process_family import end_orphans
 from sidecar.process.start_evidence import download_folders
 from sidecar.process.vllm_engine import FAILURES, VllmEngine
 from sidecar.sizing.estimate import Sizing

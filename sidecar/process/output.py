@@ -22,12 +22,14 @@ import errno
 import fcntl
 import os
 import stat
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from sidecar.process.ring import Ring
-
+LINES = 2000  # of the ring
+SIZE = 256 * 1024  # bytes of the ring
+LINE_MOST = 8 * 1024  # bytes of one line that are kept
 POLL, QUIET = 0.1, 0.5  # seconds between two looks: at an engine that writes, at one that does not
 MOST = 16 * 1024 * 1024  # bytes of the file, and of the one before it
 SPARE = 4  # one part in so many more is reserved, for what comes between two looks
@@ -37,6 +39,47 @@ MODE = 0o640  # of both files: prompts may be in them
 KEEP_SIZE = 0x01  # FALLOC_FL_KEEP_SIZE of linux/falloc.h
 APPEND = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOCTTY
 UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS)  # by this file system: it goes without
+
+
+class Ring:
+    """Ring buffer of an engine's last lines, bounded in lines and bytes. `feed` takes output as it comes; the oldest
+    lines go as newer ones need their room.
+
+    What a carriage return has overwritten is not kept, so a progress bar is one line and not a thousand.
+    """
+
+    def __init__(self, lines: int = LINES, size: int = SIZE) -> None:
+        self._lines: deque[bytes] = deque()
+        self._most_lines = lines
+        self._rest = b""  # of the line that is being written
+        self._size = 0
+        self.size = size
+
+    def feed(self, data: bytes) -> None:
+        """Take what was written next, cut anywhere."""
+        *whole, rest = (self._rest + data).split(b"\n")
+        for line in whole[-self._most_lines :]:
+            shown = _shown(line)
+            self._lines.append(shown)
+            self._size += len(shown)
+        self._rest = rest[-LINE_MOST:]
+        while len(self._lines) > self._most_lines or self._size + len(self._rest) > self.size:
+            if not self._lines:
+                self._rest = self._rest[-self.size :]
+                break
+            self._size -= len(self._lines.popleft())
+
+    def skip(self) -> None:
+        """End the line that was being written: what follows it was not looked at."""
+        if self._rest:
+            self.feed(b"\n")
+
+    def lines(self, last: int | None = None) -> list[str]:
+        """The lines from old to new, at most `last`; the one being written is the newest."""
+        found = [*self._lines, *([_shown(self._rest)] if self._rest else [])]
+        if last is not None:
+            found = found[max(0, len(found) - last) :]
+        return [line.decode(errors="replace") for line in found]
 
 
 class Output:
@@ -210,3 +253,7 @@ def _allocate(fd: int, size: int) -> None:
     libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
     if libc.fallocate(fd, KEEP_SIZE, 0, size) and (number := ctypes.get_errno()) not in UNSUPPORTED:
         raise OSError(number, os.strerror(number))
+
+
+def _shown(line: bytes) -> bytes:
+    return line.rstrip(b"\r").rpartition(b"\r")[2][:LINE_MOST]

@@ -24,14 +24,11 @@ from gateway.shared.tasks import telling
 from sidecar.core.addresses import EngineAddress
 from sidecar.core.engine_records import ProcessRecord
 from sidecar.process import process_family
-from sidecar.process.adoption import handle_for
-from sidecar.process.output import MOST, Output
+from sidecar.process.output import MOST, Output, Ring
 from sidecar.process.process_family import SpawnFailed
-from sidecar.process.ring import Ring
 
 GRACE = 30.0  # seconds from SIGTERM to SIGKILL
 KILL_WITHIN = 10.0  # seconds; what SIGKILL has not ended by then hangs in the kernel
-LOOK_EVERY = 0.02  # seconds between two looks at a family that has got SIGKILL
 POLL = 0.1  # seconds between two looks at a leader, where the system has no pidfd
 
 
@@ -100,7 +97,7 @@ class Process:
         """Take over an engine that an earlier sidecar started. Raises NotOurs, and OSError for want
         of descriptors; nothing is signalled then."""
         asyncio.get_running_loop()
-        handle = handle_for(record)
+        handle = process_family.handle_for(record)
         try:
             output = Output(Path(record.log), writer=record.pid)
             seen = process_family.look(record.pid)
@@ -290,7 +287,7 @@ class Process:
                 break
             for seen in family:
                 process_family.send(seen.pid, seen.started, signal.SIGKILL)
-            await asyncio.sleep(LOOK_EVERY)
+            await asyncio.sleep(process_family.LOOK_EVERY)
         else:
             self.left = ()
         if self._child and self._ended():

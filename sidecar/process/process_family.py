@@ -1,9 +1,10 @@
-"""Process family of an engine: its spawning, its members by /proc, and signals that cannot reach a stranger.
+"""Process family of an engine: its spawning, its members by /proc, its adoption by a record, and the end of orphans.
 
-A process is known by its number *and* its start time, since numbers are used again. An engine's family is its leader's
-session and process group, every process with its marker in the environment (a child that left the session), and the
-descendants of all these. A session or group counts only while its number cannot have passed to a stranger: as long as
-the leader lives, or is a zombie of ours. A number is not given out again while either holds it.
+A process is known by its number *and* its start time, since numbers are used again: no signal reaches a stranger. An
+engine's family is its leader's session and process group, every process with its marker in the environment (a child
+that left the session), and the descendants of all these. A session or group counts only while its number cannot have
+passed to a stranger: as long as the leader lives, or is a zombie of ours. A number is not given out again while either
+holds it.
 
 vLLM names its processes by setproctitle, which writes over the environment that /proc shows: measured, the marker of
 `VLLM::EngineCore` was gone. SPT_NOENV=1 keeps it, at the price of a shorter title, so `marked` sets both.
@@ -11,6 +12,7 @@ vLLM names its processes by setproctitle, which writes over the environment that
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -20,12 +22,19 @@ from pathlib import Path
 
 import msgspec
 
+from sidecar.core.engine_records import ProcessRecord
+
 MARKER = "WEIR_SIDECAR_ENGINE"
 ENVIRONMENT_MOST = 2 * 1024 * 1024  # bytes; Linux allows an environment more only with an unusual stack limit
+LOOK_EVERY = 0.02  # seconds between two looks at what has got SIGKILL
 
 
 class SpawnFailed(Exception):
     """The engine's program could not be started; the message says why."""
+
+
+class NotOurs(Exception):
+    """No such process exists any more, or its number belongs to another process."""
 
 
 class ProcessSnapshot(msgspec.Struct, frozen=True):
@@ -225,3 +234,58 @@ def send(pid: int, started: int, number: signal.Signals) -> bool:
         if handle is not None:
             os.close(handle)
     return True
+
+
+# -- an earlier sidecar's engines -------------------------------------------------------------------------------------
+
+
+def handle_for(record: ProcessRecord) -> int | None:
+    """A pidfd of the process a record is of, opened before its start time is compared; None: the system has none to
+    give. Raises NotOurs."""
+    gone = f"{record.engine}: process {record.pid} has ended"
+    try:
+        handle = handle_of(record.pid)
+    except ProcessLookupError:
+        raise NotOurs(gone) from None
+    seen = look(record.pid)
+    marker = marker_of(record.pid)
+    why = None
+    if record.boot != boot_id():
+        why = f"{record.engine}: the machine was started anew since process {record.pid} was"
+    elif seen is None or seen.ended:
+        why = gone
+    elif seen.started != record.started or marker not in {None, record.engine}:
+        why = f"{record.engine}: the number {record.pid} is another process's by now"
+    elif marker is None:
+        why = f"{record.engine}: process {record.pid} does not bear the mark of an engine, so it is left alone"
+    if why is not None:
+        if handle is not None:
+            os.close(handle)
+        raise NotOurs(why)
+    return handle
+
+
+async def end_orphans(sidecar: str, *, keep: Collection[str] = (), within: float = 10.0) -> tuple[int, ...]:
+    """SIGKILL what runs of this sidecar's engines, but for the engines named in `keep`, with all their descendants.
+
+    The pids that are still there after `within` seconds.
+    """
+    clock = asyncio.get_running_loop().time
+    until = clock() + within
+    known: dict[int, int] = {}
+    while True:
+        found = {orphan.pid: orphan for orphan in orphans(sidecar) if orphan.engine not in keep}
+        for orphan in found.values():
+            kindred = family(orphan.engine, since=orphan.started, leader=None)
+            known |= {seen.pid: seen.started for seen in kindred}
+        left = [pid for pid, started in known.items() if _runs(pid, started)]
+        if not left or clock() > until:
+            return tuple(left)
+        for pid in left:
+            send(pid, known[pid], signal.SIGKILL)
+        await asyncio.sleep(LOOK_EVERY)
+
+
+def _runs(pid: int, started: int) -> bool:
+    seen = look(pid)
+    return seen is not None and seen.started == started and not seen.ended

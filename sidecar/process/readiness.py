@@ -25,7 +25,7 @@ async def ready(
     clock: Callable[[], float],
     *,
     dead: Awaitable[object],
-    look: Callable[[], Awaitable[None]] | None = None,
+    look: Callable[[], Awaitable[None]],
     prompt: str = "hello",
     requests: int = 1,
 ) -> None:
@@ -38,22 +38,23 @@ async def ready(
     """
     began = clock()
     latest = math.inf if limit is None else began + limit
-    stage = _Stage(progress, clock)
     end_of_it = asyncio.ensure_future(dead)
-    steps = asyncio.ensure_future(_steps(api, stage, prompt, requests))
+    steps = asyncio.ensure_future(_steps(api, progress, clock, prompt, requests))
     looks = asyncio.ensure_future(_looks(look, min(LOOK_EVERY, progress.stall / 4)))
     try:
         while not steps.done():
             if end_of_it.done():
-                raise ApiError("lost", f"the process ended before it was ready: {stage.why}")
+                raise ApiError("lost", f"the process ended before it was ready: {progress.awaits}")
             end = min(progress.ends_at, latest)
             if clock() >= end:
-                if look is not None and clock() < latest:
+                if clock() < latest:
                     await look()
                 if steps.done() or end < min(progress.ends_at, latest):
                     continue
                 now = clock()
-                raise ApiError("timeout", f"not ready after {now - began:.1f} s, {progress.words(now)}: {stage.why}")
+                raise ApiError(
+                    "timeout", f"not ready after {now - began:.1f} s, {progress.words(now)}: {progress.awaits}"
+                )
             await asyncio.wait((steps, end_of_it), timeout=end - clock(), return_when=asyncio.FIRST_COMPLETED)
         steps.result()
     finally:
@@ -63,25 +64,15 @@ async def ready(
         await asyncio.gather(*ours, return_exceptions=True)
 
 
-async def _looks(look: Callable[[], Awaitable[None]] | None, every: float) -> None:
-    while look is not None:
+async def _looks(look: Callable[[], Awaitable[None]], every: float) -> None:
+    while True:
         await look()
         await asyncio.sleep(every)
 
 
-class _Stage:
-    """Stage of a start. `why`: the reason why it is not reached yet."""
-
-    def __init__(self, progress: StartProgress, clock: Callable[[], float]) -> None:
-        self._progress = progress
-        self._clock = clock
-        self.why = "nothing was asked yet"
-
-    def reached(self, what: str) -> None:
-        self._progress.reached(what, self._clock())
-
-
-async def _steps(api: EngineApi, stage: _Stage, prompt: str, requests: int) -> None:
+async def _steps(
+    api: EngineApi, progress: StartProgress, clock: Callable[[], float], prompt: str, requests: int
+) -> None:
     async def serves() -> None:
         names = await api.models()
         if api.served_name not in names:
@@ -94,11 +85,11 @@ async def _steps(api: EngineApi, stage: _Stage, prompt: str, requests: int) -> N
                 await check()
                 break
             except ApiError as error:
-                stage.why = str(error)
+                progress.awaits = str(error)
             await asyncio.sleep(pause)
             pause = min(1.5 * pause, LAST_PAUSE)
-        stage.reached(what)
+        progress.reached(what, clock())
     for number in range(requests):
-        stage.why = f"warm-up request {number + 1} of {requests} is not answered"
+        progress.awaits = f"warm-up request {number + 1} of {requests} is not answered"
         await api.warm_up(prompt, 1)
-        stage.reached(f"it has answered warm-up request {number + 1}")
+        progress.reached(f"it has answered warm-up request {number + 1}", clock())

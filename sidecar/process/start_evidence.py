@@ -21,6 +21,7 @@ from sidecar.core.profile import Profile
 from sidecar.core.start_progress import Look, StartProgress
 from sidecar.process.process import Process
 from sidecar.sizing.model_files import cache_folder, hub_folder
+from sidecar.sizing.speculation import draft_model
 
 LOOK_WITHIN = 10.0  # seconds for one look
 MOST_FILES = 20_000  # of one folder that are looked at
@@ -107,10 +108,13 @@ def bytes_in(folder: Path) -> int:
 
 
 def download_folders(profile: Profile, folder: Path, environment: Mapping[str, str]) -> list[Path]:
-    """The folders that a hub's model is downloaded to, by whichever process, as the engine's `environment` and flags
-    say; none for a model on this machine. `folder`: what names in the profile are relative to."""
-    if os.path.exists(folder / profile.model_path):  # Path.exists may raise
-        return []
+    """The folders that a hub's model and its draft model are downloaded to, by whichever process, as the engine's
+    `environment` and flags say; none for a model on this machine. `folder`: what names in the profile are relative
+    to."""
+    draft = draft_model(profile.flags)
+    named = [profile.model_path, *(() if draft is None else draft[:1])]
+    models = [model for model in named if not os.path.exists(folder / model)]  # Path.exists may raise
     downloads = profile.flags.get("download-dir")
     caches = [cache_folder(environment), *([] if downloads is None else [folder / str(downloads)])]
-    return [found for cache in caches if (found := hub_folder(profile.model_path, cache)) is not None]
+    found = [hub_folder(model, cache) for model in models for cache in caches]
+    return [each for each in found if each is not None]

@@ -26,13 +26,12 @@ from sidecar.core.sleep import Level
 from sidecar.core.start_progress import StartProgress
 from sidecar.core.vllm import Completion
 from sidecar.process import ports
-from sidecar.process.adoption import NotOurs
 from sidecar.process.engine_api import LIVENESS, NO_COMPLETIONS, ApiError, EngineApi
+from sidecar.process.output import LINES
 from sidecar.process.ports import AddressTaken
 from sidecar.process.process import Process, Unkillable
-from sidecar.process.process_family import SpawnFailed
+from sidecar.process.process_family import NotOurs, SpawnFailed
 from sidecar.process.readiness import ready
-from sidecar.process.ring import LINES
 from sidecar.process.start_evidence import StartEvidence
 
 FAILURES = (ApiError, SpawnFailed, AddressTaken, Unkillable, NotOurs, OSError)

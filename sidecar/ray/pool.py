@@ -20,8 +20,8 @@ from gateway.shared.files.units import Count
 from gateway.shared.files.yaml_file import read_file, written
 from sidecar.core.addresses import LOOPBACK
 from sidecar.core.config import ProfileName, SidecarConfig, faults_of
-from sidecar.core.file.reload import on_gpu
 from sidecar.core.profile import Bounds, FileName, Profile
+from sidecar.core.reload import on_gpu
 
 EVERYWHERE = "0.0.0.0"  # noqa: S104 # it names no machine; where it is written a node's own address is meant
 LONGEST_NAME = 64  # characters of a profile's name, and of a sidecar's

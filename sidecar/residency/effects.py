@@ -12,8 +12,7 @@ from typing import Literal, Protocol
 from sidecar.core.config import SidecarConfig
 from sidecar.core.engine_records import EngineFacts, EngineRecord
 from sidecar.core.inventory import Size
-from sidecar.core.lesson import FailedStart, Lesson
-from sidecar.core.measured import Measured
+from sidecar.core.lesson import FailedStart, Lesson, Measured
 from sidecar.core.sleep import Level
 
 

@@ -65,8 +65,8 @@ class EngineSizes:
         return size if not size.guessed and size.claim < LESS * model.size.claim else None
 
     async def learns(self, model: ModelState, error: EngineFailed, free: int) -> bool:
-        """Learn from its failed start what it says of memory, of which so much was `free` before. Return whether the next
-        start differs."""
+        """Learn what its failed start says of memory, of which so much was `free` before. Whether the next start
+        differs."""
         if error.found is None or error.found.kind == AGAIN:
             return error.found is not None
         total = self._monitor.smallest(model.gpus)

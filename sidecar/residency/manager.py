@@ -38,7 +38,6 @@ from sidecar.residency.shared import SharedState
 from sidecar.residency.sleep_steps import SleepSteps
 from sidecar.residency.state_file import SavedState, StateFile
 from sidecar.residency.takeover import take_over
-from sidecar.residency.withdrawals import Withdrawals
 
 SAMPLE_EVERY = 1.0  # seconds between two looks at the GPUs
 KEPT_WITHIN = 5.0  # seconds for the state file, less than whoever has ordered something waits
@@ -84,8 +83,7 @@ class Manager:
         operations = Operations(shared, steps, SleepSteps(shared, steps), self.planner.has_room)
         self._scheduler = Scheduler(shared, self.planner, operations)
         self.orders = Orders(shared, self._scheduler, self.planner, steps, self.model)
-        withdrawals = Withdrawals(shared, self._scheduler, steps)
-        self.file = FileChanges(shared, config, self.planner, withdrawals, steps)
+        self.file = FileChanges(shared, config, self.planner, self._scheduler, steps)
 
     # -- its life ---------------------------------------------------------------------------------------------------
 

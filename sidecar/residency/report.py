@@ -85,9 +85,8 @@ def _for_callers(words: str) -> str:
 def _why(model: ModelState, decision: Plan | Infeasible | None, now: float) -> tuple[str, str, float | None]:
     """The reason why it cannot be had: a word, a sentence, and seconds after which that may be otherwise."""
     life = model.lifecycle
-    withdrawn = WITHDRAWN, f"the sidecar's file no longer has {model.name}", None
     if model.leaving:
-        return withdrawn
+        return WITHDRAWN, f"the sidecar's file no longer has {model.name}", None
     if model.off:
         return OFF, f"{model.name} is off until an operator switches it on: sidecar on {model.name}", None
     if model.unusable:
@@ -96,10 +95,9 @@ def _why(model: ModelState, decision: Plan | Infeasible | None, now: float) -> t
     if until is not None and model.rests(now):
         why = f"{model.name} has failed too often and is not tried for {until - now:.0f} s, unless somebody asks"
         return FAILED, _for_callers(f"{why}: {life.last_error}"), until - now
-    if isinstance(decision, Infeasible):
-        retry_in = None if decision.retry_at is None else max(0.0, decision.retry_at - now)
-        return NO_MEMORY, decision.why, retry_in
-    return withdrawn
+    assert isinstance(decision, Infeasible)  # noqa: S101 # nothing else keeps a model from being had
+    retry_in = None if decision.retry_at is None else max(0.0, decision.retry_at - now)
+    return NO_MEMORY, decision.why, retry_in
 
 
 def explained(

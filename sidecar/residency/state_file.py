@@ -24,8 +24,7 @@ import msgspec
 
 from gateway.shared.threads import in_thread
 from sidecar.core.engine_records import EngineRecord
-from sidecar.core.lesson import Lesson
-from sidecar.core.measured import Measured
+from sidecar.core.lesson import Lesson, Measured
 from sidecar.core.sleep import MeasuredSleep
 from sidecar.core.step_times import Times
 

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from gateway.shared.protocol import ModelReport
 from sidecar.core.config import SidecarConfig
-from sidecar.core.file.reload import on_gpu
 from sidecar.core.flags import SIMULATED_GPUS
 from sidecar.core.gpus import GPUs
 from sidecar.core.lifecycle import RUNNING
+from sidecar.core.reload import on_gpu
 from sidecar.gpus.monitor import GpuMonitor
-from sidecar.gpus.nvml import NVML
+from sidecar.gpus.nvml import MEMINFO, NVML, machine_memory
 from sidecar.gpus.sampler import Sampler
 from sidecar.gpus.simulated import SimulatedGPUs
 from sidecar.process.engine import VllmEngines
@@ -108,8 +108,8 @@ def host_memory(config: SidecarConfig) -> int:
     (MemTotal of /proc/meminfo), or of its control group's limit where that is less."""
     if config.host_memory_for_sleep != "auto":
         return config.host_memory_for_sleep
-    found = re.search(r"^MemTotal:\s+(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
-    total = int(found[1]) * 1024 if found else 0
+    found = machine_memory(MEMINFO)
+    total = 0 if found is None else found.total
     with contextlib.suppress(OSError):
         limit = LIMIT.read_text().strip()
         total = min(total, int(limit)) if limit.isdecimal() else total

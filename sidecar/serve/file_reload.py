@@ -15,7 +15,7 @@ from gateway.shared.files.checked import InvalidFile
 from gateway.shared.files.file_status import FileStatus
 from gateway.shared.watched_file import Read, WatchedFile
 from sidecar.core.config import SidecarConfig
-from sidecar.core.file.reload import Reload, newer
+from sidecar.core.reload import Reload, newer
 from sidecar.residency.manager import Manager
 from sidecar.serve.assembly import host_memory
 from sidecar.serve.operator_log import say

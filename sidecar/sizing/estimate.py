@@ -15,13 +15,11 @@ import msgspec
 
 from gateway.shared.files.units import GIB
 from gateway.shared.threads import in_thread
-from sidecar.core.arguments import environment
+from sidecar.core.arguments import environment, largest_rank, lora_slots
 from sidecar.core.config import SidecarConfig
 from sidecar.core.engine_records import EngineFacts, Unusable
-from sidecar.core.file.lora import largest_rank, lora_slots
 from sidecar.core.inventory import Size
-from sidecar.core.lesson import Lesson
-from sidecar.core.measured import Measured
+from sidecar.core.lesson import Lesson, Measured
 from sidecar.core.profile import EngineSettings, KvMemory, Profile, pooling
 from sidecar.sizing.adapters import adapter_rank, slot_bytes
 from sidecar.sizing.claim import MOST, UNIFIED_MOST, Claim, claim, refuse_reason

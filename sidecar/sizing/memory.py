@@ -1,7 +1,7 @@
 """GPU memory that a model needs: weights + KV cache + activations + overhead, in bytes on each GPU.
 
 The bytes that vLLM takes of the GPU are another figure, the one for a ledger: claim.py. A measurement of a profile
-replaces its estimate: `core.measured`.
+replaces its estimate: `Measured`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from gateway.shared.files.units import GIB, MIB
-from sidecar.core.measured import Measured
+from sidecar.core.lesson import Measured
 from sidecar.sizing.model_config import ModelShape, element_bytes
 from sidecar.sizing.model_fields import ModelError, shown
 from sidecar.sizing.model_layers import Cache, LayerState

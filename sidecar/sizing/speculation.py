@@ -8,7 +8,6 @@ a published start with one kept 0.43.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,7 +21,7 @@ OTHER = 0.5
 
 def draft_model(flags: Mapping[str, Any]) -> tuple[str, str] | None:
     """The draft model's folder or id, and its revision; None: there is none with files of its own."""
-    fields = _object(flags.get(FLAG))
+    fields = flags.get(FLAG, {})
     model = fields.get("model")
     if not isinstance(model, str) or not model or str(fields.get("method", "")) in NOTHING:
         return None
@@ -31,17 +30,15 @@ def draft_model(flags: Mapping[str, Any]) -> tuple[str, str] | None:
 
 def draft_gpus(flags: Mapping[str, Any], gpus: int) -> int:
     """GPUs that share the draft model: as many as the model's unless told."""
-    told = _object(flags.get(FLAG)).get("draft_tensor_parallel_size")
+    told = flags.get(FLAG, {}).get("draft_tensor_parallel_size")
     return told if isinstance(told, int) and 1 <= told <= gpus else gpus
 
 
 def drafted_share(flags: Mapping[str, Any], shape: ModelShape, draft: ModelShape | None = None) -> float:
     """KV cache of the drafter, as a share of the model's; `draft`: its shape, where it has files of its own."""
-    given = flags.get(FLAG)
-    if given is None:
+    if FLAG not in flags:
         return 0.0
-    fields = _object(given)
-    method = str(fields.get("method", ""))
+    method = str(flags[FLAG].get("method", ""))
     if method in NOTHING:
         return 0.0
     if draft is not None and (own := kv_per_token(shape)):
@@ -50,12 +47,3 @@ def drafted_share(flags: Mapping[str, Any], shape: ModelShape, draft: ModelShape
         layers = sum(cache.layers for cache in shape.caches)
         return 1 / layers if layers else 0.0
     return OTHER
-
-
-def _object(given: object) -> Mapping[str, Any]:
-    if isinstance(given, str):
-        try:
-            given = json.loads(given)
-        except (ValueError, RecursionError):
-            return {}
-    return given if isinstance(given, dict) else {}

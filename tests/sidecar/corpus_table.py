@@ -122,7 +122,7 @@ def _profile(told: dict[str, Any], gpus: int) -> Profile:
     }
     flags = {name: value for name, value in given.items() if value is not None and not isinstance(value, dict)}
     if (method := flags.pop("speculative", None)) is not None:
-        flags["speculative-config"] = json.dumps({"method": method.split()[0]})
+        flags["speculative-config"] = {"method": method.split()[0]}
     return msgspec.convert(
         {"model_path": "m", "context_length": told.get("max_model_len"), "tensor_parallel": gpus, "flags": flags},
         Profile,

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from sidecar.core.addresses import EngineAddress
 from sidecar.process import process_family
+from sidecar.process.output import Ring
 from sidecar.process.process import Process
-from sidecar.process.ring import Ring
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 ADDRESS = EngineAddress(port=8100)

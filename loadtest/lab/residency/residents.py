@@ -24,8 +24,7 @@ from sidecar.core.config import SidecarConfig
 from sidecar.core.diagnosis import diagnosis
 from sidecar.core.engine_records import EngineFacts, EngineFailed, EngineRecord, ProcessRecord, Unusable
 from sidecar.core.inventory import Size
-from sidecar.core.lesson import FailedStart, Lesson, learn
-from sidecar.core.measured import Measured
+from sidecar.core.lesson import FailedStart, Lesson, Measured, learn
 from sidecar.core.profile import Profile
 from sidecar.core.sleep import Level
 from sidecar.core.start_progress import Look, StartProgress

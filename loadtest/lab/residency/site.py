@@ -14,9 +14,9 @@ from loadtest.lab.residency.callers import ModelCallers
 from loadtest.lab.residency.machine import Listing, Machine
 from loadtest.lab.residency.residents import Model, ResidentEngines
 from sidecar.core.config import decode
-from sidecar.core.file.reload import Reload
 from sidecar.core.lifecycle import ERROR, RUNNING, SLEEPING, STOP, WAKE
 from sidecar.core.model_state import ModelState
+from sidecar.core.reload import Reload
 from sidecar.gpus.monitor import GpuMonitor
 from sidecar.residency.manager import HOT, Manager
 from sidecar.residency.sleep_steps import UNSURE

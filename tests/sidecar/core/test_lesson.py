@@ -8,8 +8,7 @@ import pytest
 from gateway.shared.files.units import GIB
 from sidecar.core.diagnosis import Diagnosis
 from sidecar.core.inventory import Size
-from sidecar.core.lesson import MOST_CONTEXT, STEP, FailedStart, Lesson, learn, lower_share, taken_by_others
-from sidecar.core.measured import Measured
+from sidecar.core.lesson import MOST_CONTEXT, STEP, FailedStart, Lesson, Measured, learn, lower_share, taken_by_others
 
 SIZE = Size(claim=20 * GIB, start_needs=20 * GIB, context=2 * GIB)
 KNOWN = Lesson(settings="a", rest=5 * GIB, beyond=GIB)

@@ -7,7 +7,7 @@ import pytest
 
 from gateway.shared.files.checked import InvalidFile
 from sidecar.core.config import SidecarConfig, decode
-from sidecar.core.file.reload import Reload, changes, in_force, newer, too_many
+from sidecar.core.reload import Reload, changes, in_force, newer, too_many
 
 MODELS = "models: {a: {model_path: /m/a}, b: {model_path: /m/b}}\n"
 

@@ -41,7 +41,7 @@ def test_what_is_read() -> None:
 
 def test_a_selection_within_what_cuda_may_see() -> None:
     assert [gpu.index for gpu in machine("GPU-a", "GPU-b", "GPU-c", visible="2,0")[1].snapshot()] == [0, 2]
-    assert [gpu.index for gpu in machine("GPU-a", "GPU-b", "GPU-c", select=["GPU-b"])[1].snapshot()] == [1]
+    assert [gpu.index for gpu in machine("GPU-a", "GPU-b", "GPU-c", select=[1])[1].snapshot()] == [1]
     driver, gpus = machine("GPU-a", "GPU-b", select=[1], visible="0")
     with pytest.raises(Unselectable, match="GPU 1 is not in CUDA_VISIBLE_DEVICES=0"):
         gpus.snapshot()

@@ -118,7 +118,7 @@ def test_what_a_folder_of_gpus_is(tmp_path: Path) -> None:
     assert (a.index, a.total, a.used, a.free, a.processes, a.refused) == (0, 1000, 0, 1000, {}, "")
     assert (b.index, b.total, b.free) == (1, 500, 500)
     assert (a.uuid, gpus.driver) == ("GPU-00000000-5eed-5eed-5eed-000000000000", "simulated")
-    (only,) = SimulatedGPUs(folder, [b.uuid]).snapshot()
+    (only,) = SimulatedGPUs(folder, [b.index]).snapshot()
     assert only == b
     with pytest.raises(Unselectable):
         SimulatedGPUs(folder, [2]).snapshot()

@@ -17,8 +17,8 @@ import pytest
 
 from sidecar.core.engine_records import ProcessRecord
 from sidecar.process import process_family
-from sidecar.process.adoption import NotOurs, end_orphans, handle_for
 from sidecar.process.process import Process
+from sidecar.process.process_family import NotOurs, end_orphans, handle_for
 from tests.sidecar.nothing_left import ADDRESS, gone, nothing_left, python, sidecar_name, spawn
 
 pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them

@@ -26,7 +26,7 @@ from sidecar.core.addresses import SOCKETS, TRANSFER_PORTS
 from sidecar.core.config import decode
 from sidecar.core.engine_records import EngineFacts, EngineFailed
 from sidecar.core.inventory import Size
-from sidecar.core.measured import Measured
+from sidecar.core.lesson import Measured
 from sidecar.core.vllm import Completion
 from sidecar.gpus.simulated import SimulatedGPUs, lay_out
 from sidecar.process.engine import VllmEngines, measurement

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.process.output import Output
-from sidecar.process.ring import LINE_MOST, Ring
+from sidecar.process.output import LINE_MOST, Output, Ring
 from tests.sidecar.nothing_left import nothing_left, spawn
 
 pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them

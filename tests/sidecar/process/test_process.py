@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from sidecar.process.output import Ring
 from sidecar.process.process import Process, Unkillable
 from sidecar.process.process_family import SpawnFailed
-from sidecar.process.ring import Ring
 from tests.sidecar.nothing_left import ADDRESS, gone, nothing_left, python, spawn
 
 pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them

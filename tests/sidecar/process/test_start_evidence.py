@@ -222,6 +222,10 @@ def test_a_model_in_a_local_folder_is_downloaded_nowhere(tmp_path: Path) -> None
     assert download_folders(Profile(model_path="/models/m"), tmp_path, env) == []
     (tmp_path / "Qwen" / "Qwen3-8B").mkdir(parents=True)
     assert download_folders(profile, tmp_path, env) == []
+    drafted = Profile(
+        model_path="Qwen/Qwen3-8B", flags={"speculative-config": {"method": "eagle3", "model": "org/draft"}}
+    )
+    assert download_folders(drafted, tmp_path, env) == [Path("/hub/hub/models--org--draft")]
 
 
 IO = [

@@ -22,8 +22,7 @@ import sidecar.residency.state_file
 from sidecar.core.addresses import EngineAddress
 from sidecar.core.engine_records import EngineFacts, EngineRecord, ProcessRecord
 from sidecar.core.inventory import Size
-from sidecar.core.lesson import Lesson
-from sidecar.core.measured import Measured
+from sidecar.core.lesson import Lesson, Measured
 from sidecar.core.sleep import MeasuredSleep
 from sidecar.core.step_times import StepTimes, Times
 from sidecar.core.vllm import Completion

@@ -69,29 +69,3 @@ def test_an_exit_for_want_of_host_memory_is_told_and_is_no_want_of_gpu_memory(tm
         assert "can't allocate memory" in out
         faults(machine)
         machine.awake("a")
-
-
-OLD = """#!{python}
-import os, sys
-if "--uds" in sys.argv:
-    sys.exit("vllm serve: error: unrecognized arguments: --uds /x")
-port, name = (sys.argv[sys.argv.index(flag) + 1] for flag in ("--port", "--served-model-name"))
-engine = ["-m", "loadtest.engine", "--profile", "h100-8b", "--model", name, "--host", "127.0.0.1", "--port", port]
-os.execv(sys.executable, [sys.executable, *engine])
-"""
-
-
-def test_a_vllm_too_old_for_sockets_is_started_again_on_a_port_at_once(tmp_path: Path) -> None:
-    program = tmp_path / "python"
-    program.write_text(OLD.format(python=sys.executable))
-    program.chmod(0o755)
-    models = f"\nmodels:\n  a: {{model_path: org/model, gpu_memory: 40%, sleep: null, engine: {{python: {program}}}}}\n"
-    with box(tmp_path, models) as machine:
-        text = machine.file.read_text()
-        machine.file.write_text("".join(line for line in text.splitlines(True) if "engine_addresses" not in line))
-        with machine.served("--end-engines") as sidecar:
-            machine.awake("a")
-            (model,) = machine.ask("GET", "/status")["models"]
-            assert model["url"].startswith("http://127.0.0.1:")
-            assert "a: the installed vLLM is too old for unix sockets: engines listen on ports" in sidecar.output()
-            assert sidecar.output().count("a starts on GPU 0") == 2

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from loadtest.processes import Child, until
-from sidecar.core.measured import Measured
+from sidecar.core.lesson import Measured
 from sidecar.gpus.simulated import SimulatedGPUs, lay_out
 from sidecar.residency.state_file import decode, encode, replace
 from tests.sidecar.served import GIB, Box, box

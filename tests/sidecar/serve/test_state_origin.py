@@ -13,8 +13,7 @@ import pytest
 from sidecar.core.addresses import EngineAddress
 from sidecar.core.engine_records import EngineRecord, ProcessRecord
 from sidecar.core.inventory import Size
-from sidecar.core.lesson import Lesson
-from sidecar.core.measured import Measured
+from sidecar.core.lesson import Lesson, Measured
 from sidecar.core.step_times import Times
 from sidecar.process import process_family
 from sidecar.residency.state_file import Origin, SavedState, encode

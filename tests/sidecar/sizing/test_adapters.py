@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from sidecar.core.arguments import lora_arguments
 from sidecar.core.config import decode
 from sidecar.core.engine_records import Unusable
-from sidecar.core.file.lora import lora_arguments
 from sidecar.core.profile import Profile
 from sidecar.sizing.adapters import adapter_rank, slot_bytes
 from sidecar.sizing.estimate import Sizing

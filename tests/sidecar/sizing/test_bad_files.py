@@ -25,6 +25,7 @@ from sidecar.core.profile import Profile
 from sidecar.sizing.estimate import Sizing, estimate
 from sidecar.sizing.model_config import shape_from
 from sidecar.sizing.model_fields import ModelError
+from sidecar.sizing.model_files import NotKnown
 from sidecar.sizing.weights import StoredWeights, index_from, stored_from
 from tests.examples import examples
 from tests.sidecar.sizing.test_model_files import LLAMA, read, refused, sharded

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from gateway.shared.files.units import GIB
 from sidecar.core.diagnosis import diagnosis
 from sidecar.core.inventory import Size
-from sidecar.core.lesson import FailedStart, Lesson, learn
-from sidecar.core.measured import Measured
+from sidecar.core.lesson import FailedStart, Lesson, Measured, learn
 from sidecar.core.profile import KvMemory, Profile
 from sidecar.sizing.claim import MOST, cuda_total
 from sidecar.sizing.context import LEAST, STEP, longest_context

@@ -77,11 +77,10 @@ def test_a_draft_models_weights_and_cache_are_counted() -> None:
 
 
 DRAFTS: list[tuple[Any, tuple[str, str] | None]] = [
-    (None, None),
     ({"method": "ngram", "model": "ngram"}, None),
     ({"method": "mtp"}, None),
     ({"model": "org/draft"}, ("org/draft", "main")),
-    ('{"model": "/d", "method": "eagle3", "revision": "v2"}', ("/d", "v2")),
+    ({"model": "/d", "method": "eagle3", "revision": "v2"}, ("/d", "v2")),
 ]
 
 

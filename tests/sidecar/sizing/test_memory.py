@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.shared.files.units import GIB
-from sidecar.core.measured import Measured
+from sidecar.core.lesson import Measured
 from sidecar.sizing.memory import (
     FLOOR,
     MIB,

@@ -18,8 +18,7 @@ from sidecar.core.config import decode
 from sidecar.core.diagnosis import diagnosis
 from sidecar.core.engine_records import EngineFacts, Unusable
 from sidecar.core.inventory import Size
-from sidecar.core.lesson import FailedStart, Lesson
-from sidecar.core.measured import Measured
+from sidecar.core.lesson import FailedStart, Lesson, Measured
 from sidecar.process.engine import VllmEngines
 from sidecar.sizing.memory import RESIDUE
 from sidecar.sizing.model_config import Quantization
