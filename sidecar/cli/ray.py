@@ -49,16 +49,6 @@ POLL = 0.5  # seconds between two looks whether they do
 NO_RAY = "Ray is not installed here: pip install 'WEIR.whl[ray]', with the version of Ray that the cluster has"
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """A node for programs: `sidecar ray status --json` is a list of these."""
-
-    name: str
-    address: str
-    gpus: int
-    ray_id: str
-    sidecar: NodeStatus
-
-
 def add_arguments(parser: Parser) -> None:
     commands = parser.add_subparsers(title="commands", required=True, metavar="up | status | down")
 
@@ -105,10 +95,7 @@ def _good(found: Nodes) -> bool:
 def status(config: str, *, as_json: bool) -> int:
     """Print the status of every node's sidecar. Raises Mistake, Impossible."""
     found = _on(pool_of(Path(config)), lambda cluster: cluster.status())
-    rows = [
-        Row(name=node.name, address=node.address, gpus=node.gpus, ray_id=node.ray_id, sidecar=said)
-        for node, said in found
-    ]
+    rows = [{**msgspec.structs.asdict(node), "sidecar": said} for node, said in found]
     print(msgspec.json.encode(rows).decode() if as_json else _table(found))
     return 0
 

@@ -59,7 +59,7 @@ def command(
     sequences: int | None = None,
     context_length: int | None = None,
     lora_rank: int = 0,
-    launcher: tuple[str, ...] | None = None,
+    to_compare: bool = False,
 ) -> tuple[str, ...]:
     """The command line that starts a profile's engine.
 
@@ -67,7 +67,7 @@ def command(
     fill: what the plan has claimed for it, or what vLLM does by itself if None; where the profile says the share, that
     is it. vLLM is told the share beside a cache of fixed size too, since it does not start without that much free.
     `sequences`: `--max-num-seqs`, unless the profile says it, as is `context_length` for `--max-model-len`.
-    `lora_rank`: of its adapters. `launcher`: of the device if None.
+    `lora_rank`: of its adapters. `to_compare`: as all versions of the sidecar word it, whatever they start it by.
     """
     if engine.simulated is not None:
         return _simulated(profile, engine, served_name, address, own, share)
@@ -82,9 +82,9 @@ def command(
         found += ["--max-num-seqs", str(sequences)]
     found += lora_arguments(profile, lora_rank)
     found += _argument("--kv-transfer-config", None if profile.kv_transfer is None else NIXL)
-    for name, value in {QUIET: True, **profile.flags}.items():
+    for name, value in (profile.flags if to_compare else {QUIET: True, **profile.flags}).items():
         found += [f"--no-{name}"] if value is False else _argument(f"--{name}", value)
-    launcher = launcher or ((*SERVER, MODEL) if engine.device == "cpu" else CLI)
+    launcher = (*SERVER, MODEL) if engine.device == "cpu" and not to_compare else CLI
     return (engine.python or own, *launcher, profile.model_path, *found)
 
 

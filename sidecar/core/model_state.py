@@ -160,7 +160,8 @@ class ModelState:
         else:
             self.busy_since = None
 
-    def warmth(self, _: float) -> float:
+    @property
+    def warmth(self) -> float:
         """Time of the last use but two; minus infinity if the model was used less often.
 
         LRU-K with K = 3 (O'Neil, O'Neil and Weikum, "The LRU-K page replacement algorithm", SIGMOD 1993): a single call

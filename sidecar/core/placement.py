@@ -5,7 +5,6 @@ Bytes are per GPU, times are monotonic seconds.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import msgspec
@@ -14,9 +13,7 @@ from sidecar.core.inventory import Resident, Target
 from sidecar.core.model_state import ModelState
 
 
-def as_resident(
-    model: ModelState, now: float, ref_count: int, unseen: int, warmth: float = -math.inf, host_held: int = 0
-) -> Resident:
+def as_resident(model: ModelState, now: float, ref_count: int, unseen: int, host_held: int = 0) -> Resident:
     """Return what the model holds. `ref_count`: calls in flight; `unseen`: bytes that NVML does not show yet;
     `host_held`: bytes of host memory booked."""
     return Resident(
@@ -31,7 +28,7 @@ def as_resident(
         pinned=model.profile.pin,
         pending=model.lifecycle.pending,
         last_used=model.last_used,
-        warmth=warmth,
+        warmth=model.warmth,
         model=model.served_name,
         copy=model.copy and not model.profile.pin,
         since=model.lifecycle.since,
@@ -44,35 +41,27 @@ def as_resident(
     )
 
 
-def as_target(model: ModelState, now: float, *, copy: bool = False) -> Target:
-    """Return what the model is to have, `copy`: as a copy. After a start that found too little memory the model needs
-    more than the start had."""
-    need = max(model.size.start_needs, model.least_room + 1 if model.least_room else 0)
-    since = model.wanted_since if model.wanted_since is not None else now
-    return Target(
+def as_targets(
+    model: ModelState, now: float, totals: Mapping[int, int], *, room: bool = True, copy: bool = False
+) -> list[tuple[int, Target]]:
+    """Return what the model is to have on GPUs of each size: their bytes, and the target. With one size of GPU there is
+    one target, for 0 bytes. `totals`: bytes by GPU. `copy`: as a copy.
+
+    After a start that found too little memory the model needs more than the start had; `room` False: no more than that.
+    An engine on several GPUs is sized for the smallest, because each has the KV cache of the smallest. The engine goes
+    to GPUs that are alike if there are enough.
+    """
+    least, several = model.least_room + 1 if model.least_room and room else 0, model.profile.tensor_parallel > 1
+    whole = Target(
         profile=model.name,
-        need=need,
-        since=since,
+        need=max(model.size.start_needs, least),
+        since=model.wanted_since if model.wanted_since is not None else now,
         tensor_parallel=model.profile.tensor_parallel,
         gpus=model.profile.gpus,
         last_used=model.last_used,
         model=model.served_name,
         copy=copy,
     )
-
-
-def as_targets(
-    model: ModelState, now: float, totals: Mapping[int, int], *, room: bool = True, copy: bool = False
-) -> list[tuple[int, Target]]:
-    """Return what the model is to have on GPUs of each size: their bytes, and the target. With one size of GPU there is
-    one target, for 0 bytes. `totals`: bytes by GPU. `room` False: the target needs no more than a failed start had.
-
-    An engine on several GPUs is sized for the smallest, because each has the KV cache of the smallest. The engine goes
-    to GPUs that are alike if there are enough.
-    """
-    whole, several = as_target(model, now, copy=copy), model.profile.tensor_parallel > 1
-    if not room:
-        whole = msgspec.structs.replace(whole, need=model.size.start_needs)
     if len(set(totals.values())) < 2 or not model.sizes:
         return [(0, whole)]
     found = []
@@ -80,6 +69,5 @@ def as_targets(
         larger = several and sum(each == total for each in totals.values()) < model.profile.tensor_parallel
         fits = (gpu for gpu, each in totals.items() if each == total or (larger and each > total))
         gpus = tuple(gpu for gpu in fits if whole.gpus is None or gpu in whole.gpus)
-        need = max(size.start_needs, model.least_room + 1 if model.least_room and room else 0)
-        found.append((total, msgspec.structs.replace(whole, need=need, gpus=gpus)))
+        found.append((total, msgspec.structs.replace(whole, need=max(size.start_needs, least), gpus=gpus)))
     return found

@@ -18,7 +18,7 @@ import msgspec
 
 from gateway.shared.protocol import SOCKETS_MARK
 from sidecar.core.addresses import LOOPBACK, TRANSFER_PORTS, EngineAddress
-from sidecar.core.arguments import CLI, command, environment
+from sidecar.core.arguments import command, environment
 from sidecar.core.config import SidecarConfig
 from sidecar.core.engine_records import EngineFacts, EngineFailed, EngineRecord
 from sidecar.core.inventory import Size
@@ -95,7 +95,7 @@ class VllmEngines:
         config = config or self._config
         given, engine, served = config.models[profile], config.engine_of(profile), config.served_name(profile)
         told = (
-            command(given, engine, served, EngineAddress(), own=self._own, launcher=CLI),
+            command(given, engine, served, EngineAddress(), own=self._own, to_compare=True),
             environment(given, engine, given.gpus or (), {}),
             (engine.device, self._pool.sockets or LOOPBACK),
         )

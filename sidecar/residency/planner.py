@@ -77,7 +77,6 @@ class Planner:
                 now,
                 self._demand.in_flight(model.name) + (self._demand.waiting(model.name) if model.serves() else 0),
                 self._memory.unseen(model),
-                model.warmth(now),
                 self.host.held(model.name),
             )
             for model in self._models.values()

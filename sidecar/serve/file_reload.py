@@ -11,7 +11,6 @@ from pathlib import Path
 
 import msgspec
 
-from gateway.shared.files.checked import InvalidFile
 from gateway.shared.files.file_status import FileStatus
 from gateway.shared.watched_file import Read, WatchedFile
 from sidecar.core.config import SidecarConfig
@@ -19,8 +18,6 @@ from sidecar.core.reload import Reload, newer
 from sidecar.residency.manager import Manager
 from sidecar.serve.assembly import host_memory
 from sidecar.serve.operator_log import say
-
-FAILURES = (InvalidFile, OSError, ValueError)
 
 
 class FileReload:
@@ -34,7 +31,7 @@ class FileReload:
         self._manager = manager
         self._path = path
         self._folder = str(path.absolute().parent.resolve())
-        self._watched = WatchedFile(path, self._load, _say, failures=FAILURES, name="file")
+        self._watched = WatchedFile(path, self._load, _say, name="file")
         self._first = self._watched.first()
         self.ask: Callable[[], None] = self._watched.ask
         self.aclose: Callable[[], Awaitable[None]] = self._watched.aclose

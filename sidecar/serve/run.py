@@ -89,11 +89,7 @@ async def serve(options: Options) -> None:
         gpus = gpus_of(config, options.gpus_from)
         sampler = Sampler(gpus)
         stack.push_async_callback(sampler.aclose)
-        try:
-            with contextlib.suppress(GPUError):  # those that cannot be read are looked at again
-                await sampler.sample()
-        except Unselectable as error:
-            raise StartError(f"gpus: {error}") from error
+        await selected(sampler)
         state = StateFile(folder / config.state_file, say)
         state.lock()
         stack.callback(state.close)
@@ -133,6 +129,15 @@ async def serve(options: Options) -> None:
         await file.aclose()
         await end(manager, running, view.reporter, view.relay, ending, options.file)
         await state.flush()
+
+
+async def selected(sampler: Sampler) -> None:
+    """Find the GPUs that the file selects. Raises StartError; GPUs that cannot be read are looked at again."""
+    try:
+        with contextlib.suppress(GPUError):
+            await sampler.sample()
+    except Unselectable as error:
+        raise StartError(f"gpus: {error}") from error
 
 
 def api_of(manager: Manager, view: StatusView, ending: Shutdown) -> Api:

@@ -51,22 +51,16 @@ def claim(
     MOST, or up to `most` bytes, where the sidecar chooses. `refuse_reason` says whether it fits.
     """
     limit = _limit(total, utilization, most)
+    said: Literal["auto", "utilization", "kv"]
     if utilization is not None:
-        taken = _share(total, limit)
-        return Claim(
-            bytes=taken, kv=max(0, taken - need.without_kv), total=total, thousandths=limit, said="utilization"
-        )
-    wanted = need.margin + (need.total if kv is None else need.without_kv + kv)
-    thousandths = min(limit, _thousandths(wanted, total))
-    share = _share(total, thousandths)
-    taken = share if kv is None else min(wanted, share)
-    return Claim(
-        bytes=taken,
-        kv=max(0, taken - need.without_kv),
-        total=total,
-        thousandths=thousandths,
-        said="auto" if kv is None else "kv",
-    )
+        said, thousandths, taken = "utilization", limit, _share(total, limit)
+    else:
+        wanted = need.margin + (need.total if kv is None else need.without_kv + kv)
+        thousandths = min(limit, _thousandths(wanted, total))
+        share = _share(total, thousandths)
+        said, taken = ("auto", share) if kv is None else ("kv", min(wanted, share))
+    free = max(0, taken - need.without_kv)
+    return Claim(bytes=taken, kv=free, total=total, thousandths=thousandths, said=said)
 
 
 def largest_claim(total: int, memory: Literal["auto"] | float | KvMemory, most: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable
 from typing import Literal
 
@@ -38,14 +39,9 @@ def longest_context(own: int, fits: Callable[[int], bool]) -> int:
     """
     if own <= LEAST or fits(own):
         return own
-    shorter, longer = LEAST // STEP, -(-own // STEP)
-    while longer - shorter > 1:
-        middle = (shorter + longer) // 2
-        if fits(middle * STEP):
-            shorter = middle
-        else:
-            longer = middle
-    return shorter * STEP
+    shorter = range(LEAST // STEP + 1, -(-own // STEP))
+    fitting = bisect.bisect_left(shorter, True, key=lambda steps: not fits(steps * STEP))
+    return LEAST + fitting * STEP
 
 
 def _has_room(need: Need, memory: Literal["auto"] | float | KvMemory, room: int) -> bool:

@@ -10,7 +10,7 @@ from gateway.shared.files.units import GIB
 from sidecar.core.inventory import Size
 from sidecar.core.lifecycle import FIRST_REST, MOST_FAILURES, Event
 from sidecar.core.model_state import PAUSE, WAITED, ModelState
-from sidecar.core.placement import as_resident, as_target, as_targets
+from sidecar.core.placement import as_resident, as_targets
 from sidecar.core.plan import Infeasible, Plan, PutToSleep
 from sidecar.core.profile import Profile, Sleep
 from sidecar.core.step_times import EVICTION, LOAD, OVERDUE, WAKES, StartClock
@@ -108,16 +108,16 @@ def test_it_starves_once_it_was_wanted_for_long_enough() -> None:
 
 def test_it_is_as_warm_as_its_last_use_but_two() -> None:
     made = entry()
-    assert made.warmth(5.0) == -math.inf
+    assert made.warmth == -math.inf
     for at in (10.0, 10.5, 11.0, 9.0):  # one call, told of again and again
         made.used(at)
     assert (made.last_used, made.idle_since, made.uses) == (11.0, 11.0, (11.0,))
     made.used(11.0 + PAUSE + 0.1)
-    assert made.warmth(20.0) == -math.inf
+    assert made.warmth == -math.inf
     made.used(20.0)
-    assert made.warmth(20.0) == 11.0
+    assert made.warmth == 11.0
     made.used(30.0)
-    assert made.warmth(30.0) == 11.0 + PAUSE + 0.1
+    assert made.warmth == 11.0 + PAUSE + 0.1
 
 
 # -- by itself --------------------------------------------------------------------------------------------------------
@@ -190,9 +190,10 @@ def test_the_plan_sees_all_of_it() -> None:
     made = entry(*ASLEEP, sleep=Sleep(level=2), pin=True, level=2)
     made.size = Size(claim=11, residue=1, host=6, start_needs=12)
     made.gpus, made.busy = (0, 1), 2
-    made.used(7.0)
+    for at in (1.5, 4.0, 7.0):
+        made.used(at)
     made.has_calls(8.0, 3)
-    seen = as_resident(made, 10.0, 3, 5, 1.5, 4)
+    seen = as_resident(made, 10.0, 3, 5, 4)
     assert seen.busy_for == 2.0
     assert (seen.profile, seen.gpus, seen.claim, seen.residue, seen.unseen) == ("m", (0, 1), 11, 1, 5)
     assert (seen.ref_count, seen.pinned, seen.last_used, seen.warmth) == (5, True, 7.0, 1.5)
@@ -212,10 +213,12 @@ def test_calls_last_since_the_first_of_them_was_known_of() -> None:
 def test_as_a_target_it_waits_since_it_was_wanted_and_needs_more_than_was_too_little() -> None:
     made = entry()
     made.size = Size(claim=11, start_needs=12)
-    assert (as_target(made, 5.0).need, as_target(made, 5.0).since) == (12, 5.0)
+    ((_, target),) = as_targets(made, 5.0, {0: 24})
+    assert (target.need, target.since) == (12, 5.0)
     made.want(3.0)
     made.least_room = 20
-    assert (as_target(made, 5.0).need, as_target(made, 5.0).since) == (21, 3.0)
+    ((_, target),) = as_targets(made, 5.0, {0: 24})
+    assert (target.need, target.since) == (21, 3.0)
 
 
 def of_sizes(several: int = 1, gpus: tuple[int, ...] | None = None) -> ModelState:
