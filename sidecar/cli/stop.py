@@ -104,7 +104,7 @@ async def _ended(file: File) -> list[str]:
     state.lock()
     try:
         known = own_state(state.load(), state.path, say)
-        engines = engines_of(file.config, file.folder, known)
+        engines = engines_of(file.config, file.folder)
         stopped = await asyncio.gather(*(_stop(engines, name, record) for name, record in known.engines.items()))
         await engines.sweep(())  # what could not be taken over, and what the state file does not know
         state.save(msgspec.structs.replace(known, engines={}))

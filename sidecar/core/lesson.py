@@ -48,6 +48,17 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
         return self.peak - self.kv
 
 
+def measurement(settings: str, peak: int, settled: int, kv: int) -> Measured | None:
+    """Observations of one engine, in bytes per GPU, as a Measured; None where they cannot be of an engine that ran.
+
+    They are samples of NVML, taken every second at best: the peak may have been missed. What contradicts the rest is
+    not believed.
+    """
+    if not 0 < kv < settled:
+        return None
+    return Measured(settings=settings, peak=max(peak, settled), settled=settled, kv=kv)
+
+
 class Lesson(msgspec.Struct, frozen=True, kw_only=True):
     """Facts that failed starts of one profile have taught. `settings`: any text that changes when the profile's
     settings do.

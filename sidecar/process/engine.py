@@ -20,24 +20,22 @@ from gateway.shared.protocol import SOCKETS_MARK
 from sidecar.core.addresses import LOOPBACK, TRANSFER_PORTS, EngineAddress
 from sidecar.core.arguments import command, environment
 from sidecar.core.config import SidecarConfig
-from sidecar.core.engine_records import EngineFacts, EngineFailed, EngineRecord
+from sidecar.core.engine_records import EngineFailed, EngineRecord
 from sidecar.core.inventory import Size
-from sidecar.core.lesson import FailedStart, Lesson, Measured, learn
 from sidecar.process.ports import AddressTaken, clear_socket, free_port
 from sidecar.process.process import Process
 from sidecar.process.process_family import end_orphans
 from sidecar.process.start_evidence import download_folders
 from sidecar.process.vllm_engine import FAILURES, VllmEngine
 from sidecar.sizing.estimate import Sizing
-from sidecar.sizing.taught import NOTHING_LEARNT
 
 
 class VllmEngines:
     """Engines of one sidecar.
 
     `folder`: what names in the file are relative to, and the working folder of engines. `sidecar`: the id of this
-    machine's sidecar. `clock`: monotonic seconds. `inherited`: the sidecar's own environment. `measured`, `lessons`:
-    by profile, read at every `size`. `say` is told, in a line, what an operator should know.
+    machine's sidecar. `clock`: monotonic seconds. `environment`: the sidecar's own. `say` is told, in a line, what an
+    operator should know.
     """
 
     def __init__(
@@ -48,42 +46,15 @@ class VllmEngines:
         sidecar: str,
         clock: Callable[[], float],
         environment: Mapping[str, str],
-        measured: Mapping[str, Measured],
-        lessons: Mapping[str, Lesson],
         say: Callable[[str], None],
         own: str = sys.executable,
     ) -> None:
         self._config, self._folder, self._sidecar, self._own = config, folder, sidecar, own
         self._clock, self._environment, self._say = clock, environment, say
-        self._measured, self._lessons = measured, lessons
         self._logs = folder / config.log_dir
         self._pool = config.pool(str(folder.resolve()))
         self._taken: set[EngineAddress] = set()
-        self._sizing = Sizing(config, folder, environment)
-
-    # -- size of a model --------------------------------------------------------------------------------------------
-
-    async def size(self, profile: str, total: int, present: int, *, unified: bool = False) -> Size:
-        """Memory of its engine on GPUs of `total` bytes, of which there are `present`; `unified`: that memory is the
-        host's. Raises Unusable."""
-        measured = self._measured.get(profile)
-        if measured is not None and measured.settings != self.settings(profile):
-            measured = None
-        lesson = self._lessons.get(profile)
-        if lesson is None or lesson.settings != self.settings(profile):
-            lesson = NOTHING_LEARNT
-        return await self._sizing.size(profile, total, present, measured, lesson, unified=unified)
-
-    def measurement(self, profile: str, told: EngineFacts, *, peak: int, settled: int) -> Measured | None:
-        """Measurement of an engine, for the next estimate: bytes on the GPU where that was most, at its `peak`
-        while it started, `settled` once it was ready. None: nothing can be concluded from it."""
-        kv = self._sizing.kv_bytes(profile, told)
-        return None if kv is None else measurement(self.settings(profile), peak, settled, kv)
-
-    def lesson(self, profile: str, failed: FailedStart) -> Lesson | None:
-        """Return the lesson of all starts with the profile's settings, this failed start included; None if it taught
-        nothing new."""
-        return learn(self._lessons.get(profile), failed, self.settings(profile))
+        self.sizing = Sizing(config, folder, environment)
 
     def settings(self, profile: str, config: SidecarConfig | None = None) -> str:
         """A digest that changes when the profile's engine would be started otherwise. Raises KeyError.
@@ -104,7 +75,7 @@ class VllmEngines:
     def apply(self, config: SidecarConfig) -> None:
         """Size and start engines by this config from now on."""
         self._config = config
-        self._sizing.apply(config)
+        self.sizing.apply(config)
 
     # -- engines ----------------------------------------------------------------------------------------------------
 
@@ -223,14 +194,3 @@ class VllmEngines:
             yield
         except FAILURES as error:
             raise EngineFailed(str(error)) from error
-
-
-def measurement(settings: str, peak: int, settled: int, kv: int) -> Measured | None:
-    """Observations of one engine, in bytes per GPU, as a Measured; None where they cannot be of an engine that ran.
-
-    They are samples of NVML, taken every second at best: the peak may have been missed. What contradicts the rest is
-    not believed.
-    """
-    if not 0 < kv < settled:
-        return None
-    return Measured(settings=settings, peak=max(peak, settled), settled=settled, kv=kv)

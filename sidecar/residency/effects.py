@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 from sidecar.core.config import SidecarConfig
 from sidecar.core.engine_records import EngineFacts, EngineRecord
 from sidecar.core.inventory import Size
-from sidecar.core.lesson import FailedStart, Lesson, Measured
+from sidecar.core.lesson import Lesson, Measured
 from sidecar.core.sleep import Level
 
 
@@ -68,11 +68,25 @@ class Engine(Protocol):
         """Let it run and know nothing of it any more."""
 
 
+class EngineSizing(Protocol):
+    """Memory of engines by the files of their models."""
+
+    async def size(
+        self, name: str, total: int, present: int, measured: Measured | None, lesson: Lesson | None, *, unified: bool
+    ) -> Size:
+        """Memory of a profile's engine on GPUs of `total` bytes, of which there are `present`, by what engines with its
+        settings have shown. `unified`: it is the host's too. Raises Unusable."""
+
+    def kv_bytes(self, name: str, told: EngineFacts) -> int | None:
+        """Bytes of an engine's KV cache on each GPU; None: that cannot be told."""
+
+
 class Engines(Protocol):
     """Makes engines; the profile's name is all it takes."""
 
-    async def size(self, profile: str, total: int, present: int, *, unified: bool = False) -> Size:
-        """Memory of its engine on GPUs of `total` bytes, of which there are `present`. Raises Unusable."""
+    @property
+    def sizing(self) -> EngineSizing:
+        """Sizes of the engines of the config in force."""
 
     def settings(self, profile: str, config: SidecarConfig | None = None) -> str:
         """A digest that changes when the profile's engine would be started otherwise; by another config than the one in
@@ -89,9 +103,3 @@ class Engines(Protocol):
 
     async def sweep(self, keep: Collection[str]) -> None:
         """End the processes of an earlier sidecar's engines, but for these (`process.engine`)."""
-
-    def measurement(self, profile: str, told: EngineFacts, *, peak: int, settled: int) -> Measured | None:
-        """Measurement of its engine, in bytes on the GPU where that was most; None: nothing safe to conclude."""
-
-    def lesson(self, profile: str, failed: FailedStart) -> Lesson | None:
-        """Lesson of its starts, with this one; None: nothing new."""

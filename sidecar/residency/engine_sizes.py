@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TypeVar
+
 import msgspec
 
 from gateway.shared.files.units import GIB
 from sidecar.core.engine_records import EngineFacts, EngineFailed, Unusable
 from sidecar.core.inventory import Size
-from sidecar.core.lesson import AGAIN, FailedStart, lower_share
+from sidecar.core.lesson import AGAIN, FailedStart, Lesson, Measured, learn, lower_share, measurement
 from sidecar.core.model_state import ModelState
+from sidecar.core.sleep import MeasuredSleep
 from sidecar.residency.shared import SharedState
 
+Shown = TypeVar("Shown", Measured, Lesson, MeasuredSleep)
 LESS = 0.95  # of what a guessed claim was, at most, or it is not worth another start
+
+
+def current(known: Mapping[str, Shown], name: str, settings: str) -> Shown | None:
+    """What engines of a model have shown with these settings; None: nothing yet."""
+    found = known.get(name)
+    return found if found is not None and found.settings == settings else None
 
 
 class EngineSizes:
@@ -26,8 +37,7 @@ class EngineSizes:
         """Find out what its engine will take, on GPUs of each size that it may run on."""
         sizes: dict[int, Size] = {}
         why = ""
-        slept = self._known.sleeps.get(model.name)
-        model.slept = slept if slept is not None and slept.settings == self._engines.settings(model.name) else None
+        model.slept = current(self._known.sleeps, model.name, self._engines.settings(model.name))
         model.unified = self._monitor.unified
         for total in self._monitor.sizes(model.profile.gpus, model.profile.tensor_parallel):
             try:
@@ -42,11 +52,14 @@ class EngineSizes:
         self._touch()
 
     async def _sized(self, model: ModelState, total: int) -> Size:
-        settings, why = self._refused.get(model.name, ("", ""))
-        if why and settings == self._engines.settings(model.name):
+        settings = self._engines.settings(model.name)
+        refused, why = self._refused.get(model.name, ("", ""))
+        if why and refused == settings:
             raise Unusable(why)
-        unified = self._monitor.unified
-        size = await self._engines.size(model.name, total, len(self._monitor.gpus), unified=unified)
+        measured = current(self._known.measured, model.name, settings)
+        lesson = current(self._known.lessons, model.name, settings)
+        present, unified = len(self._monitor.gpus), self._monitor.unified
+        size = await self._engines.sizing.size(model.name, total, present, measured, lesson, unified=unified)
         if size.pools > self._host.bound:
             kept, bound = size.pools / GIB, self._host.bound / GIB
             raise Unusable(
@@ -71,7 +84,7 @@ class EngineSizes:
             return error.found is not None
         total = self._monitor.smallest(model.gpus)
         failed = FailedStart(size=model.size, found=error.found, total=total, free=free)
-        lesson = self._engines.lesson(model.name, failed)
+        lesson = learn(self._known.lessons.get(model.name), failed, self._engines.settings(model.name))
         if lesson is None:
             return False
         self._known.lessons[model.name] = lesson
@@ -108,7 +121,9 @@ class EngineSizes:
         """Record the measured bytes of an engine that serves: its `claim`, its `peak` while it started, and `settled`
         since."""
         model.size = msgspec.structs.replace(model.size, claim=claim)
-        measured = self._engines.measurement(model.name, facts, peak=peak, settled=settled)
+        kv = self._engines.sizing.kv_bytes(model.name, facts)
+        settings = self._engines.settings(model.name)
+        measured = None if kv is None else measurement(settings, peak, settled, kv)
         if measured is not None:
             self._known.measured[model.name] = measured
         if model.name in self._known.lessons:

@@ -41,7 +41,7 @@ def managed(
     """The manager of this machine's engines, not opened yet. `known`: what the state file said."""
     return Manager(
         config,
-        engines_of(config, folder, known, gpus_from),
+        engines_of(config, folder, gpus_from),
         GpuMonitor(sampler.sample if on_gpu(config) else None, say),
         state,
         known=known,
@@ -56,7 +56,7 @@ def gpus_of(config: SidecarConfig, folder: Path | None) -> GPUs:
     return NVML(config.gpus) if folder is None else SimulatedGPUs(folder, config.gpus)
 
 
-def engines_of(config: SidecarConfig, folder: Path, known: SavedState, gpus_from: Path | None = None) -> VllmEngines:
+def engines_of(config: SidecarConfig, folder: Path, gpus_from: Path | None = None) -> VllmEngines:
     """Factory of the engines of a file in `folder`; `gpus_from` simulates their GPUs, if any does."""
     simulated = {} if gpus_from is None else {SIMULATED_GPUS: str(gpus_from.resolve())}
     return VllmEngines(
@@ -65,8 +65,6 @@ def engines_of(config: SidecarConfig, folder: Path, known: SavedState, gpus_from
         sidecar=owner(config, folder),
         clock=time.monotonic,
         environment={**os.environ, **simulated},
-        measured=known.measured,
-        lessons=known.lessons,
         say=say,
     )
 

@@ -85,18 +85,12 @@ class Sizing:
         return estimate(profile, shape, stored, total, present, cuda=cuda, lora_rank=rank, draft=draft, unified=unified)
 
     async def size(
-        self,
-        name: str,
-        total: int,
-        present: int,
-        measured: Measured | None,
-        lesson: Lesson = NOTHING_LEARNT,
-        *,
-        unified: bool = False,
+        self, name: str, total: int, present: int, measured: Measured | None, lesson: Lesson | None, *, unified: bool
     ) -> Size:
         """Memory of an engine of the profile on each GPU; `unified`: it is the host's too. Raises Unusable, and
         KeyError."""
         profile, engine = self._config.models[name], self._config.engine_of(name)
+        lesson = lesson or NOTHING_LEARNT
         rank = await self._rank(profile)
         if engine.device == "cpu":
             if engine.simulated is None and profile.flags.get("load-format") != "dummy":

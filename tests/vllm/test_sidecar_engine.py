@@ -58,8 +58,6 @@ def test_the_life_of_a_real_engine(tmp_path: Path) -> None:
             sidecar=f"test-{os.getpid()}",
             clock=time.monotonic,
             environment=environment,
-            measured={},
-            lessons={},
             say=said.append,
         )
         broken = await engines.start("broken", (), Size())

@@ -24,7 +24,7 @@ from sidecar.core.config import SidecarConfig
 from sidecar.core.diagnosis import diagnosis
 from sidecar.core.engine_records import EngineFacts, EngineFailed, EngineRecord, ProcessRecord, Unusable
 from sidecar.core.inventory import Size
-from sidecar.core.lesson import FailedStart, Lesson, Measured, learn
+from sidecar.core.lesson import Lesson, Measured
 from sidecar.core.profile import Profile
 from sidecar.core.sleep import Level
 from sidecar.core.start_progress import Look, StartProgress
@@ -361,7 +361,6 @@ class ResidentEngines:
         self.all: dict[str, ResidentEngine] = {}
         self.starts: list[tuple[float, str]] = []  # (when, profile)
         self.tried: list[TriedStart] = []
-        self.lessons: Mapping[str, Lesson] = {}
         self.profiles: Mapping[str, Profile] = {}
 
     def apply(self, config: SidecarConfig) -> None:
@@ -370,15 +369,19 @@ class ResidentEngines:
     def model(self, profile: Profile) -> Model:
         return self.models[profile.model_path.rpartition("/")[2]]
 
-    async def size(self, profile: str, total: int, present: int, *, unified: bool = False) -> Size:
-        model = self.model(self.profiles[profile])
+    @property
+    def sizing(self) -> ResidentEngines:
+        return self
+
+    async def size(
+        self, name: str, total: int, present: int, measured: Measured | None, lesson: Lesson | None, *, unified: bool
+    ) -> Size:
+        model = self.model(self.profiles[name])
         if model.broken:
             raise Unusable(model.broken)
         if model.claim > total and not (total and model.own_context):
             raise Unusable(f"needs {model.claim} bytes, the GPU has {total}")
-        lesson = self.lessons.get(profile)
-        if lesson is None or lesson.settings != self.settings(profile):
-            lesson = NOTHING_LEARNT
+        lesson = lesson or NOTHING_LEARNT
         if model.true is not None:
             return estimated(model.weights, model.claim, total, lesson, model.context, model.own_context)
         residue = memory_stages.residue(model.claim)
@@ -399,9 +402,6 @@ class ResidentEngines:
         model = msgspec.structs.replace(self.model(given), true=None)
         where = given.model_path, given.gpus, given.tensor_parallel
         return msgspec.json.encode((model, where, given.flags, given.context_length, given.sleeps is None)).decode()
-
-    def lesson(self, profile: str, failed: FailedStart) -> Lesson | None:
-        return learn(self.lessons.get(profile), failed, self.settings(profile))
 
     async def start(self, profile: str, gpus: tuple[int, ...], size: Size) -> ResidentEngine:
         self.starts.append((asyncio.get_running_loop().time(), profile))
@@ -427,5 +427,5 @@ class ResidentEngines:
             if f"sim/{engine.pid}" not in keep:
                 engine.kill("swept")
 
-    def measurement(self, profile: str, told: EngineFacts, *, peak: int, settled: int) -> Measured | None:
+    def kv_bytes(self, name: str, told: EngineFacts) -> int | None:
         return None

@@ -81,7 +81,7 @@ class Site:
 
     def _made(self, known: SavedState) -> Manager:
         loop = asyncio.get_running_loop()
-        self.engines.lessons = self.lessons = known.lessons
+        self.lessons = known.lessons
         self.sleeps = known.sleeps
         config = decode(self.text.encode())
         self.engines.apply(config)

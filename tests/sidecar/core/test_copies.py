@@ -10,7 +10,7 @@ from sidecar.core.copies import SLEEPS_AFTER, SPARED, STAYS
 from sidecar.core.inventory import Resident
 from sidecar.core.lifecycle import RUNNING, SLEEPING, STARTING, Lifecycle, Pending, State
 from sidecar.core.model_state import ModelState
-from sidecar.core.placement import as_resident, as_target
+from sidecar.core.placement import as_resident, as_targets
 from sidecar.core.plan import Infeasible
 from sidecar.core.profile import Profile, Sleep
 from tests.sidecar.core.test_plan import NAP, NOW, decide, gpus, model, started, want, woken
@@ -143,8 +143,9 @@ def test_what_somebody_orders_is_no_copy_until_it_runs_or_is_forgotten() -> None
 
 
 def test_the_plan_is_told_of_model_and_copy() -> None:
-    resident, target = as_resident(entry(), 10.0, 0, 0), as_target(entry(), 10.0, copy=True)
+    resident = as_resident(entry(), 10.0, 0, 0)
+    (target, plain) = (as_targets(entry(), 10.0, {0: 24}, copy=copy)[0][1] for copy in (True, False))
     assert (resident.model, resident.copy, resident.since) == ("m", True, 0.0)
-    assert (target.model, target.copy, as_target(entry(), 10.0).copy) == ("m", True, False)
+    assert (target.model, target.copy, plain.copy) == ("m", True, False)
     assert as_resident(entry(pin=True), 10.0, 0, 0).copy is False
     assert entry(STARTING).idle_step() is None

@@ -8,7 +8,17 @@ import pytest
 from gateway.shared.files.units import GIB
 from sidecar.core.diagnosis import Diagnosis
 from sidecar.core.inventory import Size
-from sidecar.core.lesson import MOST_CONTEXT, STEP, FailedStart, Lesson, Measured, learn, lower_share, taken_by_others
+from sidecar.core.lesson import (
+    MOST_CONTEXT,
+    STEP,
+    FailedStart,
+    Lesson,
+    Measured,
+    learn,
+    lower_share,
+    measurement,
+    taken_by_others,
+)
 
 SIZE = Size(claim=20 * GIB, start_needs=20 * GIB, context=2 * GIB)
 KNOWN = Lesson(settings="a", rest=5 * GIB, beyond=GIB)
@@ -158,3 +168,19 @@ def test_what_others_have_taken_is_told_by_what_an_engine_said_as_it_failed(
     kind: str, numbers: dict[str, float], taken: float
 ) -> None:
     assert taken_by_others(Diagnosis(kind, "x", numbers=numbers), 80 * GIB) == int(taken * GIB)
+
+
+SEEN = [
+    ((30, 28, 8), Measured(settings="s", peak=30, settled=28, kv=8)),
+    ((20, 28, 8), Measured(settings="s", peak=28, settled=28, kv=8)),  # the peak was missed
+    ((30, 28, 28), None),  # nothing but KV cache
+    ((0, 0, 8), None),  # NVML tells no process's bytes
+    ((30, 28, 0), None),
+]
+
+
+@pytest.mark.parametrize(("seen", "expected"), SEEN)
+def test_what_was_seen_is_believed_where_it_fits_together(
+    seen: tuple[int, int, int], expected: Measured | None
+) -> None:
+    assert measurement("s", *seen) == expected

@@ -26,10 +26,9 @@ from sidecar.core.addresses import SOCKETS, TRANSFER_PORTS
 from sidecar.core.config import decode
 from sidecar.core.engine_records import EngineFacts, EngineFailed
 from sidecar.core.inventory import Size
-from sidecar.core.lesson import Measured
 from sidecar.core.vllm import Completion
 from sidecar.gpus.simulated import SimulatedGPUs, lay_out
-from sidecar.process.engine import VllmEngines, measurement
+from sidecar.process.engine import VllmEngines
 from sidecar.process.process_family import marker_of
 from sidecar.residency.effects import Engine, Engines
 from tests.sidecar.nothing_left import gone, nothing_left
@@ -131,7 +130,6 @@ class Box:
         models: str = "m: {model_path: x}",
         pool: str | None = "",
         variables: Mapping[str, str] | None = None,
-        measured: Mapping[str, Measured] | None = None,
     ) -> None:
         self.said: list[str] = []
         where = "" if pool is None else f"engine_addresses: {pool or free_ports()}\n"
@@ -142,8 +140,6 @@ class Box:
             sidecar=f"test-{os.getpid()}",
             clock=time.monotonic,
             environment=dict(os.environ, **(variables or {})),
-            measured=measured or {},
-            lessons={},
             say=self.said.append,
         )
 
@@ -698,21 +694,3 @@ def test_what_is_cancelled_meanwhile_leaves_the_engine_as_it_is(tmp_path: Path) 
         await engine.stop()
 
     run(scenario)
-
-
-# -- what was seen ----------------------------------------------------------------------------------------------------
-
-SEEN = [
-    ((30, 28, 8), Measured(settings="s", peak=30, settled=28, kv=8)),
-    ((20, 28, 8), Measured(settings="s", peak=28, settled=28, kv=8)),  # the peak was missed
-    ((30, 28, 28), None),  # nothing but KV cache
-    ((0, 0, 8), None),  # NVML tells no process's bytes
-    ((30, 28, 0), None),
-]
-
-
-@pytest.mark.parametrize(("seen", "expected"), SEEN)
-def test_what_was_seen_is_believed_where_it_fits_together(
-    seen: tuple[int, int, int], expected: Measured | None
-) -> None:
-    assert measurement("s", *seen) == expected

@@ -103,7 +103,7 @@ def test_a_bad_adapter_makes_its_model_unusable_and_a_good_one_is_claimed_for(tm
     sizing = Sizing(decode(text.encode()), tmp_path, {}, sizes_only=True)
 
     async def sized(name: str) -> int:
-        size = await sizing.size(name, 80 * GIB, 1, None)
+        size = await sizing.size(name, 80 * GIB, 1, None, None, unified=False)
         assert size.lora_rank == (64 if name == "with" else 0)
         return size.claim
 
@@ -121,9 +121,9 @@ def test_adapters_on_a_disk_that_hangs_and_those_of_the_file_in_force(
         file.truncate(15 * GIB)
     adapter(tmp_path / "lora")
     sizing = Sizing(decode(b"models: {m: {model_path: m, context_length: 8192}}"), tmp_path, {}, sizes_only=True)
-    assert asyncio.run(sizing.size("m", 80 * GIB, 1, None)).lora_rank == 0
+    assert asyncio.run(sizing.size("m", 80 * GIB, 1, None, None, unified=False)).lora_rank == 0
     sizing.apply(decode(b"models: {m: {model_path: m, context_length: 8192, adapters: {sql: lora}}}"))
-    assert asyncio.run(sizing.size("m", 80 * GIB, 1, None)).lora_rank == 8
+    assert asyncio.run(sizing.size("m", 80 * GIB, 1, None, None, unified=False)).lora_rank == 8
     monkeypatch.setattr("sidecar.sizing.estimate.READ_WITHIN", 0.0)
     with pytest.raises(Unusable, match="its adapters were not read within 0 s: does their disk hang"):
-        asyncio.run(sizing.size("m", 80 * GIB, 1, None))
+        asyncio.run(sizing.size("m", 80 * GIB, 1, None, None, unified=False))

@@ -109,8 +109,8 @@ def test_others_are_sized_all_the_same(tmp_path: Path) -> None:
     sharded(tmp_path / "good")
     made = Sizing(decode(b"models: {bad: {model_path: bad}, good: {model_path: good}}"), tmp_path, {})
     with pytest.raises(Unusable, match="hidden_size is -1"):
-        asyncio.run(made.size("bad", 80 * GIB, 1, None))
-    assert asyncio.run(made.size("good", 80 * GIB, 1, None)).claim > 16 * GIB
+        asyncio.run(made.size("bad", 80 * GIB, 1, None, None, unified=False))
+    assert asyncio.run(made.size("good", 80 * GIB, 1, None, None, unified=False)).claim > 16 * GIB
 
 
 def test_numbers_that_are_no_json_are_read_as_transformers_writes_them(tmp_path: Path) -> None:

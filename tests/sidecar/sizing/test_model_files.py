@@ -18,8 +18,9 @@ from sidecar.core.config import decode
 from sidecar.core.diagnosis import diagnosis
 from sidecar.core.engine_records import EngineFacts, Unusable
 from sidecar.core.inventory import Size
-from sidecar.core.lesson import FailedStart, Lesson, Measured
+from sidecar.core.lesson import FailedStart, Lesson, Measured, learn
 from sidecar.process.engine import VllmEngines
+from sidecar.residency.engine_sizes import current
 from sidecar.sizing.memory import RESIDUE
 from sidecar.sizing.model_config import Quantization
 from sidecar.sizing.model_files import ModelLocation, NotHere, NotKnown, cache_folder, read_model
@@ -252,28 +253,36 @@ def test_where_the_cache_is() -> None:
 # -- what an engine will take of a GPU --------------------------------------------------------------------------------
 
 
+class Made(msgspec.Struct):
+    """Engines of one file, and what earlier ones have shown."""
+
+    engines: VllmEngines
+    measured: dict[str, Measured]
+    lessons: dict[str, Lesson]
+
+    @property
+    def settings(self) -> str:
+        return self.engines.settings("m")
+
+    def kv_bytes(self, told: EngineFacts) -> int | None:
+        return self.engines.sizing.kv_bytes("m", told)
+
+
 def engines(
     folder: Path,
     profile: str,
     measured: dict[str, Measured] | None = None,
     engine: str = "p",
     lessons: dict[str, Lesson] | None = None,
-) -> VllmEngines:
+) -> Made:
     config = decode(f"engine: {engine}\nmodels:\n  m: {{{profile}}}".encode())
-    return VllmEngines(
-        config,
-        folder,
-        sidecar="box",
-        clock=time.monotonic,
-        environment={},
-        measured={} if measured is None else measured,
-        lessons={} if lessons is None else lessons,
-        say=print,
-    )
+    made = VllmEngines(config, folder, sidecar="box", clock=time.monotonic, environment={}, say=print)
+    return Made(made, {} if measured is None else measured, {} if lessons is None else lessons)
 
 
-def size(made: VllmEngines, total: int = 80, present: int = 1) -> Size:
-    return asyncio.run(made.size("m", total * GIB, present))
+def size(made: Made, total: int = 80, present: int = 1) -> Size:
+    seen, learnt = current(made.measured, "m", made.settings), current(made.lessons, "m", made.settings)
+    return asyncio.run(made.engines.sizing.size("m", total * GIB, present, seen, learnt, unified=False))
 
 
 def test_a_claim_is_the_least_share_that_holds_the_model_and_some_contexts(tmp_path: Path) -> None:
@@ -326,10 +335,10 @@ def test_a_cache_of_fixed_size_on_top_of_nobody_knows_what_is_refused(tmp_path: 
     assert not size(engines(tmp_path, "model_path: 's3://bucket/m'")).guessed
 
 
-def fails(made: VllmEngines, learnt: dict[str, Lesson], of: Size, line: str) -> Size:
+def fails(made: Made, learnt: dict[str, Lesson], of: Size, line: str) -> Size:
     """The size after a start of this one has failed with such a line."""
     failed = FailedStart(size=of, found=diagnosis([line]), total=80 * GIB, free=79 * GIB)
-    lesson = made.lesson("m", failed)
+    lesson = learn(learnt.get("m"), failed, made.settings)
     assert lesson is not None
     learnt["m"] = lesson
     return size(made)
@@ -519,12 +528,11 @@ def test_what_was_measured_counts_while_the_settings_are_the_same(tmp_path: Path
     measured: dict[str, Measured] = {}
     made = engines(tmp_path, "model_path: m", measured)
     told = EngineFacts(kv_bytes=8 * GIB, kv_tokens=1)
-    assert made.measurement("m", told, peak=28 * GIB, settled=27 * GIB) is None, "its shape was not read yet"
+    assert made.kv_bytes(told) is None, "its shape was not read yet"
     before = size(made)
-    seen = made.measurement("m", told, peak=28 * GIB, settled=27 * GIB)
-    assert seen == Measured(settings=made.settings("m"), peak=28 * GIB, settled=27 * GIB, kv=8 * GIB)
-    assert made.measurement("m", EngineFacts(), peak=28 * GIB, settled=27 * GIB) is None
-    measured["m"] = seen
+    assert made.kv_bytes(told) == 8 * GIB
+    assert made.kv_bytes(EngineFacts()) is None
+    measured["m"] = Measured(settings=made.settings, peak=28 * GIB, settled=27 * GIB, kv=8 * GIB)
     after = size(made)
     assert after.claim - before.claim == pytest.approx(
         1.5 * GIB, abs=GIB / 5
@@ -551,8 +559,7 @@ def test_how_large_a_cache_is(tmp_path: Path, profile: str, told: EngineFacts, k
     sharded(tmp_path / "m")
     made = engines(tmp_path, f"model_path: m{profile}")
     size(made)
-    seen = made.measurement("m", told, peak=28 * GIB, settled=27 * GIB)
-    assert (seen and seen.kv) == kv
+    assert made.kv_bytes(told) == kv
 
 
 def test_of_windows_nothing_is_concluded_from_tokens(tmp_path: Path) -> None:
@@ -560,4 +567,4 @@ def test_of_windows_nothing_is_concluded_from_tokens(tmp_path: Path) -> None:
     (folder / "config.json").write_bytes((Path(__file__).parents[1] / "configs" / "gemma-3-27b.json").read_bytes())
     made = engines(tmp_path, "model_path: m, context_length: 8192")
     size(made)
-    assert made.measurement("m", EngineFacts(kv_tokens=10), peak=28 * GIB, settled=27 * GIB) is None
+    assert made.kv_bytes(EngineFacts(kv_tokens=10)) is None
