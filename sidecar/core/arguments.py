@@ -16,6 +16,7 @@ import msgspec
 from gateway.shared.files.units import GIB
 from sidecar.core.addresses import LOOPBACK, EngineAddress
 from sidecar.core.flags import CPU_KV, VARIABLES
+from sidecar.core.inventory import Size
 from sidecar.core.profile import EngineSettings, KvMemory, Profile
 
 CLI = ("-m", "vllm.entrypoints.cli.main", "serve")
@@ -55,32 +56,28 @@ def command(
     address: EngineAddress,
     *,
     own: str,
-    share: float | None = None,
-    sequences: int | None = None,
-    context_length: int | None = None,
-    lora_rank: int = 0,
+    size: Size = Size(),
     to_compare: bool = False,
 ) -> tuple[str, ...]:
     """The command line that starts a profile's engine.
 
-    `own`: the sidecar's own interpreter, for an engine that names none. `share`: of each GPU, 0..1, what the engine may
-    fill: what the plan has claimed for it, or what vLLM does by itself if None; where the profile says the share, that
-    is it. vLLM is told the share beside a cache of fixed size too, since it does not start without that much free.
-    `sequences`: `--max-num-seqs`, unless the profile says it, as is `context_length` for `--max-model-len`.
-    `lora_rank`: of its adapters. `to_compare`: as all versions of the sidecar word it, whatever they start it by.
+    `own`: the sidecar's own interpreter, for an engine that names none. `size`: what the plan has claimed for it; what
+    the profile says of share, sequences and context comes first. vLLM is told the share beside a cache of fixed size
+    too, since it does not start without that much free. `to_compare`: as all versions of the sidecar word it, whatever
+    they start it by.
     """
     if engine.simulated is not None:
-        return _simulated(profile, engine, served_name, address, own, share)
+        return _simulated(profile, engine, served_name, address, own, size.share)
     values = {field: getattr(profile, field) for field in UNIFIED} | {"served_name": served_name}
-    values["context_length"] = profile.context_length or context_length
+    values["context_length"] = profile.context_length or size.context_length
     found = [part for field, value in values.items() for part in _argument(UNIFIED[field], value)]
     found += _listen(address)
     if engine.device == "gpu":
-        found += _memory(profile, share)
+        found += _memory(profile, size.share)
         found += ["--enable-sleep-mode"] if profile.sleeps is not None else []
-    if sequences is not None and "max-num-seqs" not in profile.flags:
-        found += ["--max-num-seqs", str(sequences)]
-    found += lora_arguments(profile, lora_rank)
+    if "max-num-seqs" not in profile.flags:
+        found += _argument("--max-num-seqs", size.sequences)
+    found += lora_arguments(profile, size.lora_rank)
     found += _argument("--kv-transfer-config", None if profile.kv_transfer is None else NIXL)
     for name, value in (profile.flags if to_compare else {QUIET: True, **profile.flags}).items():
         found += [f"--no-{name}"] if value is False else _argument(f"--{name}", value)

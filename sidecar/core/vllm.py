@@ -7,7 +7,6 @@ idle, and is put to sleep. The gateway's reader of the same engines reads the li
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -94,34 +93,28 @@ class _Completion(msgspec.Struct):
     choices: Annotated[list[Completion], msgspec.Meta(min_length=1)]
 
 
-_decode_models = msgspec.json.Decoder(answers.ModelList).decode
-_decode_sleeping = msgspec.json.Decoder(_Sleeping).decode
-_decode_completion = msgspec.json.Decoder(_Completion).decode
-_decode_done = msgspec.json.Decoder(Acknowledgement).decode
-
-
-def _read(decode: Callable[[bytes], T], body: bytes) -> T:
+def _read(kind: type[T], body: bytes) -> T:
     try:
-        return decode(body)
+        return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise AnswerError(str(error)) from None
 
 
 def models_from(body: bytes) -> dict[str, int | None]:
     """GET /v1/models: served names (adapters too), each with its longest context in tokens where told."""
-    return {card.id: card.max_model_len for card in _read(_decode_models, body).data}
+    return {card.id: card.max_model_len for card in _read(answers.ModelList, body).data}
 
 
 def sleeping_from(body: bytes) -> bool:
     """GET /is_sleeping."""
-    return _read(_decode_sleeping, body).is_sleeping
+    return _read(_Sleeping, body).is_sleeping
 
 
 def said_from(body: bytes) -> Completion:
     """POST /v1/completions: its first choice."""
-    return _read(_decode_completion, body).choices[0]
+    return _read(_Completion, body).choices[0]
 
 
 def done_from(body: bytes) -> Acknowledgement:
     """POST /sleep, /wake_up, /collective_rpc, /reset_prefix_cache."""
-    return _read(_decode_done, body) if body else Acknowledgement()
+    return _read(Acknowledgement, body) if body else Acknowledgement()

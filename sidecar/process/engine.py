@@ -92,17 +92,8 @@ class VllmEngines:
             with self._failing():
                 env = environment(given, engine, gpus, self._environment, address.transfer_port)
                 self._make(self._logs, "engines' output is kept in memory alone")
-                argv = command(
-                    given,
-                    engine,
-                    self._config.served_name(profile),
-                    address,
-                    own=self._own,
-                    share=size.share,
-                    sequences=size.sequences,
-                    context_length=size.context_length,
-                    lora_rank=size.lora_rank,
-                )
+                served = self._config.served_name(profile)
+                argv = command(given, engine, served, address, own=self._own, size=size)
                 process = Process.spawn(
                     argv,
                     env=env,

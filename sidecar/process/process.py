@@ -118,18 +118,20 @@ class Process:
         """Whether the leader runs, as far as the loop has seen."""
         return not self._exited.is_set()
 
+    @property
+    def _leader(self) -> int | None:
+        """The leader's number, while it cannot be a stranger's as far as the loop has seen."""
+        return self.record.pid if self._child or self.alive else None
+
     def has(self, pid: int) -> bool:
         """Whether a process that runs is of its family."""
-        pinned = self._child or self.alive
-        leader = self.record.pid if pinned else None
-        return process_family.belongs(pid, self.record.engine, since=self.record.started, leader=leader)
+        return process_family.belongs(pid, self.record.engine, since=self.record.started, leader=self._leader)
 
     def usage(self) -> tuple[float, dict[int, int]]:
         """Seconds that its processes have run for together, and bytes that each has read and written, by pid. For a
         thread. Raises OSError."""
-        leader = self.record.pid if self._child or self.alive else None
         family = process_family.family(
-            self.record.engine, since=self.record.started, leader=leader, known=tuple(self._known)
+            self.record.engine, since=self.record.started, leader=self._leader, known=tuple(self._known)
         )
         return process_family.usage(family)
 

@@ -16,6 +16,7 @@ from loadtest.processes import Child, answers, free_port, get
 from sidecar.core.addresses import EngineAddress
 from sidecar.core.arguments import QUIET, command, environment
 from sidecar.core.flags import FLAGS
+from sidecar.core.inventory import Size
 from sidecar.core.profile import EngineSettings, KvMemory, Profile
 
 ROOT = Path(__file__).parents[3]
@@ -39,13 +40,15 @@ def argv(address: EngineAddress = ADDRESS, share: float | None = None, **fields:
 
 def told(profile: Profile, engine: EngineSettings, address: EngineAddress = ADDRESS, **sizes: Any) -> list[str]:
     """The command line without the flag that every engine gets."""
-    return [part for part in command(profile, engine, "m", address, own="py", **sizes) if part != f"--{QUIET}"]
+    return [
+        part for part in command(profile, engine, "m", address, own="py", size=Size(**sizes)) if part != f"--{QUIET}"
+    ]
 
 
 @pytest.mark.parametrize(("given", "expected"), [(None, ["61440"]), (8192, ["8192"])])
 def test_a_context_that_fits_is_told_unless_the_profile_says_it(given: int | None, expected: list[str]) -> None:
     profile = Profile(model_path="/m", context_length=given)
-    found = command(profile, EngineSettings(), "m", ADDRESS, own="py", context_length=61_440)
+    found = command(profile, EngineSettings(), "m", ADDRESS, own="py", size=Size(context_length=61_440))
     assert [found[at + 1] for at, word in enumerate(found) if word == "--max-model-len"] == expected
 
 
@@ -148,14 +151,19 @@ def test_a_simulated_engine_is_told_what_it_obeys(
     address: EngineAddress, fields: dict[str, Any], expected: tuple[str]
 ) -> None:
     found = command(
-        Profile(model_path="/m", **fields), EngineSettings(simulated="h100-8b"), "m", address, own="py", share=0.5
+        Profile(model_path="/m", **fields),
+        EngineSettings(simulated="h100-8b"),
+        "m",
+        address,
+        own="py",
+        size=Size(share=0.5),
     )
     assert found == (*SIMULATED, *expected)
 
 
 def test_a_simulated_engine_without_a_gpu_is_told_nothing_of_its_memory() -> None:
     engine = EngineSettings(simulated="h100-8b", device="cpu")
-    found = command(Profile(model_path="/m", gpu_memory=0.5), engine, "m", ADDRESS, own="py", share=0.5)
+    found = command(Profile(model_path="/m", gpu_memory=0.5), engine, "m", ADDRESS, own="py", size=Size(share=0.5))
     assert found == (*SIMULATED, "--host", "127.0.0.1", "--port", "8100")
 
 
@@ -227,7 +235,7 @@ def test_the_simulated_engine_has_every_flag_it_is_told() -> None:
     full = dict.fromkeys(FLAGS, 1) | {"enable-prefix-caching": False, "enable-prompt-tokens-details": True}
     profile = Profile(model_path="/m", context_length=1, flags=full, gpu_memory=KvMemory(kv=2**30))
     for address in (ADDRESS, EngineAddress(uds="/s")):
-        found = command(profile, engine, "m", address, own=sys.executable, share=0.5)
+        found = command(profile, engine, "m", address, own=sys.executable, size=Size(share=0.5))
         assert len(found) > 15
         assert {part for part in found if part.startswith("--")} <= flags
 

@@ -177,7 +177,7 @@ def test_the_life_of_an_engine(tmp_path: Path) -> None:
         models = f"m: {{model_path: x, gpu_memory: 30%, served_name: some/Model, flags: {flags}}}"
         box = Box(tmp_path, "{simulated: h100-8b}", models=models, pool=f"unix:{tmp_path}/s", variables=variables)
         engines: Engines = box.engines
-        size = await engines.size("m", 80 * GIB, 1)
+        size = await engines.sizing.size("m", 80 * GIB, 1, None, None, unified=False)
         assert (size.claim, size.start_needs, size.residue, size.host) == (24 * GIB, 24 * GIB, GIB, 12 * GIB)
         engine = await engines.start("m", (0,), size)
 
