@@ -23,6 +23,7 @@ CLI = ("-m", "vllm.entrypoints.cli.main", "serve")
 SERVER = ("-m", "vllm.entrypoints.openai.api_server")
 MODEL = "--model"  # before the model's path, for SERVER
 SIMULATED = "loadtest.engine"
+UNSIZED = Size()
 # Sidecar and gateways ask again and again: a line for each would push an engine's own lines out of its log.
 QUIET = "disable-uvicorn-access-log"
 AT_ONCE = 4  # adapters that one batch may use, unless told: each has a slot of its own in GPU memory
@@ -56,7 +57,7 @@ def command(
     address: EngineAddress,
     *,
     own: str,
-    size: Size = Size(),
+    size: Size = UNSIZED,
     to_compare: bool = False,
 ) -> tuple[str, ...]:
     """The command line that starts a profile's engine.

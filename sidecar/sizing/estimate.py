@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
 
 import msgspec
 
@@ -54,10 +53,18 @@ from sidecar.sizing.working_memory import Batch, batch, graphs
 
 READ_WITHIN = 30.0  # seconds for a model's files; a network file system that hangs must not hold up the others
 UNTOLD_CONTEXT = 2048  # tokens: vLLM's, for a model whose config does not say
-Files: TypeAlias = tuple[ModelShape, StoredWeights]
 # `gpu_memory: auto` leaves room for so many whole contexts, and tokens in all, if the GPU has it: one long context also
 # holds many short ones, so it is enough by itself.
 AT_ONCE, TOKENS = 8, 65_536
+
+
+class KnownModel(msgspec.Struct, frozen=True):
+    """Model whose files are known: its shape and its weights, the rank of its adapters, its draft model."""
+
+    shape: ModelShape
+    stored: StoredWeights
+    lora_rank: int = 0
+    draft: KnownModel | None = None
 
 
 class Sizing:
@@ -80,9 +87,8 @@ class Sizing:
     async def planned(self, name: str, total: int, cuda: int, *, unified: bool = False) -> Estimate:
         """The estimate of a profile on GPUs that need not be here. Raises Unusable, NotKnown, ModelError, KeyError."""
         profile = self._config.models[name]
-        (shape, stored), rank = await self._read(profile), await self._rank(profile)
-        present, draft = profile.tensor_parallel, await self._read_draft(profile)
-        return estimate(profile, shape, stored, total, present, cuda=cuda, lora_rank=rank, draft=draft, unified=unified)
+        model = await self._known(profile, await self._rank(profile))
+        return estimate(profile, model, total, profile.tensor_parallel, cuda=cuda, unified=unified)
 
     async def size(
         self, name: str, total: int, present: int, measured: Measured | None, lesson: Lesson | None, *, unified: bool
@@ -106,12 +112,8 @@ class Sizing:
         if engine.simulated is not None:
             return simulated(profile, total, lesson)
         try:
-            shape, stored = await self._read(profile)
-            draft = await self._read_draft(profile)
-            found = estimate(
-                profile, shape, stored, total, present, measured,
-                lesson=lesson, lora_rank=rank, draft=draft, unified=unified,
-            )  # fmt: skip
+            model = await self._known(profile, rank)
+            found = estimate(profile, model, total, present, measured, lesson=lesson, unified=unified)
             size = size_of(profile, found)
         except (NotKnown, ModelError) as error:
             self._shapes.pop(name, None)
@@ -123,7 +125,7 @@ class Sizing:
                 ) from error
             size = unknown(profile, total, str(error), lesson, comes=comes)
             return msgspec.structs.replace(size, pools=host_pool_bytes(profile))
-        self._shapes[name] = shape
+        self._shapes[name] = model.shape
         pools = host_pool_bytes(profile, found.claim.kv)
         return msgspec.structs.replace(size, lora_rank=rank, pools=pools)
 
@@ -151,18 +153,19 @@ class Sizing:
         except TimeoutError:
             raise Unusable(f"its adapters were not read within {READ_WITHIN:g} s: does their disk hang?") from None
 
-    async def _read_draft(self, profile: Profile) -> Files | None:
-        """Files of the draft model; None: there is none. Raises Unusable, NotKnown, ModelError."""
-        found = draft_model(profile.flags)
-        if found is None:
-            return None
-        model, revision = found
+    async def _known(self, profile: Profile, rank: int) -> KnownModel:
+        """The model with its draft model; `rank`: of its adapters. Raises Unusable, NotKnown, ModelError."""
+        known, draft = msgspec.structs.replace(await self._read(profile), lora_rank=rank), draft_model(profile.flags)
+        if draft is None:
+            return known
+        model, revision = draft
         try:
-            return await self._read(Profile(model_path=model, flags={"revision": revision}))
+            drafts = await self._read(Profile(model_path=model, flags={"revision": revision}))
         except Unusable as error:
             raise Unusable(f"its draft model (speculative-config): {error}") from error
+        return msgspec.structs.replace(known, draft=drafts)
 
-    async def _read(self, profile: Profile) -> Files:
+    async def _read(self, profile: Profile) -> KnownModel:
         given = profile.flags.get
         where = ModelLocation(
             model=profile.model_path,
@@ -175,7 +178,7 @@ class Sizing:
         )
         call = partial(read_model, where)
         try:
-            return await in_thread(call, within=READ_WITHIN, raises=(Unusable, NotKnown))
+            return KnownModel(*await in_thread(call, within=READ_WITHIN, raises=(Unusable, NotKnown)))
         except TimeoutError:
             raise Unusable(f"{profile.model_path} was not read within {READ_WITHIN:g} s: does its disk hang?") from None
 
@@ -217,27 +220,23 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 
 def estimate(
     profile: Profile,
-    shape: ModelShape,
-    stored: StoredWeights,
+    model: KnownModel,
     total: int,
     present: int,
     measured: Measured | None = None,
+    *,
     cuda: int | None = None,
     lesson: Lesson = NOTHING_LEARNT,
-    lora_rank: int = 0,
-    *,
-    draft: Files | None = None,
     unified: bool = False,
 ) -> Estimate:
     """Estimate a model whose files are known, on GPUs of `total` bytes, of which CUDA reports `cuda` (None: not known).
 
-    `lesson`: of starts with these settings. `lora_rank`: of its adapters. `draft`: files of its draft model. `unified`:
-    the memory is the host's. Raises ModelError."""
+    `lesson`: of starts with these settings. `unified`: the memory is the host's. Raises ModelError."""
     cuda = cuda_of(total, lesson) if cuda is None else min(cuda, total)
-    shape, most = _with_caches(profile, shape), _batch(profile, total)
+    shape, most = _with_caches(profile, model.shape), _batch(profile, total)
     own = shape.context or UNTOLD_CONTEXT
     own = min(own, lesson.longest or own)
-    needed = _needs(profile, shape, stored, most, measured, lora_rank=lora_rank, draft=draft, lesson=lesson, own=own)
+    needed = _needs(profile, msgspec.structs.replace(model, shape=shape), most, measured, lesson, own)
     share_limit = UNIFIED_MOST if unified else MOST
     context, room = choose_context(own, profile.context_length, profile.gpu_memory, cuda, lesson, needed, share_limit)
     chosen = context if context < own and not profile.context_length else None
@@ -250,7 +249,7 @@ def estimate(
     return Estimate(
         least=least,
         claim=made,
-        stored=stored,
+        stored=model.stored,
         beyond=beside(made.start_needs, lesson, cuda, total, 0 if most.eager else graphs(shape, most.sequences)),
         residue=asleep(least, 1, unified=unified),
         own_context=own,
@@ -265,22 +264,15 @@ def estimate(
 
 
 def _needs(
-    profile: Profile,
-    shape: ModelShape,
-    stored: StoredWeights,
-    most: Batch,
-    measured: Measured | None,
-    *,
-    lora_rank: int,
-    draft: Files | None,
-    lesson: Lesson,
-    own: int,
+    profile: Profile, model: KnownModel, most: Batch, measured: Measured | None, lesson: Lesson, own: int
 ) -> Callable[..., Need]:
-    """The need of the profile's engine, by tokens and sequences, as failed starts have taught it."""
-    gpus = profile.tensor_parallel
-    beside_weights = slot_bytes(shape, largest_rank(profile, lora_rank), lora_slots(profile)) if lora_rank else 0
+    """The need of the profile's engine, by tokens and sequences, as failed starts have taught it. `own`: tokens of the
+    model's context."""
+    gpus, shape, stored, draft = profile.tensor_parallel, model.shape, model.stored, model.draft
+    rank = largest_rank(profile, model.lora_rank) if model.lora_rank else 0
+    beside_weights = slot_bytes(shape, rank, lora_slots(profile)) if rank else 0
     if draft is not None:
-        beside_weights += on_each_gpu(draft[1], draft[0], draft_gpus(profile.flags, gpus))
+        beside_weights += on_each_gpu(draft.stored, draft.shape, draft_gpus(profile.flags, gpus))
     on_gpus = max(0, stored.bytes - int(_number(profile, "cpu-offload-gb", 0) * GIB) * gpus)
     needed = partial(
         need,
@@ -290,7 +282,7 @@ def _needs(
         dtype=_text(profile.flags.get("dtype")) or "auto",
         kv_dtype=_kv_dtype(profile),
         most=most,
-        drafted=drafted_share(profile.flags, shape, None if draft is None else draft[0]),
+        drafted=drafted_share(profile.flags, shape, None if draft is None else draft.shape),
         quantized=_text(profile.flags.get("quantization")),
         beside=beside_weights,
         measured=measured,

@@ -23,7 +23,7 @@ from gateway.shared.files.units import GIB
 from sidecar.core.inventory import Size
 from sidecar.core.profile import Profile
 from sidecar.core.step_times import StepTimes
-from sidecar.sizing.estimate import Estimate, estimate
+from sidecar.sizing.estimate import Estimate, KnownModel, estimate
 from sidecar.sizing.model_config import ModelShape, shape_from
 from sidecar.sizing.weights import StoredWeights
 
@@ -83,9 +83,10 @@ def row(told: dict[str, Any], model: dict[str, Any]) -> Row | None:
         return None
     shape = shape_from(json.dumps(model["config"]).encode())
     context = told.get("max_model_len") or shape.context or 0
+    known = KnownModel(shape, _stored(model, measured, shape, gpus))
 
     def estimated(profile: Profile) -> Estimate:
-        return estimate(profile, shape, _stored(model, measured, shape, gpus), int(gpu * GIB), 8, cuda=int(gpu * GIB))
+        return estimate(profile, known, int(gpu * GIB), 8, cuda=int(gpu * GIB))
 
     found = estimated(profile := _profile(told, gpus))
     free = estimated(msgspec.structs.replace(profile, context_length=None))

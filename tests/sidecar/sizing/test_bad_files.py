@@ -22,7 +22,7 @@ from gateway.shared.files.units import GIB
 from sidecar.core.config import decode
 from sidecar.core.engine_records import Unusable
 from sidecar.core.profile import Profile
-from sidecar.sizing.estimate import Sizing, estimate
+from sidecar.sizing.estimate import KnownModel, Sizing, estimate
 from sidecar.sizing.model_config import shape_from
 from sidecar.sizing.model_fields import ModelError
 from sidecar.sizing.model_files import NotKnown
@@ -170,7 +170,7 @@ PROFILES = (
 def test_any_config_is_estimated_or_refused(changed: dict[str, Any], stored: int, profile: Profile, total: int) -> None:
     data = json.dumps(PLAIN | changed).encode()  # as transformers writes it, with NaN and Infinity
     try:
-        found = estimate(profile, shape_from(data), StoredWeights(stored), total, 4)
+        found = estimate(profile, KnownModel(shape_from(data), StoredWeights(stored)), total, 4)
     except ModelError:
         return
     assert 0 <= found.claim.bytes <= total

@@ -17,7 +17,7 @@ from sidecar.core.lesson import FailedStart, Lesson, Measured, learn
 from sidecar.core.profile import KvMemory, Profile
 from sidecar.sizing.claim import MOST, cuda_total
 from sidecar.sizing.context import LEAST, STEP, longest_context
-from sidecar.sizing.estimate import Estimate, estimate, size_of
+from sidecar.sizing.estimate import Estimate, KnownModel, estimate, size_of
 from sidecar.sizing.memory import LITTLE
 from sidecar.sizing.model_config import shape_from
 from sidecar.sizing.taught import NOTHING_LEARNT
@@ -41,7 +41,7 @@ def found(
     """Of a model of 15 GiB that was made for OWN tokens, on a GPU of so many GiB."""
     shape = msgspec.structs.replace(SHAPES[name], context=OWN)
     profile = Profile(model_path="/m", **({"flags": BATCH} | more))
-    return estimate(profile, shape, StoredWeights(15 * GIB), int(total * GIB), 1, measured, lesson=lesson)
+    return estimate(profile, KnownModel(shape, StoredWeights(15 * GIB)), int(total * GIB), 1, measured, lesson=lesson)
 
 
 # -- the search -------------------------------------------------------------------------------------------------------
@@ -59,7 +59,7 @@ def test_the_longest_that_fits_is_found(own: int, room: int) -> None:
 def test_where_weights_leave_little_half_of_it_is_the_contexts() -> None:
     """By estimate 4.9 GiB are left: a margin of 5 % of the rest took all but the least context."""
     profile, shape = Profile(model_path="/m", flags=BATCH), msgspec.structs.replace(SHAPES["llama-3-8b"], context=OWN)
-    it = estimate(profile, shape, StoredWeights(int(70.5 * GIB)), 80 * GIB, 1)
+    it = estimate(profile, KnownModel(shape, StoredWeights(int(70.5 * GIB))), 80 * GIB, 1)
     assert it.claim.kv // 2 - it.least.kv // it.least.tokens * STEP <= it.least.kv <= it.claim.kv // 2
 
 

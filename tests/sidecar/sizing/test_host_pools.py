@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from gateway.shared.files.units import GIB
 from sidecar.core.engine_records import Unusable
 from sidecar.core.profile import Profile
-from sidecar.sizing.estimate import estimate
+from sidecar.sizing.estimate import KnownModel, estimate
 from sidecar.sizing.host_pools import host_pool_bytes
 from sidecar.sizing.model_config import shape_from
 from sidecar.sizing.speculation import draft_gpus, draft_model, drafted_share
@@ -62,9 +63,13 @@ def test_a_size_has_the_pools_whether_its_files_are_known_or_not(tmp_path: Path)
 
 def test_a_draft_models_weights_and_cache_are_counted() -> None:
     flags = {"speculative-config": {"model": "/draft", "num_speculative_tokens": 5}}
-    profile, stored = Profile(model_path="/m", tensor_parallel=2, flags=flags), StoredWeights(131 * GIB)
-    alone = estimate(profile, LARGE, stored, 80 * GIB, 2).least
-    drafted = estimate(profile, LARGE, stored, 80 * GIB, 2, draft=(SMALL, StoredWeights(15 * GIB))).least
+    profile, model = (
+        Profile(model_path="/m", tensor_parallel=2, flags=flags),
+        KnownModel(LARGE, StoredWeights(131 * GIB)),
+    )
+    drafting = msgspec.structs.replace(model, draft=KnownModel(SMALL, StoredWeights(15 * GIB)))
+    alone = estimate(profile, model, 80 * GIB, 2).least
+    drafted = estimate(profile, drafting, 80 * GIB, 2).least
     assert drafted.weights - alone.weights == 15 * GIB // 2
     assert drafted_share(flags, LARGE, SMALL) == pytest.approx(32 / 80), "layers of the same width"
     one = Profile(
@@ -72,7 +77,7 @@ def test_a_draft_models_weights_and_cache_are_counted() -> None:
         tensor_parallel=2,
         flags={"speculative-config": flags["speculative-config"] | {"draft_tensor_parallel_size": 1}},
     )
-    whole = estimate(one, LARGE, stored, 80 * GIB, 2, draft=(SMALL, StoredWeights(15 * GIB))).least
+    whole = estimate(one, drafting, 80 * GIB, 2).least
     assert whole.weights - alone.weights == 15 * GIB
 
 
