@@ -13,6 +13,7 @@ from collections.abc import Callable
 from urllib.parse import urlsplit
 
 import httpx
+import msgspec
 
 from gateway.shared.addresses import EVERY_INTERFACE
 from gateway.shared.control.http_client import AnswerTooLarge, exchange, request_headers, transport_to
@@ -28,6 +29,7 @@ from gateway.shared.protocol import (
     encode,
 )
 from sidecar.core.addresses import Address
+from sidecar.core.config import RelaySettings, is_local
 from sidecar.core.status import GatewayStatus
 
 EVERY = 1.0  # seconds
@@ -50,42 +52,42 @@ class ReportFailed(Exception):
     """A report was not taken; the message says why."""
 
 
-class GatewayLink:
-    """The way to the gateway whose control port has this `url`, and how it goes. `report` makes the next report, given
-    the URL at which this gateway reaches us; `heard` takes its answers. `member`: its name in its cluster, if it is one
-    that another gateway has told of; else the file names it (`configured`). `listen`: where we take its orders, over
-    TLS if `secure`. `ca`: who signs the gateway's certificate, in PEM; None: the system's authorities."""
+class Reporting(msgspec.Struct, frozen=True, kw_only=True):
+    """What all links of a sidecar have in common. `listen`: where gateways of this machine give orders; `relay`: where
+    those of others do. `ca`: who signs gateways' certificates, in PEM; None: the system's authorities. `report` makes
+    the next report, for a gateway that uses the relay or not and reaches us at a URL; `heard` takes the answers."""
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        listen: Address,
-        secure: bool,
-        token: str | None,
-        ca: str | None,
-        report: Callable[[str], CapacityReport],
-        heard: Callable[[DemandReport], None],
-        say: Callable[[str], None],
-        member: str = "",
-    ) -> None:
-        self.url = url
+    listen: Address
+    relay: RelaySettings | None = None
+    token: str | None = None
+    ca: str | None = None
+    report: Callable[[bool, str], CapacityReport]
+    heard: Callable[[DemandReport], None]
+    say: Callable[[str], None]
+
+
+class GatewayLink:
+    """The way to the gateway whose control port has this `url`, and how it goes. `member`: its name in its cluster, if
+    it is one that another gateway has told of; else the file names it (`configured`)."""
+
+    def __init__(self, url: str, shared: Reporting, member: str = "") -> None:
+        self.url = url.rstrip("/")
         self.member = member
         self.configured = not member
         self.members: tuple[ClusterMember, ...] = ()  # of its cluster, while it takes reports
         self.changed = asyncio.Event()
         self.answered = 0  # the last report that it has answered
-        self._report = report
-        self._heard = heard
-        self._listen = listen
-        self._scheme = "https" if secure else "http"
+        relay = None if is_local(url) else shared.relay
+        self._relayed = relay is not None
+        self._listen = shared.listen if relay is None else relay.listen
+        self._scheme = "http" if relay is None or relay.certificate_file is None else "https"
+        self._report, self._heard, self._say = shared.report, shared.heard, shared.say
         self._control: str | None = None
-        self._headers = request_headers("weir-sidecar", token) | {"content-type": "application/json"}
-        self._say = say
+        self._headers = request_headers("weir-sidecar", shared.token) | {"content-type": "application/json"}
         self._error: str | None = None  # None: not tried yet, empty: it takes reports
         self._since = _now()
         self._failures = 0
-        self._transport = transport_to(url, ca=ca)
+        self._transport = transport_to(url, ca=shared.ca)
 
     @property
     def taken(self) -> bool:
@@ -164,7 +166,7 @@ class GatewayLink:
             async with asyncio.timeout(within):
                 if self._control is None:
                     self._control = await self._reached_at()
-                report = self._report(self._control)
+                report = self._report(self._relayed, self._control)
                 content = encode(report)
                 request = httpx.Request("POST", self.url + REPORT_PATH, headers=self._headers, content=content)
                 status, answer = await exchange(self._transport, request, MAX_BYTES)

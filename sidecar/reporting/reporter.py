@@ -2,14 +2,13 @@
 
 A gateway of this machine is told the engines' own addresses, one of another machine their addresses at the relay. Each
 gateway has a task of its own (gateway_link.py), so one that is slow or gone delays no other. Members of a cluster that
-a gateway tells of are reported to as well: whichever of them rules next knows the models then (cluster_members.py).
+a gateway tells of are reported to as well: whichever of them leads next knows the models then.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 
 import msgspec
 
@@ -18,7 +17,7 @@ from gateway.shared.tasks import lasting
 from sidecar.core.addresses import Address
 from sidecar.core.config import RelaySettings, is_local
 from sidecar.core.status import GatewayStatus
-from sidecar.reporting.gateway_link import GatewayLink
+from sidecar.reporting.gateway_link import GatewayLink, Reporting
 from sidecar.residency.manager import Manager
 
 LOOK_EVERY = 0.02  # seconds between two looks whether gateways still use engines that are about to end
@@ -76,29 +75,12 @@ class Reporter:
         ca: str | None = None,
         say: Callable[[str], None],
     ) -> None:
-        self._manager = manager
-        self._sidecar = sidecar
-        self._boot = boot
+        self._manager, self._sidecar, self._boot, self._say = manager, sidecar, boot, say
         self._withdrawn: int | None = None  # the last report before all engines were withdrawn, if they are
-
-        def link(url: str, member: str = "") -> GatewayLink:
-            relayed = None if is_local(url) else relay
-            return GatewayLink(
-                url.rstrip("/"),
-                listen=listen if relayed is None else relayed.listen,
-                secure=relayed is not None and relayed.certificate_file is not None,
-                token=token,
-                ca=ca,
-                report=partial(self._report, relayed is not None),
-                heard=self._heard,
-                say=say,
-                member=member,
-            )
-
-        self._link = link
-        self._relays = relay is not None
-        self._say = say
-        self._links = [link(url) for url in gateways]
+        self._shared = Reporting(
+            listen=listen, relay=relay, token=token, ca=ca, report=self._report, heard=self._heard, say=say
+        )
+        self._links = [GatewayLink(url, self._shared) for url in gateways]
         self._tasks: dict[GatewayLink | None, asyncio.Task[None]] = {}  # None: that of changes
         self._leaving: set[asyncio.Task[None]] = set()
 
@@ -162,7 +144,7 @@ class Reporter:
 
     def _follow(self) -> None:
         """Report to the members of clusters that gateways tell of, and to those that have left no longer."""
-        join, leave = following(self._links, relay=self._relays)
+        join, leave = following(self._links, relay=self._shared.relay is not None)
         for link in [link for link in self._links if link.url in leave and not link.configured]:
             self._links.remove(link)
             self._say(f"gateway {link.url} is reported to no longer: it is no member of its cluster, or known already")
@@ -175,7 +157,7 @@ class Reporter:
                     f"the report token crosses the network to {member.control}, a member of a cluster, in the clear: "
                     "--control-tls-cert of that gateway hides it"
                 )
-            link = self._link(member.control, member.name)
+            link = GatewayLink(member.control, self._shared, member.name)
             self._links.append(link)
             self._begin(link)
 
