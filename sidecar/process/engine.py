@@ -140,11 +140,9 @@ class VllmEngines:
             self._say(f"processes that an earlier sidecar has left do not end: {', '.join(map(str, left))}")
 
     def _engine(self, profile: str, process: Process, record: EngineRecord, folders: Sequence[Path] = ()) -> VllmEngine:
-        given = self._config.models.get(profile)
-        served = profile if given is None else self._config.served_name(profile)
         released = partial(self._taken.discard, record.process.address)
         return VllmEngine(
-            process, record, profile, given, served,
+            process, record, profile, self._config.models.get(profile),
             folders=folders, clock=self._clock, say=self._say, released=released,
         )  # fmt: skip
 

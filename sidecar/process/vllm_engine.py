@@ -51,7 +51,6 @@ class VllmEngine:
         record: EngineRecord,
         name: str,
         profile: Profile | None,
-        served_name: str,
         *,
         folders: Sequence[Path],
         clock: Callable[[], float],
@@ -60,7 +59,8 @@ class VllmEngine:
     ) -> None:
         self._process, self._record, self._name, self._given = process, record, name, profile
         self._folders, self._clock, self._say, self._released = folders, clock, say, released
-        self._api = EngineApi(self.url, served_name, dev_mode=self._sleeps)
+        served = profile.served_name if profile is not None else None
+        self._api = EngineApi(self.url, served or name, dev_mode=self._sleeps)
 
     @property
     def _sleeps(self) -> bool:

@@ -23,7 +23,7 @@ from sidecar.core.profile import EngineSettings, KvMemory, Profile, pooling
 from sidecar.sizing.adapters import adapter_rank, slot_bytes
 from sidecar.sizing.claim import MOST, UNIFIED_MOST, Claim, claim, refuse_reason
 from sidecar.sizing.context import choose_context, context_words
-from sidecar.sizing.host_pools import host_pool_bytes
+from sidecar.sizing.host_pools import amount, host_pool_bytes
 from sidecar.sizing.memory import (
     Need,
     Residue,
@@ -273,7 +273,7 @@ def _needs(
     beside_weights = slot_bytes(shape, rank, lora_slots(profile)) if rank else 0
     if draft is not None:
         beside_weights += on_each_gpu(draft.stored, draft.shape, draft_gpus(profile.flags, gpus))
-    on_gpus = max(0, stored.bytes - int(_number(profile, "cpu-offload-gb", 0) * GIB) * gpus)
+    on_gpus = max(0, stored.bytes - int(amount(profile.flags.get("cpu-offload-gb")) * GIB) * gpus)
     needed = partial(
         need,
         shape,
@@ -316,8 +316,8 @@ def _with_caches(profile: Profile, shape: ModelShape) -> ModelShape:
 def _batch(profile: Profile, total: int) -> Batch:
     return batch(
         total,
-        int(_number(profile, "max-num-batched-tokens", 0)) or None,
-        int(_number(profile, "max-num-seqs", 0)) or None,
+        int(amount(profile.flags.get("max-num-batched-tokens"))) or None,
+        int(amount(profile.flags.get("max-num-seqs"))) or None,
         eager=profile.flags.get("enforce-eager") is True,
     )
 
@@ -362,7 +362,7 @@ def _fewer(sequences: int | None, learnt: int | None) -> int | None:
 def _too_many(profile: Profile, lesson: Lesson) -> str | None:
     """Return the reason why a hybrid model cannot start with the operator's number of sequences; None if none is
     known."""
-    given = _number(profile, "max-num-seqs", 0)
+    given = amount(profile.flags.get("max-num-seqs"))
     if lesson.sequences is None or given <= lesson.sequences:
         return None
     return (
@@ -374,11 +374,6 @@ def _too_many(profile: Profile, lesson: Lesson) -> str | None:
 def _tokens(least: Need, kv: int) -> int:
     """Tokens that such a KV cache holds, about."""
     return least.tokens * kv // least.kv if least.kv else least.tokens
-
-
-def _number(profile: Profile, flag: str, otherwise: float) -> float:
-    value = profile.flags.get(flag)
-    return value if isinstance(value, int | float) and not isinstance(value, bool) and value > 0 else otherwise
 
 
 def _text(value: object) -> str | None:

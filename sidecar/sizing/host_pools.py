@@ -23,10 +23,10 @@ def host_pool_bytes(profile: Profile, kv: int = 0) -> int:
     """Bytes of host memory that an engine of the profile keeps, awake or asleep. `kv`: bytes of its KV cache on each
     GPU."""
     flags, gpus = profile.flags, profile.tensor_parallel
-    size = _number(flags.get("cpu-offload-gb")) * gpus + _number(flags.get("kv-offloading-size"))
+    size = amount(flags.get("cpu-offload-gb")) * gpus + amount(flags.get("kv-offloading-size"))
     connectors = list(_connectors(flags.get("kv-transfer-config"), DEEPEST))
     size += sum(_pool(each) * gpus for each in connectors)
-    offloaded = sum(_number(_extra(each).get("cpu_bytes_to_use")) for each in connectors)
+    offloaded = sum(amount(_extra(each).get("cpu_bytes_to_use")) for each in connectors)
     copies = kv * gpus if any(map(_copies_cache, connectors)) else 0
     return int(size * GIB + offloaded) + copies
 
@@ -56,10 +56,10 @@ def _pool(given: Mapping[str, Any]) -> float:
     if "lmcache" not in str(given.get("kv_connector", "")).lower():
         return 0.0
     told = (_extra(given).get(name) for name in _LMCACHE_SIZES)
-    return next((_number(each) for each in told if each is not None), LMCACHE)
+    return next((amount(each) for each in told if each is not None), LMCACHE)
 
 
-def _number(value: object) -> float:
-    """A number of flags or JSON; 0: it is none, or none that can be."""
+def amount(value: object) -> float:
+    """A number of flags or JSON that is not negative; 0: it is none, or none that can be."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if number and 0 <= value < 2**50 else 0.0  # type: ignore[operator, arg-type] # it is a number
