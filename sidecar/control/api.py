@@ -7,7 +7,7 @@
     POST /stop  {"engines": true|false}                        ends the sidecar, and its engines too or not
 
 Callers name profiles and nothing else. An order with a query or with more in its body is refused whole, so that no
-path, flag, variable or URL of a caller ever gets near an engine. Access rules are in guard.py.
+path, flag, variable or URL of a caller ever gets near an engine. Answers are never cached.
 """
 
 from __future__ import annotations
@@ -25,15 +25,19 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Scope
 
+from gateway.shared.addresses import is_loopback
 from gateway.shared.control.body import TooLarge, body_of
-from gateway.shared.control.guard import Guard
+from gateway.shared.control.guard import BearerToken, Guard, Headers, names_loopback
 from gateway.shared.protocol import Ensured, encode
-from sidecar.control.guard import HEADERS, HEALTH, ControlApiRules, error
 from sidecar.core.status import Status
 from sidecar.residency.manager import Manager
 from sidecar.residency.orders import Order, Refused
 
+HEALTH = "/healthz"
+HEADERS = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
+KINDS = {401: "authentication_error", 403: "permission_error"}
 BODY = 64 * 1024  # bytes of a request
 BODY_WITHIN = 10.0  # seconds for all of it
 LINES, MOST_LINES = 200, 2000
@@ -42,6 +46,36 @@ NAMES_ONLY = (
     "Callers name profiles only: an order has no query and no body (or {}). What an engine is started with is in the "
     "sidecar's own file."
 )
+
+
+class ControlApiRules:
+    """Access rules, which every request passes in this order. `token` None: only this machine is answered.
+
+    - A request of a browser's page, by its Origin or Sec-Fetch-Site, is answered 403. No page is ours, and an
+      operator's browser must not stop a model because of a page it shows.
+    - Without a token only this machine is answered. The peer's address must be loopback, else 403. Host must be a
+      loopback name, else 421: a page whose own name was made to point to this machine (DNS rebinding) sends another.
+    - With a token every path but /healthz demands it, as `Authorization: Bearer TOKEN`.
+    """
+
+    def __init__(self, token: str | None) -> None:
+        self._token = None if token is None else BearerToken(token)
+
+    def refusal(self, scope: Scope, given: Headers) -> Response | None:
+        """The answer to a request that may not pass; None: it may."""
+        if given.get(b"origin") or any(site != b"none" for site in given.get(b"sec-fetch-site", ())):
+            return error(403, "cross_origin", "The sidecar answers no pages in browsers.")
+        if self._token is None:
+            host, _ = scope.get("client") or ("", 0)
+            if not is_loopback(host):
+                return error(403, "not_allowed", "Without a token_file the sidecar answers only its own machine.")
+            if not names_loopback(given):
+                message = "Without a token_file the sidecar answers only to localhost, 127.0.0.1 and [::1]."
+                return error(421, "misdirected_request", message)
+        elif scope["path"] != HEALTH and not self._token.shown(given):
+            message = "The sidecar wants the token in its token_file: Authorization: Bearer TOKEN."
+            return error(401, "invalid_api_key", message, {"www-authenticate": "Bearer"})
+        return None
 
 
 class _Bad(Exception):
@@ -186,6 +220,13 @@ class Api(msgspec.Struct, frozen=True, kw_only=True):
         close = named or difflib.get_close_matches(asked[:80], profiles, n=1)
         hint = f"Did you mean {close[0]}?" if close else f"Its profiles are {', '.join(profiles[:20])}."
         raise _Bad(error(404, "profile_not_found", f"There is no profile {asked[:80]!r}. {hint}"))
+
+
+def error(status: int, code: str, message: str, headers: dict[str, str] | None = None) -> Response:
+    """An error as OpenAI's API words them, and the gateway."""
+    kind = KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
+    body = msgspec.json.encode({"error": {"message": message, "type": kind, "code": code}})
+    return Response(body, status, headers, "application/json")
 
 
 async def _body(request: Request) -> bytes:

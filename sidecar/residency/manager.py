@@ -16,15 +16,16 @@ import msgspec
 
 from gateway.shared.protocol import CapacityReport, DemandReport, GPUReport, ModelReport
 from sidecar.core.config import SidecarConfig
+from sidecar.core.engine_records import EngineFailed, EngineRecord
 from sidecar.core.host_memory import HostMemory
 from sidecar.core.inventory import Resident
-from sidecar.core.lifecycle import STARTING
+from sidecar.core.lifecycle import RUNNING, SLEEPING, STARTING, Lifecycle
 from sidecar.core.model_state import ModelState
 from sidecar.core.sleep import note
 from sidecar.core.step_times import StepTimes
 from sidecar.gpus.monitor import GpuMonitor
 from sidecar.residency.demand import GatewayDemand
-from sidecar.residency.effects import Engines
+from sidecar.residency.effects import Engine, Engines
 from sidecar.residency.engine_steps import EngineSteps
 from sidecar.residency.file_changes import FileChanges
 from sidecar.residency.gpu_tasks import GpuTasks
@@ -35,9 +36,8 @@ from sidecar.residency.planner import Planner
 from sidecar.residency.report import gpu_report, model_report
 from sidecar.residency.scheduler import Scheduler
 from sidecar.residency.shared import SharedState
-from sidecar.residency.sleep_steps import SleepSteps
+from sidecar.residency.sleep_steps import LEAST_FREED, SleepSteps
 from sidecar.residency.state_file import SavedState, StateFile
-from sidecar.residency.takeover import take_over
 
 SAMPLE_EVERY = 1.0  # seconds between two looks at the GPUs
 KEPT_WITHIN = 5.0  # seconds for the state file, less than whoever has ordered something waits
@@ -100,7 +100,7 @@ class Manager:
         await asyncio.gather(*(self.steps.sizes.size(model) for model in self.entries.values()))
         for name, record in self._known.engines.items():
             known = self.entries.get(name)
-            await take_over(name, record, self._shared, self.steps)
+            await _take_over(name, record, self._shared, self.steps)
             if known is not None and known.off and known.serves():
                 self.steps.transition(known, "drain")
         records = [self.steps.record(model) for model in self.entries.values()]
@@ -237,3 +237,56 @@ class Manager:
             now,
             copy_in=self.planner.copy_in(model, now, there),
         )
+
+
+# -- engines that an earlier sidecar has left -------------------------------------------------------------------------
+
+
+async def _take_over(name: str, record: EngineRecord, shared: SharedState, steps: EngineSteps) -> None:
+    """Take over an engine by its record. The engine is ended instead if the file no longer has its model, if its
+    profile has changed, if it was in the middle of waking (its weights may then be missing), or if it has fallen asleep
+    since its record and still holds its memory."""
+    model, engines, host, say, now = shared.models.get(name), shared.engines, shared.host, shared.say, shared.clock()
+    try:
+        engine = await engines.adopt(name, record)
+    except EngineFailed as error:
+        say(f"{name} is not taken over: {error}")
+        return
+    why = "the file no longer has it"
+    if model is not None:
+        why = await _adopted(model, engine, record, steps, changed=record.settings != engines.settings(name))
+    if model is None or why:
+        say(f"{name}, which runs already, is ended: {why}")
+        with contextlib.suppress(EngineFailed):
+            await engine.stop()
+        return
+    model.lifecycle = Lifecycle(now, SLEEPING if model.level else RUNNING)
+    model.gpus, model.size, model.first_residue = engine.gpus, record.size, record.first_residue
+    model.host_pinned = model.level == 1 or record.host > 0
+    host.keep(name, record.size.pools)
+    host.adopt(name, max(record.host, record.size.host if model.level == 1 else 0))
+    model.sized, model.unusable = True, ""
+    model.used(now)
+    steps.running[name] = engine
+    steps.adopted(model)
+    steps.facts[name] = record.told
+    say(f"{name} runs already and is taken over{f', asleep at level {model.level}' if model.level else ''}")
+
+
+async def _adopted(
+    model: ModelState, engine: Engine, record: EngineRecord, steps: EngineSteps, *, changed: bool
+) -> str:
+    """The reason why it cannot be adopted; empty: it can, and sleeps at the model's level."""
+    if changed:
+        return "its profile has changed"
+    try:
+        level = await engine.awake()
+        await engine.alive()
+    except EngineFailed as error:
+        return str(error)
+    if record.level == 2 and not level:
+        return "it was in the middle of waking, and its weights may not be there"
+    if level and not record.level and not await steps.memory.given_back(engine, 1 - LEAST_FREED, record.size.claim):
+        return "it was in the middle of falling asleep, and its memory has not come back"
+    model.level = level
+    return ""
