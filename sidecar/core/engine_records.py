@@ -16,17 +16,18 @@ from sidecar.core.vllm import Completion
 
 
 class EngineFailed(Exception):
-    """An engine did not do what it had to; the message says what and why. `out_of_memory`: the GPU had too little.
-    `found`: what its output says went wrong, of one that was to start or wake. `wrong`: awake again, it answered
-    otherwise than before."""
+    """An engine did not do what it had to; the message says what and why. `found`: what its output says went wrong, of
+    one that was to start or wake. `wrong`: awake again, it answered otherwise than before."""
 
-    def __init__(
-        self, why: str, *, out_of_memory: bool = False, found: Diagnosis | None = None, wrong: bool = False
-    ) -> None:
+    def __init__(self, why: str, *, found: Diagnosis | None = None, wrong: bool = False) -> None:
         super().__init__(why)
-        self.out_of_memory = out_of_memory
         self.found = found
         self.wrong = wrong
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether the GPU had too little memory for its start or its waking."""
+        return self.found is not None and self.found.out_of_memory
 
 
 class Unusable(Exception):

@@ -277,9 +277,7 @@ class VllmEngine:
             found = diagnosis(self.lines(LINES))
             if found.line and found.line not in why:
                 why = f"{why}; it said: {found.line}"
-            raise EngineFailed(
-                f"{doing}: {why}", out_of_memory=memory and found.out_of_memory, found=found if memory else None
-            ) from error
+            raise EngineFailed(f"{doing}: {why}", found=found if memory else None) from error
 
 
 def _kv_bytes(lines: Sequence[str]) -> int | None:

@@ -47,7 +47,7 @@ class EngineSteps:
     def __init__(self, shared: SharedState) -> None:
         self.running: dict[str, Engine] = {}
         self.facts: dict[str, EngineFacts] = {}
-        self.counts: dict[tuple[str, str], int] = {}
+        self.counts: Counter[tuple[str, str]] = Counter()
         self.evictions: Counter[tuple[str, Literal["sleep", "stop"], Reason]] = Counter()
         self.starts: Counter[str] = Counter()
         self.start_failures: Counter[tuple[str, str]] = Counter()
@@ -288,7 +288,7 @@ class EngineSteps:
         del self.starts[model.name]
         for counts in (self.counts, self.evictions, self.start_failures):
             for key in [key for key in counts if key[0] == model.name]:
-                del counts[key]  # type: ignore[arg-type] # a key of its own
+                del counts[key]
 
     def lines(self, model: ModelState, most: int) -> list[str]:
         """The last lines of its engine, or of the one that has ended last."""
@@ -304,8 +304,7 @@ class EngineSteps:
 
     def count(self, model: ModelState, event: str) -> None:
         """Count an event of its."""
-        key = (model.name, event)
-        self.counts[key] = self.counts.get(key, 0) + 1
+        self.counts[model.name, event] += 1
 
 
 def _gpu_names(gpus: tuple[int, ...]) -> str:

@@ -158,4 +158,4 @@ class Machine:
 def failed(why: Shortage, before: Sequence[str] = ()) -> EngineFailed:
     """The failure of an engine that lacked memory, by its own words; `before`: the lines it wrote until then."""
     found = diagnosis([*before, why.line])
-    return EngineFailed(why.line, out_of_memory=found.out_of_memory, found=found)
+    return EngineFailed(why.line, found=found)
