@@ -8,7 +8,6 @@ kept as it was, which `in_force` says.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from typing import Any
 
 import msgspec
 
@@ -23,31 +22,13 @@ AT_START = (
 )
 
 
-class Reload(msgspec.Struct, frozen=True, kw_only=True):
-    """Changes by a newer file, as names of profiles. `restarted`: their engines, where they run, end and start with the
-    new settings; `changed`: nothing restarts. `at_start`: fields that take effect at the sidecar's next start alone."""
-
-    added: tuple[str, ...] = ()
-    removed: tuple[str, ...] = ()
-    restarted: tuple[str, ...] = ()
-    changed: tuple[str, ...] = ()
-    at_start: tuple[str, ...] = ()
-    host_memory_for_sleep: bool = False
-
-    @property
-    def lines(self) -> tuple[str, ...]:
-        """The changes in words, a line for each kind."""
-        kinds = (
-            ("new", self.added),
-            ("gone, and their engines end once their calls have", self.removed),
-            ("with settings that need another engine, once the calls of this one have ended", self.restarted),
-            ("changed, without a restart", self.changed),
-        )
-        found = [f"{what}: {', '.join(names)}" for what, names in kinds if names]
-        found += ["host_memory_for_sleep is another"] if self.host_memory_for_sleep else []
-        if self.at_start:
-            found.append(f"not before the sidecar is started again: {', '.join(self.at_start)}")
-        return tuple(found) or ("no model has changed",)
+# Kinds of changes by a newer file, in words: each has the names of its profiles, or fields.
+NEW = "new"
+GONE = "gone, and their engines end once their calls have"
+RESTARTED = "with settings that need another engine, once the calls of this one have ended"
+CHANGED = "changed, without a restart"
+LATER = "not before the sidecar is started again"
+Changes = dict[str, tuple[str, ...]]
 
 
 def newer(data: bytes, name: str, started: SidecarConfig, folder: str) -> tuple[SidecarConfig, SidecarConfig]:
@@ -83,23 +64,21 @@ def on_gpu(config: SidecarConfig) -> bool:
 
 def changes(
     before: SidecarConfig, file: SidecarConfig, taken: SidecarConfig, same_engine: Callable[[str], bool]
-) -> Reload:
-    """Changes from the file `before`, as it took effect, to `file`, of which `taken` does. `same_engine`: whether the
-    engine of a profile would be started as before."""
+) -> Changes:
+    """Changes from the file `before`, as it took effect, to `file`, of which `taken` does, by kind. `same_engine`:
+    whether the engine of a profile would be started as before."""
     both = [name for name in before.models if name in taken.models]
     other = [name for name in both if not same_engine(name)]
-    return Reload(
-        added=tuple(name for name in taken.models if name not in before.models),
-        removed=tuple(name for name in before.models if name not in taken.models),
-        restarted=tuple(other),
-        changed=tuple(name for name in both if name not in other and before.models[name] != taken.models[name]),
-        at_start=tuple(field for field in AT_START if _value(file, field) != _value(taken, field)),
-        host_memory_for_sleep=before.host_memory_for_sleep != taken.host_memory_for_sleep,
-    )
-
-
-def _value(config: SidecarConfig, field: str) -> Any:
-    return getattr(config, field)
+    changed = [name for name in both if name not in other and before.models[name] != taken.models[name]]
+    if before.host_memory_for_sleep != taken.host_memory_for_sleep:
+        changed.append("host_memory_for_sleep")
+    return {
+        NEW: tuple(name for name in taken.models if name not in before.models),
+        GONE: tuple(name for name in before.models if name not in taken.models),
+        RESTARTED: tuple(other),
+        CHANGED: tuple(changed),
+        LATER: tuple(field for field in AT_START if getattr(file, field) != getattr(taken, field)),
+    }
 
 
 def in_force(before: SidecarConfig, taken: SidecarConfig, ending: Collection[str]) -> SidecarConfig:

@@ -43,7 +43,7 @@ SLEEPS: dict[str, Literal[0, 1, 2]] = {"awake": 0, "weights_offloaded": 1, "disc
 class VllmEngine:
     """Engine of vLLM, or a simulated engine (effects.Engine). `record`: of its start. `profile`: None if the profile is
     gone; such an engine can only be ended. `folders`: of its model's download. `released`: called once, when its
-    address is free again."""
+    address is free again. `url`: for gateways. `gpus`: numbers of its GPUs; empty on CPU."""
 
     def __init__(
         self,
@@ -57,25 +57,13 @@ class VllmEngine:
         say: Callable[[str], None],
         released: Callable[[], None],
     ) -> None:
+        self.url, self.gpus = process.record.address.url, record.gpus
         self._process, self._record, self._name, self._given = process, record, name, profile
+        # Only an engine that may sleep was started in vLLM's development mode.
+        self._sleeps = profile is not None and profile.sleeps is not None
         self._folders, self._clock, self._say, self._released = folders, clock, say, released
         served = profile.served_name if profile is not None else None
         self._api = EngineApi(self.url, served or name, dev_mode=self._sleeps)
-
-    @property
-    def _sleeps(self) -> bool:
-        """Whether it was started so that it can sleep: in vLLM's development mode."""
-        return self._given is not None and self._given.sleeps is not None
-
-    @property
-    def url(self) -> str:
-        """URL by which gateways reach the engine."""
-        return self._process.record.address.url
-
-    @property
-    def gpus(self) -> tuple[int, ...]:
-        """Numbers of its GPUs; empty on CPU."""
-        return self._record.gpus
 
     def record(self, *, level: Literal[0, 1, 2], told: EngineFacts) -> EngineRecord:
         """For the state file."""

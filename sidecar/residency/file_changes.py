@@ -11,7 +11,7 @@ from __future__ import annotations
 from sidecar.core.config import SidecarConfig
 from sidecar.core.lifecycle import DRAIN, ERROR, SLEEPING, STARTING, STOPPED
 from sidecar.core.model_state import ModelState
-from sidecar.core.reload import Reload, changes, in_force, too_many
+from sidecar.core.reload import NEW, Changes, changes, in_force, too_many
 from sidecar.residency.engine_steps import EngineSteps
 from sidecar.residency.planner import Planner
 from sidecar.residency.scheduler import Scheduler
@@ -34,7 +34,7 @@ class FileChanges:
         self._models, self._times, self._tasks, self._demand = shared.models, shared.times, shared.tasks, shared.demand
         self._touch, self._clock, self._say = shared.touch, shared.clock, shared.say
 
-    def take(self, file: SidecarConfig, taken: SidecarConfig, host_memory: int) -> Reload:
+    def take(self, file: SidecarConfig, taken: SidecarConfig, host_memory: int) -> Changes:
         """Take a newer file, of which `taken` takes effect. Raises ValueError, with nothing changed."""
         wrong = too_many(self._models, taken.models)
         if wrong:
@@ -53,7 +53,7 @@ class FileChanges:
                 model.not_preloaded = model.not_preloaded if model.profile.preload else ""
                 self._stays(model)
         self._come_into_force()
-        for name in found.added:
+        for name in found[NEW]:
             if name not in self._models:
                 self._models[name] = ModelState(name, taken.models[name], now, self._times)
                 self._size(self._models[name])

@@ -14,7 +14,7 @@ import msgspec
 from gateway.shared.files.file_status import FileStatus
 from gateway.shared.watched_file import Read, WatchedFile
 from sidecar.core.config import SidecarConfig
-from sidecar.core.reload import Reload, newer
+from sidecar.core.reload import LATER, Changes, newer
 from sidecar.residency.manager import Manager
 from sidecar.serve.assembly import host_memory
 from sidecar.serve.operator_log import say
@@ -25,7 +25,7 @@ class FileReload:
     the file's gateways. Raises what reading raises, because the file may have changed since."""
 
     def __init__(self, path: Path, started: SidecarConfig, gateway: str | None, manager: Manager) -> None:
-        self.last = Reload()
+        self.last: Changes = {}
         self._started = started
         self._gateway = gateway
         self._manager = manager
@@ -47,7 +47,7 @@ class FileReload:
         error = self.status.error
         if error is not None:
             return f"the file has mistakes and does not count, version {self.status.version} stays active: {error}"
-        fields = ", ".join(self.last.at_start)
+        fields = ", ".join(self.last.get(LATER, ()))
         return f"the file has changes that count only once the sidecar is started again: {fields}" if fields else ""
 
     def start(self) -> None:
@@ -66,8 +66,11 @@ class FileReload:
     def _apply(self, loaded: tuple[SidecarConfig, SidecarConfig]) -> None:
         file, taken = loaded
         self.last = self._manager.file.take(file, taken, host_memory(taken))
-        for line in self.last.lines:
-            say(f"file: {line}")
+        for kind, names in self.last.items():
+            if names:
+                say(f"file: {kind}: {', '.join(names)}")
+        if not any(self.last.values()):
+            say("file: no model has changed")
 
 
 def _say(text: str) -> None:

@@ -17,6 +17,7 @@ from loadtest.lab.residency.faults import give
 from loadtest.lab.residency.residents import Model
 from loadtest.lab.residency.site import GIB, Site, counted
 from loadtest.simulate import vtime
+from sidecar.core.reload import CHANGED, GONE, NEW, RESTARTED
 
 MODEL = Model(weights=6 * GIB, claim=11 * GIB)  # 13.2 s to start
 GPU = 24 * GIB
@@ -49,7 +50,7 @@ def test_what_needs_no_other_engine_restarts_nothing() -> None:
         async with site(a="", b="") as made:
             await made.gateways[0].call("a", 1.0)
             found = made.reload(text(a=SOFT, b=""))
-            assert (found.changed, found.restarted, found.added, found.removed) == (("a",), (), (), ())
+            assert (found[CHANGED], found[RESTARTED], found[NEW], found[GONE]) == (("a",), (), (), ())
             await asyncio.sleep(100.0)
             assert (made.entry("a").lifecycle.state.value, made.entry("a").profile.stop_after) == ("running", 3600.0)
             await asyncio.sleep(600.0)
@@ -66,7 +67,7 @@ def test_another_engine_comes_once_the_calls_of_this_one_have_ended() -> None:
             await made.gateways[0].call("a", 0.1)
             long = asyncio.ensure_future(made.gateways[1].call("a", 200.0))
             await asyncio.sleep(2.0)
-            assert made.reload(text(a=OTHER, b="")).restarted == ("a",)
+            assert made.reload(text(a=OTHER, b=""))[RESTARTED] == ("a",)
             await asyncio.sleep(1.0)
             assert not made.gateways[0].serves("a"), "gateways send it nothing more"
             assert (await made.gateways[0].call("b", 1.0)).ending == "served", "others of its GPU move as ever"
@@ -154,7 +155,7 @@ def test_a_model_that_is_gone_takes_its_name_with_it_and_a_new_one_can_be_had() 
             await made.gateways[0].call("a", 0.1)
             made.manager.steps.lines(made.entry("a"), 1)
             found = made.reload(text(b="", c=""))
-            assert (found.added, found.removed) == (("c",), ("a",))
+            assert (found[NEW], found[GONE]) == (("c",), ("a",))
             report = made.manager.model("a")
             assert (report.ready_in, report.why, report.pending) == (None, "draining", "drain")
             await asyncio.sleep(10.0)
@@ -172,7 +173,7 @@ def test_two_models_that_swap_their_names() -> None:
             for name in "ab":
                 assert (await made.gateways[0].call(name, 0.1)).ending == "served"
             found = made.reload(text(a="model_path: /m/b", b="model_path: /m/a"))
-            assert found.restarted == ("a", "b")
+            assert found[RESTARTED] == ("a", "b")
             await asyncio.sleep(0.1)  # until the gateway has heard of it
             for name in "ab":
                 assert (await made.gateways[0].call(name, 0.1)).ending == "served"

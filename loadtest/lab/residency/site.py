@@ -16,7 +16,7 @@ from loadtest.lab.residency.residents import Model, ResidentEngines
 from sidecar.core.config import decode
 from sidecar.core.lifecycle import ERROR, RUNNING, SLEEPING, STOP, WAKE
 from sidecar.core.model_state import ModelState
-from sidecar.core.reload import Reload
+from sidecar.core.reload import Changes
 from sidecar.gpus.monitor import GpuMonitor
 from sidecar.residency.manager import HOT, Manager
 from sidecar.residency.sleep_steps import UNSURE
@@ -147,7 +147,7 @@ class Site:
             gateway.manager = self.manager
         await self.open()
 
-    def reload(self, text: str, host_memory: int | None = None) -> Reload:
+    def reload(self, text: str, host_memory: int | None = None) -> Changes:
         """A newer file, while it runs; `host_memory`: bytes for models asleep at level 1, if others."""
         self._host_memory = self._host_memory if host_memory is None else host_memory
         self.text, config = text, decode(text.encode())
