@@ -31,6 +31,7 @@ from gateway.shared.addresses import is_loopback
 from gateway.shared.control.body import TooLarge, body_of
 from gateway.shared.control.guard import BearerToken, Guard, Headers, names_loopback
 from gateway.shared.protocol import Ensured, encode
+from sidecar.control.metrics import Metrics
 from sidecar.core.status import Status
 from sidecar.residency.manager import Manager
 from sidecar.residency.orders import Order, Refused
@@ -129,7 +130,6 @@ class Api(msgspec.Struct, frozen=True, kw_only=True):
 
     manager: Manager
     view: Callable[[], Status]
-    exposition: Callable[[], bytes]
     end: Callable[[bool], None]  # begins the end of the sidecar; True: and of its engines
     leaving: Callable[[], bool]  # then no order is taken
 
@@ -141,7 +141,8 @@ class Api(msgspec.Struct, frozen=True, kw_only=True):
 
     async def metrics(self, _: Request) -> Response:
         """Prometheus' text format."""
-        return Response(self.exposition(), media_type=None, headers={"content-type": EXPOSITION})
+        exposition = Metrics(self.manager, self.view).exposition()
+        return Response(exposition, media_type=None, headers={"content-type": EXPOSITION})
 
     async def status(self, _: Request) -> Response:
         """A `Status`."""

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import get_args
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
@@ -27,16 +27,10 @@ class Metrics(Collector):
 
     def __init__(self, manager: Manager, view: Callable[[], Status]) -> None:
         self._manager, self._view = manager, view
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
 
     def exposition(self) -> bytes:
         """The Prometheus text."""
-        return generate_latest(self._registry)
-
-    def describe(self) -> Iterable[Metric]:
-        """Nothing: registering must not read the manager."""
-        return ()
+        return generate_latest(self)
 
     def collect(self) -> Iterable[Metric]:
         """Every family, as it is now."""

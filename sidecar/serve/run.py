@@ -30,7 +30,6 @@ from gateway.shared.operator_log import as_text
 from gateway.shared.service_manager import ServiceManager
 from sidecar import __version__
 from sidecar.control.api import Api, control_app
-from sidecar.control.metrics import Metrics
 from sidecar.control.tokens import Tokens
 from sidecar.core.config import RelaySettings, SidecarConfig, warnings
 from sidecar.core.gpus import GPUError, GPUs, Unselectable
@@ -101,8 +100,8 @@ async def serve(options: Options) -> None:
             file = view.file = FileReload(options.file, config, options.gateway, manager)
         except (InvalidFile, OSError) as error:  # it has changed since the command line was read
             raise StartError(str(error)) from error
-        app = control_app(api_of(manager, view, ending), options.tokens.order)
-        port = ControlPort(app, str(config.listen), log="weir.sidecar")
+        api = Api(manager=manager, view=view.status, end=ending.ask, leaving=ending.first.is_set)
+        port = ControlPort(control_app(api, options.tokens.order), str(config.listen), log="weir.sidecar")
         try:
             view.relay, relayed = await listeners(port, options, manager, ending.first.is_set, stack)
         except StartError:
@@ -138,17 +137,6 @@ async def selected(sampler: Sampler) -> None:
             await sampler.sample()
     except Unselectable as error:
         raise StartError(f"gpus: {error}") from error
-
-
-def api_of(manager: Manager, view: StatusView, ending: Shutdown) -> Api:
-    """The answers of the control API."""
-    return Api(
-        manager=manager,
-        view=view.status,
-        exposition=Metrics(manager, view.status).exposition,
-        end=ending.ask,
-        leaving=ending.first.is_set,
-    )
 
 
 class StatusView:

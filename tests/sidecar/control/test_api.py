@@ -16,7 +16,6 @@ from gateway.shared import protocol
 from gateway.shared.control.http1 import ControlPort
 from sidecar.control import api
 from sidecar.control.api import Api, control_app
-from sidecar.control.metrics import Metrics
 from sidecar.control.status_table import table
 from sidecar.core.status import GatewayStatus, RelayUse, Status
 from sidecar.residency import state_file
@@ -36,7 +35,6 @@ class Door:
         self.leaving = False
         api = Api(
             manager=manager, view=self.status,
-            exposition=Metrics(manager, self.status).exposition,
             end=self.stopped.append, leaving=lambda: self.leaving,
         )  # fmt: skip
         self.port = ControlPort(control_app(api, token), "127.0.0.1:0")
