@@ -1,9 +1,13 @@
 """Relay: the one port by which gateways on other machines reach this machine's engines.
 
 Engines listen on unix sockets or loopback. Every request shows the order token, which is compared in constant time
-before anything else is said. Then `targets.py` names the engine and its path, or the request is refused. HTTP is the
-gateway's own strict server and client (`gateway/relay/wire`, `gateway/upstream`): what passes was parsed and is written
-anew, with bounds on heads, bodies, connections and time.
+before anything else is said. Then `target_of` names the engine and its path, or the request is refused. A target is
+`/engines/PROFILE` before one of an engine's own paths. It is compared as it came, byte for byte: no escape is undone,
+no dot segment removed, no slash merged, so each target has one spelling. What reaches the engine is the table's own
+path, never a caller's bytes. vLLM's other routes (sleep, collective_rpc, adapters, shutdown) are not in it.
+
+HTTP is the gateway's own strict server and client (`gateway/relay/wire`, `gateway/upstream`): what passes was parsed
+and is written anew, with bounds on heads, bodies, connections and time.
 
 A call for a model that is not awake is refused, since a sleeping engine would hang. Calls through the relay end with
 the sidecar; engines do not.
@@ -13,21 +17,23 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import resource
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, get_args
+from typing import Final, Literal, get_args
 
 import msgspec
 
 from gateway.core.request.body_memory import BodyMemory
 from gateway.core.request.outcome import error_body
+from gateway.core.request.routes import ROUTES
 from gateway.relay.wire.messages import Request, ServerSettings, answer, with_token
 from gateway.relay.wire.responder import Responder
 from gateway.relay.wire.server import Server
 from gateway.shared.certificate import Certificate
 from gateway.shared.control.guard import BearerToken
-from gateway.shared.protocol import Ensured, ModelReport, encode
+from gateway.shared.protocol import ENGINES_PATH, Ensured, ModelReport, encode
 from gateway.shared.tasks import cancel, telling
 from gateway.shared.watched_file import WatchedFile
 from gateway.upstream.client import Client, ClientSettings, parse_origin
@@ -35,7 +41,6 @@ from sidecar.core.addresses import Address
 from sidecar.core.config import RelaySettings
 from sidecar.core.status import RelayOutcome, RelayUse
 from sidecar.relay.exchange import JSON, Exchanged, exchange
-from sidecar.relay.targets import RelayTarget, target_of
 
 BODY: Final = 1024**3  # bytes of a call; the largest that a gateway's policy can allow
 BODIES: Final = 2 * BODY  # bytes of all calls together, while they arrive and are sent
@@ -49,6 +54,27 @@ PASSED_ON = (
     "The relay passes on inference calls, /health, /v1/models and /metrics of engines, and takes `ensure` and "
     "GET /models/PROFILE/logs?lines=N."
 )
+
+
+Kind = Literal["call", "look", "ensure", "log"]
+
+_ENGINES: Final = ENGINES_PATH.encode()
+_MODELS: Final = b"/models/"
+MOST_LINES: Final = 2000  # of a log, in one answer
+_LINES: Final = re.compile(rb"lines=([1-9][0-9]{0,3})")
+CALLS: Final = frozenset(path for path, route in ROUTES.items() if not route.here)
+LOOKS: Final = frozenset({b"/health", b"/v1/models", b"/metrics"})
+
+
+class RelayTarget(msgspec.Struct, frozen=True):
+    """Target of a request for a profile. `call`: inference; `look`: a query that a sleeping engine answers too;
+    `ensure`: the order, and `log`: the last `lines` lines of an engine, both for the sidecar itself. `path`: path at
+    the engine; empty for these two."""
+
+    kind: Kind
+    profile: str
+    path: bytes = b""
+    lines: int = 0
 
 
 class RelayedEngine(msgspec.Struct, frozen=True):
@@ -235,3 +261,20 @@ def _settings() -> ServerSettings:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     most = max(16, min(CONNECTIONS, (hard - FILES) // 2))
     return with_token(ServerSettings(max_connections=most, max_body=BODY))
+
+
+def target_of(method: bytes, path: bytes, query: bytes) -> RelayTarget | None:
+    """The target of a request; None: the relay has no such."""
+    folder = next((folder for folder in (_ENGINES, _MODELS) if path.startswith(folder)), None)
+    if folder is None:
+        return None
+    name, slash, rest = path[len(folder) :].partition(b"/")
+    profile, asked = name.decode("latin-1"), slash + rest
+    if folder is _ENGINES:
+        if method == b"POST" and asked in CALLS and not query:
+            return RelayTarget("call", profile, asked)
+        return RelayTarget("look", profile, asked) if method == b"GET" and asked in LOOKS and not query else None
+    if method == b"POST" and asked == b"/ensure" and not query:
+        return RelayTarget("ensure", profile)
+    lines = _LINES.fullmatch(query) if method == b"GET" and asked == b"/logs" else None
+    return RelayTarget("log", profile, lines=int(lines[1])) if lines and int(lines[1]) <= MOST_LINES else None

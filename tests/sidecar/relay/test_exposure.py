@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from loadtest.processes import Child, until
-from sidecar.relay.targets import CALLS, LOOKS
+from sidecar.relay.relay import CALLS, LOOKS
 from tests.sidecar.relay.test_targets import NEVER
 from tests.sidecar.served import Box, box
 

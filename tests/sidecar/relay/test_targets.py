@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.request.routes import ROUTES
-from sidecar.relay.targets import CALLS, LOOKS, RelayTarget, target_of
+from sidecar.relay.relay import CALLS, LOOKS, RelayTarget, target_of
 
 # vLLM's routes that are no inference: sleep, workers' methods, adapters, profiles, weights, and its documents.
 NEVER = (
