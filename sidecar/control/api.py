@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any, get_args
@@ -42,6 +43,7 @@ KINDS = {401: "authentication_error", 403: "permission_error"}
 BODY = 64 * 1024  # bytes of a request
 BODY_WITHIN = 10.0  # seconds for all of it
 LINES, MOST_LINES = 200, 2000
+_LINES = re.compile(rb"(?:lines=([1-9][0-9]{0,3}))?")
 EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 NAMES_ONLY = (
     "Callers name profiles only: an order has no query and no body (or {}). What an engine is started with is in the "
@@ -150,13 +152,10 @@ class Api(msgspec.Struct, frozen=True, kw_only=True):
 
     async def logs(self, request: Request) -> Response:
         """The last lines of a model's engine, as text. 400 for another query, 404 for an unknown profile."""
-        query = request.query_params.multi_items()
-        if [name for name, _ in query if name != "lines"] or len(query) > 1:
-            return error(400, "bad_query", "The one query of logs is lines=N.")
-        text = query[0][1] if query else str(LINES)
-        if not (text.isascii() and text.isdecimal() and len(text) < 6 and 0 < int(text) <= MOST_LINES):
-            return error(400, "bad_query", f"lines is a number from 1 to {MOST_LINES}.")
-        lines = self.manager.lines(self._profile(request), int(text))
+        query = _LINES.fullmatch(request.scope["query_string"])
+        if query is None or (most := int(query[1] or LINES)) > MOST_LINES:
+            return error(400, "bad_query", f"The one query of logs is lines=N, from 1 to {MOST_LINES}.")
+        lines = self.manager.lines(self._profile(request), most)
         return _text("".join(f"{line}\n" for line in lines))
 
     async def plan(self, request: Request) -> Response:
