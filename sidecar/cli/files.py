@@ -45,10 +45,9 @@ def checked(path: Path, *, to_ask: bool = False) -> SidecarConfig:
 def pool_of(path: Path) -> pool.PoolConfig:
     """Read the file of a pool. Raises Mistake."""
     try:
-        found = pool.decode(_read(path, MAX_BYTES + 1), str(path))
+        return pool.decode(_read(path, MAX_BYTES + 1), str(path))
     except InvalidFile as error:
         raise Mistake(str(error)) from error
-    return found
 
 
 def tokens_of(config: SidecarConfig, path: Path) -> Tokens:
@@ -64,12 +63,10 @@ def ca_of(config: SidecarConfig, path: Path) -> str | None:
         return None
     file = path.parent / config.ca_file
     try:
-        found = authorities_in(_read(file, CA_BYTES))
+        found = authorities_in(_read(file, CA_BYTES, "ca_file "))
         ssl.create_default_context(cadata=found)
     except ssl.SSLError as error:
         raise Mistake(f"ca_file {file}: no certificates in PEM: {error.reason or error}") from error
-    except Mistake as mistake:
-        raise Mistake(f"ca_file {mistake}") from mistake
     return found
 
 
@@ -78,21 +75,18 @@ def _token(name: str | None, field: str, path: Path) -> str | None:
     if name is None:
         return None
     file = path.parent / name
-    try:
-        token = _read(file, TOKEN_BYTES).decode("latin-1").strip()
-    except Mistake as mistake:
-        raise Mistake(f"{field} {mistake}") from mistake
+    token = _read(file, TOKEN_BYTES, f"{field} ").decode("latin-1").strip()
     if len(token) < TOKEN_LENGTH or not (token.isascii() and token.isprintable() and " " not in token):
         raise Mistake(f"{field} {file}: a token is at least {TOKEN_LENGTH} visible ASCII characters")
     return token
 
 
-def _read(path: Path, most: int) -> bytes:
+def _read(path: Path, most: int, field: str = "") -> bytes:
     try:
         with open_plain(path) as file:
             return file.read(most)
     except OSError as error:
-        raise Mistake(f"{path}: {error.strerror}") from error
+        raise Mistake(f"{field}{path}: {error.strerror}") from error
 
 
 class File:
