@@ -8,7 +8,7 @@ from pathlib import Path
 
 from msgspec import structs
 
-from gateway.shared.files.checked import Fault, InvalidFile, Value, readable
+from gateway.shared.files.checked import Fault, InvalidFile, Value
 from gateway.shared.files.findings import Finding, Report, mistake, mistakes, warning
 from gateway.shared.files.plain_file import open_plain
 from sidecar.cli.errors import Mistake
@@ -81,7 +81,8 @@ def _checked(path: Path, *, files: bool) -> tuple[list[Finding], str | None]:
         if not _OF_POOLS.isdisjoint(reading.root.fields or {}):
             pool = read_pool(data, str(path))
             if files:  # the other files that it names are the nodes'
-                pool.judge(_within_sidecar(pool.value.sidecar, path))
+                tokens = _unread(pool.value.sidecar, path, tokens_of, "the file of a token")
+                pool.judge(structs.replace(fault, path=("sidecar", *fault.path)) for fault in tokens)
             value = pool.good()
             unwise = [_unwise(str(path), line, pool.root, "sidecar") for line in warnings(value.sidecar)]
             return unwise, explain_pool(with_deep_sleep(value))
@@ -98,12 +99,6 @@ def _checked(path: Path, *, files: bool) -> tuple[list[Finding], str | None]:
 def _unwise(name: str, line: str, root: Value, *within: str) -> Finding:
     field, _, text = line.partition(": ")
     return warning(name, ".".join((*within, field)), text, root.mark_of((*within, field)))
-
-
-def _within_sidecar(config: SidecarConfig, path: Path) -> Iterator[Fault]:
-    """Judge the tokens that the pool at `path` names."""
-    for fault in readable(_unread(config, path, tokens_of, "the file of a token")):
-        yield structs.replace(fault, path=("sidecar", *fault.path))
 
 
 def _unread(

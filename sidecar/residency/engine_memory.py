@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from gateway.shared.files.units import GIB
 from sidecar.core.gpus import GPU
 from sidecar.core.lesson import MOST_BEYOND
-from sidecar.core.lifecycle import DRAIN, RUNNING, SLEEP, STOP
+from sidecar.core.lifecycle import START, WAKE
 from sidecar.core.model_state import ModelState
 from sidecar.gpus.monitor import GpuMonitor
 from sidecar.residency.effects import Engine
@@ -141,12 +141,9 @@ class EngineMemory:
 
     def unseen(self, model: ModelState) -> int:
         """Bytes that it is taking and NVML does not show yet, on the GPU where that is most."""
-        if model.lifecycle.state is RUNNING or model.lifecycle.pending is None:
+        if model.lifecycle.pending not in (START, WAKE):
             return 0
-        engine = self._running.get(model.name)
-        target = model.size.claim
-        if model.lifecycle.pending in (DRAIN, SLEEP, STOP):
-            return 0
+        engine, target = self._running.get(model.name), model.size.claim
         if engine is None:
             return target
         return max((target - size for size in self.held(model, engine, self._monitor.gpus).values()), default=0)
