@@ -8,25 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextlib
-from collections.abc import Callable
-from typing import TypeAlias
 
 from gateway.shared.threads import begin_in_thread
 from sidecar.core.gpus import GPU, GPUError, GPUs, Unselectable
 
 LIMIT = 5.0  # seconds a snapshot may take; NVML needs milliseconds, tens where it begins a session
 
-Answer: TypeAlias = "concurrent.futures.Future[tuple[GPU, ...]]"
-
 
 class Sampler:
-    """Snapshots of `gpus` for one event loop. `aclose` when it is no longer needed."""
+    """Snapshots of `gpus` for one event loop, until the process ends, which gives the driver back."""
 
     def __init__(self, gpus: GPUs, *, limit: float = LIMIT) -> None:
         self._gpus = gpus
         self._limit = limit
-        self._call: Answer | None = None
+        self._call: concurrent.futures.Future[tuple[GPU, ...]] | None = None
         self._began = 0.0
 
     async def sample(self) -> tuple[GPU, ...]:
@@ -35,34 +30,13 @@ class Sampler:
         Raises GPUError within `limit` seconds of the call's beginning, so at once for as long as a call hangs; the
         answer of one that took longer is not used, since its figures may be that old. Raises what `snapshot` raises.
         """
+        now = asyncio.get_running_loop().time
         if self._call is None or self._call.done():
-            self._begin(self._gpus.snapshot)
-        return await self._answer()
-
-    async def aclose(self) -> None:
-        """Give the driver back, within twice `limit` seconds; while a call hangs only the process's end can."""
-        if self._call is not None:
-            with contextlib.suppress(GPUError, Unselectable):
-                await self._answer()
-            if not self._call.done():
-                return
-        self._begin(self._close)
-        with contextlib.suppress(GPUError):
-            await self._answer()
-
-    def _close(self) -> tuple[GPU, ...]:
-        self._gpus.close()
-        return ()
-
-    def _begin(self, read: Callable[[], tuple[GPU, ...]]) -> None:
-        self._began = asyncio.get_running_loop().time()
-        self._call = begin_in_thread(read, (GPUError, Unselectable))
-
-    async def _answer(self) -> tuple[GPU, ...]:
-        assert self._call is not None  # noqa: S101 - both callers have just looked
+            self._began = now()
+            self._call = begin_in_thread(self._gpus.snapshot, (GPUError, Unselectable))
         try:
             async with asyncio.timeout_at(self._began + self._limit):
                 return await asyncio.wrap_future(self._call)
         except TimeoutError:
-            waited = asyncio.get_running_loop().time() - self._began
+            waited = now() - self._began
             raise GPUError(f"the GPU driver hangs: no answer for {waited:.1f} s; see dmesg, a reset may help") from None

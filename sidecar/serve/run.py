@@ -87,7 +87,6 @@ async def serve(options: Options) -> None:
         stack.callback(ending.close)
         gpus = gpus_of(config, options.gpus_from)
         sampler = Sampler(gpus)
-        stack.push_async_callback(sampler.aclose)
         await selected(sampler)
         state = StateFile(folder / config.state_file, say)
         state.lock()

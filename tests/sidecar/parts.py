@@ -49,4 +49,3 @@ async def opened(
         await manager.close(end_engines=True)
         await state.flush()
         state.close()
-        await sampler.aclose()
