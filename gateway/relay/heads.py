@@ -74,7 +74,7 @@ def prefill_line(note: PrefillNote) -> bytes:
 
 def note_trace(request: Request, record: Record) -> None:
     """Note the trace that a request belongs to, if it tells of one."""
-    parent = trace_parent(request.headers)
+    parent = trace_parent(request.fields)
     record.trace_id = UNSET if parent is None else parent.trace_id
 
 

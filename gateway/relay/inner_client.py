@@ -46,6 +46,6 @@ class InnerClient:
 
 def inner_request(peer: str, path: str, fields: dict[bytes, bytes], body: bytes) -> Request:
     """Return a request that begins now. `peer` stands in place of a client's address."""
-    request = Request(b"POST", path.encode(), b"", list(fields.items()), fields, 0, len(body), False)
+    request = Request(b"POST", path.encode(), b"", fields, 0, len(body), False)
     request.peer, request.body, request.at = peer, body, asyncio.get_running_loop().time()
     return request

@@ -2,48 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 from gateway.core.admission.decider import Admission, Decider, Grant
+from gateway.core.answer.json_usage import JSONUsage
+from gateway.core.answer.sse_usage import SSEUsage
 from gateway.core.engines.breaker import Ending
 from gateway.core.request.call import Call
 from gateway.core.request.outcome import OK, Outcome
 from gateway.core.request.record import Record
 from gateway.core.request.settlement import clamped_usage, possible_output
 
-
-class TokenCounts(Protocol):
-    """Token numbers that an engine has reported; None: it has not."""
-
-    @property
-    def prompt_tokens(self) -> int | None: ...
-    @property
-    def completion_tokens(self) -> int | None: ...
-    @property
-    def cached_tokens(self) -> int | None: ...
+if TYPE_CHECKING:
+    from gateway.relay.answer import Relay
+    from gateway.relay.epp.lending import LentAnswer
 
 
-class EndedAnswer(Protocol):
-    """An answer that has ended, as far as its settlement needs to know it; `Relay` is one.
-
-    `usage`: the engine's own token numbers; `told`: they are of the whole answer. `reads`: pieces of a stream that were
-    read, no more than one per token. `held_up`: what was read last may have been written long before.
-    """
-
-    @property
-    def outcome(self) -> Outcome: ...
-    @property
-    def status(self) -> int: ...
-    @property
-    def detail(self) -> str: ...
-    @property
-    def usage(self) -> TokenCounts: ...
-    @property
-    def told(self) -> bool: ...
-    @property
-    def reads(self) -> int: ...
-    @property
-    def held_up(self) -> bool: ...
+AnswerUsage: TypeAlias = SSEUsage | JSONUsage  # reader of the token numbers that an engine reports
 
 
 def note_grant(record: Record, call: Call, grant: Grant, now: float) -> None:
@@ -74,7 +49,7 @@ def settle(
     call: Call,
     grant: Grant,
     admission: Admission,
-    answer: EndedAnswer,
+    answer: Relay | LentAnswer,
     heard_at: float,
     record: Record,
     decider: Decider,
@@ -114,7 +89,7 @@ def settle(
         grant.wrote(record.prompt_tokens + record.completion_tokens)
 
 
-def _written(call: Call, grant: Grant, answer: EndedAnswer, heard_at: float, record: Record, now: float) -> int:
+def _written(call: Call, grant: Grant, answer: Relay | LentAnswer, heard_at: float, record: Record, now: float) -> int:
     """Tokens that the engine can have written of an answer it did not tell the whole of."""
     pace, known = grant.pace, answer.usage.completion_tokens
     if not call.stream:

@@ -29,7 +29,7 @@ class Tracing:
 
     def begin(self, request: Request, record: Record, now: float) -> CallTrace | None:
         """The trace of a call whose request is whole `now`; None: it is not sampled."""
-        parent = trace_parent(request.headers) if b"traceparent" in request.fields else None
+        parent = trace_parent(request.fields)
         if not (self._rng.random() < self._current.policy.logging.traces if parent is None else parent.sampled):
             return None
         state = b"" if parent is None else request.fields.get(b"tracestate", b"")

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable
 
 from gateway.control.calls import CallView, active_calls
-from gateway.relay.epp.lending import Lending, Upstream
+from gateway.relay.epp.lending import Lending
 from gateway.relay.pipeline import Pipeline
 from gateway.serve.assembly import Gateway
 
@@ -44,6 +44,7 @@ class LentCalls:
         """Return the calls that wait and run now."""
         return active_calls(self.pipeline.tasks.values(), self._gateway.recorder.labels, self._gateway.clock())
 
-    def _upstream(self, id: str) -> Upstream:
+    def _upstream(self, id: str) -> tuple[str, str | None]:
+        """Return an engine's URL and the key to show."""
         engine = self._gateway.fleet.engines[id]
-        return Upstream(engine.url, self._gateway.engines.credentials(engine)[0])
+        return engine.url, self._gateway.engines.credentials(engine)[0]

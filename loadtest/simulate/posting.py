@@ -11,20 +11,7 @@ from gateway.relay.wire.responder import Responder
 
 def posted(path: bytes, fields: Mapping[bytes, bytes], body: bytes, now: float) -> Request:
     """A request with its whole body, which came at this loop time."""
-    request = Request(
-        method=b"POST",
-        path=path,
-        query=b"",
-        headers=list(fields.items()),
-        fields=dict(fields),
-        minor=1,
-        length=len(body),
-        keep_alive=True,
-    )
-    request.body = body
-    request.peer = "127.0.0.1"
-    request.at = now
-    return request
+    return Request(b"POST", path, b"", dict(fields), 1, len(body), True, body=body, peer="127.0.0.1", at=now)
 
 
 def full(request: Request, bodies: BodyMemory) -> bool:

@@ -40,7 +40,7 @@ def full(*_: Any, number: int = errno.ENOSPC) -> Any:
 
 def upload() -> Request:
     fields = {b"content-type": b"multipart/form-data; boundary=B"}
-    return Request(b"POST", b"/v1/files", b"", list(fields.items()), fields, 0, len(FORM), False)
+    return Request(b"POST", b"/v1/files", b"", fields, 0, len(FORM), False)
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
@@ -73,7 +73,7 @@ def test_an_upload_and_a_batch_are_told_to_come_later(
             raise StorageError("weir.db: the disk is full", full=True)
 
         monkeypatch.setattr(storage, "run", never)
-        listing = Request(b"GET", b"/v1/batches", b"", [], {}, 0, 0, False)
+        listing = Request(b"GET", b"/v1/batches", b"", {}, 0, 0, False)
         with pytest.raises(Refused) as refused:
             await door.answer(listing, None, account)  # type: ignore[arg-type] # it is not answered
         assert refused.value.status == 507

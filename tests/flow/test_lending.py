@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
+from gateway.core.answer.json_usage import JSONUsage
 from gateway.core.policy.policy import BodyPolicy, Budget, EngineEntry, FleetPolicy, Policy, Timeouts
 from gateway.core.policy.traffic import Limit, Limits, RateLimit, ShapingTier, TrafficClass
 from gateway.core.policy.types import Rate
@@ -20,7 +21,7 @@ from gateway.core.request.body_memory import BodyLease
 from gateway.core.request.record import Record
 from gateway.decider.call_log import CallLog
 from gateway.decider.loading import Configuration
-from gateway.relay.epp.lending import EndReport, Failure, LentGrant, NoUsage
+from gateway.relay.epp.lending import EndReport, Failure, LentCall
 from gateway.relay.epp.reply import Answer, KeptReply
 from gateway.relay.wire.messages import Request
 from gateway.serve.assembly import Gateway
@@ -39,7 +40,10 @@ PLAIN = Policy(
     deadlines="drop",
     service_tiers={},
 )
-USAGE = NoUsage(7, 5, 3)
+USAGE = JSONUsage()
+USAGE.whole(
+    b'{"usage":{"prompt_tokens":7,"completion_tokens":5,"total_tokens":12,"prompt_tokens_details":{"cached_tokens":3}}}'
+)
 
 
 def _with(**fields: Any) -> Policy:
@@ -63,12 +67,12 @@ class Asked:
         return self.reply.answer.result()
 
     @property
-    def lent(self) -> LentGrant:
+    def lent(self) -> LentCall:
         assert self.request.lent is not None, self.reply.answer
         return self.request.lent
 
-    def end(self, status: int | None = 200, failure: Failure | None = None, usage: NoUsage = USAGE) -> None:
-        self.lent.call.end(EndReport(status, failure, usage))
+    def end(self, status: int | None = 200, failure: Failure | None = None, usage: JSONUsage = USAGE) -> None:
+        self.lent.end(EndReport(status, failure, usage))
 
 
 class Site:
@@ -97,7 +101,7 @@ class Site:
         body = json.dumps(call).encode()
         fields = {b"content-type": b"application/json", **(headers or {})}
         path = b"/v1/chat/completions"
-        request = Request(b"POST", path, b"", list(fields.items()), fields, 0, len(body), False)
+        request = Request(b"POST", path, b"", fields, 0, len(body), False)
         request.peer, request.at = "proxy", self.loop.time()
         assert self.port.pipeline.head(request) is None
         request.body = body
@@ -154,7 +158,7 @@ def test_a_call_is_granted_reported_and_settled() -> None:
         one = await site.granted(stream=True, headers={b"x-request-id": b"mine", b"authorization": b"Bearer x"})
         lent = one.lent
         assert lent.url == URL
-        assert (lent.call.by, lent.call.until) == (FIRST_BYTE, DEADLINE)
+        assert (lent.by, lent.until) == (FIRST_BYTE, DEADLINE)
         engine, client = dict(lent.for_engine), dict(lent.for_client)
         assert engine == {b"content-type": b"application/json", b"x-request-id": b"mine"}, "not the client's key"
         assert (client[b"x-request-id"], client[b"x-weir-class"]) == (b"mine", b"default")
@@ -163,8 +167,8 @@ def test_a_call_is_granted_reported_and_settled() -> None:
         assert site.engine.ledger.held > 50
         assert site.states() == ["running"]
         await asyncio.sleep(2.0)
-        lent.call.first_byte()
-        lent.call.first_byte()
+        lent.first_byte()
+        lent.first_byte()
         assert site.engine.prefills.queued == 0
         assert site.states() == ["streaming"]
         await asyncio.sleep(3.0)
@@ -186,9 +190,9 @@ def test_an_end_without_usage_is_charged_by_an_estimate_and_says_so() -> None:
     async def body(site: Site) -> None:
         one = await site.granted(stream=True)
         await asyncio.sleep(1.0)
-        one.lent.call.first_byte()
+        one.lent.first_byte()
         await asyncio.sleep(1.0)
-        one.end(usage=NoUsage())
+        one.end(usage=JSONUsage())
         await until(lambda: site.records)
         record = site.records[0]
         assert (record.outcome.value, record.settled) == ("ok", False)
@@ -266,7 +270,7 @@ def test_a_hold_that_nothing_is_heard_of_is_given_back(begun: bool, lasts: float
         one = await site.granted(stream=True)
         if begun:
             await asyncio.sleep(1.0)
-            one.lent.call.first_byte()
+            one.lent.first_byte()
         await asyncio.sleep(lasts - 1.5)
         assert site.engine.ledger.held > 0
         await asyncio.sleep(3.0)
@@ -300,9 +304,9 @@ def test_every_end_is_told_apart(status: int | None, failure: Failure | None, ou
     async def body(site: Site) -> None:
         one = await site.granted(stream=True)
         if status == 200:
-            one.lent.call.first_byte()
+            one.lent.first_byte()
         await asyncio.sleep(1.0)
-        one.end(status, failure, NoUsage())
+        one.end(status, failure, JSONUsage())
         await until(lambda: site.records)
         assert site.outcomes() == [outcome]
         assert site.engine.breaker.failures == failures
@@ -315,7 +319,7 @@ def test_an_engine_that_does_not_answer_by_the_deadline_was_at_work() -> None:
     async def body(site: Site) -> None:
         one = await site.granted()
         await asyncio.sleep(5.0)
-        one.end(None, "timeout", NoUsage())
+        one.end(None, "timeout", JSONUsage())
         await until(lambda: site.records)
         record = site.records[0]
         assert (record.outcome.value, record.settled) == ("expired", False)
@@ -391,10 +395,10 @@ def test_nothing_is_left_by_any_life(steps: list[tuple[str, int]], seed: int) ->
                     one.reply.client.leave()
                 case _ if one is not None and one.request.lent is not None:
                     match step:
-                        case "first" if not one.lent.call.ended.done():
-                            one.lent.call.first_byte()
+                        case "first" if not one.lent.ended.done():
+                            one.lent.first_byte()
                         case "end":
-                            one.end(rng.choice([200, 200, 400, 500]), usage=rng.choice([NoUsage(), USAGE]))
+                            one.end(rng.choice([200, 200, 400, 500]), usage=rng.choice([JSONUsage(), USAGE]))
                         case "gone":
                             one.end(None, "client_gone")
                         case "broken":

@@ -82,13 +82,11 @@ REFUNDED_EXPIRY = Mutant(
 NEVER_EVICTED = Mutant(CacheAge, "_removed", "stored.pop(", "stored.get(")
 
 # The call of a proxy that died with its grant is held until somebody ends it.
-NO_TTL = Mutant(
-    LentCall, "__init__", "self._loop.call_at(min(by, until) + GRACE, self._over)", "self._loop.call_soon(str)"
-)
+NO_TTL = Mutant(LentCall, "__init__", "asyncio.timeout_at(min(by, until) + GRACE)", "asyncio.timeout(None)")
 
 # That of one that died after its first byte is.
 NO_TTL_BEGUN = Mutant(
-    LentCall, "first_byte", "self._loop.call_at(self.until + GRACE, self._over)", "self._loop.call_soon(str)"
+    LentCall, "first_byte", "self.limit.reschedule(self.until + GRACE)", "self.limit.reschedule(None)"
 )
 
 # A whole answer that an engine did not give a proxy in time is free.

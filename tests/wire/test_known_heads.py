@@ -31,7 +31,7 @@ def read(head: bytes, known: KnownHeads) -> object:
     except WireError as error:
         return error.status, error.message
     return (
-        (request.method, request.path, request.query, request.headers, request.fields),
+        (request.method, request.path, request.query, request.fields),
         (request.minor, request.length, request.keep_alive, request.expects),
     )
 

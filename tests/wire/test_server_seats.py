@@ -15,7 +15,7 @@ import uvloop
 
 from gateway.relay.wire import shared
 from gateway.relay.wire.messages import HTTP_1_1_REQUIRED, with_token
-from gateway.relay.wire.seat_board import RelaySeats, SeatBoard
+from gateway.relay.wire.seat_board import RelaySeats, seat_board
 from gateway.relay.wire.server import Server, ServerSettings
 from tests.certificates import made
 from tests.wire.server_harness import ALIVE, TEXT, Client, Recorder, Rig, serve
@@ -317,7 +317,7 @@ def test_a_relay_that_is_full_leaves_newcomers_to_one_that_is_not(tmp_path: Path
     trust = trusting(tmp_path, "first") if of_tls else None
 
     async def main() -> None:
-        board, listening = SeatBoard(2), socket.create_server(("127.0.0.1", 0))
+        board, listening = seat_board(2), socket.create_server(("127.0.0.1", 0))
         recorder = Recorder()
         rigs = []
         for index in range(2):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 import msgspec
 
-# version "-" trace-id "-" parent-id "-" flags; versions above 00 may have more after another dash.
+# version "-" trace-id "-" parent-id "-" flags; versions above 00 may have more after another dash. A comma joins the
+# values of a repeated header.
 _TRACEPARENT = re.compile(
-    rb"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-[!-~ ]*)?"
+    rb"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-[ -+\--~]*)?"
 )
 _SAMPLED = 0x01
 
@@ -22,11 +23,10 @@ class TraceParent(msgspec.Struct, frozen=True):
     sampled: bool
 
 
-def trace_parent(headers: Iterable[tuple[bytes, bytes]]) -> TraceParent | None:
-    """The span that a request belongs to. None where it has no `traceparent`, more than one, or a malformed one. Such a
-    header starts no trace and is shown nowhere."""
-    given = [value for name, value in headers if name == b"traceparent"]
-    found = _TRACEPARENT.fullmatch(given[0]) if len(given) == 1 else None
+def trace_parent(fields: Mapping[bytes, bytes]) -> TraceParent | None:
+    """Return the span that a request belongs to, by its headers. None where it has no `traceparent`, more than one, or
+    a malformed one. Such a header starts no trace and is shown nowhere."""
+    found = _TRACEPARENT.fullmatch(fields.get(b"traceparent", b""))
     if found is None or (found[1] == b"00" and found[5] is not None):
         return None
     return TraceParent(found[2].decode(), found[3].decode(), bool(int(found[4], 16) & _SAMPLED))

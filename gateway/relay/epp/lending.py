@@ -15,6 +15,7 @@ import msgspec
 from gateway.core.admission import refusals
 from gateway.core.admission.decider import Admission, Decider, Grant
 from gateway.core.admission.shaping import shape_body
+from gateway.core.answer.json_usage import JSONUsage
 from gateway.core.policy.snapshot import Current
 from gateway.core.request.call import Call
 from gateway.core.request.engine_priority import with_priority
@@ -23,7 +24,7 @@ from gateway.core.request.record import Record
 from gateway.relay.active_call import ActiveCall
 from gateway.relay.attempts import EARLY, MISPLACED, answered, failure, patience
 from gateway.relay.heads import answer_lines, engine_lines
-from gateway.relay.settling import TokenCounts, note_grant, settle, settle_unanswered
+from gateway.relay.settling import AnswerUsage, note_grant, settle, settle_unanswered
 from gateway.relay.wire.server import Request, Responder
 
 # Before the answer's head: no connection, no answer in time, a connection that broke. After it: the engine's answer
@@ -41,35 +42,20 @@ MET = {
 }
 
 
-class Upstream(msgspec.Struct, frozen=True, gc=False):
-    """Engine that a proxy sends a call to: its URL, and the key to show."""
-
-    url: str
-    key: str | None
-
-
-class NoUsage(msgspec.Struct, frozen=True, gc=False):
-    """TokenCounts of an answer that tells none."""
-
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    cached_tokens: int | None = None
-
-
 class EndReport(msgspec.Struct, frozen=True):
     """End of a lent call. `status`: of the engine's answer; None where there was none."""
 
     status: int | None
     failure: Failure | None = None
-    usage: TokenCounts = NoUsage()
+    usage: AnswerUsage = msgspec.field(default_factory=JSONUsage)
 
 
-class LentAnswer(msgspec.Struct, frozen=True, gc=False):
-    """An EndedAnswer, as in settling.py, of which nothing was seen here."""
+class LentAnswer(msgspec.Struct, frozen=True):
+    """Answer of which nothing was seen here, as its settlement needs to know it."""
 
     outcome: Outcome
     status: int
-    usage: TokenCounts
+    usage: AnswerUsage
     detail: str = ""
     reads: int = 0
     held_up: bool = True
@@ -80,61 +66,49 @@ class LentAnswer(msgspec.Struct, frozen=True, gc=False):
 
 
 class LentCall:
-    """Call that a proxy forwards. `by` and `until`: when its first byte and its end must have been reported, in the
-    loop's time.
+    """Granted call that a proxy forwards to the engine at `url`. `by` and `until`: when its first byte and its end must
+    have been reported, in the loop's time.
 
-    `ended` is the report, or None once the time is over. `began` is called once, with the first byte, and `begun` is
-    then true.
+    `ended` is the report; it is cancelled once the time is over. `began` is called once, with the first byte, and
+    `begun` is then true.
     """
 
-    def __init__(self, by: float, until: float, began: Callable[[], None]) -> None:
-        self._loop = asyncio.get_running_loop()
-        self.ended: asyncio.Future[EndReport | None] = self._loop.create_future()
+    def __init__(self, url: str, by: float, until: float, began: Callable[[], None]) -> None:
+        self.ended: asyncio.Future[EndReport] = asyncio.get_running_loop().create_future()
+        self.limit = asyncio.timeout_at(min(by, until) + GRACE)  # of the wait for it
+        self.url = url
         self.by = by
         self.until = until
         self._began = began
         self.begun = False
-        self._timer = self._loop.call_at(min(by, until) + GRACE, self._over)
+        self.for_engine: Headers = []  # headers that the engine is to be sent, its key included
+        self.for_client: Headers = []  # headers of the answer to the client
+        self.body: bytes | None = None  # for the engine, where the client's own may not be sent unchanged
+        self.hides_usage = False  # the client did not ask for the usage event of its stream
 
     def first_byte(self) -> None:
         """The engine's answer has begun; a second time changes nothing."""
-        if self.begun:
-            return
-        self.begun = True
-        self._timer.cancel()
-        self._timer = self._loop.call_at(self.until + GRACE, self._over)
-        self._began()
+        if not self.begun:
+            self.begun = True
+            if not self.ended.done():
+                self.limit.reschedule(self.until + GRACE)
+            self._began()
 
     def end(self, report: EndReport) -> None:
         """End the call; a second report changes nothing."""
         if not self.ended.done():
             self.ended.set_result(report)
 
-    def close(self) -> None:
-        self._timer.cancel()
-
-    def _over(self) -> None:
-        if not self.ended.done():
-            self.ended.set_result(None)
-
-
-class LentGrant(msgspec.Struct, frozen=True):
-    """Granted call for its proxy. `body` None: the client's own may be sent unchanged. `hides_usage`: the client did
-    not ask for the usage event of its stream."""
-
-    call: LentCall
-    url: str
-    for_engine: Headers  # headers that the engine is to be sent, its key included
-    for_client: Headers  # headers of the answer to the client
-    body: bytes | None
-    hides_usage: bool
-
 
 class Lending:
-    """`upstream` knows the engines by id, `current` is the policy of new calls."""
+    """`upstream` returns the URL and the key of an engine, `current` is the policy of new calls."""
 
     def __init__(
-        self, decider: Decider, upstream: Callable[[str], Upstream], current: Current, clock: Callable[[], float]
+        self,
+        decider: Decider,
+        upstream: Callable[[str], tuple[str, str | None]],
+        current: Current,
+        clock: Callable[[], float],
     ) -> None:
         self._decider = decider
         self._upstream = upstream
@@ -161,32 +135,32 @@ class Lending:
             record.ttft = at - request.at
             grant.first_byte(at)
 
-        lent = LentCall(now + within, call.deadline, began)
+        url, key = self._upstream(grant.engine.id)
+        lent = LentCall(url, now + within, call.deadline, began)
+        _fill_in(lent, key, request, live, call, admission, grant)
+        request.lent = lent
+        responder.send(200, b"", b"")
+        call.body = b""
+        request.release()
         try:
-            request.lent = self._lend(lent, request, live, call, admission, grant)
-            responder.send(200, b"", b"")
-            call.body = b""
-            request.release()
-            try:
-                report = await lent.ended
-            except asyncio.CancelledError:
-                if lent.ended.cancelled():
-                    self._settle(None, call, admission, grant, lent, record)
-                    raise
-                report = lent.ended.result()  # it came in this turn of the loop
-            if report is None:
-                record.reason = EXPIRED
-            elif report.failure == "client_gone":
-                record.reason = report.failure
-            elif report.status is None or report.status >= 500 or report.status in MISPLACED:
-                refused = self._failed(report, call, grant)
-                settle_unanswered(call, admission, record, self._clock(), pace=grant.pace, since=grant.hold.taken_at)
-                raise refused
-            elif report.status < 400:
-                lent.first_byte()  # a whole answer's comes with its last
-            self._settle(report, call, admission, grant, lent, record)
-        finally:
-            lent.close()
+            async with lent.limit:
+                report: EndReport | None = await lent.ended
+        except (TimeoutError, asyncio.CancelledError) as error:
+            report = None if lent.ended.cancelled() else lent.ended.result()  # it came in this turn of the loop
+            if report is None and isinstance(error, asyncio.CancelledError):
+                self._settle(None, call, admission, grant, lent, record)
+                raise
+        if report is None:
+            record.reason = EXPIRED
+        elif report.failure == "client_gone":
+            record.reason = report.failure
+        elif report.status is None or report.status >= 500 or report.status in MISPLACED:
+            refused = self._failed(report, call, grant)
+            settle_unanswered(call, admission, record, self._clock(), pace=grant.pace, since=grant.hold.taken_at)
+            raise refused
+        elif report.status < 400:
+            lent.first_byte()  # a whole answer's comes with its last
+        self._settle(report, call, admission, grant, lent, record)
 
     def _failed(self, report: EndReport, call: Call, grant: Grant) -> Refused:
         """The engine has failed, and nothing of its answer was of use."""
@@ -214,33 +188,35 @@ class Lending:
             record.outcome, record.status = Outcome.CLIENT_GONE, 499
             return
         now = self._clock()
-        ended = LentAnswer(_outcome(report), status or 200, NoUsage() if report is None else report.usage)
+        ended = LentAnswer(_outcome(report), status or 200, JSONUsage() if report is None else report.usage)
         settle(call, grant, admission, ended, now, record, self._decider, now)
         if record.outcome is Outcome.CLIENT_GONE:
             record.status = 499
 
-    def _lend(
-        self, lent: LentCall, request: Request, live: ActiveCall, call: Call, admission: Admission, grant: Grant
-    ) -> LentGrant:
-        """Tell the proxy what to send, and where."""
-        upstream = self._upstream(grant.engine.id)
-        own = live.unchanged and not call.shaped and not grant.priority
-        body = shape_body(call.body, call.route.kind, call.shaped) if call.shaped else call.body
-        content_type = request.fields.get(b"content-type", b"application/json")
-        to_engine = engine_lines(request, call, live.record)
-        if grant.priority:
-            to_engine, body = with_priority(to_engine, body, call.route, grant.priority)
-        if upstream.key is not None:
-            to_engine += b"authorization: Bearer %b\r\n" % upstream.key.encode()
-        to_client = answer_lines(call, admission, live.record, grant.engine.name, content_type)
-        return LentGrant(
-            lent,
-            upstream.url,
-            headers_of(to_engine),
-            [each for each in headers_of(to_client) if each[0] != b"content-type"],
-            None if own else body,
-            call.stream and call.route.usage_option and not call.wants_usage,
-        )
+
+def _fill_in(
+    lent: LentCall,
+    key: str | None,
+    request: Request,
+    live: ActiveCall,
+    call: Call,
+    admission: Admission,
+    grant: Grant,
+) -> None:
+    """Tell the proxy what to send, with the engine's key."""
+    body = shape_body(call.body, call.route.kind, call.shaped) if call.shaped else call.body
+    to_engine = engine_lines(request, call, live.record)
+    if grant.priority:
+        to_engine, body = with_priority(to_engine, body, call.route, grant.priority)
+    if key is not None:
+        to_engine += b"authorization: Bearer %b\r\n" % key.encode()
+    content_type = request.fields.get(b"content-type", b"application/json")
+    to_client = answer_lines(call, admission, live.record, grant.engine.name, content_type)
+    lent.for_engine = headers_of(to_engine)
+    lent.for_client = [each for each in headers_of(to_client) if each[0] != b"content-type"]
+    if not live.unchanged or call.shaped or grant.priority:
+        lent.body = body
+    lent.hides_usage = call.stream and call.route.usage_option and not call.wants_usage
 
 
 def headers_of(lines: bytes) -> Headers:

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
-import msgspec
-
 from gateway.relay.epp.protobufs import BODY_MODES, ProcessingRequest, ProcessingResponse
 
 SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
@@ -24,14 +22,6 @@ _OVERWRITE: Final = 2  # of a header: append_action OVERWRITE_IF_EXISTS_OR_ADD
 NONE, STREAMED, BUFFERED, DUPLEX = map(BODY_MODES.index, ("NONE", "STREAMED", "BUFFERED", "FULL_DUPLEX_STREAMED"))
 Incoming, Outgoing = ProcessingRequest, ProcessingResponse
 Headers = Sequence[tuple[bytes, bytes]]
-
-
-class Head(msgspec.Struct, frozen=True):
-    """Head of an HTTP message: pseudo headers such as `:path` apart from the others. Names are lower case."""
-
-    pseudo: dict[bytes, bytes]
-    headers: list[tuple[bytes, bytes]]
-    ended: bool  # no body follows
 
 
 def kind_of(message: Any) -> str:
@@ -51,17 +41,14 @@ def mode_name(mode: int) -> str:
     return BODY_MODES[mode] if 0 <= mode < len(BODY_MODES) else str(mode)
 
 
-def head_of(part: Any) -> Head:
-    """Read the headers of a request or a response."""
-    pseudo: dict[bytes, bytes] = {}
-    headers: list[tuple[bytes, bytes]] = []
+def fields_of(part: Any) -> dict[bytes, bytes]:
+    """Read the headers of a request or a response by name, pseudo headers such as `:path` among them. Names are in
+    lower case; the values of a repeated one are joined by commas."""
+    fields: dict[bytes, bytes] = {}
     for each in part.headers.headers:
         name, value = each.key.lower().encode(), each.raw_value or each.value.encode()
-        if name.startswith(b":"):
-            pseudo[name] = value
-        else:
-            headers.append((name, value))
-    return Head(pseudo, headers, part.end_of_stream)
+        fields[name] = b"%b,%b" % (fields[name], value) if name in fields else value
+    return fields
 
 
 def subset_of(message: Any) -> frozenset[str] | None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from gateway.core.request.outcome import error_body
-from gateway.relay.epp.messages import Head
 from gateway.relay.wire.messages import CHUNKED, Request, answer
 
 OUTSIDE, FORWARDED = b"x-envoy-external-address", b"x-forwarded-for"
@@ -21,19 +20,18 @@ class BadHead(ValueError):
     """A head that is no request's; the message says why."""
 
 
-def request_of(head: Head) -> Request:
-    """Return the request, whose body is to come. Raises BadHead."""
-    method, target = head.pseudo.get(b":method", b""), head.pseudo.get(b":path", b"")
+def request_of(head: Mapping[bytes, bytes], *, ended: bool) -> Request:
+    """Return the request of a head, pseudo headers among it. Its body is to come, unless it has `ended`. Raises
+    BadHead."""
+    method, target = head.get(b":method", b""), head.get(b":path", b"")
     if not method or not target.startswith(b"/"):
         raise BadHead("request_headers: :method or :path is missing")
-    fields: dict[bytes, bytes] = {}
-    for name, value in head.headers:
-        fields[name] = b"%b,%b" % (fields[name], value) if name in fields else value
+    fields = {name: value for name, value in head.items() if not name.startswith(b":")}
     path, _, query = target.partition(b"?")
     length = fields.get(b"content-length", b"")
-    size = 0 if head.ended else int(length) if length.isdigit() and len(length) < 19 else CHUNKED
+    size = 0 if ended else int(length) if length.isdigit() and len(length) < 19 else CHUNKED
     # HTTP/1.0, so that an answer is written without chunks.
-    request = Request(method, path, query, head.headers, fields, 0, size, False)
+    request = Request(method, path, query, fields, 0, size, False)
     request.peer = _client(fields)
     request.at = asyncio.get_running_loop().time()
     return request

@@ -9,7 +9,7 @@ from gateway.core.answer.json_usage import JSONUsage
 from gateway.core.answer.sse_usage import SSEUsage, UsageError
 from gateway.core.request.routes import Route
 from gateway.relay.epp import messages
-from gateway.relay.epp.lending import EndReport, Failure, LentGrant, NoUsage
+from gateway.relay.epp.lending import EndReport, Failure, LentCall
 from gateway.relay.epp.request import BadHead
 
 KINDS = ("response_headers", "response_body", "response_trailers")
@@ -30,7 +30,7 @@ _FAILURES: tuple[tuple[str, Failure], ...] = (
 class ResponseReader:
     """Response of one lent call. `mode`: the proxy's for response bodies."""
 
-    def __init__(self, lent: LentGrant, mode: int, route: Route) -> None:
+    def __init__(self, lent: LentCall, mode: int, route: Route) -> None:
         self._lent = lent
         self._mode = mode
         self._route = route
@@ -67,28 +67,27 @@ class ResponseReader:
             self._report(EndReport(self._status, "client_gone"))
 
     def _head(self, message: Any) -> Any:
-        head = messages.head_of(message.response_headers)
-        status = head.pseudo.get(b":status", b"")
+        fields = messages.fields_of(message.response_headers)
+        status = fields.get(b":status", b"")
         if len(status) != 3 or not status.isdigit():
             raise BadHead("response_headers: :status is missing, or no status")
         self._status = int(status)
         details = messages.details_of(message)
         self._failure = next((failure for begins, failure in _FAILURES if details.startswith(begins)), None)
-        fields = dict(head.headers)
         if self._status < 400 and b"content-encoding" not in fields:
             content_type = fields.get(b"content-type", b"")
             stream, self._json = content_type.startswith(b"text/event-stream"), b"json" in content_type
             self._usage = SSEUsage(hide=self._lent.hides_usage) if stream else JSONUsage()
         if self._mode == messages.NONE and self._status < 400:
-            self._lent.call.first_byte()
-        if head.ended:
+            self._lent.first_byte()
+        if message.response_headers.end_of_stream:
             self._finish()
         return messages.with_headers(self._lent.for_client)
 
     def _body(self, part: Any) -> Iterator[Any]:
         data, ended = part.body, part.end_of_stream
         if data and self._status is not None and self._status < 400:
-            self._lent.call.first_byte()
+            self._lent.first_byte()
         kept = self._read(data, ended)
         if ended:
             self._finish()
@@ -125,9 +124,9 @@ class ResponseReader:
         )
         if isinstance(usage, SSEUsage):
             usage.sum_up()
-        self._report(EndReport(self._status, "truncated" if cut else None, usage or NoUsage()))
+        self._report(EndReport(self._status, "truncated" if cut else None, usage or JSONUsage()))
 
     def _report(self, report: EndReport) -> None:
         if not self._reported:
             self._reported = True
-            self._lent.call.end(report)
+            self._lent.end(report)

@@ -16,16 +16,16 @@ from typing import Any
 import msgspec
 
 from gateway.core.engines.origin import parse_origin
-from gateway.core.request.body_memory import SMALL, BodyLease, BodyMemory
+from gateway.core.request.body_memory import SMALL, BodyMemory
 from gateway.core.request.routes import route_of
 from gateway.relay.epp import messages
 from gateway.relay.epp.endpoints import Endpoints
-from gateway.relay.epp.lending import EndReport, LentGrant
+from gateway.relay.epp.lending import EndReport, LentCall
 from gateway.relay.epp.reply import Answer, KeptReply
 from gateway.relay.epp.request import BadHead, request_of, unusable_mode, unwanted
 from gateway.relay.epp.response import KINDS, ResponseReader
 from gateway.relay.pipeline import Pipeline
-from gateway.relay.wire.messages import NO_ROOM, Request, ServerSettings, WireError, refusal
+from gateway.relay.wire.messages import Request, ServerSettings, WireError, leased, refusal
 from gateway.upstream.failures import UnknownName
 
 LEFT = object()  # the proxy has ended its half of the stream
@@ -77,48 +77,42 @@ class PickerStream:
         if first.observability_mode:
             raise Misordered("observability_mode: nothing can be decided for a proxy that takes no answers")
         self._mode, self._answer_mode = messages.modes_of(first)
-        head = messages.head_of(first.request_headers)
-        request = request_of(head)
-        if not head.ended and self._mode not in (messages.BUFFERED, messages.DUPLEX):
+        ended = first.request_headers.end_of_stream
+        request = request_of(messages.fields_of(first.request_headers), ended=ended)
+        if not ended and self._mode not in (messages.BUFFERED, messages.DUPLEX):
             await self._refuse(unusable_mode(messages.mode_name(self._mode)))
             return
         request.subset = await picker.endpoints.allowed(messages.subset_of(first))
-        refused = await self._whole(request, head.ended)
-        if refused is LEFT:
-            request.release()
-        elif isinstance(refused, bytes):
-            request.release()
-            await self._refuse(refused)
-        else:
+        refused: Any = picker.pipeline.head(request)
+        if refused is None:
+            try:
+                refused = await self._body(request, ended)
+            except WireError as error:
+                refused = refusal(error, request.path)
+        if refused is None:
             await self._decided(request)
+            return
+        request.release()
+        if refused is not LEFT:
+            await self._refuse(refused)
 
     # -- the request --------------------------------------------------------------------------------------------
 
-    async def _whole(self, request: Request, ended: bool) -> object:
-        """Read the request's body. Return None, a refusal's bytes, or LEFT."""
-        pipeline, settings = self._picker.pipeline, self._picker.settings()
-        refused = pipeline.head(request)
-        if refused is not None:
-            return refused
+    async def _body(self, request: Request, ended: bool) -> object:
+        """Read the request's body, unless it has none. Return LEFT if the proxy has left, else None. Raises
+        WireError."""
+        settings, body = self._picker.settings(), bytearray()
         limit = min(request.limit, settings.max_body)
-        if request.length > limit:
-            return _over(request, limit)
-        if ended:
-            return None
-        if self._mode == messages.BUFFERED:
+        until = min(request.at + settings.body_total, self._picker.pipeline.body_by(request))
+        _check(request.length, limit)
+        if not ended and self._mode == messages.BUFFERED:
             await self._channel.write(messages.go_on("request_headers"))
-        return await self._body(request, limit, min(request.at + settings.body_total, pipeline.body_by(request)))
-
-    async def _body(self, request: Request, limit: int, until: float) -> object:
-        """Read the body's messages. Return as `_whole` does."""
-        body, ended = bytearray(), False
         while not ended:
-            left = until - self._loop.time()
-            message = await self._next(min(self._picker.settings().body_timeout, left))
+            message = await self._next(min(settings.body_timeout, until - self._loop.time()))
             if message is LEFT:
                 return LEFT
             if message is None:
-                return refusal(WireError(408, "the rest of the body did not come in time"), request.path)
+                raise WireError(408, "the rest of the body did not come in time")
             kind = messages.kind_of(message)
             if kind == "request_trailers":
                 self._trailers = ended = True
@@ -127,22 +121,11 @@ class PickerStream:
                 ended = message.request_body.end_of_stream or self._mode == messages.BUFFERED
             else:
                 raise Misordered(f"{kind or 'an empty message'} came before the end of the request's body")
-            refused = self._counted(request, len(body), limit)
-            if refused is not None:
-                return refused
+            _check(len(body), limit)
+            if len(body) > SMALL:
+                owner = request.owner or request.peer
+                request.held = leased(request.held, self._picker.bodies, owner, len(body))
         request.body = bytes(body)
-        return None
-
-    def _counted(self, request: Request, size: int, limit: int) -> bytes | None:
-        """Count the body's bytes so far. Return a refusal if they are too many."""
-        if size > limit:
-            return _over(request, limit)
-        if size > SMALL:
-            if request.held is None:
-                request.held = BodyLease(self._picker.bodies, request.owner or request.peer)
-            full = request.held.resize(size)
-            if full:
-                return refusal(WireError(503, NO_ROOM[full], "bodies"), request.path)
         return None
 
     async def _decided(self, request: Request) -> None:
@@ -160,7 +143,7 @@ class PickerStream:
             answer = reply.answer.result()
         except BaseException:
             if request.lent is not None:  # in the moment its stream ended
-                request.lent.call.end(EndReport(None, "client_gone"))
+                request.lent.end(EndReport(None, "client_gone"))
             raise
         finally:
             reply.client.leave()
@@ -177,7 +160,7 @@ class PickerStream:
         finally:
             response.close()
 
-    async def _granted(self, request: Request, lent: LentGrant, own: bytes) -> None:
+    async def _granted(self, request: Request, lent: LentCall, own: bytes) -> None:
         """Tell the proxy where the request goes. `own`: the client's body."""
         origin = parse_origin(lent.url)
         try:
@@ -246,5 +229,7 @@ class PickerStream:
         await self._channel.write(messages.immediate(answer.status, answer.headers, answer.body))
 
 
-def _over(request: Request, limit: int) -> bytes:
-    return refusal(WireError(413, f"the body is over the limit of {limit} bytes"), request.path)
+def _check(size: int, limit: int) -> None:
+    """Raise WireError for a body that is too large."""
+    if size > limit:
+        raise WireError(413, f"the body is over the limit of {limit} bytes")

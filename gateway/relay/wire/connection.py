@@ -24,11 +24,11 @@ from gateway.relay.wire.http1 import HeadReader
 from gateway.relay.wire.messages import (
     CHUNKED,
     HTTP_1_1_REQUIRED,
-    NO_ROOM,
     PREFACE,
     Request,
     ServerSettings,
     WireError,
+    leased,
     refusal,
 )
 from gateway.relay.wire.responder import Responder
@@ -196,8 +196,7 @@ class ClientConnection(asyncio.Protocol):
         except WireError as error:
             self._refuse(error, HTTP_1_1_REQUIRED if data.startswith(PREFACE) else None, _path(data))
         except BaseException:  # a bug of the handler's: the client must not wait for an answer that never comes
-            self._leave("client_gone")
-            self._reset()
+            self._cut_off("client_gone")
             raise
         finally:
             self._running = False
@@ -327,12 +326,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _count(self, size: int, owner: str) -> None:
         """Count so many bytes as held here, in all. Raises WireError where there is no room for them."""
-        held = self._held
-        if held is None:
-            held = self._held = BodyLease(self._shared.bodies, owner)
-        full = held.resize(size)
-        if full:
-            raise WireError(503, NO_ROOM[full], "bodies")
+        self._held = leased(self._held, self._shared.bodies, owner, size)
 
     def _drop_body(self) -> None:
         """The body that is being read, if any, will not be whole."""
@@ -433,6 +427,10 @@ class ClientConnection(asyncio.Protocol):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
         self._transport.abort()
 
+    def _cut_off(self, reason: str) -> None:
+        self._leave(reason)
+        self._reset()
+
     def _leave(self, reason: str) -> None:
         responder = self._responder
         if responder is not None:
@@ -457,8 +455,7 @@ class ClientConnection(asyncio.Protocol):
 
     def expel(self) -> None:
         """Draining is over."""
-        self._leave("drain")
-        self._reset()
+        self._cut_off("drain")
 
     # -- time
 
@@ -540,8 +537,7 @@ class ClientConnection(asyncio.Protocol):
             if in_time:
                 self._stall_at = now + settings.write_stall
                 return
-        self._leave("slow_client")
-        self._reset()
+        self._cut_off("slow_client")
 
 
 def _joined(held: bytes | bytearray, data: bytes) -> bytearray:

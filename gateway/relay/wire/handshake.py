@@ -1,8 +1,10 @@
-"""TLS listener: accepts, waits for the first byte, shakes hands, and only then makes a connection of it.
+"""Listener that accepts by itself: with TLS, or plain HTTP on a socket that other relays accept from too.
 
-A client in its handshake has a seat like any other: it counts against `max_connections` and its address's share. It has
-`headers_timeout` in all, its first byte included. One that speaks plain HTTP is told so in plain HTTP, as nginx does. A
-new context is for handshakes that begin from then on; connections that are there keep theirs.
+The event loop's own listener takes all that waits before anybody looks at seats, and shakes hands before anybody counts
+the client. Here a newcomer has a seat like any other from the moment it is accepted: it counts against
+`max_connections` and its address's share. A TLS client has `headers_timeout` in all, its first byte included. One that
+speaks plain HTTP is told so in plain HTTP, as nginx does. A new context is for handshakes that begin from then on;
+connections that are there keep theirs.
 """
 
 from __future__ import annotations
@@ -23,15 +25,16 @@ from gateway.upstream.unread import readable
 _HANDSHAKE: Final = b"\x16"  # the first byte of a TLS client
 _OWN_TIMER: Final = 86_400.0  # seconds: the loop's ends nothing before the handshake's own
 _PLAIN: Final = "this port speaks HTTPS, and the request came as plain HTTP: use https://"
+NextContext = Callable[[], tls.SSLContext]
 
 
-class TlsListener:
-    """Accepts on one bound socket. `context` gives the TLS context of the next handshake."""
+class Listener:
+    """Accepts on one bound socket. `context` gives the TLS context of the next handshake; None: plain HTTP."""
 
-    def __init__(self, shared: Shared, listening: socket.socket, context: Callable[[], tls.SSLContext]) -> None:
+    def __init__(self, shared: Shared, listening: socket.socket, context: NextContext | None) -> None:
         self._shared = shared
         self._context = context
-        self.listening = listening
+        self.sockets = (listening,)
         self._acceptor = Acceptor(listening, self._taken, shared.accepts)
 
     def close(self) -> None:
@@ -39,16 +42,16 @@ class TlsListener:
         self._acceptor.close()
 
     def _taken(self, sock: socket.socket, peer: str) -> None:
-        if self._shared.draining or self._shared.full_for(peer) is not None:
+        if self._context is not None and (self._shared.draining or self._shared.full_for(peer) is not None):
             reset(sock)
         else:
-            _Handshake(self._shared, sock, peer, self._context)
+            _Newcomer(self._shared, sock, peer, self._context)
 
 
-class _Handshake:
-    """Handshake of one accepted socket. The server counts it as a connection until it ends."""
+class _Newcomer:
+    """Accepted socket, until it has a connection. The server counts it as a connection."""
 
-    def __init__(self, shared: Shared, sock: socket.socket, peer: str, context: Callable[[], tls.SSLContext]) -> None:
+    def __init__(self, shared: Shared, sock: socket.socket, peer: str, context: NextContext | None) -> None:
         self._shared = shared
         self._sock = sock
         self._context = context
@@ -56,15 +59,18 @@ class _Handshake:
         self.peer = peer
         self._task: asyncio.Task[None] | None = None
         self._timer = self._loop.call_later(shared.settings.headers_timeout, self._look)
-        self._loop.add_reader(sock, self._begun)
         self._seated = True
         shared.joins(self, seated=True)
+        if context is None:
+            self._begin(None)
+        else:
+            self._loop.add_reader(sock, self._begun)
 
     # -- the server's side
 
     @property
     def idle_since(self) -> float:
-        """Infinity: a handshake is never idle, because it has its own short limit."""
+        """Infinity: a newcomer is never idle, because it has its own short limit."""
         return math.inf
 
     def close_if_idle(self) -> None:
@@ -103,30 +109,33 @@ class _Handshake:
             self._sock.close()
             return
         self._loop.remove_reader(self._sock)
-        self._task = self._loop.create_task(self._shake(first == _HANDSHAKE))
+        self._begin(self._context if first == _HANDSHAKE else None)
+
+    def _begin(self, context: NextContext | None) -> None:
+        self._task = self._loop.create_task(self._shake(context))
         self._task.add_done_callback(self._ended)
 
-    async def _shake(self, secure: bool) -> None:
+    async def _shake(self, context: NextContext | None) -> None:
         shared, sock = self._shared, self._sock
 
         def before() -> WireError | None:
             self._leave()
-            return None if secure else WireError(400, _PLAIN)
+            return None if context is self._context else WireError(400, _PLAIN)
 
         def made() -> ClientConnection:
             return ClientConnection(shared, before)
 
         try:
-            if secure:
+            if context is None:
+                await self._loop.connect_accepted_socket(made, sock)
+            else:
                 await self._loop.connect_accepted_socket(
                     made,
                     sock,
-                    ssl=self._context(),
+                    ssl=context(),
                     ssl_handshake_timeout=_OWN_TIMER,
                     ssl_shutdown_timeout=shared.settings.linger,
                 )
-            else:
-                await self._loop.connect_accepted_socket(made, sock)
         except OSError:
             sock.close()
 
@@ -137,48 +146,10 @@ class _Handshake:
         self._leave()
 
     def _leave(self) -> None:
-        """Give back the seat of the handshake. Further calls do nothing."""
+        """Give the seat back. Further calls do nothing."""
         if self._seated:
             self._seated = False
             self._timer.cancel()
             if self._task is None:
                 self._loop.remove_reader(self._sock)
             self._shared.leaves(self, seated=True)
-
-
-class SharedListener:
-    """Accepts plain HTTP on a socket that other relays accept from too. The event loop's own listener takes all that
-    waits before anybody looks at seats."""
-
-    def __init__(self, shared: Shared, listening: socket.socket) -> None:
-        self._shared = shared
-        self._loop = asyncio.get_running_loop()
-        self._making: set[asyncio.Task[None]] = set()
-        self.listening = listening
-        self._acceptor = Acceptor(listening, self._taken, shared.accepts)
-
-    def close(self) -> None:
-        """Accept no more."""
-        self._acceptor.close()
-
-    def _taken(self, sock: socket.socket, _: str) -> None:
-        self._shared.coming += 1
-        task = self._loop.create_task(self._make(sock))
-        self._making.add(task)
-        task.add_done_callback(self._making.discard)
-
-    async def _make(self, sock: socket.socket) -> None:
-        shared, came = self._shared, False
-
-        def before() -> None:
-            nonlocal came
-            came = True
-            shared.coming -= 1
-
-        try:
-            await self._loop.connect_accepted_socket(lambda: ClientConnection(shared, before), sock)
-        except OSError:
-            reset(sock)
-        finally:
-            if not came:
-                before()

@@ -18,6 +18,7 @@ from __future__ import annotations
 import re
 
 import httptools
+import msgspec
 
 from gateway.relay.wire.messages import CHUNKED, Request, ServerSettings, WireError
 
@@ -58,7 +59,7 @@ class KnownHeads:
     """
 
     def __init__(self) -> None:
-        self._known: dict[bytes, tuple[int, int, Request]] = {}  # size, place of Content-Length, request
+        self._known: dict[bytes, tuple[int, Request]] = {}  # size, request
 
     def __len__(self) -> int:
         return len(self._known)
@@ -70,7 +71,7 @@ class KnownHeads:
         found = self._known.get(head[:at] + head[end:])
         if found is None:
             return None
-        size, place, like = found
+        size, like = found
         digits = head[at:end]
         if len(head) > size or not digits.isdigit():
             return None
@@ -79,11 +80,7 @@ class KnownHeads:
             return None
         fields = like.fields.copy()
         fields[b"content-length"] = digits
-        headers = like.headers.copy()
-        headers[place] = b"content-length", digits
-        request = Request(like.method, like.path, like.query, headers, fields, like.minor, length, like.keep_alive)
-        request.expects = like.expects
-        return request
+        return Request(like.method, like.path, like.query, fields, like.minor, length, like.keep_alive, like.expects)
 
     def add(self, head: bytes, request: Request) -> None:
         """Keep a head that was read in full."""
@@ -96,13 +93,8 @@ class KnownHeads:
             return
         if len(self._known) >= _KNOWN_AT_MOST:
             self._known.clear()
-        fields, keep_alive = request.fields.copy(), request.keep_alive
-        copy = Request(
-            request.method, request.path, request.query, request.headers, fields, request.minor, 0, keep_alive
-        )
-        copy.expects = request.expects
-        place = request.headers.index((b"content-length", head[at:end]))
-        self._known[head[:at] + head[end:]] = len(head), place, copy
+        like = msgspec.structs.replace(request, fields=request.fields.copy())
+        self._known[head[:at] + head[end:]] = len(head), like
 
 
 class HeadReader:
@@ -160,8 +152,8 @@ class HeadReader:
         else:
             keep_alive = connection == b"keep-alive" or _keeps_alive(connection, minor)
         expect = index.get(b"expect")
-        request = Request(method, path, query, headers, index, minor, length, keep_alive)
-        request.expects = expect is not None and minor == 1 and expect.lower() == b"100-continue"
+        expects = expect is not None and minor == 1 and expect.lower() == b"100-continue"
+        request = Request(method, path, query, index, minor, length, keep_alive, expects)
         self._known.add(head, request)
         return request
 

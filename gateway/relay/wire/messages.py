@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from http import HTTPStatus
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
 from gateway.core.answer.error_shape import shaped
-from gateway.core.request.body_memory import BodyLease
+from gateway.core.request.body_memory import BodyLease, BodyMemory
 from gateway.core.request.outcome import error_body
 
 if TYPE_CHECKING:
-    from gateway.relay.epp.lending import LentGrant
+    from gateway.relay.epp.lending import LentCall
 
 STRANGER_HEADERS = 5.0  # seconds for the first head on a port with a token
 
@@ -71,21 +72,9 @@ class WireError(Exception):
 CHUNKED: Final = -1
 UNLIMITED: Final = 1 << 62
 
-STATUS_LINES: Final = MappingProxyType({
-    status: b"HTTP/1.1 %d %b\r\n" % (status, reason)
-    for status, reason in {
-        200: b"OK", 201: b"Created", 202: b"Accepted", 204: b"No Content", 301: b"Moved Permanently", 302: b"Found",
-        304: b"Not Modified", 307: b"Temporary Redirect", 308: b"Permanent Redirect",
-        400: b"Bad Request", 401: b"Unauthorized", 402: b"Payment Required", 403: b"Forbidden", 404: b"Not Found",
-        405: b"Method Not Allowed", 406: b"Not Acceptable", 408: b"Request Timeout", 409: b"Conflict", 410: b"Gone",
-        411: b"Length Required", 412: b"Precondition Failed", 413: b"Content Too Large", 414: b"URI Too Long",
-        415: b"Unsupported Media Type", 417: b"Expectation Failed", 422: b"Unprocessable Content",
-        424: b"Failed Dependency", 425: b"Too Early", 429: b"Too Many Requests",
-        431: b"Request Header Fields Too Large", 499: b"Client Closed Request",
-        500: b"Internal Server Error", 501: b"Not Implemented", 502: b"Bad Gateway", 503: b"Service Unavailable",
-        504: b"Gateway Timeout", 505: b"HTTP Version Not Supported", 507: b"Insufficient Storage",
-    }.items()
-})  # fmt: skip
+STATUS_LINES: Final = MappingProxyType(
+    {each.value: b"HTTP/1.1 %d %b\r\n" % (each, each.phrase.encode()) for each in HTTPStatus}
+)
 
 # Error type, code and retry advice of the answers the wire gives by itself.
 _INVALID = "invalid_request_error"
@@ -109,6 +98,16 @@ NO_ROOM: Final = MappingProxyType({
     "share": "your requests hold as much of this gateway's memory for bodies as one client may (half of body.memory): "
              "send fewer or smaller ones at once, or try again shortly",
 })  # fmt: skip
+
+
+def leased(held: BodyLease | None, bodies: BodyMemory, owner: str, size: int) -> BodyLease:
+    """Return the lease on so many bytes of bodies in all, made if there is none yet. Raises WireError where there is no
+    room for them."""
+    lease = BodyLease(bodies, owner) if held is None else held
+    full = lease.resize(size)
+    if full:
+        raise WireError(503, NO_ROOM[full], "bodies")
+    return lease
 
 
 def status_line(status: int) -> bytes:
@@ -155,52 +154,27 @@ class Sink(Protocol):
         """The body does not come to its end. Of one that is whole, its handler alone says so."""
 
 
-class Request:
-    """HTTP request. `method`, `path` (no query), `query` are raw bytes as sent.
+class Request(msgspec.Struct, eq=False):
+    """HTTP request. Names of headers are in lower case, and values stripped."""
 
-    `headers` are in wire order, names lower-cased, values stripped; a repeated name appears repeatedly. `fields` maps
-    each name to its value, and a repeated name to its values joined by commas. `body` is empty until the request is
-    complete. `peer` is the client's address, or `unix`. `at` is the loop's time in seconds at the first byte (of a
-    pipelined request: when its turn came). `length` is the body's announced size, or CHUNKED. `limit`: bytes that the
-    body may have; the handler may lower it when it sees the head. `known`: the client has shown the port's token, which
-    the handler checks. `owner`: the name on which the body's memory counts, set by the handler; else the peer. `held`:
-    the lease on that memory. `sink`: receives the body instead, set when the handler sees the head. `subset`: ids of
-    the only engines that may get it; None: any. `lent`: its grant, where a proxy forwards it; the answer is then empty.
-    """
-
-    __slots__ = ("at", "body", "expects", "fields", "headers", "held", "keep_alive", "known", "length", "lent", "limit",
-                 "method", "minor", "owner", "path", "peer", "query", "sink", "subset")  # fmt: skip
-
-    def __init__(
-        self,
-        method: bytes,
-        path: bytes,
-        query: bytes,
-        headers: list[tuple[bytes, bytes]],
-        fields: dict[bytes, bytes],
-        minor: int,
-        length: int,
-        keep_alive: bool,
-    ) -> None:
-        self.method = method
-        self.path = path
-        self.query = query
-        self.headers = headers
-        self.fields = fields
-        self.minor = minor
-        self.length = length
-        self.keep_alive = keep_alive
-        self.expects = False
-        self.body = b""
-        self.peer = ""
-        self.at = 0.0
-        self.limit = UNLIMITED
-        self.owner = ""
-        self.known = False
-        self.held: BodyLease | None = None
-        self.sink: Sink | None = None
-        self.subset: frozenset[str] | None = None
-        self.lent: LentGrant | None = None
+    method: bytes
+    path: bytes  # as sent, without the query
+    query: bytes
+    fields: dict[bytes, bytes]  # headers by name; the values of a repeated one are joined by commas
+    minor: int  # of the version: HTTP/1.0 or 1.1
+    length: int  # bytes of the body as announced, or CHUNKED
+    keep_alive: bool
+    expects: bool = False  # its client waits for 100 Continue
+    body: bytes = b""  # empty until the request is complete
+    peer: str = ""  # the client's address, or `unix`
+    at: float = 0.0  # loop time in seconds of its first byte; of a pipelined request, when its turn came
+    limit: int = UNLIMITED  # bytes that the body may have; the handler may lower it when it sees the head
+    owner: str = ""  # name on which the body's memory counts, set by the handler; empty: the peer
+    known: bool = False  # the client has shown the port's token, which the handler checks
+    held: BodyLease | None = None  # lease on the body's memory
+    sink: Sink | None = None  # receives the body in place of memory, set when the handler sees the head
+    subset: frozenset[str] | None = None  # ids of the only engines that may get it; None: any
+    lent: LentCall | None = None  # its granted call, where a proxy forwards it; the answer is then empty
 
     def release(self) -> None:
         """Free the body's memory. A second time changes nothing."""
@@ -208,7 +182,3 @@ class Request:
         if self.held is not None:
             self.held.release()
             self.held = None
-
-    def header(self, name: bytes) -> bytes | None:
-        """The value of a header, or None. `name` in lower case."""
-        return self.fields.get(name)

@@ -10,33 +10,23 @@ from __future__ import annotations
 import mmap
 
 
-class SeatBoard:
-    """Board of `relays` relays, all without a free seat at first. Processes that are forked later share it."""
-
-    def __init__(self, relays: int) -> None:
-        self._free = mmap.mmap(-1, relays)  # a byte for each; writing one is one step
-
-    def tell(self, index: int, free: bool) -> None:
-        """Whether that relay has a seat left."""
-        self._free[index] = free
-
-    def elsewhere(self, index: int) -> bool:
-        """Whether a relay other than that one has a seat left."""
-        return any(self._free[:index]) or any(self._free[index + 1 :])
+def seat_board(relays: int) -> mmap.mmap:
+    """Return a board of so many relays, all without a free seat at first. Processes that are forked later share it."""
+    return mmap.mmap(-1, relays)  # a byte for each; writing one is one step
 
 
 class RelaySeats:
     """The board, as the relay with this index has it."""
 
-    def __init__(self, board: SeatBoard, index: int) -> None:
+    def __init__(self, board: mmap.mmap, index: int) -> None:
         self._board = board
         self._index = index
 
     def tell(self, free: bool) -> None:
-        """Whether this relay has a seat left."""
-        self._board.tell(self._index, free)
+        """Tell whether this relay has a seat left."""
+        self._board[self._index] = free
 
     @property
     def elsewhere(self) -> bool:
         """Whether another relay has a seat left."""
-        return self._board.elsewhere(self._index)
+        return any(self._board[: self._index]) or any(self._board[self._index + 1 :])

@@ -88,7 +88,6 @@ class Shared:
         self.gently = False  # draining, and another has the listening sockets: what is open is served once more
         self.refusals: dict[int, int] = {}
         self.seats = 0  # taken
-        self.coming = 0  # accepted, and about to take one
         self._strangers = Strangers()
         self.board = board
         self._clock = clock
@@ -133,7 +132,7 @@ class Shared:
 
     @property
     def _free(self) -> bool:
-        return self.seats + self.coming < self.settings.max_connections
+        return self.seats < self.settings.max_connections
 
     def tell_board(self) -> None:
         """Show other relays whether a seat is left here."""

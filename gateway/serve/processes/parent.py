@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
-from gateway.relay.wire.seat_board import SeatBoard
+from gateway.relay.wire.seat_board import seat_board
 from gateway.serve.processes.place import ALIVE, CLOSING, END, HANDED, READY, TAKE, TOLD, Place, Role, die_with
 from gateway.serve.upgrade.next_gateway import NextGateway
 from gateway.serve.upgrade.receiver import InheritedSockets, tell_ready
@@ -84,7 +84,7 @@ class Parent:
         successor: NextGateway,
     ) -> None:
         self._relays = relays
-        self._seats = SeatBoard(relays)
+        self._seats = seat_board(relays)
         self._data = list(data)
         self._control = control
         self._body = body

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import mmap
 import os
 import signal
 import socket
@@ -14,7 +15,7 @@ from typing import Literal
 import msgspec
 
 from gateway.decider.loading import Configuration
-from gateway.relay.wire.seat_board import RelaySeats, SeatBoard
+from gateway.relay.wire.seat_board import RelaySeats
 from gateway.serve.upgrade.receiver import InheritedSockets
 
 BEAT = 0.2  # seconds between two signs of life
@@ -53,7 +54,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     first: bool
     told: bool = False
     inherited: InheritedSockets
-    seats: SeatBoard | None = None
+    seats: mmap.mmap | None = None
 
     @property
     def own_seats(self) -> RelaySeats | None:

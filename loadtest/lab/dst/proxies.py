@@ -10,7 +10,7 @@ from gateway.core.answer.json_usage import JSONUsage
 from gateway.core.answer.sse_usage import SSEUsage
 from gateway.core.engines.origin import engine_id
 from gateway.core.request.body_memory import BodyLease
-from gateway.relay.epp.lending import GRACE, EndReport, Failure, LentCall, LentGrant, NoUsage
+from gateway.relay.epp.lending import GRACE, EndReport, Failure, LentCall
 from gateway.relay.epp.reply import Answer, KeptReply
 from gateway.relay.wire.messages import Request, WireError, refusal
 from gateway.serve.lent_calls import LentCalls
@@ -43,7 +43,7 @@ class Proxies:
         request_id = f"proxied-{self._sent:x}"
         self._target.records.open[request_id] = tried
         fields = call.fields | {b"x-request-id": request_id.encode()}
-        request = Request(b"POST", call.path, b"", list(fields.items()), fields, 0, len(call.body), False)
+        request = Request(b"POST", call.path, b"", fields, 0, len(call.body), False)
         request.body, request.peer, request.at = call.body, "127.0.0.1", self._loop.time()
         proxied = ProxiedCall(self, way, request, client_call)
         proxied.ask()
@@ -122,7 +122,7 @@ class ProxiedCall:
         self._finish()
         if self._request.lent is not None:
             self._close()
-            self._report("client_gone", self._request.lent.call)
+            self._report("client_gone", self._request.lent)
         elif self._reply is not None:
             self._reply.client.leave()
 
@@ -143,13 +143,13 @@ class ProxiedCall:
         self._client_call.body(answer.body)
         self._client_call.over(True)
 
-    def _granted(self, lent: LentGrant) -> None:
-        self._lent = call = lent.call
+    def _granted(self, lent: LentCall) -> None:
+        self._lent = lent
         self._hides = lent.hides_usage
         if self._way == "lost":
-            self._vanish(min(call.by, call.until))
+            self._vanish(min(lent.by, lent.until))
             return
-        self._timers = [self._loop.call_at(call.by, self._late), self._loop.call_at(call.until, self._overdue)]
+        self._timers = [self._loop.call_at(lent.by, self._late), self._loop.call_at(lent.until, self._overdue)]
         if dict(lent.for_engine)[b"x-request-id"] != self.request_id:
             self._site.wrong(f"call {self.request_id.decode()} is sent to the engine under another id")
         self._site.sending(self.request_id)
@@ -254,6 +254,6 @@ class ProxiedCall:
         usage = self._usage
         if isinstance(usage, SSEUsage):
             usage.sum_up()
-        known = usage if usage is not None and failure is None else NoUsage()
+        known = usage if usage is not None and failure is None else JSONUsage()
         for _ in range(1 + (self._way == "doubled")):
             call.end(EndReport(self._status, failure, known))
