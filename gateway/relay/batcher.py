@@ -18,7 +18,6 @@ import msgspec
 
 from gateway.core.admission import refusals
 from gateway.core.admission.witness import BatchWitness
-from gateway.core.answer.json_usage import JSONUsage
 from gateway.core.batching.merge_pieces import Piece, piece_of, rule_of
 from gateway.core.batching.merging import BatchWindow, SplitError, merge, split
 from gateway.core.policy.traffic import BatchedKind, Merge
@@ -35,7 +34,8 @@ OF_THE_WHOLE = frozenset({Outcome.DEADLINE_UNREACHABLE, Outcome.QUEUE_FULL, Outc
 
 
 class Exchanged(msgspec.Struct, kw_only=True, gc=False):
-    """Result of a request to an engine, whatever its status. `granted`, `first_byte`: monotonic seconds."""
+    """Result of a request to an engine, whatever its status, or one call's part of it. `granted`, `first_byte`:
+    monotonic seconds. `calls`: how many share the request."""
 
     status: int
     body: bytes
@@ -46,15 +46,7 @@ class Exchanged(msgspec.Struct, kw_only=True, gc=False):
     attempts: int = 1
     granted: float = 0.0
     first_byte: float = 0.0
-
-
-class Part(msgspec.Struct, kw_only=True, gc=False):
-    """Part of a merged answer that is one call's. `calls`: how many shared the request; `prompt_tokens`: its share,
-    None: not told."""
-
-    exchanged: Exchanged
-    body: bytes
-    prompt_tokens: int | None
+    prompt_tokens: int | None = None  # None: not told
     calls: int = 1
 
 
@@ -74,7 +66,7 @@ class _Member:
     def __init__(self, batch: _Batch, piece: Piece) -> None:
         self.batch = batch
         self.piece = piece
-        self.part: asyncio.Future[Part | None] = asyncio.get_running_loop().create_future()
+        self.part: asyncio.Future[Exchanged | None] = asyncio.get_running_loop().create_future()
 
 
 class _Batch:
@@ -144,14 +136,14 @@ class Batcher:
         """The call as `answer` takes it; None: its kind is not merged, or it cannot be. It goes the usual way."""
         return None if rule_of(self._policy(), call) is None else piece_of(call)
 
-    async def answer(self, piece: Piece) -> Part:
+    async def answer(self, piece: Piece) -> Exchanged:
         """The call's own part, whatever its status. Raises Refused, as `exchange` does. Cancellation withdraws it."""
         if self._witness is not None:
             self._witness.joining(piece.call)
         member = self._join(piece)
         if member is None:
             self.batches["alone"] += 1
-            return await self._alone(piece.call)
+            return await self._exchange(piece.call)
         try:
             part = await member.part
         except asyncio.CancelledError:
@@ -161,7 +153,7 @@ class Batcher:
             return part
         async with member.batch.again:
             self.again += 1
-            return await self._alone(piece.call)
+            return await self._exchange(piece.call)
 
     def left_over(self) -> list[object]:
         """Batches that wait and requests under way. Of a gateway without calls nothing may be left."""
@@ -245,17 +237,17 @@ class Batcher:
         witness = self._witness
         if witness is not None:
             witness.sending([piece.call for piece in pieces])
-        parts: list[Part] | None
+        parts: list[Exchanged] | None
         if len(pieces) == 1:
             batch.request = pieces[0].call
-            parts = [await self._alone(batch.request)]
+            parts = [await self._exchange(batch.request)]
         else:
             batch.request = merge(pieces)
             if witness is not None:
                 witness.merging([piece.call for piece in pieces], sum([piece.items for piece in pieces]))
             parts = await self._together(batch.request, pieces)
             if witness is not None and parts is not None:
-                status, told = parts[0].exchanged.status, [part.prompt_tokens for part in parts]
+                status, told = parts[0].status, [part.prompt_tokens for part in parts]
                 witness.merged([piece.call for piece in pieces], status, told)
         for number, member in enumerate(batch.members):
             if not member.part.done():
@@ -273,13 +265,7 @@ class Batcher:
                 member.piece.call.sent_at = None if batch.request is None else batch.request.sent_at
                 member.part.set_exception(error.copy() if isinstance(error, Refused) else error)
 
-    async def _alone(self, call: Call) -> Part:
-        exchanged = await self._exchange(call)
-        usage = JSONUsage()
-        usage.whole(exchanged.body)
-        return Part(exchanged=exchanged, body=exchanged.body, prompt_tokens=usage.prompt_tokens)
-
-    async def _together(self, merged: Call, pieces: list[Piece]) -> list[Part] | None:
+    async def _together(self, merged: Call, pieces: list[Piece]) -> list[Exchanged] | None:
         """The parts of a merged call, or None where each is to go by itself. Raises Refused."""
         for piece in pieces:  # they keep the bodies they came in
             piece.lists, piece.fields = {}, {}
@@ -297,9 +283,9 @@ class Batcher:
             held.release()
         if _for_what_was_sent(exchanged.status):
             return None
-        calls = len(pieces)
+        exchanged.calls = calls = len(pieces)
         if exchanged.status >= 400:
-            return [Part(exchanged=exchanged, body=exchanged.body, prompt_tokens=None, calls=calls) for _ in pieces]
+            return [exchanged] * calls
         try:
             parts = split(exchanged.body, merged, pieces)
         except SplitError as error:
@@ -308,7 +294,7 @@ class Batcher:
             detail = f"{exchanged.engine}: {message}"
             raise refusals.wrong_answer(message, detail) from error
         self.merged += calls
-        return [Part(exchanged=exchanged, body=body, prompt_tokens=told, calls=calls) for body, told in parts]
+        return [msgspec.structs.replace(exchanged, body=body, prompt_tokens=told) for body, told in parts]
 
 
 def _for_what_was_sent(status: int) -> bool:

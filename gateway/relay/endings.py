@@ -69,14 +69,7 @@ class Endings:
             record.outcome = Outcome.SLOW_CLIENT if record.reason == "slow_client" else Outcome.CLIENT_GONE
             record.status = 499
             return
-        headers = self.refusal(refused, record)
-        if not responder.started:
-            responder.send(refused.status, headers, refusal_body(record.route, refused))
-        elif record.stream:
-            responder.write(error_event(route, refusal_body(record.route, refused)))
-            responder.end(close=True)
-        else:
-            responder.abort()
+        self.refuse(refused, responder, record, route)
 
     def finish(self, record: Record, began: float) -> None:
         """Record a request that ends now."""

@@ -91,37 +91,21 @@ class Forwarding:
         finally:
             reply.close()
 
+    # -- for the batcher ------------------------------------------------------------------------------------------
 
-async def _until_deadline(relay: Relay, deadline: float, live: ActiveCall) -> None:
-    """The answer, to its end or to the deadline."""
-    timer = asyncio.get_running_loop().call_at(deadline, live.leave, "deadline")
-    try:
-        await relay.finished()
-    finally:
-        timer.cancel()
-
-
-class MergedCalls:
-    """Sends what the batcher gives it. The calls that share the request are judged and charged one by one."""
-
-    def __init__(self, decider: Decider, attempts: Attempts, clock: Callable[[], float]) -> None:
-        self._decider = decider
-        self._attempts = attempts
-        self._clock = clock
-
-    async def exchange(self, call: Call) -> Exchanged:
-        """Admit a merged call like any other, send it, and return its whole answer."""
+    async def exchange_whole(self, call: Call) -> Exchanged:
+        """Admit a call of the batcher like any other, send it, and return its whole answer. The calls that share it
+        are judged and charged one by one."""
         asked = call.model
         try:
             with await self._decider.ask(call) as grant:
                 if call.model != asked:  # it has waited in vain for a member of its route
                     call.body = with_model(call.body, call.model, b"application/json", call.route)
-                return await self._exchanged(call, grant)
+                return await self._whole(call, grant)
         finally:
             call.body = b""  # whoever still knows the call
 
-    async def _exchanged(self, call: Call, grant: Grant) -> Exchanged:
-        """A call of the batcher, from its grant to its answer's end."""
+    async def _whole(self, call: Call, grant: Grant) -> Exchanged:
         record = Record(request_id=call.request_id, route=call.route.path)
         headers = b"content-type: application/json\r\nx-request-id: %b\r\n" % call.request_id.encode()
         granted = self._clock()
@@ -134,9 +118,9 @@ class MergedCalls:
                 grant.ending = Ending.FAILURE
                 call.sent_at = None
                 raise failure(grant.engine, str(error), str(error)) from error
+        usage = JSONUsage()
         if reply.status < 400:
             grant.first_byte(first_byte)
-            usage = JSONUsage()
             usage.whole(body)
             if usage.prompt_tokens is not None:
                 self._decider.learn(call, usage.prompt_tokens, 0)
@@ -150,4 +134,14 @@ class MergedCalls:
             attempts=record.attempts,
             granted=granted,
             first_byte=first_byte,
+            prompt_tokens=usage.prompt_tokens,
         )
+
+
+async def _until_deadline(relay: Relay, deadline: float, live: ActiveCall) -> None:
+    """The answer, to its end or to the deadline."""
+    timer = asyncio.get_running_loop().call_at(deadline, live.leave, "deadline")
+    try:
+        await relay.finished()
+    finally:
+        timer.cancel()

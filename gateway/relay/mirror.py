@@ -59,11 +59,12 @@ class Mirrors:
         body = with_model(request.body, route.mirror.model, content_type, call.route)
         return MirrorCopy(self, call, content_type, body, snapshot.tenants.mirror)
 
-    def begin(self, copy: MirrorCopy, request: Request, responder: Responder, account: Account) -> None:
+    def begin(self, copy: MirrorCopy) -> None:
         """Start a copy's call."""
         self._copies.add(copy)
         self._bytes += copy.size
-        copy.live = self._begin(request, responder, copy.route, account)
+        copy.request.at = asyncio.get_running_loop().time()
+        copy.live = self._begin(copy.request, copy.responder, copy.route, copy.account)
         copy.live.record.mirrored, copy.live.record.asked_model = COPY, copy.name
 
     def ended(self, copy: MirrorCopy) -> None:
@@ -116,16 +117,15 @@ class MirrorCopy:
         self.size = len(body)
         self._mirrors = mirrors
         self.route, self.name = call.route, call.asked_model
-        self._account = account
+        self.account = account
         self._last = b""
         fields = {b"content-type": content_type, b"x-weir-class": CLASS}
-        self._request = inner_request(PEER, call.route.path, fields, body)
-        self._client = InnerClient(self._request, self._write, self._ended, self._ended)
+        self.request = inner_request(PEER, call.route.path, fields, body)
+        self._client = InnerClient(self.request, self._write, self._ended, self._ended)
         self.responder = self._client.responder
 
     def begin(self) -> None:
-        self._request.at = asyncio.get_running_loop().time()
-        self._mirrors.begin(self, self._request, self.responder, self._account)
+        self._mirrors.begin(self)
 
     def close(self) -> None:
         """Give the copy up."""

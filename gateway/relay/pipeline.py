@@ -40,12 +40,12 @@ from gateway.core.request.tenants import ANONYMOUS, Account
 from gateway.core.routes.provider_call import may_leave
 from gateway.relay.active_call import ActiveCall
 from gateway.relay.attempts import Attempts
-from gateway.relay.batcher import Batcher, Part
+from gateway.relay.batcher import Batcher, Exchanged
 from gateway.relay.endings import Endings
-from gateway.relay.forwarding import Forwarding, MergedCalls
+from gateway.relay.forwarding import Forwarding
 from gateway.relay.heads import answer_lines, note_trace
 from gateway.relay.large_bodies import LARGE, LargeBodies
-from gateway.relay.mirror import MirrorCopy, Mirrors
+from gateway.relay.mirror import Mirrors
 from gateway.relay.other_requests import OtherRequests, identified
 from gateway.relay.progress import Progress
 from gateway.relay.retry_after import retry_after_line
@@ -83,15 +83,16 @@ class Pipeline:
         self.current = current
         self.decider = decider
         self.attempts = attempts
+        forwarding = Forwarding(decider, attempts, clock, tracing)
         self.batcher = Batcher(
             lambda: current.snapshot.merges,
-            MergedCalls(decider, attempts, clock).exchange,
+            forwarding.exchange_whole,
             clock,
             bodies,
             decider.window,
             witness,
         )
-        self._exchange = Forwarding(decider, attempts, clock, tracing).exchange if exchange is None else exchange
+        self._exchange = forwarding.exchange if exchange is None else exchange
         self._forwards = exchange is None
         self.large = large  # who parses large bodies; None: the event loop
         self.tracing = tracing
@@ -294,7 +295,8 @@ class Pipeline:
         if snapshot.policy.logging.prompts:
             live.record.request = request.body[:LOGGED_AT_MOST].decode("utf-8", "replace")
         live.unchanged = call.body is request.body
-        live.copy = self._copy(request, live, call, snapshot) if call.asked_model else None
+        if call.asked_model and self._forwards:
+            live.copy = self.mirrors.drawn(call, request, snapshot, live.record)
         request.body = b""
         if live.trace is not None:
             call.trace = live.trace
@@ -307,31 +309,28 @@ class Pipeline:
             asking = Progress(responder, call, every).of(asking)
         return await asking
 
-    def _copy(self, request: Request, live: ActiveCall, call: Call, snapshot: Snapshot) -> MirrorCopy | None:
-        """The call's copy for its route's mirror, to be begun once the call is judged."""
-        return self.mirrors.drawn(call, request, snapshot, live.record) if self._forwards else None
-
-    def _answer_part(self, part: Part, call: Call, admission: Admission, responder: Responder, record: Record) -> None:
+    def _answer_part(
+        self, part: Exchanged, call: Call, admission: Admission, responder: Responder, record: Record
+    ) -> None:
         """A call's own part of an answer that others may share."""
-        exchanged = part.exchanged
-        record.engine, record.attempts = exchanged.engine, exchanged.attempts
-        record.queue, record.ttft = exchanged.granted - call.arrived, exchanged.first_byte - call.arrived
-        record.status, record.model = exchanged.status, call.model
+        record.engine, record.attempts = part.engine, part.attempts
+        record.queue, record.ttft = part.granted - call.arrived, part.first_byte - call.arrived
+        record.status, record.model = part.status, call.model
         body, again = part.body, b""
-        if exchanged.status >= 400:
-            record.outcome = Outcome.ENGINE_REFUSED if exchanged.status < 500 else Outcome.UPSTREAM
-            body, record.reason = engine_error(exchanged.status, body, call.route.path, call.model)
-            again = retry_after_line(exchanged.again)
+        if part.status >= 400:
+            record.outcome = Outcome.ENGINE_REFUSED if part.status < 500 else Outcome.UPSTREAM
+            body, record.reason = engine_error(part.status, body, call.route.path, call.model)
+            again = retry_after_line(part.again)
         else:
             record.outcome = Outcome.OK
         if part.prompt_tokens is not None:
             record.settled = True
             record.prompt_tokens = part.prompt_tokens
         admission.settle(record.prompt_tokens, self.clock())
-        if call.asked_model and exchanged.status < 400:
+        if call.asked_model and part.status < 400:
             body = named(body, call.asked_model)
-        headers = answer_lines(call, admission, record, exchanged.engine_name, exchanged.content_type)
-        responder.send(exchanged.status, headers + again, body)
+        headers = answer_lines(call, admission, record, part.engine_name, part.content_type)
+        responder.send(part.status, headers + again, body)
 
 
 def _parse(route: Route, request: Request, snapshot: Snapshot, account: Account, record: Record, metered: bool) -> Call:

@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 import uvloop
 
+from gateway.core.answer.json_usage import JSONUsage
 from gateway.core.policy.traffic import Merge
 from gateway.core.request.body_memory import BodyMemory
 from gateway.core.request.call import Call
-from gateway.relay.batcher import Batcher, Exchanged, Part
+from gateway.relay.batcher import Batcher, Exchanged
 from gateway.upstream.client import Client, ClientSettings, parse_origin
 from loadtest.processes import total, until
 from tests.e2e.children import SimEngine
@@ -46,14 +47,16 @@ class World:
         path = call.route.path.encode()
         reply = await self.client.send(b"POST", path, headers, call.body, timeout=20.0)
         with closing(reply):
-            return Exchanged(status=reply.status, body=await reply.read(1 << 26), engine="sim")
+            body, usage = await reply.read(1 << 26), JSONUsage()
+            usage.whole(body)
+            return Exchanged(status=reply.status, body=body, engine="sim", prompt_tokens=usage.prompt_tokens)
 
     def call(self, path: str, body: dict[str, Any]) -> Call:
         self.ids += 1
         now = asyncio.get_running_loop().time()
         return asked(path, {"model": "sim"} | body, now=now, request_id=f"call{self.ids}")
 
-    async def together(self, calls: list[Call]) -> list[Part]:
+    async def together(self, calls: list[Call]) -> list[Exchanged]:
         pieces = [piece for call in calls if (piece := self.batcher.piece(call)) is not None]
         assert len(pieces) == len(calls)
         return list(await asyncio.gather(*map(self.batcher.answer, pieces)))
@@ -99,7 +102,7 @@ def test_each_caller_gets_what_the_engine_answers_it_alone(
         assert world.batcher.merged >= len(calls) - 2
         for call, part in zip(calls, parts, strict=True):
             alone = await world.exchange(call)
-            assert (part.exchanged.status, read(part.body)) == (200, read(alone.body))
+            assert (part.status, read(part.body)) == (200, read(alone.body))
             assert json.loads(part.body)["id"].endswith(call.request_id)
         told = [part.prompt_tokens for part in parts if part.prompt_tokens is not None]
         real_tokens = sum([json.loads((await world.exchange(call)).body)["usage"]["prompt_tokens"] for call in calls])
@@ -116,10 +119,10 @@ def test_an_input_too_long_fails_nobody_else(tmp_path: Path) -> None:
         bodies[7] = {"input": "much too long " * 100}
         calls = [world.call(EMBEDDINGS, body) for body in bodies]
         parts = await world.together(calls)
-        assert [part.exchanged.status for part in parts] == [200] * 7 + [400] + [200] * 12
+        assert [part.status for part in parts] == [200] * 7 + [400] + [200] * 12
         assert "maximum context length is 128" in json.loads(parts[7].body)["error"]["message"]
         for call, part in zip(calls, parts, strict=True):
-            if part.exchanged.status == 200:
+            if part.status == 200:
                 assert read(part.body) == read((await world.exchange(call)).body)
 
     with engine.child:

@@ -15,7 +15,7 @@ from gateway.core.policy.traffic import Merge
 from gateway.core.request.body_memory import BodyMemory
 from gateway.core.request.call import Call
 from gateway.core.request.outcome import Outcome, Refused
-from gateway.relay.batcher import Batcher, Exchanged, Part
+from gateway.relay.batcher import Batcher, Exchanged
 from loadtest.simulate import vtime
 from tests.pooled import EMBEDDINGS, RERANK, SCORE, answer, asked, row
 
@@ -54,19 +54,20 @@ class World:
         if failure is not None:
             return failure
         status, body = answer(call)
-        return Exchanged(status=status, body=json.dumps(body).encode(), engine="e")
+        told = body["usage"]["prompt_tokens"] if status == 200 else None
+        return Exchanged(status=status, body=json.dumps(body).encode(), engine="e", prompt_tokens=told)
 
     def call(self, body: Any = "x", path: str = EMBEDDINGS, **more: Any) -> Call:
         self.number += 1
         body = body if isinstance(body, dict) else {"input": body}
         return asked(path, body, now=self.loop.time(), request_id=f"id{self.number}", **more)
 
-    async def ask(self, body: Any = "x", path: str = EMBEDDINGS, **more: Any) -> Part:
+    async def ask(self, body: Any = "x", path: str = EMBEDDINGS, **more: Any) -> Exchanged:
         piece = self.batcher.piece(self.call(body, path, **more))
         assert piece is not None
         return await self.batcher.answer(piece)
 
-    def asking(self, *texts: Any) -> list[asyncio.Task[Part]]:
+    def asking(self, *texts: Any) -> list[asyncio.Task[Exchanged]]:
         return [asyncio.create_task(self.ask(text)) for text in texts]
 
     async def warm(self) -> None:
@@ -98,7 +99,7 @@ def virtual(scenario: Callable[[World], Awaitable[None]], **world: Any) -> None:
     vtime.run(main())
 
 
-def vectors(part: Part) -> list[Any]:
+def vectors(part: Exchanged) -> list[Any]:
     return [one["embedding"] for one in json.loads(part.body)["data"]]
 
 
@@ -137,7 +138,7 @@ def test_a_lone_call_goes_at_once_as_it_came() -> None:
         for number in range(3):
             part = await world.ask(f"text {number}")
             await asyncio.sleep(0.5)
-            assert (part.calls, part.prompt_tokens, part.exchanged.engine) == (1, 8, "e")
+            assert (part.calls, part.prompt_tokens, part.engine) == (1, 8, "e")
             assert vectors(part) == [row(f"text {number}")]
         assert [at for at, _ in world.sent] == [0.0, 0.6, 1.2]
         assert world.inputs() == ["text 0", "text 1", "text 2"], "the body it came with"
@@ -336,8 +337,8 @@ def test_a_bad_input_fails_nobody_else(word: str, status: int) -> None:
         world.most_open = 0
         texts = [f"text {number}" for number in range(20)]
         parts = await asyncio.gather(*world.asking(*texts[:10], word, *texts[10:]))
-        assert [part.exchanged.status for part in parts] == [200] * 10 + [status] + [200] * 10
-        assert [vectors(part) for part in parts if part.exchanged.status == 200] == [[row(text)] for text in texts]
+        assert [part.status for part in parts] == [200] * 10 + [status] + [200] * 10
+        assert [vectors(part) for part in parts if part.status == 200] == [[row(text)] for text in texts]
         assert b"+" not in parts[10].body, "its own error, not the merged call's"
         assert (len(world.sent), world.most_open, world.batcher.again) == (22, 8, 21)
 
@@ -350,7 +351,7 @@ def test_what_no_input_is_the_cause_of_is_everybodys(status: int) -> None:
         await world.warm()
         world.fails = lambda call: Exchanged(status=status, body=b"busy", engine="e")
         parts = await asyncio.gather(*world.asking("a", "b"))
-        assert [(part.exchanged.status, part.body, part.calls) for part in parts] == [(status, b"busy", 2)] * 2
+        assert [(part.status, part.body, part.calls) for part in parts] == [(status, b"busy", 2)] * 2
         assert (len(world.sent), world.batcher.again) == (1, 0)
 
     virtual(scenario)
@@ -477,7 +478,7 @@ def test_after_it_was_sent_the_rest_go_on_and_the_last_takes_the_request_along()
         tasks[1].cancel()
         parts = await asyncio.gather(*tasks, return_exceptions=True)
         assert isinstance(parts[1], asyncio.CancelledError)
-        assert [vectors(part) for part in parts if isinstance(part, Part)] == [[row("a")], [row("c")]]
+        assert [vectors(part) for part in parts if isinstance(part, Exchanged)] == [[row("a")], [row("c")]]
         assert world.cancelled == 0
 
         await world.warm()
@@ -589,7 +590,7 @@ def test_who_leaves_while_sent_singly_takes_only_his_own_along() -> None:
         tasks[1].cancel()
         tasks[11].cancel()
         parts = await asyncio.gather(*tasks, return_exceptions=True)
-        assert [isinstance(part, Part) for part in parts] == [True, False, *[True] * 9, False]
+        assert [isinstance(part, Exchanged) for part in parts] == [True, False, *[True] * 9, False]
         assert world.cancelled == 1
 
     virtual(scenario)
@@ -629,7 +630,7 @@ def test_random_lives_each_get_their_own_and_leave_nothing_behind(seed: int) -> 
             piece = world.batcher.piece(call)
             assert piece is not None
             part = await world.batcher.answer(piece)
-            if part.exchanged.status != 200:
+            if part.status != 200:
                 return "error"
             if part.body == b'{"data":[]}':
                 return "garbage"
