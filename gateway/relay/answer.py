@@ -18,7 +18,6 @@ from gateway.core.answer.naming import AnswerNaming
 from gateway.core.answer.sse_usage import SSEUsage, UsageError
 from gateway.core.request.call import Call
 from gateway.core.request.outcome import BUG, OK, STATUS, Outcome, error_body
-from gateway.native import Pump
 from gateway.native.loan import Loan
 from gateway.relay.retry_after import retry_after, retry_after_line
 from gateway.relay.wire.server import Responder
@@ -91,10 +90,10 @@ class Relay:
             responder.start(reply.status, self._headers, length)
         # Anthropic's streams end without [DONE]: their last event is told by what was read, so all of it is read.
         as_it_came = isinstance(usage, SSEUsage) and not self._call.route.last_event and self._naming is None
-        whole = self.chunk if as_it_came else None
-        if whole is not None and Pump is not None:
-            self._loan = Loan(reply, responder)
-        reply.relay(self.data, self._done, whole)
+        if as_it_came:
+            self._loan = reply.relay(self.data, self._done, self.chunk, responder)
+        else:
+            reply.relay(self.data, self._done)
         await self._end
         self._finish()
 

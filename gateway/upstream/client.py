@@ -16,7 +16,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from gateway.core.engines.origin import Origin, parse_origin
-from gateway.native.loan import Loan
+from gateway.native import Pump
+from gateway.native.loan import ClientSide, Loan
 from gateway.shared.addresses import is_private
 from gateway.upstream.connection import ClientSettings, EngineConnection, EngineError, Kind
 from gateway.upstream.failures import ForbiddenAddress, reason_of
@@ -108,27 +109,25 @@ class Client:
                 if connection is None:
                     connection = await self._connect(deadline)
                 self._unanswered.add(connection)
-                try:
-                    answer = connection.exchange(message, head, body, deadline)
-                    if sends is not None:
-                        sends()
-                    await answer
-                except BaseException:
-                    connection.abort()
-                    raise
-                finally:
+                answer = connection.exchange(message, head, body, deadline)
+                if sends is not None:
+                    sends()
+                await answer
+            except BaseException as error:  # raised again, but where the request goes once more
+                self.active -= 1
+                if connection is not None:
                     self._unanswered.discard(connection)
-            except EngineError as error:
-                self.active -= 1
-                again = self.settings.resends or not error.whole
-                if reused and error.before_bytes and error.kind == "reset" and again:
-                    self._drop_pool()  # its neighbours are as old: the engine has restarted or timed them out
-                    continue
-                raise
-            except BaseException:
-                self.active -= 1
-                raise
-            return Reply(connection, self._returned)
+                    connection.abort()
+                if not (reused and isinstance(error, EngineError) and self._again(error)):
+                    raise
+                self._drop_pool()  # its neighbours are as old: the engine has restarted or timed them out
+            else:
+                self._unanswered.discard(connection)
+                return Reply(connection, self._returned)
+
+    def _again(self, error: EngineError) -> bool:
+        """Whether a request that failed on a reused connection is sent once more."""
+        return error.before_bytes and error.kind == "reset" and (self.settings.resends or not error.whole)
 
     def _drop_pool(self) -> None:
         while self._pool:
@@ -263,15 +262,19 @@ class Reply:
         data: Callable[[bytes], None],
         done: Callable[[EngineError | None], None],
         whole: Callable[[bytes], None] | None = None,
-    ) -> None:
+        sink: ClientSide | None = None,
+    ) -> Loan | None:
         """Hand over the body: what is here at once, the rest from the socket's own callback.
 
         `done` runs once, unless the reply is closed before. A read that is exactly one chunk goes to `whole`, if given,
-        with its framing; every other to `data`, without.
+        with its framing; every other to `data`, without. With a `sink` the loan is returned by which the pump may pass
+        such reads on to it, if there is a pump.
         """
-        if self._connection is None:
+        connection = self._connection
+        if connection is None:
             raise RuntimeError("the reply is closed")
-        self._connection.relay(data, done, whole)
+        connection.relay(data, done, whole)
+        return None if sink is None or Pump is None else Loan(connection, sink)
 
     def whole(self) -> bytes:
         """Take the body of a complete answer."""
@@ -288,20 +291,6 @@ class Reply:
         """Read on."""
         if self._connection is not None:
             self._connection.resume()
-
-    def bare_socket(self) -> int | None:
-        """See EngineSide."""
-        return None if self._connection is None else self._connection.bare_socket()
-
-    def lend(self, loan: Loan) -> None:
-        """See EngineSide."""
-        if self._connection is not None:
-            self._connection.lend(loan)
-
-    def take_back(self, data: bytes, heard_at: float) -> None:
-        """See EngineSide."""
-        if self._connection is not None:
-            self._connection.take_back(data, heard_at)
 
     async def read(self, limit: int) -> bytes:
         """The whole body, at most `limit` bytes. Raises EngineError."""
@@ -332,10 +321,9 @@ class Reply:
 
     def close(self) -> None:
         """Idempotent. A whole answer's connection goes back to the pool; any other is closed, and vLLM aborts."""
-        connection = self._connection
+        connection, self._connection = self._connection, None
         if connection is not None:
             self._was_complete = connection.complete
-            self._leave(connection)  # ends a loan, which gives the socket back by way of this reply
-            self._connection = None
+            self._leave(connection)
             if self._reading is not None and not self._reading.done():
                 self._reading.set_exception(EngineError("closed", "the reply was closed before its end"))

@@ -152,8 +152,9 @@ class MemoryReply:
         data: Callable[[bytes], None],
         done: Callable[[Exception | None], None],
         whole: Callable[[bytes], None] | None = None,
+        sink: object = None,
     ) -> None:
-        """See `Reply.relay`; nothing is framed here, so `whole` has no use."""
+        """See `Reply.relay`; nothing is framed here, so `whole` and `sink` have no use."""
         if self.status < 400 and self.request_id:
             self._sends.relayed(self.request_id)
         early, self._early = self._early, []

@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 
 from gateway import native
 from gateway.core.request.routes import Route
-from gateway.relay import answer
 from gateway.relay.answer import Relay
+from gateway.upstream import client as upstream_client
 from gateway.upstream.client import Client, ClientSettings, Reply, parse_origin
 from tests.calls import a_call
 from tests.examples import examples
@@ -137,7 +137,7 @@ def both(pieces: list[bytes], **how: bool) -> tuple[Seen, Seen, int]:
         for pumped in (False, True):
             with pytest.MonkeyPatch.context() as patch:
                 if not pumped:
-                    patch.setattr(answer, "Pump", None)
+                    patch.setattr(upstream_client, "Pump", None)
                 before = open_fds()
                 stream = Stream(rig)
                 seen.append(await stream.run(pieces, **how))
