@@ -52,9 +52,7 @@ def fill_in(call: Call, facts: frames.CallFacts) -> None:
 def prefill_terms(plan: Prefill) -> frames.PrefillTerms:
     """Return the decision where a prompt is read, as its relay is told."""
     engine = None if plan.engine is None else frames.EngineTerms(*_engine_fields(plan.engine))
-    return frames.PrefillTerms(
-        engine, plan.reason, plan.here, plan.there, plan.within, plan.unread, plan.moved, plan.priority
-    )
+    return frames.PrefillTerms(**asdict(plan) | {"engine": engine})
 
 
 def terms_of(number: int, turn: int, epoch: int, call: Call, hold: Hold) -> frames.GrantTerms:

@@ -7,7 +7,7 @@ this side takes, is a FrameError; nothing of that frame is then used, since it i
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 import msgspec
@@ -82,20 +82,13 @@ class FrameReader(Generic[T]):
         self._most = most
         self._read = read.decode
 
-    def feed(self, data: bytes) -> Iterable[list[T]]:
-        """The messages of each frame that is whole now. Raises FrameError."""
-        if not self._buffer and len(data) == self._wanted(data):
-            return (self._messages(memoryview(data)[_LENGTH.size :]),)
-        return self._frames(data)
-
-    def _frames(self, data: bytes) -> Iterator[list[T]]:
-        """The same of what is not one whole frame."""
+    def feed(self, data: bytes) -> Iterator[list[T]]:
+        """Yield the messages of each frame that is whole now. Raises FrameError."""
         if self._buffer:
             self._buffer += data
-            data = bytes(self._buffer) if len(self._buffer) >= self._wanted(self._buffer) else b""
-            if not data:
+            if len(self._buffer) < self._wanted(self._buffer):
                 return
-            self._buffer = bytearray()
+            data, self._buffer = bytes(self._buffer), bytearray()
         view, at = memoryview(data), 0
         while len(view) - at >= (end := self._wanted(view[at:])):
             yield self._messages(view[at + _LENGTH.size : at + end])

@@ -22,7 +22,7 @@ from gateway.core.request.outcome import Outcome
 from gateway.core.request.record import Record
 
 MOST_RECORDS = 500  # in one message
-VERSION = 12  # of these messages: both sides must have the same
+VERSION = 13  # of these messages: both sides must have the same
 Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Hash = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -271,16 +271,6 @@ class AllHeld(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=Fa
     alive: list[Number]
 
 
-class UnreadRequest(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=14):
-    """A request that has come to nothing before it was judged: limits count it."""
-
-    tenant: Word
-    policy: Number
-    at: float
-    left: Left
-    outcome: Outcome
-
-
 class ModelsAsk(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=16):
     """The models that a tenant may use."""
 
@@ -292,7 +282,7 @@ class ModelsAsk(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=
 
 
 class ArrivalAsk(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=19):
-    """A request that is no call: may its tenant make it?"""
+    """A request that is no call, or came to nothing before it was judged: limits count it, and may refuse it."""
 
     number: Number
     turn: Count
@@ -478,7 +468,7 @@ Answer: TypeAlias = GrantTerms | RefusedCall | RetryAnswer | SecondNone | Models
 OfCall: TypeAlias = WaitAsk | Prefilled | Answered | AttemptFailed | RetryAsk | MoveAsk | SecondAsk | SecondEnd
 FromRelay: TypeAlias = (
     Hello | Ask | WaitAsk | FirstByte | Answered | AttemptFailed | RetryAsk | MoveAsk | SecondAsk | SecondEnd
-    | CallEnd | Held | AllHeld | UnreadRequest | ModelsAsk | RelayCounts | ArrivalAsk
+    | CallEnd | Held | AllHeld | ModelsAsk | RelayCounts | ArrivalAsk
     | EndedRecords | Prefilled
 )  # fmt: skip
 FromDecider: TypeAlias = (

@@ -116,7 +116,7 @@ def test_a_call_whose_relay_was_out_of_reach_for_too_long_is_not_counted_twice()
         (session,) = made.hub.sessions
         session.close("the network is gone")
         await until(lambda: session not in made.hub.sessions)
-        await until(lambda: not list(made.hub.orphans))
+        await until(lambda: not made.hub.orphans)
         made.dead = out_of_reach = False
         await until(lambda: made.gateway.dispatch.estimates.waiting("m"))
         assert made.engine.ledger.in_flight == 2

@@ -13,7 +13,6 @@ from gateway.decider.relays.served import ServedCall
 from gateway.decider.relays.session import RelaySession
 from gateway.relay.mirror import Mirrors
 from gateway.relay.remote.asked import AskedCall
-from gateway.relay.remote.decider import RemoteDecider
 from gateway.relay.remote.link import Link
 from loadtest.lab.dst.relays.cluster_store import SimulatedStore
 from tests.simulation.mutants import Mutant
@@ -24,12 +23,10 @@ SETTLED_TWICE = Mutant(
 )  # fmt: skip
 
 # A question of an earlier connection opens its call anew, which nobody will end.
-OPENED_ANEW = Mutant(
-    Resync, "is_over", "return self.done and number <= self._last and number not in self.alive", "return False"
-)
+OPENED_ANEW = Mutant(Resync, "is_over", "return self.done and number <= self.last", "return False")
 
 # What a dead relay's calls hold does not come back.
-HELD_BY_THE_DEAD = Mutant(RelayHub, "_watch", "if not self._lives(kept.hello.pid)", "if False")
+HELD_BY_THE_DEAD = Mutant(RelayHub, "_watch", "if kept.hello and not self._lives(kept.hello.pid)", "if False")
 
 # What a prompt holds at the engine that reads it for another does not come back.
 PROMPT_KEPT = Mutant(LocalGrant, "close", "self.half.close()", "pass")
@@ -38,12 +35,12 @@ PROMPT_KEPT = Mutant(LocalGrant, "close", "self.half.close()", "pass")
 GIVEN_AWAY = Mutant(
     RelayHub,
     "leaves",
-    "if calls and session.hello is not None:",
-    "for served in calls.values():\n            served.lost()\n        if False:",
+    "if session.calls:",
+    "for served in session.calls.values():\n            served.lost()\n        if False:",
 )
 
 # A new decider grants as soon as one relay has told what it holds.
-GRANTS_UNTOLD = Mutant(RelayHub, "release", "if self.complete or self._expected:", "if self.complete:")
+GRANTS_UNTOLD = Mutant(RelayHub, "release", "if self._expected:", "if False:")
 
 # A call whose engine has failed is granted another before all have told.
 MOVES_UNTOLD = Mutant(CallDriver, "_move", "await self._hub.until_synced()", "pass")
@@ -63,7 +60,7 @@ OLD_ANSWER = Mutant(
 OUT_OF_ORDER = Mutant(RelayHub, "release", "in sorted(asked, key=lambda each: each[:2])", "in asked")
 
 # A decider does not hear that a client has left.
-CANCEL_LOST = Mutant(RemoteDecider, "finish", "self.link.send(end)", "(left == 'cancelled' or self.link.send(end))")
+CANCEL_LOST = Mutant(AskedCall, "finish", "self.link.send(end)", "(left == 'cancelled' or self.link.send(end))")
 
 # A new decider takes one of an engine's rates for another.
 LEARNED_WRONG = Mutant(Speed, "restore", "= saved.tpot, saved.pace", "= saved.pace, saved.tpot")

@@ -99,10 +99,11 @@ class CallDriver:
     def _judge(self, served: ServedCall) -> None:
         hub, ask = self._hub, served.ask
         snapshot, account = self._hub.payer(ask.call.tenant, ask.policy)
-        served.admission = hub.decider.arrive(snapshot, account, served.record, ask.call.arrived, ask.call.body)
-        served.admission.__enter__()
+        served.admission = admission = hub.decider.arrive(
+            snapshot, account, served.record, ask.call.arrived, ask.call.body
+        )
         served.go_by(snapshot)
-        judging = served.admission.judge(served.call)
+        judging = admission.judge(served.call)
         if judging is None:
             self._judged(served)
         else:

@@ -20,8 +20,7 @@ from gateway.core.policy.snapshot import Snapshot
 from gateway.core.request.outcome import Outcome, Refused
 from gateway.core.request.record import Record
 from gateway.core.request.tenants import Account
-from gateway.decider.local import LocalDecider
-from gateway.decider.relays.served import ServedCall
+from gateway.decider.local import LocalAdmission, LocalDecider
 from gateway.decider.relays.session import RelaySession
 from gateway.decider.relays.totals import RelayTotals
 from gateway.decider.relays.totals import lives as alive
@@ -34,14 +33,6 @@ from gateway.upstream.trust import Trust
 TICK = 0.1  # seconds between two looks at what relays should know
 VERSIONS = 8  # of the policy that are kept for calls under way
 ELSEWHERE = 2**40  # "processes" from here on are those of other machines
-
-
-class OrphanedCalls(msgspec.Struct, frozen=True):
-    """The calls of a relay whose connection has ended. While its process lives they may run, and hold what they hold:
-    it comes again and tells of them."""
-
-    hello: frames.Hello
-    calls: dict[int, ServedCall]
 
 
 class RelayHub:
@@ -89,7 +80,9 @@ class RelayHub:
         self.empty = asyncio.Event()
         self.empty.set()
         self._expected = dict(expected)
-        self._orphans: dict[int, OrphanedCalls] = {}  # by relay
+        # Relays whose connection has ended, by number. While a relay's process lives its calls may run, and hold what
+        # they hold: it comes again and tells of them.
+        self.orphans: dict[int, RelaySession] = {}
         self._snapshots: dict[int, Snapshot] = {}
         self._policy: frames.PolicyNews | None = None
         self._task: asyncio.Task[None] | None = None
@@ -103,7 +96,7 @@ class RelayHub:
         for session in list(self.sessions):
             session.close("")
             self.leaves(session)
-        for relay in list(self._orphans):
+        for relay in list(self.orphans):
             self._forget(relay)
 
     def channel(self) -> Channel:
@@ -141,12 +134,13 @@ class RelayHub:
                 return False
             other.close("the same relay has come again")
             self.leaves(other)
-        kept = self._orphans.get(hello.relay)
-        if kept is not None and kept.hello.epoch > hello.epoch:
+        kept = self.orphans.get(hello.relay)
+        epoch = -1 if kept is None or kept.hello is None else kept.hello.epoch
+        if epoch > hello.epoch:
             return False
-        if kept is not None and kept.hello.epoch == hello.epoch:
+        if kept is not None and epoch == hello.epoch:
             session.resync.orphans = kept.calls
-            del self._orphans[hello.relay]
+            del self.orphans[hello.relay]
         else:
             self._forget(hello.relay)
         self.sessions[session] = None
@@ -162,36 +156,29 @@ class RelayHub:
 
     def leaves(self, session: RelaySession) -> None:
         """A session has ended."""
-        if session in self.sessions:
+        if session in self.sessions and session.hello is not None:
             del self.sessions[session]
-            calls = session.given_up()
-            if calls and session.hello is not None:
-                self._orphans[session.hello.relay] = OrphanedCalls(session.hello, calls)
-            if session.hello is not None:
-                self.totals.leaves((session.hello.relay, session.hello.epoch), session.hello.pid)
-                self._left()
+            session.give_up()
+            if session.calls:
+                self.orphans[session.hello.relay] = session
+            self.totals.leaves((session.hello.relay, session.hello.epoch), session.hello.pid)
+            self._left()
         self.totals.heard(session.channel)
         if not self.sessions:
             self.empty.set()
 
     @property
-    def orphans(self) -> Iterator[tuple[frames.Hello, dict[int, ServedCall]]]:
-        """Relays whose connection has ended, and their calls."""
-        return ((kept.hello, kept.calls) for kept in self._orphans.values())
-
-    @property
     def ungranted(self) -> Iterator[Charge]:
         """Charges of calls that have no engine yet. Another decider is asked for them anew, and charges them anew."""
-        calls = chain.from_iterable((session.calls | session.resync.orphans).values() for session in self.sessions)
-        left = chain.from_iterable(kept.calls.values() for kept in self._orphans.values())
-        for served in chain(calls, left):
-            if served.grant is None and served.admission is not None:
-                yield from served.admission.charges
+        for session in chain(self.sessions, self.orphans.values()):
+            for served in session.known.values():
+                if served.grant is None and isinstance(served.admission, LocalAdmission):
+                    yield from served.admission.charges
 
     def _forget(self, relay: int) -> None:
         """A relay is gone: what its calls held comes back, and what they were charged. One that was only out of reach
         for too long comes again, and its calls are charged anew."""
-        kept = self._orphans.pop(relay, None)
+        kept = self.orphans.pop(relay, None)
         for served in () if kept is None else kept.calls.values():
             served.forgotten()
 
@@ -200,7 +187,7 @@ class RelayHub:
         for session in self.sessions:
             if session.resync.done and session.hello is not None:
                 self._expected.pop(session.hello.relay, None)
-        if self.complete or self._expected:
+        if self._expected:
             return
         self.complete = True
         told = [session for session in self.sessions if session.resync.done]
@@ -272,19 +259,15 @@ class RelayHub:
             for session in self.sessions:
                 if session.news != news:
                     self.tell_fleet(session)
-            for relay in [relay for relay, kept in self._orphans.items() if not self._lives(kept.hello.pid)]:
+            for relay in [
+                each for each, kept in self.orphans.items() if kept.hello and not self._lives(kept.hello.pid)
+            ]:
                 self._forget(relay)
             if not self.complete:
                 self._expected = {relay: pid for relay, pid in self._expected.items() if self._lives(pid)}
                 self.release()
 
     # -- totals -------------------------------------------------------------------------------------------------
-
-    def counted(self, session: RelaySession, counts: frames.RelayCounts) -> None:
-        """A relay's totals of now."""
-        assert session.hello is not None  # noqa: S101 # it is the first of all messages
-        session.counts = counts
-        self.totals.told((session.hello.relay, session.hello.epoch), counts, session.channel)
 
     async def count(self) -> None:
         """Have every relay tell its totals."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec.structs import asdict
+
 from gateway.core.engines.choice import Choice
 from gateway.core.engines.transfer import Prefill
 from gateway.core.request.routes import Route
@@ -24,21 +26,19 @@ AGREE = 1.0  # seconds by which the time of one hold may differ for two machines
 
 class Resync:
     """`calls`: of the relay's session, which restored calls join. `orphans`: calls of the relay's connection before
-    this one, until it reports them. `done`: the relay has reported all that it holds. `alive`: the calls that it had
-    then."""
+    this one, until it reports them. `done`: the relay has reported all that it holds."""
 
     def __init__(self, hub: RelayHub, calls: dict[int, ServedCall]) -> None:
         self.orphans: dict[int, ServedCall] = {}
         self.done = False
-        self.alive: frozenset[int] = frozenset()
         self._hub = hub
         self._calls = calls
-        self._last = 0  # the highest number that the relay had given when it reported what it holds
+        self.last = 0  # the highest number that the relay is known to have given: it counts its calls up
         self._seconds: set[int] = set()  # calls for which it holds a second attempt too
 
     def is_over(self, number: int) -> bool:
-        """Whether the call had ended before this connection."""
-        return self.done and number <= self._last and number not in self.alive
+        """Whether the call has ended, so that a question about it comes too late. It is none that is here."""
+        return self.done and number <= self.last
 
     def asked_again(self, served: ServedCall) -> None:
         """Take over the charges of a call that an earlier decider, or connection, has let in."""
@@ -83,13 +83,12 @@ class Resync:
         plan = terms.elsewhere
         if plan is not None and plan.engine is not None:
             engine = self._hub.engine_of(plan.engine.id, plan.engine.url)
-            told = (plan.here, plan.there, plan.unread, plan.moved, plan.priority, plan.within)
-            grant.split(Prefill(engine, plan.reason, *told), terms.taken_at, restored=True)
+            grant.split(Prefill(**asdict(plan) | {"engine": engine}), terms.taken_at, restored=True)
 
     def _carry(self, served: ServedCall) -> None:
         """An earlier decider let it in: its tokens count in its tenant's quota here."""
         hub = self._hub
-        served.carried = hub.decider.limits.carry(served.call.tenant, served.call.cost, hub.clock())
+        served.admission = hub.decider.limits.carry(served.call.tenant, served.call.cost, hub.clock())
 
     def _keeps(self, held: Held) -> bool:
         """Whether this is a grant of this very decider's, which it has kept since the relay's last connection."""
@@ -115,7 +114,7 @@ class Resync:
 
     def finish(self, told: AllHeld) -> None:
         """Release what the relay has not reported. A call that is asked for again keeps its charges."""
-        self.done, self._last, self.alive = True, told.last, frozenset(told.alive)
+        self.done, self.last, alive = True, told.last, set(told.alive)
         for number, served in self._calls.items():
             if served.second is not None and number not in self._seconds:
                 served.second.close()
@@ -124,7 +123,7 @@ class Resync:
             if number in self._calls:
                 del self.orphans[number]
                 served.forgotten()  # it holds something else
-            elif number in self.alive:
+            elif number in alive:
                 served.released()
             else:
                 del self.orphans[number]

@@ -22,8 +22,7 @@ class ServedCall:
     """`turn`: of the last question about it. `place`: in a queue, if it waits for its turn; `task`: what it waits for
     otherwise."""
 
-    __slots__ = ("admission", "ask", "attempts", "call", "carried", "grant", "place", "record", "second",
-                 "task", "turn")  # fmt: skip
+    __slots__ = ("admission", "ask", "attempts", "call", "grant", "place", "record", "second", "task", "turn")
 
     def __init__(self, ask: Ask, route: Route) -> None:
         self.ask = ask
@@ -31,8 +30,7 @@ class ServedCall:
         self.record = Record(request_id=ask.call.request_id, route=route.path, tenant=ask.call.tenant)
         self.turn = ask.turn
         self.attempts = 0
-        self.admission: LocalAdmission | None = None
-        self.carried: Charge | None = None  # in place of an admission that an earlier decider has made
+        self.admission: LocalAdmission | Charge | None = None  # a charge: an earlier decider has let the call in
         self.grant: LocalGrant | None = None
         self.second: LocalGrant | None = None
         self.place: QueuePlace | None = None
@@ -56,14 +54,11 @@ class ServedCall:
 
     def ended(self, end: CallEnd) -> None:
         """Give back all that it holds, as its end says."""
-        grant, admission, carried = self.grant, self.admission, self.carried
+        grant, admission = self.grant, self.admission
         if grant is not None and end.first_byte is not None:
             grant.first_byte(end.first_byte)
-        if end.tokens is not None:
-            if admission is not None:
-                admission.settle(end.tokens, end.at)
-            if carried is not None:
-                carried.settle(end.tokens, end.at)
+        if admission is not None and end.tokens is not None:
+            admission.settle(end.tokens, end.at)
         if grant is not None:
             if end.finished is not None:
                 grant.finished(end.at, *end.finished)
@@ -71,12 +66,7 @@ class ServedCall:
                 grant.wrote(end.wrote)
             if end.ending is not None:
                 grant.ending = end.ending
-        self.released()
-        if carried is not None:
-            carried.forgo()
-        if admission is not None:
-            error = error_of(end.left, end.outcome)
-            admission.__exit__(None if error is None else type(error), error, None)
+        self._leave(error_of(end.left, end.outcome))
 
     def waits_no_more(self) -> None:
         """Give up its place in a queue, or whatever it waits for."""
@@ -106,11 +96,12 @@ class ServedCall:
         """End the call with this error, which says nothing about its engine."""
         if self.grant is not None:
             self.grant.ending = Ending.NEUTRAL
+        self._leave(error)
+
+    def _leave(self, error: BaseException | None) -> None:
         self.released()
-        if self.carried is not None:
-            self.carried.forgo()
         if self.admission is not None:
-            self.admission.__exit__(type(error), error, None)
+            self.admission.__exit__(None if error is None else type(error), error, None)
 
 
 def error_of(left: Left, outcome: Outcome) -> BaseException | None:

@@ -7,7 +7,6 @@ that has been, changes nothing: it came late, or twice.
 from __future__ import annotations
 
 import asyncio
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from gateway.core.cluster.fencing import FencingToken
@@ -15,18 +14,15 @@ from gateway.core.request.outcome import Refused
 from gateway.core.request.record import Record
 from gateway.core.request.routes import ROUTES
 from gateway.decider.grant import LocalGrant
-from gateway.decider.local import LocalAdmission
 from gateway.decider.relays.driver import CallDriver
 from gateway.decider.relays.resync import Resync
-from gateway.decider.relays.served import ServedCall, error_of
+from gateway.decider.relays.served import ServedCall
 from gateway.frames import messages as frames
 from gateway.frames.calls import refusal_of
 from gateway.frames.channel import Channel
 
 if TYPE_CHECKING:
     from gateway.decider.relays.hub import RelayHub
-
-ENDED = 8192  # calls that are remembered to have ended, so that a late question opens none of them anew
 
 
 class RelaySession:
@@ -43,7 +39,6 @@ class RelaySession:
         self.news: frames.FleetNews | None = None  # what it was told of them last
         self.channel: Channel | None = None
         self._driver = CallDriver(hub, self.send, self._introduce)
-        self._ended: dict[int, None] = {}
         self._listing: set[asyncio.Task[None]] = set()
 
     # -- messages -----------------------------------------------------------------------------------------------
@@ -63,7 +58,8 @@ class RelaySession:
                 if served is not None and served.grant is not None and served.grant.hold.awaited:
                     served.grant.first_byte(message.at)
             case frames.RelayCounts():
-                self.hub.counted(self, message)
+                self.counts = message
+                self.hub.totals.told((self.hello.relay, self.hello.epoch), message, self.channel)
             case frames.EndedRecords():
                 for at, record in message.calls:
                     self.hub.ended(record, at)
@@ -76,8 +72,6 @@ class RelaySession:
                 self._held(message)
             case frames.AllHeld():
                 self._all_held(message)
-            case frames.UnreadRequest():
-                self._unread(message)
             case frames.ArrivalAsk():
                 self._counted(message)
             case frames.ModelsAsk():
@@ -125,19 +119,27 @@ class RelaySession:
             task.cancel()
         self.hub.leaves(self)
 
+    @property
+    def known(self) -> dict[int, ServedCall]:
+        """All calls, those among them that the relay's earlier connection has left and this one has not reported."""
+        return self.resync.orphans | self.calls
+
+    def give_up(self) -> None:
+        """Take the calls off the queues. They keep what they hold."""
+        for number, served in self.resync.orphans.items():
+            if self.calls.setdefault(number, served) is not served:
+                served.forgotten()  # its relay has told of another hold
+        self.resync.orphans = {}
+        self.waiting.clear()
+        for served in self.calls.values():
+            served.waits_no_more()
+
     def give_back(self) -> None:
         """Give back all that its calls hold here."""
-        for served in self.given_up().values():
+        self.give_up()
+        for served in self.calls.values():
             served.lost()
-
-    def given_up(self) -> dict[int, ServedCall]:
-        """Take the calls off the queues. Return them, with what they hold."""
-        calls = self.resync.orphans | self.calls
-        for each in (self.calls, self.resync.orphans, self.waiting):
-            each.clear()
-        for served in calls.values():
-            served.waits_no_more()
-        return calls
+        self.calls.clear()
 
     def _introduce(self, grant: LocalGrant) -> None:
         """Tell the relay of a grant's engines that it does not know, or takes for dead: it would move the call away."""
@@ -150,10 +152,11 @@ class RelaySession:
     def _asked(self, ask: frames.Ask) -> None:
         number = ask.number
         earlier = self.waiting.get(number)
-        if number in self.calls or number in self._ended or (earlier is not None and ask.turn <= earlier.turn):
+        if number in self.calls or (earlier is not None and ask.turn <= earlier.turn):
             return
-        if self.resync.is_over(number):
+        if earlier is None and self.resync.is_over(number):
             return
+        self.resync.last = max(self.resync.last, number)
         if not self.resync.done or not self.hub.complete:
             self.waiting[number] = ask
         else:
@@ -175,11 +178,7 @@ class RelaySession:
     def _call_ended(self, end: frames.CallEnd) -> None:
         self.hub.changes += 1
         self.waiting.pop(end.number, None)
-        self._ended[end.number] = None
-        if len(self._ended) > ENDED:
-            # In bulk: the first entries of a dict that has lost many are looked for past all that are gone.
-            for number in list(islice(self._ended, ENDED // 16)):
-                del self._ended[number]
+        self.resync.last = max(self.resync.last, end.number)
         served = self.calls.pop(end.number, None) or self.resync.orphans.pop(end.number, None)
         if served is None:
             return
@@ -202,32 +201,17 @@ class RelaySession:
         if self.resync.done:
             return
         self.resync.finish(told)
-        wanted = self.resync.alive - self.calls.keys()  # those that hold something do not ask for it
+        wanted = set(told.alive) - self.calls.keys()  # those that hold something do not ask for it
         self.waiting = {number: ask for number, ask in self.waiting.items() if number in wanted}
-        if self.hub.complete:
-            waiting, self.waiting = self.waiting, {}
-            for ask in waiting.values():
-                self.answer(ask)
         self.hub.release()
 
-    def _unread(self, request: frames.UnreadRequest) -> None:
-        """Count a request that was never judged. Its refusal by a limit would come too late."""
-        try:
-            admission = self._count(request)
-        except Refused:
-            return
-        error = error_of(request.left, request.outcome)
-        admission.__exit__(None if error is None else type(error), error, None)
-
-    def _count(self, request: frames.UnreadRequest | frames.ArrivalAsk) -> LocalAdmission:
-        self.hub.changes += 1
-        hub, record = self.hub, Record(request_id="", route="", tenant=request.tenant)
-        snapshot, account = self.hub.payer(request.tenant, request.policy)
-        return hub.decider.arrive(snapshot, account, record, request.at, b"")
-
     def _counted(self, message: frames.ArrivalAsk) -> None:
+        """Count a request. Of one that has come to nothing, nobody waits for the answer."""
+        self.hub.changes += 1
         try:
-            self._count(message).__exit__(None, None, None)
+            snapshot, account = self.hub.payer(message.tenant, message.policy)
+            record = Record(request_id="", route="", tenant=message.tenant)
+            self.hub.decider.arrive(snapshot, account, record, message.at, b"")
         except Refused as refused:
             self.send(refusal_of(message.number, message.turn, refused))
         else:

@@ -6,24 +6,33 @@ The call outlives its decider. A new decider receives `held` and `asked_again`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Concatenate, ParamSpec
 
 from gateway.core.request.call import Call
+from gateway.core.request.outcome import Outcome
 from gateway.frames import messages as frames
 from gateway.frames.calls import facts_of, fill_in, refused_of
 
+if TYPE_CHECKING:
+    from gateway.relay.remote.link import Link
+
+P = ParamSpec("P")
+
 
 class AskedCall:
-    """Call under question. `end` collects the report for the decider at the call's end. `terms`: its grant; `second`:
-    the grant of a second attempt. `first_byte`: when the engine had read the prompt, 0: not yet."""
+    """Call under question over `link`, until `finish`. `end` collects the report for the decider at the call's end.
+    `terms`: its grant; `second`: the grant of a second attempt. `first_byte`: when the engine had read the prompt, 0:
+    not yet."""
 
     __slots__ = (
-        "_wake", "answer", "ask", "call", "end", "first_byte", "judgement", "number", "question", "second",
+        "_wake", "answer", "ask", "call", "end", "first_byte", "judgement", "link", "number", "question", "second",
         "terms", "turn",
     )  # fmt: skip
 
-    def __init__(self, number: int, call: Call | None) -> None:
-        self.number = number
+    def __init__(self, link: Link, call: Call | None) -> None:
+        self.link = link
+        self.number = number = link.number()
         self.call = call  # None: it is no call, but a question of another kind
         self.ask: frames.Ask | None = None
         self.question: frames.Question | None = None  # that waits for an answer
@@ -35,16 +44,43 @@ class AskedCall:
         self.turn = 0  # of the last question
         self.end = frames.CallEnd(number, 0.0)
         self._wake: asyncio.Future[None] | None = None
+        link.calls[number] = self
+        if call is not None:
+            link.by_call[id(call)] = self
+
+    def forget(self) -> None:
+        """End it, without a word to the decider."""
+        del self.link.calls[self.number]
+        if self.link.by_call.get(id(self.call)) is self:
+            del self.link.by_call[id(self.call)]
+
+    def finish(self, left: frames.Left = "", outcome: Outcome = Outcome.BUG) -> None:
+        """End it, and send its decider the report of the end."""
+        self.forget()
+        end = self.end
+        end.at, end.left, end.outcome = self.link.clock(), left, outcome
+        self.link.send(end)
 
     @property
     def deadline(self) -> float:
         """Time from which nobody waits for an answer."""
         return float("inf") if self.call is None else self.call.deadline
 
-    def asks(self, question: frames.Question) -> frames.Question:
-        """The question, from now on waiting for its answer."""
+    def tell(self, kind: Callable[Concatenate[int, int, P], frames.Message], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Send news of the present turn."""
+        self.link.send(kind(self.number, self.turn, *args, **kwargs))
+
+    def put(self, question: frames.Question) -> None:
+        """Send a question, which from now on waits for its answer."""
         self.question, self.answer = question, None
-        return question
+        self.link.send(question)
+
+    async def asks(
+        self, kind: Callable[Concatenate[int, int, P], frames.Question], *args: P.args, **kwargs: P.kwargs
+    ) -> frames.Answer:
+        """Ask a question in another turn. Return its answer. Raises Refused."""
+        self.put(kind(self.number, self.next_turn, *args, **kwargs))
+        return await self.answered()
 
     @property
     def next_turn(self) -> int:
@@ -119,3 +155,14 @@ class AskedCall:
             ask.facts, ask.front, ask.exclude, ask.turn = facts_of(self.call), True, question.exclude, question.turn
             question = ask
         return question
+
+
+async def ask_once(
+    link: Link, kind: Callable[Concatenate[int, int, P], frames.Question], *args: P.args, **kwargs: P.kwargs
+) -> frames.Answer:
+    """Ask a question that is about no call. Return its answer. Raises Refused."""
+    asked = AskedCall(link, None)
+    try:
+        return await asked.asks(kind, *args, **kwargs)
+    finally:
+        asked.forget()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gateway.core.admission.decider import NOT_FOUND
 from gateway.core.engines.breaker import Ending, ending_of
@@ -12,17 +12,13 @@ from gateway.frames.calls import fill_in
 from gateway.relay.attempts import attempt_ending
 from gateway.relay.remote.asked import AskedCall
 
-if TYPE_CHECKING:
-    from gateway.relay.remote.decider import RemoteDecider
-
 
 class RemoteGrant:
     """A Grant, as in gateway/core/admission/decider.py. `alone`: no admission ends with it, so it ends its call."""
 
-    __slots__ = ("_alone", "_asked", "_decider", "_told", "cached", "ending", "engine", "terms")
+    __slots__ = ("_alone", "_asked", "_told", "cached", "ending", "engine", "terms")
 
-    def __init__(self, decider: RemoteDecider, asked: AskedCall, *, alone: bool, second: bool = False) -> None:
-        self._decider = decider
+    def __init__(self, asked: AskedCall, *, alone: bool = False, second: bool = False) -> None:
         self._asked = asked
         self._alone = alone
         terms = asked.second if second else asked.terms
@@ -70,7 +66,7 @@ class RemoteGrant:
         asked = self._asked
         asked.first_byte = now
         if asked.call is not None and asked.call.stream:
-            self._decider.link.send(frames.FirstByte(asked.number, now))
+            asked.link.send(frames.FirstByte(asked.number, now))
         else:  # a whole answer is over in a moment
             asked.end.first_byte = now
 
@@ -82,33 +78,25 @@ class RemoteGrant:
 
     def prefilled(self, now: float, failure: str, message: str, reason: str) -> None:
         self.terms.elsewhere = None  # a new decider takes over no hold there
-        self._decider.link.send(frames.Prefilled(self._asked.number, self._asked.turn, now, failure, message, reason))
+        self._asked.tell(frames.Prefilled, now, failure, message, reason)
 
     def answered(self, status: int) -> None:
         self.ending = ending_of(status)
         self._told = False
         if self.ending is Ending.FAILURE or status == NOT_FOUND or (status >= 400 and self.engine.provider):
-            self._decider.link.send(frames.Answered(self._asked.number, self._asked.turn, status))
+            self._asked.tell(frames.Answered, status)
 
     def failed(self, kind: str, message: str, reason: str, *, over: bool, pause: float = 0.0) -> None:
         self._told = True
-        asked = self._asked
-        failed = frames.AttemptFailed(asked.number, asked.turn, kind, message, reason, over, pause, self._is_second)
-        self._decider.link.send(failed)
-
-    async def _answer(self, question: frames.RetryAsk | frames.MoveAsk) -> frames.Answer:
-        self._decider.link.send(self._asked.asks(question))
-        return await self._asked.answered()
+        self._asked.tell(frames.AttemptFailed, kind, message, reason, over, pause, self._is_second)
 
     async def again(self, kind: str, attempts: int, failed: set[str]) -> float | None:
-        asked = self._asked
-        answer = await self._answer(frames.RetryAsk(asked.number, asked.next_turn, kind, attempts, list(failed)))
+        answer = await self._asked.asks(frames.RetryAsk, kind, attempts, list(failed))
         assert isinstance(answer, frames.RetryAnswer)  # noqa: S101 # nothing else answers this
         return answer.pause
 
     async def move(self, exclude: frozenset[str]) -> None:
-        asked = self._asked
-        terms = await self._answer(frames.MoveAsk(asked.number, asked.next_turn, list(exclude), self._ending()))
+        terms = await self._asked.asks(frames.MoveAsk, list(exclude), self._ending())
         assert isinstance(terms, frames.GrantTerms)  # noqa: S101 # nothing else answers this
         self._go_by(terms)
 
@@ -116,8 +104,8 @@ class RemoteGrant:
         return self.terms.hedge_after
 
     async def second(self, first: asyncio.Future[Any]) -> RemoteGrant | None:
-        asked, link = self._asked, self._decider.link
-        link.send(asked.asks(frames.SecondAsk(asked.number, asked.next_turn)))
+        asked = self._asked
+        asked.put(frames.SecondAsk(asked.number, asked.next_turn))
         first.add_done_callback(asked.look)
         try:
             while asked.answer is None and attempt_ending(first) is not Ending.SUCCESS:
@@ -126,15 +114,15 @@ class RemoteGrant:
             first.remove_done_callback(asked.look)
         if asked.answer is None:
             asked.question = None
-            link.send(frames.SecondEnd(asked.number, asked.turn, False, Ending.NEUTRAL))
+            asked.tell(frames.SecondEnd, False, Ending.NEUTRAL)
             return None
         answer = await asked.answered()
         granted = isinstance(answer, frames.GrantTerms)
-        return RemoteGrant(self._decider, asked, alone=False, second=True) if granted else None
+        return RemoteGrant(asked, second=True) if granted else None
 
     def take(self, other: RemoteGrant) -> None:
         asked = self._asked
-        self._decider.link.send(frames.SecondEnd(asked.number, asked.turn, True, self.ending))
+        asked.tell(frames.SecondEnd, True, self.ending)
         asked.terms, asked.second = other.terms, None
         self.terms, self.engine, self.cached = other.terms, other.engine, other.cached
         self.ending, self._told = other.ending, False
@@ -151,8 +139,9 @@ class RemoteGrant:
         asked = self._asked
         if self._is_second:
             asked.second = None
-            self._decider.link.send(frames.SecondEnd(asked.number, asked.turn, False, Ending.NEUTRAL))
+            asked.tell(frames.SecondEnd, False, Ending.NEUTRAL)
         elif asked.terms is self.terms:
             asked.end.ending = self._ending()
-            if self._alone and asked.number in self._decider.link.calls:
-                self._decider.finish(asked)
+            if self._alone:
+                self._alone = False
+                asked.finish()

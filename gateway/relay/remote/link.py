@@ -48,6 +48,7 @@ class Link:
         say: Callable[[str], None],
     ) -> None:
         self.calls: dict[int, AskedCall] = {}  # by number, hence in the order of their arrival
+        self.by_call: dict[int, AskedCall] = {}  # by the identity of the call, which its AskedCall keeps alive
         self.clock = clock
         self.policy: frames.PolicyNews | None = None
         self.metered: frozenset[str] = frozenset()
@@ -81,6 +82,11 @@ class Link:
     def epoch(self) -> int:
         """Epoch of the decider that is obeyed: the highest that was met."""
         return self._token.epoch
+
+    @property
+    def version(self) -> int:
+        """Version of the policy that applies to calls now; 0 before the first."""
+        return 0 if self.policy is None else self.policy.version
 
     def number(self) -> int:
         """The next call's."""
@@ -177,10 +183,6 @@ class Link:
 
     def _take(self, message: frames.FromDecider) -> None:
         match message:
-            case frames.GrantTerms() | frames.Judgement() | frames.RefusedCall() | frames.RetryAnswer():
-                self._answered(message)
-            case frames.SecondNone() | frames.ModelsAnswer() | frames.ArrivalAnswer():
-                self._answered(message)
             case frames.Welcome():
                 self._welcome(message)
             case frames.PolicyNews():
@@ -197,11 +199,10 @@ class Link:
                 self._on_drain(message)
                 if message.decider:
                     self._leave(message.decider)
-
-    def _answered(self, message: frames.Judgement | frames.Answer) -> None:
-        call = self.calls.get(message.number)
-        if call is not None:  # else it has ended, and its decider hears of that
-            call.take(message)
+            case _:
+                call = self.calls.get(message.number)
+                if call is not None:  # else it has ended, and its decider hears of that
+                    call.take(message)
 
     def _welcome(self, welcome: frames.Welcome) -> None:
         assert self._opened is not None  # noqa: S101 # it comes by this channel

@@ -16,6 +16,7 @@ from gateway.core.request.call import Call
 from gateway.decider.grant import LocalGrant
 from gateway.frames.calls import ask_of, facts_of, terms_of
 from gateway.frames.messages import VERSION, Hello, RelayCounts
+from gateway.relay.remote.asked import AskedCall
 from gateway.relay.remote.decider import RemoteDecider
 from gateway.relay.remote.grant import RemoteGrant
 from gateway.relay.remote.link import Link
@@ -63,12 +64,12 @@ class OutgoingCalls:
     # -- what the dispatch tells and asks -----------------------------------------------------------------------
 
     def holds(self, call: Call, hold: Hold) -> None:
-        asked = self._decider.begin(call)
+        asked = AskedCall(self.link, call)
         asked.ask = ask_of(asked.number, call, 0, wait=True)
         asked.ask.facts = facts_of(call)
         asked.first_byte = 0.0 if hold.awaited else hold.taken_at
         asked.terms = terms_of(asked.number, 0, 0, call, hold)
-        self._grants[hold] = RemoteGrant(self._decider, asked, alone=True)
+        self._grants[hold] = RemoteGrant(asked, alone=True)
 
     def began(self, hold: Hold, now: float) -> None:
         grant = self._grants.get(hold)

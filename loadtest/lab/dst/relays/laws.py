@@ -212,21 +212,15 @@ class RelayLaws:
 
 def orphans(decider: Decider) -> Iterator[tuple[int, dict[int, object]]]:
     """The calls that a decider knows of, by their relays' processes."""
-    for session in decider.hub.sessions:
+    for session in (*decider.hub.sessions, *decider.hub.orphans.values()):
         if session.hello is not None:
-            yield session.hello.pid, {**session.resync.orphans, **session.calls}
-    for hello, calls in decider.hub.orphans:
-        yield hello.pid, dict(calls)
+            yield session.hello.pid, {**session.known}
 
 
 def grants(decider: Decider) -> Iterator[LocalGrant]:
     """All that a decider has granted and not had back."""
-    hub = decider.hub
-    sessions = [
-        session.resync.orphans | session.calls if session.resync.orphans else session.calls for session in hub.sessions
-    ]
-    for calls in (*sessions, *(calls for _, calls in hub.orphans)):
-        for served in calls.values():
+    for session in (*decider.hub.sessions, *decider.hub.orphans.values()):
+        for served in session.known.values():
             if served.grant is not None:
                 yield served.grant
             if served.second is not None:

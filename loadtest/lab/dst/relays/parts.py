@@ -58,7 +58,7 @@ class Decider:
     def known(self) -> set[int]:
         """The processes of the relays that have told it what they hold."""
         told = {each.hello.pid for each in self.hub.sessions if each.hello is not None and each.resync.done}
-        return told | {hello.pid for hello, _ in self.hub.orphans}
+        return told | {each.hello.pid for each in self.hub.orphans.values() if each.hello is not None}
 
     async def ends(self) -> None:
         """End: decide nothing any more."""
