@@ -5,46 +5,43 @@ Whoever sends takes its own time from each; whoever receives adds its own. What 
 
 from __future__ import annotations
 
+from types import MappingProxyType
+from typing import Any, Final
+
 from gateway.frames import messages as frames
 
-
-def shift(message: frames.Message, by: float) -> None:
-    """Add `by` seconds to every time of a message, in place. 0 stands for no time where a field says so."""
-    match message:
-        case frames.Ask():
-            _ask(message, by)
-        case frames.FirstByte() | frames.UnreadRequest() | frames.ArrivalAsk():
-            message.at += by
-        case frames.CallEnd():
-            message.at += by
-            if message.first_byte is not None:
-                message.first_byte += by
-        case frames.Held():
-            _ask(message.ask, by)
-            _terms(message.terms, by)
-            message.first_byte += by if message.first_byte else 0.0
-        case frames.Judgement():
-            _facts(message.facts, by)
-        case frames.GrantTerms():
-            _terms(message, by)
-        case frames.RefusedCall():
-            _facts(message.facts, by)
-        case _:
-            return
+TIMES: Final = MappingProxyType[type, tuple[str, ...]](
+    {
+        frames.CallRequest: ("arrived", "deadline"),
+        frames.CallFacts: ("deadline", "ttft_by"),
+        frames.FirstByte: ("at",),
+        frames.ArrivalAsk: ("at",),
+        frames.Prefilled: ("at",),
+        frames.CallEnd: ("at", "first_byte"),
+        frames.GrantTerms: ("taken_at",),
+    }
+)
+PARTS: Final = MappingProxyType[type, tuple[str, ...]](
+    {
+        frames.Ask: ("call", "facts"),
+        frames.Held: ("ask", "terms"),
+        frames.Judgement: ("facts",),
+        frames.GrantTerms: ("facts",),
+        frames.RefusedCall: ("facts",),
+    }
+)
 
 
-def _ask(ask: frames.Ask, by: float) -> None:
-    ask.call.arrived += by
-    ask.call.deadline += by
-    _facts(ask.facts, by)
-
-
-def _terms(terms: frames.GrantTerms, by: float) -> None:
-    terms.taken_at += by
-    _facts(terms.facts, by)
-
-
-def _facts(facts: frames.CallFacts | None, by: float) -> None:
-    if facts is not None:
-        facts.deadline += by
-        facts.ttft_by += by
+def shift(message: Any, by: float) -> None:
+    """Add `by` seconds to every time of a message or a part of one, in place."""
+    kind = type(message)
+    for name in TIMES.get(kind, ()):
+        at = getattr(message, name)
+        if at is not None:
+            setattr(message, name, at + by)
+    for name in PARTS.get(kind, ()):
+        shift(getattr(message, name), by)
+    if isinstance(message, frames.EndedRecords):
+        message.calls = [(at + by, record) for at, record in message.calls]
+    elif isinstance(message, frames.Held) and message.first_byte:  # 0: not yet
+        message.first_byte += by

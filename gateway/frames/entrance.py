@@ -18,7 +18,7 @@ import hmac
 import secrets
 import ssl
 from collections.abc import Callable
-from typing import Annotated, Any, TypeAlias, cast
+from typing import Annotated, Any, TypeAlias, TypeVar, cast
 
 import msgspec
 from msgspec import Meta
@@ -73,6 +73,7 @@ class Rejected(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=F
 
 
 Greeting: TypeAlias = Challenge | Proof | Accepted | Rejected
+T = TypeVar("T", Challenge, Accepted)
 _GREETING = msgspec.msgpack.Decoder(list[Greeting])
 # Gives the protocol of a visitor's connection from now on; None: it has what it came for. Raises Unwanted.
 Enter: TypeAlias = Callable[[Proof], tuple[asyncio.Protocol | None, bool]]
@@ -189,60 +190,6 @@ class Entrance(asyncio.Protocol):
             self._transport.close()
 
 
-class _Visit(asyncio.Protocol):
-    """Connection to another member, until the member has let this one in."""
-
-    def __init__(self, token: Token, proof: Proof) -> None:
-        self._token = token
-        self._proof = proof
-        self._reader = FrameReader(_GREETING, MOST)
-        self._challenge: Challenge | None = None
-        self._transport: asyncio.Transport
-        self.accepted: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            for messages in self._reader.feed(data):
-                for message in messages:
-                    self._take(message)
-        except (FrameError, Unwanted) as error:
-            self._end(str(error))
-
-    def _take(self, message: Greeting) -> None:
-        proof, token = self._proof, self._token
-        match message:
-            case Challenge() if self._challenge is None:
-                self._challenge = message
-                if message.version != VERSION:
-                    raise Unwanted(f"it speaks version {message.version} of the frames, this member version {VERSION}")
-                if message.cluster != token.cluster:
-                    raise Unwanted(f"it is of the cluster {message.cluster!r}")
-                proof.proof = token.proof(message, proof)
-                _write(self._transport, proof)
-            case Accepted() if self._challenge is not None:
-                wanted = token.acceptance(self._challenge, proof, vote=message.vote)
-                if not hmac.compare_digest(message.proof, wanted):
-                    raise Unwanted("it has not shown that it has the token")
-                if not self.accepted.done():
-                    self.accepted.set_result(message.vote)
-            case Rejected():
-                raise Unwanted(f"it lets nobody in: {message.why}")
-            case _:
-                raise FrameError("not what a visitor is told")
-
-    def _end(self, why: str) -> None:
-        if not self.accepted.done():
-            self.accepted.set_exception(Unwanted(why))
-        self._transport.abort()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        if not self.accepted.done():
-            self.accepted.set_exception(Unwanted(f"it has closed the connection{f': {error}' if error else ''}"))
-
-
 async def visit(
     address: tuple[str, int],
     token: Token,
@@ -253,32 +200,64 @@ async def visit(
 ) -> bool:
     """Be let in by the member at `address`; return whether it has voted. The connection is then that of `stays`;
     None: it is closed. `trust`: TLS, with a certificate for `name` or the host. Raises OSError, and Unwanted."""
-    loop = asyncio.get_running_loop()
+    loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()
     host, port = address
-    transport: Any = None
+    shown = (name or host) if trust else None
+    transport: asyncio.Transport | None = None
     try:
         async with asyncio.timeout(WITHIN):
-            transport, protocol = await loop.create_connection(
-                lambda: _Visit(token, proof), host, port, ssl=trust, server_hostname=(name or host) if trust else None
+            transport, _ = await loop.create_connection(
+                lambda: asyncio.StreamReaderProtocol(reader), host, port, ssl=trust, server_hostname=shown
             )
-            vote = await protocol.accepted
-    except TimeoutError:
+            vote = await _let_in(reader, transport, token, proof)
+        if stays is not None and (transport.is_closing() or reader.at_eof()):  # `stays` would not hear of that
+            raise Unwanted("it has closed the connection")
+    except BaseException as error:
         if transport is not None:
             transport.abort()
-        raise Unwanted(f"no answer within {WITHIN:g} s") from None
-    except BaseException:
-        if transport is not None:
-            transport.abort()
+        if isinstance(error, TimeoutError):
+            raise Unwanted(f"no answer within {WITHIN:g} s") from None
         raise
     if stays is None:
         transport.close()
-        return vote
-    if transport.is_closing():  # meanwhile: `stays` would not hear of that
-        raise Unwanted("it has closed the connection")
-    staying = stays()
-    transport.set_protocol(staying)
-    staying.connection_made(transport)
+    else:
+        staying = stays()
+        transport.set_protocol(staying)
+        staying.connection_made(transport)
     return vote
+
+
+async def _let_in(reader: asyncio.StreamReader, transport: asyncio.Transport, token: Token, proof: Proof) -> bool:
+    """Show a member the token, and see that the member has it. Return its vote. Raises OSError, and Unwanted."""
+    challenge = await _heard(reader, Challenge)
+    if challenge.version != VERSION:
+        raise Unwanted(f"it speaks version {challenge.version} of the frames, this member version {VERSION}")
+    if challenge.cluster != token.cluster:
+        raise Unwanted(f"it is of the cluster {challenge.cluster!r}")
+    proof.proof = token.proof(challenge, proof)
+    _write(transport, proof)
+    accepted = await _heard(reader, Accepted)
+    if not hmac.compare_digest(accepted.proof, token.acceptance(challenge, proof, vote=accepted.vote)):
+        raise Unwanted("it has not shown that it has the token")
+    return accepted.vote
+
+
+async def _heard(reader: asyncio.StreamReader, kind: type[T]) -> T:
+    """Return a member's next message. Raises OSError, and Unwanted."""
+    try:
+        head = await reader.readexactly(4)
+        size = int.from_bytes(head, "big")
+        frame = head + await reader.readexactly(size if size <= MOST else 0)
+        ((message,),) = FrameReader(_GREETING, MOST).feed(frame)
+    except asyncio.IncompleteReadError:
+        raise Unwanted("it has closed the connection") from None
+    except (FrameError, ValueError) as error:
+        raise Unwanted(f"it is no member: {error}") from error
+    if isinstance(message, Rejected):
+        raise Unwanted(f"it lets nobody in: {message.why}")
+    if not isinstance(message, kind):
+        raise Unwanted("it is no member: not what a visitor is told")
+    return message
 
 
 def _write(transport: asyncio.Transport, message: Any) -> None:

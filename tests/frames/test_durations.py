@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
 
 from gateway.core.request.outcome import Outcome, Refused
+from gateway.core.request.record import Record
 from gateway.frames.calls import ask_of, refusal_of
-from gateway.frames.durations import shift
+from gateway.frames.durations import PARTS, TIMES, shift
 from gateway.frames.messages import (
     AllHeld,
     ArrivalAsk,
     Ask,
     CallEnd,
     CallFacts,
+    EndedRecords,
     EngineTerms,
     FirstByte,
     FromDecider,
@@ -25,7 +27,7 @@ from gateway.frames.messages import (
     GrantTerms,
     Held,
     Judgement,
-    UnreadRequest,
+    Prefilled,
 )
 from tests.calls import a_call
 
@@ -54,7 +56,6 @@ MESSAGES: list[Any] = [
     ask(),
     ask(facts()),
     FirstByte(1, T),
-    UnreadRequest("t", 1, T, "", Outcome.OK),
     ArrivalAsk(1, 0, "t", 1, T),
     CallEnd(1, T),
     CallEnd(1, T, first_byte=T - 1),
@@ -64,8 +65,21 @@ MESSAGES: list[Any] = [
     terms(),
     refusal_of(1, 0, REFUSAL, facts()),
     refusal_of(1, 0, REFUSAL),
+    Prefilled(1, 0, T, "", "", ""),
+    EndedRecords([(T, Record(request_id="a", route="/b")), (T + 1, Record(request_id="b", route="/b"))]),
     AllHeld(0, []),
 ]
+# Durations, and seconds since 1970.
+NO_TIMES = {
+    "CallRequest": {"asked_deadline", "sdk_timeout", "hinted_ahead"},
+    "CallFacts": {"predicted_wait", "woken"},
+    "GrantTerms": {"expected", "hedge_after"},
+    "AttemptFailed": {"pause"},
+    "RetryAnswer": {"pause"},
+    "DrainOrder": {"within"},
+    "Hello": {"started"},
+    "Held": {"first_byte"},  # moved where it is no 0
+}
 
 
 def times(value: Any) -> list[float]:
@@ -94,3 +108,10 @@ def test_no_time_of_day_leaves_the_machine_and_each_comes_back(message: Any) -> 
     shift(come, T)
     assert times(come) == pytest.approx(before)
     assert come == message
+
+
+def test_every_number_that_may_be_a_time_is_judged() -> None:
+    kinds = {*get_args(FromRelay), *get_args(FromDecider), *TIMES, *PARTS}
+    for kind in kinds:
+        numbers = {each.name for each in msgspec.structs.fields(kind) if each.type in (float, float | None)}
+        assert numbers == {*TIMES.get(kind, ()), *NO_TIMES.get(kind.__name__, ())}, kind
