@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from gateway.core.admission.decider import Admission
 from gateway.core.request.call import Call
 from gateway.core.request.call_trace import CallTrace
@@ -17,18 +15,21 @@ if TYPE_CHECKING:
     from gateway.relay.mirror import MirrorCopy
 
 
-class ActiveCall(msgspec.Struct, eq=False):
+class ActiveCall:
     """`leave` ends it from outside, saying why."""
 
-    record: Record
-    account: Account | None = None  # if it is known already
-    admission: Admission | None = None  # once it has arrived
-    call: Call | None = None  # once it is parsed
-    copy: MirrorCopy | None = None  # of a call for a model route with a mirror, until it begins
-    trace: CallTrace | None = None  # where it is sampled
-    task: asyncio.Task[None] | None = None
-    unchanged: bool = True  # the body for the engine is the client's own
-    begun: bool = False  # its task has had its first turn; one that is cancelled before then never has any
+    __slots__ = ("account", "admission", "begun", "call", "copy", "record", "task", "trace", "unchanged")
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        self.account: Account | None = None  # if it is known already
+        self.admission: Admission | None = None  # once it has arrived
+        self.call: Call | None = None  # once it is parsed
+        self.copy: MirrorCopy | None = None  # of a call for a model route with a mirror, until it begins
+        self.trace: CallTrace | None = None  # where it is sampled
+        self.task: asyncio.Task[None] | None = None
+        self.unchanged = True  # the body for the engine is the client's own
+        self.begun = False  # its task has had its first turn; one that is cancelled before then never has any
 
     def leave(self, reason: str) -> None:
         """`client_gone`, `slow_client`, `deadline` or `drain`: the call is cancelled."""

@@ -11,8 +11,6 @@ import asyncio
 from collections.abc import Callable
 from typing import Final, Protocol
 
-import msgspec
-
 from gateway.native.loan import plain_socket
 from gateway.relay.wire.messages import Request, status_line
 
@@ -31,22 +29,30 @@ class Owner(Protocol):
     def abandoned(self) -> None: ...
 
 
-class Responder(msgspec.Struct, eq=False):
-    """Answers one request: `send`, or `start`, `write`..., `end`."""
+class Responder:
+    """Answers one request: `send`, or `start`, `write`..., `end`.
 
-    _owner: Owner | None
-    _transport: asyncio.Transport
-    _request: Request
-    _framing: int = _NONE
-    _left: int = 0  # bytes of an announced length not yet written
-    _close: bool = False
-    _gone: Callable[[str], None] | None = None
-    _pause: Callable[[], None] | None = None
-    _resume: Callable[[], None] | None = None
-    _reason: str = ""
-    closed: bool = False  # the client is gone, or the answer is complete or aborted
-    started: bool = False  # a part of the answer was sent
-    lines: bytes = b""  # header lines that the answer carries whoever gives it and however it ends; set before
+    `closed`: the client is gone, or the answer is complete or aborted. `started`: a part of the answer was sent.
+    `lines`: preformatted header lines that the answer carries whoever gives it and however it ends; set before.
+    """
+
+    __slots__ = ("_close", "_framing", "_gone", "_left", "_owner", "_pause", "_reason", "_request", "_resume",
+                 "_transport", "closed", "lines", "started")  # fmt: skip
+
+    def __init__(self, owner: Owner, transport: asyncio.Transport, request: Request) -> None:
+        self._owner: Owner | None = owner
+        self._transport = transport
+        self._request = request
+        self._framing = _NONE
+        self._left = 0  # bytes of an announced length not yet written
+        self._close = False
+        self._gone: Callable[[str], None] | None = None
+        self._pause: Callable[[], None] | None = None
+        self._resume: Callable[[], None] | None = None
+        self._reason = ""
+        self.closed = False
+        self.started = False
+        self.lines = b""
 
     # -- for whoever answers
 
