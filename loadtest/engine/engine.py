@@ -13,15 +13,13 @@ import random
 from itertools import accumulate
 from typing import Literal
 
-import msgspec
-
 from loadtest.engine.blocks import Blocks
 from loadtest.engine.engine_config import EngineConfig
 from loadtest.engine.kv_transfer import KeptPrompts
-from loadtest.engine.scheduler import Scheduler
+from loadtest.engine.scheduler import EngineStep, Scheduler
 from loadtest.engine.sequence import Sequence, SequenceState
 
-SleepMode = Literal["abort", "wait", "keep"]
+SleepMode = Literal["abort", "wait"]
 Weights = Literal["loaded", "offloaded", "discarded", "blank"]
 TAGS = ("weights", "kv_cache")
 LEAST_AHEAD = 3  # steps: fewer are sooner made than foreseen
@@ -39,27 +37,17 @@ class Stats:
         self.success = dict.fromkeys(("stop", "length", "abort", "error", "repetition"), 0)
 
 
-class StepResult(msgspec.Struct, gc=False):
-    """Tokens that one step wrote, to be handed out at `ends` (seconds, the driver's clock)."""
-
-    duration: float
-    ends: float
-    prefilled: list[Sequence]
-    finished: list[Sequence]
-    decoded: int
-    prefill_tokens: int
-
-
 class Engine:
     """A simulated EngineCore. `stats` is what it has done, `scheduler` what it is doing."""
 
     def __init__(self, config: EngineConfig, *, engine_id: str = "sim") -> None:
         self.config = config
         self.stats = Stats()
+        limits = config.profile
         self.scheduler = Scheduler(
-            Blocks(config.num_gpu_blocks, caching=config.caching),
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
+            Blocks(limits.num_gpu_blocks, caching=config.caching),
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
             policy=config.policy,
         )
         self.kept = KeptPrompts(self.scheduler, engine_id)
@@ -105,15 +93,15 @@ class Engine:
         """Every sequence that has not ended: running, waiting, then held."""
         return [*self.scheduler.running, *self.scheduler.queued(), *self._held]
 
-    def step(self, now: float) -> StepResult:
+    def step(self, now: float) -> EngineStep:
         """Run a step from `now` on. Not to be called while asleep."""
         if self.asleep is not None:
             raise RuntimeError("a sleeping engine makes no steps")
         step = self.scheduler.schedule()
         exact = self.config.profile.exact(step.prefill_tokens, step.decoded, step.context, step.pairs)
-        duration = exact * self._jitter(1)[0]
+        step.duration = exact * self._jitter(1)[0]
         self._next += 1
-        ends = now + duration
+        step.ends = now + step.duration
         stats = self.stats
         stats.preemptions += step.preempted
         stats.generation_tokens += step.decoded
@@ -121,11 +109,11 @@ class Engine:
         for sequence in step.prefilled:
             stats.generation_tokens += sequence.output > 0
             if sequence.first_token_at < 0.0:
-                sequence.first_token_at = ends
+                sequence.first_token_at = step.ends
                 stats.prompt_tokens += sequence.prompt
         for sequence in step.finished:
             stats.success[sequence.reason] += 1
-        return StepResult(duration, ends, step.prefilled, step.finished, step.decoded, step.prefill_tokens)
+        return step
 
     def _jitter(self, steps: int) -> list[float]:
         """Return the jitter factors of the next `steps` steps; `_next` advances as steps are made."""
@@ -160,28 +148,20 @@ class Engine:
         stats.generation_tokens += decoded * steps
         stats.steps += steps
 
-    def sleep(self, level: int, mode: SleepMode = "abort") -> list[Sequence]:
-        """Sleep at level 0 (paused), 1 (weights to host memory) or 2 (weights dropped); the sequences it aborted.
-
-        `keep` freezes the unfinished: they wait, and are computed again after waking. For `wait` the driver calls this
-        once nothing is unfinished. An engine already asleep stays as it is.
-        """
+    def sleep(self, level: int) -> list[Sequence]:
+        """Sleep at level 1 (weights to host memory) or 2 (weights dropped). Return the sequences it aborted: none where
+        the driver has waited until nothing was unfinished. An engine already asleep stays as it is."""
         if self.asleep is not None:
             return []
-        aborted = []
-        for sequence in self.unfinished():
-            if mode == "keep":
-                continue
+        aborted = self.unfinished()
+        for sequence in aborted:
             self.scheduler.abort(sequence)
             self.stats.success["abort"] += 1
-            aborted.append(sequence)
         self.asleep = level
-        if level:
-            self.scheduler.preempt_all()
-            self.kept.drop()
-            self.scheduler.blocks.reset()
-            self.weights = "offloaded" if level == 1 else "discarded"
-            self.cache_ready = False
+        self.kept.drop()
+        self.scheduler.blocks.reset()
+        self.weights = "offloaded" if level == 1 else "discarded"
+        self.cache_ready = False
         return aborted
 
     def wake(self, tags: list[str] | None = None) -> bool:

@@ -10,30 +10,27 @@ from loadtest.engine.sequence import BLOCK
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits in tokens, sequences and blocks of 16 tokens. Raises ValueError where they contradict each other."""
+    """Engine of a profile, with the profile's limits. Raises ValueError where these contradict each other."""
 
     profile: Profile
-    num_gpu_blocks: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
     policy: Policy = "fcfs"
     caching: bool = True
     seed: int = 0
 
     def __post_init__(self) -> None:
+        limits = self.profile
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, found {getattr(self, name)}")
-        if self.max_num_batched_tokens < self.max_num_seqs:
+            if getattr(limits, name) < 1:
+                raise ValueError(f"{name} must be at least 1, found {getattr(limits, name)}")
+        if limits.max_num_batched_tokens < limits.max_num_seqs:
             raise ValueError(
-                f"max_num_batched_tokens ({self.max_num_batched_tokens}) is less than max_num_seqs "
-                f"({self.max_num_seqs}): every running sequence needs a token per step"
+                f"max_num_batched_tokens ({limits.max_num_batched_tokens}) is less than max_num_seqs "
+                f"({limits.max_num_seqs}): every running sequence needs a token per step"
             )
-        room = (self.num_gpu_blocks - 1) * BLOCK
-        if room < self.max_model_len:
+        room = (limits.num_gpu_blocks - 1) * BLOCK
+        if room < limits.max_model_len:
             raise ValueError(
-                f"max_model_len ({self.max_model_len}) is more than the {room} tokens the KV cache holds: "
+                f"max_model_len ({limits.max_model_len}) is more than the {room} tokens the KV cache holds: "
                 "raise num_gpu_blocks or lower max_model_len"
             )
 
@@ -56,13 +53,11 @@ def engine_config(
     budget = profile.max_num_batched_tokens if max_num_batched_tokens is None else max_num_batched_tokens
     if max_num_batched_tokens is None and max_num_seqs is not None:
         budget = max(budget, max_num_seqs)
-    return EngineConfig(
-        profile=profile,
+    limited = msgspec.structs.replace(
+        profile,
         num_gpu_blocks=blocks,
         max_num_seqs=min(profile.max_num_seqs, budget) if max_num_seqs is None else max_num_seqs,
         max_num_batched_tokens=budget,
         max_model_len=min(profile.max_model_len, (blocks - 1) * BLOCK) if max_model_len is None else max_model_len,
-        policy=policy,
-        caching=caching,
-        seed=seed,
     )
+    return EngineConfig(profile=limited, policy=policy, caching=caching, seed=seed)

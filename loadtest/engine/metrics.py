@@ -39,8 +39,8 @@ def _gauges(engine: Engine, labels: str) -> Iterable[str]:
     yield from _family("num_requests_waiting", "gauge", [(labels, scheduler.waiting)])
     yield from _family("kv_cache_usage_perc", "gauge", [(labels, usage)])
     info = f'block_size="{BLOCK}",cache_dtype="auto",enable_prefix_caching="{config.caching}",engine="0"'
-    info += f',gpu_memory_utilization="0.9",num_gpu_blocks="{config.num_gpu_blocks}"'
-    info += f',kv_cache_size_tokens="{config.num_gpu_blocks * BLOCK}"'
+    info += f',gpu_memory_utilization="0.9",num_gpu_blocks="{config.profile.num_gpu_blocks}"'
+    info += f',kv_cache_size_tokens="{config.profile.num_gpu_blocks * BLOCK}"'
     level = 0 if engine.asleep is None else engine.asleep
     flags = (engine.asleep is None, level == 1, level == 2)
     states = [(f'{labels},sleep_state="{state}"', flag) for state, flag in zip(SLEEP_STATES, flags, strict=True)]

@@ -30,7 +30,8 @@ class EngineStep(msgspec.Struct, gc=False):
     prompt token with each token before it.
 
     `prefilled` have had their prompt completed (each wrote a token, unless it is a pooling request), `finished` wrote
-    their last token. A sequence may be in both.
+    their last token. A sequence may be in both. The tokens are to be handed out at `ends` (seconds, the driver's
+    clock), `duration` after its begin: the engine sets them, by its profile.
     """
 
     prefilled: list[Sequence]
@@ -40,6 +41,8 @@ class EngineStep(msgspec.Struct, gc=False):
     context: int = 0
     pairs: int = 0
     preempted: int = 0
+    duration: float = 0.0
+    ends: float = 0.0
 
 
 class Scheduler:
@@ -87,12 +90,6 @@ class Scheduler:
             if len(self._queue) - self.waiting > max(COMPACT, self.waiting):
                 self._queue = [entry for entry in self._queue if entry[1].state is SequenceState.WAITING]
                 heapq.heapify(self._queue)
-
-    def preempt_all(self) -> None:
-        """Preempt every running sequence, because the cache is about to be dropped; the oldest comes first in the
-        queue."""
-        while self.running:
-            self._preempt(next(reversed(self.running)))
 
     def decoding(self) -> list[Sequence]:
         """The running sequences that wrote a token in the last step and go on, oldest first."""

@@ -17,17 +17,18 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from loadtest.engine.api.checks import BROKEN, DEAD, ApiError
-from loadtest.engine.api.generate import Choice, Gathered, Generation
+from loadtest.engine.api.generate import Choice, Generation
 from loadtest.engine.api.http import Connection
 from loadtest.engine.api.routes import Routes
 from loadtest.engine.api.side_channel import SideChannel
 from loadtest.engine.config import SimConfig
 from loadtest.engine.core_calls import CoreCalls
-from loadtest.engine.engine import Engine, StepResult
+from loadtest.engine.engine import Engine
 from loadtest.engine.engine_memory import Resident
 from loadtest.engine.faults import Faults, faults_of
 from loadtest.engine.kv_transfer import TransferParams
 from loadtest.engine.latency import Front
+from loadtest.engine.scheduler import EngineStep
 from loadtest.engine.sequence import Sequence, SequenceState
 from loadtest.engine.sleeping import Sleeping
 
@@ -54,13 +55,13 @@ class SimServer:
         self.dead = False  # out of memory: EngineCore is gone
         self.died = asyncio.Event()
         share = config.share
-        weights, sequences = config.engine.profile.weights, config.engine.max_num_seqs
-        self.resident = None if share is None else Resident(share, weights, sequences)
+        profile = config.engine.profile
+        self.resident = None if share is None else Resident(share, profile.weights, profile.max_num_seqs)
         self.core = CoreCalls(lambda: self.faults.hang)
         self.url = ""
         self.connections: set[Connection] = set()
-        self._front = Front(config.engine.profile, config.speed)
-        self._coming: dict[Generation | Gathered, asyncio.TimerHandle] = {}  # the scheduler does not have them yet
+        self._front = Front(profile, config.speed)
+        self._coming: dict[Generation, asyncio.TimerHandle] = {}  # the scheduler does not have them yet
         self.rng = random.Random(config.engine.seed)  # noqa: S311 - faults and ids
         self._routes = Routes(self)
         self._server: asyncio.Server | None = None
@@ -140,9 +141,9 @@ class SimServer:
         running: dict[str, None] = {}
         waiting: dict[str, None] = {}
         for sequence in self.engine.unfinished():
-            answer = sequence.owner.answer
-            if isinstance(answer, Generation) and answer.form.model in self.config.adapters:
-                (running if sequence in self.engine.scheduler.running else waiting)[answer.form.model] = None
+            model = sequence.owner.answer.form.model
+            if model in self.config.adapters:
+                (running if sequence in self.engine.scheduler.running else waiting)[model] = None
         return tuple(running), tuple(waiting)
 
     @property
@@ -150,17 +151,15 @@ class SimServer:
         """Host and port that it listens on."""
         return (self.config.uds, 0) if self.config.uds else self._address
 
-    def submit(
-        self, answer: Generation | Gathered, request_id: str = "", transfer: TransferParams | None = None
-    ) -> None:
+    def submit(self, answer: Generation, request_id: str = "", transfer: TransferParams | None = None) -> None:
         """Put every sequence of a request into the engine; the client leaving takes them out again. `transfer`: its
         prompt is read for another engine, or was read by another."""
         now = self._loop.time()
         answer.connection.gone = lambda: self.withdraw(answer)
         answer.garbled = self.engine.garbage
-        if isinstance(answer, Generation) and answer.stream:
+        if answer.stream:
             answer.begin()
-        if transfer is not None and isinstance(answer, Generation):
+        if transfer is not None:
             if transfer.do_remote_prefill:
                 self.transfers.fetch(answer, transfer, now)
                 return
@@ -171,14 +170,14 @@ class SimServer:
         else:
             self.enter(answer, now)
 
-    def enter(self, answer: Generation | Gathered, came: float) -> None:
+    def enter(self, answer: Generation, came: float) -> None:
         """Give the scheduler the sequences of a request that came then."""
         self._coming.pop(answer, None)
         for choice in answer.choices:
             self.sleeping.add(choice.sequence, came)
         self.work()
 
-    def withdraw(self, answer: Generation | Gathered) -> None:
+    def withdraw(self, answer: Generation) -> None:
         """Abort what is left of a request and free its blocks at once."""
         if self.transfers.withdraw(answer):
             return
@@ -209,7 +208,7 @@ class SimServer:
         self._due = max(self._due, now - CATCH_UP) + result.duration * self.faults.slow / self.config.speed
         self._timer = self._loop.call_at(self._due, self._hand_out, wrote, result)
 
-    def _hand_out(self, wrote: list[Sequence], result: StepResult) -> None:
+    def _hand_out(self, wrote: list[Sequence], result: EngineStep) -> None:
         for sequence in wrote:
             # A client may have left while the step ran.
             if sequence.state is SequenceState.RUNNING or sequence.state is SequenceState.WAITING:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from loadtest.engine.api.checks import BROKEN, ApiError
-from loadtest.engine.api.generate import Gathered, Generation
+from loadtest.engine.api.generate import Generation
 from loadtest.engine.engine import TAGS, SleepMode
 from loadtest.engine.memory_stages import reload_seconds, sleep_seconds, wake_cache_seconds, wake_weights_seconds
 from loadtest.engine.sequence import Sequence
@@ -39,7 +39,7 @@ class Sleeping:
         else:
             self._server.engine.add(sequence, now)
 
-    def forget(self, answer: Generation | Gathered) -> None:
+    def forget(self, answer: Generation) -> None:
         """Forget the late work of a client that has left."""
         if self._late:
             self._late = [entry for entry in self._late if entry[0].owner.answer is not answer]
@@ -60,8 +60,8 @@ class Sleeping:
         if mode == "wait" and engine.busy:
             self.when_idle.append(lambda: self.sleep(level, "wait", done))
             return
-        falls_asleep = engine.asleep is None and level > 0
-        for sequence in engine.sleep(level, mode):
+        falls_asleep = engine.asleep is None
+        for sequence in engine.sleep(level):
             sequence.owner.answer.aborted(sequence.owner)
         for sequence, at in self._late:
             engine.add(sequence, at)

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Literal
 
 from loadtest.engine.api.checks import BROKEN, ApiError, Limits
-from loadtest.engine.engine import LEAST_AHEAD, Engine, StepResult
+from loadtest.engine.engine import LEAST_AHEAD, Engine
 from loadtest.engine.engine_config import EngineConfig
 from loadtest.engine.kv_transfer import (
     FAILED,
@@ -30,6 +30,7 @@ from loadtest.engine.kv_transfer import (
     with_params,
 )
 from loadtest.engine.latency import Front
+from loadtest.engine.scheduler import EngineStep
 from loadtest.engine.sequence import BLOCK, Sequence
 from loadtest.simulate.memory_requests import JSON, Taker, Work, read
 from loadtest.simulate.step_times import Pace
@@ -63,7 +64,7 @@ class MemoryEngine:
         self._front = Front(config.profile)
         self.limits = Limits(
             models=(model, *more),
-            max_model_len=config.max_model_len,
+            max_model_len=config.profile.max_model_len,
             priorities=config.policy == "priority",
             prompt_details=True,
         )
@@ -243,14 +244,14 @@ class MemoryEngine:
         if self._timer is not None:
             self._timer.cancel()
         end = ahead[begun - 1]
-        self._timer = self._loop.call_at(end, self._hand_out, StepResult(0.0, end, [], [], 0, 0))
+        self._timer = self._loop.call_at(end, self._hand_out, EngineStep([], [], ends=end))
 
     def _paced(self, ends: Iterable[float]) -> None:
         if self.pace is not None:
             for end in ends:
                 self.pace.ended(end)
 
-    def _hand_out(self, result: StepResult) -> None:
+    def _hand_out(self, result: EngineStep) -> None:
         if self.condition != "up":
             self._timer = None
             return

@@ -27,7 +27,7 @@ class Watch:
         self._client = client
         self._loop = asyncio.get_running_loop()
         self._sample = sample_of(memory)
-        longest = memory.config.max_model_len
+        longest = memory.config.profile.max_model_len
         self._cards = [ModelCard(id=name, max_model_len=longest) for name in memory.limits.models]
 
     def start(self, share: float) -> None:
@@ -88,7 +88,7 @@ def sample_of(memory: MemoryEngine) -> EngineSample:
         running=len(scheduler.running),
         waiting=scheduler.waiting,
         kv_usage=scheduler.blocks.usage,
-        capacity_tokens=memory.config.num_gpu_blocks * 16,
+        capacity_tokens=memory.config.profile.num_gpu_blocks * 16,
         preemptions_total=stats.preemptions,
         prompt_tokens_total=stats.prompt_tokens,
         generation_tokens_total=stats.generation_tokens,

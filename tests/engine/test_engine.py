@@ -94,12 +94,12 @@ def test_limits_that_contradict_each_other_are_refused(limits: dict[str, int], m
 
 
 def test_a_length_nobody_asked_for_shrinks_to_the_cache() -> None:
-    assert engine(num_gpu_blocks=11).config.max_model_len == 160
-    assert engine(max_num_batched_tokens=2).config.max_num_seqs == 2
-    assert engine(max_num_seqs=100).config.max_num_batched_tokens == 100
+    assert engine(num_gpu_blocks=11).config.profile.max_model_len == 160
+    assert engine(max_num_batched_tokens=2).config.profile.max_num_seqs == 2
+    assert engine(max_num_seqs=100).config.profile.max_num_batched_tokens == 100
 
 
-@pytest.mark.parametrize(("level", "weights"), [(0, "loaded"), (1, "offloaded"), (2, "discarded")])
+@pytest.mark.parametrize(("level", "weights"), [(1, "offloaded"), (2, "discarded")])
 def test_sleep_aborts_what_runs_and_waits(level: int, weights: str) -> None:
     it = engine(max_num_seqs=1)
     running, waiting = Sequence(10, 10), Sequence(10, 10)
@@ -121,19 +121,6 @@ def test_sleep_drops_the_cache() -> None:
     assert it.scheduler.blocks.idle == 4
     it.sleep(1)
     assert it.scheduler.blocks.idle == 0
-
-
-def test_keep_takes_up_the_work_again() -> None:
-    it = engine()
-    sequence = Sequence(20, 10)
-    it.add(sequence, 0.0)
-    it.step(0.0)
-    it.step(0.1)
-    assert it.sleep(1, "keep") == []
-    assert (sequence.state, it.scheduler.blocks.used) == (SequenceState.WAITING, 0)
-    assert it.wake()
-    run(it)
-    assert (sequence.state, sequence.generated, sequence.preemptions) == (SequenceState.FINISHED, 10, 1)
 
 
 def test_what_is_sent_to_a_sleeping_engine_is_in_no_gauge_and_runs_after_waking() -> None:
@@ -184,7 +171,7 @@ ACTIONS = st.lists(
         ),
         st.tuples(st.just("step"), st.integers(1, 12)),
         st.tuples(st.just("abort"), st.integers(0, 30)),
-        st.tuples(st.just("sleep"), st.sampled_from(("abort", "keep"))),
+        st.tuples(st.just("sleep")),
     ),
     max_size=60,
 )
@@ -232,7 +219,7 @@ def test_nothing_is_lost_leaked_or_overdrawn(
         elif action[0] == "abort" and every:
             it.abort(every[action[1] % len(every)])
         elif action[0] == "sleep":
-            it.sleep(1, action[1])
+            it.sleep(1)
             it.wake()
     for _ in range(20_000):
         if not it.busy:

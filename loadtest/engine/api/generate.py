@@ -20,7 +20,7 @@ class Choice:
 
     __slots__ = ("answer", "index", "reason", "sent", "sequence", "words")
 
-    def __init__(self, index: int, words: list[bytes], sequence: Sequence, answer: Generation | Gathered) -> None:
+    def __init__(self, index: int, words: list[bytes], sequence: Sequence, answer: Generation) -> None:
         self.index = index
         self.words = words
         self.sent = 0
@@ -87,13 +87,17 @@ class Generation:
             self.connection.write(self.form.delta(choice, tokens.GARBAGE if self.garbled else word))
 
     def finished(self, choice: Choice) -> None:
-        """The sequence wrote its last token."""
-        word = choice.words[choice.sent]
+        """The sequence wrote its last token, or its text has been read, of which nothing is written."""
+        word = choice.words[choice.sent] if choice.words else b""
         choice.sent += 1
         self._end(choice, word)
 
     def aborted(self, choice: Choice) -> None:
         """The engine dropped the sequence: it is going to sleep. The choice ends where it is."""
+        if not choice.words:  # half of a text is nothing
+            if self.left:
+                self.failed(ApiError(500, "The request was aborted.", type=BROKEN))
+            return
         choice.reason = "abort"
         self._end(choice, b"")
 
@@ -128,48 +132,6 @@ class Generation:
         if not self._opened:
             self._opened = True
             self.connection.write(self.form.opening(self))
-
-
-class Whole(Protocol):
-    """Builds the body of an answer that is sent once everything is read."""
-
-    def __call__(self, gathered: Gathered) -> bytes: ...
-
-
-class Gathered:
-    """A pooling request under way: one sequence per text, one answer when all are read."""
-
-    stream = False
-
-    def __init__(self, connection: Connection, texts: list[bytes], whole: Whole) -> None:
-        self.connection = connection
-        self.texts = texts
-        self.choices: list[Choice] = []
-        self.left = len(texts)
-        self.garbled = False
-        self._whole = whole
-
-    @property
-    def prompt(self) -> int:
-        return sum(choice.sequence.prompt for choice in self.choices)
-
-    def token(self, choice: Choice) -> None:
-        """Pooling sequences write nothing."""
-
-    def finished(self, choice: Choice) -> None:
-        """Note that a text has been read."""
-        self.left -= 1
-        if self.left == 0:
-            self.connection.send(200, self._whole(self))
-
-    def aborted(self, choice: Choice) -> None:
-        """The engine dropped it: it is going to sleep."""
-        if self.left:
-            self.failed(ApiError(500, "The request was aborted.", type=BROKEN))
-
-    def failed(self, error: ApiError) -> None:
-        self.left = 0
-        self.connection.send(error.status, error.body())
 
 
 class SharedFields(Protocol):

@@ -151,6 +151,6 @@ class OpenAIForm:
         data = b'%b,"choices":[{"index":%d,"%b":%b,"logprobs":null,"finish_reason":%b}]' % (
             *(self._start, choice.index, field, said, reason),
         )
-        if self.continuous and isinstance(choice.answer, Generation):
+        if self.continuous:
             data += b',"usage":' + encode(so_far(choice, choice.answer))
         return chunk(data + b"}\n\n")

@@ -13,13 +13,13 @@ import math
 import time
 import zlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
 from loadtest.engine import tokens
 from loadtest.engine.api.checks import ApiError, Limits, check_model, decode, encode, output_room
-from loadtest.engine.api.generate import Choice, Gathered, Whole
+from loadtest.engine.api.generate import Form, Generation
 from loadtest.engine.api.http import Connection
 from loadtest.engine.api.openai import prompts_of
 from loadtest.engine.sequence import Sequence
@@ -52,18 +52,26 @@ Row = Callable[[bytes], dict[str, Any]]  # of a text
 DECODER = msgspec.json.Decoder(PoolingBody)
 
 
+class PoolingForm:
+    """Form of an answer that is sent, by `whole`, once every text is read. It has no streams."""
+
+    def __init__(self, model: str, whole: Callable[[Generation], bytes]) -> None:
+        self.model = model
+        self.whole = whole
+
+
 def _gather(
-    connection: Connection, limits: Limits, model: str, texts: list[bytes], asked: PoolingBody, whole: Whole
-) -> Gathered:
-    gathered = Gathered(connection, texts, whole)
-    for index, data in enumerate(texts):
+    connection: Connection, limits: Limits, model: str, texts: list[bytes], asked: PoolingBody,
+    whole: Callable[[Generation], bytes],
+) -> Generation:  # fmt: skip
+    form = cast("Form", PoolingForm(model, whole))
+    generation = Generation(connection, form, stream=False, prompt=sum(map(tokens.count, texts)), limits=limits)
+    for data in texts:
         prompt = tokens.count(data)
         output_room(limits, prompt, None, "input")
         hashes = tokens.block_hashes(data, (model, "pooling", asked.cache_salt))
-        sequence = Sequence(prompt, 0, hashes=hashes, priority=asked.priority)
-        sequence.reason = "stop"
-        gathered.choices.append(Choice(index, [], sequence, gathered))
-    return gathered
+        generation.add(Sequence(prompt, 0, hashes=hashes, reason="stop", priority=asked.priority), [])
+    return generation
 
 
 def _inputs(asked: PoolingBody) -> list[bytes]:
@@ -81,26 +89,26 @@ def vector(data: bytes, dimensions: int) -> list[float]:
     return [value / length for value in values]
 
 
-def _usage(gathered: Gathered) -> dict[str, Any]:
-    prompt = gathered.prompt
+def _usage(generation: Generation) -> dict[str, Any]:
+    prompt = generation.prompt
     return {"prompt_tokens": prompt, "total_tokens": prompt, "completion_tokens": 0, "prompt_tokens_details": None}
 
 
 def _listed(
     connection: Connection, limits: Limits, asked: PoolingBody, texts: list[bytes], id: str, row: Row
-) -> Gathered:
+) -> Generation:
     """An answer under way that lists a row for each text. Raises ApiError."""
     model, created = check_model(limits, asked.model), int(time.time())
 
-    def whole(gathered: Gathered) -> bytes:
-        rows = [{"index": index} | row(data) for index, data in enumerate(gathered.texts)]
+    def whole(generation: Generation) -> bytes:
+        rows = [{"index": index} | row(data) for index, data in enumerate(texts)]
         head = {"id": id, "object": "list", "created": created, "model": model}
-        return encode(head | {"data": rows, "usage": _usage(gathered)})
+        return encode(head | {"data": rows, "usage": _usage(generation)})
 
     return _gather(connection, limits, model, texts, asked, whole)
 
 
-def embeddings(connection: Connection, body: bytes, request_id: str, limits: Limits) -> Gathered:
+def embeddings(connection: Connection, body: bytes, request_id: str, limits: Limits) -> Generation:
     """`/v1/embeddings` under way. Raises ApiError."""
     asked = decode(DECODER, body)
     if asked.encoding_format not in ("float", "base64"):
@@ -115,7 +123,7 @@ def embeddings(connection: Connection, body: bytes, request_id: str, limits: Lim
     return _listed(connection, limits, asked, _inputs(asked), f"embd-{request_id}", one)
 
 
-def score(connection: Connection, body: bytes, request_id: str, limits: Limits) -> Gathered:
+def score(connection: Connection, body: bytes, request_id: str, limits: Limits) -> Generation:
     """`/score` under way: one text against each of several, or pairwise. Raises ApiError."""
     asked = decode(DECODER, body)
     left = _side(asked, ("text_1", "queries", "data_1"))
@@ -128,7 +136,7 @@ def score(connection: Connection, body: bytes, request_id: str, limits: Limits) 
     )
 
 
-def rerank(connection: Connection, body: bytes, request_id: str, limits: Limits) -> Gathered:
+def rerank(connection: Connection, body: bytes, request_id: str, limits: Limits) -> Generation:
     """`/rerank` under way: documents by falling score. Raises ApiError."""
     asked = decode(DECODER, body)
     model = check_model(limits, asked.model)
@@ -137,13 +145,13 @@ def rerank(connection: Connection, body: bytes, request_id: str, limits: Limits)
     pairs = [query + other for other in _side(asked, ("documents",))]
     top = asked.top_n if asked.top_n is not None and asked.top_n > 0 else len(pairs)
 
-    def whole(gathered: Gathered) -> bytes:
-        scores = sorted(((_score(data), -index) for index, data in enumerate(gathered.texts)), reverse=True)
+    def whole(generation: Generation) -> bytes:
+        scores = sorted(((_score(data), -index) for index, data in enumerate(pairs)), reverse=True)
         results = [
             {"index": -index, "document": _document(documents[-index]), "relevance_score": value}
             for value, index in scores[:top]
         ]
-        usage = {"prompt_tokens": gathered.prompt, "total_tokens": gathered.prompt}
+        usage = {"prompt_tokens": generation.prompt, "total_tokens": generation.prompt}
         return encode({"id": f"rerank-{request_id}", "model": model, "usage": usage, "results": results})
 
     return _gather(connection, limits, model, pairs, asked, whole)

@@ -15,7 +15,7 @@ import msgspec
 from loadtest.engine import metrics
 from loadtest.engine.api import anthropic, openai, pooling, rendering, responses
 from loadtest.engine.api.checks import BROKEN, DEAD, ApiError, Limits, encode
-from loadtest.engine.api.generate import Gathered, Generation
+from loadtest.engine.api.generate import Generation
 from loadtest.engine.api.http import Connection, Request
 from loadtest.engine.engine import SleepMode
 from loadtest.engine.faults import Faults
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from loadtest.engine.server import SimServer
 
 Handler = Callable[[Request, Connection], None]
-Api = Callable[[Connection, bytes, str, Limits], Generation | Gathered]
+Api = Callable[[Connection, bytes, str, Limits], Generation]
 VERSION = "0.32.0"
 CREATED = 1_700_000_000  # of the models: when they "were loaded"
 GUARDED = (b"/v1", b"/v2")
@@ -39,7 +39,7 @@ class Routes:
         config = server.config
         self.limits = Limits(
             models=(*config.models, *config.adapters),
-            max_model_len=config.engine.max_model_len,
+            max_model_len=config.engine.profile.max_model_len,
             priorities=config.engine.policy == "priority",
             prompt_details=config.prompt_details,
         )
@@ -164,15 +164,11 @@ class Routes:
         """The query string counts, a JSON body does not: that one surprises people."""
         query = parse_qs(request.query.decode("latin-1"))
         level, mode = query.get("level", ["1"])[-1], query.get("mode", ["abort"])[-1]
-        if level not in ("0", "1", "2"):
-            raise ApiError(
-                400, "1 validation error:\n  level must be 0, 1 or 2", type="Bad Request", param="query.level"
-            )
+        if level not in ("1", "2"):
+            raise ApiError(400, "1 validation error:\n  level must be 1 or 2", type="Bad Request", param="query.level")
         modes: dict[str, SleepMode] = {name: name for name in get_args(SleepMode)}
         if mode not in modes:
-            raise ApiError(
-                400, "1 validation error:\n  mode: abort, wait or keep", type="Bad Request", param="query.mode"
-            )
+            raise ApiError(400, "1 validation error:\n  mode: abort or wait", type="Bad Request", param="query.mode")
         answer = encode({"status": "sleeping", "level": int(level)})
         self._alive()
         self._server.sleeping.sleep(int(level), modes[mode], lambda: connection.send(200, answer))

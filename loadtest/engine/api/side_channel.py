@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from loadtest.engine.api.checks import BROKEN, ApiError
-from loadtest.engine.api.generate import Gathered, Generation
+from loadtest.engine.api.generate import Generation
 from loadtest.engine.kv_transfer import FAILED, KEPT, TransferParams, transfer_seconds, with_params
 
 if TYPE_CHECKING:
@@ -65,9 +65,9 @@ class SideChannel:
             return
         self._server.enter(answer, came)
 
-    def withdraw(self, answer: Generation | Gathered) -> bool:
+    def withdraw(self, answer: Generation) -> bool:
         """End the fetch of a client that has left. Return whether there was one."""
-        task = self.fetching.pop(answer, None) if isinstance(answer, Generation) else None
+        task = self.fetching.pop(answer, None)
         if task is not None:
             task.cancel()
         return task is not None

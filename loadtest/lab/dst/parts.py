@@ -70,15 +70,7 @@ def engine_of(machine: EngineSpec, seed: int, scheduling: Policy = "fcfs") -> Me
         max_num_batched_tokens=256,
         max_model_len=(machine.blocks - 1) * 16,
     )
-    config = EngineConfig(
-        profile=profile,
-        num_gpu_blocks=machine.blocks,
-        max_num_seqs=machine.sequences,
-        max_num_batched_tokens=256,
-        max_model_len=(machine.blocks - 1) * 16,
-        policy=scheduling,
-    )
-    return MemoryEngine(config, model=machine.model, seed=seed)
+    return MemoryEngine(EngineConfig(profile=profile, policy=scheduling), model=machine.model, seed=seed)
 
 
 def roles_of(case: Case) -> tuple[Role, ...]:

@@ -78,7 +78,7 @@ class Router:
     def __init__(self, engines: Sequence[MemoryEngine], rule: Rule) -> None:
         self._engines = engines
         self._rule = rule
-        self._workers = [Worker(number, engine.config.num_gpu_blocks) for number, engine in enumerate(engines)]
+        self._workers = [Worker(number, engine.config.profile.num_gpu_blocks) for number, engine in enumerate(engines)]
         self._loop = asyncio.get_running_loop()
         if rule.polls:
             self._poll()
