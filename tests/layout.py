@@ -49,7 +49,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("cli",),
     ),
     "loadtest": (
-        ("die_with_parent",),
+        ("die_with_parent", "signals"),
         ("processes", "engine", "report"),
         ("load",),
         ("clients",),

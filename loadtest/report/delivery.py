@@ -22,6 +22,7 @@ from rich.console import Console
 
 from loadtest.report.records import Run
 from loadtest.report.report import WriteResult, write
+from loadtest.signals import handled
 
 INTERRUPTED = 130  # exit status
 WIDTH = 120  # columns where nobody looks on at a terminal
@@ -102,9 +103,5 @@ def unhurried(say: Say) -> Iterator[None]:
         told = True
         say("gateway: the report is being made; once more ends it without one")
 
-    before = {number: signal.signal(number, hold) for number in HELD}
-    try:
+    with handled(HELD, hold):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -9,41 +9,32 @@ import msgspec
 
 from loadtest.report.comparison import base_of, first_name, title_of, verdict
 from loadtest.report.number_format import change, count, seconds, share
-from loadtest.report.summary import Distribution, Part, Summary
+from loadtest.report.summary import Distribution, Part, Summary, figure
 
 FEW = 4  # runs whose classes are in one table with them
 
 
 class Column(msgspec.Struct, frozen=True):
-    """A figure of the comparison. `metric`: its name in `Summary.intervals`, if it is there. `higher`: whether more of
-    it is better, None where neither is."""
+    """Figure of the comparison, by its name as `summary.figure` takes it. `higher`: whether more of it is better, None
+    where neither is."""
 
     title: str
-    value: Callable[[Part], float | None]
+    metric: str
     word: Callable[[float], str]
-    metric: str = ""
     higher: bool | None = None
 
 
-def _latency(name: str, quantile: str) -> Callable[[Part], float | None]:
-    def value(part: Part) -> float | None:
-        distribution: Distribution = getattr(part, name)
-        return float(getattr(distribution, quantile)) if distribution.count else None
-
-    return value
-
-
 COLUMNS = (
-    Column("offered/s", lambda part: part.offered_rate, count),
-    Column("goodput", lambda part: part.goodput, share, "goodput", higher=True),
-    Column("goodput/s", lambda part: part.met_rate, count, "met_rate", higher=True),
-    Column("TTFT p50", _latency("ttft", "p50"), seconds, "ttft_p50", higher=False),
-    Column("TTFT p99", _latency("ttft", "p99"), seconds, "ttft_p99", higher=False),
-    Column("TPOT p50", _latency("tpot", "p50"), seconds, "tpot_p50", higher=False),
-    Column("ITL p99", _latency("itl", "p99"), seconds, "itl_p99", higher=False),
-    Column("E2E p50", _latency("e2e", "p50"), seconds, "e2e_p50", higher=False),
-    Column("E2E p99", _latency("e2e", "p99"), seconds, "e2e_p99", higher=False),
-    Column("output tokens/s", lambda part: part.completion_token_rate, count, "completion_token_rate", higher=True),
+    Column("offered/s", "offered_rate", count),
+    Column("goodput", "goodput", share, higher=True),
+    Column("goodput/s", "met_rate", count, higher=True),
+    Column("TTFT p50", "ttft_p50", seconds, higher=False),
+    Column("TTFT p99", "ttft_p99", seconds, higher=False),
+    Column("TPOT p50", "tpot_p50", seconds, higher=False),
+    Column("ITL p99", "itl_p99", seconds, higher=False),
+    Column("E2E p50", "e2e_p50", seconds, higher=False),
+    Column("E2E p99", "e2e_p99", seconds, higher=False),
+    Column("output tokens/s", "completion_token_rate", count, higher=True),
 )
 
 
@@ -99,13 +90,13 @@ def _cells(summary: Summary, base: Summary | None) -> Iterable[str]:
 
 
 def _value(column: Column, part: Part) -> str:
-    value = column.value(part)
+    value = figure(part, column.metric)
     return "&ndash;" if value is None else escape(column.word(value))
 
 
 def _change(column: Column, part: Part, other: Part | None, kind: str = "") -> str:
-    value = column.value(part)
-    base = column.value(other) if other else None
+    value = figure(part, column.metric)
+    base = figure(other, column.metric) if other else None
     if value is None or base is None or column.higher is None:
         return ""
     said = f"{100.0 * (value - base):+.2f} points" if column.word is share else change(value, base)

@@ -103,21 +103,36 @@ def chart(
     return f'<figure class="card">{caption}{"".join(parts)}<ul class="legend">{legend}</ul></figure>'
 
 
-def grid(frame: Frame, x: Axis, y: Axis) -> Iterable[str]:
-    """Axes with their ticks and labels."""
-    floor, right = frame.bottom, frame.right
+def columns(frame: Frame, x: Axis, *, words: bool = True) -> Iterable[str]:
+    """Ticks of x, with their words or without."""
     for tick in x.ticks():
         at = frame.x(x, tick)
-        yield f'<path class="grid" d="M{at} {frame.top}V{floor}"/>'
-        yield f'<text x="{at}" y="{floor + 16}" text-anchor="middle">{escape(x.word(tick))}</text>'
-    for tick in y.ticks():
+        yield f'<path class="grid" d="M{at} {frame.top}V{frame.bottom}"/>'
+        if words:
+            yield f'<text x="{at}" y="{frame.bottom + 16}" text-anchor="middle">{escape(x.word(tick))}</text>'
+
+
+def rows(frame: Frame, y: Axis, ticks: Iterable[float]) -> Iterable[str]:
+    """Ticks of y, and the lines of both axes."""
+    for tick in ticks:
         at = frame.y(y, tick)
-        yield f'<path class="grid" d="M{frame.left} {at}H{right}"/>'
+        yield f'<path class="grid" d="M{frame.left} {at}H{frame.right}"/>'
         yield f'<text x="{frame.left - 6}" y="{at + 4}" text-anchor="end">{escape(y.word(tick))}</text>'
-    yield f'<path class="axis" d="M{frame.left} {frame.top}V{floor}H{right}"/>'
-    middle = (frame.left + right) / 2
-    yield f'<text class="label" x="{middle}" y="{floor + 36}" text-anchor="middle">{escape(x.label)}</text>'
-    edge, middle = frame.left - 50, (frame.top + floor) / 2
+    yield f'<path class="axis" d="M{frame.left} {frame.top}V{frame.bottom}H{frame.right}"/>'
+
+
+def label(frame: Frame, x: Axis) -> str:
+    """Label of x."""
+    place = f'x="{(frame.left + frame.right) / 2}" y="{frame.bottom + 36}"'
+    return f'<text class="label" {place} text-anchor="middle">{escape(x.label)}</text>'
+
+
+def grid(frame: Frame, x: Axis, y: Axis) -> Iterable[str]:
+    """Axes with their ticks and labels."""
+    yield from columns(frame, x)
+    yield from rows(frame, y, y.ticks())
+    yield label(frame, x)
+    edge, middle = frame.left - 50, (frame.top + frame.bottom) / 2
     place = f'x="{edge}" y="{middle}" transform="rotate(-90 {edge} {middle})"'
     yield f'<text class="label" {place} text-anchor="middle">{escape(y.label)}</text>'
 

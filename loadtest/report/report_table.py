@@ -16,8 +16,11 @@ from loadtest.report.comparison import base_of, first_name, title_of, verdict
 from loadtest.report.number_format import change, count, printable, seconds, share
 from loadtest.report.records import Run
 from loadtest.report.stats import LAG_BOUND
-from loadtest.report.summary import Distribution, Part, Summary, summarise
+from loadtest.report.summary import Part, Summary, figure, summarise
 
+OURS = ("ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99", "itl_p99", "e2e_p50", "e2e_p99")
+VLLMS = ("ttft_from_send_mean", "ttft_from_send_p50", "ttft_from_send_p99", "tpot_mean", "itl_mean",
+         "e2e_from_send_mean", "e2e_from_send_p99")  # fmt: skip
 # What runs are compared by, and whether more of it is better.
 COMPARED = {"goodput": True, "ttft_p50": False, "ttft_p99": False, "tpot_p50": False, "itl_p99": False,
             "e2e_p50": False, "e2e_p99": False}  # fmt: skip
@@ -30,7 +33,12 @@ def table(runs: Sequence[Run], *, partial: bool = False) -> Group:
     summaries = [summarise(run) for run in runs]
     marked = [Text("partial: the run was broken off", style="bold yellow")] if partial else []
     remarks = [Text(line, style=style) for line, style in _remarks(summaries)]
-    tables = [_goodput(summaries), _latencies(summaries), _from_send(summaries), _ends(summaries)]
+    tables = [
+        _goodput(summaries),
+        _latencies("run", OURS, summaries, classes=True),
+        _latencies("as vLLM's", VLLMS, summaries, classes=False),
+        _ends(summaries),
+    ]
     if any(base_of(summary, summaries) for summary in summaries):
         tables.append(_differences(summaries))
     return Group(*marked, *(part for each in tables for part in (each, Text())), *remarks)
@@ -50,26 +58,13 @@ def _goodput(summaries: Sequence[Summary]) -> Table:
     return rows
 
 
-def _latencies(summaries: Sequence[Summary]) -> Table:
-    rows = _table("run", ("ttft p50", "ttft p99", "tpot p50", "tpot p99", "itl p99", "e2e p50", "e2e p99"))
+def _latencies(first: str, metrics: Sequence[str], summaries: Sequence[Summary], *, classes: bool) -> Table:
+    rows = _table(first, [metric.replace("_from_send", "").replace("_", " ") for metric in metrics])
     for summary in summaries:
-        for title, part in _parts(summary, summaries):
-            rows.add_row(
-                title, _at(part.ttft, "p50"), _at(part.ttft, "p99"), _at(part.tpot, "p50"), _at(part.tpot, "p99"),
-                _at(part.itl, "p99"), _at(part.e2e, "p50"), _at(part.e2e, "p99"),
-            )  # fmt: skip
-    return rows
-
-
-def _from_send(summaries: Sequence[Summary]) -> Table:
-    rows = _table("as vLLM's", ("ttft mean", "ttft p50", "ttft p99", "tpot mean", "itl mean", "e2e mean", "e2e p99"))
-    for summary in summaries:
-        part = summary.total
-        rows.add_row(
-            _title(summary, summaries), _at(part.ttft_from_send, "mean"), _at(part.ttft_from_send, "p50"),
-            _at(part.ttft_from_send, "p99"), _at(part.tpot, "mean"), _at(part.itl, "mean"),
-            _at(part.e2e_from_send, "mean"), _at(part.e2e_from_send, "p99"),
-        )  # fmt: skip
+        parts = _parts(summary, summaries) if classes else [(_title(summary, summaries), summary.total)]
+        for title, part in parts:
+            values = [figure(part, metric) for metric in metrics]
+            rows.add_row(title, *("-" if value is None else seconds(value) for value in values))
     return rows
 
 
@@ -119,10 +114,6 @@ def _parts(summary: Summary, summaries: Sequence[Summary]) -> Iterator[tuple[Tex
 
 def _title(summary: Summary, summaries: Sequence[Summary]) -> Text:
     return Text(printable(title_of(summary, summaries)), style="bold")
-
-
-def _at(distribution: Distribution, figure: str) -> str:
-    return seconds(getattr(distribution, figure)) if distribution.count else "-"
 
 
 def _endings(part: Part) -> Text:

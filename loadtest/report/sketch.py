@@ -5,7 +5,7 @@ bits of an IEEE 754 single tell apart: 128 to each power of two, each at most 1/
 then told as its bucket's middle, so it is off by at most 1/256 of itself (ERROR, 0.4 %), and so is any quantile.
 Buckets are counts, so sketches can be merged in any order; there cannot be more than 2^15 of them, whatever comes, and
 a range from a microsecond to an hour needs 4,100. The shape is that of HdrHistogram; the bits make it cheap: what puts
-values into buckets is a cast and `Counter.update`, both in C.
+values into buckets is a cast.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def quantile_of(ordered: Sequence[float], q: float) -> float:
 class Sketch:
     """A distribution of values from 0 to LARGEST. Mean, deviation, smallest and largest are exact whatever comes."""
 
-    __slots__ = ("_buckets", "_count", "_largest", "_mean", "_smallest", "_squares", "_values")
+    __slots__ = ("_buckets", "_count", "_largest", "_smallest", "_squares", "_total", "_values")
 
     def __init__(self, values: Iterable[float] = ()) -> None:
         self._values = array("d")  # not yet in buckets
         self._buckets: Counter[int] = Counter()
         self._count = 0  # of what is in buckets, and so are those below
-        self._mean = 0.0
-        self._squares = 0.0  # sum of squared distances from the mean
+        self._total = 0.0
+        self._squares = 0.0
         self._smallest = math.inf
         self._largest = 0.0
         self.extend(values)
@@ -86,51 +86,42 @@ class Sketch:
 
     def weigh(self, values: array[float], times: Sequence[int]) -> None:
         """Each of the values so many times, which may be none. They are not looked at: they must be as for `add`."""
-        count = sum(times)
-        if not self._buckets and count + len(self._values) <= EXACT:
+        if self.exact and sum(times) + len(self._values) <= EXACT:
             self._values.extend(chain.from_iterable(map(repeat, values, times)))
-            return
-        if not count:
-            return
-        self._fold()
-        mean = math.fsum(map(mul, values, times)) / count
-        squares = max(0.0, math.fsum(map(mul, map(mul, values, values), times)) - count * mean * mean)
-        buckets = self._buckets
-        for bucket, more in zip(memoryview(array("f", values)).cast("B").cast("H")[HIGH::2], times, strict=True):
-            if more:
-                buckets[bucket] += more
-        counted = array("d", compress(values, times))
-        self._note(count, mean, squares, min(counted), max(counted))
+        else:
+            self._fold()
+            self._put(values, times)
 
     def merge(self, other: Sketch) -> None:
         """All that `other` has seen, too. `other` stays as it is."""
         if other._buckets:
             self._fold()
             self._buckets.update(other._buckets)
-            self._note(other._count, other._mean, other._squares, other._smallest, other._largest)
+            self._count += other._count
+            self._total += other._total
+            self._squares += other._squares
+            self._smallest = min(self._smallest, other._smallest)
+            self._largest = max(self._largest, other._largest)
         self.extend(other._values)
 
     def _fold(self) -> None:
         """Move what is known exactly to the buckets."""
-        values = self._values
-        if not values:
-            return
-        mean = math.fsum(values) / len(values)
-        squares = max(0.0, math.fsum(map(mul, values, values)) - len(values) * mean * mean)
-        halves = memoryview(array("f", values)).cast("B").cast("H")
-        self._buckets.update(halves[HIGH::2])
-        self._note(len(values), mean, squares, min(values), max(values))
-        self._values = array("d")
+        values, self._values = self._values, array("d")
+        self._put(values, [1] * len(values))
 
-    def _note(self, count: int, mean: float, squares: float, smallest: float, largest: float) -> None:
-        """Moments of the union of two samples, by Chan, Golub and LeVeque (1983)."""
-        total = self._count + count
-        apart = mean - self._mean
-        self._squares += squares + apart * apart * self._count * count / total
-        self._mean += apart * count / total
-        self._count = total
-        self._smallest = min(self._smallest, smallest)
-        self._largest = max(self._largest, largest)
+    def _put(self, values: array[float], times: Sequence[int]) -> None:
+        """Count each of the values so many times in its bucket."""
+        counted = list(compress(values, times))
+        if not counted:
+            return
+        for bucket, more in zip(memoryview(array("f", values)).cast("B").cast("H")[HIGH::2], times, strict=True):
+            if more:
+                self._buckets[bucket] += more
+        self._count += sum(times)
+        self._total += math.fsum(map(mul, values, times))
+        self._squares += math.fsum(map(mul, map(mul, values, values), times))
+        self._smallest = min(self._smallest, *counted)
+        self._largest = max(self._largest, *counted)
 
     # -- questions ----------------------------------------------------------------------------------------------------
 
@@ -165,21 +156,15 @@ class Sketch:
     @property
     def mean(self) -> float:
         """0.0 of nothing."""
-        if not self._buckets:
-            return math.fsum(self._values) / len(self._values) if self._values else 0.0
-        self._fold()
-        return self._mean
+        return (self._total + math.fsum(self._values)) / len(self) if len(self) else 0.0
 
     @property
     def deviation(self) -> float:
         """The standard deviation, of the sample as a whole population, as `numpy.std` has it."""
-        if self._buckets:
-            self._fold()
-            return math.sqrt(self._squares / self._count)
-        if not self._values:
+        if not len(self):
             return 0.0
-        mean = self.mean
-        return math.sqrt(math.fsum((value - mean) ** 2 for value in self._values) / len(self._values))
+        squares = self._squares + math.fsum(map(mul, self._values, self._values))
+        return math.sqrt(max(0.0, squares / len(self) - self.mean**2))
 
     @property
     def largest(self) -> float:

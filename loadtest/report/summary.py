@@ -7,7 +7,7 @@ broke off or never came counts against it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -67,13 +67,6 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     slo: Slo | None = None
 
 
-class TenantSummary(msgspec.Struct, frozen=True):
-    """Requests that a tenant offered, and those that met their SLO."""
-
-    offered: int
-    met: int
-
-
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Summary of a run. `lag_p99` is the worst repeat's; `valid`: it is at most LAG_BOUND.
 
@@ -91,7 +84,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     classes: dict[str, Part]
     intervals: dict[str, Interval]  # 95 %, over repeats
     fairness: float
-    tenants: dict[str, TenantSummary]
+    tenants: dict[str, Attainment]
     window: Window
     meta: Mapping[str, object]
 
@@ -103,20 +96,23 @@ class Missed(msgspec.Struct, frozen=True):
     class_name: str
     message: str
 
+    def __str__(self) -> str:
+        return f"{self.class_name}: {self.message}" if self.class_name else self.message
 
-METRICS: dict[str, Callable[[ClassTally, float], float | None]] = {
-    "goodput": lambda part, _: part.met / part.offered if part.offered else None,
-    "met_rate": lambda part, seconds: part.met / seconds if seconds else None,
-    "completion_token_rate": lambda part, seconds: part.completion_tokens / seconds if seconds else None,
-    "ttft_p50": lambda part, _: _quantile(part.ttft, 0.5),
-    "ttft_p99": lambda part, _: _quantile(part.ttft, 0.99),
-    "tpot_p50": lambda part, _: _quantile(part.tpot, 0.5),
-    "tpot_p99": lambda part, _: _quantile(part.tpot, 0.99),
-    "itl_p50": lambda part, _: _quantile(part.itl, 0.5),
-    "itl_p99": lambda part, _: _quantile(part.itl, 0.99),
-    "e2e_p50": lambda part, _: _quantile(part.e2e, 0.5),
-    "e2e_p99": lambda part, _: _quantile(part.e2e, 0.99),
-}
+
+METRICS = (  # that have intervals
+    "goodput", "met_rate", "completion_token_rate",
+    *(f"{latency}_{quantile}" for latency in ("ttft", "tpot", "itl", "e2e") for quantile in ("p50", "p99")),
+)  # fmt: skip
+
+
+def figure(part: Part, metric: str) -> float | None:
+    """Figure of a part by its name: a field's, or a latency's and a quantile's as `ttft_p99`. None: nothing has it."""
+    latency, _, quantile = metric.rpartition("_")
+    distribution = getattr(part, latency, None)
+    if isinstance(distribution, Distribution):
+        return float(getattr(distribution, quantile)) if distribution.count else None
+    return float(getattr(part, metric)) if part.offered or metric != "goodput" else None
 
 
 def summarise(run: Run) -> Summary:
@@ -141,7 +137,7 @@ def summarise(run: Run) -> Summary:
         classes={name: _part(classes[name], seconds, slo_of(run.slos, name)) for name in sorted(classes)},
         intervals=_intervals(tallies),
         fairness=jain(share.met / share.offered for share in tenants.values()),
-        tenants={name: TenantSummary(tenants[name].offered, tenants[name].met) for name in sorted(tenants)},
+        tenants={name: tenants[name] for name in sorted(tenants)},
         window=run.window,
         meta=run.meta,
     )
@@ -224,13 +220,8 @@ def _distribution(sketch: Sketch) -> Distribution:
     )
 
 
-def _quantile(sketch: Sketch, q: float) -> float | None:
-    return sketch.quantile(q) if len(sketch) else None
-
-
 def _intervals(tallies: Sequence[Tally]) -> dict[str, Interval]:
     """Metrics that a repeat has no value of (nothing was ok) are intervals of the others."""
-    totals = [(merged(tally.classes.values()), tally.seconds) for tally in tallies]
-    found = {name: [measure(part, seconds) for part, seconds in totals] for name, measure in METRICS.items()}
-    known = {name: [value for value in values if value is not None] for name, values in found.items()}
-    return {name: interval(values) for name, values in known.items() if values}
+    parts = [_part(merged(tally.classes.values()), tally.seconds) for tally in tallies]
+    found = {name: [value for part in parts if (value := figure(part, name)) is not None] for name in METRICS}
+    return {name: interval(values) for name, values in found.items() if values}

@@ -10,6 +10,8 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
+import msgspec
+
 from loadtest.report.records import NOT_SENT, RequestResult, Run, Slo, Window
 from loadtest.report.sketch import Sketch
 from loadtest.report.stats import OK, consistent, latency_of, met, slo_of
@@ -20,14 +22,11 @@ INCONSISTENT = ("inconsistent", "answered before it was asked")
 BINS = 240  # of a timeline
 
 
-class Attainment:
+class Attainment(msgspec.Struct, gc=False):
     """SLO attainment: requests that were offered, and those of them that met their SLO."""
 
-    __slots__ = ("met", "offered")
-
-    def __init__(self) -> None:
-        self.offered = 0
-        self.met = 0
+    offered: int = 0
+    met: int = 0
 
 
 class ClassTally:

@@ -66,19 +66,9 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True):
 Curve = list[tuple[float, float]]  # offered load and its figure
 
 
-def mean_goodput(picture: Picture, side: str) -> Curve:
-    """Return the mean goodput at each load, over the seeds."""
-    return _means(picture, side, lambda point: point.goodput)
-
-
-def mean_first(picture: Picture, side: str) -> Curve:
-    """Goodput of calls that were answered at their first try alone."""
-    return _means(picture, side, lambda point: point.first)
-
-
-def mean_late(picture: Picture, side: str) -> Curve:
-    """Return the share of the tries given to an engine that was not in time."""
-    return _means(picture, side, lambda point: point.late)
+def mean(picture: Picture, side: str, figure: str) -> Curve:
+    """Return the mean of a figure of `Point` at each load, over the seeds."""
+    return _means(picture, side, lambda point: float(getattr(point, figure)))
 
 
 def mean_share(picture: Picture, side: str, class_name: str) -> Curve:
@@ -105,11 +95,11 @@ def table(picture: Picture) -> Iterator[str]:
     yield "| | " + " | ".join(f"{factor:g}x" for factor in sorted(known)) + " |"
     yield "| --- |" + " --- |" * len(known)
     for side in SIDES:
-        rows = {"goodput": mean_goodput(picture, side)}
+        rows = {"goodput": mean(picture, side, "goodput")}
         if side == "weir":
-            rows["goodput at the first try"] = mean_first(picture, side)
+            rows["goodput at the first try"] = mean(picture, side, "first")
         rows |= {f"{name} in time": mean_share(picture, side, name) for name in ("interactive", "default", "batch")}
-        rows["admitted but late"] = mean_late(picture, side)
+        rows["admitted but late"] = mean(picture, side, "late")
         for name, curve in rows.items():
             cells = [f"{100.0 * value:.0f} %" for factor, value in curve if factor in known]
             yield f"| {TITLES[side]}: {name} | " + " | ".join(cells) + " |"

@@ -19,11 +19,10 @@ from loadtest.lab.figures.picture_points import (
     TITLES,
     AgentPoint,
     Picture,
-    mean_first,
-    mean_goodput,
+    mean,
     mean_share,
 )
-from loadtest.report.plots import Axis, Frame, Line, axis_over, drawn, grid
+from loadtest.report.plots import Axis, Frame, Line, axis_over, columns, drawn, grid, label, rows
 
 WIDTH, HEIGHT = 900, 450
 ROW, BAR = 22, 12  # units of a rival's row and bar, below
@@ -82,13 +81,13 @@ def _goodput(picture: Picture, x: Axis) -> Iterable[str]:
     yield '<text class="title" x="24" y="34">Goodput</text>'
     yield '<text class="wide" x="24" y="55">tokens a second of answers in time</text>'
     yield from grid(LEFT, x, y)
-    most = [(factor, min(1.0, factor)) for factor, _ in mean_goodput(picture, "weir")]
+    most = [(factor, min(1.0, factor)) for factor, _ in mean(picture, "weir", "goodput")]
     yield from drawn(LEFT, x, y, Line(name="capacity", points=most, faint=True))
     yield f'<text class="capacity wide" x="{LEFT.right}" y="{LEFT.y(y, 1.0) - 6}">capacity</text>'
-    curves = [mean_goodput(picture, side) for side in SIDES]
+    curves = [mean(picture, side, "goodput") for side in SIDES]
     for style in DRAWN:
         yield from drawn(LEFT, x, y, Line(name=SIDES[style], points=curves[style], style=style))
-    curves.append(mean_first(picture, "weir"))
+    curves.append(mean(picture, "weir", "first"))
     yield '<g class="first">'
     yield from drawn(LEFT, x, y, Line(name="Weir, at the first try", points=curves[-1]))
     yield "</g>"
@@ -106,7 +105,10 @@ def _classes(picture: Picture, x: Axis) -> Iterable[str]:
         last = number == len(STRIPS) - 1
         words = f'{class_name}<tspan class="wide">{SLOS[class_name]}</tspan>'
         yield f'<text class="strip" x="{frame.left}" y="{frame.top - 9}">{words}</text>'
-        yield from _strip(frame, x, y, last=last)
+        yield from columns(frame, x, words=last)
+        yield from rows(frame, y, (0.0, 0.5, 1.0))
+        if last:
+            yield label(frame, x)
         for style in DRAWN:
             points = mean_share(picture, SIDES[style], class_name)
             yield from drawn(frame, x, y, Line(name=SIDES[style], points=points, style=style))
@@ -126,12 +128,8 @@ def _agents(picture: Picture) -> Iterable[str]:
         frame = Frame(left, HEIGHT + 62, right, HEIGHT + 62 + ROW * len(points))
         x = axis_over("mean, and a line to the p99", [point.p99 for point in points], word=lambda value: f"{value:g} s")
         yield f'<text class="strip" x="{left}" y="{frame.top - 10}">{AGENTS[load]}</text>'
-        for tick in x.ticks():
-            at = frame.x(x, tick)
-            yield f'<path class="grid" d="M{at} {frame.top}V{frame.bottom}"/>'
-            yield f'<text x="{at}" y="{frame.bottom + 16}" text-anchor="middle">{x.word(tick)}</text>'
-        place = f'x="{(left + right) / 2}" y="{frame.bottom + 36}"'
-        yield f'<text class="label" {place} text-anchor="middle">{x.label}</text>'
+        yield from columns(frame, x)
+        yield label(frame, x)
         for number, point in enumerate(points):
             yield from _bar(frame, x, point, frame.top + ROW * (number + 0.5))
 
@@ -145,23 +143,6 @@ def _bar(frame: Frame, x: Axis, point: AgentPoint, middle: float) -> Iterable[st
     yield f'<path class="most" d="M{mean} {middle}H{most}M{most} {middle - 4}v8"/>'
 
 
-def _strip(frame: Frame, x: Axis, y: Axis, *, last: bool) -> Iterable[str]:
-    """Yield the axes of a strip: few ticks, and those of x only below the last strip."""
-    for tick in x.ticks():
-        at = frame.x(x, tick)
-        yield f'<path class="grid" d="M{at} {frame.top}V{frame.bottom}"/>'
-        if last:
-            yield f'<text x="{at}" y="{frame.bottom + 16}" text-anchor="middle">{x.word(tick)}</text>'
-    for tick in (0.0, 0.5, 1.0):
-        at = frame.y(y, tick)
-        yield f'<path class="grid" d="M{frame.left} {at}H{frame.right}"/>'
-        yield f'<text x="{frame.left - 6}" y="{at + 4}" text-anchor="end">{y.word(tick)}</text>'
-    yield f'<path class="axis" d="M{frame.left} {frame.top}V{frame.bottom}H{frame.right}"/>'
-    if last:
-        middle = (frame.left + frame.right) / 2
-        yield f'<text class="label" x="{middle}" y="{frame.bottom + 36}" text-anchor="middle">{x.label}</text>'
-
-
 def _spread(places: Sequence[float]) -> list[float]:
     """Return places of labels that do not overlap: the lowest beside its line, the others beside theirs or just above
     the label below."""
@@ -173,7 +154,7 @@ def _spread(places: Sequence[float]) -> list[float]:
 
 
 def _words(picture: Picture, side: str) -> str:
-    said = ", ".join(f"{_percent(value)} at {_times(at)}" for at, value in mean_goodput(picture, side))
+    said = ", ".join(f"{_percent(value)} at {_times(at)}" for at, value in mean(picture, side, "goodput"))
     return f"{TITLES[side]}: goodput {said}"
 
 
