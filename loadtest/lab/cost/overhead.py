@@ -23,6 +23,7 @@ import tempfile
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import uvloop
@@ -68,38 +69,34 @@ def gateway_command(port: int) -> list[str]:
 
 def peers(wanted: set[str], folder: Path) -> dict[str, Command]:
     """Commands of the peers that are installed, by name."""
+
+    def configured(text: str, *argv: str) -> Command:
+        """Command of a server whose last argument is a file with this configuration."""
+
+        def command(port: int) -> list[str]:
+            config = folder / f"{port}.conf"
+            config.write_text(text.format(dir=folder, port=port, engine=ENGINE_PORT))
+            return [*argv, str(config)]
+
+        return command
+
     found: dict[str, Command] = {}
-    nginx = shutil.which("nginx")
-    if nginx and (not wanted or "nginx" in wanted):
-
-        def start_nginx(port: int) -> list[str]:
-            config = folder / f"nginx-{port}.conf"
-            config.write_text(NGINX.format(dir=folder, port=port, engine=ENGINE_PORT))
-            return [nginx, "-c", str(config)]
-
-        found["nginx"] = start_nginx
-    haproxy = shutil.which("haproxy", path=f"{os.environ['PATH']}:/usr/sbin")
-    if haproxy and (not wanted or "haproxy" in wanted):
-
-        def start_haproxy(port: int) -> list[str]:
-            config = folder / f"haproxy-{port}.cfg"
-            config.write_text(PLAIN_HAPROXY.format(port=port, engine=ENGINE_PORT))
-            return [haproxy, "-db", "-f", str(config)]
-
-        found["haproxy"] = start_haproxy
-    router = os.environ.get("VLLM_ROUTER") or shutil.which("vllm-router")
-    if router and (not wanted or "vllm-router" in wanted):
+    if nginx := shutil.which("nginx"):
+        found["nginx"] = configured(NGINX, nginx, "-c")
+    if haproxy := shutil.which("haproxy", path=f"{os.environ['PATH']}:/usr/sbin"):
+        found["haproxy"] = configured(PLAIN_HAPROXY, haproxy, "-db", "-f")
+    if router := os.environ.get("VLLM_ROUTER") or shutil.which("vllm-router"):
         for policy in ("round_robin", "cache_aware"):
+            found[f"vllm-router {policy}"] = partial(router_command, router, policy)
+    return {name: command for name, command in found.items() if not wanted or name.partition(" ")[0] in wanted}
 
-            def start_router(port: int, policy: str = policy) -> list[str]:
-                return [
-                    *(router, "--host", "127.0.0.1", "--port", str(port), "--policy", policy),
-                    *("--worker-urls", f"http://127.0.0.1:{ENGINE_PORT}", "--log-level", "error"),
-                    *("--prometheus-port", str(port + 500)),
-                ]
 
-            found[f"vllm-router {policy}"] = start_router
-    return found
+def router_command(router: str, policy: str, port: int) -> list[str]:
+    return [
+        *(router, "--host", "127.0.0.1", "--port", str(port), "--policy", policy),
+        *("--worker-urls", f"http://127.0.0.1:{ENGINE_PORT}", "--log-level", "error"),
+        *("--prometheus-port", str(port + 500)),
+    ]
 
 
 def tree(pid: int) -> list[int]:

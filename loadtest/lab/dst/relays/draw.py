@@ -43,17 +43,7 @@ def relay_case(seed: int) -> Case:
     calls = [replace(a_call(rng, when(), aligned), model="sim", upload=0.0) for _ in range(count)]
     calls = by_route(seed, calls) if routed else calls
     events: list[Event] = [*calls, *_relay_faults(rng, when, relays)]
-    for _ in range(rng.choice((0, 0, 1, 2))):
-        fault: Literal["kill", "hang"] = rng.choice(("kill", "kill", "hang"))
-        events.append(DeciderFault(at=when(), what=fault, seconds=rng.choice((0.02, 0.3, 1.0))))
-    echoes = range(rng.choice((0, 2, 6)))
-    events += [RelayFault(at=when(), what="echo", relay=rng.randrange(relays)) for _ in echoes]
-    events += [a_fault(rng, when(), len(fixed)) for _ in range(rng.choice((0, 0, 1, 2)))]
-    if rng.random() < 0.25:  # an engine fails while a new decider waits for a relay that cannot reach it
-        at = when()
-        events.append(RelayFault(at=at, what="break", relay=rng.randrange(relays), seconds=2.0))
-        events.append(DeciderFault(at=at + 0.05, what="kill", seconds=0.02))
-        events += [replace(a_fault(rng, at + 0.25, len(fixed)), what=rng.choice(("die", "errors")))]
+    events += _other_faults(rng, when, relays, len(fixed))
     policy = traits.policy()
     events += [Reload(at=when(), policy=traits.policy()) for _ in range(rng.choice((0, 0, 0, 1)))]
     if members:
@@ -86,6 +76,23 @@ def _relay_faults(rng: random.Random, when: Callable[[], float], relays: int) ->
         if what == "hold" and rng.random() < 0.7:  # answers that were sent are lost, and come once more later
             faults.append(RelayFault(at=at + lasts / 2, what="break", relay=relay))
             faults += [RelayFault(at=at + lasts / 2 + after, what="echo", relay=relay) for after in (0.15, 0.3)]
+    return faults
+
+
+def _other_faults(rng: random.Random, when: Callable[[], float], relays: int, engines: int) -> list[Event]:
+    """Faults of deciders and of engines, and messages of the past."""
+    faults: list[Event] = []
+    for _ in range(rng.choice((0, 0, 1, 2))):
+        what: Literal["kill", "hang"] = rng.choice(("kill", "kill", "hang"))
+        faults.append(DeciderFault(at=when(), what=what, seconds=rng.choice((0.02, 0.3, 1.0))))
+    echoes = range(rng.choice((0, 2, 6)))
+    faults += [RelayFault(at=when(), what="echo", relay=rng.randrange(relays)) for _ in echoes]
+    faults += [a_fault(rng, when(), engines) for _ in range(rng.choice((0, 0, 1, 2)))]
+    if rng.random() < 0.25:  # an engine fails while a new decider waits for a relay that cannot reach it
+        at = when()
+        faults.append(RelayFault(at=at, what="break", relay=rng.randrange(relays), seconds=2.0))
+        faults.append(DeciderFault(at=at + 0.05, what="kill", seconds=0.02))
+        faults.append(replace(a_fault(rng, at + 0.25, engines), what=rng.choice(("die", "errors"))))
     return faults
 
 
