@@ -9,32 +9,31 @@ import argparse
 import signal
 import tempfile
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
 
 from rich.console import Console
 
 from loadtest.bench.help_text import DESCRIPTION, EXAMPLES
-from loadtest.bench.options import BenchError, add_arguments, bench_of
+from loadtest.bench.options import add_arguments, bench_of
 from loadtest.bench.session import BenchSession
+from loadtest.load.scenario import Mistake
 from loadtest.processes import ChildError
 from loadtest.report.capacity import RULE
 from loadtest.report.delivery import INTERRUPTED, Say, deliver, saying, unhurried
 from loadtest.report.progress import following
 from loadtest.report.report import refusal, table
 
-__all__ = ["DESCRIPTION", "EXAMPLES", "BenchError", "add_arguments", "command"]
+__all__ = ["DESCRIPTION", "EXAMPLES", "add_arguments", "command"]
 
-MISTAKES = (BenchError,)
+MISTAKES = (Mistake,)
 
 
 def command(given: argparse.Namespace) -> int:
-    """Do what the flags say and print the report; the exit status. Raises BenchError."""
+    """Do what the flags say and print the report; the exit status. Raises Mistake."""
     bench = bench_of(given)
     if bench.out is not None and (said := refusal(bench.out, force=bench.force)):
-        raise BenchError(said)
-    for number in (signal.SIGTERM, signal.SIGHUP):  # between runs; within one it is the run's
-        signal.signal(number, _interrupt)
+        raise Mistake(said)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # are Ctrl-C between runs; within one they are the run's
+        signal.signal(number, signal.default_int_handler)
     errors = Console(stderr=True)
     say = saying(errors)
     with _folder() as folder:
@@ -55,12 +54,7 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
     try:
         return tempfile.TemporaryDirectory(prefix="bench-")
     except OSError as error:
-        raise BenchError(f"a folder for the output of processes, by TMPDIR: {error.strerror}") from error
-
-
-def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    """Every way to end it is Ctrl-C, so that children are ended too."""
-    raise KeyboardInterrupt
+        raise Mistake(f"a folder for the output of processes, by TMPDIR: {error.strerror}") from error
 
 
 def _report(session: BenchSession, say: Say) -> int:

@@ -20,6 +20,7 @@ from loadtest.bench.run import SIGNALS
 from loadtest.clients.targets import Spread, Target, parse_url
 from loadtest.engine.profile_file import profile_of
 from loadtest.processes import Child, Gateway
+from loadtest.signals import handled
 
 MOST = 64
 READY_WITHIN = 30.0  # seconds
@@ -94,11 +95,7 @@ def fronted(urls: Sequence[str], name: str, *, before: str, policy: Path | None,
 def _undivided() -> Iterator[None]:
     """A signal waits until this is over: a child that was started must be known before anything else happens."""
     came: list[int] = []
-    before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in SIGNALS}
-    try:
+    with handled(SIGNALS, lambda number, _: came.append(number)):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
     if came:
         signal.raise_signal(came[0])

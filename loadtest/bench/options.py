@@ -22,20 +22,15 @@ from gateway.shared.files.yaml_file import MAX_BYTES
 from loadtest.bench.fleet import Fleet, parse_fleet
 from loadtest.bench.help_text import GROUPS
 from loadtest.bench.rivals import absent, is_rival, parse_compared
-from loadtest.clients.driver import Load
+from loadtest.bench.run import Load
 from loadtest.clients.retries import Clients
 from loadtest.clients.targets import Address, Target, parse_url, tls_of
-from loadtest.load.scenario import Scenario, Unusable, key_of, keys_of, planned
+from loadtest.load.scenario import Mistake, Scenario, key_header, keys_of, planned
 from loadtest.load.scenario_flags import add_groups, overridden, scenario_of, seconds, whole
-from loadtest.load.workload import Tenant
 
 DRAIN = 60.0  # seconds
 MOST_REPEATS = 100
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
-
-
-class BenchError(Exception):
-    """A mistake of a person, or something that is not there; says what and where."""
 
 
 class Contender(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,17 +79,12 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def bench_of(given: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> Bench:
-    """Plan of the bench. Raises BenchError."""
-    try:
-        scenario, source, folder = scenario_of(given)
-        scenario = overridden(scenario, given)
-        keys = keys_of(scenario, folder, environment)
-        contenders = _contenders(given, environment)
-        tls = tls_of(given.ca, insecure=given.insecure)
-    except (InvalidFile, Unusable) as error:
-        raise BenchError(str(error)) from error
-    except OSError as error:
-        raise BenchError(f"{error.filename}: {error.strerror}") from error
+    """Plan of the bench. Raises Mistake."""
+    scenario, source, folder = scenario_of(given)
+    scenario = overridden(scenario, given)
+    keys = keys_of(scenario, folder, environment)
+    contenders = _contenders(given, environment)
+    tls = tls_of(given.ca, insecure=given.insecure)
     models = dict.fromkeys(kind.model or scenario.workload.model for kind in scenario.workload.mix)
     flags = ("--max-model-len", str(given.max_model_len)) if given.max_model_len else ()
     fleet = given.engines and msgspec.structs.replace(given.engines, models=tuple(models), flags=flags)
@@ -115,23 +105,20 @@ def _drain(scenario: Scenario) -> float:
 
 
 def _contenders(given: argparse.Namespace, environment: Mapping[str, str]) -> list[Contender]:
-    headers = {}
-    if given.key_env is not None:
-        key = key_of(Tenant(key_env=given.key_env), "--key-env", Path(), environment)
-        headers[b"authorization"] = b"Bearer " + key.encode()
+    headers = key_header(given.key_env, environment)
     watched: dict[str, list[tuple[str, Address]]] = {}
     for name, address in given.metrics:
         watched.setdefault(name, []).append((address.name, address))
     found = [_fixed(name, address, headers, watched.pop(name, None)) for name, address in given.target]
     if watched:
-        raise BenchError(f"--metrics {next(iter(watched))}: there is no target of this name")
+        raise Mistake(f"--metrics {next(iter(watched))}: there is no target of this name")
     found += _ours(given)
     names = [contender.name for contender in found]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise BenchError(f"there are two targets called {twice}")
+        raise Mistake(f"there are two targets called {twice}")
     if not found:
-        raise BenchError("where to? Give --target URL, or --engines sim:2 to start simulated ones")
+        raise Mistake("where to? Give --target URL, or --engines sim:2 to start simulated ones")
     return found
 
 
@@ -140,22 +127,24 @@ def _ours(given: argparse.Namespace) -> list[Contender]:
     if given.engines is None:
         for flag in ("policy", "compare", "max_model_len"):
             if getattr(given, flag):
-                raise BenchError(f"--{flag.replace('_', '-')}: needs --engines, which it is measured on")
+                raise Mistake(f"--{flag.replace('_', '-')}: needs --engines, which it is measured on")
         return []
     if any(is_rival(name) for name in given.compare or ()) and (why := absent()):
-        raise BenchError(f"--compare: {why}")
+        raise Mistake(f"--compare: {why}")
     policies = [Path(policy) for policy in given.policy]
     for policy in policies:
         if not policy.is_file():
-            raise BenchError(f"--policy {policy}: there is no such file")
+            raise Mistake(f"--policy {policy}: there is no such file")
         try:
             with open_plain(policy) as file:
                 text = file.read(MAX_BYTES + 1)
             engines = decode(text, str(policy)).fleet.engines if text.strip() else ()
         except InvalidFile as error:
-            raise BenchError(str(error)) from error
+            raise Mistake(str(error)) from error
+        except OSError as error:
+            raise Mistake(f"--policy {policy}: {error.strerror}") from error
         if engines:
-            raise BenchError(f"--policy {policy}: its {engines[0].url} would get the load too: leave out fleet.engines")
+            raise Mistake(f"--policy {policy}: its {engines[0].url} would get the load too: leave out fleet.engines")
     gateways = [Contender(name=policy.stem, policy=policy) for policy in policies] or [Contender(name="weir")]
     return gateways + [Contender(name=name, before=name, compared=True) for name in given.compare or ()]
 

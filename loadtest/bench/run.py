@@ -7,23 +7,32 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import random
 import resource
 import signal
 import ssl
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 import msgspec
 import uvloop
 
+from gateway.shared.vllm.answers import AnswerError, models_from
 from loadtest.clients.answer import Answer
-from loadtest.clients.driver import Driver, Load, LoadProgress
+from loadtest.clients.calls import ClientCall, WallClock
+from loadtest.clients.driver import Driver
+from loadtest.clients.retries import Clients
+from loadtest.clients.sender import Sockets
 from loadtest.clients.target_metrics import page, watch
 from loadtest.clients.targets import Server, Servers, Target
-from loadtest.report.records import EngineSample, RequestResult
+from loadtest.load.workload import Planned
+from loadtest.report.records import NOT_SENT, EngineSample, RequestResult
 
 HEADSTART = 0.05  # seconds between the last preparation and a run's start
+BURST = 32  # requests sent in one turn of the loop
+TELL_EVERY = 0.5  # seconds
 PROBE = 5.0  # seconds for /v1/models
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -41,6 +50,28 @@ class Ran(msgspec.Struct, kw_only=True):
     connections: int
 
 
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """Load of one run. `planned`: the requests in order, and no more of them than are to be sent within
+    `seconds`; `users`: of a closed loop, 0 for an open one; `drain`: how long the last answers are waited for."""
+
+    planned: Iterator[Planned]
+    seconds: float
+    users: int = 0
+    drain: float = 30.0
+    clients: Clients = Clients(timeout=600.0)
+
+
+class LoadProgress(msgspec.Struct, frozen=True):
+    """Progress of a run. `outcomes`: of calls that have ended."""
+
+    at: float
+    seconds: float
+    sent: int
+    open: int
+    outcomes: dict[str, int]
+    late: float  # the longest lag since the last time, seconds
+
+
 class TargetRun(msgspec.Struct, frozen=True):
     """Run of one target. `tell` hears how far it is."""
 
@@ -50,6 +81,46 @@ class TargetRun(msgspec.Struct, frozen=True):
     tell: Callable[[LoadProgress], None]
 
 
+class Recorder:
+    """Results of one run, as its calls end."""
+
+    def __init__(self, job: TargetRun, clock: WallClock) -> None:
+        self.results: list[RequestResult] = []
+        self._outcomes: Counter[str] = Counter()
+        self._job = job
+        self._clock = clock
+
+    def ended(self, client_call: ClientCall) -> None:
+        """A call has ended, after its last try."""
+        self._add(client_call.result(self._job.target.name, self._job.repeat))
+
+    def missed(self, planned: Planned) -> None:
+        """Count a call that was due and is not sent any more: the run is over."""
+        self._add(
+            RequestResult(
+                index=planned.index, target=self._job.target.name, repeat=self._job.repeat, at=planned.at,
+                kind=planned.kind, class_name=planned.class_name, tenant=planned.tenant, finished=self._clock.time(),
+                outcome=NOT_SENT, reason="overdue when the run ended", tries=0,
+            )
+        )  # fmt: skip
+
+    def _add(self, result: RequestResult) -> None:
+        self.results.append(result)
+        self._outcomes[result.outcome] += 1
+
+    def tell(self, driver: Driver) -> None:
+        """Tell how far the run is."""
+        at, seconds = self._clock.time(), self._job.load.seconds
+        self._job.tell(LoadProgress(at, seconds, driver.calls, len(driver.open), dict(self._outcomes), driver.late))
+        driver.late = 0.0
+
+    async def keep_telling(self, driver: Driver) -> None:
+        """Tell it again and again, until cancelled."""
+        while True:
+            await asyncio.sleep(TELL_EVERY)
+            self.tell(driver)
+
+
 def run(job: TargetRun, tls: ssl.SSLContext | None) -> Ran:
     """Send a load to its target. Blocks until that is over. SIGINT, SIGTERM and SIGHUP end it early, and only it."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, _undisturbed():
@@ -57,33 +128,38 @@ def run(job: TargetRun, tls: ssl.SSLContext | None) -> Ran:
 
 
 async def _run(job: TargetRun, tls: ssl.SSLContext | None) -> Ran:
-    servers = Servers(job.target, tls)
+    servers, load = Servers(job.target, tls), job.load
     for server in servers.servers:
         try:
             await server.resolve()
         except OSError:
             continue  # every request will say so
-    begin = time.monotonic() + HEADSTART
+    clock = WallClock(time.monotonic() + HEADSTART)
+    recorder = Recorder(job, clock)
     driver = Driver(
-        servers, job.load, target=job.target.name, repeat=job.repeat, headers=header_lines(job.target), begin=begin,
-        tell=job.tell,
+        Sockets(servers, header_lines(job.target), clock), load.planned, clients=load.clients,
+        rng=random.Random(f"retries {job.repeat}"),  # noqa: S311 # clients' whims
+        closed=load.users, ended=recorder.ended, missed=recorder.missed, clock=clock, burst=BURST,
     )  # fmt: skip
     loop = asyncio.get_running_loop()
     for number in SIGNALS:
         loop.add_signal_handler(number, driver.stop)
     before = time.process_time()
+    telling = asyncio.ensure_future(recorder.keep_telling(driver))
     try:
-        async with _watched(job, tls, begin) as samples:
-            await driver.run()
+        async with _watched(job, tls, clock.begin) as samples:
+            await driver.run(load.seconds, load.drain)
     finally:
+        telling.cancel()
         servers.close()
         for number in SIGNALS:
             loop.remove_signal_handler(number)
+    recorder.tell(driver)
     return Ran(
-        results=driver.sender.results,
+        results=recorder.results,
         samples=sorted(samples, key=lambda sample: sample.at),
         stopped=driver.stopped,
-        seconds=max(0.0, driver.now),
+        seconds=max(0.0, clock.time()),
         problem=str(driver.failed or ""),
         cpu=time.process_time() - before,
         connections=sum(server.opened for server in servers.servers),
@@ -126,25 +202,12 @@ class Probed(msgspec.Struct, frozen=True):
     reached: bool
 
 
-class _Model(msgspec.Struct):
-    id: str
-
-
-class _Models(msgspec.Struct):
-    data: list[_Model]
-
-
 def probe(target: Target, tls: ssl.SSLContext | None) -> Probed:
     """Ask the first server of a target for its models. Nothing is raised for what it does."""
 
     async def ask() -> Probed:
         server = Servers(target, tls).servers[0]
-        name = server.address.name.encode("ascii", "replace")
-        request = b"GET %b/v1/models HTTP/1.1\r\nhost: %b\r\n%b\r\n" % (
-            server.address.prefix,
-            name,
-            header_lines(target),
-        )
+        request = server.address.request(b"GET", b"/v1/models", header_lines(target))
         answer = Answer()
         try:
             body, problem = await page(server, request, patience=PROBE, answer=answer)
@@ -154,8 +217,8 @@ def probe(target: Target, tls: ssl.SSLContext | None) -> Probed:
             problem = f"no connection within {PROBE:g} s"
         reached = bool(server.opened) and answer.outcome != "unanswered"
         try:
-            models = tuple(model.id for model in msgspec.json.decode(body, type=_Models).data)
-        except msgspec.DecodeError:
+            models = tuple(model.id for model in models_from(body))
+        except AnswerError:
             return Probed((), problem or "no list of models", answer.status, reached)
         return Probed(models, "", answer.status, reached)
 

@@ -14,8 +14,7 @@ import msgspec
 from loadtest.bench.fleet import started
 from loadtest.bench.help_text import refused, unreachable
 from loadtest.bench.options import Bench, Contender
-from loadtest.bench.run import Ran, TargetRun, probe, run
-from loadtest.clients.driver import LoadProgress
+from loadtest.bench.run import LoadProgress, Ran, TargetRun, probe, run
 from loadtest.clients.targets import Target
 from loadtest.load.scenario import Scenario
 from loadtest.report.capacity import RULE, Capacity, Tried, search, verdict
@@ -88,11 +87,7 @@ class BenchSession:
         """List the SLOs that runs missed, without baselines; empty for a capacity search."""
         compared = {contender.name for contender in self.bench.contenders if contender.compared}
         asked = [run for run in runs if run.name not in compared and not self.bench.find_capacity]
-        return [
-            f"{run.name}: {f'{miss.class_name}: ' if miss.class_name else ''}{miss.message}"
-            for run in asked
-            for miss in check(run.slos, run)
-        ]
+        return [f"{run.name}: {miss}" for run in asked for miss in check(run.slos, run)]
 
     def _search(self, contender: Contender) -> None:
         scenario = self.bench.scenario

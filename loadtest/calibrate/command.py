@@ -12,12 +12,8 @@ import random
 import shlex
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
 
 import uvloop
 from rich.console import Console
@@ -30,15 +26,15 @@ from loadtest.calibrate.probe import SPREAD, Probe
 from loadtest.clients.targets import parse_url, tls_of
 from loadtest.engine.latency import Profile
 from loadtest.engine.profile_file import ProfileFile, profile_of, text_of
-from loadtest.load.scenario import Unusable, key_of
+from loadtest.load.scenario import Mistake, key_header
 from loadtest.load.scenario_flags import seconds, told, whole
-from loadtest.load.workload import Tenant
 from loadtest.report.delivery import saying
 from loadtest.report.progress import following
+from loadtest.signals import handled
 
-__all__ = ["DESCRIPTION", "EXAMPLES", "CalibrateError", "add_arguments", "command"]
+__all__ = ["DESCRIPTION", "EXAMPLES", "add_arguments", "command"]
 
-MISTAKES = (CalibrateError,)
+MISTAKES = (CalibrateError, Mistake)
 LEAST_BUDGET = 5.0  # seconds
 BUDGET = 60.0
 MOST_SPREAD = 0.3  # of a step; what is more is the network's, or of others on the machine
@@ -109,7 +105,10 @@ def command(given: argparse.Namespace) -> int:
         )
     try:
         errors = Console(stderr=True)
-        with _ended_by_signals(), following(errors, saying(errors)) as follow:
+        with (
+            handled((signal.SIGTERM, signal.SIGHUP), signal.default_int_handler),
+            following(errors, saying(errors)) as follow,
+        ):
             bar = follow("calibrating")
             model, observed = uvloop.run(observe(given, lambda done, what: bar(done, lambda: what)))
     except KeyboardInterrupt:
@@ -138,14 +137,8 @@ def command(given: argparse.Namespace) -> int:
 
 async def observe(given: argparse.Namespace, tell: Tell) -> tuple[str, Observed]:
     """The model, and all that was seen of it."""
-    headers = {}
-    try:
-        if given.key_env is not None:
-            key = key_of(Tenant(key_env=given.key_env), "--key-env", Path(), os.environ)
-            headers[b"authorization"] = b"Bearer " + key.encode()
-        tls = tls_of(given.ca, insecure=given.insecure)
-    except Unusable as error:
-        raise CalibrateError(str(error)) from error
+    headers = key_header(given.key_env, os.environ)
+    tls = tls_of(given.ca, insecure=given.insecure)
     rng = random.Random()  # noqa: S311 # prompts, no two runs alike: the engine has those of the last in its cache
     live = Live(given.target, tls, headers, rng)
     try:
@@ -179,18 +172,3 @@ def profile_from(fitted: Fit, observed: Observed) -> Profile:
         max_num_batched_tokens=limits.max_num_batched_tokens, max_model_len=limits.max_model_len,
     )  # fmt: skip
     return with_front(profile, observed.bursts, observed.traffic)
-
-
-@contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP are Ctrl-C."""
-
-    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -14,13 +14,13 @@ from itertools import accumulate
 
 import msgspec
 
+from gateway.shared.vllm.answers import CACHE, AnswerError, capacity_of, models_from, series_of
 from loadtest.calibrate.observations import ObservedRequest
 from loadtest.clients.answer import Answer
 from loadtest.clients.target_metrics import page
 from loadtest.clients.targets import Address, Server
 from loadtest.engine.sequence import BLOCK
 from loadtest.load.prompts import PATHS, Route, Text, body_of, completion_of, json_text, message
-from loadtest.processes import LABEL, SAMPLE
 
 PATIENCE = 60.0  # seconds for one answer
 ASKED = 10.0  # seconds for a page
@@ -44,15 +44,6 @@ class Told(msgspec.Struct, frozen=True):
     models: tuple[str, ...]
     max_model_len: int
     blocks: int
-
-
-class _Model(msgspec.Struct):
-    id: str
-    max_model_len: int | None = 0
-
-
-class _Models(msgspec.Struct):
-    data: list[_Model]
 
 
 class Live:
@@ -82,16 +73,14 @@ class Live:
         if problem:
             raise CalibrateError(f"{self.name}: /v1/models: {problem}; {_remedy(problem)}")
         try:
-            models = msgspec.json.decode(body, type=_Models).data
-        except msgspec.DecodeError:
+            models = models_from(body)
+        except AnswerError:
             raise CalibrateError(
                 f"{self.name}: /v1/models is no list of models: is this an OpenAI-compatible server?"
             ) from None
         metrics, _ = await page(self._server, self._request(b"GET", b"/metrics"), patience=ASKED)
         lengths = [model.max_model_len or 0 for model in models]
-        return Told(
-            tuple(model.id for model in models), max(lengths, default=0), _blocks(metrics.decode(errors="replace"))
-        )
+        return Told(tuple(model.id for model in models), max(lengths, default=0), _blocks(metrics))
 
     async def meet(self, model: str) -> None:
         """Learn how long words are for its tokenizer, and warm it up. Raises CalibrateError."""
@@ -182,24 +171,16 @@ class Live:
             )
 
     def _request(self, method: bytes, path: bytes, body: bytes = b"") -> bytes:
-        name = self._address.name.encode("ascii", "replace")
-        return b"%b %b%b HTTP/1.1\r\nhost: %b\r\n%bcontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (
-            method, self._address.prefix, path, name, self._headers, len(body), body,
-        )  # fmt: skip
+        headers = self._headers + b"content-type: application/json\r\n"
+        return self._address.request(method, path, headers, body)
 
 
-def _blocks(metrics: str) -> int:
-    """The KV cache, in blocks of 16 tokens, of the first engine that tells."""
-    for match in SAMPLE.finditer(metrics):
-        if match["name"] == "vllm:cache_config_info":
-            told = dict(LABEL.findall(match["labels"] or ""))
-            tokens = told.get("kv_cache_size_tokens", "")
-            if tokens.isdecimal():
-                return int(tokens) // BLOCK
-            size, blocks = told.get("block_size", ""), told.get("num_gpu_blocks", "")
-            if size.isdecimal() and blocks.isdecimal():
-                return int(size) * int(blocks) // BLOCK
-    return 0
+def _blocks(metrics: bytes) -> int:
+    """The KV cache, in blocks of 16 tokens; 0: it is not told."""
+    try:
+        return (capacity_of(series_of(metrics, frozenset((CACHE,))).get(CACHE, [])) or 0) // BLOCK
+    except AnswerError:
+        return 0
 
 
 def _remedy(said: str) -> str:

@@ -1,216 +1,192 @@
-"""Driver of one run: sends each request at its intended time, or closed-loop clients' next ones; ends the run.
+"""Driver of one run: begins each call at its intended time, or closed-loop clients' next ones, and ends the run.
 
-An open loop never waits for an answer: times were fixed before the run. A sender that is late sends at once what is due
-and reports its lag. It gives way to answers after every BURST, so that being late costs lateness alone. What is overdue
-at the run's end counts as not sent.
+The same in real time over sockets and in virtual time. An open loop never waits for an answer: times were fixed before
+the run. A sender that is late begins at once what is due, and gives way to answers after every `burst` of calls, so
+that being late costs lateness alone. What is overdue at the run's end is missed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import random
-import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
 
-import msgspec
-
+from loadtest.clients.calls import ClientCall, Clock, Transport
 from loadtest.clients.retries import Clients
-from loadtest.clients.sender import Sender
-from loadtest.clients.targets import Servers
 from loadtest.load.trace import TraceError
 from loadtest.load.workload import OpenConversations, Planned
-from loadtest.report.records import RequestResult
 
-BURST = 32  # requests sent in one turn of the loop
-TELL_EVERY = 0.5  # seconds
-LONGEST = 86_400.0  # seconds of one timer
-
-
-class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """Load of one run. `planned`: the requests in order, and no more of them than are to be sent within
-    `seconds`; `users`: of a closed loop, 0 for an open one; `drain`: how long the last answers are waited for."""
-
-    planned: Iterator[Planned]
-    seconds: float
-    users: int = 0
-    drain: float = 30.0
-    clients: Clients = Clients(timeout=600.0)
-
-
-class LoadProgress(msgspec.Struct, frozen=True):
-    """Progress of a run. `outcomes`: of calls that have ended."""
-
-    at: float
-    seconds: float
-    sent: int
-    open: int
-    outcomes: dict[str, int]
-    late: float  # the longest lag since the last time, seconds
+EARLY = 1e-9  # seconds, that a timer may ring early
+LONGEST = 1e8  # seconds of one timer
 
 
 class Driver:
-    """Driver of one run. `failed`: the error that ended the run early, such as a malformed row of a trace. `stopped`:
-    somebody ended the run."""
+    """Calls of one run. `closed`: so many clients, each with its next call, or conversation, as soon as the one before
+    has ended; 0: an open loop. `ended` hears of each call after its last try, `missed` of one that was due and is not
+    sent any more. `calls` counts those that were begun, `late` is the longest lag since somebody has set it to 0.
+
+    `failed`: what ended the calls before their time, such as a row of a trace that cannot be used. `broken`: a future
+    whose exception ends the run.
+    """
 
     def __init__(
-        self, servers: Servers, load: Load, *, target: str, repeat: int, headers: bytes = b"", begin: float,
-        tell: Callable[[LoadProgress], None],
+        self, target: Transport, calls: Iterable[Planned], *, clients: Clients, rng: random.Random, closed: int = 0,
+        ended: Callable[[ClientCall], None], missed: Callable[[Planned], None] = lambda planned: None,
+        clock: Clock | None = None, burst: int = 1,
     ) -> None:  # fmt: skip
-        rng = random.Random(f"retries {repeat}")  # noqa: S311 # clients' whims
-        self.sender = Sender(
-            servers, target=target, repeat=repeat, begin=begin, clients=load.clients, headers=headers, rng=rng,
-            ended=self._ended,
-        )  # fmt: skip
+        loop = asyncio.get_running_loop()
+        self.open: dict[ClientCall, None] = {}
+        self.calls = 0
+        self.late = 0.0
         self.failed: Exception | None = None
         self.stopped = False
-        self.sent = 0
-        self._load = load
-        self._begin = begin
-        self._tell = tell
-        self._late = 0.0
-        self._next: Planned | None = None
-        self._waiting = 0  # turns of conversations whose time has not come
+        self.sending = True
+        self.broken: asyncio.Future[None] = loop.create_future()
+        self._target = target
+        self._planned: Iterator[Planned] = iter(calls)
+        self._clients = clients
+        self._rng = rng
+        self._closed = closed
+        self._listener = ended
+        self._missed = missed
+        self._clock: Clock = loop if clock is None else clock
+        self._burst = burst
+        self._due: Planned | None = None  # the next call of an open loop
+        self._turns = 0  # of conversations, whose time has not come
         self._talking = 0  # calls of conversations that are open
-        self._turns = OpenConversations()
-        self._sending = True
-        self._dry = False  # nothing is planned any more
-        self._changed = asyncio.Event()
+        self._conversations = OpenConversations()
+        self._all = False  # no call is left that begins of itself
+        self._seconds = 0.0
+        self._sent: asyncio.Future[None] = loop.create_future()  # nothing is to be sent any more
+        self._empty: asyncio.Future[None] = loop.create_future()
 
-    @property
-    def now(self) -> float:
-        """Seconds since the run began."""
-        return time.monotonic() - self._begin
+    async def run(self, seconds: float, drain: float) -> int:
+        """Begin calls until `seconds`, wait for open ones until then and `drain` seconds after the last was begun; then
+        whoever is left leaves. Return how many these are."""
+        self._seconds = seconds
+        if not self._closed:
+            self._due = self._next()
+            self._arm()
+        elif self._clock.time() < 0.0:
+            self._clock.call_at(0.0, self._begin_clients)
+        else:
+            self._begin_clients()
+        await self.wait(seconds - self._clock.time(), self._sent)
+        self.sending = False
+        if not self.stopped:
+            self._miss()
+        if self.open and not self.stopped:
+            left = seconds - self._clock.time() if math.isfinite(seconds) else 0.0
+            await self.wait(max(drain, left), self._empty)
+        unfinished = list(self.open)
+        why, reason = "unfinished", f"still open {drain:g} s after the last was sent"
+        if self.stopped:
+            why, reason = "interrupted", "the run was broken off"
+        for client_call in unfinished:
+            client_call.leave(why, reason)
+        return len(unfinished)
 
     def stop(self) -> None:
         """Send no more, and wait for nothing."""
         self.stopped = True
-        self._changed.set()
+        for over in (self._sent, self._empty):
+            if not over.done():
+                over.set_result(None)
 
-    async def run(self) -> None:
-        """Until every answer has come, or nobody waits any more. The run starts at `begin`, which may be to come."""
-        load, loop = self._load, asyncio.get_running_loop()
-        loop.call_later(TELL_EVERY, self._report)
-        if load.users:
-            loop.call_later(max(0.0, -self.now), self._begin_users)
-        else:
-            self._take()
-            self._arm()
-        await self._until(self._all_sent, load.seconds - self.now)
-        self._sending = False
-        if not load.users and not self.stopped:
-            self._miss()
-        await self._until(lambda: not self.sender.open, load.drain)
-        if self.stopped:
-            self.sender.stop("interrupted", "the run was broken off")
-        self.sender.stop("unfinished", f"still open {load.drain:g} s after the last was sent")
-        self._report()
+    async def wait(self, seconds: float, sooner: asyncio.Future[None]) -> None:
+        """Wait for the future, at most so long. Raises what `broken` does."""
+        waited = {sooner, self.broken}
+        await asyncio.wait(waited, timeout=min(seconds, LONGEST), return_when=asyncio.FIRST_COMPLETED)
+        if self.broken.done():
+            self.broken.result()
 
-    def _all_sent(self) -> bool:
-        """Whether nothing is to be sent any more, nor can be once what is open is answered."""
-        return self._dry and not (self._next is not None or self._waiting or self._talking)
+    # -- beginning ----------------------------------------------------------------------------------------------
 
-    async def _until(self, reached: Callable[[], bool], seconds: float) -> None:
-        """Wait until it is, for so long, or until the run is stopped."""
-        end = time.monotonic() + seconds
-        while not reached() and not self.stopped and (left := end - time.monotonic()) > 0.0:
-            self._changed.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(min(left, LONGEST)):
-                    await self._changed.wait()
-
-    # -- an open loop -----------------------------------------------------------------------------------------------
-
-    def _take(self) -> None:
+    def _next(self) -> Planned | None:
         try:
-            self._next = next(self._load.planned, None)
+            planned = next(self._planned, None)
         except (TraceError, OSError, ValueError) as error:
-            self._next, self.failed = None, error
-        if self._next is None:
-            self._dry = True
-            self._changed.set()
+            self.failed, planned = error, None
+        if planned is None:
+            self._all = True
+            self._check_sent()
+        return planned
+
+    def _check_sent(self) -> None:
+        if self._all and not (self._turns or self._talking or self._sent.done()):
+            self._sent.set_result(None)
 
     def _arm(self) -> None:
-        if self._next is not None:
-            asyncio.get_running_loop().call_later(max(0.0, self._next.at - self.now), self._due)
+        if self._due is not None:
+            self._clock.call_at(self._due.at, self._begin_due)
 
-    def _due(self) -> None:
-        for _ in range(BURST):
-            planned = self._next
-            if planned is None or not self._sending:
+    def _begin_due(self) -> None:
+        for _ in range(self._burst):
+            planned = self._due
+            if planned is None or not self.sending:
                 return
-            if planned.at > self.now:
+            if planned.at > self._clock.time() + EARLY:
                 break
-            self._send(planned)
-            self._take()
+            self._begin(planned)
+            self._due = self._next()
         self._arm()
 
-    def _send(self, planned: Planned) -> None:
-        self._late = max(self._late, self.now - planned.at)
-        self.sent += 1
-        self._talking += planned.session is not None
-        self.sender.send(planned)
-
     def _miss(self) -> None:
-        """Count what was due by the end of the run, and was not sent because the sender was late."""
-        while self._next is not None and self._next.at < min(self.now, self._load.seconds):
-            self.sender.missed(self._next)
-            self._take()
+        """Count the calls that were due by now, and were not begun because the sender was late."""
+        while self._due is not None and self._due.at < min(self._clock.time(), self._seconds):
+            self._missed(self._due)
+            self._due = self._next()
+
+    def _begin(self, planned: Planned) -> None:
+        self.calls += 1
+        self.late = max(self.late, self._clock.time() - planned.at)
+        self._talking += planned.session is not None
+        client_call = ClientCall(planned, self._target, self._clients, self._rng, self._ended, self._clock)
+        self.open[client_call] = None
+        client_call.send()
+
+    def _begin_clients(self) -> None:
+        for _ in range(self._closed):
+            self._begin_next()
+
+    def _begin_next(self) -> None:
+        """Begin a client's next call, which is meant to be sent now, or when the client begins."""
+        planned = self._next() if self.sending else None
+        if planned is not None:
+            now = self._clock.time()
+            if planned.at > now:
+                self._turn_at(planned)
+            else:
+                planned.at = now
+                self._begin(planned)
+
+    def _turn_at(self, planned: Planned) -> None:
+        self._turns += 1
+        self._clock.call_at(planned.at, self._turn, planned)
 
     def _turn(self, planned: Planned) -> None:
-        """The next turn of a conversation is due, before the end. One that is late beyond the end is not sent."""
-        self._waiting -= 1
-        if self._sending:
-            self._send(planned)
-        elif not self.stopped:
-            self.sender.missed(planned)
+        """Begin a turn of a conversation. One that was due before the end and comes after it is missed."""
+        self._turns -= 1
+        if self.sending:
+            self._begin(planned)
+        elif planned.at < self._seconds and not self.stopped:
+            self._missed(planned)
 
-    def _ended(self, planned: Planned, result: RequestResult, said: bytes) -> None:
-        following = 0
-        if planned.session is not None:
-            self._talking -= 1
-            if result.outcome == "ok" and self._sending:
-                following = sum(self._follow(then) for then in planned.session.follow(said, result.finished))
-        if self._load.users and self._sending and self._turns.end(planned, following):
-            asyncio.get_running_loop().call_soon(self._user)
-        if self._all_sent() if self._sending else not self.sender.open:
-            self._changed.set()
-
-    def _follow(self, then: Planned) -> bool:
-        """Send it when it is due, where that is before the end."""
-        if then.at >= self._load.seconds:
-            return False
-        self._waiting += 1
-        asyncio.get_running_loop().call_later(max(0.0, then.at - self.now), self._turn, then)
-        return True
-
-    # -- a closed loop ----------------------------------------------------------------------------------------------
-
-    def _begin_users(self) -> None:
-        for _ in range(self._load.users):
-            self._user()
-
-    def _user(self) -> None:
-        """A user's next request, which is meant to be sent now, or when the user begins."""
-        if not self._sending or self.now >= self._load.seconds:
+    def _ended(self, client_call: ClientCall) -> None:
+        del self.open[client_call]
+        session = client_call.call.session
+        self._talking -= session is not None
+        self._listener(client_call)
+        if not self.sending:
+            if not self.open and not self._empty.done():
+                self._empty.set_result(None)
             return
-        self._take()
-        planned, self._next = self._next, None
-        if planned is None:
-            return
-        if planned.at > self.now:
-            self._follow(planned)
-        else:
-            planned.at = self.now
-            self._send(planned)
-
-    # -- telling ----------------------------------------------------------------------------------------------------
-
-    def _report(self) -> None:
-        sender, now = self.sender, self.now
-        self._tell(
-            LoadProgress(now, self._load.seconds, self.sent, len(sender.open), dict(sender.outcomes), self._late)
-        )
-        self._late = 0.0
-        if self._sending or sender.open:
-            asyncio.get_running_loop().call_later(TELL_EVERY, self._report)
+        following: list[Planned] = []
+        if session is not None and client_call.tried.outcome == "ok":
+            following = session.follow(client_call.answer, client_call.tried.finished)
+            for planned in following:
+                self._turn_at(planned)
+        if self._closed and self._conversations.end(client_call.call, len(following)):
+            asyncio.get_running_loop().call_soon(self._begin_next)
+        self._check_sent()

@@ -16,7 +16,7 @@ import msgspec
 LONGEST_ADVICE = 60.0  # seconds; openai-python ignores a longer Retry-After
 NOTHING_SAID = -1.0
 DO_NOT = -2.0
-WELL = ("ok", "left", "unfinished")  # outcomes after which nobody wants an answer any more
+WELL = ("ok", "left", "unfinished", "interrupted")  # outcomes after which nobody wants an answer any more
 
 
 class Clients(msgspec.Struct, frozen=True, kw_only=True):

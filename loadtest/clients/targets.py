@@ -25,7 +25,7 @@ from gateway.shared.certificate import authorities_in
 from gateway.shared.files.plain_file import open_plain
 from loadtest.clients.answer import Answer
 from loadtest.clients.client import Exchange, ResponseListener
-from loadtest.load.scenario import Unusable
+from loadtest.load.scenario import Mistake
 from loadtest.load.workload import Planned
 
 IDLE = 2.0  # seconds
@@ -47,6 +47,12 @@ class Address(msgspec.Struct, frozen=True):
         """For reports and the host header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.unix or self.port == (443 if self.tls else 80) else f"{host}:{self.port}"
+
+    def request(self, method: bytes, path: bytes, headers: bytes = b"", body: bytes = b"") -> bytes:
+        """The bytes of a request. `headers`: whole lines, beside those that every request has."""
+        return b"%b %b%b HTTP/1.1\r\nhost: %b\r\nuser-agent: weir-bench\r\n%bcontent-length: %d\r\n\r\n%b" % (
+            method, self.prefix, path, self.name.encode("ascii", "replace"), headers, len(body), body,
+        )  # fmt: skip
 
 
 def parse_url(text: str) -> Address:
@@ -86,7 +92,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tls_of(ca: str | None, *, insecure: bool) -> ssl.SSLContext:
-    """Rules for certificates: trust those in the file `ca` (PEM), or check none. Raises Unusable."""
+    """Rules for certificates: trust those in the file `ca` (PEM), or check none. Raises Mistake."""
     trusted = None
     try:
         if ca is not None:
@@ -94,7 +100,7 @@ def tls_of(ca: str | None, *, insecure: bool) -> ssl.SSLContext:
                 trusted = authorities_in(file.read(CA_BYTES))
         context = ssl.create_default_context(cadata=trusted)
     except OSError as error:
-        raise Unusable(f"--ca {ca}: {error.strerror or 'no PEM certificates'}") from error
+        raise Mistake(f"--ca {ca}: {error.strerror or 'no PEM certificates'}") from error
     if insecure:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
@@ -211,8 +217,8 @@ class Servers:
         if len(self.servers) == 1:
             return self.servers[0]
         if self._spread == "direct":
-            asked = planned.asked
-            return self.servers[zlib.crc32((asked.session or str(asked.index)).encode()) % len(self.servers)]
+            who = planned.conversation or str(planned.index)
+            return self.servers[zlib.crc32(who.encode()) % len(self.servers)]
         self._next += 1
         return self.servers[(self._next - 1) % len(self.servers)]
 

@@ -30,7 +30,6 @@ from loadtest.load.prompts import (
 )
 from loadtest.load.trace import BLOCK, Arrival
 from loadtest.load.workload import Kind, Planned, Sessions, Workload
-from loadtest.report.records import Asked
 
 FRAME = 2 * HEADER  # tokens of a chat's template: before the message, and before the answer
 
@@ -49,9 +48,8 @@ class Writer:
     def __init__(self, kind: Kind, model: str, text: Text, rng: random.Random, *, named: bool = True) -> None:
         self.kind = kind
         self.named = named
-        self.model = kind.model or model
         self.path = PATHS[kind.kind]
-        self._json_model = json_text(self.model)
+        self._json_model = json_text(kind.model or model)
         self._prefixes = [text.cut(kind.prefix.tokens, rng) for _ in range(kind.prefix.count)] if kind.prefix else []
         self._text = text
 
@@ -132,32 +130,22 @@ class RequestOrigin(msgspec.Struct, frozen=True):
     writer: Writer
     fields: dict[bytes, bytes]
 
-    def asked(self, index: int, at: float, written: RequestBody, session: str = "", turn: int = 1) -> Asked:
-        """Record of a request, by default of one that stands alone."""
+    def planned(
+        self, index: int, at: float, written: RequestBody, session: Conversation | None = None, turn: int = 1
+    ) -> Planned:
+        """A request, by default one that stands alone."""
         kind = self.writer.kind
-        return Asked(
-            index=index,
-            at=at,
-            kind=kind.kind,
-            class_name=kind.class_name,
-            tenant=self.tenant,
-            model=self.writer.model,
-            session=session,
-            turn=turn,
-            prompt_tokens=written.prompt,
-            max_tokens=written.asked,
-        )
-
-    def planned(self, index: int, at: float, written: RequestBody) -> Planned:
-        """A request that stands alone."""
-        kind = self.writer.kind
-        asked = self.asked(index, at, written)
-        return Planned(at, kind.class_name, written.body, self.fields, None, self.writer.path, asked)
+        fields = self.fields if session is None else session.fields
+        return Planned(
+            at, kind.class_name, written.body, fields, session, self.writer.path, index=index, kind=kind.kind,
+            tenant=self.tenant, conversation="" if session is None else session.name, turn=turn,
+            prompt_tokens=written.prompt, max_tokens=written.asked,
+        )  # fmt: skip
 
 
 class Conversation:
     """Conversation of one session's agent, or of its sub-agent. Its requests have the numbers from `index` on, as many
-    as it has `turns`; after them come those of its sub-agents, up to `end`."""
+    as it has `turns`; after them come those of its sub-agents, up to `end`. `fields`: the headers of each."""
 
     def __init__(
         self, sender: RequestOrigin, sessions: Sessions, rng: random.Random, index: int, parent: Conversation | None
@@ -171,14 +159,14 @@ class Conversation:
         agents = sessions.subagents
         if parent is None:
             self.turns = sessions.turns.draw(rng)
-            self._name = f"s{index}"
+            self.name = f"s{index}"
             self._opening = sender.writer.opening(rng)
         else:
             assert agents is not None  # noqa: S101 # it is one
             self.turns = agents.turns.draw(rng)
-            self._name, self._opening = parent._name, parent._opening  # of its own kind
+            self.name, self._opening = parent.name, parent._opening  # of its own kind
         self._messages, self._read = self._opening
-        self._fields = sender.fields | ({b"x-weir-session": self._name.encode()} if sender.writer.named else {})
+        self.fields = sender.fields | ({b"x-weir-session": self.name.encode()} if sender.writer.named else {})
         self.end = index + self.turns
         if parent is None and agents is not None and rng.random() < agents.share:
             for _ in range(agents.count.draw(rng)):
@@ -196,10 +184,8 @@ class Conversation:
         first = None if self._turn else self._sessions.first
         self._messages, written = writer.turn(self._messages, self._read, self._rng, prompt=first)
         self._read = written.prompt
-        name, turn = writer.kind.class_name, self._turn
         self._turn += 1
-        asked = self._sender.asked(self._index + turn, at, written, self._name, turn + 1)
-        return Planned(at, name, written.body, self._fields, self, writer.path, asked)
+        return self._sender.planned(self._index + self._turn - 1, at, written, self, self._turn)
 
     def follow(self, answer: bytes, now: float) -> list[Planned]:
         """The turn after `answer`, if there is one, and the first turns of sub-agents that begin now."""

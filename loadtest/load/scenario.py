@@ -37,8 +37,8 @@ Every field of a scenario of `gateway bench` and `gateway simulate` ([bench.md](
 `gateway check --scenario --reference` writes this page; `gateway check --scenario FILE` finds every mistake."""
 
 
-class Unusable(Exception):
-    """A scenario that is well-formed and cannot be run here: a key that is not there, a name that nothing has."""
+class Mistake(Exception):
+    """A mistake of a person, or something that is not there; says what and where."""
 
 
 class TraceFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,11 +132,11 @@ def shipped() -> tuple[str, ...]:
 
 
 def find(name: str) -> Path:
-    """The file of a scenario: one that is shipped, by its name, or any by its path. Raises Unusable."""
+    """The file of a scenario: one that is shipped, by its name, or any by its path. Raises Mistake."""
     if name in shipped():
         return SHIPPED / f"{name}.yaml"
     if not Path(name).is_file():
-        raise Unusable(f"{name}: neither a file nor one of the scenarios {', '.join(shipped())}")
+        raise Mistake(f"{name}: neither a file nor one of the scenarios {', '.join(shipped())}")
     return Path(name)
 
 
@@ -212,14 +212,22 @@ def recorded(scenario: Scenario, folder: Path = Path()) -> Iterator[trace.Arriva
 
 
 def keys_of(scenario: Scenario, folder: Path, environment: Mapping[str, str]) -> dict[str, str]:
-    """The tenants' API keys, of those that have one. Raises Unusable, which never says a key."""
+    """The tenants' API keys, of those that have one. Raises Mistake, which never says a key."""
     tenants = scenario.workload.tenants.items()
     found = {name: key_of(tenant, f"workload.tenants.{name}", folder, environment) for name, tenant in tenants}
     return {name: key for name, key in found.items() if key}
 
 
+def key_header(variable: str | None, environment: Mapping[str, str]) -> dict[bytes, bytes]:
+    """The header with the API key that `--key-env` names; none where it is not given. Raises Mistake."""
+    if variable is None:
+        return {}
+    key = key_of(Tenant(key_env=variable), "--key-env", Path(), environment)
+    return {b"authorization": b"Bearer " + key.encode()}
+
+
 def key_of(whose: Tenant, path: str, folder: Path, environment: Mapping[str, str]) -> str:
-    """API key of a tenant; "": the tenant has none. `path`: how messages call it. Raises Unusable."""
+    """API key of a tenant; "": the tenant has none. `path`: how messages call it. Raises Mistake."""
     if whose.key_env is not None:
         where, key = f"the environment variable {whose.key_env}", environment.get(whose.key_env, "")
     elif whose.key_file is not None:
@@ -228,10 +236,10 @@ def key_of(whose: Tenant, path: str, folder: Path, environment: Mapping[str, str
             with open_plain(folder / whose.key_file) as file:
                 key = file.read(LONGEST_KEY + 1).decode("ascii", "replace")
         except OSError as error:
-            raise Unusable(f"{path}.key_file: {where}: {error.strerror}") from error
+            raise Mistake(f"{path}.key_file: {where}: {error.strerror}") from error
     else:
         return ""
     key = key.strip()
     if not (key.isascii() and key.isprintable() and 0 < len(key) <= LONGEST_KEY) or " " in key:
-        raise Unusable(f"{path}: {where} holds no API key, expected one alone, without spaces")
+        raise Mistake(f"{path}: {where} holds no API key, expected one alone, without spaces")
     return key

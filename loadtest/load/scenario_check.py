@@ -19,7 +19,7 @@ def checked(name: str, *, explained: bool) -> tuple[str, list[Finding]]:
         rows = sum(1 for _ in scenario.recorded(found, file.parent) or ())
     except InvalidFile as error:
         return "", mistakes(error)
-    except (TraceError, scenario.Unusable) as error:
+    except (TraceError, scenario.Mistake) as error:
         return "", [mistake("", str(error))]
     except OSError as error:
         return "", [mistake(name, f"{error.filename}: {error.strerror}")]

@@ -12,9 +12,10 @@ from typing import Any
 
 import msgspec
 
+from gateway.shared.files.checked import InvalidFile
 from gateway.shared.files.units import SECONDS
 from loadtest.load.arrivals import Arrivals, Closed, Rate, parse_rate
-from loadtest.load.scenario import Scenario, Unusable, find, load, of_trace, recorded
+from loadtest.load.scenario import Mistake, Scenario, find, load, of_trace, recorded
 from loadtest.load.slo import parse_slo
 from loadtest.load.trace import TraceError
 
@@ -65,30 +66,35 @@ def add_groups(
 
 
 def scenario_of(given: argparse.Namespace) -> tuple[Scenario, str, Path]:
-    """The scenario, how it is called, and the folder its files are relative to. Raises Unusable, InvalidFile."""
+    """The scenario, how it is called, and the folder its files are relative to. Raises Mistake."""
     if given.trace is not None and given.scenario is not None:
-        raise Unusable("--trace and --scenario: one of them; a scenario can name a trace itself")
+        raise Mistake("--trace and --scenario: one of them; a scenario can name a trace itself")
     if given.speed is not None and given.trace is None:
-        raise Unusable("--speed is of a --trace; --rate changes any scenario's rate")
-    if given.trace is not None:
-        if not Path(given.trace).is_file():
-            why = "no file, which each run reads" if Path(given.trace).exists() else "there is no such file"
-            raise Unusable(f"--trace {given.trace}: {why}")
-        found = of_trace(given.trace, speed=given.speed or 1.0), Path(given.trace).name, Path()
-    else:
-        file = find(given.scenario or DEFAULT_SCENARIO)
-        found = load(file), given.scenario or DEFAULT_SCENARIO, file.parent
+        raise Mistake("--speed is of a --trace; --rate changes any scenario's rate")
     try:
+        found = _found(given)
         next(recorded(found[0], found[2]) or iter(()), None)  # another file altogether is found before a run
-    except TraceError as error:
-        raise Unusable(str(error)) from error
+    except (TraceError, InvalidFile) as error:
+        raise Mistake(str(error)) from error
+    except OSError as error:
+        raise Mistake(f"{error.filename}: {error.strerror}") from error
     return found
 
 
+def _found(given: argparse.Namespace) -> tuple[Scenario, str, Path]:
+    if given.trace is not None:
+        if not Path(given.trace).is_file():
+            why = "no file, which each run reads" if Path(given.trace).exists() else "there is no such file"
+            raise Mistake(f"--trace {given.trace}: {why}")
+        return of_trace(given.trace, speed=given.speed or 1.0), Path(given.trace).name, Path()
+    file = find(given.scenario or DEFAULT_SCENARIO)
+    return load(file), given.scenario or DEFAULT_SCENARIO, file.parent
+
+
 def overridden(scenario: Scenario, given: argparse.Namespace) -> Scenario:
-    """The scenario with what flags say instead. Raises Unusable."""
+    """The scenario with what flags say instead. Raises Mistake."""
     if given.rate is not None and given.clients is not None:
-        raise Unusable("--rate and --clients: an open loop or a closed one")
+        raise Mistake("--rate and --clients: an open loop or a closed one")
     change: dict[str, Any] = {}
     for name in ("duration", "warmup", "cooldown", "seed", "retries", "timeout", "slo"):
         if getattr(given, name) is not None:
@@ -107,18 +113,18 @@ def overridden(scenario: Scenario, given: argparse.Namespace) -> Scenario:
             else msgspec.structs.replace(scenario, arrivals=Arrivals(poisson=Rate(given.rate)))
         )
     if scenario.warmup + scenario.cooldown >= scenario.seconds:
-        raise Unusable(
+        raise Mistake(
             f"{scenario.warmup + scenario.cooldown:g} s of warm-up and cool-down, expected less than the duration, "
             f"{scenario.seconds:g} s: give --warmup too"
         )
     classes = dict.fromkeys(kind.class_name for kind in scenario.workload.mix)
     for objective in scenario.slo:
         if objective.class_name and objective.class_name not in classes:
-            raise Unusable(f"--slo {objective}: no requests are of this class, only of {', '.join(classes)}")
+            raise Mistake(f"--slo {objective}: no requests are of this class, only of {', '.join(classes)}")
     if given.find_capacity and not scenario.slo:
-        raise Unusable("--find-capacity: there is no SLO to keep; give --slo, such as --slo 'ttft.p99<2s'")
+        raise Mistake("--find-capacity: there is no SLO to keep; give --slo, such as --slo 'ttft.p99<2s'")
     if given.find_capacity and not scenario.rate and scenario.arrivals != "trace":
-        raise Unusable("--find-capacity: a closed loop has no rate; give --rate to begin with")
+        raise Mistake("--find-capacity: a closed loop has no rate; give --rate to begin with")
     return scenario
 
 

@@ -19,7 +19,6 @@ from gateway.shared.files.units import Count, Factor, Share
 from loadtest.load.arrivals import Span
 from loadtest.load.lengths import Length, LogNormal, Tokens
 from loadtest.load.prompts import PATHS, Route
-from loadtest.report.records import Asked
 
 Variable = Annotated[str, Text(r"[A-Za-z_][A-Za-z0-9_]{0,127}", "the name of an environment variable")]
 GENERATING = ("chat", "completions")
@@ -127,24 +126,10 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     tenants: Mapping[TenantName, Tenant] = {}
 
 
-UNPLANNED = Asked(
-    index=-1,
-    at=0.0,
-    kind="chat",
-    class_name="default",
-    tenant="",
-    model="sim",
-    session="",
-    turn=1,
-    prompt_tokens=0,
-    max_tokens=0,
-)
-
-
 class Planned(msgspec.Struct, gc=False):
     """Request to send at `at` (seconds from the start of the run). `session` gets the answer, and may have a request
-    that follows. `path`, `body` and `fields` (the headers, names in lower case) are sent; `asked` is the planned
-    request, for the records."""
+    that follows. `path`, `body` and `fields` (the headers, names in lower case) are sent. The rest is for the records:
+    its number, its route's name, who sends it, its conversation and turn, and its size in tokens, as intended."""
 
     at: float  # of a closed loop 0.0, until it is known
     class_name: str
@@ -152,7 +137,13 @@ class Planned(msgspec.Struct, gc=False):
     fields: dict[bytes, bytes]
     session: Session | None = None
     path: bytes = PATHS["chat"]
-    asked: Asked = UNPLANNED
+    index: int = -1
+    kind: Route = "chat"
+    tenant: str = ""
+    conversation: str = ""
+    turn: int = 1
+    prompt_tokens: int = 0
+    max_tokens: int = 0
 
 
 class Session(Protocol):
@@ -174,7 +165,7 @@ class OpenConversations:
         """Whether the client has nothing else under way, now that `planned` has ended and so many calls follow it."""
         if planned.session is None:
             return True
-        name = planned.asked.session
+        name = planned.conversation
         left = self._left.pop(name, 1) - 1 + following
         if left:
             self._left[name] = left

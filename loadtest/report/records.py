@@ -1,4 +1,4 @@
-"""Records of a run: the requests as planned, the result of each, the targets' samples.
+"""Records of a run: the result of each request, the targets' samples.
 
 `gateway bench` makes them over sockets, `gateway simulate` in virtual time. The modules that count and draw read them
 and know nothing else of a run. Times are seconds from the start of the run (of its repeat), lengths are tokens, shares
@@ -19,21 +19,6 @@ if TYPE_CHECKING:
 
 
 NOT_SENT = "not_sent"  # outcome of a request that was due, and that a late sender has not sent
-
-
-class Asked(msgspec.Struct, frozen=True, gc=False):
-    """Request as it was planned, before anything was sent. Token counts are what was intended."""
-
-    index: int
-    at: float  # when it is to be sent
-    kind: str  # "chat", "completions", "embeddings" or "rerank"
-    class_name: str
-    tenant: str
-    model: str
-    session: str
-    turn: int
-    prompt_tokens: int
-    max_tokens: int
 
 
 class TokenGaps(Protocol):

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 
 from rich.console import Console
 
+from loadtest.load.scenario import Mistake
 from loadtest.report.capacity import RULE
 from loadtest.report.delivery import INTERRUPTED, Say, deliver, provenance, saying, unhurried
 from loadtest.report.number_format import count, seconds
@@ -23,20 +24,20 @@ from loadtest.report.report import refusal, table
 from loadtest.simulate.findings import answers, bills, kept, speed
 from loadtest.simulate.help_text import DESCRIPTION, EXAMPLES
 from loadtest.simulate.jobs import Done, JobError, run_all
-from loadtest.simulate.options import SimulateError, Simulation, add_arguments, simulation_of
+from loadtest.simulate.options import Simulation, add_arguments, simulation_of
 from loadtest.simulate.run import Progress, Simulated
 from loadtest.simulate.simulation import Broken
 
-__all__ = ["DESCRIPTION", "EXAMPLES", "SimulateError", "add_arguments", "command"]
+__all__ = ["DESCRIPTION", "EXAMPLES", "add_arguments", "command"]
 
-MISTAKES = (SimulateError,)
+MISTAKES = (Mistake,)
 
 
 def command(given: argparse.Namespace) -> int:
-    """Do what the flags say and print the report; the exit status. Raises SimulateError."""
+    """Do what the flags say and print the report; the exit status. Raises Mistake."""
     simulation = simulation_of(given)
     if simulation.out is not None and (said := refusal(simulation.out, force=simulation.force)):
-        raise SimulateError(said)
+        raise Mistake(said)
     errors = Console(stderr=True)
     say = saying(errors)
     for note in simulation.notes:
@@ -46,7 +47,7 @@ def command(given: argparse.Namespace) -> int:
         with following(errors, say) as follow:
             done, stopped = run_all(simulation.jobs, simulation.at_once, _heard(simulation, follow))
     except (JobError, Broken) as error:
-        raise SimulateError(str(error)) from error
+        raise Mistake(str(error)) from error
     with unhurried(say):
         return _report(simulation, done, time.perf_counter() - began, say, stopped=stopped)
 

@@ -66,9 +66,7 @@ def _closest(one: Done) -> str:
 
 def _why(one: Done) -> str:
     run = one.made[0].run
-    missed = check(run.slos, run)
-    first = missed[0]
-    return f"{first.class_name}: {first.message}" if first.class_name else first.message
+    return str(check(run.slos, run)[0])
 
 
 def _capacities(name: str, group: Sequence[Done], *, traced: bool) -> Iterator[str]:

@@ -33,6 +33,7 @@ from gateway.serve.assembly import Gateway
 from gateway.shared.files.checked import InvalidFile
 from gateway.shared.protocol import Role
 from gateway.upstream.client import Client, EngineError
+from loadtest.clients.calls import ClientCall, Try
 from loadtest.load.workload import Planned
 from loadtest.simulate.memory_engine import MemoryEngine
 from loadtest.simulate.memory_provider import AT_A_PROVIDER, MemoryProvider, ProviderPace
@@ -40,7 +41,6 @@ from loadtest.simulate.memory_requests import Taker
 from loadtest.simulate.memory_watch import Watch
 from loadtest.simulate.memory_wire import MemoryClient, MemoryReply, Sends, Wire
 from loadtest.simulate.posting import full, leaving, nothing, posted
-from loadtest.simulate.simulated_client import ClientCall, Try
 from loadtest.simulate.step_times import Gaps
 
 

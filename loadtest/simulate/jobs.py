@@ -19,17 +19,11 @@ from types import FrameType
 import msgspec
 
 from loadtest.report.capacity import Capacity, Tried, search, verdict
+from loadtest.signals import handled
 from loadtest.simulate.run import Cell, Progress, Simulated, simulate
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 PATIENCE = 5.0  # seconds until a process that was told to end is made to
-
-
-class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """A cell; `find_capacity`: at the rates of a search (`report/capacity.py`) instead of its own."""
-
-    cell: Cell
-    find_capacity: bool = False
 
 
 class Done(msgspec.Struct, kw_only=True):
@@ -56,7 +50,7 @@ def processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def run_all(jobs: Sequence[Job], at_once: int, tell: Callable[[Progress], None]) -> tuple[list[Done], bool]:
+def run_all(jobs: Sequence[Cell], at_once: int, tell: Callable[[Progress], None]) -> tuple[list[Done], bool]:
     """Run all jobs. Return the result of each job, in order, and whether they were broken off; a job that had not begun
     by then has no result. Raises JobError, and `simulation.Broken`."""
     with _stoppable() as stop:
@@ -70,10 +64,9 @@ def run_all(jobs: Sequence[Job], at_once: int, tell: Callable[[Progress], None])
         return done, stop.asked
 
 
-def run_job(job: Job, tell: Callable[[Progress], bool]) -> Done:
+def run_job(cell: Cell, tell: Callable[[Progress], bool]) -> Done:
     """Run a job in this process. `tell` answers whether to stop."""
-    cell = job.cell
-    if not job.find_capacity:
+    if not cell.find_capacity:
         return Done(cell=cell, made=[simulate(cell, tell)])
     made: list[Simulated] = []
     first = cell.scenario.rate or 1.0  # of a trace: times the speed it was given
@@ -109,19 +102,15 @@ def _stoppable(*, patient: bool = False) -> Iterator[Stop]:
             signal.default_int_handler(number, frame)
         stop.asked = True
 
-    before = {number: signal.signal(number, ask) for number in SIGNALS}
-    try:
+    with handled(SIGNALS, ask):
         yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 # -- processes --------------------------------------------------------------------------------------------------------
 
 
 def _in_processes(
-    jobs: Sequence[Job], at_once: int, tell: Callable[[Progress], None], stop: Stop
+    jobs: Sequence[Cell], at_once: int, tell: Callable[[Progress], None], stop: Stop
 ) -> tuple[list[Done], bool]:
     context = multiprocessing.get_context("spawn")  # fork would take threads' locks along
     coming = list(enumerate(jobs))
@@ -150,7 +139,7 @@ def _in_processes(
             for ready in wait(list(running), timeout=0.2):
                 assert isinstance(ready, Connection)  # noqa: S101 # nothing else is waited for
                 number, process = running[ready]
-                said = _received(ready, jobs[number].cell.name, process)
+                said = _received(ready, jobs[number].name, process)
                 if isinstance(said, Progress):
                     tell(said)
                     continue
@@ -182,7 +171,7 @@ def _received(connection: Connection, name: str, process: SpawnProcess) -> Progr
     return said
 
 
-def _child(job: Job, parent: Connection) -> None:
+def _child(job: Cell, parent: Connection) -> None:
     """The life of a process. A parent that is gone ends it."""
     with _stoppable(patient=True) as stop:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
@@ -196,5 +185,5 @@ def _child(job: Job, parent: Connection) -> None:
         try:
             send(run_job(job, _told(send, stop)))
         except Exception as error:
-            send(JobError(f"the simulation of {job.cell.name}: {error}"))
+            send(JobError(f"the simulation of {job.name}: {error}"))
             raise

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Literal, Protocol
 
+from loadtest.clients.calls import ClientCall
 from loadtest.simulate.memory_engine import HANGS, Condition
 from loadtest.simulate.memory_requests import Taker, Work
-from loadtest.simulate.simulated_client import ClientCall
 
 REQUEST_ID = b"x-request-id: "
 FOR_ANOTHER = b'"do_remote_decode":true'  # a request whose answer another engine writes

@@ -13,15 +13,14 @@ from typing import Any
 
 import msgspec
 
-from gateway.shared.files.checked import InvalidFile
 from gateway.shared.files.plain_file import open_plain
 from loadtest.engine.engine_config import engine_config
 from loadtest.engine.profile_file import profile_of
-from loadtest.load.scenario import Scenario, Unusable
+from loadtest.load.scenario import Mistake, Scenario
 from loadtest.load.scenario_flags import add_groups, overridden, scenario_of, whole
 from loadtest.simulate.help_text import GROUPS
 from loadtest.simulate.inprocess import policy_for
-from loadtest.simulate.jobs import Job, processors
+from loadtest.simulate.jobs import processors
 from loadtest.simulate.rivals.rules import RULES
 from loadtest.simulate.run import Cell
 
@@ -30,17 +29,13 @@ MOST_POLICY = 1 << 20  # bytes; the gateway's reader says so too, and what is wr
 MOST_JOBS = 256
 
 
-class SimulateError(Exception):
-    """A mistake of a person, or something that is not there; says what and where."""
-
-
 class Simulation(msgspec.Struct, frozen=True, kw_only=True):
     """All that is to be done. `rows`: about how many a trace has, 0 without one; `notes`: what is odd, in words."""
 
     scenario: Scenario
     source: str
     profile: str
-    jobs: Sequence[Job]
+    jobs: Sequence[Cell]
     at_once: int
     rows: int
     out: Path | None
@@ -58,34 +53,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def simulation_of(given: argparse.Namespace) -> Simulation:
-    """Plan of the simulation. Raises SimulateError."""
-    try:
-        scenario, source, folder = scenario_of(given)
-        scenario = overridden(scenario, given)
-    except (InvalidFile, Unusable) as error:
-        raise SimulateError(str(error)) from error
-    except OSError as error:
-        raise SimulateError(f"{error.filename}: {error.strerror}") from error
+    """Plan of the simulation. Raises Mistake."""
+    scenario, source, folder = scenario_of(given)
+    scenario = overridden(scenario, given)
     engines: tuple[int, ...] = given.engines or (4,)
     profile = given.profile or "h100-8b"
     try:
         config = engine_config(profile_of(profile), max_model_len=given.max_model_len)
     except ValueError as error:
-        raise SimulateError(f"--max-model-len {given.max_model_len}: {error}") from error
-    jobs: list[Job] = []
+        raise Mistake(f"--max-model-len {given.max_model_len}: {error}") from error
+    jobs: list[Cell] = []
     notes: list[str] = []
     for name, before, policy in _sides(given, scenario, notes):
         for number in engines:
             cell = Cell(
                 name=f"{name}, {number} engine{'s' if number > 1 else ''}" if len(engines) > 1 else name,
                 before=before, policy=policy, engines=number, config=config, scenario=scenario, folder=folder,
-                requests=given.requests,
+                requests=given.requests, find_capacity=given.find_capacity,
             )  # fmt: skip
-            jobs.append(Job(cell=cell, find_capacity=given.find_capacity))
+            jobs.append(cell)
     try:
         rows = 0 if scenario.trace is None else about(folder / scenario.trace.file)
     except OSError as error:
-        raise SimulateError(f"{error.filename}: {error.strerror}") from error
+        raise Mistake(f"{error.filename}: {error.strerror}") from error
     return Simulation(
         scenario=scenario, source=source, profile=profile, jobs=jobs, at_once=given.jobs or processors(), rows=rows,
         out=given.out and Path(given.out), force=given.force, notes=notes,
@@ -108,7 +98,7 @@ def _sides(given: argparse.Namespace, scenario: Scenario, notes: list[str]) -> I
     for file in given.policy or [""]:
         name = re.sub(r"[^A-Za-z0-9_.-]", "-", Path(file).stem) or "weir"
         if name in names:
-            raise SimulateError(f"--policy {file}: there are two policies called {name}")
+            raise Mistake(f"--policy {file}: there are two policies called {name}")
         names.append(name)
         try:
             text = b""
@@ -117,9 +107,9 @@ def _sides(given: argparse.Namespace, scenario: Scenario, notes: list[str]) -> I
                     text = opened.read(MOST_POLICY + 1)
             policy = policy_for(text, tenants, file or "the default policy")
         except OSError as error:
-            raise SimulateError(f"--policy {file}: {error.strerror}") from error
+            raise Mistake(f"--policy {file}: {error.strerror}") from error
         except ValueError as error:
-            raise SimulateError(str(error)) from error
+            raise Mistake(str(error)) from error
         missing = [one for one in asked if one not in policy.classes]
         if missing:
             notes.append(f"{name} has no class {' nor '.join(missing)}: calls that ask for it are refused")

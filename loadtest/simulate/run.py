@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from gateway.shared.protocol import Role
+from loadtest.clients.calls import ClientCall
 from loadtest.clients.retries import LONGEST_ADVICE, Clients
 from loadtest.engine.engine_config import EngineConfig
 from loadtest.load.scenario import Scenario, planned
@@ -29,7 +30,6 @@ from loadtest.simulate.memory_requests import Taker
 from loadtest.simulate.rivals.router import Router, paced
 from loadtest.simulate.rivals.rules import RULES
 from loadtest.simulate.run_records import FleetSample
-from loadtest.simulate.simulated_client import ClientCall
 from loadtest.simulate.simulation import SimulationRun
 from loadtest.simulate.step_times import Gaps, Pace
 
@@ -41,7 +41,8 @@ TELL_EVERY = 0.2  # seconds of wall time
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """Setting of one simulation. `before`: what stands before the engines, "gateway" or a name of RULES. `policy`:
     YAML, b"" for the defaults. `folder`: folder of the scenario's files. `requests`: keep the result of each request
-    too, which takes memory. `roles`: roles of the engines, which then exchange KV caches; empty: they exchange none."""
+    too, which takes memory. `roles`: roles of the engines, which then exchange KV caches; empty: they exchange none.
+    `find_capacity`: at the rates of a search (`report/capacity.py`), and not at the scenario's own."""
 
     name: str
     before: str
@@ -52,6 +53,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     folder: Path
     requests: bool = False
     roles: tuple[Role, ...] = ()
+    find_capacity: bool = False
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -126,7 +128,7 @@ async def _simulate(cell: Cell, tell: Callable[[Progress], bool]) -> Simulated:
     grace = (scenario.timeout + LONGEST_ADVICE) * (scenario.retries + 1)
     result = await run.until(scenario.seconds, grace=grace)
     money, outside = target.spent if isinstance(target, GatewayTarget) else (0.0, 0)
-    stopped, problem = listening.stopped, str(run.failed or "")
+    stopped, problem = run.driver.stopped, str(run.driver.failed or "")
     if stopped or problem or (scenario.clients and result.seconds < scenario.seconds):
         listening.cut(result.seconds)
     return Simulated(
@@ -154,7 +156,6 @@ class Listening:
         self.gateway: GatewayTarget | None = None
         self.run: SimulationRun | None = None
         self.paces: list[Pace] = []  # of the engines
-        self.stopped = False
         self.tries = 0
         self._cell = cell
         self._tell = tell
@@ -177,31 +178,7 @@ class Listening:
         """A call has ended."""
         self._ended += 1
         self.tries += len(client_call.tries)
-        call, tried = client_call.call, client_call.tried
-        asked, outcome = call.asked, tried.outcome
-        if outcome == "unfinished" and self.stopped:
-            outcome = "interrupted"
-        result = RequestResult(
-            index=asked.index,
-            target=self._cell.name,
-            repeat=0,
-            at=call.at,
-            kind=asked.kind,
-            class_name=asked.class_name,
-            tenant=asked.tenant,
-            sent=client_call.tries[0].sent,
-            first_byte=max(0.0, tried.first_byte),
-            first_token=max(0.0, tried.first_token),
-            finished=max(0.0, tried.finished),
-            status=tried.status,
-            outcome=outcome,
-            reason=str(tried.status) if tried.status not in (0, 200) else "",
-            prompt_tokens=tried.prompt_tokens,
-            completion_tokens=tried.completion_tokens,
-            cached_tokens=tried.cached_tokens,
-            tries=len(client_call.tries),
-            gaps=tried.gaps or (),
-        )
+        result = client_call.result(self._cell.name)
         self._tally.add(result)
         if self._cell.requests:
             result.gaps = tuple(result.gaps)
@@ -226,9 +203,9 @@ class Listening:
         run, now = self.run, time.perf_counter()
         if run is not None and now - self._told > TELL_EVERY:
             self._told = now
-            if self._tell(Progress(self._cell.name, at, run.calls, run.calls - self._ended)):
-                self.stopped = True
-                run.stop()
+            driver = run.driver
+            if self._tell(Progress(self._cell.name, at, driver.calls, driver.calls - self._ended)):
+                driver.stop()
 
     def cut(self, seconds: float) -> None:
         """The run was over after so many seconds: nothing was intended after that."""

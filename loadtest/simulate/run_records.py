@@ -6,7 +6,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from loadtest.simulate.simulated_client import ClientCall, Try
+from loadtest.clients.calls import ClientCall, Try
 
 SAMPLE_EVERY = 0.5  # seconds
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 import pytest
 
 from gateway.core.engines.choice import usable_of
+from loadtest.clients.calls import Try
 from loadtest.clients.retries import NOTHING_SAID, Clients
 from loadtest.engine.config import sim_config
 from loadtest.load.lengths import Length, LogNormal
@@ -23,7 +24,6 @@ from loadtest.simulate import vtime
 from loadtest.simulate.inprocess import GatewayTarget, targets_of
 from loadtest.simulate.memory_engine import MemoryEngine
 from loadtest.simulate.run_records import Fault, RunResult
-from loadtest.simulate.simulated_client import Try
 from loadtest.simulate.simulation import SimulationRun
 
 pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them

@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 
-from loadtest.bench.run import Ran, TargetRun, run
-from loadtest.clients.driver import Load
+from loadtest.bench.run import Load, Ran, TargetRun, run
 from loadtest.clients.retries import Clients
 from loadtest.clients.targets import Address, Target
 from loadtest.load.arrivals import Arrivals, Rate

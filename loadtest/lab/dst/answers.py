@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
+from loadtest.clients.calls import ClientCall
 from loadtest.engine import tokens
 from loadtest.lab.dst.case import Call
-from loadtest.simulate.simulated_client import ClientCall
 
 FEATURES = (b'"role":"assistant"', b'"finish_reason":"', b"data: [DONE]")  # of a stream, each there once
 

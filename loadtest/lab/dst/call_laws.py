@@ -13,12 +13,12 @@ from gateway.core.kv_transfer import FETCH
 from gateway.core.request.record import Record
 from gateway.core.request.tenants import MIRROR
 from gateway.relay.epp.lending import GRACE
+from loadtest.clients.calls import ClientCall
 from loadtest.lab.dst.books import Charges, Ledger
 from loadtest.lab.dst.case import KEYS, Call
 from loadtest.lab.dst.invariants import BACKOFF, SLACK, Invariants
 from loadtest.lab.dst.proxies import Proxies
 from loadtest.simulate.inprocess import GatewayTarget
-from loadtest.simulate.simulated_client import ClientCall
 
 if TYPE_CHECKING:
     from loadtest.lab.dst.world import World

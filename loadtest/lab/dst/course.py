@@ -7,10 +7,10 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+from loadtest.clients.calls import ClientCall, Transport
 from loadtest.clients.retries import Clients
 from loadtest.lab.dst.case import Call, Case
 from loadtest.lab.dst.parts import planned
-from loadtest.simulate.simulated_client import ClientCall, Transport
 from loadtest.simulate.vtime import VirtualLoop
 
 

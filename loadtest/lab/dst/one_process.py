@@ -19,6 +19,7 @@ from gateway.decider.loading import Configuration
 from gateway.serve.starting import ApplyError
 from gateway.shared.protocol import DemandReport
 from gateway.upstream.client import EngineError
+from loadtest.clients.calls import ClientCall, Try
 from loadtest.lab.dst.answers import Reader
 from loadtest.lab.dst.caches import KvEventFeed
 from loadtest.lab.dst.call_laws import CallLaws
@@ -31,7 +32,6 @@ from loadtest.simulate.inprocess import GatewayTarget
 from loadtest.simulate.memory_engine import MemoryEngine
 from loadtest.simulate.memory_watch import Watch
 from loadtest.simulate.memory_wire import MemoryClient
-from loadtest.simulate.simulated_client import ClientCall, Try
 
 if TYPE_CHECKING:
     from gateway.upstream.client import Client

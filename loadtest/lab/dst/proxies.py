@@ -9,17 +9,17 @@ from typing import Literal
 from gateway.core.answer.json_usage import JSONUsage
 from gateway.core.answer.sse_usage import SSEUsage
 from gateway.core.engines.origin import engine_id
-from gateway.core.request.body_memory import BodyLease
 from gateway.relay.epp.lending import GRACE, EndReport, Failure, LentCall
 from gateway.relay.epp.reply import Answer, KeptReply
 from gateway.relay.wire.messages import Request, WireError, refusal
 from gateway.serve.lent_calls import LentCalls
+from loadtest.clients.calls import ClientCall, Try
 from loadtest.lab.dst.case import Proxied
 from loadtest.lab.dst.course import Course
 from loadtest.load.workload import Planned
 from loadtest.simulate.inprocess import GatewayTarget, Watcher
 from loadtest.simulate.memory_engine import MemoryEngine
-from loadtest.simulate.simulated_client import ClientCall, Try
+from loadtest.simulate.posting import full, posted
 
 SLACK = 0.01  # seconds
 
@@ -43,9 +43,7 @@ class Proxies:
         request_id = f"proxied-{self._sent:x}"
         self._target.records.open[request_id] = tried
         fields = call.fields | {b"x-request-id": request_id.encode()}
-        request = Request(b"POST", call.path, b"", fields, 0, len(call.body), False)
-        request.body, request.peer, request.at = call.body, "127.0.0.1", self._loop.time()
-        proxied = ProxiedCall(self, way, request, client_call)
+        proxied = ProxiedCall(self, way, posted(call.path, fields, call.body, self._loop.time()), client_call)
         proxied.ask()
         return proxied.leave
 
@@ -61,10 +59,8 @@ class Proxies:
         refused = self.pipeline.head(request)
         if refused is None and request.limit < len(request.body):
             refused = refusal(WireError(413, "a body is too large"))
-        if refused is None:
-            request.held = BodyLease(self._target.gateway.bodies, request.owner or request.peer)
-            if request.held.resize(len(request.body)):
-                refused = refusal(WireError(503, "no memory for this body", "bodies"))
+        if refused is None and full(request, self._target.gateway.bodies):
+            refused = refusal(WireError(503, "no memory for this body", "bodies"))
         if refused is not None:
             return refused
         reply = KeptReply(request)

@@ -14,6 +14,7 @@ from functools import partial
 
 from gateway.core.policy.policy import Policy
 from gateway.core.request.record import COPY, Record
+from loadtest.clients.calls import ClientCall, Try
 from loadtest.lab.dst.answers import Reader
 from loadtest.lab.dst.case import Call, Case, Event
 from loadtest.lab.dst.course import Course, OpenCalls
@@ -23,7 +24,6 @@ from loadtest.lab.dst.relays.several_processes import SeveralProcesses
 from loadtest.load.workload import Planned
 from loadtest.simulate.inprocess import policy_of
 from loadtest.simulate.run_records import Fault
-from loadtest.simulate.simulated_client import ClientCall, Try
 from loadtest.simulate.simulation import strike
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from loadtest.clients.calls import Try
 from loadtest.clients.retries import Clients
 from loadtest.engine.engine_config import engine_config
 from loadtest.engine.profile_file import profile_of
@@ -25,7 +26,6 @@ from loadtest.simulate.memory_engine import MemoryEngine
 from loadtest.simulate.rivals.router import Router, Rule
 from loadtest.simulate.rivals.rules import RoundRobin
 from loadtest.simulate.run_records import RunResult
-from loadtest.simulate.simulated_client import Try
 from loadtest.simulate.simulation import SimulationRun
 
 PROFILE = "a100-8b"

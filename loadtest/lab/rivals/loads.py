@@ -109,7 +109,7 @@ class RivalLoad(msgspec.Struct, frozen=True, kw_only=True):
                         scenario=scenario, folder=Path())  # fmt: skip
             rates.append(summarise(simulate(cell).run).total.ok_rate)
         calls = list(islice(planned(scenario), BEGINNINGS + 1))
-        return max(rates) * BEGINNINGS / calls[-1].asked.index
+        return max(rates) * BEGINNINGS / calls[-1].index
 
 
 def _scenario(*mix: Kind, named: bool = False, retries: int = 0) -> Scenario:

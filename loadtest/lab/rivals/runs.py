@@ -9,9 +9,8 @@ from pathlib import Path
 import msgspec
 
 from loadtest.bench.fleet import started
-from loadtest.bench.run import TargetRun, run
+from loadtest.bench.run import Load, TargetRun, run
 from loadtest.bench.session import cut
-from loadtest.clients.driver import Load
 from loadtest.clients.retries import Clients
 from loadtest.clients.targets import Target
 from loadtest.lab.rivals.loads import ENGINES, HIGHER, Goal, RivalLoad

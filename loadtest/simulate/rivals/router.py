@@ -14,12 +14,12 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from loadtest.clients.calls import ClientCall, Try
 from loadtest.engine.api.checks import ApiError, Limits
 from loadtest.engine.sequence import BLOCK
 from loadtest.load.workload import Planned
 from loadtest.simulate.memory_engine import MemoryEngine
 from loadtest.simulate.memory_requests import Taker, read
-from loadtest.simulate.simulated_client import ClientCall, Try
 from loadtest.simulate.step_times import Gaps
 
 
@@ -84,7 +84,7 @@ class Router:
             self._poll()
 
     def send(self, call: Planned, client_call: ClientCall, tried: Try) -> Callable[[], None]:
-        who = call.asked.session or str(call.asked.index)
+        who = call.conversation or str(call.index)
         prompt = prompt_of(call, who, self._engines[0].limits) if self._rule.reads else Prompt((), 0, who)
         worker = self._rule.choose(prompt, self._workers)
         tried.upstream = 1

@@ -8,8 +8,9 @@ from typing import NoReturn
 
 import pytest
 
-from loadtest.bench.options import Bench, BenchError, add_arguments, bench_of
+from loadtest.bench.options import Bench, add_arguments, bench_of
 from loadtest.clients.targets import Address, parse_url
+from loadtest.load.scenario import Mistake
 from loadtest.report.records import Window
 
 ROOT = Path(__file__).parents[3]
@@ -85,7 +86,7 @@ def test_a_rival_that_is_not_installed_is_found_before_anything_starts(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("VLLM_ROUTER", "")
-    with pytest.raises(BenchError, match="--compare: vllm-router is not on the PATH: pip install vllm-router"):
+    with pytest.raises(Mistake, match="--compare: vllm-router is not on the PATH: pip install vllm-router"):
         read("--engines", "sim", "--compare", "direct,vllm-router:round_robin")
 
 
@@ -135,7 +136,7 @@ def test_keys_come_from_the_environment_only() -> None:
     ],
 )
 def test_mistakes(argv: str, said: str) -> None:
-    with pytest.raises((BenchError, Wrong)) as error:
+    with pytest.raises((Mistake, Wrong)) as error:
         read(*argv.split())
     assert said in str(error.value)
     assert "\n" not in str(error.value)

@@ -16,8 +16,7 @@ from statistics import median
 import pytest
 
 from loadtest.bench.help_text import unreachable
-from loadtest.bench.run import TargetRun, probe, run
-from loadtest.clients.driver import Load
+from loadtest.bench.run import Load, TargetRun, probe, run
 from loadtest.clients.retries import Clients
 from loadtest.clients.targets import Address, Target
 from loadtest.load.arrivals import Arrivals, Closed, Rate

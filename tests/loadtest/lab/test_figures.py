@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
+from loadtest.clients.calls import Try
 from loadtest.lab.figures import prefill, runs
 from loadtest.lab.figures.command import ROWS, main, told
 from loadtest.lab.figures.load import goodput, late
@@ -14,7 +15,6 @@ from loadtest.lab.rows import Row, percent, table_of
 from loadtest.report.stats import quantile
 from loadtest.simulate.inprocess import ClassTarget
 from loadtest.simulate.run_records import RunResult
-from loadtest.simulate.simulated_client import Try
 
 TARGETS = {"chat": ClassTarget(ttft=2.0, deadline=30.0), "batch": ClassTarget(ttft=float("inf"), deadline=600.0)}
 

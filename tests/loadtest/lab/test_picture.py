@@ -8,13 +8,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from loadtest.clients.calls import Try
 from loadtest.lab.figures.picture import FACTORS, FOLDER, measure, share_of, written
 from loadtest.lab.figures.picture_points import SIDES, ClassShare, Picture, table
 from loadtest.lab.figures.picture_svg import draw
 from loadtest.lab.figures.runs import Setting
 from loadtest.simulate.inprocess import ClassTarget
 from loadtest.simulate.run_records import RunResult
-from loadtest.simulate.simulated_client import Try
 
 FIGURES = Path(__file__).parents[3] / "docs" / "figures.md"
 

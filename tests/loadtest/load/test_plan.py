@@ -43,16 +43,16 @@ def body(call: Planned) -> dict[str, Any]:
 def test_a_chat_request_is_as_long_as_it_says() -> None:
     for call in planned(Kind(class_name="chat", prompt=SHORT, output=Length(empirical=(5, 9)))):
         read = body(call)
-        assert tokens.count(tokens.chat(read["messages"])) == call.asked.prompt_tokens
-        assert 20 <= call.asked.prompt_tokens <= 60
-        assert read["max_tokens"] == call.asked.max_tokens
-        assert call.asked.max_tokens in (5, 9)
+        assert tokens.count(tokens.chat(read["messages"])) == call.prompt_tokens
+        assert 20 <= call.prompt_tokens <= 60
+        assert read["max_tokens"] == call.max_tokens
+        assert call.max_tokens in (5, 9)
         assert (read["model"], read["stream"], read["stream_options"]) == ("sim", True, {"include_usage": True})
         assert "ignore_eos" not in read
         assert call.path == b"/v1/chat/completions"
         assert call.fields == {b"content-type": b"application/json", b"x-weir-class": b"chat"}
-        assert (call.asked.kind, call.asked.class_name, call.asked.at) == ("chat", "chat", call.at)
-        assert (call.asked.tenant, call.asked.session, call.asked.turn) == ("", "", 1)
+        assert (call.kind, call.class_name) == ("chat", "chat")
+        assert (call.tenant, call.conversation, call.turn) == ("", "", 1)
 
 
 def test_a_completion_is_its_prefix_and_prompt() -> None:
@@ -63,10 +63,10 @@ def test_a_completion_is_its_prefix_and_prompt() -> None:
     calls = planned(kind)
     for call in calls:
         read = body(call)
-        assert tokens.count(tokens.units(read["prompt"])) == call.asked.prompt_tokens
-        assert 120 <= call.asked.prompt_tokens <= 160
+        assert tokens.count(tokens.units(read["prompt"])) == call.prompt_tokens
+        assert 120 <= call.prompt_tokens <= 160
         assert (read["stream"], read["ignore_eos"], read["max_tokens"], read["model"]) == (False, True, 3, 'a"b')
-        assert (call.path, call.asked.model) == (b"/v1/completions", 'a"b')
+        assert call.path == b"/v1/completions"
     assert len({body(call)["prompt"][:400] for call in calls}) == 2
     assert len({body(call)["prompt"][400:480] for call in calls}) == len(calls)
 
@@ -75,7 +75,7 @@ def test_embeddings_are_texts() -> None:
     for call in planned(Kind(kind="embeddings", prompt=Length(constant=10), inputs=Length(constant=3))):
         read = body(call)
         assert [tokens.count(tokens.units(text)) for text in read["input"]] == [10, 10, 10]
-        assert (call.path, call.asked.prompt_tokens, call.asked.max_tokens) == (b"/v1/embeddings", 30, 0)
+        assert (call.path, call.prompt_tokens, call.max_tokens) == (b"/v1/embeddings", 30, 0)
 
 
 def test_a_rerank_reads_its_query_with_every_document() -> None:
@@ -84,7 +84,7 @@ def test_a_rerank_reads_its_query_with_every_document() -> None:
         read = body(call)
         assert tokens.count(tokens.units(read["query"])) == 4
         assert [tokens.count(tokens.units(text)) for text in read["documents"]] == [10, 10, 10]
-        assert (call.path, call.asked.prompt_tokens, call.asked.max_tokens) == (b"/v1/rerank", 42, 0)
+        assert (call.path, call.prompt_tokens, call.max_tokens) == (b"/v1/rerank", 42, 0)
 
 
 @pytest.mark.parametrize("length", [1, 2, 7, 8, 9, 100, 50_000])
@@ -108,18 +108,18 @@ def test_shares_and_weights_are_kept() -> None:
     mix = (Kind(class_name="a", share=0.6, prompt=SHORT), Kind(class_name="b", share=0.2, prompt=SHORT))
     tenants = {"acme": Tenant(weight=3), "bolt": Tenant(weight=1)}
     calls = planned(*mix, times=TIMES, tenants=tenants, keys={"acme": "k1"})
-    found = Counter((call.asked.class_name, call.asked.tenant) for call in calls)
+    found = Counter((call.class_name, call.tenant) for call in calls)
     expected = {("a", "acme"): 9, ("a", "bolt"): 3, ("b", "acme"): 3, ("b", "bolt"): 1}
     for name, parts in expected.items():
         assert found[name] / len(calls) == pytest.approx(parts / 16, abs=0.03)
     for call in calls:
-        assert call.fields.get(b"authorization") == (b"Bearer k1" if call.asked.tenant == "acme" else None)
+        assert call.fields.get(b"authorization") == (b"Bearer k1" if call.tenant == "acme" else None)
 
 
 def test_one_seed_is_one_list() -> None:
     mix = (Kind(prompt=SHORT), Kind(kind="embeddings", prompt=SHORT), Kind(prompt=SHORT, session=Sessions()))
     first, again, other = (
-        [(call.at, call.body, call.asked) for call in planned(*mix, seed=seed)] for seed in (1, 1, 2)
+        [(call.at, call.body, call.index) for call in planned(*mix, seed=seed)] for seed in (1, 1, 2)
     )
     assert first == again
     assert [at for at, _, _ in first] == [at for at, _, _ in other]
@@ -131,13 +131,13 @@ def test_poisson_is_in_order_and_in_its_time(seed: int, rate: float, seconds: fl
     calls = list(islice(poisson((Kind(prompt=Length(constant=9)),), rate, seconds, seed, start=start), 50))
     assert all(start <= call.at < start + seconds * 1.001 for call in calls)
     assert all(before.at <= after.at for before, after in pairwise(calls))
-    assert [call.asked.index for call in calls] == list(range(len(calls)))
+    assert [call.index for call in calls] == list(range(len(calls)))
 
 
 def test_a_plan_is_made_as_it_is_taken() -> None:
     calls = plan(Workload(), Arrivals(closed=Closed(clients=8)).times(1), 1)
     assert [call.at for call in islice(calls, 3)] == [0.0, 0.0, 0.0]
-    assert next(calls).asked.index == 3
+    assert next(calls).index == 3
 
 
 # -- traces -----------------------------------------------------------------------------------------------------------
@@ -148,8 +148,8 @@ TRACE = Kind(prompt="trace", output="trace")
 def test_a_trace_says_how_long_and_when() -> None:
     rows = [Arrival(0.5, 100, 7), Arrival(2.0, 0, 0)]
     first, failed = planned(TRACE, times=rows)
-    assert (first.at, first.asked.prompt_tokens, first.asked.max_tokens) == (0.5, 100, 7)
-    assert (failed.at, failed.asked.prompt_tokens, failed.asked.max_tokens) == (2.0, 9, 1), "the least that can be sent"
+    assert (first.at, first.prompt_tokens, first.max_tokens) == (0.5, 100, 7)
+    assert (failed.at, failed.prompt_tokens, failed.max_tokens) == (2.0, 9, 1), "the least that can be sent"
 
 
 def test_the_same_hashes_are_the_same_text() -> None:
@@ -159,7 +159,7 @@ def test_the_same_hashes_are_the_same_text() -> None:
     shared = [one == other for one, other in zip(*blocks, strict=False)]
     # The template's header shifts the text, so that the block of the engine's where they part is not shared.
     assert shared == [True] * (BLOCK // 16) + [False] * (BLOCK // 16)
-    assert [call.asked.prompt_tokens for call in (first, second, third)] == [row.prompt_tokens for row in rows]
+    assert [call.prompt_tokens for call in (first, second, third)] == [row.prompt_tokens for row in rows]
     texts = [body(call)["messages"][0]["content"] for call in (first, third)]
     assert texts[0].startswith(texts[1])
     (other,) = planned(TRACE, times=rows[:1], seed=2)
@@ -180,19 +180,19 @@ def test_a_conversation_sends_all_that_was_said() -> None:
         session=Sessions(turns=Length(constant=3), think=2.0),
     )  # fmt: skip
     call, other = planned(kind, times=[1.0, 2.0], tenants={"acme": Tenant()}, keys={"acme": "k"})
-    assert other.asked.index == 3, "each turn has a number, whether it comes or not"
+    assert other.index == 3, "each turn has a number, whether it comes or not"
     seen = [call]
     while call.session is not None and (following := call.session.follow(b"so it is", call.at + 10.0)):
         (call,) = following
         seen.append(call)
-    assert [(each.asked.index, each.asked.turn) for each in seen] == [(0, 1), (1, 2), (2, 3)]
-    assert {(each.asked.session, each.fields[b"x-weir-session"]) for each in seen} == {("s0", b"s0")}
+    assert [(each.index, each.turn) for each in seen] == [(0, 1), (1, 2), (2, 3)]
+    assert {(each.conversation, each.fields[b"x-weir-session"]) for each in seen} == {("s0", b"s0")}
     assert {each.fields[b"authorization"] for each in seen} == {b"Bearer k"}
     for before, after in pairwise(seen):
-        assert after.at == after.asked.at > before.at + 10.0
+        assert after.at > before.at + 10.0
         spoken = body(after)["messages"]
         assert spoken[:-1] == [*body(before)["messages"], {"role": "assistant", "content": "so it is"}]
-        assert after.asked.prompt_tokens == tokens.count(tokens.chat(spoken))
+        assert after.prompt_tokens == tokens.count(tokens.chat(spoken))
     assert [each["role"] for each in body(seen[0])["messages"]] == ["system", "user"]
 
 
@@ -213,16 +213,16 @@ def test_sub_agents_begin_as_their_parent_did_and_name_its_session() -> None:
         prompt=SHORT, prefix=Prefix(tokens=50, count=3), session=Sessions(turns=Length(constant=3), subagents=agents)
     )
     first, other = planned(kind, times=[1.0, 2.0])
-    assert other.asked.index == 3 + 2 * 2, "a sub-agent's turns have numbers too"
+    assert other.index == 3 + 2 * 2, "a sub-agent's turns have numbers too"
     seen, open_ = [], [first]
     while open_:
         call = open_.pop(0)
         seen.append(call)
         assert call.session is not None
         open_ += call.session.follow(b"so it is", call.at + 1.0)
-    assert sorted(each.asked.index for each in seen) == list(range(7))
+    assert sorted(each.index for each in seen) == list(range(7))
     assert {each.fields[b"x-weir-session"] for each in seen} == {b"s0"}
-    starts = [each for each in seen if each.asked.turn == 1]
+    starts = [each for each in seen if each.turn == 1]
     assert len(starts) == 3
     assert len({body(each)["messages"][0]["content"] for each in starts}) == 1
     assert len({body(each)["messages"][1]["content"] for each in starts}) == 3
@@ -233,10 +233,10 @@ def test_conversations_that_grow_too_long_begin_anew() -> None:
         prompt=SHORT, prefix=Prefix(tokens=50, count=1), session=Sessions(turns=Length(constant=9), context=200)
     )
     (call,) = planned(kind, times=[1.0])
-    sizes = [call.asked.prompt_tokens]
+    sizes = [call.prompt_tokens]
     while call.session is not None and (following := call.session.follow(b"xxxx", 0.0)):
         (call,) = following
-        sizes.append(call.asked.prompt_tokens)
+        sizes.append(call.prompt_tokens)
     assert max(sizes) > 200
     assert any(after < before for before, after in pairwise(sizes))
     assert all(after < before for before, after in pairwise(sizes) if before > 200)
@@ -249,17 +249,16 @@ def test_agents_are_as_published() -> None:
     for call in islice(scenario_calls(load(find("agentic"))), 120):
         agent, planned_calls, parent = call.session, [call], False
         while (last := planned_calls[-1]).session is agent and agent is not None:
-            following = agent.follow(b"x" * (tokens.BYTES * last.asked.max_tokens), 0.0)
+            following = agent.follow(b"x" * (tokens.BYTES * last.max_tokens), 0.0)
             parent |= any(each.session is not agent for each in following)
             if not following or following[0].session is not agent:
                 break
             planned_calls.append(following[0])
         turns.append(len(planned_calls))
         parents += parent
-        asked = [each.asked for each in planned_calls]
-        prompts += [each.prompt_tokens for each in asked]
-        outputs += [each.max_tokens for each in asked]
-        grown += [before.prompt_tokens / after.prompt_tokens for before, after in pairwise(asked)]
+        prompts += [each.prompt_tokens for each in planned_calls]
+        outputs += [each.max_tokens for each in planned_calls]
+        grown += [before.prompt_tokens / after.prompt_tokens for before, after in pairwise(planned_calls)]
         thought += [each.at for each in planned_calls[1:]]
     assert median(turns) == pytest.approx(43, rel=0.1)
     assert median(prompts) == pytest.approx(142_000, rel=0.05)

@@ -19,8 +19,8 @@ from loadtest.load.lengths import Length, LogNormal, Uniform
 from loadtest.load.scenario import (
     LONGEST_KEY,
     SHIPPED,
+    Mistake,
     Scenario,
-    Unusable,
     decode,
     explain,
     find,
@@ -210,12 +210,12 @@ def test_a_trace_can_give_its_times_or_its_lengths(tmp_path: Path) -> None:
     recorded = decode(
         b"{trace: {file: t.csv, speed: 2x}, arrivals: trace, workload: {mix: [{prompt: trace, output: trace}]}}"
     )
-    calls = [(call.at, call.asked.prompt_tokens, call.asked.max_tokens) for call in planned(recorded, folder=tmp_path)]
+    calls = [(call.at, call.prompt_tokens, call.max_tokens) for call in planned(recorded, folder=tmp_path)]
     assert calls == [(0.0, 100, 7), (1.0, 200, 8), (2.0, 300, 9)]
     assert [call.at for call in planned(recorded.scaled(2.0), folder=tmp_path)] == [0.0, 0.5, 1.0]
     assert recorded.rate == 0.0
     own = decode(b"{trace: t.csv, arrivals: {constant: 4/s}, workload: {mix: [{prompt: trace, output: 5}]}}")
-    calls = [(call.at, call.asked.prompt_tokens, call.asked.max_tokens) for call in planned(own, folder=tmp_path)]
+    calls = [(call.at, call.prompt_tokens, call.max_tokens) for call in planned(own, folder=tmp_path)]
     assert calls == [(0.0, 100, 5), (0.25, 200, 5), (0.5, 300, 5)]
     whole = of_trace("t.csv", speed=4.0, model="m")
     assert [(call.at, body_of(call)["ignore_eos"]) for call in planned(whole, folder=tmp_path)] == [
@@ -265,7 +265,7 @@ def test_keys_that_are_none(tmp_path: Path, tenant: Tenant, says: str) -> None:
     (tmp_path / "two").write_text("secret one\n")
     (tmp_path / "long").write_text("x" * (LONGEST_KEY + 1))
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
-    with pytest.raises(Unusable) as caught:
+    with pytest.raises(Mistake) as caught:
         key_of(tenant, "t", tmp_path, {})
     assert str(caught.value) == says.format(tmp_path)
 
@@ -288,7 +288,7 @@ def test_shipped_scenarios_are_found_by_name(tmp_path: Path) -> None:
     assert find("chat") == SHIPPED / "chat.yaml"
     (tmp_path / "own.yaml").write_text("what: mine")
     assert load(find(str(tmp_path / "own.yaml"))).what == "mine"
-    with pytest.raises(Unusable, match="chatt: neither a file nor one of the scenarios agentic, agents, burst, chat,"):
+    with pytest.raises(Mistake, match="chatt: neither a file nor one of the scenarios agentic, agents, burst, chat,"):
         find("chatt")
     (tmp_path / "own.yaml").write_text("wat: mine")
     with pytest.raises(InvalidFile, match=r"own\.yaml:1: found unknown field 'wat'.*did you mean what"):

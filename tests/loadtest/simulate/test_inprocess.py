@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from loadtest.clients.calls import ClientCall, Try
 from loadtest.clients.retries import Clients
 from loadtest.engine.config import sim_config
 from loadtest.load.arrivals import Arrivals, Closed
@@ -23,7 +24,6 @@ from loadtest.simulate.memory_engine import MemoryEngine
 from loadtest.simulate.rivals.router import Router
 from loadtest.simulate.rivals.rules import RoundRobin
 from loadtest.simulate.run_records import Fault, FleetSample, RunResult
-from loadtest.simulate.simulated_client import ClientCall, Try
 from loadtest.simulate.simulation import Broken, SimulationRun
 
 CHAT = b"/v1/chat/completions"
@@ -356,7 +356,7 @@ def test_a_closed_loop_of_conversations_waits_for_their_sub_agents() -> None:
     class Spans:
         def ended(self, client_call: ClientCall) -> None:
             tried = client_call.tried
-            spans.setdefault(client_call.call.asked.session, []).extend((tried.sent, tried.finished))
+            spans.setdefault(client_call.call.conversation, []).extend((tried.sent, tried.finished))
 
         def sampled(self, sample: FleetSample) -> None:
             """Nothing of it is asked."""
@@ -389,7 +389,7 @@ def test_a_bug_under_the_simulation_ends_the_run() -> None:
             raise ZeroDivisionError("of the target's")
 
     async def scenario() -> None:
-        with pytest.raises(Broken, match=r"Run\._due"):
+        with pytest.raises(Broken, match=r"Driver\._begin_due"):
             await SimulationRun([], Buggy(), poisson((KIND,), 1.0, 20.0, 1), clients=Clients()).until(20.0)
 
     in_memory(scenario)

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from gateway.cli import main
+from loadtest.clients.calls import Try
 from loadtest.clients.retries import Clients
 from loadtest.engine.engine_config import engine_config
 from loadtest.engine.profile_file import profile_of
@@ -29,7 +30,6 @@ from loadtest.simulate.rivals.rules import (
     LMetric,
     RoundRobin,
 )
-from loadtest.simulate.simulated_client import Try
 from loadtest.simulate.simulation import SimulationRun
 
 

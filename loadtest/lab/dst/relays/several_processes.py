@@ -15,6 +15,7 @@ from gateway.core.request.record import COPY, Record
 from gateway.core.request.tenants import MIRROR
 from gateway.decider.loading import Configuration
 from gateway.frames.channel import Channel
+from loadtest.clients.calls import ClientCall, Try
 from loadtest.lab.dst.answers import Reader
 from loadtest.lab.dst.case import Call, DeciderFault, Event, MemberFault, RelayFault, Reload
 from loadtest.lab.dst.parts import believe_rates
@@ -26,7 +27,6 @@ from loadtest.load.workload import Planned
 from loadtest.simulate.inprocess import GatewayTarget
 from loadtest.simulate.memory_frames import FrameLink
 from loadtest.simulate.relays import look_for_stalls, pid_of, relay_of
-from loadtest.simulate.simulated_client import ClientCall, Try
 
 if TYPE_CHECKING:
     from loadtest.lab.dst.world import World

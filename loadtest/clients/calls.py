@@ -1,7 +1,8 @@
-"""Client in virtual time: one `ClientCall` per call over all its tries, as callbacks and timers without a coroutine.
+"""Calls of clients: a `ClientCall` for each over all its tries, as callbacks and timers without a coroutine.
 
-A client sends, hears back, and tries again by the rules of `clients/retries.py`; after the first byte of an answer
-never.
+A client sends, hears back, and tries again by the rules of `retries.py`; after the first byte of an answer never. The
+same calls go over sockets in real time (`sender.py`) and to a gateway in memory in virtual time: a `Transport` sends
+them, and the clock is a run's own.
 """
 
 from __future__ import annotations
@@ -10,14 +11,15 @@ import asyncio
 import math
 import random
 import re
+import time
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
 from loadtest.clients.retries import Clients, advice
 from loadtest.load.workload import Planned
-from loadtest.simulate.step_times import Gaps
+from loadtest.report.records import RequestResult, TokenGaps
 
 ERROR = b'data: {"error"'
 DONE = b"data: [DONE]"
@@ -25,14 +27,33 @@ FIRST = b'data: {"choices":[{'
 _PROMPT = re.compile(rb'"prompt_tokens":(\d+)')
 _COMPLETION = re.compile(rb'"completion_tokens":(\d+)')
 _CACHED = re.compile(rb'"cached_tokens":(\d+)')
-_CONTENT = re.compile(rb'"content":"([^"]*)"')
+_CONTENT = re.compile(rb'"content"\s*:\s*"([^"\\]*(?:\\.[^"\\]*)*)"')
+
+
+class WallClock:
+    """Seconds since a run's start, which is `begin` on `time.monotonic`. The loop's own time would not do: uvloop's
+    stands still within a turn, and tells milliseconds."""
+
+    def __init__(self, begin: float) -> None:
+        self.begin = begin
+
+    def time(self) -> float:
+        """Seconds since the start; negative before it."""
+        return time.monotonic() - self.begin
+
+    def call_at(self, when: float, callback: Callable[..., object], *args: Any) -> asyncio.TimerHandle:
+        """Set a timer, as the loop does in virtual time."""
+        return asyncio.get_running_loop().call_later(max(0.0, when - self.time()), callback, *args)
+
+
+Clock = asyncio.AbstractEventLoop | WallClock
 
 
 class Try(msgspec.Struct, gc=False):
-    """Request and what came of it. Times are seconds of the loop's clock, -1 where the thing did not happen.
+    """Request and what came of it. Times are seconds of the run's clock, -1 where the thing did not happen.
 
-    `outcome` is a word of `loadtest.clients.client`: ok, the gateway's reason, upstream, truncated, cut, unanswered,
-    timed_out; `left`: the client went away on purpose; `unfinished`: the run was over. What only the gateway knows
+    `outcome` is a word of `Answer.outcome`: ok, the gateway's reason, upstream, truncated, cut, unanswered, timed_out;
+    `left`: the client went away on purpose; `unfinished`, `interrupted`: the run was over. What only the gateway knows
     comes from its record.
     """
 
@@ -44,6 +65,7 @@ class Try(msgspec.Struct, gc=False):
     finished: float = -1.0
     status: int = 0
     outcome: str = ""
+    reason: str = ""  # of an outcome that is not ok, in few words
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
@@ -54,7 +76,8 @@ class Try(msgspec.Struct, gc=False):
     queue: float = -1.0
     recorded_at: float = -1.0  # when the gateway was done with it
     first_token: float = -1.0  # of a stream
-    gaps: Gaps | None = None  # inter-token latencies, where the engines' `Pace` tells them
+    gaps: tuple[float, ...] | TokenGaps = ()  # inter-token latencies, where they are known
+    hear: Callable[[], None] | None = None  # over a socket: notes what has come of the answer so far
 
 
 class Transport(Protocol):
@@ -67,7 +90,7 @@ class Transport(Protocol):
 class ClientCall:
     """Call from its intended time to its end."""
 
-    __slots__ = ("_answer", "_clients", "_ended", "_leave", "_loop", "_rng", "_target", "_timer", "call", "tried",
+    __slots__ = ("_answer", "_clients", "_clock", "_ended", "_leave", "_rng", "_target", "_timer", "call", "tried",
                  "tries")  # fmt: skip
 
     def __init__(
@@ -77,6 +100,7 @@ class ClientCall:
         clients: Clients,
         rng: random.Random,
         ended: Callable[[ClientCall], None],
+        clock: Clock | None = None,
     ) -> None:
         self.call = call
         self.tries: list[Try] = []
@@ -84,46 +108,47 @@ class ClientCall:
         self._clients = clients
         self._rng = rng
         self._ended = ended
-        self._loop = asyncio.get_running_loop()
+        self._clock = asyncio.get_running_loop() if clock is None else clock
         self._timer: asyncio.TimerHandle | None = None
         self._answer: list[bytes] = []
         self._leave: Callable[[], None] | None = None
 
     def send(self) -> None:
         """The next try, now."""
-        now, clients, call = self._loop.time(), self._clients, self.call
+        now, clients, call = self._clock.time(), self._clients, self.call
         tried = self.tried = Try(call.class_name, len(self.tries) + 1, call.at, now)
         self.tries.append(tried)
         self._answer = []
         patience = clients.patience_of(call.class_name)
         if clients.leaves and self._rng.random() < clients.leaves:
-            self._timer = self._loop.call_at(
+            self._timer = self._clock.call_at(
                 now + self._rng.expovariate(1.0 / clients.leaves_after), self.leave, "left"
             )
         elif patience < math.inf:
-            self._timer = self._loop.call_at(now + patience, self.leave, "timed_out")
+            self._timer = self._clock.call_at(now + patience, self.leave, "timed_out")
         else:
             self._timer = None
         leave = self._target.send(call, self, tried)
         if tried.finished < 0.0:  # else it was answered on the spot
             self._leave = leave
 
-    # -- answers of the target ----------------------------------------------------------------------------------
+    # -- answers of the target, in memory -----------------------------------------------------------------------
 
     def head(self, status: int, fields: Mapping[bytes, bytes]) -> None:
         """Status and headers are here."""
         tried = self.tried
-        tried.first_byte = self._loop.time()
+        tried.first_byte = self._clock.time()
         tried.status = status
         if status != 200:
             tried.outcome = fields.get(b"x-weir-reason", b"upstream" if status >= 500 else b"engine_refused").decode()
+            tried.reason = str(status)
             tried.advised = advice(fields)
 
     def body(self, data: bytes) -> None:
         """A piece of the body, its framing perhaps included."""
         self._answer.append(data)
         if self.tried.first_token < 0.0 and FIRST in data:
-            self.tried.first_token = self._loop.time()
+            self.tried.first_token = self._clock.time()
 
     def over(self, whole: bool) -> None:
         """Nothing more will come. `whole`: the answer was complete as far as HTTP can tell."""
@@ -141,22 +166,39 @@ class ClientCall:
                 self._read_usage(data)
         elif not tried.status:
             tried.outcome = "unanswered"
-        self._close(data)
+        self.close(data, self._clock.time())
 
-    def leave(self, why: str) -> None:
-        """Go away: `left`, `timed_out` or `unfinished`."""
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    def leave(self, why: str, reason: str = "") -> None:
+        """Go away: `left`, `timed_out`, `unfinished` or `interrupted`."""
         tried = self.tried
         if tried.finished >= 0.0:  # between two tries
             self._stop()
             self._ended(self)
             return
-        tried.outcome = why
+        tried.outcome, tried.reason = why, reason
+        if tried.hear is not None:
+            tried.hear()
         leave, self._leave = self._leave, None
-        self._close(b"")
+        self.close(b"", self._clock.time())
         if leave is not None:
             leave()
 
-    # -- inside -------------------------------------------------------------------------------------------------
+    def close(self, data: bytes, finished: float) -> None:
+        """Note the end of a try, whose outcome is known; there may be another. `data`: the body, or what came of it."""
+        tried = self.tried
+        tried.finished = finished
+        tried.hear = self._leave = None
+        self._stop()
+        wait = self._clients.wait_before_retry(tried.number, tried.outcome, tried.status, tried.advised, self._rng)
+        if wait is not None:
+            self._timer = self._clock.call_at(tried.finished + wait, self.send)
+            return
+        session = self.call.session
+        if session is not None and tried.outcome == "ok":
+            self._answer = [b"".join(_CONTENT.findall(data))]
+        self._ended(self)
 
     def _read_usage(self, data: bytes) -> None:
         prompt, tried = _PROMPT.search(data), self.tried
@@ -171,21 +213,32 @@ class ClientCall:
             self._timer.cancel()
             self._timer = None
 
-    def _close(self, data: bytes) -> None:
-        tried = self.tried
-        tried.finished = self._loop.time()
-        self._leave = None
-        self._stop()
-        wait = self._clients.wait_before_retry(tried.number, tried.outcome, tried.status, tried.advised, self._rng)
-        if wait is not None:
-            self._timer = self._loop.call_at(tried.finished + wait, self.send)
-            return
-        session = self.call.session
-        if session is not None and tried.outcome == "ok":
-            self._answer = [b"".join(_CONTENT.findall(data))]
-        self._ended(self)
-
     @property
     def answer(self) -> bytes:
-        """Text of the answer, once the call has ended well and is part of a session."""
+        """Text of the answer as it stands in JSON, once the call has ended well and is part of a session."""
         return self._answer[0] if self._answer else b""
+
+    def result(self, target: str, repeat: int = 0) -> RequestResult:
+        """Result for the report, once it has ended."""
+        call, tried = self.call, self.tried
+        return RequestResult(
+            index=call.index,
+            target=target,
+            repeat=repeat,
+            at=call.at,
+            kind=call.kind,
+            class_name=call.class_name,
+            tenant=call.tenant,
+            sent=self.tries[0].sent,
+            first_byte=max(0.0, tried.first_byte),
+            first_token=max(0.0, tried.first_token),
+            finished=max(0.0, tried.finished),
+            status=tried.status,
+            outcome=tried.outcome,
+            reason=tried.reason,
+            prompt_tokens=tried.prompt_tokens,
+            completion_tokens=tried.completion_tokens,
+            cached_tokens=tried.cached_tokens,
+            tries=len(self.tries),
+            gaps=tried.gaps,
+        )
