@@ -8,7 +8,7 @@ SHELL := /bin/bash
 
 # The first Python that will do. A name on the PATH proves nothing (pyenv's shims exist for versions that are not
 # installed; Debian's python3 may lack venv), so each is run.
-PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
+PYTHON ?= $(shell for name in python3 python3.14 python3.13 python3.12 python3.11; do \
 	"$$name" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$name" && break; \
 	done)
 VENV ?= .venv
