@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from gateway.core.admission.levels import Kind
 
-VERSION = 1
+VERSION = 2
 MOST_BYTES = 8 * 1024**2
 MOST_ENGINES = 4096
 MOST_MODELS = 1024
@@ -23,8 +23,6 @@ MOST_BUCKETS = 16_384  # the fullest
 MOST_VERDICTS = 1024
 MOST_PLACES = 4096  # of the queues, and as many of the limits: those due first
 MOST_ESTIMATES = 1024  # of prompts, and as many of outputs: those used last
-MOST_LENGTHS = 256  # tenants' models of which lengths are saved, and
-MOST_LENGTH_WEIGHTS = 64  # of each: those used last
 MOST_PREFIXES = 65_536  # blocks of all engines' prefix indexes, 512 KiB: those used last, as many of each engine
 GROUP = 64  # blocks that share an age
 BLOCK = 8  # bytes of a block's hash
@@ -98,36 +96,11 @@ class SavedOutput(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_f
     samples: Count
 
 
-class SavedWeight(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """The weight of one feature of lengths. `size`: of the prompt, or below 0 of max_tokens."""
-
-    kind: str
-    class_name: str
-    shape: Annotated[int, Meta(ge=0, le=255)]
-    size: Annotated[int, Meta(ge=-64, le=256)]
-    value: Annotated[float, Meta(ge=-64.0, le=64.0)]
-    answers: Number
-
-
-class SavedLengths(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """Lengths of answers, as learned of one tenant and model. `mean`, `margin`: natural logarithms."""
-
-    tenant: str
-    model: str
-    answers: Count
-    mean: Annotated[float, Meta(ge=0.0, le=64.0)]
-    tau: Annotated[float, Meta(ge=-1.0, le=1.0)]
-    margin: Annotated[float, Meta(ge=-64.0, le=64.0)]
-    largest: Number
-    weights: Annotated[list[SavedWeight], Meta(max_length=MOST_LENGTH_WEIGHTS)]
-
-
 class SavedCosts(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     """The estimates of a CostModel, the most recently used last."""
 
     prompts: Annotated[list[SavedPrompt], Meta(max_length=MOST_ESTIMATES)] = []
     outputs: Annotated[list[SavedOutput], Meta(max_length=MOST_ESTIMATES)] = []
-    lengths: Annotated[list[SavedLengths], Meta(max_length=MOST_LENGTHS)] = []
 
 
 class SavedBucket(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):

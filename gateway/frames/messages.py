@@ -61,7 +61,6 @@ class CallRequest(msgspec.Struct, array_like=True, forbid_unknown_fields=True, g
     merged: bool
     leaves: Count
     splits: bool
-    shape: Annotated[int, Meta(ge=0, le=255)]
     hinted_tokens: Count
     hinted_ahead: float
     asked_model: Word
@@ -81,7 +80,6 @@ class CallFacts(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=
     output_tokens: Count
     expected_tokens: Count
     model: Word  # the client may have named an alias
-    likely_tokens: Count = 0
     shaped: Count = 0
     predicted_wait: float = 0.0
     woken: float = 0.0

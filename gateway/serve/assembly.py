@@ -144,7 +144,6 @@ class Gateway:
         self.telemetry = Telemetry(self.fleet, self._changed, self.clock)
         self.storage: Storage | None = None  # what outlasts the gateway, where the policy wants it
         cost = CostModel(_alpha(policy))
-        cost.learn_lengths(policy.lengths == "learned")
         self.token_use = TokenUse(
             lambda: self.storage,
             self.limits.quotas,
@@ -235,7 +234,6 @@ class Gateway:
         self.previous = self.policy
         self.current.apply(snapshot)
         self.decider.cost.set_alpha(_alpha(policy))
-        self.decider.cost.learn_lengths(policy.lengths == "learned")
         self.limits.apply(policy, self.clock())
         self.engines.apply(configuration)
         self.server.settings = server_settings(snapshot, self._most_clients)

@@ -95,19 +95,17 @@ def test_a_priority_orders_the_calls_of_one_tenant() -> None:
     assert min(tickets, key=lambda ticket: ticket.key).call is later
 
 
-def estimated(learned: bool = False, alpha: float | None = None, **fields: Any) -> Call:
+def estimated(alpha: float | None = None, **fields: Any) -> Call:
     made = call({"osl": 300}, **fields)
     cost = CostModel("auto" if alpha is None else alpha)
-    cost.learn_lengths(learned)
     cost.estimate(made, 4096)
     return made
 
 
-def test_an_expected_length_orders_where_lengths_do_and_never_books_less() -> None:
+def test_an_expected_length_sets_the_end_and_never_books_less() -> None:
     plain = estimated(max_tokens=1000)
-    assert (plain.expected_tokens, plain.likely_tokens) == (300, 0)
+    assert plain.expected_tokens == 300
     assert plain.output_tokens == 501, "what is booked is more anyway"
-    assert estimated(True, max_tokens=1000).likely_tokens == 300
     assert estimated(max_tokens=200, n=2).output_tokens == 400, "no more than it may generate"
     assert estimated(alpha=0.1, max_tokens=1000).output_tokens == 101, "as the policy has it"
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.core.request import json_body, prompt
-from gateway.core.request.call import FORMAT, STOP, TOOLS, Call, CallSettings
+from gateway.core.request.call import Call, CallSettings
 from gateway.core.request.headers import head_time_limit, time_limit
 from gateway.core.request.outcome import Outcome, Refused
 from gateway.core.request.parser import parse
@@ -936,17 +936,3 @@ def test_the_head_tells_how_long_a_body_is_of_use(headers: dict[bytes, bytes], e
     assert uploaded == (1.5 if headers.get(b"x-weir-deadline-ms") == b"1500" else math.inf)
 
 
-@pytest.mark.parametrize(
-    ("path", "fields", "shape"),
-    [
-        ("/v1/chat/completions", {}, 0),
-        ("/v1/chat/completions", {"tools": [{"type": "function"}]}, TOOLS),
-        ("/v1/chat/completions", {"response_format": {"type": "json_object"}, "stop": "x"}, FORMAT | STOP),
-        ("/v1/messages", {"stop_sequences": ["x"], "max_tokens": 5}, STOP),
-        ("/v1/responses", {"text": {"format": {"type": "text"}}, "input": "hi"}, FORMAT),
-        ("/v1/embeddings", {"input": "hi", "stop": "x"}, 0),
-    ],
-)
-def test_the_shape_of_a_call_is_what_tells_of_its_answers_length(path: str, fields: dict[str, Any], shape: int) -> None:
-    body = {"model": "m"} | ({} if "input" in fields else {"messages": CHAT["messages"]}) | fields
-    assert call(body, path).shape == shape

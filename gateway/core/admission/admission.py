@@ -220,9 +220,8 @@ class AdmissionControl:
         """The place of a newcomer, or of a call that returns for its `booking`."""
         if booking is None:
             return Ticket(call, now, exclude, self._expires(call), large=large, ahead=call.hinted_ahead)
-        # A returning call that is ordered by length goes before all that came after its first attempt.
-        turn = booking.since if call.likely_tokens else booking.deadline
-        return Ticket(call, now, exclude, self._expires(call), booking.since, turn, large=large, promised=True)
+        expires, since, turn = self._expires(call), booking.since, booking.deadline
+        return Ticket(call, now, exclude, expires, since, turn, large=large, promised=True)
 
     def unknown(self, model: str, now: float) -> Refuse:
         """Refuse a call of a model that no known engine or sidecar has."""

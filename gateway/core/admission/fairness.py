@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 from math import floor, inf
 
-from gateway.core.admission.ticket import OUTPUT_WEIGHT, TenantQueue, Ticket, turn_by
+from gateway.core.admission.ticket import OUTPUT_WEIGHT, TenantQueue, Ticket
 from gateway.core.policy.traffic import TrafficClass
 from gateway.core.request.call import Call
 
@@ -230,7 +230,7 @@ class ClassQueue:
         if queue is not None:
             start = max(start, queue.counter)
             if queue.tickets:
-                tokens, charge = queue.before(turn_by(call), ticket)
+                tokens, charge = queue.before(call.deadline, ticket)
                 start = queue.counter + charge / queue.weight
                 mine = queue.stamp
         for _, stamp, other in self._turns:

@@ -1,8 +1,4 @@
-"""Tickets, and one tenant's queue of them: earliest deadline first, then age, then arrival.
-
-A call whose length is predicted stands in the order as if its deadline were PATIENCE seconds a token after its arrival:
-shortest first, with ageing, since nobody who comes later than that can pass it.
-"""
+"""Tickets, and one tenant's queue of them: earliest deadline first, then age, then arrival."""
 
 from __future__ import annotations
 
@@ -12,15 +8,7 @@ from math import inf
 from gateway.core.request.call import Call
 
 OUTPUT_WEIGHT = 2  # VTC's w_out over w_in: a token written is work for two that are read
-PATIENCE = 0.1  # seconds for each token of a call's likely output: who comes later does not pass it
 SCANNED = 512  # tickets of one tenant that one estimate looks at
-
-
-def turn_by(call: Call) -> float:
-    """Place of a newcomer in its tenant's order: its deadline, or an earlier time by its likely length."""
-    if call.likely_tokens:
-        return min(call.deadline, call.arrived + PATIENCE * call.likely_tokens)
-    return call.deadline
 
 
 class Ticket:
@@ -28,7 +16,7 @@ class Ticket:
 
     Absolute seconds: `expires`, when its owner gives the call up; `since`, its age and its order among equal deadlines,
     which is `pushed_at` unless the call returns for a booking; `deadline`, its order within its tenant, which is the
-    call's `turn_by` unless the call was booked with another deadline. `large`: the call needs so much that others may
+    call's own unless the call was booked with another one. `large`: the call needs so much that others may
     pass it until it fits. `ahead`: seconds by which the call goes before its turn within its tenant. `aside`: others
     may pass the call, because it waits for an engine that knows its session, or because the room is kept for other
     sessions. `promised`: the call came back for its booking, so its place is kept.
@@ -60,7 +48,7 @@ class Ticket:
         self.exclude = exclude  # engines that have failed this call
         self.expires = call.deadline if expires is None else expires
         self.since = pushed_at if since is None else since
-        self.deadline = turn_by(call) if deadline is None else deadline
+        self.deadline = call.deadline if deadline is None else deadline
         self.large = large
         self.ahead = ahead
         self.aside = False

@@ -254,9 +254,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     x-tenant: 10.0.0.5, 10.0.0.0/24, or unix for the data port's unix socket. From other peers the header is ignored.
     `shaping`: Caps on max_tokens while engines are full; the smallest that applies counts.
     `lengths`: Estimate of an answer's length, which sets its booked tokens and its predicted end. by_model: learned by
-    model, class and max_tokens; learned: from each tenant's calls too, by session, route, tools, format, stop and
-    prompt; 50%: so much of max_tokens is booked. With learned, a tenant's waiting calls of a class go shortest first: a
-    call is passed only by those that arrive within 0.1 s for each of its expected tokens.
+    model, class and max_tokens; 50%: so much of max_tokens is booked.
     `deadlines`: Fate of calls that cannot be answered by their deadline or their target for the first token. refuse: on
     arrival, unless an engine of their model is idle; drop: once they wait and can no longer be in time; run: they run
     and finish late. With refuse and drop a call that runs past its deadline is cancelled, and refuse drops too.
@@ -296,7 +294,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         ShapingTier(kv_above=0.85, max_tokens=1024),
         ShapingTier(kv_above=0.92, max_tokens=256),
     )
-    lengths: Literal["by_model", "learned"] | Part = "by_model"
+    lengths: Literal["by_model"] | Part = "by_model"
     deadlines: Literal["refuse", "drop", "run"] = "refuse"
     routing: Routing = Routing()
     retries: Part = 0.20

@@ -63,7 +63,8 @@ _PARTS = frozenset(
 )
 # Parameters and texts, from which no version of vLLM fetches anything.
 _KNOWN = frozenset(Body.__struct_fields__).union(
-    ("response_format", "structured_outputs", "text", "tool_choice", "functions", "function_call", "metadata"),
+    ("stop", "stop_sequences", "response_format", "structured_outputs", "text", "tool_choice", "metadata"),
+    ("functions", "function_call"),
     ("chat_template_kwargs", "media_io_kwargs", "mm_processor_kwargs", "vllm_xargs", "logit_bias", "guided_json"),
     ("reasoning", "thinking", "output_config", "include"),
 )

@@ -14,8 +14,6 @@ import msgspec
 from gateway.core.request.call_trace import CallTrace
 from gateway.core.request.routes import Route
 
-TOOLS, FORMAT, STOP = 1, 2, 4  # bits of `Call.shape`: it has tools, asks for a format, gives words to stop at
-
 
 class Call(msgspec.Struct, kw_only=True, gc=False):
     """Parsed client request. Times are monotonic seconds; sizes are tokens unless they say bytes.
@@ -55,7 +53,6 @@ class Call(msgspec.Struct, kw_only=True, gc=False):
     media: int = 0
     messages: int = 0
     token_ids: int = 0
-    shape: int = 0  # what sets its answer's length apart: TOOLS, FORMAT and STOP
     asked_model: str = ""
     conversation: int = 0
     no_fallback: bool = False
@@ -68,7 +65,6 @@ class Call(msgspec.Struct, kw_only=True, gc=False):
     prompt_tokens: int = 0  # estimate, filled in by cost.py
     output_tokens: int = 0  # estimate, filled in by cost.py
     expected_tokens: int = 0  # likely output of each sequence, 0: not known; filled in by cost.py
-    likely_tokens: int = 0  # median output of each sequence, by which it is ordered, 0: it is not; filled in by cost.py
     hinted_tokens: int = 0  # tokens of each sequence by its agent's hint, 0: none that counts; see agent_hints.py
     hinted_ahead: float = 0.0  # seconds by which its agent would have it go before its turn
     shaped: int = 0  # the lower output limit that replaced `asked`, 0: none did

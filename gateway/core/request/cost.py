@@ -7,10 +7,6 @@ Output tokens are the client's limit times alpha. Alpha is a learned 0.9 quantil
 starts high, so that too many tokens are booked rather than too few. `expected_tokens`, which deadlines are checked
 against, starts at 0 instead: no call is refused for a length that was never observed.
 
-Where the policy wants it, lengths learned of the tenant's own calls (`gateway/core/lengths.py`) take alpha's place as
-soon as their order is worth something. They never book less than an eighth of what alpha would: who sends a hundred
-short answers, then long ones all at once, finds no engine that has promised its memory eight times over.
-
 Only `learn` makes table entries, and it is given answers of real engines. An estimate makes none, so clients cannot
 fill the tables with invented models. All tables are bounded: the least recently used entry goes first.
 """
@@ -21,7 +17,6 @@ import math
 from typing import Literal, TypeVar
 
 from gateway.core.checkpoint import MOST_ESTIMATES, SavedCosts, SavedOutput, SavedPrompt
-from gateway.core.lengths import LengthModel
 from gateway.core.request.call import Call
 
 _K = TypeVar("_K")
@@ -31,7 +26,6 @@ MAX_KEYS = 4096
 COLD_ALPHA = 0.5
 QUANTILE = 0.9
 MEDIA_TOKENS = 1000  # tokens of an image or a recording: about those of vision models and Whisper
-LEAST_BOOKED = 1 / 8  # of what alpha would book
 OUTPUT_UNKNOWN = 2048  # tokens where the client gives no limit and no engine reports its context
 
 # Tokens per ASCII byte, per CJK byte (3 to a character), per other byte, per message, per call: the prior mean, and its
@@ -131,26 +125,18 @@ class CostModel:
     """Estimates the tokens of calls, and learns from their usage.
 
     `alpha`: `auto` (learned), or a fixed share of the client's output limit. `media_tokens`: tokens of one image or
-    recording. `lengths` predicts by what was learned of the tenant's own calls; None: nobody wants that.
+    recording.
     """
 
     def __init__(self, alpha: float | Literal["auto"] = "auto", *, media_tokens: int = MEDIA_TOKENS) -> None:
         self.set_alpha(alpha)
         self.media_tokens = media_tokens
-        self.lengths: LengthModel | None = None
         self._weights: dict[tuple[str, str], Weights] = {}
         self._alphas: dict[tuple[str, str, int], Quantile] = {}
 
     def set_alpha(self, alpha: float | Literal["auto"]) -> None:
         """Use this share from now on, or the learned one (`auto`). Learning goes on in either case."""
         self.alpha = None if alpha == "auto" else alpha
-
-    def learn_lengths(self, wanted: bool) -> None:
-        """Predict lengths by tenants' own calls from now on, or no longer: then what was learned is forgotten."""
-        if not wanted:
-            self.lengths = None
-        elif self.lengths is None:
-            self.lengths = LengthModel()
 
     def estimate(self, call: Call, context: int | None) -> None:
         """Fill in `prompt_tokens`, `output_tokens` (of all sequences), `asked` and `expected_tokens` (of each).
@@ -176,10 +162,6 @@ class CostModel:
             asked = call.route.default_output or context or OUTPUT_UNKNOWN
         if context is not None and asked > context - call.prompt_tokens:
             asked = max(1, context - call.prompt_tokens)
-        self.expect(call, asked)
-
-    def expect(self, call: Call, asked: int) -> None:
-        """Fill in `output_tokens` and `expected_tokens` for `asked` tokens of each sequence."""
         call.asked = asked
         alpha = self.alpha
         known = self._alphas.get(_bucket(call))
@@ -188,25 +170,11 @@ class CostModel:
         share = 0.0 if known is None else known.value if known.value < known.largest else known.largest
         call.expected_tokens = int(share * asked)
         call.output_tokens = booked = (int(alpha * asked) + 1 if alpha < 1.0 else asked) * call.n
-        if call.likely_tokens:
-            call.likely_tokens = 0
         hinted = call.hinted_tokens
         if hinted:
             call.expected_tokens = hinted if hinted < asked else asked
             if self.alpha is None:
                 call.output_tokens = max(booked, call.expected_tokens * call.n)
-            if self.lengths is not None:
-                call.likely_tokens = call.expected_tokens
-        elif self.lengths is not None:
-            forecast = self.lengths.predict(call)
-            if forecast is not None:
-                median, most, largest = forecast
-                expected = int(most if most < largest else largest)
-                call.expected_tokens = expected if expected < asked else asked
-                if self.alpha is None:
-                    books = (int(most) + 1 if most < asked else asked) * call.n
-                    call.output_tokens = books if books > LEAST_BOOKED * booked else int(LEAST_BOOKED * booked)
-                call.likely_tokens = int(median) + 1 if median < asked else asked
 
     def checkpoint(self) -> SavedCosts:
         """The estimates that were used last, for the next decider."""
@@ -215,7 +183,6 @@ class CostModel:
         return SavedCosts(
             [SavedPrompt(*key, each.values) for key, each in prompts],
             [SavedOutput(*key, each.log, each.largest, each.samples) for key, each in outputs],
-            [] if self.lengths is None else self.lengths.checkpoint(),
         )
 
     def restore(self, saved: SavedCosts) -> None:
@@ -227,8 +194,6 @@ class CostModel:
             quantile = _entry(self._alphas, (output.model, output.class_name, output.size), Quantile)
             quantile.log, quantile.value = output.log, math.exp(output.log)
             quantile.largest, quantile.samples = output.largest, output.samples
-        if self.lengths is not None:
-            self.lengths.restore(saved.lengths)
 
     def learn(self, call: Call, prompt_tokens: int, completion_tokens: int) -> None:
         """Learn from the usage that an engine reported for an estimated call. Impossible numbers are ignored.
@@ -241,8 +206,6 @@ class CostModel:
             if quantile is None or _should_learn(quantile):
                 quantile = _entry(self._alphas, _bucket(call), Quantile)
                 quantile.learn(completion_tokens / (call.asked * call.n))
-            if self.lengths is not None and not 0 < call.shaped * call.n <= completion_tokens:  # not cut by shaping
-                self.lengths.learn(call, completion_tokens / call.n)
         text_bytes = call.ascii_bytes + call.cjk_bytes + call.other_bytes
         tokens = prompt_tokens - call.token_ids
         # Media tokens depend on the model and the image, so such a call teaches nothing about text.

@@ -50,11 +50,6 @@ class Body(msgspec.Struct, gc=False):
     n: int | None = None
     stream_options: StreamOptions | UnsetType | None = UNSET
     tools: Raw | UnsetType = UNSET
-    # Whether these are given tells of an answer's length. `text` is the Responses API's format.
-    response_format: Raw | UnsetType = UNSET
-    text: Raw | UnsetType = UNSET
-    stop: Raw | UnsetType = UNSET
-    stop_sequences: Raw | UnsetType = UNSET
     user: str | None = None
     service_tier: str | None = None
     prompt_cache_key: str | None = None

@@ -11,12 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from msgspec import UNSET
-
 from gateway.core.agent_hints import NO_HINTS, AgentHints, hints_of
 from gateway.core.billing_header import without_billing_line
 from gateway.core.request.allowed_fields import DECODERS, check_unread
-from gateway.core.request.call import FORMAT, STOP, TOOLS, Call, CallSettings
+from gateway.core.request.call import Call, CallSettings
 from gateway.core.request.headers import accepts_fallback, asked_class, asked_deadline, sdk_timeout, time_limit
 from gateway.core.request.json_body import BY_GATEWAY, LONG, Body, bad_request, body_of, reserved
 from gateway.core.request.multipart_form import form_fields
@@ -80,7 +78,6 @@ def parse(
     )
     if route.generates:
         call.n, call.prefix = n, _prefix(prompt, data, hash((model, tenant)))
-        call.shape = _shape(fields)
     _edit_body(call, fields, prompt, settings, cache_salt if route.cached else b"", metered)
     call.ascii_bytes, call.cjk_bytes, call.other_bytes = scripts(data)
     if prompt.media or prompt.ids:
@@ -208,16 +205,6 @@ def _output(kind: str, fields: Body, prompt: Prompt, settings: CallSettings) -> 
         return n * prompt.items, max_tokens
     asked = _tokens_asked(fields.max_completion_tokens, "max_completion_tokens", settings)
     return n, max_tokens if asked is None else asked
-
-
-def _shape(fields: Body) -> int:
-    """See `Call.shape`. A null is as good as a value: one client's calls are alike."""
-    shape = TOOLS if fields.tools is not UNSET else 0
-    if fields.response_format is not UNSET or fields.text is not UNSET:
-        shape |= FORMAT
-    if fields.stop is not UNSET or fields.stop_sequences is not UNSET:
-        shape |= STOP
-    return shape
 
 
 def _tokens_asked(value: int | None, param: str, settings: CallSettings) -> int | None:

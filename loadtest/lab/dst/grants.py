@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator
 
 from gateway.core.admission.queues import Queues, Ticket
-from gateway.core.admission.ticket import PATIENCE
 from gateway.core.engines.breaker import BreakerState
 from gateway.core.engines.choice import Choice
 from gateway.core.request.call import Call
@@ -72,18 +71,14 @@ class Grants:
         self._read.update([(engine, call.tenant, each) for each in (call.session, *call.prefix)])
 
     def _order(self, ticket: Ticket, queues: Queues) -> Iterator[str]:
-        """Within a class a tenant's calls go by deadline, or by likely length with ageing, but first those that lost
-        their engine. No length lets a call pass one that came longer before it than that one's patience."""
+        """Within a class a tenant's calls go by deadline, but first those that lost their engine."""
         call = ticket.call
         if call.request_id in self.first:
             return
         key = (ticket.deadline - ticket.ahead, ticket.since, ticket.sequence)
-        came = min(call.arrived, ticket.since) - ticket.ahead
         for other in queues:
             theirs = other.call
             if (theirs.class_name, theirs.tenant) != (call.class_name, call.tenant) or other.aside:
                 continue
             if other.key < key:
                 yield f"an engine before {theirs.request_id}, whose turn it is"
-            if theirs.likely_tokens and came > theirs.arrived - other.ahead + PATIENCE * theirs.likely_tokens:
-                yield f"an engine before {theirs.request_id}, which came {came - theirs.arrived:.3f} s earlier"

@@ -73,7 +73,7 @@ class Traits:
         if self._models:
             headroom = tree["classes"].get("batch", {}).get("headroom", "0%")
             tree["models"] = {ROUTE: self._route(mirrored=headroom != "0%")}
-        tree["lengths"] = rng.choice(("by_model", "learned"))
+        tree["lengths"] = rng.choice(("by_model", "50%"))
         return msgspec.json.encode(tree).decode()
 
     def _route(self, *, mirrored: bool) -> dict[str, Any]:

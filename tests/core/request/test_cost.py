@@ -305,13 +305,6 @@ def test_prompt_and_output_can_be_estimated_apart() -> None:
     assert (apart.asked, apart.output_tokens) == (whole.asked, whole.output_tokens)
 
 
-def test_what_a_call_is_cut_to_is_expected_like_what_it_asks() -> None:
-    model, one = CostModel(0.5), call(n=2)
-    model.estimate(one, None)
-    model.expect(one, 20)
-    assert (one.asked, one.output_tokens) == (20, 2 * 11)
-
-
 def test_a_reload_fixes_alpha_and_frees_it_again_with_what_was_learned() -> None:
     model = CostModel()
     for _ in range(200):
