@@ -15,17 +15,18 @@ from pathlib import Path
 import msgspec
 
 from gateway.core.policy.file import read_policy
-from gateway.core.policy.policy import EngineEntry, Policy
+from gateway.core.policy.policy import Policy
+from gateway.core.policy.types import Secret
 from gateway.core.request.tenants import keys_from, with_keys
 from gateway.shared.certificate import Certificate, authorities_in
 from gateway.shared.files import checked
 from gateway.shared.files.checked import Fault, InvalidFile, Reading, Value, readable
+from gateway.shared.files.marks import marked
 from gateway.shared.files.modes import refused, unwise
 from gateway.upstream.trust import Trust
 
 Read = Callable[[Path], bytes]
 
-TOKEN_LENGTH = 16  # characters at least, as of the control port's token
 MAX_SECRET = 4096  # bytes
 CLOSED = "a file that others may not change"
 NO_PYJWT = "auth needs PyJWT, which is not installed here: pip install 'WEIR.whl[jwt]'"
@@ -81,20 +82,24 @@ def load(path: Path, read: Read, *, files: bool = True) -> Configuration:
     reading = read_policy(read(path), str(path))
     named = Named(path, read)
     if files:
-        reading.judge(named.faults(reading.value))
-        named.keys(reading)
+        reading.judge(named.faults(reading))
     problems = [*reading.problems, *named.problems]
     if problems:
         raise InvalidFile(problems) from named.failure
-    policy = named.policy or reading.value
+    policy, secrets = named.policy or reading.value, named.secrets
+    keys: dict[str, checked.Path] = {name: ("providers", name, "key_file") for name in policy.providers}
+    for index, engine in enumerate(policy.fleet.engines):
+        keys[engine.url] = ("fleet", "engines", index, "api_key_file")
+    token = secrets.get(("cluster", "token_file"))
+    password = secrets.get(("cluster", "password_file"))
     return Configuration(
         policy,
-        api_keys=named.api_keys,
-        sidecar_token=named.sidecar_token,
-        order_token=named.order_token,
+        api_keys={owner: secrets[at] for owner, at in keys.items() if at in secrets},
+        sidecar_token=secrets.get(("fleet", "sidecars", "token_file")),
+        order_token=secrets.get(("fleet", "sidecars", "order_token_file")),
         sidecar_trust=named.sidecar_trust,
-        cache_secret=named.cache_secret,
-        cluster=named.cluster,
+        cache_secret=secrets.get(("routing", "cache_secret_file")),
+        cluster=None if token is None else ClusterFiles(token, password, named.member_trust, named.certificate),
         jwks=named.jwks,
         tree=reading.root,
     )
@@ -104,12 +109,10 @@ class Named:
     """The files that a policy names, as they are read."""
 
     def __init__(self, path: Path, read: Read) -> None:
-        self.api_keys: dict[str, str] = {}
-        self.sidecar_token: str | None = None
-        self.order_token: str | None = None
+        self.secrets: dict[checked.Path, str] = {}  # by the field that names the file
         self.sidecar_trust: Trust | None = None
-        self.cache_secret: str | None = None
-        self.cluster: ClusterFiles | None = None
+        self.member_trust: Trust | None = None
+        self.certificate: Certificate | None = None
         self.jwks = b""
         self.policy: Policy | None = None  # with the keys of its keys file
         self.problems: list[checked.Problem] = []  # in other files
@@ -117,48 +120,38 @@ class Named:
         self._path = path
         self._read = read
 
-    def faults(self, policy: Policy) -> Iterator[Fault]:
+    def faults(self, reading: Reading[Policy]) -> Iterator[Fault]:
         """The faults of the files, each at the policy's field that names the file."""
+        policy = reading.value
         yield from readable(
-            self._engines(policy),
-            self._tokens(policy),
+            self._secrets(reading),
+            self._providers(policy),
+            self._events(policy),
             self._trust(policy),
-            self._salt(policy),
             self._cluster(policy),
             self._auth(policy),
-            self._providers(policy),
+            self._keys(policy),
         )
 
-    def _engines(self, policy: Policy) -> Iterator[Fault]:
-        for index, engine in enumerate(policy.fleet.engines):
-            yield from readable(self._api_key(index, engine), _events(index, engine))
+    def _secrets(self, reading: Reading[Policy]) -> Iterator[Fault]:
+        """Read the one word of each secret file."""
+        for at, name, mark in marked(reading.value, Secret, reading.structs):
+            self.secrets[at] = yield from self._secret(name, at, mark)
 
-    def _api_key(self, index: int, engine: EngineEntry) -> Iterator[Fault]:
-        if engine.api_key_file is not None:
-            at = ("fleet", "engines", index, "api_key_file")
-            key = yield from self._secret(engine.api_key_file, at, "key")
-            self.api_keys[engine.url] = key
+    def _events(self, policy: Policy) -> Iterator[Fault]:
+        for index, engine in enumerate(policy.fleet.engines):
+            if engine.kv_events is not None and importlib.util.find_spec("zmq") is None:
+                yield Fault(("fleet", "engines", index, "kv_events"), engine.kv_events, NO_PYZMQ)
 
     def _providers(self, policy: Policy) -> Iterator[Fault]:
         for name, provider in policy.providers.items():
-            at = ("providers", name, "key_file")
-            self.api_keys[name] = yield from self._secret(provider.key_file, at, "key")
             file = self._path.parent / provider.key_file
             wrong = unwise(file)
             if wrong is not None and refused(file) is None:
-                yield Fault(at, f"{file}: {wrong}", "a file that others may not read")
-
-    def _tokens(self, policy: Policy) -> Iterator[Fault]:
-        sidecars = policy.fleet.sidecars
-        if sidecars is not None and sidecars.token_file is not None:
-            at = ("fleet", "sidecars", "token_file")
-            self.sidecar_token = yield from self._secret(sidecars.token_file, at, "token", TOKEN_LENGTH)
-        if sidecars is not None and sidecars.order_token_file is not None:
-            at = ("fleet", "sidecars", "order_token_file")
-            self.order_token = yield from self._secret(sidecars.order_token_file, at, "token", TOKEN_LENGTH)
+                yield Fault(("providers", name, "key_file"), f"{file}: {wrong}", "a file that others may not read")
 
     def _trust(self, policy: Policy) -> Iterator[Fault]:
-        """Return the trust in the sidecars' certificates."""
+        """Read the authorities of the sidecars' certificates."""
         tls = None if policy.fleet.sidecars is None else policy.fleet.sidecars.tls
         if tls is not None:
             ca = yield from self._authorities(tls.ca_file, ("fleet", "sidecars", "tls", "ca_file"))
@@ -182,29 +175,18 @@ class Named:
         return None
 
     def _cluster(self, policy: Policy) -> Iterator[Fault]:
-        cluster = policy.cluster
-        if cluster is None:
+        """Read the certificates of this member, and the authorities of the others'."""
+        tls, folder = None if policy.cluster is None else policy.cluster.tls, self._path.parent
+        if tls is None:
             return
-        token = yield from self._secret(cluster.token_file, ("cluster", "token_file"), "token", TOKEN_LENGTH)
-        password = None
-        if cluster.password_file is not None:
-            password = yield from self._secret(cluster.password_file, ("cluster", "password_file"), "password")
-        trust = certificate = None
-        if cluster.tls is not None:
-            tls, folder = cluster.tls, self._path.parent
-            ca = yield from self._authorities(tls.ca_file, ("cluster", "tls", "ca_file"))
-            trust = Trust(ca=ca, name=tls.name)
-            certificate = Certificate(folder / tls.cert_file, None if tls.key_file is None else folder / tls.key_file)
-            try:
-                certificate.context(self._read)
-            except (OSError, ValueError) as error:
-                yield Fault(("cluster", "tls", "cert_file"), str(error), "a certificate, in PEM, and its key")
-        self.cluster = ClusterFiles(token, password, trust, certificate)
-
-    def _salt(self, policy: Policy) -> Iterator[Fault]:
-        name = policy.routing.cache_secret_file
-        if name is not None:
-            self.cache_secret = yield from self._secret(name, ("routing", "cache_secret_file"), "secret", TOKEN_LENGTH)
+        ca = yield from self._authorities(tls.ca_file, ("cluster", "tls", "ca_file"))
+        self.member_trust = Trust(ca=ca, name=tls.name)
+        key = None if tls.key_file is None else folder / tls.key_file
+        self.certificate = Certificate(folder / tls.cert_file, key)
+        try:
+            self.certificate.context(self._read)
+        except (OSError, ValueError) as error:
+            yield Fault(("cluster", "tls", "cert_file"), str(error), "a certificate, in PEM, and its key")
 
     def _auth(self, policy: Policy) -> Iterator[Fault]:
         """The issuer's keys, where a file has them."""
@@ -227,12 +209,12 @@ class Named:
                 if wrong is not None:
                     yield Fault(at, f"{file}: {wrong}", CLOSED)
 
-    def _secret(self, name: str, at: checked.Path, kind: str, least: int = 1) -> Generator[Fault, None, str]:
+    def _secret(self, name: str, at: checked.Path, mark: Secret) -> Generator[Fault, None, str]:
         """The one word in a file."""
         file = self._path.parent / name
-        expected = f"a file with {_word(kind, least)}"
+        expected = f"a file with {_word(mark.kind, mark.least)}"
         try:
-            secret, wrong = _secret_in(self._read(file), least), refused(file)
+            secret, wrong = _secret_in(self._read(file), mark.least), refused(file)
         except OSError as error:
             self.failure = self.failure or error
             expected += "; variables are not replaced by their values" if "$" in name else ""
@@ -244,11 +226,8 @@ class Named:
             yield Fault(at, f"something else in {file}", expected)
         return secret or ""
 
-    def keys(self, reading: Reading[Policy]) -> None:
-        """Read the keys file. A missing file has no keys, so nobody is let in by it; `gateway key add` creates it."""
-        reading.judge(self._keys(reading.value))
-
     def _keys(self, policy: Policy) -> Iterator[Fault]:
+        """Read the keys file. A missing file has no keys, so nobody is let in by it; `gateway key add` creates it."""
         if policy.keys_file is None:
             return
         file = self._path.parent / policy.keys_file
@@ -264,11 +243,6 @@ class Named:
             yield Fault(("keys_file",), f"{file}: {error.strerror or error}", "a file of keys, which gateway key makes")
         except InvalidFile as error:
             self.problems += error.problems
-
-
-def _events(index: int, engine: EngineEntry) -> Iterator[Fault]:
-    if engine.kv_events is not None and importlib.util.find_spec("zmq") is None:
-        yield Fault(("fleet", "engines", index, "kv_events"), engine.kv_events, NO_PYZMQ)
 
 
 def secret(read: Read, path: Path, what: str, kind: str, least: int = 1) -> str:

@@ -16,7 +16,8 @@ from pathlib import Path
 import msgspec
 
 from gateway.core.policy.policy import SidecarsPolicy
-from gateway.decider.loading import MAX_SECRET, TOKEN_LENGTH, Configuration, LoadError, secret
+from gateway.core.policy.types import TOKEN_LENGTH
+from gateway.decider.loading import MAX_SECRET, Configuration, LoadError, secret
 from gateway.shared.new_file import write_new
 
 FILE = "sidecar.token"

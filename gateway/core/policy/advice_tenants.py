@@ -10,7 +10,9 @@ import msgspec
 from gateway.core.policy.policy import Policy
 from gateway.core.policy.rules import HINTS
 from gateway.core.policy.traffic import AnyLimit, Limits, RateLimit, TenantLimits
+from gateway.core.policy.types import NameOf
 from gateway.shared.files.checked import Path, nearest
+from gateway.shared.files.marks import marked
 from gateway.shared.files.units import COUNT
 
 ANONYMOUS = "anonymous"
@@ -102,20 +104,6 @@ def _models(policy: Policy) -> Found:
     known = {model for engine in engines for model in engine.models}
     if not engines or not all(engine.models for engine in engines):
         return
-    unknown = [(path, name) for path, name in _named(policy) if name not in known]
-    for index, (path, name) in enumerate(unknown):
+    named = [(path, name) for path, name, mark in marked(policy, NameOf) if mark.field == "engines"]
+    for index, (path, name) in enumerate([each for each in named if each[1] not in known]):
         yield path, f"no engine of fleet.engines serves {name}{_hint(nearest(name, known) if index < HINTS else None)}"
-
-
-def _named(policy: Policy) -> Iterator[tuple[Path, str]]:
-    """Every place that names a model."""
-    for class_name, each in policy.classes.items():
-        for index, model in enumerate(each.when.models if each.when is not None else ()):
-            yield ("classes", class_name, "when", "models", index), model
-    for name, tenant in policy.tenants.items():
-        for index, model in enumerate(tenant.models):
-            yield ("tenants", name, "models", index), model
-        for model in tenant.limits.models:
-            yield ("tenants", name, "limits", "models", model), model
-    for model in policy.limits.models:
-        yield ("limits", "models", model), model

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from gateway.core.policy.types import Bounds, Name
+from gateway.core.policy.types import Bounds, ClassName
 from gateway.shared.files.units import Bytes, Count, Seconds
 
 
@@ -21,7 +21,7 @@ class BatchesPolicy(msgspec.Struct, frozen=True, kw_only=True):
     `keep`: Time after which files and finished batches are deleted.
     """
 
-    class_: Name = msgspec.field(default="batch", name="class")
+    class_: ClassName = msgspec.field(default="batch", name="class")
     in_flight: Annotated[Count, Bounds(ge=1, le=10_000)] = 256
     per_tenant: Annotated[Bytes, Bounds(ge=1024, le=1024**5)] = 10 * 1024**3
     keep: Annotated[Seconds, Bounds(ge=3600, le=366 * 86_400)] = 30 * 86_400.0

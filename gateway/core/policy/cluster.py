@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gateway.core.policy.types import FileName, HostName, HostPort, Name, StoreUrl
+from gateway.core.policy.types import FileName, HostName, HostPort, Name, PasswordFile, StoreUrl, TokenFile
 
 
 class ClusterTls(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,9 +37,9 @@ class ClusterPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     url: StoreUrl
-    password_file: FileName | None = None
+    password_file: PasswordFile | None = None
     name: Name = "weir"
     advertise: HostPort | None = None
     listen: HostPort | None = None
-    token_file: FileName
+    token_file: TokenFile
     tls: ClusterTls | None = None

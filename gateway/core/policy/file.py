@@ -27,7 +27,7 @@ def read_policy(data: bytes, name: str = "policy") -> Reading[Policy]:
     if reading.root.mark_of(("service_tiers",)) is None:
         for tiers in readable(_tiers(policy)):
             policy = reading.value = msgspec.structs.replace(policy, service_tiers=tiers)
-    reading.judge(faults(policy))
+    reading.judge(faults(policy, reading.structs))
     return reading
 
 

@@ -32,10 +32,12 @@ from gateway.core.policy.types import (
     Block,
     Bounds,
     Buffer,
+    ClassName,
     EngineUrl,
     EventsUrl,
     FileName,
     HostName,
+    KeyFile,
     ModelName,
     Moment,
     Name,
@@ -43,7 +45,9 @@ from gateway.core.policy.types import (
     ObjectName,
     Part,
     Positive,
+    SaltFile,
     TenantName,
+    TokenFile,
     WebOrigin,
     WebPage,
 )
@@ -88,7 +92,7 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True):
     hold_unserved: Annotated[Seconds, Bounds(ge=0, le=3600)] = 60.0
     gateways: Annotated[Count, Bounds(ge=1, le=1000)] = 1
     cache_isolation: Literal["tenant", "none"] = "tenant"
-    cache_secret_file: FileName | None = None
+    cache_secret_file: SaltFile | None = None
 
 
 class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,7 +153,7 @@ class EngineEntry(msgspec.Struct, frozen=True, kw_only=True):
     url: EngineUrl
     name: Name | None = None
     models: tuple[ModelName, ...] = ()
-    api_key_file: FileName | None = None
+    api_key_file: KeyFile | None = None
     max_concurrency: Positive | None = None
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     kv_events: EventsUrl | None = None
@@ -181,8 +185,8 @@ class SidecarsPolicy(msgspec.Struct, frozen=True, kw_only=True):
     sidecar's other profile of the model is woken; null: never. The wait must be too long for 1.5 times as long.
     """
 
-    token_file: FileName | None = None
-    order_token_file: FileName | None = None
+    token_file: TokenFile | None = None
+    order_token_file: TokenFile | None = None
     tls: SidecarTls | None = None
     allow: tuple[Block, ...] = ("127.0.0.0/8", "::1")
     copies: Annotated[Seconds, Bounds(ge=0, le=3600)] | None = 2.0
@@ -283,7 +287,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     version: Literal[1] = 1
     classes: Mapping[Name, TrafficClass] = msgspec.field(default_factory=default_classes)
-    service_tiers: Mapping[Name, Name] = msgspec.field(default_factory=default_service_tiers)
+    service_tiers: Mapping[Name, ClassName] = msgspec.field(default_factory=default_service_tiers)
     tenants: Mapping[TenantName, Tenant] = msgspec.field(default_factory=default_tenants)
     keys_file: FileName | None = None
     auth: AuthPolicy | None = None

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import takewhile
 from urllib.parse import urlsplit
 
 from gateway.core.engines.origin import HOST
+from gateway.core.policy.policy import Policy
 from gateway.core.policy.providers import Provider
-from gateway.core.policy.routes import ModelRoute
 from gateway.shared.addresses import is_private, is_public
-from gateway.shared.files.checked import UNREAD, Fault, Path, listed, nearest, readable
+from gateway.shared.files.checked import Fault, Path, readable
 from gateway.shared.files.units import FACTOR
 
 NO_USER = "no user or password, and no query or fragment: the key is in key_file"
@@ -18,25 +18,13 @@ PRIVATE = "https:// at a public address; or allow_private: true, for a provider 
 HTTPS = "https://, or whoever is on the way could read calls and key; or allow_private: true, at a private address"
 
 
-def provider_faults(
-    providers: Mapping[str, Provider],
-    name: str,
-    *,
-    tenants: Collection[str],
-    classes: Collection[str],
-    routes: Mapping[str, ModelRoute],
-    known: Collection[str],
-    storage: str | None,
-) -> Iterator[Fault]:
-    """Yield the faults of one provider. `known`: models of the fleet's engines, as far as the policy lists them."""
-    provider, path = providers[name], ("providers", name)
-    yield from readable(
-        _url(provider, path),
-        _models(providers, name, routes, known),
-        _named(provider.tenants, (*path, "tenants"), "tenants", tenants),
-        _named(provider.classes, (*path, "classes"), "classes", classes),
-        _budget(provider, path, storage),
-    )
+def providers(policy: Policy) -> Iterator[Fault]:
+    """Yield the faults of every provider."""
+    for name, provider in policy.providers.items():
+        path = ("providers", name)
+        yield from readable(
+            _url(provider, path), _models(policy, name, provider), _budget(provider, path, policy.storage)
+        )
 
 
 def _url(provider: Provider, path: Path) -> Iterator[Fault]:
@@ -57,35 +45,26 @@ def _url(provider: Provider, path: Path) -> Iterator[Fault]:
         yield Fault(path, f"{host}, which is no public address", PRIVATE)
 
 
-def _models(
-    providers: Mapping[str, Provider], name: str, routes: Mapping[str, ModelRoute], known: Collection[str]
-) -> Iterator[Fault]:
-    provider, path = providers[name], ("providers", name, "models")
+def _models(policy: Policy, name: str, provider: Provider) -> Iterator[Fault]:
+    path = ("providers", name, "models")
     if not provider.models:
         yield Fault(path, "no model", "models by the names that callers use, such as {mini: small-model-name}")
+    known = frozenset(model for engine in policy.fleet.engines for model in engine.models)
     for model in provider.models:
-        if model in routes:
+        if model in policy.models:
             yield Fault((*path, model), "the name of a model route", "a name of its own, for the route's fallback")
         elif model in known:
-            yield Fault(
-                (*path, model), "the name of an engine's model", "a name of its own: calls would leave the house"
-            )
+            expected = "a name of its own: calls would leave the house"
+            yield Fault((*path, model), "the name of an engine's model", expected)
         else:
-            yield from readable(_twice(providers, name, model))
+            yield from readable(_twice(policy.providers, name, model))
 
 
 def _twice(providers: Mapping[str, Provider], name: str, model: str) -> Iterator[Fault]:
     for other in takewhile(name.__ne__, providers):
         if model in providers[other].models:
-            yield Fault(
-                ("providers", name, "models", model), f"{model} again (as in providers.{other})", "each name once"
-            )
-
-
-def _named(names: Collection[str], path: Path, what: str, known: Collection[str]) -> Iterator[Fault]:
-    for index, name in enumerate(names):
-        if name is not UNREAD and name not in known:
-            yield Fault((*path, index), name, f"one of the {what} {listed(known)}", nearest(name, known))
+            found = f"{model} again (as in providers.{other})"
+            yield Fault(("providers", name, "models", model), found, "each name once")
 
 
 def _budget(provider: Provider, path: Path, storage: str | None) -> Iterator[Fault]:

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 
 from gateway.core.money.tariff import Tariff
-from gateway.core.policy.types import FileName, ModelName, Name, TenantName
+from gateway.core.policy.types import ClassName, KeyFile, ModelName, TenantOfPolicy
 from gateway.shared.files.kinds import Text
 from gateway.shared.files.units import FACTOR, SHARE
 
@@ -69,12 +69,12 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     url: ProviderUrl
-    key_file: FileName
+    key_file: KeyFile
     models: Mapping[ModelName, ModelName]
     prices: Tariff
     budget: tuple[MoneyLimit, ...]
-    tenants: tuple[TenantName, ...] = ()
-    classes: tuple[Name, ...] = ()
+    tenants: tuple[TenantOfPolicy, ...] = ()
+    classes: tuple[ClassName, ...] = ()
     spill: Literal["late", "errors", "never"] = "late"
     allow_private: bool = False
 

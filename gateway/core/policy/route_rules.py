@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sized
 
+from gateway.core.policy.policy import Policy
 from gateway.core.policy.routes import ModelRoute, Until
 from gateway.shared.files.checked import Fault, Path, listed, nearest, readable
 
@@ -11,26 +12,35 @@ HEADROOM = "classes.batch.headroom too, such as 30%: room that copies leave for 
 MOST = 16  # members of a route, and fallbacks: each is asked for every call
 
 
-def route_faults(
-    routes: Mapping[str, ModelRoute],
-    name: str,
-    known: Collection[str] | None,
-    *,
-    outside: Collection[str],
-    headroom: float,
-) -> Iterator[Fault]:
+def model_routes(policy: Policy) -> Iterator[Fault]:
+    """Yield the faults of every route."""
+    known = _models_of_fleet(policy)
+    outside = frozenset(model for provider in policy.providers.values() for model in provider.models)
+    for name in policy.models:
+        yield from readable(_route(policy, name, known, outside))
+
+
+def _route(policy: Policy, name: str, known: Collection[str] | None, outside: Collection[str]) -> Iterator[Fault]:
     """Yield the faults of one route. `known`: all models of the fleet; None: nobody knows them beforehand. `outside`:
-    models of providers. `headroom`: that of the class batch; 0: there is no such class."""
-    route, path = routes[name], ("models", name)
+    models of providers."""
+    route, path = policy.models[name], ("models", name)
     yield from readable(
         _name(name, path, known),
-        _number(len(route.members), (*path, "members"), 1),
-        _number(len(route.fallback), (*path, "fallback"), 0),
+        _number(route.members, (*path, "members"), 1),
+        _number(route.fallback, (*path, "fallback"), 0),
         _twice(route, path),
         _canaries(route, path),
-        _mirror(route, path, headroom=headroom),
-        (fault for at, model in _models(route, path) for fault in _model(at, model, routes, known, outside)),
+        _mirror(policy, route, path),
+        (fault for at, model in _models(route, path) for fault in _model(at, model, policy.models, known, outside)),
     )
+
+
+def _models_of_fleet(policy: Policy) -> frozenset[str] | None:
+    """All models of the fleet; None: engines of a sidecar, or engines that list no models, may have others."""
+    if policy.fleet.sidecars is not None or not policy.fleet.engines:
+        return None
+    listed_models = [engine.models for engine in policy.fleet.engines]
+    return frozenset(model for models in listed_models for model in models) if all(listed_models) else None
 
 
 def _name(name: str, path: Path, known: Collection[str] | None) -> Iterator[Fault]:
@@ -38,7 +48,8 @@ def _name(name: str, path: Path, known: Collection[str] | None) -> Iterator[Faul
         yield Fault(path, "the name of an engine's model", "a name of its own: calls for the model would go elsewhere")
 
 
-def _number(count: int, path: Path, least: int) -> Iterator[Fault]:
+def _number(models: Sized, path: Path, least: int) -> Iterator[Fault]:
+    count = len(models)
     if not least <= count <= MOST:
         yield Fault(path, f"{count} models" if count else "no model", f"{least} to {MOST} models")
 
@@ -75,12 +86,13 @@ def _canaries(route: ModelRoute, path: Path) -> Iterator[Fault]:
             yield Fault((*path, "members", index, "until"), "neither errors nor ttft", "one of them, or both")
 
 
-def _mirror(route: ModelRoute, path: Path, *, headroom: float) -> Iterator[Fault]:
+def _mirror(policy: Policy, route: ModelRoute, path: Path) -> Iterator[Fault]:
     if route.mirror is None:
         return
     if any(member.model == route.mirror.model for member in route.members):
         yield Fault((*path, "mirror", "model"), f"{route.mirror.model}, a member", "a model that is no member")
-    if not headroom:
+    batch = policy.classes.get("batch")
+    if batch is None or not batch.headroom:
         yield Fault((*path, "mirror"), "a mirror, and no headroom of the class batch", HEADROOM)
 
 

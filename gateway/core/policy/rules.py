@@ -6,48 +6,43 @@ afterwards. Settings that are legal but unwise belong to `advice.py`.
 
 from __future__ import annotations
 
-import ipaddress
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
 
 from gateway.core.engines.origin import engine_id, url_fault
 from gateway.core.policy.auth import auth_faults
 from gateway.core.policy.policy import EngineEntry, Policy
-from gateway.core.policy.provider_rules import provider_faults
-from gateway.core.policy.route_rules import route_faults
-from gateway.core.policy.traffic import ModeRule, ShapingTier, Tenant, Threshold, TokenQuota, TrafficClass, When
-from gateway.core.policy.types import OF_NOTHING
+from gateway.core.policy.provider_rules import providers
+from gateway.core.policy.route_rules import model_routes
+from gateway.core.policy.traffic import ModeRule, Tenant, Threshold, TokenQuota, TrafficClass, When
+from gateway.core.policy.types import OF_NOTHING, NameOf
 from gateway.core.request.body_memory import SHARE as SHARE_OF_OWNER
 from gateway.shared.files.checked import UNREAD, Fault, Path, listed, nearest, readable, shown
+from gateway.shared.files.kinds import Structs
+from gateway.shared.files.marks import marked
 from gateway.shared.files.units import BYTES, SECONDS, SHARE
 from gateway.shared.vllm.kv_events import address_fault
-
-T = TypeVar("T")
 
 HINTS = 20  # unknown names for which the nearest known name is searched: the search is slow among thousands
 
 
-def faults(policy: Policy) -> Iterator[Fault]:
+def faults(policy: Policy, structs: Structs) -> Iterator[Fault]:
     """All faults that keep a well-formed policy from being used. Of a policy with unreadable parts, the faults of the
-    other parts."""
+    other parts. `structs`: those of whoever read it."""
     rules = (
         _default,
-        _unknown,
         _classes,
         _reserves,
         _tenants,
         _auth,
-        _proxies,
-        _allowed,
         _modes,
         _engines,
         _memory,
         _quotas,
         _batches,
-        _model_routes,
-        _providers,
+        model_routes,
+        providers,
     )
-    yield from readable(*(rule(policy) for rule in rules))
+    yield from readable(_unknown(policy, structs), *(rule(policy) for rule in rules))
 
 
 def _batches(policy: Policy) -> Iterator[Fault]:
@@ -57,58 +52,20 @@ def _batches(policy: Policy) -> Iterator[Fault]:
         yield Fault(("batches",), "batches in a cluster", "a gateway of one machine: no other has its folder")
 
 
-def _model_routes(policy: Policy) -> Iterator[Fault]:
-    known = _models(policy)
-    batch = policy.classes.get("batch")
-    outside = frozenset(model for provider in policy.providers.values() for model in provider.models)
-    for name in policy.models:
-        yield from readable(
-            route_faults(
-                policy.models,
-                name,
-                known,
-                outside=outside,
-                headroom=0.0 if batch is None else batch.headroom,
-            )
-        )
-
-
-def _providers(policy: Policy) -> Iterator[Fault]:
-    listed_models = frozenset(model for engine in policy.fleet.engines for model in engine.models)
-    for name in policy.providers:
-        yield from readable(
-            provider_faults(
-                policy.providers,
-                name,
-                tenants=policy.tenants,
-                classes=policy.classes,
-                routes=policy.models,
-                known=listed_models,
-                storage=policy.storage,
-            )
-        )
-
-
-def _models(policy: Policy) -> frozenset[str] | None:
-    """All models of the fleet; None: engines of a sidecar, or engines that list no models, may have others."""
-    if policy.fleet.sidecars is not None or not policy.fleet.engines:
-        return None
-    listed = [engine.models for engine in policy.fleet.engines]
-    return frozenset(model for models in listed for model in models) if all(listed) else None
-
-
 def _default(policy: Policy) -> Iterator[Fault]:
     if "default" not in policy.classes:
         yield Fault(("classes",), f"the classes {listed(policy.classes)}", "a class named default among them")
 
 
-def _unknown(policy: Policy) -> Iterator[Fault]:
-    """Names of classes that do not exist."""
-    expected = f"one of the classes {listed(policy.classes)}"
-    names = [(path, name) for path, name in _class_names(policy) if name is not UNREAD]
-    unknown = [(path, name) for path, name in names if name not in policy.classes]
-    for index, (path, name) in enumerate(unknown):
-        yield Fault(path, name, expected, nearest(name, policy.classes) if index < HINTS else None)
+def _unknown(policy: Policy, structs: Structs) -> Iterator[Fault]:
+    """Names of classes and tenants that do not exist."""
+    hints = 0
+    for path, name, mark in marked(policy, NameOf, structs):
+        known = UNREAD if mark.field == "engines" else getattr(policy, mark.field)
+        if known is not UNREAD and name not in known:
+            hints += 1
+            expected = f"one of the {mark.field} {listed(known)}"
+            yield Fault(path, name, expected, nearest(name, known) if hints <= HINTS else None)
 
 
 def bands_of(policy: Policy) -> list[list[str]]:
@@ -132,57 +89,6 @@ def modes_of(policy: Policy) -> list[tuple[str, ModeRule]]:
 def signals_of(threshold: Threshold) -> dict[str, float | None]:
     """Each signal's threshold; None: not given."""
     return {name: getattr(threshold, name) for name in threshold.__struct_fields__}
-
-
-def _class_names(policy: Policy) -> Iterator[tuple[Path, str]]:
-    """Every reference to a class: its path and the class's name."""
-    yield from readable(
-        ((("service_tiers", tier), name) for tier, name in _items(policy.service_tiers)),
-        (found for tenant, rules in _items(policy.tenants) for found in readable(_of_tenant(tenant, rules))),
-        ((("limits", "classes", name), name) for name in _of_limits(policy)),
-        (found for index, tier in _numbered(policy.shaping) for found in readable(_of_tier(index, tier))),
-        _of_batches(policy),
-        (found for mode, rule in _named_modes(policy) for found in readable(_of_mode(mode, rule))),
-    )
-
-
-def _of_tenant(tenant: str, rules: Tenant) -> Iterator[tuple[Path, str]]:
-    for field, asked in (("class", rules.class_), ("best_class", rules.best_class)):
-        if asked is not None:
-            yield ("tenants", tenant, field), asked
-    for name in rules.limits.classes:
-        yield ("tenants", tenant, "limits", "classes", name), name
-
-
-def _of_batches(policy: Policy) -> Iterator[tuple[Path, str]]:
-    if policy.batches is not None:
-        yield ("batches", "class"), policy.batches.class_
-
-
-def _of_limits(policy: Policy) -> Iterator[str]:
-    yield from policy.limits.classes
-
-
-def _of_tier(index: int, tier: ShapingTier) -> Iterator[tuple[Path, str]]:
-    for place, name in enumerate(tier.except_ or ()):
-        yield ("shaping", index, "except", place), name
-
-
-def _of_mode(mode: str, rule: ModeRule) -> Iterator[tuple[Path, str]]:
-    for place, name in enumerate(() if isinstance(rule.refuse, str) else rule.refuse):
-        yield ("modes", mode, "refuse", place), name
-
-
-def _named_modes(policy: Policy) -> Iterator[tuple[str, ModeRule]]:
-    yield from modes_of(policy)
-
-
-def _items(mapping: Mapping[str, T]) -> Iterator[tuple[str, T]]:
-    yield from mapping.items()
-
-
-def _numbered(values: Sequence[T]) -> Iterator[tuple[int, T]]:
-    yield from enumerate(values)
 
 
 def _classes(policy: Policy) -> Iterator[Fault]:
@@ -235,32 +141,6 @@ def _keys(name: str, tenant: Tenant, owners: dict[str, str]) -> Iterator[Fault]:
 
 def _auth(policy: Policy) -> Iterator[Fault]:
     yield from auth_faults(policy.auth, policy.tenants)
-
-
-def _proxies(policy: Policy) -> Iterator[Fault]:
-    yield from _networks(("trusted_proxies",), policy.trusted_proxies, "an IP address, a CIDR block or unix")
-
-
-def _allowed(policy: Policy) -> Iterator[Fault]:
-    """Networks of sidecars and their engines."""
-    if policy.fleet.sidecars is not None:
-        allow = policy.fleet.sidecars.allow
-        yield from _networks(("fleet", "sidecars", "allow"), allow, "an IP address or a CIDR block")
-
-
-def _networks(where: Path, addresses: Sequence[str], expected: str) -> Iterator[Fault]:
-    for index, address in enumerate(addresses):
-        path: Path = (*where, index)
-        if address is UNREAD or address == "unix":
-            continue
-        try:
-            network = ipaddress.ip_network(address, strict=False)
-        except ValueError:
-            yield Fault(path, repr(address), expected)
-            continue
-        if "/" in address and str(network.network_address) != address.split("/")[0]:
-            # It would trust more hosts than was meant: 10.1.2.3/8 is sixteen million.
-            yield Fault(path, repr(address), "a block without bits set beyond its prefix", str(network))
 
 
 def _modes(policy: Policy) -> Iterator[Fault]:
@@ -348,7 +228,7 @@ def share_models(one: EngineEntry, other: EngineEntry) -> bool:
 def quotas_of(policy: Policy) -> Iterator[tuple[Path, TokenQuota]]:
     """Every token quota that the policy may say."""
     yield ("limits", "quota"), policy.limits.quota
-    for name, tenant in _items(policy.tenants):
+    for name, tenant in policy.tenants.items():
         yield ("tenants", name, "limits", "quota"), tenant.limits.quota
 
 

@@ -14,12 +14,12 @@ import msgspec
 from gateway.core.policy.types import (
     Above,
     Bounds,
+    ClassName,
+    EngineModel,
     Json,
     JsonName,
     KeyHash,
-    ModelName,
     Moment,
-    Name,
     Part,
     Positive,
     Rate,
@@ -41,7 +41,7 @@ class When(msgspec.Struct, frozen=True, kw_only=True):
 
     prompt_tokens: Above | None = None
     routes: tuple[RouteKind, ...] = ()
-    models: tuple[ModelName, ...] = ()
+    models: tuple[EngineModel, ...] = ()
 
 
 class TrafficClass(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,8 +138,8 @@ class TenantLimits(msgspec.Struct, frozen=True, kw_only=True):
     requests: Quantity = None
     tokens: Quantity = None
     quota: TokenQuota = TokenQuota()
-    classes: Mapping[Name, Limit] = {}
-    models: Mapping[ModelName, Limit] = {}
+    classes: Mapping[ClassName, Limit] = {}
+    models: Mapping[EngineModel, Limit] = {}
 
 
 AnyLimit = Limit | TenantLimits
@@ -160,8 +160,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     global_: Limit = msgspec.field(default=Limit(), name="global")
     per_tenant: Limit = Limit()
     quota: TokenQuota = TokenQuota()
-    classes: Mapping[Name, Limit] = {}
-    models: Mapping[ModelName, Limit] = {}
+    classes: Mapping[ClassName, Limit] = {}
+    models: Mapping[EngineModel, Limit] = {}
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
@@ -189,11 +189,11 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     priority as seconds of head start among this tenant's calls, at most 60.
     """
 
-    class_: Name | None = msgspec.field(default=None, name="class")
-    best_class: Name | None = None
+    class_: ClassName | None = msgspec.field(default=None, name="class")
+    best_class: ClassName | None = None
     weight: Weight = 1.0
     limits: TenantLimits = TenantLimits()
-    models: tuple[ModelName, ...] = ()
+    models: tuple[EngineModel, ...] = ()
     keys: tuple[KeyHash, ...] = ()
     refusal: Refusal | None = None
     agent_hints: bool = False
@@ -209,7 +209,7 @@ class ShapingTier(msgspec.Struct, frozen=True, kw_only=True):
 
     kv_above: Annotated[Share, Bounds(ge=0.05, le=1)]
     max_tokens: Positive
-    except_: tuple[Name, ...] | None = msgspec.field(default=None, name="except")
+    except_: tuple[ClassName, ...] | None = msgspec.field(default=None, name="except")
 
 
 class Breaker(msgspec.Struct, frozen=True, kw_only=True):
@@ -251,7 +251,7 @@ class ModeRule(msgspec.Struct, frozen=True, kw_only=True):
     enter: Threshold
     leave: Threshold
     dwell: Annotated[Seconds, Bounds(ge=0, le=3600)] = 10.0
-    refuse: tuple[Name, ...] | Literal["least_important", "all_but_most_important"] = ()
+    refuse: tuple[ClassName, ...] | Literal["least_important", "all_but_most_important"] = ()
 
 
 class Modes(msgspec.Struct, frozen=True, kw_only=True):

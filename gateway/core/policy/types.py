@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import re
 from collections.abc import Iterator
 from decimal import Decimal
@@ -28,6 +29,29 @@ Name = Annotated[str, Text(r"[a-z][a-z0-9_-]{0,31}", "a lower-case name of lette
 TenantName = Annotated[str, Text(r"[a-z0-9][a-z0-9_.-]{0,63}", "a lower-case name of letters, digits, _ . and -")]
 ModelName = Annotated[str, Text(r"[!-~]{1,200}", "a model name without spaces")]
 FileName = Annotated[str, Text(r"[^\x00-\x1f]{1,4096}", "a file name")]
+
+
+class NameOf(msgspec.Struct, frozen=True):
+    """Mark of names that a field of the policy defines; of `engines`: models that these list, if all of them do."""
+
+    field: Literal["classes", "tenants", "engines"]
+
+
+class Secret(msgspec.Struct, frozen=True):
+    """Mark of names of files with one word alone in them. `kind` says what it is; `least`: characters that it has."""
+
+    kind: str
+    least: int = 1
+
+
+TOKEN_LENGTH = 16  # characters at least, as of the control port's token
+ClassName = Annotated[Name, NameOf("classes")]
+TenantOfPolicy = Annotated[TenantName, NameOf("tenants")]
+EngineModel = Annotated[ModelName, NameOf("engines")]
+KeyFile = Annotated[FileName, Secret("key")]
+PasswordFile = Annotated[FileName, Secret("password")]
+TokenFile = Annotated[FileName, Secret("token", TOKEN_LENGTH)]
+SaltFile = Annotated[FileName, Secret("secret", TOKEN_LENGTH)]
 HostName = Annotated[str, Text(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?", "a host's name in lower case, no port")]
 ObjectName = Annotated[
     str, Text(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?", "a name of an object in Kubernetes, in lower case")
@@ -36,19 +60,32 @@ KeyHash = Annotated[
     str, Text(r"[0-9a-f]{64}", "the SHA-256 of a key: 64 digits, 0-9 and a-f; see gateway key add", secret=True)
 ]
 OF_NOTHING = hashlib.sha256().hexdigest()  # digest of the empty string, as `echo -n $UNSET | sha256sum` prints it
+_NETWORK = r"[0-9]{1,3}(?:\.[0-9]{1,3}){3}(?:/[0-9]{1,2})?|[0-9a-f:]{2,39}(?:/[0-9]{1,3})?"
+
+
+def _is_network(text: str) -> bool:
+    """Whether a text is an address or a block. Bits beyond a block's prefix would trust more hosts than was meant:
+    10.1.2.3/8 is sixteen million."""
+    try:
+        return text == "unix" or bool(ipaddress.ip_network(text))
+    except ValueError:
+        return False
+
+
+def _block(text: str) -> str | None:
+    """The block of an address or a block, whatever bits are set beyond its prefix; None: it is neither."""
+    try:
+        return str(ipaddress.ip_network(text, strict=False))
+    except ValueError:
+        return None
+
+
 Network = Annotated[
-    str,
-    Text(
-        r"unix|[0-9]{1,3}(?:\.[0-9]{1,3}){3}(?:/[0-9]{1,2})?|[0-9a-f:]{2,39}(?:/[0-9]{1,3})?",
-        "an IP address, a CIDR block or unix",
-    ),
+    str, Text(rf"unix|{_NETWORK}", "an IP address, a CIDR block without bits beyond its prefix, or unix",
+              valid=_is_network, mend=_block)
 ]
 Block = Annotated[
-    str,
-    Text(
-        r"[0-9]{1,3}(?:\.[0-9]{1,3}){3}(?:/[0-9]{1,2})?|[0-9a-f:]{2,39}(?:/[0-9]{1,3})?",
-        "an IP address or a CIDR block",
-    ),
+    str, Text(_NETWORK, "an IP address or a CIDR block without bits beyond its prefix", valid=_is_network, mend=_block)
 ]
 # As browsers write it: lower case, no path, no default port.
 WebOrigin = Annotated[

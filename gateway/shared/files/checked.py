@@ -21,8 +21,6 @@ from gateway.shared.files.units import Unit
 Path = tuple[str | int, ...]  # fields by name, entries of lists by number
 LISTED = 40  # names in one message
 _NO = object()  # not what was asked for; None is a value
-
-
 T = TypeVar("T")
 
 
@@ -154,7 +152,7 @@ class Reader:
     def __init__(self, file: str) -> None:
         self.file = file
         self.problems: list[Problem] = []
-        self._structs = Structs()
+        self.structs = Structs()
 
     def problem(
         self, at: Mark, path: str, found: str, expected: str, nearest: str | None = None, *, secret: bool = False
@@ -199,14 +197,14 @@ class Reader:
 
     def _text(self, text: str, kind: Any) -> Any:
         short = getattr(kind, "shorthand", None) if is_struct(kind) else None
-        options = (kind,) if short is None else options_of(self._structs.fields(kind)[short].type)
+        options = (kind,) if short is None else options_of(self.structs.fields(kind)[short].type)
         read = next((read for option in options if (read := scalar(text, option)) is not None), None)
         if read is None:
             return _NO
         return read if short is None else kind(**{short: read})
 
     def _struct(self, value: Value, kind: Any, path: str) -> Any:
-        known = self._structs.fields(kind)
+        known = self.structs.fields(kind)
         fields = value.fields or {}
         misspelled = set()  # what is probably there, under another name: it is not at its default
         for name, (mark, _) in fields.items():
@@ -254,6 +252,7 @@ class Reading(Generic[T]):
     def __init__(self, value: T, root: Value, reader: Reader) -> None:
         self.value = value
         self.root = root
+        self.structs = reader.structs
         self._reader = reader
 
     @property

@@ -19,13 +19,15 @@ from gateway.shared.files.units import Unit
 
 
 class Text(msgspec.Struct, frozen=True):
-    """Form of a str: the regular expression it must match in full, and how to say so. `secret`: what does not match may
-    be something that nobody should see. `mend`: what was probably meant by text that does not match."""
+    """Form of a str: the regular expression it must match in full, and how to say so. `valid`: a further condition.
+    `secret`: what does not match may be something that nobody should see. `mend`: what was probably meant by text that
+    does not match."""
 
     pattern: str
     what: str
     secret: bool = False
     mend: Callable[[str], str | None] | None = None
+    valid: Callable[[str], bool] | None = None
 
     def meant(self, text: str) -> Iterator[str]:
         """Texts of this form that a person probably meant by another."""
@@ -35,7 +37,8 @@ class Text(msgspec.Struct, frozen=True):
 
     def parse(self, text: str) -> str | None:
         """The text, if the pattern matches all of it; else None."""
-        return text if re.fullmatch(self.pattern, text) else None
+        good = re.fullmatch(self.pattern, text) and (self.valid is None or self.valid(text))
+        return text if good else None
 
 
 class Words(msgspec.Struct, frozen=True):

@@ -315,9 +315,9 @@ MODELS = [
         "limits: {models: {qwen: {}}}\n"
         "classes: {default: {}, fast: {when: {models: [llama-3-8b, phi]}}}",
         [
+            "p:2: warning: tenants.anonymous.limits.models.x: no engine of fleet.engines serves x",
             "p:2: warning: tenants.anonymous.models[1]: no engine of fleet.engines serves llama-3-80b "
             "(did you mean llama-3-8b?)",
-            "p:2: warning: tenants.anonymous.limits.models.x: no engine of fleet.engines serves x",
             "p:3: warning: limits.models.qwen: no engine of fleet.engines serves qwen",
             "p:4: warning: classes.fast.when.models[1]: no engine of fleet.engines serves phi",
         ],
