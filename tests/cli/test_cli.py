@@ -524,8 +524,8 @@ def test_check_finds_every_mistake_in_one_pass_in_the_files_that_are_named_too(r
         "their values",
         f"{policy}:6:14: fleet.sidecars.token_file: found something else in {tmp_path}/short.token, expected a file "
         "with one token of at least 16 visible ASCII characters",
-        f"{policy}:6:47: fleet.sidecars.allow[0]: found '10.0.0.1/8', expected a block without bits set beyond its "
-        "prefix (did you mean 10.0.0.0/8?)",
+        f"{policy}:6:47: fleet.sidecars.allow[0]: found '10.0.0.1/8', expected an IP address or a CIDR block "
+        "without bits beyond its prefix (did you mean 10.0.0.0/8?)",
     ]
     served = ran("serve", "--policy", str(policy), *ENGINE)
     assert served[0] == 2

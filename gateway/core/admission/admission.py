@@ -208,9 +208,7 @@ class AdmissionControl:
         full = queues.room(call, promised=booking is not None)
         victim = None if full is None else queues.victim(call)
         if full is not None and victim is None:
-            return Refuse(
-                reason=Reason.QUEUE_FULL, words=full, predicted=wait, booking=booking, outlook=outlook, held=held
-            )
+            return Refuse(reason=Reason.QUEUE_FULL, words=full, predicted=wait, booking=booking, outlook=outlook)
         ticket = self._ticket(call, now, exclude, booking, large=large)
         return Wait(ticket=ticket, predicted=wait, booking=booking, victim=victim, outlook=outlook, held=held)
 

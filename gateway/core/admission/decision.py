@@ -39,13 +39,6 @@ class Reason(Enum):
     __hash__ = object.__hash__
 
 
-# What a newcomer is asked, in order, where some engine may be given calls for its model, and where none may.
-SERVED = (Reason.DRAINING, Reason.OVERDUE, Reason.TOO_LARGE, Reason.MODE, Reason.TOO_LATE, Reason.QUEUE_FULL)
-UNSERVED = (
-    Reason.DRAINING, Reason.OVERDUE, Reason.UNKNOWN_MODEL, Reason.NO_ENGINE, Reason.UNAVAILABLE, Reason.TOO_LARGE,
-    Reason.NOT_READY, Reason.QUEUE_FULL,
-)  # fmt: skip
-HELD = tuple([reason for reason in UNSERVED if reason is not Reason.NOT_READY])  # nobody knows when it is back
 KEPT = frozenset({Reason.TOO_LATE, Reason.QUEUE_FULL, Reason.DISPLACED, Reason.SHED_LATE})  # they get a booking
 # Refusals that another engine would have spared a caller.
 WANT_OF_ROOM = KEPT | {Reason.MODE, Reason.NOT_READY, Reason.NO_ENGINE, Reason.UNAVAILABLE, Reason.EXPIRED}
@@ -81,14 +74,6 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
     held: bool = False
     newcomer: bool = False
 
-    @property
-    def weighed(self) -> tuple[Reason, ...]:
-        """The reasons that could have refused it, in order; none did."""
-        if self.held:
-            return HELD
-        reasons = SERVED if self.outlook is None else UNSERVED
-        return tuple([each for each in reasons if self.booking is None or each is not Reason.TOO_LATE])
-
 
 class Refuse(msgspec.Struct, frozen=True, kw_only=True):
     """The call is refused for `reason`; the other fields are the numbers that the reason goes by.
@@ -104,7 +89,6 @@ class Refuse(msgspec.Struct, frozen=True, kw_only=True):
     predicted: float | None = None
     booking: Booking | None = None
     outlook: Outlook | None = None
-    held: bool = False
     newcomer: bool = False
     foretold: Foretold = NOTHING
     largest: int = 0
@@ -116,16 +100,6 @@ class Refuse(msgspec.Struct, frozen=True, kw_only=True):
     away: bool = False
     retry_in: float | None = None
     why: str = ""
-
-    @property
-    def weighed(self) -> tuple[Reason, ...]:
-        """The reasons that were weighed, in order: the last one refused it."""
-        if self.held:
-            return HELD
-        for reasons in (SERVED, UNSERVED):
-            if self.reason in reasons and (self.outlook is None or reasons is UNSERVED):
-                return reasons[: reasons.index(self.reason) + 1]
-        return (self.reason,)
 
 
 Decision = Choice | Wait | Refuse
