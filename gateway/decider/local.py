@@ -183,11 +183,11 @@ class LocalAdmission:
         record.note(call)
         outside = decider.dispatch.control.rules.outside
         if outside and call.model in outside and not decider.dispatch.control.may_leave(call, call.model):
-            raise decider.dispatch.entering.unknown(call.model, decider.clock())
+            raise self._unknown(call)
         if route is None and account.models and call.model not in account.models:
             raise refusals.forbidden_model(call)
         if not served and not decider.dispatch.sidecars.models.knows(call.model):
-            raise decider.dispatch.entering.unknown(call.model, decider.clock())  # before tokens are charged for it
+            raise self._unknown(call)  # before tokens are charged for it
         if not decider.limits.limited or account.name == MIRROR:
             return
         try:
@@ -197,6 +197,11 @@ class LocalAdmission:
         except Refused as refused:
             self._in_own_words(refused, call.class_name, call.model)
             raise
+
+    def _unknown(self, call: Call) -> Refused:
+        """The refusal of a call for a model that neither an engine nor a sidecar is known to have."""
+        now = self._decider.clock()
+        return refusals.refused(self._decider.dispatch.control.unknown(call.model, now), call, now)
 
     def _appraise(self, call: Call) -> None:
         """Estimate the call's tokens with its model, and find its class."""

@@ -199,7 +199,7 @@ class ReportIntake:
     def _news(self, models: Iterable[str]) -> None:
         """Let calls that wait for one of these models be considered again."""
         for model in models:
-            self._dispatch.reconsider(model)
+            self._dispatch.waiting.reconsider(model)
         self._heard()
 
     def _look(self) -> None:

@@ -102,7 +102,7 @@ class Waking:
                     registry.waking.pop(model, None)
                 else:
                     again_at, pause = clock() + pause, min(LAST_PAUSE, 2 * pause)
-                self._dispatch.reconsider(model)
+                self._dispatch.waiting.reconsider(model)
         finally:
             del self._tasks[model], self._until[model]
             registry.waking.pop(model, None)

@@ -124,7 +124,7 @@ def test_the_fleet_and_the_metrics_show_what_sidecars_say() -> None:
         ]
         assert [engine["id"] for engine in view["engines"]] == ["127.0.0.1:1"]
         assert [(model["id"], model["engines"]) for model in view["models"]] == [("m", ["p@box"]), ("n", [])]
-        site.gateway.dispatch.waits.woken("default", 3.0)
+        site.gateway.dispatch.waiting.for_models.woken("default", 3.0)
         for name in ("n", "invented"):
             site.gateway.recorder.observe(Record(request_id="r", route="/v1/x", model=name))
         text = (await site.get("/metrics")).text

@@ -160,7 +160,7 @@ def test_who_gives_up_waiting_leaves_no_body_in_the_timers() -> None:
         async with asyncio.timeout(60):
             while len(gateway.pipeline.tasks) > 2:
                 await asyncio.sleep(0.001)
-        left = [ticket for *_, ticket in gateway.dispatch.expiries.tickets if not ticket.waiting]
+        left = [ticket for *_, ticket in gateway.dispatch.waiting.expiries.tickets if not ticket.waiting]
         assert len(left) == 3
         assert all(ticket.call.body == b"" for ticket in left)
         assert gateway.bodies.held <= 2 * 101_000

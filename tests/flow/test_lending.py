@@ -130,7 +130,7 @@ class Site:
         assert not any(map(any, engine.ledger.used.values()))
         assert not any(dispatch.queues.values())
         assert not any(dispatch.running.values())
-        assert not dispatch._turns
+        assert not dispatch.waiting.turns
         assert not self.port.pipeline.tasks
         assert not self.gateway.bodies.held
         assert len(self.records) == len({record.request_id for record in self.records})

@@ -161,6 +161,6 @@ def test_one_that_waits_so_is_ended_like_any_other(how: str) -> None:
             while not world.records:  # its connection's end is noticed by the loop
                 await asyncio.sleep(0.001)
             assert [record.outcome.value for record in world.records] == ["client_gone"]
-        assert not world.gateway.dispatch._turns
+        assert not world.gateway.dispatch.waiting.turns
 
     play(scenario)

@@ -17,6 +17,7 @@ from gateway.core.admission.admission import AdmissionControl
 from gateway.core.admission.fairness import ClassQueue
 from gateway.core.engines.cache_age import CacheAge
 from gateway.decider.dispatch import Dispatch
+from gateway.decider.waiting import WaitingCalls
 from gateway.relay.epp.lending import Lending, LentCall
 from gateway.relay.forwarding import Forwarding
 from gateway.relay.pipeline import Pipeline
@@ -45,14 +46,14 @@ class Mutant(NamedTuple):
 
 
 # A call that is cancelled in the very moment of its grant keeps what it holds.
-LEAKED_HOLD = Mutant(Dispatch, "leave", "turn.result().discard()", "pass")
+LEAKED_HOLD = Mutant(WaitingCalls, "leave", "turn.result().discard()", "pass")
 
 # Room comes in the moment at which the next call's time is up: that call is told, and nobody goes in its place.
 LOST_WAKE_UP = Mutant(
-    Dispatch,
-    "_pump",
-    "        while late:\n            ticket, why = late.pop()\n            self._refuse(ticket, why, now)\n",
-    "        if late:\n            ticket, why = late.pop()\n            self._refuse(ticket, why, now)\n"
+    WaitingCalls,
+    "pump",
+    "        while late:\n            ticket, why = late.pop()\n            self.refuse(ticket, why, now)\n",
+    "        if late:\n            ticket, why = late.pop()\n            self.refuse(ticket, why, now)\n"
     "            break\n",
 )
 

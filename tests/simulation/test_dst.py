@@ -102,7 +102,7 @@ def found(name: str, monkeypatch: pytest.MonkeyPatch, count: int) -> Iterator[tu
 def test_a_mutant_whose_place_is_gone_is_an_error() -> None:
     owner = LEAKED_HOLD.owner
     with pytest.raises(ValueError, match="0 times"):
-        Mutant(owner, "enter", "what is not there", "pass").function()
+        Mutant(owner, LEAKED_HOLD.name, "what is not there", "pass").function()
 
 
 def test_one_seed_is_one_run() -> None:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from gateway.core.admission import refusals
 from gateway.core.request.outcome import Refused
-from gateway.decider.dispatch import QueuePlace
 from gateway.decider.grant import LocalGrant
 from gateway.decider.relays.served import ServedCall
+from gateway.decider.waiting import QueuePlace
 from gateway.frames import messages as frames
 from gateway.frames.calls import facts_of, refusal_of
 from gateway.shared.tasks import telling
@@ -137,9 +137,8 @@ class CallDriver:
     def _queue(self, served: ServedCall) -> None:
         """A place in the queue, before the next message is looked at. Raises Refused."""
         ask = served.ask
-        served.place = place = self._hub.decider.dispatch.queue(
-            served.call, frozenset(ask.exclude), front=ask.front
-        )  # fmt: skip
+        waiting = self._hub.decider.dispatch.waiting
+        served.place = place = waiting.queue(served.call, frozenset(ask.exclude), front=ask.front)
         place.turn.add_done_callback(partial(self._turn, served, place))
 
     def _turn(self, served: ServedCall, place: QueuePlace, turn: asyncio.Future[LocalGrant]) -> None:

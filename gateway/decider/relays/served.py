@@ -11,9 +11,9 @@ from gateway.core.policy.snapshot import Snapshot
 from gateway.core.request.outcome import Outcome, Refused
 from gateway.core.request.record import Record
 from gateway.core.request.routes import Route
-from gateway.decider.dispatch import QueuePlace
 from gateway.decider.grant import LocalGrant
 from gateway.decider.local import LocalAdmission
+from gateway.decider.waiting import QueuePlace
 from gateway.frames.calls import call_of, prefill_terms, terms_of
 from gateway.frames.messages import Ask, CallEnd, GrantTerms, Left
 
