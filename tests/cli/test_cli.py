@@ -334,11 +334,10 @@ def test_check_explains_a_policy_in_full(ran: Ran) -> None:
 
 def test_check_warns_of_what_is_legal_but_unwise(ran: Ran, tmp_path: Path) -> None:
     unwise = tmp_path / "unwise.yaml"
-    unwise.write_text("version: 1\nretries: 0%\n")
+    unwise.write_text("version: 1\ntenants: {}\n")
     warning = (
-        f"{unwise}:2:1: warning: retries: no call is ever tried again: clients see every restart of an "
-        "engine\n"
-        "    2 | retries\n"
+        f"{unwise}:2:1: warning: tenants: there are none, so every call is refused with 401\n"
+        "    2 | tenants\n"
         "      | ^^^^^^^\n"
     )
     assert ran("check", str(unwise)) == (0, f"{unwise}: ok\n", warning)
@@ -346,7 +345,7 @@ def test_check_warns_of_what_is_legal_but_unwise(ran: Ran, tmp_path: Path) -> No
     good = ROOT / "policies" / "demo.yaml"
     assert ran("check", "--strict", str(good)) == (0, f"{good}: ok\n", "")
     status, out, err = ran("check", str(unwise), "--explain")
-    assert (status, decode(out.encode()).retries, err) == (0, 0.0, warning)
+    assert (status, decode(out.encode()).tenants, err) == (0, {}, warning)
 
 
 def test_check_prints_the_schema(ran: Ran) -> None:

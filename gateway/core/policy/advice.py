@@ -1,13 +1,11 @@
-"""Advice on legal but unwise policies: starved classes, targets that cannot be met, limits that cannot be reached.
+"""Advice on legal but unwise policies: starved classes, doors that stand open, engines that are never used.
 
-Each rule yields a place and a reason, and states its arithmetic. Its figures are orders of magnitude of one GPU with a
-model of about 8B parameters. Advice never keeps a policy from being used. The defaults need none.
+Each rule yields a place and a reason. Advice never keeps a policy from being used. The defaults need none.
 """
 
 from __future__ import annotations
 
 import ipaddress
-import math
 from collections.abc import Sequence
 
 import msgspec
@@ -19,12 +17,9 @@ from gateway.core.policy.advice_tenants import Found, tenant_rules
 from gateway.core.policy.policy import EngineEntry, Policy
 from gateway.core.policy.rules import bands_of, modes_of, share_models, signals_of
 from gateway.shared.files.checked import Mark, Path, Value, listed, shown, spelled
-from gateway.shared.files.units import COUNT, SECONDS, SHARE
+from gateway.shared.files.units import COUNT, SHARE
 
-PREFILL = 10_000  # tokens of prompt that one engine reads in a second
-BYTES_PER_TOKEN = 4
 LEAST_SHARE = 0.02
-COLD = 10.0  # seconds in which few models are loaded
 AGENT = 20_000  # tokens of the first prompt of a coding agent such as Claude Code
 AGENTS = 4  # of their calls that one engine may run at once, at least
 
@@ -40,8 +35,8 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
 def advise(policy: Policy, written: Value | None = None) -> list[Advice]:
     """Return unwise settings of a policy, in the order of its lines if `written`, the file's tree, is given."""
     rules = (
-        *(_weights, _prompts, _agents, tenant_rules, _shaping, _modes),
-        *(_attempts, _ports, _sidecars, in_the_clear, _transfers, _cold, _doors, _batches, _providers),
+        *(_weights, _agents, tenant_rules, _shaping, _modes),
+        *(_ports, _sidecars, in_the_clear, _transfers, _doors, _batches, _providers),
     )
     found = [
         Advice(path=spelled(path), text=text, mark=None if written is None else written.mark_of(path))
@@ -75,34 +70,6 @@ def _weights(policy: Policy) -> Found:
             yield ("classes", band[-1], "strict"), text
 
 
-def _prompts(policy: Policy) -> Found:
-    """Targets below the time it takes to read the prompts they are for."""
-    longest, reason = _longest_prompt(policy)
-    first_byte = policy.timeouts.first_byte
-    if first_byte < longest / PREFILL:
-        text = f"{SECONDS.show(first_byte)} is too short to read the longest prompt: {_reading(longest)} ({reason})"
-        yield ("timeouts", "first_byte"), text
-    # The shortest prompt that a class takes away from all the others, for its length alone.
-    taken = {
-        each.when.prompt_tokens: f"longer ones go to {name}"
-        for name, each in policy.classes.items()
-        if each.when is not None and each.when.prompt_tokens is not None and not each.when.routes + each.when.models
-    }
-    rest = min(taken, default=longest)
-    for name, each in policy.classes.items():
-        long = rest >= longest or (each.when is not None and each.when.prompt_tokens is not None)
-        tokens, why = (longest, reason) if long else (rest, taken[rest])
-        for field, seconds in (("ttft", each.ttft), ("deadline", each.deadline)):
-            if seconds is not None and seconds < tokens / PREFILL:
-                text = f"{SECONDS.show(seconds)} is too short to read its longest prompts: {_reading(tokens)} ({why})"
-                yield ("classes", name, field), text
-        if each.ttft is not None and first_byte < each.ttft:
-            text = (
-                f"{SECONDS.show(first_byte)} ends an attempt before {name}'s ttft, {SECONDS.show(each.ttft)}, is over"
-            )
-            yield ("timeouts", "first_byte"), text
-
-
 def _agents(policy: Policy) -> Found:
     """A class that takes coding agents' first calls, and runs few at once however many engines there are."""
     whens = {name: each.when for name, each in policy.classes.items() if each.when is not None}
@@ -119,24 +86,6 @@ def _agents(policy: Policy) -> Found:
             f"run {most} of its calls: leave it out, and long prompts are bounded by the engines' room"
         )
         yield ("classes", name, "max_concurrency"), text
-
-
-def _longest_prompt(policy: Policy) -> tuple[int, str]:
-    """Tokens of the longest prompt that can be taken, and what bounds it: the body's bytes or an engine's room."""
-    body = policy.body.max // BYTES_PER_TOKEN
-    budget = policy.budget
-    room = int(budget.capacity * budget.kv_target)
-    if body < room:
-        return body, f"body.max at {BYTES_PER_TOKEN} bytes a token"
-    return room, f"{SHARE.show(budget.kv_target)} of an engine's {COUNT.show(budget.capacity)}"
-
-
-def _reading(tokens: int) -> str:
-    return f"{COUNT.show(tokens)} tokens / {COUNT.show(PREFILL)} tokens/s = {_seconds(tokens / PREFILL)}"
-
-
-def _seconds(seconds: float) -> str:
-    return SECONDS.show(float(math.ceil(seconds)) if seconds >= 10 else round(seconds, 1))
 
 
 # -- shaping and modes ------------------------------------------------------------------------------------------------
@@ -179,11 +128,6 @@ def _modes(policy: Policy) -> Found:
 # -- engines and strangers --------------------------------------------------------------------------------------------
 
 
-def _attempts(policy: Policy) -> Found:
-    if not policy.retries:
-        yield ("retries",), "no call is ever tried again: clients see every restart of an engine"
-
-
 def _sidecars(policy: Policy) -> Found:
     """Yield advice on the networks of sidecars' engines: none, or every address."""
     sidecars = policy.fleet.sidecars
@@ -205,28 +149,6 @@ def _ports(policy: Policy) -> Found:
                 ("fleet", "engines", index, "url"),
                 "no port, so 80; vLLM listens on 8000 where it is not told otherwise",
             )
-
-
-def _cold(policy: Policy) -> Found:
-    """Calls that are refused for as long as a model takes to be made ready."""
-    if policy.fleet.sidecars is None or policy.deadlines != "refuse":
-        return
-    waits = {
-        name: min(seconds for seconds in (each.ttft, each.deadline) if seconds is not None)
-        for name, each in policy.classes.items()
-    }
-    if max(waits.values()) <= COLD:
-        text = (
-            f"sidecars, and no class waits longer than {SECONDS.show(COLD)} for its first token: calls for models that "
-            "take longer to load are refused until they are loaded"
-        )
-        yield ("classes",), text
-    elif waits["default"] <= COLD:
-        text = (
-            f"sidecars, and a call that asks for no class waits at most {SECONDS.show(waits['default'])} for its first "
-            "token: one for a model that takes longer to load is refused until it is loaded"
-        )
-        yield ("classes", "default", "ttft"), text
 
 
 def _doors(policy: Policy) -> Found:

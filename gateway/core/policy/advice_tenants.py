@@ -9,14 +9,12 @@ import msgspec
 
 from gateway.core.policy.policy import Policy
 from gateway.core.policy.rules import HINTS
-from gateway.core.policy.traffic import AnyLimit, Limits, RateLimit, TenantLimits
+from gateway.core.policy.traffic import RateLimit
 from gateway.core.policy.types import NameOf
 from gateway.shared.files.checked import Path, nearest
 from gateway.shared.files.marks import marked
-from gateway.shared.files.units import COUNT
 
 ANONYMOUS = "anonymous"
-USUAL = 2_000  # tokens of prompt and answer of a usual call
 PLACEHOLDERS = ("tenant", "class", "model", "limit", "retry_after", "request_id")  # of a refusal's texts
 
 Found = Iterator[tuple[Path, str]]
@@ -24,7 +22,7 @@ Found = Iterator[tuple[Path, str]]
 
 def tenant_rules(policy: Policy) -> Found:
     """Every rule of this file."""
-    for rule in (_tenants, _anonymous, _refusals, _bursts, _models):
+    for rule in (_tenants, _anonymous, _refusals, _models):
         yield from rule(policy)
 
 
@@ -67,35 +65,6 @@ def _refusals(policy: Policy) -> Found:
 
 def _hint(word: str | None) -> str:
     return f" (did you mean {word}?)" if word else ""
-
-
-def _bursts(policy: Policy) -> Found:
-    for path, limit in _written(policy):
-        quota = limit.tokens
-        if isinstance(quota, RateLimit):
-            burst = quota.rate.amount if quota.burst is None else quota.burst
-            if burst < USUAL:
-                text = (
-                    f"a call of more than {COUNT.show(burst)} tokens is always refused; many have {COUNT.show(USUAL)}"
-                )
-                yield (*path, "tokens"), text
-
-
-def _written(policy: Policy) -> Iterator[tuple[Path, AnyLimit]]:
-    """Every limit that the policy may say."""
-    limits = policy.limits
-    yield ("limits", "global"), limits.global_
-    yield ("limits", "per_tenant"), limits.per_tenant
-    owners: list[tuple[Path, Limits | TenantLimits]] = [(("limits",), limits)]
-    for name, tenant in policy.tenants.items():
-        path = ("tenants", name, "limits")
-        yield path, tenant.limits
-        owners.append((path, tenant.limits))
-    for owner, of in owners:
-        for name, limit in of.classes.items():
-            yield (*owner, "classes", name), limit
-        for name, limit in of.models.items():
-            yield (*owner, "models", name), limit
 
 
 def _models(policy: Policy) -> Found:
