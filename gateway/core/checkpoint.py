@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from gateway.core.admission.levels import Kind
+from gateway.core.admission.quotas import Used
 
 VERSION = 2
 MOST_BYTES = 8 * 1024**2
@@ -118,21 +119,12 @@ class SavedLimitPlace(msgspec.Struct, array_like=True, frozen=True, forbid_unkno
     parts: list[tuple[Count, Count]]
 
 
-class SavedQuota(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """Tokens that a tenant has used in one window. `start`: Unix time."""
-
-    tenant: str
-    span: Literal["day", "month"]
-    start: Annotated[int, Meta(ge=-(2**53), le=2**53)]
-    tokens: Count
-
-
 class SavedLimits(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     """The state of a LimitBook."""
 
     buckets: Annotated[list[SavedBucket], Meta(max_length=MOST_BUCKETS)] = []
     places: Annotated[list[SavedLimitPlace], Meta(max_length=MOST_PLACES)] = []
-    quotas: Annotated[list[SavedQuota], Meta(max_length=MOST_BUCKETS)] = []
+    quotas: Annotated[list[Used], Meta(max_length=MOST_BUCKETS)] = []
 
 
 class SavedPlace(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):

@@ -40,8 +40,7 @@ from gateway.decider.ended_calls import EndedCalls
 from gateway.decider.loading import NO_PYJWT, Configuration
 from gateway.decider.local import LocalDecider
 from gateway.decider.metrics.collector import Metrics
-from gateway.decider.metrics.families import Families, batch_families, money_families, quota_families
-from gateway.decider.metrics.model_routes import route_families
+from gateway.decider.metrics.families import Families, batch_families, money_families, quota_families, route_families
 from gateway.decider.metrics.sidecars import SidecarMetrics
 from gateway.decider.observer import Observer
 from gateway.decider.recorder import Recorder

@@ -20,7 +20,7 @@ from gateway.core.policy.routes import ModelRoute, RouteMember, Until
 from gateway.core.request.outcome import Outcome
 from gateway.core.request.record import Record
 from gateway.decider.ended_calls import EndedCalls
-from gateway.decider.metrics.model_routes import route_families
+from gateway.decider.metrics.families import route_families
 from gateway.decider.observer import Observer
 from gateway.shared.files.file_status import FileStatus
 from tests.control.parts import Parts, play

@@ -19,10 +19,10 @@ from itertools import chain
 from gateway.core.admission.bucket import Bucket, Buckets, Key, longest_wait, rate_lines
 from gateway.core.admission.levels import Kind, Level, limit_at
 from gateway.core.admission.limit_bookings import CALLS, HORIZON, SLOT, SLOT_LEAST, SOON, Booked, LimitBookings
-from gateway.core.admission.quotas import Calendar, QuotaBook, Used, Windows, tightest
+from gateway.core.admission.quotas import Calendar, QuotaBook, Windows, tightest
 from gateway.core.admission.refusals import quota_exceeded, rate_limited
 from gateway.core.admission.witness import LimitWitness
-from gateway.core.checkpoint import MOST_BUCKETS, MOST_PLACES, SavedBucket, SavedLimitPlace, SavedLimits, SavedQuota
+from gateway.core.checkpoint import MOST_BUCKETS, MOST_PLACES, SavedBucket, SavedLimitPlace, SavedLimits
 from gateway.core.money.book import MoneyBook
 from gateway.core.policy.policy import Policy
 from gateway.core.policy.traffic import AnyLimit, RateLimit, TenantLimits
@@ -310,12 +310,11 @@ class LimitBook:
             for each in self._bookings.live(MOST_PLACES)
             if all(booked in numbers for booked, _ in each.parts)
         ]
-        quotas = [SavedQuota(each.tenant, each.span, each.start, each.tokens) for each in self.quotas.states()]
-        return SavedLimits(buckets, places, quotas[:MOST_BUCKETS])
+        return SavedLimits(buckets, places, self.quotas.states()[:MOST_BUCKETS])
 
     def restore(self, saved: SavedLimits, then: float, *, places: bool) -> None:
         """Go on from a checkpoint of `then`, with its `places`. Limits that the policy has no more are left out."""
-        self.quotas.goes_on([Used(each.tenant, each.span, each.start, each.tokens) for each in saved.quotas], then)
+        self.quotas.goes_on(saved.quotas, then)
         buckets = [self._found(each.key) for each in saved.buckets]
         for each, bucket in zip(saved.buckets, buckets, strict=True):
             if bucket is not None:

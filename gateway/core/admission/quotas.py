@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 from gateway.core.policy.policy import Policy
 from gateway.core.policy.traffic import TokenQuota
@@ -35,13 +36,13 @@ class Calendar:
         self.offset = offset
 
 
-class Used(msgspec.Struct, frozen=True):
+class Used(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     """Tokens used in one window. `start`: its first second, Unix time."""
 
     tenant: str
     span: Span
-    start: int
-    tokens: int
+    start: Annotated[int, Meta(ge=-(2**53), le=2**53)]
+    tokens: Annotated[int, Meta(ge=0, le=2**53)]
 
 
 class QuotaWindow:

@@ -1,4 +1,4 @@
-"""Metric families that are read at scrape and counted elsewhere: engines, models, the policy."""
+"""Metric families that are read at scrape and counted elsewhere: engines, models, model routes, the policy."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from gateway.core.engines.fleet import Fleet
 from gateway.core.money.book import MoneyBook
 from gateway.core.money.tariff import MICRO
 from gateway.decider.dispatch import Dispatch
+from gateway.decider.model_routes import ModelRoutes
 from gateway.decider.relays.totals import added_up
 from gateway.shared.files.file_status import FileStatus
 from gateway.shared.metrics import counter, gauge
@@ -82,6 +83,31 @@ def money_families(money: MoneyBook, clock: Callable[[], float]) -> Iterable[Met
     tokens = {payer: count for payer, (_, count) in money.totals.items()}
     yield counter("weir_money", "Money that calls to providers have cost.", *labels, of=costs)
     yield counter("weir_money_tokens", "Tokens of calls to providers.", *labels, of=tokens)
+
+
+def route_families(routes: ModelRoutes) -> Iterable[Metric]:
+    """The metric families of model routes at this moment; none before the first call for a route."""
+    if routes.resolved:
+        text = "Calls for a route, by the model they got."
+        yield counter("weir_model_route_calls", text, "asked_model", "model", "how", of=routes.resolved)
+    canaries = [((name, model), bool(why)) for name, model, why in routes.canaries()]
+    if canaries:
+        text = "1 where a canary was taken out of its model route."
+        yield gauge("weir_canary_out", text, "asked_model", "model", of=canaries)
+    if routes.mirrored:
+        yield from _mirrors(routes)
+
+
+def _mirrors(routes: ModelRoutes) -> Iterable[Metric]:
+    """Both sides of each mirror: the members' answers to calls that were copied, and those to the copies."""
+    sides, mirrored = ("asked_model", "side"), routes.mirrored.items()
+    results = [((*side, result), count) for side, each in mirrored for result, count in each.results.items()]
+    ends = [((*side, reason), count) for side, each in mirrored for reason, count in each.finishes.items()]
+    tokens, ttft = {side: each.tokens for side, each in mirrored}, {side: each.ttft for side, each in mirrored}
+    yield counter("weir_mirror_calls", "Calls that were copied, and copies.", *sides, "result", of=results)
+    yield counter("weir_mirror_tokens", "Completion tokens of their answers.", *sides, of=tokens)
+    yield counter("weir_mirror_ttft_seconds", "Their times to first token, added up.", *sides, of=ttft)
+    yield counter("weir_mirror_finishes", "Their finish reasons.", *sides, "reason", of=ends)
 
 
 def policy(status: FileStatus) -> Iterable[Metric]:
