@@ -95,7 +95,6 @@ class Dispatch:
         if self.witness is not None:
             self.witness.applying(policy)
         self.control.apply(policy)
-        self.waiting.for_models.forget_outages()
         self.pump()
 
     async def ask(self, call: Call) -> LocalGrant:

@@ -1,7 +1,7 @@
 """Calls that wait for a model which no engine serves now: a sidecar has it made ready, or an engine is expected back.
 
-Also the timers by which Dispatch looks at a model's queue again: when an outage has lasted for
-`routing.hold_unserved`, and while calls are set aside for a full engine that has their prompts.
+Also the timers by which a model's queue is looked at again: when an outage has lasted for `routing.hold_unserved`, and
+while calls are set aside for a full engine that has their prompts.
 """
 
 from __future__ import annotations
@@ -28,20 +28,17 @@ class ModelWaits:
     def __init__(
         self,
         control: AdmissionControl,
-        clock: Callable[[], float],
         pump: Callable[[str], None],
         wake: Callable[[str, float], None],
         woken: Callable[[str, float], None],
     ) -> None:
         self._control = control
-        self._clock = clock
         self._pump = pump
         self.wake = wake
         self.woken = woken
         self.since: dict[Ticket, float] = {}  # when each call began to wait for its model
         self._ready_at: dict[str, float] = {}  # model -> when it will be ready, as its calls were told
-        self._giving_up: dict[str, asyncio.Handle] = {}  # model -> timer: calls wait for an engine of it to come back
-        self._looking_again: dict[str, asyncio.Handle] = {}  # model -> timer: calls were set aside for a while
+        self.timers: dict[str, asyncio.Handle] = {}  # by model: its queue is looked at again
 
     def begin(self, ticket: Ticket, outlook: Outlook, now: float, *, front: bool) -> None:
         """A sidecar has the model made ready for the call."""
@@ -80,47 +77,25 @@ class ModelWaits:
             return []
         until = self._control.held_until(model, now)
         if outlook is None and until > now:
-            if model not in self._giving_up:
-                self._giving_up[model] = asyncio.get_running_loop().call_at(until, self._give_up, model)
+            self.look_again(model, until)
             return []
         return list(queues)
 
-    def _give_up(self, model: str) -> None:
-        """No engine of the model has come back in time: the pump refuses its calls."""
-        del self._giving_up[model]
-        self._pump(model)
+    def look_again(self, model: str, at: float) -> None:
+        """Look at the model's queue again at this time, by the loop's clock; an earlier order is forgotten."""
+        self.forget_look(model)
+        self.timers[model] = asyncio.get_running_loop().call_at(at, self._look, model)
 
-    def look_again(self, model: str) -> None:
-        """Look at the model's queue again in LOOK_AGAIN seconds: calls were set aside."""
-        if model not in self._looking_again:
-            self._looking_again[model] = asyncio.get_running_loop().call_later(LOOK_AGAIN, self._look, model)
+    def forget_look(self, model: str) -> None:
+        """Cancel the model's timer, if it has one."""
+        timer = self.timers.pop(model, None)
+        if timer is not None:
+            timer.cancel()
 
     def _look(self, model: str) -> None:
-        """Calls that were set aside may have waited for long enough."""
-        del self._looking_again[model]
+        del self.timers[model]
         self._pump(model)
-
-    @property
-    def timed(self) -> bool:
-        """Whether any timer is set."""
-        return bool(self._giving_up or self._looking_again)
-
-    def keep_timers(self, model: str, queues: Queues) -> None:
-        """Cancel the model's timers if nobody waits, and the one of its outage if an engine has come back."""
-        if model in self._looking_again and not queues:
-            self._looking_again.pop(model).cancel()
-        if model in self._giving_up and (not queues or self._control.fleet.serves(model)):
-            self._giving_up.pop(model).cancel()
-
-    def forget_outages(self) -> None:
-        """Cancel the timers of outages: the next pump sets them by the policy of then."""
-        for model in list(self._giving_up):
-            self._giving_up.pop(model).cancel()
 
     def left_over(self) -> dict[str, object]:
         """Return what is kept for calls that wait, by name."""
-        return {
-            "calls that wait for models": self.since,
-            "timers of models without an engine": self._giving_up,
-            "timers of calls that were set aside": self._looking_again,
-        }
+        return {"calls that wait for models": self.since, "timers of queues": self.timers}

@@ -19,7 +19,7 @@ from gateway.core.request.call import Call
 from gateway.core.request.outcome import Refused
 from gateway.core.request.tenants import MIRROR
 from gateway.decider.expiries import Expiries
-from gateway.decider.model_waits import ModelWaits
+from gateway.decider.model_waits import LOOK_AGAIN, ModelWaits
 from gateway.decider.successor import HandedOver, Successor
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class WaitingCalls:
         self._control = control = dispatch.control
         self.turns: dict[Ticket, QueuePlace] = {}
         self.expiries = Expiries(self._expire)
-        self.for_models = ModelWaits(control, dispatch.clock, self._pump_model, wake, woken)
+        self.for_models = ModelWaits(control, self._pump_model, wake, woken)
         self._late: list[tuple[Ticket, Refuse]] = []  # met by the pump, to be shed
 
     # -- entering -----------------------------------------------------------------------------------------------
@@ -147,6 +147,7 @@ class WaitingCalls:
         choices: list[Choice] = []
         aside: list[Ticket] = []
         late, decide = self._late, self._control.decide_waiting
+        self.for_models.forget_look(model)
 
         def fits(ticket: Ticket) -> bool:
             choice = decide(ticket, queues, now, rng)
@@ -186,9 +187,7 @@ class WaitingCalls:
                 ticket, why = late.pop()
                 self.refuse(ticket, why, now)
         if aside:
-            self.for_models.look_again(model)
-        if self.for_models.timed:
-            self.for_models.keep_timers(model, queues)
+            self.for_models.look_again(model, now + LOOK_AGAIN)
         self.expiries.arm(len(self.turns))
 
     def pump_unserved(self) -> None:
@@ -225,8 +224,8 @@ class WaitingCalls:
         del self.turns[ticket]
         if self.for_models.since:
             self.for_models.end(ticket, now)
-        if self.for_models.timed:
-            self.for_models.keep_timers(model, queues)
+        if not queues:
+            self.for_models.forget_look(model)
         self.expiries.arm(len(self.turns))
 
     def refuse(self, ticket: Ticket, why: Refuse, now: float) -> None:

@@ -353,7 +353,7 @@ def test_calls_wait_while_an_engine_restarts_and_go_in_their_order_when_it_is_ba
         await asyncio.sleep(20.0)
         assert not any(task.done() for task in (waits, *comes))
         out(world, up=True)
-        assert not world.dispatch.waiting.for_models.timed
+        assert not world.dispatch.waiting.for_models.timers
         await asyncio.gather(early, waits, *comes)
         assert world.loop.time() == pytest.approx(52.5), "0.5 + 50, then one by itself and two at once"
 
