@@ -17,9 +17,9 @@ import pytest
 
 from gateway.core.policy.policy import FleetPolicy, Policy
 from gateway.decider.kubernetes import source
-from gateway.decider.kubernetes.api import KubernetesApi, ServiceAccount, Unreachable
+from gateway.decider.kubernetes.api import ServiceAccount, Unreachable
 from gateway.decider.kubernetes.pool import BadObject, Pods, Pool
-from gateway.decider.kubernetes.watch import PoolWatch
+from gateway.decider.kubernetes.source import PodEngines
 from gateway.decider.loading import Configuration
 from gateway.serve.assembly import Gateway
 from gateway.serve.starting import ApplyError
@@ -134,14 +134,17 @@ class ApiServer:
 class World:
     """A watch of the API server's pool. `urls` are the engines that it tells, `said` its troubles."""
 
-    def __init__(self, api: ApiServer) -> None:
+    def __init__(self, api: ApiServer, account: ServiceAccount) -> None:
         self.api = api
-        self.urls: dict[str, str] = {}
         self.told = 0
         self.said: list[str] = []
+        self.engines = PodEngines(self._changed, self.said.append, random.Random(1), lambda: account)
 
-    def tell(self, urls: Mapping[str, str]) -> None:
-        self.urls = dict(urls)
+    @property
+    def urls(self) -> dict[str, str | None]:
+        return {entry.url: entry.name for entry in self.engines.entries.values()}
+
+    def _changed(self) -> None:
         self.told += 1
 
     async def until(self, condition: Callable[[], object]) -> None:
@@ -158,16 +161,12 @@ def against(folder: Path, scenario: Callable[[World], Awaitable[None]], *pods: d
     async def main() -> None:
         server = ApiServer(folder)
         server.pods = {each["metadata"]["name"]: each for each in pods}
-        world = World(server)
-        api = KubernetesApi(await server.start())
-        watch = PoolWatch(api, "llama", world.tell, world.said.append, random.Random(1))
-        running = asyncio.create_task(watch.run())
+        world = World(server, await server.start())
+        world.engines.apply("llama")
         try:
             await scenario(world)
         finally:
-            running.cancel()
-            await asyncio.wait((running,))
-            await api.aclose()
+            await world.engines.aclose()
             await server.stop()
 
     asyncio.run(main())
@@ -308,7 +307,7 @@ def test_pods_are_a_gateways_engines_while_the_policy_names_the_pool(
         monkeypatch.setattr(source, "ServiceAccount", SimpleNamespace(of=lambda _: account))
         with_pool = Policy(fleet=FleetPolicy(inference_pool="llama"))
         gateway = Gateway(Configuration(with_pool), (), None, random.Random(1), say=lambda _: None)
-        world = World(server)
+        world = World(server, account)
         try:
             await world.until(lambda: len(gateway.fleet.engines) == 1)
             (engine,) = gateway.fleet
