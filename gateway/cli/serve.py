@@ -16,7 +16,7 @@ from gateway.cli.commands import PROFILES
 from gateway.cli.files import TOKEN_VARIABLE, Mistake, admin_token, checked
 from gateway.cli.init import shipped
 from gateway.core.engines.origin import engine_id
-from gateway.core.policy.advice_network import in_the_clear
+from gateway.core.policy.advice import in_the_clear
 from gateway.core.policy.policy import EngineEntry, Policy
 from gateway.decider.file_modes import unwise_of
 from gateway.serve.announcement import announcement

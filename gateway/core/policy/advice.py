@@ -6,22 +6,29 @@ Each rule yields a place and a reason. Advice never keeps a policy from being us
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from gateway.core.admission.mode import bars
 from gateway.core.engines.origin import parse_origin
-from gateway.core.policy.advice_network import in_the_clear
-from gateway.core.policy.advice_tenants import Found, tenant_rules
 from gateway.core.policy.policy import EngineEntry, Policy
-from gateway.core.policy.rules import bands_of, modes_of, share_models, signals_of
-from gateway.shared.files.checked import Mark, Path, Value, listed, shown, spelled
+from gateway.core.policy.rules import HINTS, bands_of, modes_of, share_models, signals_of
+from gateway.core.policy.traffic import RateLimit
+from gateway.core.policy.types import NameOf
+from gateway.shared.addresses import is_loopback
+from gateway.shared.files.checked import Mark, Path, Value, listed, nearest, shown, spelled
+from gateway.shared.files.marks import marked
 from gateway.shared.files.units import COUNT, SHARE
 
 LEAST_SHARE = 0.02
 AGENT = 20_000  # tokens of the first prompt of a coding agent such as Claude Code
 AGENTS = 4  # of their calls that one engine may run at once, at least
+ANONYMOUS = "anonymous"
+PLACEHOLDERS = ("tenant", "class", "model", "limit", "retry_after", "request_id")  # of a refusal's texts
+
+Found = Iterator[tuple[Path, str]]
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,7 +42,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
 def advise(policy: Policy, written: Value | None = None) -> list[Advice]:
     """Return unwise settings of a policy, in the order of its lines if `written`, the file's tree, is given."""
     rules = (
-        *(_weights, _agents, tenant_rules, _shaping, _modes),
+        *(_weights, _agents, _tenants, _anonymous, _refusals, _models_of_nobody, _shaping, _modes),
         *(_ports, _sidecars, in_the_clear, _transfers, _doors, _batches, _providers),
     )
     found = [
@@ -217,3 +224,85 @@ def _any_reads(group: str, engines: Sequence[EngineEntry]) -> bool:
         for reader in members
         for writer in members
     )
+
+
+# -- tenants, and the models they name -------------------------------------------------------------------------------
+
+
+def _tenants(policy: Policy) -> Found:
+    order = list(policy.classes)
+    if not policy.tenants:
+        yield ("tenants",), "there are none, so every call is refused with 401"
+    nameless = policy.keys_file is None and policy.auth is None and not policy.trusted_proxies
+    for name, tenant in policy.tenants.items():
+        best = tenant.best_class
+        if best is not None and tenant.class_ is None and order.index("default") < order.index(best):
+            text = f"calls that ask for no class are of class default, which is above it: add class: {best}"
+            yield ("tenants", name, "best_class"), text
+        if name != ANONYMOUS and not tenant.keys and nameless:
+            yield ("tenants", name), "nobody can be this tenant: no keys, no keys_file, no auth, no trusted proxy"
+
+
+def _anonymous(policy: Policy) -> Found:
+    tenant = policy.tenants.get(ANONYMOUS)
+    if tenant is None or len(policy.tenants) == 1:
+        return
+    any_class = tenant.best_class in (None, next(iter(policy.classes)))
+    own, usual = tenant.limits, policy.limits.per_tenant
+    limits = (own.requests or usual.requests, own.tokens or usual.tokens)
+    if any_class and not any(isinstance(limit, RateLimit) for limit in limits):
+        text = "callers without a key may ask for any class and have no limit: give it best_class and limits"
+        yield ("tenants", ANONYMOUS), text
+
+
+def _refusals(policy: Policy) -> Found:
+    for name, tenant in policy.tenants.items():
+        text = msgspec.json.encode(tenant.refusal.body).decode() if tenant.refusal else ""
+        for place in dict.fromkeys(re.findall(r"\{(\w+)\}", text)):
+            if place not in PLACEHOLDERS:
+                yield (
+                    ("tenants", name, "refusal", "body"),
+                    f"{{{place}}} stands for nothing and is sent as it is{_hint(nearest(place, PLACEHOLDERS))}",
+                )
+
+
+def _hint(word: str | None) -> str:
+    return f" (did you mean {word}?)" if word else ""
+
+
+def _models_of_nobody(policy: Policy) -> Found:
+    """Models that no engine serves, where the policy says of all engines what they serve."""
+    engines = policy.fleet.engines
+    known = {model for engine in engines for model in engine.models}
+    if not engines or not all(engine.models for engine in engines):
+        return
+    named = [(path, name) for path, name, mark in marked(policy, NameOf) if mark.field == "engines"]
+    for index, (path, name) in enumerate([each for each in named if each[1] not in known]):
+        yield path, f"no engine of fleet.engines serves {name}{_hint(nearest(name, known) if index < HINTS else None)}"
+
+
+# -- secrets on the network -----------------------------------------------------------------------------------------
+
+
+def in_the_clear(policy: Policy) -> Found:
+    """Keys and tokens that the network between two machines would see, each with its field."""
+    for index, engine in enumerate(policy.fleet.engines):
+        origin = parse_origin(engine.url)
+        if engine.api_key_file is not None and not (origin.tls or origin.unix or is_loopback(origin.host)):
+            text = f"the key crosses the network to {engine.url} in the clear: https:// hides it"
+            yield ("fleet", "engines", index, "api_key_file"), text
+    sidecars = policy.fleet.sidecars
+    elsewhere = [] if sidecars is None else list(_elsewhere(sidecars.allow))
+    if sidecars is None or not elsewhere:
+        return
+    if sidecars.tls is None:
+        text = f"sidecars in {elsewhere[0]} may be used at http://, where prompts and the order token are in the clear"
+        yield ("fleet", "sidecars"), f"{text}: tls: {{}} or tls: {{ca_file: ...}} asks for https://"
+    if sidecars.order_token_file is None:
+        text = f"without an order_token_file each sidecar in {elsewhere[0]} knows the token that gives orders to all"
+        yield ("fleet", "sidecars"), text
+
+
+def _elsewhere(allow: tuple[str, ...]) -> Iterator[str]:
+    """The networks that other machines may be in."""
+    return (block for block in allow if not ipaddress.ip_network(block).is_loopback)
