@@ -68,7 +68,7 @@ def test_a_429_is_asked_elsewhere_at_once_and_costs_budget() -> None:
     async def body(gateway: Gateway, engines: list[ScriptedEngine]) -> None:
         answer = await ask(port_of(gateway), request())
         assert (answer.status, asked(engines)) == (200, [1, 1])
-        assert gateway.retries.retries == 1
+        assert gateway.retries.recent.marked == 1
         assert [engine.breaker.failures for engine in gateway.fleet] == [0, 0], "it is busy, not broken"
 
     scenario(["429", "good"], body)
@@ -137,7 +137,7 @@ def test_the_move_from_one_lost_engine_is_free() -> None:
     async def body(gateway: Gateway, engines: list[ScriptedEngine]) -> None:
         answers = await asyncio.gather(*(ask(port_of(gateway), request(True)) for _ in range(12)))
         assert [answer.status for answer in answers] == [200] * 12
-        assert gateway.retries.retries == 0
+        assert gateway.retries.recent.marked == 0
         assert asked(engines)[0] > 0
 
     scenario(["die_before_headers", "good"], body, Policy(retries=0.0, **PLAIN))  # type: ignore[arg-type]
@@ -179,7 +179,7 @@ def test_a_time_out_at_the_deadline_is_the_deadlines_though_it_comes_a_moment_ea
         hurried = request().replace(b"host: localhost", b"host: localhost\r\nx-weir-deadline-ms: 900")
         answer = await ask(port_of(gateway), hurried)
         assert (answer.status, json.loads(answer.body)["error"]["code"]) == (504, "deadline_exceeded")
-        assert gateway.retries.retries == 0
+        assert gateway.retries.recent.marked == 0
         assert [engine.breaker.failures for engine in gateway.fleet] == [0, 0]
 
     scenario(["good", "good"], body)
@@ -205,7 +205,7 @@ def test_a_stream_that_answers_in_time_is_relayed_and_nobody_else_is_asked(behav
         assert (answer.status, answer.complete) == (200, True)
         assert b"[DONE]" in answer.body
         assert asked(engines) == [1, 0]
-        assert gateway.retries.retries == 0
+        assert gateway.retries.recent.marked == 0
 
     scenario([behaviour, "good"], body, PATIENT)
 
@@ -221,7 +221,7 @@ def test_the_slower_is_cancelled_and_both_holds_come_back() -> None:
             while engines[0].open:
                 await asyncio.sleep(0.001)
         await settled(gateway)
-        assert gateway.retries.retries == 1, "a second attempt is taken from the budget"
+        assert gateway.retries.recent.marked == 1, "a second attempt is taken from the budget"
         assert [(record.engine, record.attempts) for record in records] == [(engines[1].url.removeprefix("http://"), 2)]
         assert [engine.breaker.failures for engine in gateway.fleet] == [0, 0], "to be slower is no failure"
 

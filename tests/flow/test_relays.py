@@ -709,7 +709,7 @@ def test_a_first_attempt_that_fails_leaves_the_call_to_a_second_one(remote: bool
         assert not calling.done()
         answers.popitem()[1].set_result(SimpleNamespace(status=200))
         assert (await calling).status == 200
-        assert (grant.engine.id == first, made.gateway.dispatch.retries.retries) == (False, 1)
+        assert (grant.engine.id == first, made.gateway.dispatch.retries.recent.marked) == (False, 1)
         await asking.end()
 
     run(body, engines=[*ENGINES, "http://127.0.0.1:10"])

@@ -17,14 +17,13 @@ from gateway.core.engines.breaker import (
     LONGEST,
     PROBES,
     RATED,
-    SLOTS,
     UNCOUNTED,
     BreakerState,
     CircuitBreaker,
     Ending,
-    FailureRate,
 )
 from gateway.core.policy.traffic import Breaker, ModeRule, Modes, ShapingTier, Threshold
+from gateway.core.recent_calls import WINDOW, RecentCalls
 from gateway.core.request.call import CallSettings
 from gateway.core.request.outcome import Refused
 from gateway.core.request.parser import parse
@@ -97,7 +96,7 @@ def test_the_breaker_keeps_its_laws(operations: list[tuple[Any, ...]]) -> None:
             if counts and state is CLOSED and ending is not Ending.NEUTRAL:
                 failed = ending is Ending.FAILURE
                 row = row + 1 if failed else 0
-                ended = [(slot, bad) for slot, bad in ended if slot > int(now) - SLOTS] + [(int(now), failed)]
+                ended = [(slot, bad) for slot, bad in ended if slot > int(now) - WINDOW] + [(int(now), failed)]
                 share = sum(bad for _, bad in ended) / len(ended)
                 trips = failed and (row >= BREAKER.failures or (len(ended) >= RATED and share > 0.5))
                 assert (breaker.state is OPEN) == trips
@@ -122,15 +121,17 @@ def test_the_breaker_keeps_its_laws(operations: list[tuple[Any, ...]]) -> None:
 
 @given(st.lists(st.tuples(QUARTERS, st.booleans()), max_size=60))
 def test_a_window_counts_what_its_slots_hold(events: list[tuple[float, bool]]) -> None:
-    rate, now = FailureRate(), 1000.0
+    rate, now = RecentCalls(), 1000.0
     seen: list[tuple[int, bool]] = []
     for passed, failed in events:
         now += passed
-        rate.count(failed, now)
+        rate.count(now)
+        if failed:
+            rate.mark()
         slot = int(now)
         seen.append((slot, failed))
-        inside = [bad for at, bad in seen if at > slot - SLOTS]
-        assert (rate.calls, rate.failures) == (len(inside), sum(inside))
+        inside = [bad for at, bad in seen if at > slot - WINDOW]
+        assert (rate.calls, rate.marked) == (len(inside), sum(inside))
 
 
 # -- the mode ---------------------------------------------------------------------------------------------------------

@@ -252,7 +252,6 @@ class AdmissionControl:
         choice = self._choose(call, now, rng, ticket.exclude, waited)
         if isinstance(choice, Aside) and queues.owed(ticket) > self._fit_at_a_time(call.model):
             choice = self._choose(call, now, rng, ticket.exclude, math.inf)
-            choice = msgspec.structs.replace(choice, owed=True) if isinstance(choice, Choice) else choice
         if choice is None and call.subset is not None:
             # Others may go to the engines that this call must not have.
             waits = usable_of(self.candidates(call), now)

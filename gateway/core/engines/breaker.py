@@ -19,6 +19,7 @@ from enum import Enum
 
 from gateway.core.checkpoint import SavedBreaker
 from gateway.core.policy.traffic import Breaker
+from gateway.core.recent_calls import RecentCalls
 
 
 class BreakerState(Enum):
@@ -71,9 +72,6 @@ ENDINGS: dict[int | None, Ending] = {
     None: FAILURE,
 }
 
-WINDOW = 10.0  # seconds over which the share of failures is measured
-SLOTS = 10  # of a window
-SLOT = WINDOW / SLOTS  # seconds
 ERROR_RATE = 0.5  # share of failed calls above which it opens
 RATED = 20  # calls in the window below which the share of failures does not count
 PROBES = 3  # good ones in a row that close it
@@ -96,44 +94,12 @@ def panicked(open_: int, total: int) -> bool:
     return open_ > PANIC * total
 
 
-class FailureRate:
-    """Calls and failures of the last WINDOW seconds, in SLOTS slots. O(1) per event; `now` never goes back."""
-
-    def __init__(self) -> None:
-        self._calls = [0] * SLOTS
-        self._failures = [0] * SLOTS
-        self._slot = self._index = 0
-        self._ends = 0.0  # when the slot is over
-        self.calls = self.failures = 0  # sums over the window, as of the last event or advance
-
-    def advance(self, now: float) -> None:
-        """Forget the calls that have left the window."""
-        slot = int(now / SLOT)
-        for passed in range(max(self._slot, slot - SLOTS) + 1, slot + 1):
-            index = passed % SLOTS
-            self.calls -= self._calls[index]
-            self.failures -= self._failures[index]
-            self._calls[index] = self._failures[index] = 0
-        self._slot, self._index = slot, slot % SLOTS
-        self._ends = (slot + 1) * SLOT
-
-    def count(self, failed: bool, now: float) -> None:
-        """Count one ended call."""
-        if now >= self._ends:
-            self.advance(now)
-        self._calls[self._index] += 1
-        self.calls += 1
-        if failed:
-            self._failures[self._index] += 1
-            self.failures += 1
-
-
 class CircuitBreaker:
     """`allows` before an engine is chosen, `sent` when a call is given to it, `ended` once when it is over.
 
     `allows` is a question and changes nothing. `advance` and the calls' own events move the state.
 
-    `rate` is its calls and failures of the last seconds.
+    `rate` is its calls of the last seconds, of which failures are marked.
 
     `since` is when it last changed; `broken_at`: when the failures began that opened it; `failing_at`: when the first
     of the last failures in a row ended; -inf: never. `transitions` counts by the state that was entered; `reopened` is
@@ -142,7 +108,7 @@ class CircuitBreaker:
 
     def __init__(self, policy: Breaker) -> None:
         self.policy = policy
-        self.rate = FailureRate()
+        self.rate = RecentCalls()
         self._period = self._serial = 1  # the first token of this state, the last one given in any
         self._probe = 0  # the token whose first byte is awaited, 0: none is out
         self._probe_at = -math.inf
@@ -204,15 +170,16 @@ class CircuitBreaker:
             return
         if self.state is CLOSED:
             if ending is SUCCESS:
-                self.rate.count(False, now)
+                self.rate.count(now)
                 self.failures = 0
                 return
-            self.rate.count(True, now)
+            self.rate.count(now)
+            self.rate.mark()
             if not self.failures:
                 self.failing_at = now
             self.failures += 1
             policy, rate = self.policy, self.rate
-            if self.failures >= policy.failures or (rate.calls >= RATED and rate.failures > ERROR_RATE * rate.calls):
+            if self.failures >= policy.failures or (rate.calls >= RATED and rate.marked > ERROR_RATE * rate.calls):
                 self._move("trip", now)
         elif ending is FAILURE:
             self._move("relapse", now)
@@ -258,11 +225,11 @@ class CircuitBreaker:
             self.reopened += 1
         elif event == "recover":
             self.reopened = 0
-            self.rate = FailureRate()
+            self.rate = RecentCalls()
 
 
 def errors_of(breakers: Sequence[CircuitBreaker]) -> float | None:
     """The share of the calls of these engines that failed lately; None: fewer than CALLS_NEEDED calls."""
     calls = sum([breaker.rate.calls for breaker in breakers])
-    failures = sum([breaker.rate.failures for breaker in breakers])
+    failures = sum([breaker.rate.marked for breaker in breakers])
     return failures / calls if calls >= CALLS_NEEDED else None

@@ -55,8 +55,7 @@ SCAN_AT_MOST = 32  # beyond this many engines, a random sample of this size (pow
 class Choice(msgspec.Struct, frozen=True, gc=False):
     """An engine that can take the call now. `prefill` is the prompt tokens it must still read; `ttft` is seconds.
     `others_full`: some other engine would have been asked, and has no room. `usable`: engines that may have the call,
-    with room or without; none if they were a sample. `owed`: its tenant was owed it, so that it waits for no cached
-    prompt's sake."""
+    with room or without; none if they were a sample."""
 
     engine: Engine
     prefill: int
@@ -64,7 +63,6 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
     ttft: float
     others_full: bool = False
     usable: Sequence[Engine] = ()
-    owed: bool = False
 
 
 class Aside(msgspec.Struct, frozen=True):

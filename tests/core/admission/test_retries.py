@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 
-from gateway.core.admission.retries import AT_LEAST, WINDOW, RetryBudget
+from gateway.core.admission.retries import AT_LEAST, RetryBudget
 from gateway.core.policy.policy import Policy
 from gateway.core.policy.snapshot import Current, Snapshot
+from gateway.core.recent_calls import WINDOW
 
 
 def budget_of(share: float = 0.2) -> RetryBudget:
@@ -37,11 +38,11 @@ def test_slots_leave_the_window_one_second_at_a_time() -> None:
     for second in range(WINDOW):
         budget.call(second + 0.5)
         budget.call(second + 0.5)
-    assert (budget.calls, budget.retries) == (20, 0)
+    assert (budget.recent.calls, budget.recent.marked) == (20, 0)
     budget.call(WINDOW + 0.5)
-    assert budget.calls == 19
+    assert budget.recent.calls == 19
     assert budget.take(WINDOW + 4.5)
-    assert (budget.calls, budget.retries) == (11, 1)
+    assert (budget.recent.calls, budget.recent.marked) == (11, 1)
 
 
 def test_random_traffic_never_exceeds_the_budget() -> None:

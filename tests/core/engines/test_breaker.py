@@ -11,7 +11,6 @@ from gateway.core.engines.breaker import (
     BreakerState,
     CircuitBreaker,
     Ending,
-    FailureRate,
     IllegalTransition,
     ending_of,
     errors_of,
@@ -19,6 +18,7 @@ from gateway.core.engines.breaker import (
     panicked,
 )
 from gateway.core.policy.traffic import Breaker
+from gateway.core.recent_calls import RecentCalls
 
 CLOSED, OPEN, HALF_OPEN = BreakerState
 SUCCESS, FAILURE, NEUTRAL = Ending
@@ -56,7 +56,7 @@ def half_open(policy: Breaker = POLICY, now: float = 100.0) -> CircuitBreaker:
 def everything(breaker: CircuitBreaker) -> dict[str, Any]:
     state = {name: getattr(breaker, name) for name in vars(breaker)}
     rate = state.pop("rate")
-    return state | {"transitions": dict(breaker.transitions), "rate": (rate.calls, rate.failures)}
+    return state | {"transitions": dict(breaker.transitions), "rate": (rate.calls, rate.marked)}
 
 
 # -- the table --------------------------------------------------------------------------------------------------------
@@ -151,22 +151,26 @@ def test_what_has_left_the_window_is_forgotten() -> None:
 
 
 def test_the_window_slides_by_a_tenth() -> None:
-    rate = FailureRate()
+    rate = RecentCalls()
     for second in range(50, 60):
-        rate.count(second % 2 == 0, second + 0.5)
-    assert (rate.calls, rate.failures) == (10, 5)
+        rate.count(second + 0.5)
+        if second % 2 == 0:
+            rate.mark()
+    assert (rate.calls, rate.marked) == (10, 5)
     rate.advance(60.0)
-    assert (rate.calls, rate.failures) == (9, 4)
-    rate.count(True, 63.2)
-    assert (rate.calls, rate.failures) == (7, 4)
+    assert (rate.calls, rate.marked) == (9, 4)
+    rate.count(63.2)
+    rate.mark()
+    assert (rate.calls, rate.marked) == (7, 4)
     rate.advance(72.9)
-    assert (rate.calls, rate.failures) == (1, 1)
+    assert (rate.calls, rate.marked) == (1, 1)
     rate.advance(73.0)
-    assert (rate.calls, rate.failures) == (0, 0)
+    assert (rate.calls, rate.marked) == (0, 0)
     for second in range(80, 90):
-        rate.count(True, second + 0.5)
+        rate.count(second + 0.5)
+        rate.mark()
     rate.advance(1000.0)
-    assert (rate.calls, rate.failures) == (0, 0), "after any silence"
+    assert (rate.calls, rate.marked) == (0, 0), "after any silence"
 
 
 # -- how it comes back ------------------------------------------------------------------------------------------------
