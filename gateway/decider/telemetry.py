@@ -123,9 +123,9 @@ class Telemetry:
     """The watchers of all engines. `on_change` gets each engine with new results; `clock` gives monotonic seconds."""
 
     def __init__(self, fleet: Fleet, on_change: Callable[[Engine], None], clock: Callable[[], float]) -> None:
-        self._fleet = fleet
-        self._on_change = on_change
-        self._clock = clock
+        self.fleet = fleet
+        self.on_change = on_change
+        self.clock = clock
         self.names = Names()
         self._watchers: dict[str, Watcher] = {}
         self._ending: set[asyncio.Task[None]] = set()
@@ -140,7 +140,7 @@ class Telemetry:
             return
         if watcher is not None:
             self.forget(engine)
-        watcher = Watcher(engine, self._fleet, self._on_change, self._clock, api_key, self.names, trust)
+        watcher = Watcher(self, engine, api_key, trust)
         self._watchers[engine.id] = watcher
         if self._started:
             self._start(watcher, 0.0)
@@ -159,11 +159,12 @@ class Telemetry:
 
     def _start(self, watcher: Watcher, share: float) -> None:
         if not watcher.engine.models:
-            self._fleet.unasked.add(watcher.engine.id)
-        watcher.start(share, self._asked_once)
+            self.fleet.unasked.add(watcher.engine.id)
+        watcher.start(share)
 
-    def _asked_once(self, engine: Engine) -> None:
-        self._fleet.unasked.discard(engine.id)
+    def asked_once(self, engine: Engine) -> None:
+        """The engine has been checked for the first time."""
+        self.fleet.unasked.discard(engine.id)
         self._news.set()
         self._news.clear()  # waiters are woken all the same
 
@@ -171,7 +172,7 @@ class Telemetry:
         """Wait until every engine has been checked once, or `enough` is true; for `within` seconds at most."""
         try:
             async with asyncio.timeout(within):
-                while self._fleet.unasked and not enough():
+                while self.fleet.unasked and not enough():
                     await self._news.wait()
         except TimeoutError:
             return
@@ -189,37 +190,28 @@ class Watcher:
     """The loops of one engine. `tried` is set after its first check, whatever the result."""
 
     def __init__(
-        self,
-        engine: Engine,
-        fleet: Fleet,
-        on_change: Callable[[Engine], None],
-        clock: Callable[[], float],
-        api_key: str | None,
-        names: Names | None = None,
-        trust: Trust | None = None,
+        self, telemetry: Telemetry, engine: Engine, api_key: str | None, trust: Trust | None = None
     ) -> None:
+        self._telemetry = telemetry
         self.engine = engine
         self.api_key = api_key
         self.trust = trust
         self.tried = asyncio.Event()
-        self._fleet = fleet
-        self._on_change = on_change
-        self._clock = clock
+        self._on_change, self._clock = telemetry.on_change, telemetry.clock
         self._tasks: list[asyncio.Task[None]] = []
-        self._questions = Questions(engine.url, api_key, names, trust)
+        self._questions = Questions(engine.url, api_key, telemetry.names, trust)
         self._models_at = 0.0  # time of the last list of models; matters only while the engine is up
 
-    def start(self, share: float, asked_once: Callable[[Engine], None]) -> None:
+    def start(self, share: float) -> None:
         """Start the loops. `share` of the interval passes before the second check, so that engines are not all checked
-        at once. `asked_once` is called after the first check.
-        """
+        at once."""
         id = self.engine.id
         if self.engine.provider:  # nobody checks it: its calls alone tell how it does
             self.tried.set()
             self._tasks.append(lasting(f"turns of {id}", self._turns))
             return
         self._tasks += [
-            lasting(f"health checks of {id}", partial(self.watch_health, share, asked_once)),
+            lasting(f"health checks of {id}", partial(self.watch_health, share)),
             lasting(f"samples of {id}", partial(self.watch_metrics, share)),
         ]
 
@@ -227,14 +219,14 @@ class Watcher:
     def _policy(self) -> FleetPolicy:
         return self.engine.policy.fleet
 
-    async def watch_health(self, share: float, asked_once: Callable[[Engine], None]) -> None:
+    async def watch_health(self, share: float) -> None:
         while True:
             interval = self._policy.health
             well = await self._check_health()
             if not self.tried.is_set():
                 await self._scrape()
                 self.tried.set()
-                asked_once(self.engine)
+                self._telemetry.asked_once(self.engine)
                 await asyncio.sleep(share * interval)
             for _ in range(5):
                 await asyncio.sleep(interval / 5)
@@ -300,7 +292,7 @@ class Watcher:
             cards = await self._questions.models(MODELS_WITHIN)
         except Unanswered as error:
             return Trouble(error.reason, str(error), self._clock())
-        self._fleet.has_models(self.engine, cards)
+        self._telemetry.fleet.has_models(self.engine, cards)
         self._models_at = self._clock()
         self.engine.health.doubted = False
         return None

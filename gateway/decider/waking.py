@@ -128,7 +128,10 @@ class Waking:
         sidecar, now = self._registry.sidecars[outlook.sidecar], self._dispatch.clock
         url = f"{sidecar.report.control.rstrip('/')}/models/{quote(outlook.profile, safe='')}/ensure"
         try:
-            model = ensured(await self._post(url)).model
+            status, body = await self._exchanged(url)
+            if status != httpx.codes.OK:
+                raise ProtocolError(f"it answered {status}")
+            model = ensured(body).model
             if model.profile != outlook.profile:
                 raise ProtocolError(f"an answer about {model.profile!r}")
         except (httpx.HTTPError, httpx.InvalidURL, ProtocolError, TimeoutError) as error:
@@ -166,13 +169,6 @@ class Waking:
                 f"The sidecar {sidecar} does not take this gateway's order token (it answered {status})."
             )
         return status, body
-
-    async def _post(self, url: str) -> bytes:
-        """The body of an answer with status 200, bounded in time and size."""
-        status, body = await self._exchanged(url)
-        if status != httpx.codes.OK:
-            raise ProtocolError(f"it answered {status}")
-        return body
 
     async def _exchanged(self, url: str, method: str = "POST") -> tuple[int, bytes]:
         """Status and body of an answer, bounded in time and size."""

@@ -330,7 +330,7 @@ def test_a_check_that_we_were_too_busy_to_follow_counts_for_nothing() -> None:
         times = iter([10.0, 11.0, 20.0, 20.25])
         fleet = Fleet()
         fleet.add(Engine("e0", engine.url, FAST))
-        watcher = Watcher(fleet.engines["e0"], fleet, lambda _: None, lambda: next(times), None)
+        watcher = Watcher(Telemetry(fleet, lambda _: None, lambda: next(times)), fleet.engines["e0"], None)
         engine.answers["/health"] = (503, b"")
         await watcher._check_health()  # by the clock it took 1 s of the 0.25 s allowed
         assert fleet.engines["e0"].health.misses == 0
@@ -469,7 +469,7 @@ def test_want_of_descriptors_is_no_fault_of_the_engine(monkeypatch: pytest.Monke
             raise OSError(errno.EMFILE, "Too many open files")
 
         monkeypatch.setattr(loop, "create_connection", none_left)
-        watcher = Watcher(fleet.engines["e0"], fleet, lambda _: None, loop.time, None)
+        watcher = Watcher(Telemetry(fleet, lambda _: None, loop.time), fleet.engines["e0"], None)
         assert not await watcher._check_health()
         assert fleet.engines["e0"].health.misses == 0
         await watcher.aclose()

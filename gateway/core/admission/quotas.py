@@ -191,17 +191,18 @@ class QuotaBook:
 
     def told(self, kept: Iterable[Used], now: float) -> None:
         """Take the windows that were kept before this gateway began for the bases of its own."""
-        for used in kept:
-            for window in self._windows.get(used.tenant, ()):
-                if window.span == used.span:
-                    window.told(used, now)
+        for window, used in self._of_each(kept):
+            window.told(used, now)
 
     def goes_on(self, saved: Iterable[Used], now: float) -> None:
         """Go on from the states of a decider before."""
-        for used in saved:
-            for window in self._windows.get(used.tenant, ()):
-                if window.span == used.span:
-                    window.goes_on(used, now)
+        for window, used in self._of_each(saved):
+            window.goes_on(used, now)
+
+    def _of_each(self, states: Iterable[Used]) -> Iterator[tuple[QuotaWindow, Used]]:
+        """Each state with its window, of tenants that are known."""
+        for used in states:
+            yield from ((window, used) for window in self._windows.get(used.tenant, ()) if window.span == used.span)
 
 
 def quota_of(policy: Policy, tenant: str) -> TokenQuota:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Mapping
 from types import MappingProxyType
-from typing import Annotated
 
 import msgspec
 from msgspec import Raw
@@ -34,7 +33,6 @@ KEY_AT_MOST = 16 * 1024  # bytes of the fields that must be equal: the key keeps
 DEADLINE_STEPS = 8.0  # per doubling: deadlines of merged calls are within 9 % of each other
 
 _Lists = dict[str, list[Raw]]
-_Index = Annotated[int, msgspec.Meta(ge=0)]
 _TEXT, _LIST = b'"['  # the first byte of a JSON value
 
 
