@@ -43,14 +43,6 @@ PROMISED = 2  # times all places: the most that wait, with calls that return for
 LOOKED_AT = 64  # newest tickets of a class that may be pushed out
 
 
-class QueueBounds:
-    """Bounds of a model's queues, by one policy: calls of all classes together. `classes`: most important first."""
-
-    def __init__(self, classes: Mapping[str, TrafficClass]) -> None:
-        self.classes = dict(classes)
-        self.calls = sum([each.max_queue for each in classes.values()])
-
-
 class Queues:
     """The waiting calls of one model. Not empty means every later arrival of its class waits too.
 
@@ -80,7 +72,7 @@ class Queues:
             self._by_class[name] = queue
             band += settings.strict
         self._floors = [0.0] * (band + 1)
-        self.bounds = QueueBounds(classes)
+        self._places = sum([settings.max_queue for settings in classes.values()])
         for queue in old.values():
             for ticket in queue.tickets:
                 ticket.call.class_name = DEFAULT
@@ -218,11 +210,10 @@ class Queues:
     def room(self, call: Call, *, promised: bool = False) -> Full | None:
         """Bound that leaves no room for the call; None: it may enter. `promised`: it returns for its booking, so only
         other calls that did count."""
-        bounds, queue = self.bounds, self._by_class[call.class_name]
-        settings = bounds.classes[call.class_name]
-        waiting, places = (queue.promised, PROMISED) if promised else (len(queue.tickets), 1)
-        full = waiting >= settings.max_queue or self._length >= places * bounds.calls
-        return f"{settings.max_queue} calls" if full else None
+        queue = self._by_class[call.class_name]
+        waiting, times = (queue.promised, PROMISED) if promised else (len(queue.tickets), 1)
+        most = queue.settings.max_queue
+        return f"{most} calls" if waiting >= most or self._length >= times * self._places else None
 
     def victim(self, call: Call) -> Ticket | None:
         """The ticket to refuse so that the newcomer may have its place, where there is no `room`; None: there is none.
@@ -231,15 +222,15 @@ class Queues:
         own left, waits in more than half of its places): its newest that was neither granted nor promised a place. A
         class with `max_queue: 0` waits in nobody's place.
         """
-        bounds, own = self.bounds, call.class_name
-        if not bounds.classes[own].max_queue or self.room(call) is None:
+        own = self._by_class[call.class_name]
+        places = own.settings.max_queue
+        if not places or self.room(call) is None:
             return None
-        more = self.length(own) >= bounds.classes[own].max_queue  # else it takes back a place of its own
-        for name in takewhile(lambda name: name != own, reversed(bounds.classes)):
-            if more and 2 * self.length(name) <= bounds.classes[name].max_queue:
+        more = len(own.tickets) >= places  # else it takes back a place of its own
+        for queue in takewhile(lambda queue: queue is not own, reversed(self._by_class.values())):
+            if more and 2 * len(queue.tickets) <= queue.settings.max_queue:
                 continue
-            queue = self._by_class.get(name)
-            for ticket in islice(reversed(queue.tickets), LOOKED_AT) if queue is not None else ():
+            for ticket in islice(reversed(queue.tickets), LOOKED_AT):
                 if not ticket.paid and not ticket.promised:
                     return ticket
         return None

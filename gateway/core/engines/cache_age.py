@@ -50,10 +50,6 @@ class CacheAge:
         self._mask = 0  # only blocks with these bits 0 are tracked
         self._block_size = 0
 
-    def __repr__(self) -> str:
-        state = "live" if self.live else "linked" if self._linked else "not linked"
-        return f"<CacheAge {state}, {self.cached} blocks, cut at {self.cut:.1f}>"
-
     # -- questions ----------------------------------------------------------------------------------------------
 
     @property

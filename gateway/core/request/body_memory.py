@@ -25,9 +25,6 @@ class BodyMemory:
         self.memory = memory
         self.share = share
 
-    def __repr__(self) -> str:
-        return f"<Bodies {self.held} of {self.memory} bytes, {len(self._owners)} owners>"
-
     def apply(self, memory: int) -> None:
         """Set a new budget. Bytes in use stay, even above it."""
         self.memory = memory
@@ -64,9 +61,6 @@ class BodyLease:
         self._bodies = bodies
         self.owner = owner
         self.size = 0
-
-    def __repr__(self) -> str:
-        return f"<Held {self.size} bytes of {self.owner}>"
 
     def resize(self, size: int) -> str:
         """Hold `size` bytes from now on. Returns as `BodyMemory.resize` does."""

@@ -155,9 +155,6 @@ class Account:
         self.refusal = tenant.refusal
         self.hinted = tenant.agent_hints
 
-    def __repr__(self) -> str:
-        return f"<Account {self.name}>"
-
 
 class Tenants:
     """The accounts of one policy, and their keys. Each reload makes a new one, without the keys that were removed.

@@ -194,7 +194,6 @@ tenants:
     assert (plain.models, plain.refusal) == (frozenset(), None)
     assert (acme.default_class, acme.best, acme.weight, acme.models) == ("batch", 2, 2.0, {"a", "b"})
     assert acme.refusal == Refusal(body={"tips": "no"})
-    assert repr(acme) == "<Account acme>"
     assert not hasattr(acme, "__dict__")
     assert isinstance(acme, Account)
 
