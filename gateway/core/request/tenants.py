@@ -13,7 +13,6 @@ import hmac
 import ipaddress
 import re
 from collections.abc import Awaitable, Iterator, Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import msgspec
@@ -165,14 +164,12 @@ class Tenants:
     def __init__(
         self,
         policy: Policy,
-        keys: Mapping[str, str] = MappingProxyType({}),
         *,
         cache_secret: bytes = b"",
         tokens: TokenCheck | None = None,
     ) -> None:
-        """`keys`: further keys from a keys file, as {SHA-256 in hexadecimal: tenant}. Keys of a tenant that the policy
-        does not have are ignored. A key of two tenants belongs to the policy's, or to the first. `cache_secret`: the
-        secret that cache salts are derived from; empty: no salts. `tokens`: who verifies tokens; None: none are."""
+        """`cache_secret`: the secret that cache salts are derived from; empty: no salts. `tokens`: who verifies tokens;
+        None: none are."""
         self.tokens = tokens
         self._policy = policy
         isolated = policy.routing.cache_isolation == "tenant" and len(policy.tenants) > 1
@@ -180,15 +177,13 @@ class Tenants:
         self.accounts = {name: self._account(name) for name in policy.tenants}
         self._claimed: dict[tuple[str, str], Account] = {}  # by tenant and class, as tokens have named them
         self.mirror = Account(MIRROR, Tenant(), list(policy.classes), b"")
-        own = [(key, name) for name, tenant in policy.tenants.items() for key in tenant.keys]
         self._by_digest: dict[bytes, tuple[bytes, Account | None]] = {}
-        for key, name in (*own, *keys.items()):
-            if name in self.accounts:
-                digest = bytes.fromhex(key)
+        for name, tenant in policy.tenants.items():
+            for digest in map(bytes.fromhex, tenant.keys):
                 self._by_digest.setdefault(digest, (digest, self.accounts[name]))
         self._anonymous = self.accounts.get(ANONYMOUS)
         # SDKs send a key even to servers without keys (`api_key="none"`). So without any keys every key is accepted.
-        self._keyless = not own and not keys and policy.keys_file is None and policy.auth is None
+        self._keyless = not self._by_digest and policy.keys_file is None and policy.auth is None
         self._proxies = bool(policy.trusted_proxies)
         self._open = self._anonymous if self._keyless and not self._proxies else None  # everybody's account
         self._networks = [
