@@ -15,7 +15,7 @@ def a_call(**fields: Any) -> Call:
         "request_id": "r", "route": ROUTES[b"/v1/chat/completions"], "model": "m", "tenant": "t",
         "class_name": "default", "arrived": 0.0, "deadline": 1000.0, "stream": False, "wants_usage": False,
         "max_tokens": None, "n": 1, "ascii_bytes": 0, "cjk_bytes": 0, "other_bytes": 0, "media": 0, "messages": 1,
-        "prefix": (), "session": 0, "body": b"",
+        "prefix": (), "body": b"",
     } | fields)  # fmt: skip
 
 

@@ -134,7 +134,6 @@ class GatewayCallers:
             media=0,
             messages=1,
             prefix=(),
-            session=0,
             body=b"%d" % int(now * 1e6),
             prompt_tokens=TOKENS,
             output_tokens=TOKENS,

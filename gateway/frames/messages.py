@@ -54,7 +54,6 @@ class CallRequest(msgspec.Struct, array_like=True, forbid_unknown_fields=True, g
     messages: Count
     token_ids: Count
     prefix: Annotated[tuple[Hash, ...], Meta(max_length=4096)]
-    session: Hash
     asked_class: Word
     asked_deadline: float
     sdk_timeout: float

@@ -23,28 +23,31 @@ def call(hints: Any, path: str = "/v1/chat/completions", *, hinted: bool = True,
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "nvext": {"agent_hints": hints}} | fields
     return parse(
         ROUTES[path.encode()], {b"content-type": b"application/json"}, json.dumps(body).encode(),
-        settings=CallSettings(), request_id="r", tenant="t", now=0.0, hinted=hinted,
+        settings=CallSettings(model_routes=frozenset({"m"})), request_id="r", tenant="t", now=0.0, hinted=hinted,
     )  # fmt: skip
+
+
+UNNAMED = call({}).conversation
 
 
 def test_hints_name_the_session_the_length_and_the_turn() -> None:
     made = call({"prefix_id": "s", "osl": 300, "priority": 5, "strict_priority": 9, "speculative_prefill": True})
     assert (made.hinted_tokens, made.hinted_ahead) == (300, 5.0)
-    assert made.session == call({"prefix_id": "s"}).session != call({"prefix_id": "z"}).session
-    assert made.session != 0
+    assert made.conversation == call({"prefix_id": "s"}).conversation != call({"prefix_id": "z"}).conversation
+    assert made.conversation != UNNAMED
     assert json.loads(made.body)["nvext"]["agent_hints"]["strict_priority"] == 9, "the body is passed on as it came"
 
 
 def test_what_openai_calls_the_session_goes_before_the_hint_and_the_hint_before_its_user() -> None:
     named = call({"prefix_id": "s"}, prompt_cache_key="k")
-    assert named.session == call({}, prompt_cache_key="k").session
-    assert call({"prefix_id": "s"}, user="u").session == call({"prefix_id": "s"}).session
+    assert named.conversation == call({}, prompt_cache_key="k").conversation
+    assert call({"prefix_id": "s"}, user="u").conversation == call({"prefix_id": "s"}).conversation
 
 
 @pytest.mark.parametrize("hints", [None, {}, {"osl": None, "priority": None, "prefix_id": None}])
 def test_hints_that_say_nothing(hints: Any) -> None:
     made = call(hints)
-    assert (made.hinted_tokens, made.hinted_ahead, made.session) == (0, 0.0, 0)
+    assert (made.hinted_tokens, made.hinted_ahead, made.conversation) == (0, 0.0, UNNAMED)
     assert call({}, nvext=None).hinted_tokens == 0
     assert hints_of(b'{"model": "m"}') is NO_HINTS
 
@@ -74,7 +77,7 @@ def test_hints_of_a_wrong_shape_are_refused(nvext: Any) -> None:
 @pytest.mark.parametrize("hints", [{"prefix_id": "s", "osl": 1, "priority": 9}, "all of it", *ABSURD])
 def test_forged_hints_of_a_tenant_that_may_not_change_nothing(hints: Any) -> None:
     made = call(hints, hinted=False)
-    assert (made.hinted_tokens, made.hinted_ahead, made.session) == (0, 0.0, 0)
+    assert (made.hinted_tokens, made.hinted_ahead, made.conversation) == (0, 0.0, UNNAMED)
 
 
 def test_only_tenants_of_the_policy_that_may_have_hints() -> None:

@@ -58,7 +58,7 @@ def test_a_chat_call() -> None:
     assert (made.model, made.tenant, made.request_id, made.arrived) == ("m", "t", "r", 100.0)
     assert (made.class_name, made.deadline) == ("default", 400.0)
     assert (made.max_tokens, made.n, made.messages, made.media, made.token_ids) == (5, 2, 1, 0, 0)
-    assert (made.stream, made.wants_usage, made.session) == (False, False, 0)
+    assert (made.stream, made.wants_usage) == (False, False)
     assert made.ascii_bytes == len("user\0hi")
     assert json.loads(made.body)["unknown"] == {"x": 1}
 
@@ -146,15 +146,22 @@ def test_the_sdk_read_timeout_bounds_the_deadline_and_junk_is_ignored(patience: 
     assert call(CHAT, headers={"x-stainless-read-timeout": patience}).deadline == deadline
 
 
+def conversation(body: Any, path: str = "/v1/chat/completions", tenant: str = "t", **headers: str) -> int:
+    """The conversation of a call for a model route, which its session names."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    settings = CallSettings(model_routes=frozenset({"m"}))
+    return call(body, path, named, settings=settings, tenant=tenant).conversation
+
+
 def test_session_from_the_first_source_there_is() -> None:
     everything = {**CHAT, "prompt_cache_key": "k", "user": "u", "safety_identifier": "s"}
-    by_key = call(everything).session
-    assert by_key == call({**CHAT, "prompt_cache_key": "k"}).session
-    assert call({**CHAT, "user": "u"}).session == call({**CHAT, "user": "u", "safety_identifier": "s"}).session
-    assert call({**CHAT, "safety_identifier": "s"}).session != 0
-    by_header = call(everything, headers={"x-weir-session": "abc"}).session
-    assert by_header not in (0, by_key)
-    assert by_key != call(everything, tenant="other").session
+    by_key = conversation(everything)
+    assert by_key == conversation({**CHAT, "prompt_cache_key": "k"})
+    assert conversation({**CHAT, "user": "u"}) == conversation({**CHAT, "user": "u", "safety_identifier": "s"})
+    assert conversation({**CHAT, "safety_identifier": "s"}) != conversation(CHAT)
+    assert conversation(everything, x_weir_session="abc") != by_key
+    assert by_key != conversation(everything, tenant="other")
+    assert call(everything).conversation == 0, "no model route is named"
 
 
 @pytest.mark.parametrize(
@@ -163,20 +170,19 @@ def test_session_from_the_first_source_there_is() -> None:
 )
 def test_session_from_the_header_that_a_client_sends_before_any_field(header: str) -> None:
     fields = {**CHAT, "prompt_cache_key": "k"}
-    named = call(fields, headers={header: "abc"}).session
-    assert named == call(CHAT, headers={"x-weir-session": "abc"}).session
-    assert call(fields, headers={"session-id": "own", "x-weir-session": "abc"}).session == named, (
-        "Weir's own goes first"
-    )
-    assert call(fields, headers={header: ""}).session == call(fields).session, "an empty one names none"
+    named = conversation(fields, **{header: "abc"})
+    assert named == conversation(CHAT, x_weir_session="abc")
+    assert conversation(fields, session_id="own", x_weir_session="abc") == named, "Weir's own goes first"
+    assert conversation(fields, **{header: ""}) == conversation(fields), "an empty one names none"
 
 
 def test_messages_session_from_metadata() -> None:
     body = {**CHAT, "max_tokens": 1}
-    assert call({**body, "metadata": {"user_id": "u"}}, "/v1/messages").session != 0
-    assert call({**body, "metadata": {"user_id": 5}}, "/v1/messages").session == 0
-    assert call({**body, "metadata": "x"}, "/v1/messages").session == 0
-    assert call({**CHAT, "metadata": {"user_id": "u"}}).session == 0
+    none = conversation(body, "/v1/messages")
+    assert conversation({**body, "metadata": {"user_id": "u"}}, "/v1/messages") != none
+    assert conversation({**body, "metadata": {"user_id": 5}}, "/v1/messages") == none
+    assert conversation({**body, "metadata": "x"}, "/v1/messages") == none
+    assert conversation({**CHAT, "metadata": {"user_id": "u"}}) == conversation(CHAT)
 
 
 @pytest.mark.parametrize("value", ["application/json", "Application/JSON; charset=utf-8", "application/json;"])

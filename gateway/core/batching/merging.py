@@ -67,7 +67,6 @@ def merge(pieces: Sequence[Piece]) -> Call:
         arrived=min([call.arrived for call in calls]),
         deadline=min([call.deadline for call in calls]),
         ttft_by=min([call.ttft_by for call in calls]),
-        session=0,
         others=(),
         merged=True,
         body=msgspec.json.encode(body),

@@ -45,7 +45,6 @@ class Call(msgspec.Struct, kw_only=True, gc=False):
     max_tokens: int | None = None
     n: int = 1
     prefix: tuple[int, ...] = ()
-    session: int = 0  # 0: none
     body: bytes = b""  # as the engine receives it, with `stream_options` and `cache_salt` spliced in where needed
     ascii_bytes: int = 0
     cjk_bytes: int = 0

@@ -60,7 +60,6 @@ def parse(
     fields, model = _fields(route, headers, body, prompt, settings)
     data = "\0".join(prompt.parts).encode()
     hints = hints_of(body) if hinted and not route.form else NO_HINTS
-    session = _session(headers, fields, hints, route)
     n, max_tokens = _output(route.kind, fields, prompt, settings) if route.generates else (1, None)
     call = Call(  # at most fifteen fields by name: for more, CPython makes a dict of them first
         request_id=request_id,
@@ -71,7 +70,6 @@ def parse(
         arrived=now,
         deadline=now,
         stream=fields.stream is True and (route.generates or route.form),  # others answer whole, whatever is asked
-        session=(hash((tenant, session)) or 1) if session else 0,
         body=body,
         max_tokens=max_tokens,
         messages=prompt.items,
@@ -84,14 +82,15 @@ def parse(
         call.media, call.token_ids = prompt.media, len(prompt.ids)
     _set_class_and_deadline(call, headers, fields.service_tier, settings)
     if model in settings.model_routes:
-        _name_route(call, headers, prompt)
+        _name_route(call, headers, fields, hints, prompt)
     return call if hints is NO_HINTS else hints.given(call)
 
 
-def _name_route(call: Call, headers: Mapping[bytes, bytes], prompt: Prompt) -> None:
+def _name_route(call: Call, headers: Mapping[bytes, bytes], fields: Body, hints: AgentHints, prompt: Prompt) -> None:
     """Note that the call names a model route, and by what it is known there."""
     call.asked_model, call.no_fallback = call.model, not accepts_fallback(headers.get(b"x-weir-fallback"))
-    call.conversation = call.session or hash((call.tenant, *beginning(prompt)))
+    session = _session(headers, fields, hints, call.route)
+    call.conversation = hash((call.tenant, session) if session else (call.tenant, *beginning(prompt)))
 
 
 def _fields(

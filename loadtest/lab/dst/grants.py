@@ -19,7 +19,7 @@ class Grants:
         self._gateway = gateway
         self._dispatch = gateway.dispatch
         self.first: set[str] = set()  # ids of calls that lost their engine and go first
-        self._read: set[tuple[str, str, int]] = set()  # engine, tenant, and what it has been sent: session or prefix
+        self._read: set[tuple[str, str, int]] = set()  # engine, tenant, and what it has been sent of prompts
 
     def wrong_with(self, call: Call, choice: Choice, now: float, ticket: Ticket | None) -> Iterator[str]:
         """The call is about to be given this engine; `ticket`: it has waited, and is not among the waiting any more."""
@@ -61,14 +61,13 @@ class Grants:
 
     def _caches(self, call: Call, choice: Choice) -> Iterator[str]:
         """A beginning is cached only where it was sent, and for its own tenant."""
-        known = {call.session, *call.prefix}
-        if choice.cached and not any((choice.engine.id, call.tenant, each) in self._read for each in known):
+        if choice.cached and not any((choice.engine.id, call.tenant, each) in self._read for each in call.prefix):
             yield f"{choice.engine.id} for {choice.cached} cached tokens of a prompt that it was never sent"
         self.read(choice.engine.id, call)
 
     def read(self, engine: str, call: Call) -> None:
         """Note that the engine was sent the call's prompt."""
-        self._read.update([(engine, call.tenant, each) for each in (call.session, *call.prefix)])
+        self._read.update([(engine, call.tenant, each) for each in call.prefix])
 
     def _order(self, ticket: Ticket, queues: Queues) -> Iterator[str]:
         """Within a class a tenant's calls go by deadline, but first those that lost their engine."""

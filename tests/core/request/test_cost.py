@@ -37,7 +37,6 @@ def call(
         media=media,
         messages=messages,
         prefix=(),
-        session=0,
         body=b"",
         token_ids=token_ids,
     )
