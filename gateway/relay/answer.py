@@ -11,8 +11,7 @@ import asyncio
 
 from gateway.core.admission import refusals
 from gateway.core.answer.engine_error import NO_SUCH_ROUTE, engine_error
-from gateway.core.answer.error_event import error_event
-from gateway.core.answer.error_shape import shaped
+from gateway.core.answer.error_shape import error_event, shaped
 from gateway.core.answer.json_usage import JSONUsage
 from gateway.core.answer.naming import AnswerNaming
 from gateway.core.answer.sse_usage import SSEUsage, UsageError

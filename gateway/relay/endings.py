@@ -10,8 +10,7 @@ from itertools import count
 from msgspec import UNSET
 
 from gateway.core.admission import refusals
-from gateway.core.answer.error_event import error_event
-from gateway.core.answer.error_shape import refusal_body
+from gateway.core.answer.error_shape import error_event, refusal_body
 from gateway.core.request.outcome import Outcome, Refused, refusal_headers
 from gateway.core.request.record import Record
 from gateway.core.request.routes import Route

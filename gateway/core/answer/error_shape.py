@@ -1,4 +1,4 @@
-"""Shape of an error's body: OpenAI's object, or Anthropic's for the clients of its routes.
+"""Shape of an error: OpenAI's object, or Anthropic's for the clients of its routes, whole or as an event of a stream.
 
 Everything below builds OpenAI's object. Here it becomes Anthropic's, by the status alone, on its way to the caller.
 
@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import re
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from gateway.core.request.outcome import Refused
+from gateway.core.request.routes import Route
 
+NO_END: Final = "The stream ended before its last event."
 ANTHROPIC_PATH: Final = "/v1/messages"
 # And all below it; also where a client's base URL has /v1 twice or not at all.
 _is_anthropic: Final = re.compile("(?:/v1)*/messages(?:/.*)?").fullmatch
@@ -65,3 +67,34 @@ def shaped(path: str, status: int, body: bytes) -> bytes:
 def refusal_body(path: str, refused: Refused) -> bytes:
     """The body of a refusal on the route at `path`. A tenant's own refusal has the form that its policy gives it."""
     return refused.body() if refused.own is not None else shaped(path, refused.status, refused.body())
+
+
+def error_event(route: Route, body: bytes) -> bytes:
+    """The event of `body`, which has the shape of the route's errors. Anthropic's clients read only events that have a
+    name, so theirs is named. In a stream of the Responses API `response.failed` goes before, which Codex shows; clients
+    that raise errors raise the second."""
+    event = b"%bdata: %b\n\n" % (b"event: error\n" if route.kind == "message" else b"", body)
+    return event if route.kind != "response" else b"event: response.failed\ndata: %b\n\n%b" % (_failed(body), event)
+
+
+def _failed(body: bytes) -> bytes:
+    """The data of `response.failed`. Of the response nothing was kept but the error; a tenant's own refusal, which may
+    have any form, is told by what follows alone."""
+    try:
+        message = _decode(body).error.message
+    except msgspec.DecodeError:
+        message = NO_END
+    response: dict[str, Any] = {
+        "id": "",
+        "object": "response",
+        "created_at": 0,
+        "status": "failed",
+        "error": {"code": "server_error", "message": message},
+        "incomplete_details": None,
+        "model": "",
+        "output": [],
+        "parallel_tool_calls": False,
+        "tool_choice": "auto",
+        "tools": [],
+    }
+    return _encode({"type": "response.failed", "sequence_number": 0, "response": response})

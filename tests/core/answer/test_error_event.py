@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from openai.types.responses import ResponseFailedEvent
 
-from gateway.core.answer.error_event import error_event
+from gateway.core.answer.error_shape import error_event
 from gateway.core.request.routes import ROUTES
 
 
