@@ -42,16 +42,6 @@ class _Body(msgspec.Struct, frozen=True):
     error: _Object
 
 
-class _Fault(msgspec.Struct, frozen=True):
-    type: str
-    message: str
-
-
-class _Answer(msgspec.Struct, frozen=True):
-    error: _Fault
-    type: str = "error"
-
-
 _decode = msgspec.json.Decoder(_Body).decode
 _encode = msgspec.json.Encoder().encode
 
@@ -61,7 +51,7 @@ def shaped(path: str, status: int, body: bytes) -> bytes:
     if not _is_anthropic(path):
         return body
     type = TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return _encode(_Answer(_Fault(type, _decode(body).error.message)))
+    return _encode({"error": {"type": type, "message": _decode(body).error.message}, "type": "error"})
 
 
 def refusal_body(path: str, refused: Refused) -> bytes:

@@ -16,35 +16,7 @@ from gateway.core.request.outcome import STATUS, Outcome, error_body
 from gateway.shared.vllm.answers import ModelCard
 
 
-class _ModelList(msgspec.Struct, frozen=True):
-    data: list[ModelCard]
-    object: str = "list"
-
-
-class _Told(msgspec.Struct, frozen=True):
-    """Either of these answers."""
-
-    object: str
-    id: str = ""
-    max_model_len: int | None = None
-    data: list[_Told] = []
-
-
-class _AnthropicModel(msgspec.Struct, frozen=True):
-    """`created_at`: the epoch, as Anthropic's API has it where a date is unknown."""
-
-    id: str
-    display_name: str
-    max_input_tokens: int | None
-    type: str = "model"
-    created_at: str = "1970-01-01T00:00:00Z"
-
-
-class _AnthropicList(msgspec.Struct, frozen=True):
-    data: list[_AnthropicModel]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool = False
+UNDATED = "1970-01-01T00:00:00Z"  # as Anthropic's API has it where a date is unknown
 
 
 def model_list(
@@ -72,7 +44,7 @@ def model_list(
     cards |= of_routes
     id = unquote_to_bytes(path.removeprefix(b"/v1/models").removeprefix(b"/")).decode("utf-8", "replace")
     if not id:
-        return 200, msgspec.json.encode(_ModelList(list(cards.values())))
+        return 200, msgspec.json.encode({"object": "list", "data": list(cards.values())})
     card = cards.get(id)
     if card is not None:
         return 200, msgspec.json.encode(card)
@@ -104,10 +76,19 @@ def as_anthropic(status: int, body: bytes) -> bytes:
     """The body of `model_list` as Anthropic's clients read it: they send `anthropic-version`."""
     if status != 200:
         return shaped(ANTHROPIC_PATH, status, body)
-    told = msgspec.json.decode(body, type=_Told)
-    listed = told.data if told.object == "list" else [told]
-    models = [_AnthropicModel(card.id, card.id, card.max_model_len) for card in listed]
-    if told.object != "list":
+    told = msgspec.json.decode(body)
+    is_list = told["object"] == "list"
+    models = [
+        {
+            "type": "model",
+            "id": card["id"],
+            "display_name": card["id"],
+            "created_at": UNDATED,
+            "max_input_tokens": card["max_model_len"],
+        }
+        for card in (told["data"] if is_list else [told])
+    ]
+    if not is_list:
         return msgspec.json.encode(models[0])
-    ends = (models[0].id, models[-1].id) if models else (None, None)
-    return msgspec.json.encode(_AnthropicList(models, *ends))
+    first, last = (models[0]["id"], models[-1]["id"]) if models else (None, None)
+    return msgspec.json.encode({"data": models, "first_id": first, "last_id": last, "has_more": False})
