@@ -52,7 +52,6 @@ from gateway.shared.storage import StorageError
 from gateway.shared.tasks import failing
 
 EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
-OPENMETRICS = "application/openmetrics-text"
 TOLD_DOWN = 20  # engines that /readyz names
 SWITCH = ("GET", "POST", "DELETE")
 
@@ -128,11 +127,8 @@ class Control:
         line += f", {expected} models can be had from sidecars" if expected else ""
         return _text("\n".join([line, *more]))
 
-    async def metrics(self, request: Request) -> Response:
+    async def metrics(self, _: Request) -> Response:
         await self._parts.count()
-        if self._parts.openmetrics is not None and OPENMETRICS in request.headers.get("accept", ""):
-            headers = {"content-type": f"{OPENMETRICS}; version=1.0.0; charset=utf-8"}
-            return Response(self._parts.openmetrics(), media_type=None, headers=headers)
         return Response(self._parts.exposition(), media_type=None, headers={"content-type": EXPOSITION})
 
     # -- pages to read ------------------------------------------------------------------------------------------

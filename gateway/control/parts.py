@@ -32,7 +32,6 @@ class ControlParts(msgspec.Struct, frozen=True, kw_only=True):
     dispatch: Dispatch
     limits: LimitBook
     exposition: Callable[[], bytes]  # Prometheus text
-    openmetrics: Callable[[], bytes] | None  # the exposition with exemplars; None: no call is traced
     calls: Callable[[], Iterable[CallView]]  # calls that have not ended
     ended: EndedCalls  # the last calls
     drain: Callable[[bool], None]  # turns the drain on or off; a drain that stays as it was is refused

@@ -30,7 +30,7 @@ class CountRow:
         self.queue, self.ttft, self.duration = Histogram(), Histogram(), Histogram()
 
 
-_Times = tuple[list[int], float, dict[int, tuple[str, float]]]
+_Times = tuple[list[int], float]
 
 
 class _State(msgspec.Struct, array_like=True):
@@ -76,8 +76,6 @@ class CallCounts:
                 row.cached += record.cached_tokens
             row.affinity += record.affinity_tokens
             row.shaped += record.shaped_tokens
-        if record.traced is True and record.trace_id is not UNSET:
-            _exemplify(row, record, record.trace_id)
         if record.predicted_wait:
             self._waited(record)
         if record.attempts > 1:
@@ -136,11 +134,11 @@ class CallCounts:
             for name, number in zip(INTEGERS, integers, strict=True):
                 setattr(row, name, getattr(row, name) + number)
             for name, each in zip(TIMES, times, strict=True):
-                _add(getattr(row, name), each)
+                getattr(row, name).add(*each)
         for name, wait, error in state.waits:
             waits = self.waits.setdefault(name, (Histogram(), Histogram()))
-            _add(waits[0], wait)
-            _add(waits[1], error)
+            waits[0].add(*wait)
+            waits[1].add(*error)
         for place, reason, calls in state.prefills:
             self.prefills[place, reason] = self.prefills.get((place, reason), 0) + calls
         for tenant, outcome, requests, tokens in state.tenants:
@@ -149,20 +147,5 @@ class CallCounts:
             counts[1] += tokens
 
 
-def _exemplify(row: CountRow, record: Record, trace_id: str) -> None:
-    """Note a traced call as the exemplar of its times."""
-    row.duration.exemplify(record.total, trace_id)
-    if record.engine:
-        row.queue.exemplify(record.queue, trace_id)
-        if record.ttft:
-            row.ttft.exemplify(record.ttft, trace_id)
-
-
 def _times(histogram: Histogram) -> _Times:
-    return histogram.counts, histogram.sum, histogram.exemplars
-
-
-def _add(histogram: Histogram, times: _Times) -> None:
-    other = Histogram()
-    other.counts, other.sum, other.exemplars = times
-    histogram.add(other)
+    return histogram.counts, histogram.sum

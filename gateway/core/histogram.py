@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 
 BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
 
 class Histogram:
-    """`counts`: observations in each bucket alone; the last is above all bounds. `sum`: of all. `exemplars`: by bucket
-    the trace of the last call in it that is traced, and its value."""
+    """`counts`: observations in each bucket alone; the last is above all bounds. `sum`: of all."""
 
-    __slots__ = ("counts", "exemplars", "sum")
+    __slots__ = ("counts", "sum")
 
     def __init__(self) -> None:
         self.counts = [0] * (len(BOUNDS) + 1)
         self.sum = 0.0
-        self.exemplars: dict[int, tuple[str, float]] = {}
 
     def observe(self, value: float) -> None:
         """Count one time."""
         self.counts[bisect_left(BOUNDS, value)] += 1
         self.sum += value
 
-    def exemplify(self, value: float, trace_id: str) -> None:
-        """A value that was observed is of a call with this trace."""
-        self.exemplars[bisect_left(BOUNDS, value)] = (trace_id, value)
-
-    def add(self, other: Histogram) -> None:
+    def add(self, counts: Sequence[int], total: float) -> None:
         """Add all observations of another histogram."""
-        self.counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
-        self.sum += other.sum
-        self.exemplars.update(other.exemplars)
+        self.counts = [mine + theirs for mine, theirs in zip(self.counts, counts, strict=True)]
+        self.sum += total
 
     def buckets(self) -> list[tuple[str, float]]:
         """Cumulative buckets as Prometheus has them: upper bound, number of observations up to it."""

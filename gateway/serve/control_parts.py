@@ -32,7 +32,6 @@ def app_of(
         dispatch=gateway.dispatch,
         limits=gateway.limits,
         exposition=gateway.metrics.exposition,
-        openmetrics=None if options.traces is None else gateway.metrics.openmetrics,
         calls=port.calls,
         ended=gateway.ended_calls,
         drain=partial(drained_by_hand, gateway, signals),

@@ -12,9 +12,7 @@ from typing import Protocol
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
-from prometheus_client.openmetrics.exposition import generate_latest as openmetrics
 from prometheus_client.registry import Collector
-from prometheus_client.samples import Exemplar
 
 from gateway.core.admission.retries import RetryBudget
 from gateway.core.call_counts import CallCounts, CountRow
@@ -94,11 +92,6 @@ class Metrics(Collector):
     def exposition(self) -> bytes:
         return generate_latest(self._registry)
 
-    def openmetrics(self) -> bytes:
-        """The same as OpenMetrics, which has exemplars: the traces of calls."""
-        text: bytes = openmetrics(self._registry)  # type: ignore[no-untyped-call] # it has no annotations
-        return text
-
     def outcomes(self) -> dict[str, int]:
         """Calls ended so far, by outcome."""
         return self.totals().outcomes()
@@ -172,7 +165,7 @@ class Metrics(Collector):
             ("weir_request_seconds", "From arrival to the end.", lambda row: row.duration),
         ]
         for name, text, waits in histograms:
-            found = [(labels, _exemplified(waits(row)), waits(row).sum) for labels, row in rows]
+            found = [(labels, waits(row).buckets(), waits(row).sum) for labels, row in rows]
             yield histogram(name, text, *LABELS, of=found)
 
     def _as_vllm(self, counts: CallCounts) -> Iterable[Metric]:
@@ -181,7 +174,7 @@ class Metrics(Collector):
         durations: dict[str, Histogram] = {}
         for (_, _, model, _), row in counts.rows.items():
             requests[model] += row.requests
-            durations.setdefault(model, Histogram()).add(row.duration)
+            durations.setdefault(model, Histogram()).add(row.duration.counts, row.duration.sum)
         found = [(model, each.buckets(), each.sum) for model, each in durations.items()]
         yield counter("vllm_requests", "Calls ended, by model.", "model_id", of=requests)
         yield histogram("vllm_request_duration_seconds", "From arrival to the end.", "model_id", of=found)
@@ -207,12 +200,3 @@ class Metrics(Collector):
         yield counter("weir_batched_calls", "Calls answered by a shared request.", of=merged)
         yield counter("weir_batch_resends", "Calls of a refused batch, sent singly.", of=again)
         yield from policy(self._policy_status())
-
-
-def _exemplified(histogram: Histogram) -> list[tuple[str, float] | tuple[str, float, Exemplar]]:
-    """The buckets, each with the last traced call in it."""
-    rows: list[tuple[str, float] | tuple[str, float, Exemplar]] = list(histogram.buckets())
-    for number, (trace_id, value) in histogram.exemplars.items():
-        bound, count = rows[number][:2]
-        rows[number] = (bound, count, Exemplar({"trace_id": trace_id}, value))
-    return rows
