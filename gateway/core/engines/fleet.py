@@ -82,6 +82,16 @@ class EnginesByModel:
             self.engines[model] = tuple(engines)
 
 
+def longest_of(cards: Iterable[ModelCard]) -> dict[str, ModelCard]:
+    """Each model's card; of several the one with the longest context."""
+    longest: dict[str, ModelCard] = {}
+    for card in cards:
+        known = longest.get(card.id)
+        if known is None or (card.max_model_len or 0) > (known.max_model_len or 0):
+            longest[card.id] = card
+    return longest
+
+
 class Fleet:
     """All engines, by id, and which of them serve a model."""
 
@@ -155,13 +165,8 @@ class Fleet:
     def models(self) -> dict[str, ModelCard]:
         """Every model of the fleet, also those that would have to be woken first; where engines differ, the card with
         the longest context."""
-        cards: dict[str, ModelCard] = {}
-        for engine in self:
-            for id, card in engine.models.items() if engine.transfers.answers else ():
-                known = cards.get(id)
-                if known is None or (card.max_model_len or 0) > (known.max_model_len or 0):
-                    cards[id] = card
-        return {**self.expected, **cards}
+        answering = (engine for engine in self if engine.transfers.answers)
+        return {**self.expected, **longest_of(card for engine in answering for card in engine.models.values())}
 
     def context(self, model: str) -> int | None:
         """The longest context, in tokens, any engine gives this model; None where none tells."""

@@ -21,6 +21,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 
 import msgspec
 
+from gateway.core.engines.fleet import longest_of
 from gateway.core.engines.origin import engine_id
 from gateway.core.sidecars.addresses import Network, networks_of, refusal
 from gateway.core.sidecars.copies import Copies
@@ -241,14 +242,8 @@ class Registry:
 
     def cards(self, now: float) -> dict[str, ModelCard]:
         """The models that some sidecar has or could have ready, each with its longest context."""
-        cards: dict[str, ModelCard] = {}
-        for sidecar in self.sidecars.values():
-            if not sidecar.stale(now):
-                for name, card in sidecar.cards.items():
-                    known = cards.get(name)
-                    if known is None or (card.max_model_len or 0) > (known.max_model_len or 0):
-                        cards[name] = card
-        return cards
+        heard = (sidecar for sidecar in self.sidecars.values() if not sidecar.stale(now))
+        return longest_of(card for sidecar in heard for card in sidecar.cards.values())
 
     def outlook(self, model: str, now: float) -> Outlook | None:
         """The prediction of the sidecar that can have a model ready soonest; None: no sidecar can be asked for it.
