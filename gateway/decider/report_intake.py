@@ -22,6 +22,7 @@ from gateway.core.sidecars.sidecars import Changes, UntrustedSidecar
 from gateway.decider.dispatch import Dispatch
 from gateway.decider.known_models import KnownModels
 from gateway.shared.protocol import SOCKETS_MARK, ClusterMember, DemandReport, capacity_report
+from gateway.shared.tasks import wait_until
 
 RECALLED = STALE - 1.0  # seconds that calls wait for a model of before: then they are told to come back, and not 404
 AGAIN = 60.0  # seconds between two looks at sidecars that are all silent
@@ -107,12 +108,7 @@ class ReportIntake:
 
     async def reported(self, enough: Callable[[], object], within: float) -> None:
         """Wait until `enough` is true after some report; for `within` seconds at most."""
-        try:
-            async with asyncio.timeout(within):
-                while not enough():
-                    await self._heard_now.wait()
-        except TimeoutError:
-            return
+        await wait_until(enough, self._heard_now, within)
 
     def apply(self, policy: SidecarsPolicy | None, token: str | None, taken: Container[str]) -> None:
         """Set the policy. `taken`: ids of engines that it names itself. With None no report is taken, and all engines

@@ -23,7 +23,7 @@ from gateway.core.engines.engine import Engine
 from gateway.core.engines.fleet import Fleet
 from gateway.core.engines.trouble import OWN, Trouble, asleep
 from gateway.core.policy.policy import FleetPolicy
-from gateway.shared.tasks import cancel, lasting
+from gateway.shared.tasks import cancel, lasting, wait_until
 from gateway.shared.vllm.answers import AnswerError, ModelCard, models_from, sample_from
 from gateway.upstream.client import Client, ClientSettings, EngineError, parse_origin
 from gateway.upstream.names import Names
@@ -170,12 +170,7 @@ class Telemetry:
 
     async def asked(self, enough: Callable[[], object], within: float) -> None:
         """Wait until every engine has been checked once, or `enough` is true; for `within` seconds at most."""
-        try:
-            async with asyncio.timeout(within):
-                while self.fleet.unasked and not enough():
-                    await self._news.wait()
-        except TimeoutError:
-            return
+        await wait_until(lambda: not self.fleet.unasked or enough(), self._news, within)
 
     async def first_contact(self) -> None:
         """Wait until every engine has been checked once. Takes a few seconds at most."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 FIRST, LATEST = 0.1, 5.0  # seconds before a task that has failed begins anew: twice as many each time
@@ -69,3 +70,11 @@ async def cancel(*tasks: asyncio.Future[Any] | None) -> None:
     for task in there:
         task.cancel()
     await asyncio.gather(*there, return_exceptions=True)
+
+
+async def wait_until(enough: Callable[[], object], news: asyncio.Event, within: float) -> None:
+    """Wait until `enough` is true, looking again at each pulse of `news`; for `within` seconds at most."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(within):
+            while not enough():
+                await news.wait()
