@@ -60,8 +60,6 @@ class CallRequest(msgspec.Struct, array_like=True, forbid_unknown_fields=True, g
     merged: bool
     leaves: Count
     splits: bool
-    hinted_tokens: Count
-    hinted_ahead: float
     asked_model: Word
     conversation: Hash
     no_fallback: bool

@@ -345,7 +345,6 @@ def _parse(route: Route, request: Request, snapshot: Snapshot, account: Account,
         now=request.at,
         cache_salt=account.cache_salt,
         metered=metered,
-        hinted=account.hinted,
     )
     if account.claimed:
         claim(call, snapshot.classes, account.claimed)

@@ -23,7 +23,7 @@ POLICY: Tree = {
     "tenants": {
         "acme": {"best_class": "interactive"},
         "globex": {"best_class": "default", "models": ["sim"], "keys": [sha256(GLOBEX)]},
-        "batcher": {"class": "batch", "best_class": "batch", "keys": [sha256(BATCHER)], "agent_hints": True},
+        "batcher": {"class": "batch", "best_class": "batch", "keys": [sha256(BATCHER)]},
     },
     "fleet": QUICK,
 }
@@ -207,16 +207,3 @@ def test_calls_are_counted_by_class_and_keys_are_in_no_output(site: Site, tmp_pa
     for key in (ACME, GLOBEX, BATCHER):
         assert key not in told
         assert sha256(key) not in told
-
-
-# -- agent hints ------------------------------------------------------------------------------------------------------
-
-
-def test_hints_are_read_of_the_tenant_that_may_and_forged_ones_ignored(site: Site) -> None:
-    def sent(hints: Tree, key: str) -> httpx.Response:
-        return site.ask({"nvext": {"agent_hints": hints}}, key=key)
-
-    assert sent({"osl": 30, "priority": 5, "prefix_id": "s"}, BATCHER).status_code == 200
-    assert refused(sent({"osl": 0}, BATCHER)) == (400, "invalid_request_error", "nvext.agent_hints.osl")
-    for forged in ({"osl": 0}, {"osl": 1, "priority": 2**31 - 1}, {"priority": "all"}):
-        assert sent(forged, ACME).status_code == 200

@@ -537,12 +537,6 @@ def test_an_old_question_gives_way_to_the_one_after_it() -> None:
     run(body)
 
 
-def test_hints_of_a_call_come_with_the_question() -> None:
-    call = a_call(max_tokens=50, hinted_tokens=30, hinted_ahead=-7.0)
-    asked = call_of(ask_of(1, call, 1, wait=True), call.route)
-    assert (asked.hinted_tokens, asked.hinted_ahead) == (30, -7.0)
-
-
 def test_the_decider_keeps_the_records_that_its_relays_tell() -> None:
     async def body(made: Setting) -> None:
         relay = await raw(made)

@@ -217,7 +217,7 @@ class AdmissionControl:
     ) -> Ticket:
         """The place of a newcomer, or of a call that returns for its `booking`."""
         if booking is None:
-            return Ticket(call, now, exclude, self._expires(call), large=large, ahead=call.hinted_ahead)
+            return Ticket(call, now, exclude, self._expires(call), large=large)
         expires, since, turn = self._expires(call), booking.since, booking.deadline
         return Ticket(call, now, exclude, expires, since, turn, large=large, promised=True)
 

@@ -16,14 +16,13 @@ class Ticket:
 
     Absolute seconds: `expires`, when its owner gives the call up; `since`, its age and its order among equal deadlines,
     which is `pushed_at` unless the call returns for a booking; `deadline`, its order within its tenant, which is the
-    call's own unless the call was booked with another one. `large`: the call needs so much that others may
-    pass it until it fits. `ahead`: seconds by which the call goes before its turn within its tenant. `aside`: others
-    may pass the call, because it waits for an engine that knows its session, or because the room is kept for other
-    sessions. `promised`: the call came back for its booking, so its place is kept.
+    call's own unless the call was booked with another one. `large`: the call needs so much that others may pass it
+    until it fits. `aside`: others may pass the call, because it waits for a full engine that has its prompt.
+    `promised`: the call came back for its booking, so its place is kept.
     """
 
     __slots__ = (
-        "ahead", "aside", "call", "charge", "cost", "deadline", "exclude", "expires", "large", "paid", "promised",
+        "aside", "call", "charge", "cost", "deadline", "exclude", "expires", "large", "paid", "promised",
         "pushed_at", "sequence", "since", "waiting",
     )  # fmt: skip
 
@@ -37,7 +36,6 @@ class Ticket:
         deadline: float | None = None,
         *,
         large: bool = False,
-        ahead: float = 0.0,
         promised: bool = False,
     ) -> None:
         prompt, output = call.prompt_tokens, call.output_tokens
@@ -50,7 +48,6 @@ class Ticket:
         self.since = pushed_at if since is None else since
         self.deadline = call.deadline if deadline is None else deadline
         self.large = large
-        self.ahead = ahead
         self.aside = False
         self.promised = promised
         self.paid = False  # its class and tenant have been charged for it
@@ -60,7 +57,7 @@ class Ticket:
     @property
     def key(self) -> tuple[float, float, int]:
         """Order within its tenant. A ticket that was granted before has paid, and goes first."""
-        return -inf if self.paid else self.deadline - self.ahead, self.since, self.sequence
+        return -inf if self.paid else self.deadline, self.since, self.sequence
 
 
 class TenantQueue:

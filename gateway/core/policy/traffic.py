@@ -185,8 +185,6 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     `models`: Models it may use, others get 403; empty: all.
     `keys`: SHA-256 of its API keys. More may be in the keys_file.
     `refusal`: Its own answer to calls over its limits; null: OpenAI's error object.
-    `agent_hints`: Whether NVIDIA Dynamo's nvext.agent_hints count: prefix_id as session, osl as expected length,
-    priority as seconds of head start among this tenant's calls, at most 60.
     """
 
     class_: ClassName | None = msgspec.field(default=None, name="class")
@@ -196,7 +194,6 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     models: tuple[EngineModel, ...] = ()
     keys: tuple[KeyHash, ...] = ()
     refusal: Refusal | None = None
-    agent_hints: bool = False
 
 
 class ShapingTier(msgspec.Struct, frozen=True, kw_only=True):

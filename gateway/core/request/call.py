@@ -64,8 +64,6 @@ class Call(msgspec.Struct, kw_only=True, gc=False):
     prompt_tokens: int = 0  # estimate, filled in by cost.py
     output_tokens: int = 0  # estimate, filled in by cost.py
     expected_tokens: int = 0  # likely output of each sequence, 0: not known; filled in by cost.py
-    hinted_tokens: int = 0  # tokens of each sequence by its agent's hint, 0: none that counts; see agent_hints.py
-    hinted_ahead: float = 0.0  # seconds by which its agent would have it go before its turn
     shaped: int = 0  # the lower output limit that replaced `asked`, 0: none did
     predicted_wait: float = 0.0  # seconds, where it had to wait
     usage_cut: bool = False  # the engine reports usage in every event, and the client did not ask for that

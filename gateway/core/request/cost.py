@@ -169,12 +169,7 @@ class CostModel:
             alpha = COLD_ALPHA if known is None else known.value
         share = 0.0 if known is None else known.value if known.value < known.largest else known.largest
         call.expected_tokens = int(share * asked)
-        call.output_tokens = booked = (int(alpha * asked) + 1 if alpha < 1.0 else asked) * call.n
-        hinted = call.hinted_tokens
-        if hinted:
-            call.expected_tokens = hinted if hinted < asked else asked
-            if self.alpha is None:
-                call.output_tokens = max(booked, call.expected_tokens * call.n)
+        call.output_tokens = (int(alpha * asked) + 1 if alpha < 1.0 else asked) * call.n
 
     def checkpoint(self) -> SavedCosts:
         """The estimates that were used last, for the next decider."""

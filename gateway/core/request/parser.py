@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from gateway.core.agent_hints import NO_HINTS, AgentHints, hints_of
 from gateway.core.billing_header import without_billing_line
 from gateway.core.request.allowed_fields import DECODERS, check_unread
 from gateway.core.request.call import Call, CallSettings
@@ -48,18 +47,16 @@ def parse(
     now: float,
     cache_salt: bytes = b"",
     metered: bool = False,
-    hinted: bool = False,
 ) -> Call:
     """Read a request on a route that is forwarded; the gateway answers others itself.
 
     `headers` maps lower-cased names to values. `cache_salt`: comma and JSON field that separate tenants in an engine's
-    prefix cache. `metered`: a token limit counts this call, so a stream reports usage in every event. `hinted`: agent
-    hints in the body count. `now`: monotonic seconds. Raises Refused for a header or field: 413 (too much text) or 400.
+    prefix cache. `metered`: a token limit counts this call, so a stream reports usage in every event. `now`:
+    monotonic seconds. Raises Refused for a header or field: 413 (too much text) or 400.
     """
     prompt = Prompt(settings.media, settings.max_messages, [], [], media_hosts=settings.media_hosts)
     fields, model = _fields(route, headers, body, prompt, settings)
     data = "\0".join(prompt.parts).encode()
-    hints = hints_of(body) if hinted and not route.form else NO_HINTS
     n, max_tokens = _output(route.kind, fields, prompt, settings) if route.generates else (1, None)
     call = Call(  # at most fifteen fields by name: for more, CPython makes a dict of them first
         request_id=request_id,
@@ -82,14 +79,14 @@ def parse(
         call.media, call.token_ids = prompt.media, len(prompt.ids)
     _set_class_and_deadline(call, headers, fields.service_tier, settings)
     if model in settings.model_routes:
-        _name_route(call, headers, fields, hints, prompt)
-    return call if hints is NO_HINTS else hints.given(call)
+        _name_route(call, headers, fields, prompt)
+    return call
 
 
-def _name_route(call: Call, headers: Mapping[bytes, bytes], fields: Body, hints: AgentHints, prompt: Prompt) -> None:
+def _name_route(call: Call, headers: Mapping[bytes, bytes], fields: Body, prompt: Prompt) -> None:
     """Note that the call names a model route, and by what it is known there."""
     call.asked_model, call.no_fallback = call.model, not accepts_fallback(headers.get(b"x-weir-fallback"))
-    session = _session(headers, fields, hints, call.route)
+    session = _session(headers, fields, call.route)
     call.conversation = hash((call.tenant, session) if session else (call.tenant, *beginning(prompt)))
 
 
@@ -216,12 +213,12 @@ def _shown(value: int) -> str:
     return str(value) if value.bit_length() <= 64 else f"an integer of {value.bit_length()} bits"
 
 
-def _session(headers: Mapping[bytes, bytes], fields: Body, hints: AgentHints, route: Route) -> bytes | str | None:
+def _session(headers: Mapping[bytes, bytes], fields: Body, route: Route) -> bytes | str | None:
     """The first name of the call's session or, where it has none, of its user."""
     named: bytes | str | None = None
     if not _names_no_session(headers):
         named = next(filter(None, map(headers.get, SESSION_HEADERS)), None)
-    named = named or fields.prompt_cache_key or hints.prefix_id or fields.user or fields.safety_identifier
+    named = named or fields.prompt_cache_key or fields.user or fields.safety_identifier
     return _user_id(fields.metadata) if named is None and route.kind == "message" else named
 
 

@@ -137,11 +137,10 @@ class Account:
 
     `claimed`: the class that a caller's token names, the most important of its calls; empty: none. `best`: rank of the
     most important class it may ask for, 0: any. `models`: those it may use, empty: all. `cache_salt`: a JSON field for
-    the body of each of its calls, with a comma before it; empty: none. `refusal`: its own refusal answer. `hinted`: its
-    calls' agent hints count.
+    the body of each of its calls, with a comma before it; empty: none. `refusal`: its own refusal answer.
     """
 
-    __slots__ = ("best", "cache_salt", "claimed", "default_class", "hinted", "models", "name", "refusal", "weight")
+    __slots__ = ("best", "cache_salt", "claimed", "default_class", "models", "name", "refusal", "weight")
 
     def __init__(self, name: str, tenant: Tenant, classes: list[str], cache_salt: bytes, claimed: str = "") -> None:
         self.name = name
@@ -152,7 +151,6 @@ class Account:
         self.weight = tenant.weight
         self.models = frozenset(tenant.models)
         self.refusal = tenant.refusal
-        self.hinted = tenant.agent_hints
 
 
 class Tenants:

@@ -74,7 +74,7 @@ class Grants:
         call = ticket.call
         if call.request_id in self.first:
             return
-        key = (ticket.deadline - ticket.ahead, ticket.since, ticket.sequence)
+        key = (ticket.deadline, ticket.since, ticket.sequence)
         for other in queues:
             theirs = other.call
             if (theirs.class_name, theirs.tenant) != (call.class_name, call.tenant) or other.aside:

@@ -32,7 +32,6 @@ def planned(number: int, call: Call) -> Planned:
     else:
         body |= {"messages": [{"role": "user", "content": text}], "max_tokens": call.asked, "stream": call.stream}
         body |= {"stream_options": {"include_usage": True}} if call.stream and call.usage else {}
-        body |= hints(number)
     fields = {b"content-type": b"application/json", b"x-weir-class": call.class_name.encode()}
     if call.key:
         fields[b"authorization"] = b"Bearer " + call.key.encode()
@@ -41,15 +40,6 @@ def planned(number: int, call: Call) -> Planned:
     if call.session:
         fields[b"x-weir-session"] = b"%d" % call.session
     return Planned(call.at, call.class_name, msgspec.json.encode(body), fields, path=PATHS[call.kind])
-
-
-def hints(number: int) -> dict[str, Any]:
-    """Agent hints of some calls, by their number: with and without them a seed is the same case. Those of tenants that
-    may not have them are forged, and some of them absurd."""
-    rng = random.Random(number)  # noqa: S311 # a test's draw
-    if rng.random() < 0.7:
-        return {}
-    return {"nvext": {"agent_hints": {"osl": rng.choice((1, 20, 2**20)), "priority": rng.choice((-5, 3, 2**31 - 1))}}}
 
 
 def scheduling_of(number: int) -> Policy:

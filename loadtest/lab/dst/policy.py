@@ -47,7 +47,7 @@ class Traits:
             "service_tiers": {},
             "tenants": {
                 "anonymous": {},
-                "acme": {"keys": [_digest("key-of-acme")], "weight": rng.choice((1, 4)), "agent_hints": True},
+                "acme": {"keys": [_digest("key-of-acme")], "weight": rng.choice((1, 4))},
                 "zeta": {"keys": [_digest("key-of-zeta")], "limits": rng.choice(({}, {"requests": "2/s"}))},
             },
             "storage": "counted-and-kept-nowhere",

@@ -19,10 +19,10 @@ NEVER = 1e9  # so late that nothing starves
 
 
 def ticket(class_name: str = "default", tokens: int = 100, at: float = 0.0, **fields: Any) -> Ticket:
-    """Its call's `fields`, `since`, `large` and `ahead`."""
-    since, large, before = fields.pop("since", None), fields.pop("large", False), fields.pop("ahead", 0.0)
+    """Its call's `fields`, `since` and `large`."""
+    since, large = fields.pop("since", None), fields.pop("large", False)
     call = a_call(**{"class_name": class_name, "arrived": at, "prompt_tokens": tokens, "deadline": 1000.0, **fields})
-    return Ticket(call, at, since=since, large=large, ahead=before)
+    return Ticket(call, at, since=since, large=large)
 
 
 def yes(_: Ticket) -> bool:
@@ -597,19 +597,6 @@ def test_what_a_tenant_was_served_can_be_read_and_is_nothing_where_nobody_knows_
 
 
 # -- sessions ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_call_goes_before_its_turn_by_so_many_seconds_and_no_more() -> None:
-    queues = Queues(ONE)
-    early, late = pushed(queues, ticket(at=0.0, deadline=100.0), ticket(at=9.0, deadline=109.0))
-    (warm,) = pushed(queues, ticket(at=10.0, deadline=110.0, ahead=5.0))
-    assert popped(queues) == [early, warm, late]
-
-
-def test_a_tenants_share_is_not_changed_by_what_goes_before_its_turn() -> None:
-    queues = Queues(ONE)
-    pushed(queues, *(ticket(tenant="a") for _ in range(4)), *(ticket(tenant="b", ahead=50.0) for _ in range(4)))
-    assert tenants(popped(queues)) == "abababab"
 
 
 def test_calls_that_were_set_aside_are_passed() -> None:
