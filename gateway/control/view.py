@@ -163,7 +163,7 @@ def _model(id: str, context: int | None, dispatch: Dispatch, wanted: int, now: f
     return ModelView(
         id=id,
         max_model_len=context,
-        mode=str(Mode.NORMAL if traffic is None else traffic.mode),
+        mode=str(Mode.NORMAL if traffic is None else traffic.state.mode),
         engines=[engine.label for engine in engines],
         predicted_ttft_s=min((round(predicted_ttft(engine, PROMPT, now), 3) for engine in engines), default=None),
         headroom_calls=sum(

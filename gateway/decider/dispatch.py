@@ -1,8 +1,8 @@
 """Dispatch: `ask(call)` gives a grant, at once or when its turn comes.
 
-`AdmissionControl` decides, and Dispatch obeys: it takes holds, and has `WaitingCalls` grant what waits when that may go:
-on a settlement, a new sample, an engine's coming or going, a reload; where a class has `headroom`, on an engine's last
-unread prompt too. Leaving the grant, by any path, gives the hold back.
+`AdmissionControl` decides, and Dispatch obeys: it takes holds, and has `WaitingCalls` grant what waits when that may
+go: on a settlement, a new sample, an engine's coming or going, a reload; where a class has `headroom`, on an engine's
+last unread prompt too. Leaving the grant, by any path, gives the hold back.
 
 A call for a model that no engine serves now waits in its queue like any other while a sidecar has the model made
 ready, if that will be in time for it. `wake` asks for it. A call also waits while an engine is expected back, for

@@ -184,9 +184,7 @@ class Telemetry:
 class Watcher:
     """The loops of one engine. `tried` is set after its first check, whatever the result."""
 
-    def __init__(
-        self, telemetry: Telemetry, engine: Engine, api_key: str | None, trust: Trust | None = None
-    ) -> None:
+    def __init__(self, telemetry: Telemetry, engine: Engine, api_key: str | None, trust: Trust | None = None) -> None:
         self._telemetry = telemetry
         self.engine = engine
         self.api_key = api_key

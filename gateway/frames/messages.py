@@ -22,7 +22,7 @@ from gateway.core.request.outcome import Outcome
 from gateway.core.request.record import Record
 
 MOST_RECORDS = 500  # in one message
-VERSION = 13  # of these messages: both sides must have the same
+VERSION = 14  # of these messages: both sides must have the same
 Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Hash = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]

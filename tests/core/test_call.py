@@ -940,5 +940,3 @@ def test_the_head_tells_how_long_a_body_is_of_use(headers: dict[bytes, bytes], e
     assert head_time_limit(headers, CallSettings()) == expected
     uploaded = head_time_limit(headers, CallSettings(), upload=True)
     assert uploaded == (1.5 if headers.get(b"x-weir-deadline-ms") == b"1500" else math.inf)
-
-

@@ -25,7 +25,7 @@ from gateway.core.request.call import Call
 from gateway.core.request.outcome import Outcome, Refused
 from gateway.core.request.record import Record
 from gateway.decider.relays.session import RelaySession
-from gateway.frames.calls import ask_of, call_of, terms_of
+from gateway.frames.calls import ask_of, terms_of
 from gateway.frames.codec import FrameWriter, from_decider
 from gateway.frames.messages import (
     VERSION,

@@ -71,7 +71,7 @@ MESSAGES: list[Any] = [
 ]
 # Durations, and seconds since 1970.
 NO_TIMES = {
-    "CallRequest": {"asked_deadline", "sdk_timeout", "hinted_ahead"},
+    "CallRequest": {"asked_deadline", "sdk_timeout"},
     "CallFacts": {"predicted_wait", "woken"},
     "GrantTerms": {"expected", "hedge_after"},
     "AttemptFailed": {"pause"},

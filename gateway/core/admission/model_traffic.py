@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from gateway.core.admission.bookings import SHARE, SOON, Bookings
 from gateway.core.admission.deadline import EVERY, Drain, TokenRate
-from gateway.core.admission.mode import Mode, ModelMode, Signals, Window
+from gateway.core.admission.mode import ModelMode, Signals, Window
 from gateway.core.admission.queues import Queues
 from gateway.core.admission.ticket import Ticket
 from gateway.core.checkpoint import SavedTraffic
@@ -27,15 +27,15 @@ STEP_EVERY = 0.1  # seconds at least between two judgements of the mode
 
 
 class ModelTraffic:
-    """`drain` and `bookings` serve predictions, `level` is the mode as a number: 0 is normal. `scaling` is the signal
-    for autoscalers; whoever refuses a call for want of room adds its tokens there."""
+    """Traffic of one model. `drain` and `bookings` serve predictions; `state` is the mode, `level` its number: 0 is
+    normal. `scaling` is the signal for autoscalers; whoever refuses a call for want of room adds its tokens there."""
 
     def __init__(self, policy: Policy, now: float) -> None:
         self.drain = Drain(now)
         self.scaling = EnginesWanted(policy.scaling, now)
         self.bookings: dict[str, Bookings] = {}
         self.level = 0
-        self._mode = ModelMode(policy.modes)
+        self.state = ModelMode(policy.modes)
         self._order = tuple(policy.classes)
         self._window = Window()
         self._offered: dict[str, TokenRate] = {}  # by newcomers that could not start at once
@@ -47,7 +47,7 @@ class ModelTraffic:
 
     def apply(self, policy: Policy) -> None:
         """A reload: rules and classes change, measurements stay."""
-        self._mode.apply(policy.modes)
+        self.state.apply(policy.modes)
         self.scaling.apply(policy.scaling)
         self._order = tuple(policy.classes)
         self.bookings = {name: self.bookings.get(name) or Bookings() for name in policy.classes}
@@ -66,18 +66,9 @@ class ModelTraffic:
         for bookings in self.bookings.values():
             bookings.advance(now)
 
-    @property
-    def mode(self) -> Mode:
-        return self._mode.mode
-
-    @property
-    def state(self) -> ModelMode:
-        """The mode with its history, to look at."""
-        return self._mode
-
     def refuses(self, call: Call) -> str | None:
         """Reason for which the mode refuses the call; None if the mode admits it."""
-        return self._mode.refuses(call.class_name, self._order)
+        return self.state.refuses(call.class_name, self._order)
 
     def first_byte(self, call: Call, now: float) -> None:
         """A stream's first token came."""
@@ -197,8 +188,8 @@ class ModelTraffic:
             engine.breaker.advance(now)
         for bookings in self.bookings.values():
             bookings.advance(now)
-        changed = self._mode.step(self.signals(usable, now), now)
-        self.level = self._mode.mode.value
+        changed = self.state.step(self.signals(usable, now), now)
+        self.level = self.state.mode.value
         return changed
 
     def signals(self, usable: Sequence[Engine], now: float) -> Signals:

@@ -15,7 +15,6 @@ from gateway.core.policy.routes import ModelRoute
 from gateway.core.request.outcome import STATUS, Outcome, error_body
 from gateway.shared.vllm.answers import ModelCard
 
-
 UNDATED = "1970-01-01T00:00:00Z"  # as Anthropic's API has it where a date is unknown
 
 

@@ -81,8 +81,13 @@ def _block(text: str) -> str | None:
 
 
 Network = Annotated[
-    str, Text(rf"unix|{_NETWORK}", "an IP address, a CIDR block without bits beyond its prefix, or unix",
-              valid=_is_network, mend=_block)
+    str,
+    Text(
+        rf"unix|{_NETWORK}",
+        "an IP address, a CIDR block without bits beyond its prefix, or unix",
+        valid=_is_network,
+        mend=_block,
+    ),
 ]
 Block = Annotated[
     str, Text(_NETWORK, "an IP address or a CIDR block without bits beyond its prefix", valid=_is_network, mend=_block)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+
 from gateway.core.billing_header import without_billing_line
 from gateway.core.request.allowed_fields import DECODERS, check_unread
 from gateway.core.request.call import Call, CallSettings

@@ -10,9 +10,10 @@ from typing import Any
 from gateway.core.admission.levels import Kind
 from gateway.core.admission.limits import LimitBook
 from gateway.core.admission.quotas import SPANS
-from gateway.core.admission.retries import AT_LEAST, WINDOW
+from gateway.core.admission.retries import AT_LEAST
 from gateway.core.admission.witness import LimitCharge
 from gateway.core.engines.speed import TPOT_TOKENS
+from gateway.core.recent_calls import WINDOW
 from gateway.core.request.outcome import Outcome
 from gateway.core.request.record import Record
 

@@ -177,7 +177,7 @@ def test_the_mode_is_judged_by_engines_that_may_be_used_and_not_too_often() -> N
     pressed, idle, dead = engine(0.95), engine(0.75), engine(0.99)
     dead.down()
     assert traffic.step([pressed, idle, dead], 0.1)
-    assert (traffic.mode, traffic.level, traffic.state.why) == (Mode.TIGHT, 1, "kv 0.85 >= 0.8")
+    assert (traffic.state.mode, traffic.level, traffic.state.why) == (Mode.TIGHT, 1, "kv 0.85 >= 0.8")
     pressed.sampled(EngineSample(running=0, waiting=0, kv_usage=0.0, preemptions_total=0), 1.2)
     idle.sampled(EngineSample(running=0, waiting=0, kv_usage=0.0, preemptions_total=0), 1.2)
     assert not traffic.step([pressed, idle], 0.1 + STEP_EVERY / 2), "just now"
@@ -225,5 +225,5 @@ def test_a_reload_changes_rules_and_classes_and_keeps_what_was_seen() -> None:
     assert len(kept) == 1
     assert traffic.usual_ttft("default", 0.9) == SORT_EVERY - 1.0
     assert traffic.usual_ttft("interactive", 0.9) is None
-    assert traffic.mode is Mode.TIGHT
+    assert traffic.state.mode is Mode.TIGHT
     assert traffic.refuses(call("default")) is None, "the new tight mode refuses nobody"
