@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import ssl
-from weakref import WeakValueDictionary
+from functools import lru_cache
 
 import msgspec
-
-_SHARED: WeakValueDictionary[str | None, ssl.SSLContext] = WeakValueDictionary()  # by `ca`, while it is used
 
 
 class Trust(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,7 +23,9 @@ class Trust(msgspec.Struct, frozen=True, kw_only=True):
     def shared(self) -> ssl.SSLContext:
         """The context of all engines that show certificates of these authorities. To read the system's takes 20 ms and
         a megabyte, and engines may be thousands. Raises as `context`."""
-        found = _SHARED.get(self.ca)
-        if found is None:
-            found = _SHARED[self.ca] = self.context()
-        return found
+        return _shared(self.ca)
+
+
+@lru_cache(maxsize=64)
+def _shared(ca: str | None) -> ssl.SSLContext:
+    return Trust(ca=ca).context()
