@@ -63,7 +63,7 @@ class Client:
         self.settings = settings
         trust = trust or Trust()
         if self.origin.tls and trust != self._trust:
-            self._trust, self._ssl = trust, trust.shared
+            self._trust, self._ssl = trust, self._names.context(trust)
         host, key = self.origin.authority.encode(), (api_key or "").encode()
         line = b" HTTP/1.1\r\nhost: %b\r\n" % host
         self._static = self._static_to_messages = line + (b"authorization: Bearer %b\r\n" % key if key else b"")

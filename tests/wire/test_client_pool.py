@@ -12,6 +12,7 @@ import pytest
 import uvloop
 
 from gateway.upstream.client import Client, ClientSettings, EngineError, Reply, parse_origin
+from gateway.upstream.names import Names
 from gateway.upstream.trust import Trust
 from loadtest.processes import free_port
 from tests.certificates import made
@@ -429,12 +430,12 @@ def test_a_certificate_nobody_here_trusts_is_no_connection(tls: tuple[ssl.SSLCon
 
 
 def test_engines_share_what_is_read_of_certificate_authorities(tls: tuple[ssl.SSLContext, Trust]) -> None:
-    """The system's take 20 ms and a megabyte each time."""
-    ours = tls[1]
-    assert ours.shared is Trust(ca=ours.ca, name="another").shared
-    assert ours.shared is not Trust().shared
+    ours, names = tls[1], Names()
+    context = names.context(ours)
+    assert names.context(Trust(ca=ours.ca, name="another")) is context
+    assert names.context(Trust()) is not context
     with pytest.raises(ssl.SSLError):
-        _ = Trust(ca="no certificate").shared
+        names.context(Trust(ca="no certificate"))
 
 
 def test_a_certificate_for_another_host_is_no_connection(tls: tuple[ssl.SSLContext, Trust]) -> None:

@@ -28,7 +28,7 @@ _PLAIN: Final = "this port speaks HTTPS, and the request came as plain HTTP: use
 NextContext = Callable[[], tls.SSLContext]
 
 
-class Listener:
+class ClientListener:
     """Accepts on one bound socket. `context` gives the TLS context of the next handshake; None: plain HTTP."""
 
     def __init__(self, shared: Shared, listening: socket.socket, context: NextContext | None) -> None:

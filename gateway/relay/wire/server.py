@@ -15,7 +15,7 @@ import stat
 
 from gateway.core.request.body_memory import BodyMemory
 from gateway.relay.wire.connection import ClientConnection
-from gateway.relay.wire.handshake import Listener
+from gateway.relay.wire.handshake import ClientListener
 from gateway.relay.wire.http1 import KnownHeads
 from gateway.relay.wire.messages import Request, ServerSettings, answer
 from gateway.relay.wire.responder import Responder
@@ -41,7 +41,7 @@ class Server:
     ) -> None:
         held = BodyMemory() if bodies is None else bodies
         self._shared = Shared(handler, settings, held, asyncio.get_running_loop().time, board)
-        self._listeners: list[asyncio.Server | Listener] = []
+        self._listeners: list[asyncio.Server | ClientListener] = []
         self._context: tls.SSLContext | None = None
         self._unix_paths: list[tuple[str, int]] = []  # path and inode: a successor may have bound the path anew
         self.addresses: list[str] = []
@@ -83,7 +83,7 @@ class Server:
             unix = each.family == socket.AF_UNIX
             if ssl is not None or self._shared.board is not None:
                 context = None if ssl is None else self._next_context
-                self._listeners.append(Listener(self._shared, each, context))
+                self._listeners.append(ClientListener(self._shared, each, context))
             else:
                 create = loop.create_unix_server if unix else loop.create_server
                 self._listeners.append(await create(self._connection, sock=each, backlog=_BACKLOG))
