@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +14,7 @@ import msgspec
 import pytest
 
 from gateway.decider.relays.elsewhere import process_of
-from gateway.frames.entrance import Token
+from gateway.frames.entrance import Token, VoteRequest
 from gateway.serve.cluster.machines import Machines, control_url, members_of
 from gateway.serve.cluster.membership import Membership
 from gateway.serve.cluster.store import MemberRecord, Store
@@ -118,6 +120,25 @@ def test_a_disk_that_takes_nothing_ends_no_membership_and_leaves_no_old_promise(
     member.news()
     assert membership(left).election.known == 7
     assert said[-1] == f"cluster: {left} is written again"
+
+
+def test_a_vote_that_the_next_process_would_not_know_is_not_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, ask = tmp_path / "cluster.json", VoteRequest("b:1", 9)
+    member = membership(left)
+    member.news()
+    member.election.lost_store = True
+
+    def read_only(path: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    with monkeypatch.context() as disk:
+        disk.setattr(Path, "write_bytes", read_only)
+        disk.setattr(Path, "unlink", read_only)
+        assert not member.vote(ask)
+    assert member.vote(ask)
+    assert membership(left).election.voted_until == member.election.voted_until
 
 
 def test_a_record_of_a_later_version_is_read() -> None:

@@ -173,10 +173,10 @@ class Membership:
             self._say(f"cluster: the store does not answer: {why}; {goes_on}")
         self.store_error = why
 
-    def news(self) -> None:
-        """Keep and tell what has changed."""
+    def news(self) -> bool:
+        """Keep and tell what has changed. Return whether the next process keeps to it."""
         election = self.election
-        self._write(msgspec.json.encode(self._promised()))
+        kept = self._write(msgspec.json.encode(self._promised()))
         leader = election.leader
         line = "nobody leads" if leader is None else f"{leader.name} leads in epoch {leader.epoch}"
         if leader is not None and election.term:
@@ -185,24 +185,29 @@ class Membership:
             self._said = line
             self._say(f"cluster: {line}")
         self._changed()
+        return kept
 
-    def _write(self, promised: bytes) -> None:
+    def _write(self, promised: bytes) -> bool:
         """Keep what the next process must know. On a full disk nothing is kept: without a file that process stands for
-        no election until whatever this one has promised is over."""
-        new, unkept = self._left.with_suffix(".new"), ""
+        no election until whatever this one has promised is over. Return whether no older promise is left."""
+        new, unkept, kept = self._left.with_suffix(".new"), "", True
         try:
             if not self._left.exists() or self._left.read_bytes() != promised:
                 new.write_bytes(promised)
                 new.replace(self._left)
         except OSError as error:
             unkept = error.strerror or str(error)
-            for path in (self._left, new):
-                with contextlib.suppress(OSError):
-                    path.unlink()
+            with contextlib.suppress(OSError):
+                new.unlink()
+            try:
+                self._left.unlink(missing_ok=True)
+            except OSError:  # a disk that has become read-only
+                kept = False
         if bool(unkept) != self._unkept:
             self._unkept = bool(unkept)
             what = f"cannot be written ({unkept}): make room there" if unkept else "is written again"
             self._say(f"cluster: {self._left} {what}")
+        return kept
 
     def _promised(self) -> SavedMembership:
         election = self.election
@@ -213,11 +218,10 @@ class Membership:
     # -- votes --------------------------------------------------------------------------------------------------
 
     def vote(self, ask: VoteRequest) -> bool:
-        """Whether this member votes for a leader. A request without a leader asks whether the member answers."""
+        """Whether this member votes for a leader, and its next process keeps to that. A request without a leader asks
+        whether the member answers."""
         given = bool(ask.leader) and self.election.vote(Leader(ask.leader, ask.epoch), self._clock())
-        if given:
-            self.news()
-        return given
+        return given and self.news()
 
     def _ask_for_words(self, sent: float) -> None:
         leader = self.election.leader
