@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gateway.control.console.stream import stream_answer
 from gateway.control.console.trial import simulation
 from gateway.control.console.trial.recorded import Recorded, recorded
 from gateway.control.console.trial.simulation import PolicyTrial, Trials
@@ -122,6 +124,49 @@ def test_a_policy_with_a_mistake_is_told_with_its_line() -> None:
     name, data = told("tenants:\n  acme: {limit: 3}\n")[-1]
     assert name == "failed"
     assert "edited.yaml:2" in data["text"]
+
+
+@pytest.mark.parametrize("leaves", ["at its start", "while it runs"])
+def test_a_watcher_that_leaves_frees_the_trial_once_its_process_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leaves: str
+) -> None:
+    children: list[Any] = []
+    ended: list[int | None] = []
+    begin, remove = asyncio.create_subprocess_exec, shutil.rmtree
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+
+    async def scene() -> None:
+        trials, left = Trials(), asyncio.Event()
+
+        async def begun(*argv: Any, **settings: Any) -> Any:
+            children.append(await begin(*argv, **settings))
+            left.set()
+            return children[-1]
+
+        def removed(folder: Path, **settings: Any) -> None:
+            ended.extend(child.returncode for child in children)
+            remove(folder, **settings)
+
+        async def receive() -> dict[str, Any]:
+            await left.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            if leaves == "at its start":
+                left.set()
+
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", begun)
+        monkeypatch.setattr(shutil, "rmtree", removed)
+        answer = stream_answer(trials.run(PolicyTrial(policy=NOW), NOW, load(5000)))
+        async with asyncio.timeout(60):
+            await answer({"type": "http"}, receive, send)
+            await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
+        assert not trials.busy
+
+    asyncio.run(scene())
+    assert ended == [-9]
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ import os
 import shutil
 import sys
 import tempfile
+from asyncio.subprocess import Process
 from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,6 +31,7 @@ from gateway.control.parts import ControlParts
 from gateway.core.policy.file import explain
 from gateway.core.policy.policy import Policy
 from gateway.shared.control.body import TooLarge, body_of
+from gateway.shared.tasks import telling
 
 MOST_POLICY = 256 * 1024  # bytes
 WITHIN = 180.0  # seconds
@@ -55,62 +57,81 @@ class Trials:
 
     def __init__(self) -> None:
         self.busy = False
+        self._ending: asyncio.Task[None] | None = None
 
     async def run(self, trial: PolicyTrial, policy: str, load: Recorded) -> AsyncGenerator[bytes, None]:
         """The events of a trial against `policy`: `begun`, `progress`, then `result` or `failed`."""
         if self.busy:
             yield _event("failed", {"text": "Another policy is tried just now."})
             return
+        folder = Path(tempfile.mkdtemp(prefix="weir-trial-"))
         self.busy = True
-        folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="weir-trial-"))
+        files = {f"{NOW}.yaml": policy.encode(), f"{NEXT}.yaml": trial.policy.encode()}
+        files |= {"calls.csv": load.trace, "scenario.yaml": load.scenario}
+        start = asyncio.create_task(_start(trial, folder, files))
         try:
-            files = {f"{NOW}.yaml": policy.encode(), f"{NEXT}.yaml": trial.policy.encode()}
-            files |= {"calls.csv": load.trace, "scenario.yaml": load.scenario}
-            await asyncio.to_thread(_write, folder, files)
+            child = await asyncio.shield(start)
             yield _event("begun", {"calls": load.calls, "seconds": round(load.seconds)})
             try:
-                async with asyncio.timeout(WITHIN), contextlib.aclosing(_simulated(trial, folder)) as events:
+                async with asyncio.timeout(WITHIN), contextlib.aclosing(_simulated(child, folder)) as events:
                     async for event in events:
                         yield event
             except TimeoutError:
+                _kill(child)
                 yield _event("failed", {"text": f"It took more than {WITHIN:g} s, and was ended."})
+        finally:  # starlette cancels this again at every turn of the loop: the end is a task of its own
+            self._ending = asyncio.create_task(self._end(start, folder))
+            self._ending.add_done_callback(telling("the end of a policy's trial"))
+            await asyncio.shield(self._ending)
+
+    async def _end(self, start: asyncio.Task[Process], folder: Path) -> None:
+        """End the process, and then remove its folder."""
+        try:
+            with contextlib.suppress(OSError):  # it could not start
+                child = await start
+                _kill(child)
+                await child.wait()
         finally:
-            self.busy = False
             shutil.rmtree(folder, ignore_errors=True)
+            self.busy = False
 
 
-async def _simulated(trial: PolicyTrial, folder: Path) -> AsyncGenerator[bytes, None]:
+async def _start(trial: PolicyTrial, folder: Path, files: dict[str, bytes]) -> Process:
+    await asyncio.to_thread(_write, folder, files)
     argv = ["-P", "-m", "gateway.control.console.trial.child", "simulate", "--scenario", "scenario.yaml"]
     argv += ["--policy", f"{NOW}.yaml", "--policy", f"{NEXT}.yaml", "--engines", str(trial.engines)]
     argv += ["--profile", trial.profile, "--jobs", "1", "--out", "report"]
     kept = {name: os.environ[name] for name in ("PATH", "LANG", "PYTHONPATH") if name in os.environ}
-    child = await asyncio.create_subprocess_exec(
+    return await asyncio.create_subprocess_exec(
         sys.executable, *argv, cwd=folder, env=kept,
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
-    try:
-        assert child.stderr is not None  # noqa: S101 # it is a pipe
-        said = ""
-        while True:
-            try:
-                part = await asyncio.wait_for(child.stderr.read(WORDS), BEAT)
-            except TimeoutError:
-                yield b":\n\n"
-                continue
-            if not part:
-                break
-            said = (said + part.decode("utf-8", "replace"))[-WORDS:]
-            yield _event("progress", {"text": said.strip().rpartition("\n")[2]})
-        status = await child.wait()
-        if status in (0, 1):  # 1: an SLO was missed
-            yield _event("result", await asyncio.to_thread(_result, folder / "report" / "report.json"))
-        else:
-            why = said.strip() or f"It ended with status {status}: it may have wanted more memory or time than it gets."
-            yield _event("failed", {"text": why})
-    finally:
-        if child.returncode is None:
-            child.kill()
-        await asyncio.shield(child.wait())
+
+
+async def _simulated(child: Process, folder: Path) -> AsyncGenerator[bytes, None]:
+    assert child.stderr is not None  # noqa: S101 # it is a pipe
+    said = ""
+    while True:
+        try:
+            part = await asyncio.wait_for(child.stderr.read(WORDS), BEAT)
+        except TimeoutError:
+            yield b":\n\n"
+            continue
+        if not part:
+            break
+        said = (said + part.decode("utf-8", "replace"))[-WORDS:]
+        yield _event("progress", {"text": said.strip().rpartition("\n")[2]})
+    status = await child.wait()
+    if status in (0, 1):  # 1: an SLO was missed
+        yield _event("result", await asyncio.to_thread(_result, folder / "report" / "report.json"))
+    else:
+        why = said.strip() or f"It ended with status {status}: it may have wanted more memory or time than it gets."
+        yield _event("failed", {"text": why})
+
+
+def _kill(child: Process) -> None:
+    if child.returncode is None:
+        child.kill()
 
 
 def _write(folder: Path, files: dict[str, bytes]) -> None:
