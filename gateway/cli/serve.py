@@ -62,7 +62,7 @@ Sockets of a systemd socket unit are taken in place of --listen; one with FileDe
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--policy",
-        type=Path,
+        type=argument(_file),
         metavar="FILE",
         help="the policy, YAML; left out: the defaults, and with --engine demo those of `gateway init demo`",
     )
@@ -77,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--sidecar",
-        type=Path,
+        type=argument(_file),
         metavar="FILE",
         help="run the sidecar of this file too: models that take turns on this machine's GPUs, in one command; it ends "
         "with the gateway, its engines too",
@@ -142,7 +142,7 @@ def _add_secrets_and_logs(parser: argparse.ArgumentParser) -> None:
         ("--control-tls-cert", "the control port is HTTPS, with this PEM certificate chain"),
         ("--control-tls-key", "its private key, if not in the same file"),
     ):
-        parser.add_argument(flag, type=Path, metavar="FILE", help=does)
+        parser.add_argument(flag, type=argument(_file), metavar="FILE", help=does)
     parser.add_argument(
         "--admin-token-file",
         metavar="FILE",
@@ -284,6 +284,12 @@ def _sidecar() -> list[str]:
 
 
 # -- arguments --------------------------------------------------------------------------------------------------------
+
+
+def _file(text: str) -> Path:
+    if not text:
+        raise ValueError("expected a file, found nothing")
+    return Path(text)
 
 
 def _engine(text: str) -> EngineEntry | EmbeddedFleet | str:

@@ -265,6 +265,13 @@ def test_workers_that_are_no_number_of_processes(ran: Ran, workers: str) -> None
     assert f"{workers!r} is neither auto nor a number from 1 to 64" in err
 
 
+@pytest.mark.parametrize("flag", ["--policy", "--sidecar", "--tls-cert", "--tls-client-ca", "--control-tls-key"])
+def test_a_file_without_a_name(ran: Ran, flag: str) -> None:
+    status, _, err = ran("serve", *ENGINE, f"{flag}=")
+    assert (status, err.count("\n")) == (2, 1)
+    assert f"{flag}: expected a file, found nothing" in err
+
+
 @pytest.mark.parametrize("own", [["--engine", "sim"], ["--engine", "demo"]])
 def test_engines_of_its_own_cannot_be_taken_over(ran: Ran, own: list[str]) -> None:
     status, _, err = ran("serve", *own, "--take-over")
