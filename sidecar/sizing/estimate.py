@@ -123,7 +123,9 @@ class Sizing:
                     f"gpu_memory {{kv: ...}} comes on top of what the model needs, which is not known, since {error}: "
                     "give it a share, such as gpu_memory: 45%"
                 ) from error
-            size = unknown(profile, total, str(error), lesson, comes=comes)
+            alone = not rank and draft_model(profile.flags) is None
+            stored = error.stored if alone and isinstance(error, NotKnown) else None
+            size = unknown(profile, total, str(error), lesson, comes=comes, stored=stored)
             return msgspec.structs.replace(size, pools=host_pool_bytes(profile))
         self._shapes[name] = model.shape
         pools = host_pool_bytes(profile, found.claim.kv)

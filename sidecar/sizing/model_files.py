@@ -34,7 +34,12 @@ _INCOMPLETE = "copy or download it again"
 
 
 class NotKnown(Exception):
-    """A model of which no estimate can be made, though vLLM may well run it; the message says why."""
+    """A model of which no estimate can be made, though vLLM may well run it; the message says why. `stored`: bytes of
+    its weights, where they are known all the same."""
+
+    def __init__(self, why: str, stored: int | None = None) -> None:
+        super().__init__(why)
+        self.stored = stored
 
 
 class NotHere(NotKnown):
@@ -186,7 +191,7 @@ def _single(path: Path, where: ModelLocation) -> tuple[ModelShape, StoredWeights
         parts = [path.with_name(f"{match[1]}-{part:05}-of-{match[3]}.gguf") for part in range(1, int(match[3]) + 1)]
     stored = StoredWeights(sum(_size(part) for part in parts[:MAX_FILES]))
     if where.shape is None and not (path.parent / CONFIG).is_file():
-        raise NotKnown(f"{path} has no {CONFIG} of its model beside it")
+        raise NotKnown(f"{path} has no {CONFIG} of its model beside it (copy it there)", stored.bytes)
     # Its weights stay as they are, whatever its config says of the model that it was made of.
     return msgspec.structs.replace(_shape(where, path.parent), quantization=Quantization("gguf", None)), stored
 

@@ -8,22 +8,34 @@ from sidecar.core.inventory import Size
 from sidecar.core.lesson import Lesson
 from sidecar.core.profile import KvMemory, Profile
 from sidecar.sizing.context import context_words, longest_context
-from sidecar.sizing.memory import LITTLE, RESIDUE, gib
+from sidecar.sizing.memory import LITTLE, PINNED, RESIDUE, gib
 from sidecar.sizing.taught import NOTHING_LEARNT, UNKNOWN_CONTEXT, beside, cuda_of, taught_share
 
 BY_ITSELF = 0.9  # of a GPU, where nothing is known; what vLLM takes by itself before 0.20
 SIMULATED_RESIDUE = GIB  # what a simulated engine keeps asleep
 
 
-def unknown(profile: Profile, total: int, why: str, lesson: Lesson = NOTHING_LEARNT, *, comes: bool = False) -> Size:
+def unknown(
+    profile: Profile,
+    total: int,
+    why: str,
+    lesson: Lesson = NOTHING_LEARNT,
+    *,
+    comes: bool = False,
+    stored: int | None = None,
+) -> Size:
     """Return the size of a model whose files are missing or not understood: as much as vLLM takes by itself, or as
     `gpu_memory` says, corrected by what failed starts have taught. `comes`: the files come with the first start; that
-    start is then ended and repeated with the real size, unless `gpu_memory` gives a share."""
+    start is then ended and repeated with the real size, unless `gpu_memory` gives a share. `stored`: bytes of the
+    weights, where they are known."""
     memory = profile.gpu_memory
     share = memory if isinstance(memory, float) else taught_share(BY_ITSELF, total, lesson)
     taken = _share(total, share)
     beyond = beside(taken, lesson, cuda_of(total, lesson), total)
     sleeps = profile.sleeps is not None
+    host = taken * profile.tensor_parallel  # its weights are less
+    if stored is not None:
+        host = min(host, int(stored * PINNED))
     guessed = comes and not isinstance(memory, float)
     said = "as gpu_memory says" if isinstance(memory, float) else "say gpu_memory: 45%, say, if it needs less"
     anew = "once its files are here it is started anew with what it needs; hf download fetches them first"
@@ -34,7 +46,7 @@ def unknown(profile: Profile, total: int, why: str, lesson: Lesson = NOTHING_LEA
         claim=taken + beyond,
         start_needs=taken + beyond,
         residue=min(RESIDUE, taken) if sleeps else 0,
-        host=taken * profile.tensor_parallel if sleeps else 0,  # its weights are less, nobody knows how much
+        host=host if sleeps else 0,
         share=share,
         sequences=lesson.sequences,
         context=UNKNOWN_CONTEXT,

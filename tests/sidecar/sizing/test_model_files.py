@@ -194,12 +194,23 @@ def gguf(path: Path, size: int = 5000) -> None:
 
 def test_the_shape_of_a_gguf_file_is_that_of_the_config_beside_it(tmp_path: Path) -> None:
     gguf(tmp_path / "m.gguf")
-    with pytest.raises(NotKnown, match=r"m\.gguf has no config\.json of its model beside it"):
+    with pytest.raises(NotKnown, match=r"has no config\.json of its model beside it \(copy it there\)"):
         read(tmp_path, "m.gguf")
     (tmp_path / "config.json").write_bytes(LLAMA)
     assert read(tmp_path, "m.gguf") == StoredWeights(5000)
     shape, _ = read_model(ModelLocation(model="m.gguf", folder=tmp_path, environment={}))
     assert shape.quantization == Quantization("gguf", None)
+
+
+def test_a_gguf_file_without_a_config_keeps_no_more_host_memory_asleep_than_its_weights(tmp_path: Path) -> None:
+    gguf(tmp_path / "m.gguf", 4 * GIB)
+    found = size(engines(tmp_path, "model_path: m.gguf"))
+    assert (found.share, found.host) == (0.9, 6 * GIB)
+    assert size(engines(tmp_path, "model_path: m.gguf, gpu_memory: 5%")).host == 4 * GIB, "no more than its share"
+    assert size(engines(tmp_path, "model_path: m.gguf, sleep: null")).host == 0
+    sharded(tmp_path / "drafted")
+    drafting = "model_path: drafted, flags: {speculative-config: {model: m.gguf}}"
+    assert size(engines(tmp_path, drafting)).host == 72 * GIB, "the file is the draft model's alone"
 
 
 def test_the_parts_of_a_gguf_file_belong_together(tmp_path: Path) -> None:
