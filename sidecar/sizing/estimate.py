@@ -161,8 +161,9 @@ class Sizing:
         if draft is None:
             return known
         model, revision = draft
+        flags = {"revision": revision, "download-dir": profile.flags.get("download-dir")}
         try:
-            drafts = await self._read(Profile(model_path=model, flags={"revision": revision}))
+            drafts = await self._read(msgspec.structs.replace(profile, model_path=model, flags=flags))
         except Unusable as error:
             raise Unusable(f"its draft model (speculative-config): {error}") from error
         return msgspec.structs.replace(known, draft=drafts)

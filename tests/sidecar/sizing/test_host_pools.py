@@ -16,7 +16,7 @@ from sidecar.sizing.host_pools import host_pool_bytes
 from sidecar.sizing.model_config import shape_from
 from sidecar.sizing.speculation import draft_gpus, draft_model, drafted_share
 from sidecar.sizing.weights import StoredWeights
-from tests.sidecar.sizing.test_model_files import engines, sharded, size
+from tests.sidecar.sizing.test_model_files import cached, engines, sharded, size
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 LARGE, SMALL = (shape_from((CONFIGS / f"{name}.json").read_bytes()) for name in ("llama-3-70b", "llama-3-8b"))
@@ -103,3 +103,14 @@ def test_a_draft_model_that_is_not_there_is_named(tmp_path: Path) -> None:
         size(engines(tmp_path, "model_path: m, flags: {speculative-config: {model: gone here}}"))
     found = size(engines(tmp_path, "model_path: m, flags: {speculative-config: {model: m}}"))
     assert found.weights == 2 * size(engines(tmp_path, "model_path: m")).weights
+
+
+def test_a_draft_model_is_looked_for_where_its_engine_does(tmp_path: Path) -> None:
+    sharded(tmp_path / "m")
+    cached(tmp_path / "hub", "meta/Draft")
+    drafting = "speculative-config: {model: meta/Draft}"
+    plain = size(engines(tmp_path, "model_path: m")).weights
+    home = f"environment: {{HF_HOME: '{tmp_path}'}}"
+    assert size(engines(tmp_path, f"model_path: m, flags: {{{drafting}}}, {home}")).weights == 2 * plain
+    elsewhere = f"download-dir: elsewhere, {drafting}"
+    assert size(engines(tmp_path, f"model_path: m, flags: {{{elsewhere}}}, {home}")).guessed, "not there"
