@@ -44,6 +44,7 @@ T = TypeVar("T")
 Nodes: TypeAlias = "list[tuple[PoolNode, NodeStatus]]"
 
 COLUMNS = ("NODE", "ADDRESS", "GPUS", "RUNNING", "ASLEEP", "OTHERS", "TO MAKE", "")
+JSON = ("name", "address", "gpus", "ray_id")  # of a node, beside its sidecar
 UP_WITHIN = 60.0  # seconds for every node's sidecar to answer
 POLL = 0.5  # seconds between two looks whether they do
 NO_RAY = "Ray is not installed here: pip install 'WEIR.whl[ray]', with the version of Ray that the cluster has"
@@ -95,7 +96,7 @@ def _good(found: Nodes) -> bool:
 def status(config: str, *, as_json: bool) -> int:
     """Print the status of every node's sidecar. Raises Mistake, Impossible."""
     found = _on(pool_of(Path(config)), lambda cluster: cluster.status())
-    rows = [{**msgspec.structs.asdict(node), "sidecar": said} for node, said in found]
+    rows = [{**{field: getattr(node, field) for field in JSON}, "sidecar": said} for node, said in found]
     print(msgspec.json.encode(rows).decode() if as_json else _table(found))
     return 0
 

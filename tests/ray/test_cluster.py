@@ -109,7 +109,9 @@ class Machines:
         """What each node's sidecar says of itself, by node; None: nothing yet."""
         code, out, err = self.run("status", "--json")
         assert code == 0, err
-        return {row["name"]: row["sidecar"]["status"] for row in json.loads(out)}
+        rows = json.loads(out)
+        assert all(row.keys() == {"name", "address", "gpus", "ray_id", "sidecar"} for row in rows)
+        return {row["name"]: row["sidecar"]["status"] for row in rows}
 
     def models(self, node: str) -> dict[str, tuple[str, int]]:
         """State and sleep level of every profile of a node; none where it does not answer."""
