@@ -37,7 +37,7 @@ from gateway.core.request.call import Call
 
 __all__ = ["Queues", "Ticket"]
 
-Full = str  # what is full, in words: `256 calls`, `200000 tokens`
+Full = str  # what is full, in words: `256 calls`
 DEFAULT = "default"  # the class that every policy has
 PROMISED = 2  # times all places: the most that wait, with calls that return for their bookings
 LOOKED_AT = 64  # newest tickets of a class that may be pushed out
