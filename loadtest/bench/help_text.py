@@ -57,7 +57,8 @@ GROUPS: dict[str, Flags] = {
         ("repeat", "N", "how often everything is measured (default: 1); from 2 on with confidence intervals"),
         ("slo", "SLO", "e.g. 'interactive.ttft.p99<2s, goodput>=95%%', instead of the scenario's"),
         ("find-capacity", "", "search the highest rate that keeps the SLO: " + RULE.replace("%", "%%")),
-        ("drain", "TIME", "how long the last answers are waited for (default: 60s, or as long as an SLO allows)"),
+        ("drain", "TIME", "how long answers are waited for after the load's end (default: 60s, or as long as an SLO "
+                          "allows)"),
     ),
     "report": (
         ("out", "FOLDER", "write report.html, report.json and requests.csv there"),

@@ -52,7 +52,7 @@ class Ran(msgspec.Struct, kw_only=True):
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
     """Load of one run. `planned`: the requests in order, and no more of them than are to be sent within
-    `seconds`; `users`: of a closed loop, 0 for an open one; `drain`: how long the last answers are waited for."""
+    `seconds`; `users`: of a closed loop, 0 for an open one; `drain`: how long answers are waited for after its end."""
 
     planned: Iterator[Planned]
     seconds: float

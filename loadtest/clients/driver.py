@@ -62,8 +62,8 @@ class Driver:
         self._empty: asyncio.Future[None] = loop.create_future()
 
     async def run(self, seconds: float, drain: float) -> int:
-        """Begin calls until `seconds`, wait for open ones until then and `drain` seconds after the last was begun; then
-        whoever is left leaves. Return how many these are."""
+        """Begin calls until `seconds`, wait for open ones until `drain` seconds after that, or after the last was begun
+        where `seconds` is infinite; then whoever is left leaves. Return how many these are."""
         self._seconds = seconds
         if not self._closed:
             self._due = self._next()
@@ -78,9 +78,9 @@ class Driver:
             self._miss()
         if self.open and not self.stopped:
             left = seconds - self._clock.time() if math.isfinite(seconds) else 0.0
-            await self.wait(max(drain, left), self._empty)
+            await self.wait(left + drain, self._empty)
         unfinished = list(self.open)
-        why, reason = "unfinished", f"still open {drain:g} s after the last was sent"
+        why, reason = "unfinished", f"still open {drain:g} s after the load's end"
         if self.stopped:
             why, reason = "interrupted", "the run was broken off"
         for client_call in unfinished:

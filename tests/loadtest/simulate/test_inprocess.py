@@ -285,6 +285,26 @@ def test_a_client_out_of_patience_leaves() -> None:
     assert (tried.outcome, tried.finished, target.left) == ("timed_out", 20.0, 1)
 
 
+def cut(target: Scripted, seconds: float, grace: float) -> tuple[ClientCall, Try]:
+    """The call that the end of a run cuts off, and its last try."""
+
+    async def scenario() -> ClientCall:
+        run = SimulationRun([], target, [Planned(0.0, "default", b"", {})], clients=Clients(timeout=600.0))
+        asyncio.get_running_loop().call_later(seconds / 2, lambda: ended.extend(run.driver.open))
+        await run.until(seconds, grace=grace)
+        return ended[0]
+
+    ended: list[ClientCall] = []
+    client_call = vtime.run(scenario())
+    return client_call, client_call.tries[-1]
+
+
+def test_the_end_of_a_run_is_the_loads_and_the_grace_after_it() -> None:
+    call, last = cut(Scripted((0, {})), 10.0, 5.0)
+    assert (last.outcome, last.finished) == ("unfinished", 15.0)
+    assert last.reason == call.result("t").reason == "still open 5 s after the load's end"
+
+
 # -- runs -------------------------------------------------------------------------------------------------------------
 
 
