@@ -90,8 +90,8 @@ class Transport(Protocol):
 class ClientCall:
     """Call from its intended time to its end."""
 
-    __slots__ = ("_answer", "_clients", "_clock", "_ended", "_leave", "_rng", "_target", "_timer", "call", "tried",
-                 "tries")  # fmt: skip
+    __slots__ = ("_answer", "_clients", "_clock", "_cut", "_ended", "_leave", "_rng", "_target", "_timer", "call",
+                 "tried", "tries")  # fmt: skip
 
     def __init__(
         self,
@@ -110,6 +110,7 @@ class ClientCall:
         self._ended = ended
         self._clock = asyncio.get_running_loop() if clock is None else clock
         self._timer: asyncio.TimerHandle | None = None
+        self._cut: tuple[str, str] | None = None  # outcome and reason of a call that would have tried again
         self._answer: list[bytes] = []
         self._leave: Callable[[], None] | None = None
 
@@ -174,6 +175,7 @@ class ClientCall:
         """Go away: `left`, `timed_out`, `unfinished` or `interrupted`."""
         tried = self.tried
         if tried.finished >= 0.0:  # between two tries
+            self._cut = why, reason
             self._stop()
             self._ended(self)
             return
@@ -221,6 +223,7 @@ class ClientCall:
     def result(self, target: str, repeat: int = 0) -> RequestResult:
         """Result for the report, once it has ended."""
         call, tried = self.call, self.tried
+        outcome, reason = self._cut or (tried.outcome, tried.reason)
         return RequestResult(
             index=call.index,
             target=target,
@@ -234,8 +237,8 @@ class ClientCall:
             first_token=max(0.0, tried.first_token),
             finished=max(0.0, tried.finished),
             status=tried.status,
-            outcome=tried.outcome,
-            reason=tried.reason,
+            outcome=outcome,
+            reason=reason,
             prompt_tokens=tried.prompt_tokens,
             completion_tokens=tried.completion_tokens,
             cached_tokens=tried.cached_tokens,

@@ -305,6 +305,13 @@ def test_the_end_of_a_run_is_the_loads_and_the_grace_after_it() -> None:
     assert last.reason == call.result("t").reason == "still open 5 s after the load's end"
 
 
+def test_a_call_cut_off_between_two_tries_is_unfinished_and_its_try_stays_as_it_was() -> None:
+    call, last = cut(Scripted((503, {b"retry-after": b"7"} | AGAIN)), 1.0, 1.0)
+    result = call.result("t")
+    assert (result.outcome, result.reason) == ("unfinished", "still open 1 s after the load's end")
+    assert (last.outcome, last.finished) == ("queue_full", 0.0)
+
+
 # -- runs -------------------------------------------------------------------------------------------------------------
 
 
