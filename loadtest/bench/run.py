@@ -19,14 +19,13 @@ from contextlib import asynccontextmanager, contextmanager
 import msgspec
 import uvloop
 
-from gateway.shared.vllm.answers import AnswerError, models_from
 from loadtest.clients.answer import Answer
 from loadtest.clients.calls import ClientCall, WallClock
 from loadtest.clients.driver import Driver
 from loadtest.clients.retries import Clients
 from loadtest.clients.sender import Sockets
 from loadtest.clients.target_metrics import page, watch
-from loadtest.clients.targets import Server, Servers, Target
+from loadtest.clients.targets import Server, Servers, Target, models_of
 from loadtest.load.workload import Planned
 from loadtest.report.records import NOT_SENT, EngineSample, RequestResult
 
@@ -217,8 +216,8 @@ def probe(target: Target, tls: ssl.SSLContext | None) -> Probed:
             problem = f"no connection within {PROBE:g} s"
         reached = bool(server.opened) and answer.outcome != "unanswered"
         try:
-            models = tuple(model.id for model in models_from(body))
-        except AnswerError:
+            models = tuple(model.id for model in models_of(body))
+        except ValueError:
             return Probed((), problem or "no list of models", answer.status, reached)
         return Probed(models, "", answer.status, reached)
 

@@ -14,11 +14,11 @@ from itertools import accumulate
 
 import msgspec
 
-from gateway.shared.vllm.answers import CACHE, AnswerError, capacity_of, models_from, series_of
+from gateway.shared.vllm.answers import CACHE, AnswerError, capacity_of, series_of
 from loadtest.calibrate.observations import ObservedRequest
 from loadtest.clients.answer import Answer
 from loadtest.clients.target_metrics import page
-from loadtest.clients.targets import Address, Server
+from loadtest.clients.targets import Address, Server, models_of
 from loadtest.engine.sequence import BLOCK
 from loadtest.load.prompts import PATHS, Route, Text, body_of, completion_of, json_text, message
 
@@ -73,8 +73,8 @@ class Live:
         if problem:
             raise CalibrateError(f"{self.name}: /v1/models: {problem}; {_remedy(problem)}")
         try:
-            models = models_from(body)
-        except AnswerError:
+            models = models_of(body)
+        except ValueError:
             raise CalibrateError(
                 f"{self.name}: /v1/models is no list of models: is this an OpenAI-compatible server?"
             ) from None

@@ -76,6 +76,27 @@ def parse_url(text: str) -> Address:
     return Address(parts.hostname, port or (443 if tls else 80), tls, prefix=prefix.encode())
 
 
+class ServedModel(msgspec.Struct, frozen=True):
+    """Model of a server, as much of its entry as a load needs: other fields are as each server likes."""
+
+    id: str
+    max_model_len: int | None = None
+
+
+class ServedModels(msgspec.Struct, frozen=True):
+    """Answer of any OpenAI-compatible server to GET /v1/models."""
+
+    data: list[ServedModel]
+
+
+def models_of(body: bytes) -> list[ServedModel]:
+    """Read an answer to GET /v1/models. Raises ValueError."""
+    try:
+        return msgspec.json.decode(body, type=ServedModels).data
+    except RecursionError:
+        raise ValueError("an answer nested too deep") from None
+
+
 class Target(msgspec.Struct, frozen=True, kw_only=True):
     """Target of one run.
 

@@ -289,6 +289,12 @@ def test_a_target_is_there_if_it_answers_by_http_or_may_yet(tmp_path: Path) -> N
     assert asked(missing, None) == f"nothing can be measured at {tmp_path}/s: No such file or directory"
 
 
+def test_any_openai_compatible_server_lists_its_models() -> None:
+    listed = b'{"object":"list","data":[{"id":"m","object":"model","created":null,"owned_by":null}]}'
+    with served(always(plain(200, listed))) as server:
+        assert probe(Target(name="t", addresses=[server.address]), None).models == ("m",)
+
+
 def test_over_a_unix_socket(tmp_path: Path) -> None:
     with served(always(GOOD), unix=tmp_path / "s"):
         ran = sent(Address("localhost", unix=str(tmp_path / "s")))

@@ -9,7 +9,7 @@ import pytest
 from gateway.cli import main
 from tests.loadtest.bench_servers import DONE, USAGE, WORD, always, plain, served, stream
 
-MODELS = plain(200, b'{"data":[{"id":"m","max_model_len":4096}]}')
+MODELS = plain(200, b'{"data":[{"id":"m","created":null,"owned_by":null,"max_model_len":4096}]}')
 METRICS = plain(200, b'vllm:cache_config_info{block_size="128",num_gpu_blocks="100"} 1.0\n', kind=b"text/plain")
 NONE = plain(404, b'{"error":{"message":"no such route"}}')
 
