@@ -176,9 +176,9 @@ class Live:
 
 
 def _blocks(metrics: bytes) -> int:
-    """The KV cache, in blocks of 16 tokens; 0: it is not told."""
+    """The KV cache of the first engine core, in blocks of 16 tokens; 0: it is not told."""
     try:
-        return (capacity_of(series_of(metrics, frozenset((CACHE,))).get(CACHE, [])) or 0) // BLOCK
+        return (capacity_of(series_of(metrics, frozenset((CACHE,))).get(CACHE, [])[:1]) or 0) // BLOCK
     except AnswerError:
         return 0
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from gateway.cli import main
+from loadtest.calibrate.live_engine import Live, Told
 from tests.loadtest.bench_servers import DONE, USAGE, WORD, always, plain, served, stream
 
 MODELS = plain(200, b'{"data":[{"id":"m","created":null,"owned_by":null,"max_model_len":4096}]}')
@@ -49,6 +52,19 @@ def test_what_is_wrong_with_an_engine_is_told(
         target = ("--target", f"http://127.0.0.1:{server.port}")
         assert expected in said(capsys, *target, "--out", str(tmp_path / "mine.yaml"))
     assert not (tmp_path / "mine.yaml").exists()
+
+
+def test_the_cache_of_one_core_is_calibrated() -> None:
+    rows = b"".join(b'vllm:cache_config_info{engine="%d",kv_cache_size_tokens="1600"} 1.0\n' % core for core in (0, 1))
+
+    async def told(live: Live) -> Told:
+        try:
+            return await live.told()
+        finally:
+            live.close()
+
+    with served(always(MODELS, plain(200, rows, kind=b"text/plain"))) as server:
+        assert asyncio.run(told(Live(server.address, None, {}, Random(1)))) == Told(("m",), 4096, 100)
 
 
 def test_mistakes_are_found_before_anything_is_sent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
