@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import suppress
 
-from gateway.shared.vllm.answers import AnswerError, sample_from, series_of
+from gateway.shared.vllm.answers import KV_USAGE, RUNNING, WAITING, AnswerError, series_of
 from loadtest.clients.answer import Answer
 from loadtest.clients.sender import Body
 from loadtest.clients.targets import Server
@@ -26,13 +25,14 @@ KV, BUSY, QUEUED = b"weir_engine_kv_usage_ratio", b"weir_engine_in_flight", b"we
 def samples_of(text: bytes, at: float, repeat: int, engine: str) -> list[EngineSample]:
     """Read the samples in a page of metrics: of one vLLM, `engine` (of several data-parallel ranks: the KV usage of the
     fullest, the sums of requests), or of a gateway and the engines that it names."""
-    with suppress(AnswerError):
-        told = sample_from(text)
-        return [EngineSample(at, engine, told.kv_usage, told.running, told.waiting, repeat)]
     try:
-        series = series_of(text, frozenset((KV, BUSY, QUEUED)))
+        series = series_of(text, frozenset((*KV_USAGE, RUNNING, WAITING, KV, BUSY, QUEUED)))
     except AnswerError:
         return []
+    usage = next((series[name] for name in KV_USAGE if name in series), None)
+    if usage is not None:
+        running, waiting = (int(sum(value for _, value in series.get(name, ()))) for name in (RUNNING, WAITING))
+        return [EngineSample(at, engine, max(value for _, value in usage), running, waiting, repeat)]
     if KV not in series:
         return []
     busy = {labels.get("engine"): int(value) for labels, value in series.get(BUSY, ())}

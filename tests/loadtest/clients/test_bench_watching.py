@@ -34,6 +34,11 @@ def test_an_engine() -> None:
     assert samples_of(OLD, 1.0, 0, "e") == [EngineSample(1.0, "e", 0.5, 4, 1)]
 
 
+def test_lines_that_no_report_draws_are_not_looked_at() -> None:
+    odd = b'vllm:lora_requests_info{max_lora="0"} 1.0\nvllm:num_preemptions_total{} ?\n'
+    assert samples_of(OLD + odd, 1.0, 0, "e") == [EngineSample(1.0, "e", 0.5, 4, 1)]
+
+
 def test_ranks_are_one_engine() -> None:
     assert samples_of(RANKS, 2.0, 1, "e") == [EngineSample(2.0, "e", 0.4, 5, 1, 1)]
 
