@@ -38,7 +38,8 @@ def quantile_of(ordered: Sequence[float], q: float) -> float:
 
 
 class Sketch:
-    """A distribution of values from 0 to LARGEST. Mean, deviation, smallest and largest are exact whatever comes."""
+    """A distribution of values from 0 to LARGEST. Mean, smallest and largest are exact whatever comes, the deviation is
+    off by a millionth of the largest at most."""
 
     __slots__ = ("_buckets", "_count", "_largest", "_smallest", "_squares", "_total", "_values")
 
