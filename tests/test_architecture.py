@@ -489,3 +489,9 @@ def test_the_wheel_has_every_package_but_the_lab() -> None:
     files = [file.parent.relative_to(ROOT) for package in ORDER for file in (ROOT / package).rglob("__init__.py")]
     there = {".".join(folder.parts) for folder in files if folder.parts[:2] != ("loadtest", "lab")}
     assert set(named) - {"gateway.docs", "gateway.policies"} == there
+
+
+def test_make_finds_every_slow_test() -> None:
+    """`make slow` looks for them in `test_*.py` alone."""
+    files = (ROOT / "tests").rglob("*.py")
+    assert {file.name for file in files if not file.match("test_*.py") and "mark.slow" in file.read_text()} == set()
