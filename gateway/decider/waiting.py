@@ -186,7 +186,7 @@ class WaitingCalls:
             while late:
                 ticket, why = late.pop()
                 self.refuse(ticket, why, now)
-        if aside:
+        if aside and queues:
             self.for_models.look_again(model, now + LOOK_AGAIN)
         self.expiries.arm(len(self.turns))
 

@@ -104,6 +104,25 @@ def test_it_waits_no_longer_once_its_tenant_was_served_less_than_another_by_all_
     virtual(scenario)
 
 
+def test_one_that_goes_in_the_turn_of_another_that_has_passed_it_leaves_no_timer() -> None:
+    async def scenario(made: Conversations) -> None:
+        home = await made.read(made.turn(*ROOT))
+        full = made.engine(0 if home == "e0" else 1)
+        hold = full.hold(92_000, 60_000, made.loop.time(), "default")
+        call = made.turn(*ROOT, 9)
+        call.deadline = made.loop.time() + 10.0  # 4 s of reading elsewhere are in time, twice 5 s are not
+        back = asyncio.create_task(made.read(call, 0.0))
+        await asyncio.sleep(0)
+        assert made.dispatch.queues["m"]
+        passing = made.turn(50, tokens=10_000)
+        passing.stream = False  # nothing waits for what it has to read
+        assert await made.read(passing, 0.1) != home
+        assert await back != home
+        hold.release()
+
+    virtual(scenario)
+
+
 def test_one_that_leaves_while_it_is_set_aside_leaves_nothing() -> None:
     async def scenario(made: Conversations) -> None:
         home = await made.read(made.turn(*ROOT))
