@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import os
 
 import msgspec
+import pytest
 
 from gateway.core.admission.bucket import Key
 from gateway.core.policy.policy import Policy
 from gateway.core.policy.traffic import Limit, Limits, RateLimit
 from gateway.core.policy.types import Rate
 from gateway.core.request.outcome import Outcome
+from gateway.core.request.record import Record
+from gateway.core.request.routes import ROUTES
 from gateway.decider.relays.session import RelaySession
 from gateway.frames.calls import ask_of
 from gateway.frames.messages import AllHeld, CallEnd
 from gateway.relay.remote.decider import RemoteDecider
 from tests.calls import a_call
-from tests.flow.test_relays import Asking, Setting, run, until
-from tests.over_frames import hello
+from tests.faults.scripted import gateway_over
+from tests.flow.test_relays import ENGINES, Asking, Setting, run, until
+from tests.over_frames import hello, hub_of
 
 ANONYMOUS: Key = ("requests", "anonymous", "", "")
 NEVER_FULL = RateLimit(rate=Rate(1000, 86400.0), burst=1000)
@@ -80,6 +85,54 @@ def test_a_call_that_waited_while_its_connection_broke_is_counted_once() -> None
         await made.until_held(0)
 
     run(body, COUNTED)
+
+
+@pytest.mark.parametrize("another", [False, True], ids=["the same decider", "another, which knows too little yet"])
+def test_a_call_that_was_judged_before_its_connection_broke_is_counted_there_and_finds_an_engine(another: bool) -> None:
+    """As one that may share another's request: it wants no engine when it is judged."""
+
+    async def asks(made: Setting, judged: asyncio.Event, go: asyncio.Event) -> None:
+        decider, now = await made.relay(), asyncio.get_running_loop().time()
+        call = a_call(route=ROUTES[b"/v1/embeddings"], tenant="anonymous", arrived=now, deadline=now + 60.0)
+        account = made.gateway.current.snapshot.tenants.accounts["anonymous"]
+        record = Record(request_id="r", route=call.route.path)
+        with decider.arrive(made.gateway.current.snapshot, account, record, now, b"") as admission:
+            await admission.judge(call)
+            judged.set()
+            await go.wait()
+            with await admission.ask(call):
+                assert made.engine.ledger.held == call.cost
+                admission.settle(10, now)
+        admission.ended(Outcome.OK)
+
+    async def broken(made: Setting, expected: dict[int, int]) -> None:
+        judged, go = asyncio.Event(), asyncio.Event()
+        asking = asyncio.create_task(asks(made, judged, go))
+        await judged.wait()
+        if expected:
+            await made.dies()
+            async with gateway_over(ENGINES, COUNTED) as gateway:
+                made.gateway, made.engine = gateway, next(iter(gateway.fleet))
+                made.hub, made.dead = hub_of(gateway, 2, expected), False
+                await until(lambda: made.links[0].connected)
+                go.set()
+                await asyncio.sleep(0)
+                await made.relay(2)
+                await ended(made, asking)
+                await made.hub.aclose()
+        else:
+            (session,) = made.hub.sessions
+            session.close("the network is gone")
+            await until(lambda: session not in made.hub.sessions and made.links[0].connected)
+            go.set()
+            await ended(made, asking)
+
+    async def ended(made: Setting, asking: asyncio.Task[None]) -> None:
+        await asking
+        await made.until_held(0)
+        assert 0.9 < made.gateway.limits.level(ANONYMOUS) <= 1
+
+    run(lambda made: broken(made, {1: os.getpid(), 2: os.getpid()} if another else {}), COUNTED)
 
 
 def test_a_refusal_that_was_lost_with_its_connection_counts_one_request() -> None:

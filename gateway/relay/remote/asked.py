@@ -35,7 +35,7 @@ class AskedCall:
         self.number = number = link.number()
         self.call = call  # None: it is no call, but a question of another kind
         self.ask: frames.Ask | None = None
-        self.question: frames.Question | None = None  # that waits for an answer
+        self.question: frames.Question | None = None  # that waits for an answer, or was judged and asks for no engine
         self.answer: frames.Answer | None = None
         self.judgement: frames.Judgement | None = None
         self.terms: frames.GrantTerms | None = None
@@ -116,6 +116,11 @@ class AskedCall:
         finally:
             self._wake = None
 
+    async def judged(self) -> None:
+        """Wait for its judgement, or an answer."""
+        while self.judgement is None and self.answer is None:
+            await self.news()
+
     async def answered(self) -> frames.Answer:
         """The answer to the question. Raises Refused."""
         while self.answer is None:
@@ -140,14 +145,14 @@ class AskedCall:
 
     def asked_again(self) -> frames.Question | None:
         """The question that has no answer yet, of another turn: an answer to its earlier asking may yet come. What was
-        judged and waits is judged anew: its charge went with the old decider. No second attempt is worth that."""
+        judged and has no engine is judged anew: its charge went with the old decider. No second attempt is worth it."""
         question, ask = self.question, self.ask
         if question is None:
             return None
         if isinstance(question, frames.SecondAsk):
             self.take(frames.SecondNone(self.number, question.turn))
             return None
-        question.turn = self.next_turn
+        question.turn, self.judgement = self.next_turn, None
         if isinstance(question, frames.WaitAsk) and ask is not None:
             ask.wait, ask.turn = True, question.turn
             question = ask

@@ -100,14 +100,11 @@ class RemoteAdmission:
         asked.ask = ask = ask_of(asked.number, call, self._version, wait=wait)
         asked.put(ask)
         try:
-            while asked.judgement is None and asked.answer is None:
-                await asked.news()
+            await asked.judged()
             if asked.answer is None:
                 assert asked.judgement is not None  # noqa: S101 # see above
                 fill_in(call, asked.judgement.facts)
                 self._lines = asked.judgement.lines
-                if not wait:
-                    asked.question = None
             elif isinstance(asked.answer, frames.GrantTerms):
                 fill_in(call, asked.answer.facts)
             else:
@@ -121,7 +118,8 @@ class RemoteAdmission:
     async def ask(self, call: Call) -> RemoteGrant:
         asked = self._asked
         assert asked is not None  # noqa: S101 # it was judged
-        if asked.question is None and asked.answer is None:
+        await asked.judged()  # else a new decider does not know of it yet
+        if call.route.merges and asked.answer is None:
             asked.put(frames.WaitAsk(asked.number, asked.next_turn))
         await asked.answered()
         grant = RemoteGrant(asked)
