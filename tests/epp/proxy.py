@@ -195,7 +195,7 @@ def request_bodies(body: bytes, size: int, *, ended: bool = True) -> Iterator[Me
 
 def response_headers(status: int, *, details: str = "", ended: bool = False, **headers: str) -> Message:
     message = ProcessingRequest()
-    for name, value in {":status": str(status), "content-type": "application/json", **headers}.items():
+    for name, value in {":status": str(status), "content_type": "application/json", **headers}.items():
         header = message.response_headers.headers.headers.add()
         header.key, header.raw_value = name.replace("_", "-"), value.encode()
     message.response_headers.end_of_stream = ended

@@ -243,7 +243,7 @@ COPY = """\
     load_timeout: 5m
     sleep: {level: 1, after: 5s}
     gpu_memory: {kv: 1GiB}
-    flags: {dtype: bfloat16, enforce-eager: true, max-num-seqs: 1}
+    flags: {dtype: bfloat16, enforce-eager: true, max-num-seqs: 1, disable-uvicorn-access-log: false}
     environment: {HF_HUB_OFFLINE: "1", TRANSFORMERS_OFFLINE: "1"}
 """
 
@@ -276,10 +276,9 @@ def test_a_copy_is_woken_while_calls_wait(machine: Machine) -> None:
         finally:
             awake.set()
     assert len(answers) == next(asked)
-    logs = {name: (machine.file.parent / "sidecar-logs" / f"{name}.log").read_text() for name in ("one", "one-more")}
-    served = {name: log.count("POST /v1/chat/completions") for name, log in logs.items()}
-    print(f"calls by engine, since its log began: {served}")
-    assert served["one-more"] >= 2
+    served = (machine.file.parent / "sidecar-logs" / "one-more.log").read_text().count("POST /v1/chat/completions")
+    print(f"calls of the copy: {served} of {len(answers)}")
+    assert served >= 2
     assert machine.until("one-more", "sleeping") >= 0.0
     assert machine.profile("one")["state"] == "running"
     assert machine.ask("one")
@@ -294,11 +293,10 @@ def test_a_model_whose_files_come_later_is_had_ready_and_switched_off(machine: M
     print(f"ensure of a model whose files came later: {time.monotonic() - began:.1f} s")
     assert machine.ask("three")
 
-    # Its log has a line for the call, and none for what is asked of it all the time.
+    # Its log has no line for a request: most are asked of it all the time.
     written = (machine.file.parent / "sidecar-logs" / "three.log").read_text()
-    assert "POST /v1/chat/completions" in written
-    for path in ("/health", "/metrics", "/v1/models"):
-        assert f"GET {path} " not in written
+    assert "Application startup complete" in written
+    assert "HTTP/1.1" not in written
 
     # Off: refused for good, over a restart of the sidecar, until it is on.
     with beside(lambda: machine.ask("three", 300)):
