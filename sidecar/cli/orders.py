@@ -34,7 +34,8 @@ exit status: 0 done; 1 refused or failed, standard error says why; 2 a mistake i
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """`words`: how it is. `ended`: whether there is nothing to wait for; `failed`: not as it was ordered."""
+    """Progress of an order. `words`: the model's state. `ended`: the order is over; `failed`: the state is not the
+    ordered one."""
 
     words: str
     ended: bool = False
@@ -110,8 +111,8 @@ def carried_out(given: argparse.Namespace, order: Order) -> int:
 
 
 def _watched(file: File, profile: str, order: Order, until: float) -> Progress:
-    """How far the order is `until` then, told at each change. Where something else is under way it is given again.
-    Raises Impossible."""
+    """Progress of the order at its end, or at `until`, in monotonic seconds. Tell each change. Give the order again
+    while another transition is under way. Raises Impossible."""
     told = ""
 
     def tell(words: str) -> None:
@@ -142,7 +143,7 @@ def _watched(file: File, profile: str, order: Order, until: float) -> Progress:
 
 
 def _given(file: File, profile: str, order: Order) -> ModelReport | str:
-    """The answer to the order, or why it cannot be given yet. Raises Impossible."""
+    """Report of the model that the order is given for, or the reason why it cannot be given yet. Raises Impossible."""
     try:
         return ensured(file.ask(f"/models/{quote(profile)}/{order}", "POST")).model
     except ProtocolError as error:

@@ -53,16 +53,14 @@ class ReportFailed(Exception):
 
 
 class Reporting(msgspec.Struct, frozen=True, kw_only=True):
-    """What all links of a sidecar have in common. `listen`: where gateways of this machine give orders; `relay`: where
-    those of others do. `ca`: who signs gateways' certificates, in PEM; None: the system's authorities. `report` makes
-    the next report, for a gateway that uses the relay or not and reaches us at a URL; `heard` takes the answers."""
+    """Settings and callbacks that all links of a sidecar share."""
 
-    listen: Address
-    relay: RelaySettings | None = None
+    listen: Address  # of the control API, for gateways of this machine
+    relay: RelaySettings | None = None  # for gateways of other machines
     token: str | None = None
-    ca: str | None = None
-    report: Callable[[bool, str], CapacityReport]
-    heard: Callable[[DemandReport], None]
+    ca: str | None = None  # authorities of gateways' certificates, in PEM; None: the system's
+    report: Callable[[bool, str], CapacityReport]  # makes the next report: whether by the relay, and the sidecar's URL
+    heard: Callable[[DemandReport], None]  # takes a gateway's answer
     say: Callable[[str], None]
 
 

@@ -20,7 +20,7 @@ LESS = 0.95  # of what a guessed claim was, at most, or it is not worth another 
 
 
 def current(known: Mapping[str, Shown], name: str, settings: str) -> Shown | None:
-    """What engines of a model have shown with these settings; None: nothing yet."""
+    """Measurement or lesson of a model's engines with these settings; None: none yet."""
     found = known.get(name)
     return found if found is not None and found.settings == settings else None
 

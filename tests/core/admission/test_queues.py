@@ -19,7 +19,7 @@ NEVER = 1e9  # so late that nothing starves
 
 
 def ticket(class_name: str = "default", tokens: int = 100, at: float = 0.0, **fields: Any) -> Ticket:
-    """Its call's `fields`, `since` and `large`."""
+    """Ticket of a call with these `fields`; `since` and `large`: the ticket's own."""
     since, large = fields.pop("since", None), fields.pop("large", False)
     call = a_call(**{"class_name": class_name, "arrived": at, "prompt_tokens": tokens, "deadline": 1000.0, **fields})
     return Ticket(call, at, since=since, large=large)
