@@ -8,6 +8,7 @@ closes: no path of our own end, not even SIGKILL, leaves one behind.
 from __future__ import annotations
 
 import os
+import random
 import socket
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +30,7 @@ SPEED = "2"  # a start takes 8 s, to sleep or wake half a second
 # What the small one really needs of its share: all beside the KV cache, and the KV cache of one whole context.
 TRUE = {"rest": 4_800 * 1024**2, "context": 2_200 * 1024**2}
 LOAD, WAKE, OTHERWISE = 14.5, 1.1, 1.0  # seconds of a start; of waking or falling asleep, at speed 1; more at any
+GIVEN_OUT = 32_768  # the first of the ports that Linux gives to connections, and to listeners on port 0
 SPEED_VARIABLE = "WEIR_SIMULATED_SPEED"  # what engines go by
 CONFIG = Template(Path(__file__).with_name("demo-sidecar.yaml").read_text(encoding="utf-8"))
 
@@ -66,13 +68,15 @@ def _known(speed: float) -> bytes:
 
 
 def _free_port(wish: int) -> int:
-    """The port after the gateway's, which is 8002 where nothing else was asked for, or any."""
-    for port in (min(wish + 1, 65_535), 0):
+    """The port after the gateway's, which is 8002 where nothing else was asked for, or one that the kernel gives to
+    nobody by chance before the sidecar has it."""
+    near = () if wish >= GIVEN_OUT else (wish + 1,)
+    for port in (*near, *random.sample(range(10_000, 20_000), 100)):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
-            return int(probe.getsockname()[1])
+            return port
     raise RuntimeError("there is no free port for the embedded sidecar")

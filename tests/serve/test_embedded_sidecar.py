@@ -16,6 +16,7 @@ from gateway.serve.own_token import OwnToken
 from gateway.serve.policy_file import first_read
 from loadtest.engine.memory_stages import RESIDUE, start_seconds, wake_seconds
 from loadtest.engine.profile_file import profiles
+from loadtest.processes import free_port
 from sidecar.core.config import SidecarConfig, decode
 from sidecar.core.profile import KvMemory
 from sidecar.residency.state_file import Times
@@ -56,12 +57,14 @@ def test_what_it_expects_is_about_what_it_takes(speed: float) -> None:
         assert each.wake1 == pytest.approx(wake_seconds(weights, 1) / speed, abs=1.1)
 
 
-def test_it_listens_beside_the_gateway_or_anywhere() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        assert embedded_sidecar._free_port(port - 1) not in (0, port)
+def test_it_listens_beside_the_gateway_or_where_the_kernel_puts_nobody() -> None:
+    port = free_port()
     assert embedded_sidecar._free_port(port - 1) == port
-    assert embedded_sidecar._free_port(65_535) not in (0, 65_536)
+    with socket.create_server(("127.0.0.1", port)):
+        assert 10_000 <= embedded_sidecar._free_port(port - 1) < 20_000
+        assert embedded_sidecar._free_port(port - 1) != port
+    for given_by_the_kernel in (32_768, 40_000, 65_535):
+        assert 10_000 <= embedded_sidecar._free_port(given_by_the_kernel) < 20_000
 
 
 def test_one_that_does_not_start_is_told_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
