@@ -4,9 +4,10 @@ Goodput and every class's share of calls in time, against offered load: on four 
 directly, in turn, and through the gateway, in virtual time. Below, coding agents at ordinary load beside rivals' rules,
 as `make rivals RIVALS=--virtual` has them. The same seeds give the same files, byte for byte.
 
-  python -m loadtest.lab.figures.picture                  all of it, and the table
-  python -m loadtest.lab.figures.picture --agents-only    the coding agents, the rest as it is; a minute
-  python -m loadtest.lab.figures.picture --draw-only      the same from the figures there are, without a run
+  python -m loadtest.lab.figures.picture                       all of it, and the table
+  python -m loadtest.lab.figures.picture --only weir,agents    what depends on the gateway, the rest as it is
+  python -m loadtest.lab.figures.picture --only agents         the coding agents alone; a minute
+  python -m loadtest.lab.figures.picture --draw-only           the same from the figures there are, without a run
 
 Engines, clients, policy, capacity, targets and goodput are those of `make figures` (runs.py, load.py), so are warm-up
 and measured part. The traffic is that of scenarios/overload.yaml: the interactive class never asks for more than half
@@ -17,11 +18,12 @@ Exit status 0: written; 2: bad arguments.
 
 from __future__ import annotations
 
+import argparse
 import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from statistics import fmean
@@ -47,6 +49,7 @@ from loadtest.lab.rivals.loads import ENGINES, LOADS
 from loadtest.lab.rivals.runs import in_virtual_time, row
 from loadtest.lab.rows import parser_of
 from loadtest.load.scenario import find, load
+from loadtest.load.scenario_flags import told, whole
 from loadtest.simulate.rivals.rules import Direct, RoundRobin
 from loadtest.simulate.run_records import RunResult
 
@@ -54,6 +57,7 @@ FACTORS = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
 TRAFFIC = load(find("overload")).workload.mix
 SEEDS = range(1, 4)  # runs of each point, averaged
 AGENTS_SEEDS = range(1, 6)
+PARTS = (*SIDES, "agents")
 FOLDER = Path(__file__).parent
 
 
@@ -87,21 +91,31 @@ def share_of(setting: Setting, outcome: RunResult, class_name: str) -> ClassShar
     return ClassShare(offered, len(good), sum(tried.number == 1 for tried in good))
 
 
-def measured_all(seeds: Sequence[int]) -> Picture:
-    """Measure every point, the longest runs first, each in a process of its own."""
+def measured_again(
+    kept: Picture,
+    sides: Collection[str],
+    jobs: int,
+    *,
+    factors: Sequence[float] = FACTORS,
+    seeds: Sequence[int] = SEEDS,
+) -> Picture:
+    """Measure the points of `sides`, the longest runs first, each in a process of its own. The other sides' points
+    stay, and the capacity that these were measured at."""
     context, began = multiprocessing.get_context("spawn"), time.monotonic()
-    found: list[Point] = []
-    with ProcessPoolExecutor(os.cpu_count(), context, initializer=tie, initargs=(os.getpid(),)) as pool:
-        capacity = dict(zip(seeds, pool.map(capacity_of, seeds), strict=True))
-        jobs = [(side, factor, seed) for factor in reversed(FACTORS) for side in SIDES for seed in seeds]
-        running = [pool.submit(measure, *job, capacity[job[2]]) for job in jobs]
+    found = [point for point in kept.points if point.side not in sides]
+    others = len(found)
+    with ProcessPoolExecutor(jobs, context, initializer=tie, initargs=(os.getpid(),)) as pool:
+        capacity = kept.capacity if found else dict(zip(seeds, pool.map(capacity_of, seeds), strict=True))
+        runs = [(side, factor, seed) for factor in reversed(factors) for side in SIDES if side in sides
+                for seed in seeds]  # fmt: skip
+        running = [pool.submit(measure, *run, capacity[run[2]]) for run in runs]
         for done in as_completed(running):
             found.append(done.result())
-            said = f"\r{len(found)} of {len(jobs)} runs, {time.monotonic() - began:.0f} s"
+            said = f"\r{len(found) - others} of {len(runs)} runs, {time.monotonic() - began:.0f} s"
             print(said, end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
     found.sort(key=lambda point: (SIDES.index(point.side), point.factor, point.seed))
-    return Picture(engines=ENGINES, capacity=capacity, points=found, agents=agents())
+    return msgspec.structs.replace(kept, capacity=capacity, points=found)
 
 
 def agents() -> list[AgentPoint]:
@@ -118,21 +132,33 @@ def agents() -> list[AgentPoint]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, write and print; the exit status."""
-    parser = parser_of("figures.picture", __doc__)
-    parser.add_argument("--draw-only", action="store_true", help="draw picture.json and print its table")
-    parser.add_argument("--agents-only", action="store_true", help="measure the coding agents alone")
-    given = parser.parse_args(argv)
+    given = arguments(argv)
     figures = FOLDER / "picture.json"
-    if given.draw_only or given.agents_only:
+    picture = Picture(engines=ENGINES, capacity={}, points=[])
+    if set(given.only) != set(PARTS):
         picture = msgspec.json.decode(figures.read_bytes(), type=Picture)
-    else:
-        picture = measured_all(SEEDS)
-    if given.agents_only:
+    if sides := set(given.only) & set(SIDES):
+        picture = measured_again(picture, sides, given.jobs)
+    if "agents" in given.only:
         picture = msgspec.structs.replace(picture, agents=agents())
     figures.write_text(written(picture))
     (FOLDER / "picture.svg").write_text(draw(picture))
     print("\n".join(table(picture)))
     return 0
+
+
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line. Exits with status 2 where it cannot be understood."""
+    parser = parser_of("figures.picture", __doc__)
+    parser.add_argument("--only", metavar="PARTS", help=f"measure these again (default: all): {', '.join(PARTS)}")
+    parser.add_argument("--draw-only", action="store_true", help="draw picture.json and print its table")
+    cores = os.cpu_count() or 1
+    parser.add_argument("--jobs", type=told(whole(1, 1000)), default=cores, metavar="N", help="processes at a time")
+    given = parser.parse_args(argv)
+    given.only = [] if given.draw_only else given.only.split(",") if given.only else list(PARTS)
+    if unknown := [name for name in given.only if name not in PARTS]:
+        parser.error(f"--only: {unknown[0]!r} is not one of {', '.join(PARTS)}")
+    return given
 
 
 def written(picture: Picture) -> str:

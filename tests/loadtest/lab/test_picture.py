@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from loadtest.clients.calls import Try
-from loadtest.lab.figures.picture import FACTORS, FOLDER, measure, share_of, written
+from loadtest.lab.figures.picture import FACTORS, FOLDER, PARTS, arguments, measured_again, share_of, written
 from loadtest.lab.figures.picture_points import SIDES, ClassShare, Picture, table
 from loadtest.lab.figures.picture_svg import draw
 from loadtest.lab.figures.runs import Setting
@@ -55,6 +55,17 @@ def test_a_share_is_of_calls_that_were_to_be_sent_in_the_measured_part() -> None
 
 
 @pytest.mark.slow
-def test_a_point_is_what_the_command_measures(picture: Picture) -> None:
+def test_a_point_is_what_the_command_measures_and_other_sides_stay_as_they_are(picture: Picture) -> None:
+    found = measured_again(picture, ["weir"], 1, factors=[0.5], seeds=[1])
+    stay = [point for point in picture.points if point.side != "weir"]
     kept = next(point for point in picture.points if (point.side, point.factor, point.seed) == ("weir", 0.5, 1))
-    assert measure("weir", 0.5, 1, picture.capacity[1]) == kept
+    assert found == msgspec.structs.replace(picture, points=[kept, *stay])
+
+
+def test_the_command_line_names_what_is_measured_again() -> None:
+    assert arguments([]).only == list(PARTS)
+    assert arguments(["--only", "weir,agents", "--jobs", "3"]).only == ["weir", "agents"]
+    assert arguments(["--draw-only"]).only == []
+    for wrong in ("--only=weir,agent", "--jobs=0"):
+        with pytest.raises(SystemExit):
+            arguments([wrong])
