@@ -70,7 +70,7 @@ def _known(speed: float) -> bytes:
 def _free_port(wish: int) -> int:
     """The port after the gateway's, which is 8002 where nothing else was asked for, or one that the kernel gives to
     nobody by chance before the sidecar has it."""
-    near = () if wish >= GIVEN_OUT else (wish + 1,)
+    near: tuple[int, ...] = () if wish >= GIVEN_OUT else (wish + 1,)
     for port in (*near, *random.sample(range(10_000, 20_000), 100)):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
