@@ -36,7 +36,10 @@ from loadtest.processes import ChildError, get
 PORT = 19350
 CLIENTS = 64  # at once; of several relays each has its share of them
 STREAMS = 1200  # open at once for the throughput: 60,000 events a second, more than there is room for
-POLICY = f"fleet: {{engines: [{{url: 'http://127.0.0.1:{ENGINE_PORT}', max_concurrency: {2 * STREAMS}}}]}}\n"
+POLICY = f"""\
+fleet: {{engines: [{{url: 'http://127.0.0.1:{ENGINE_PORT}', max_concurrency: {2 * STREAMS}}}]}}
+classes: {{default: {{max_queue: {STREAMS}}}}}
+"""
 Row = dict[str, list[float]]
 
 
