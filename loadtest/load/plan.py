@@ -130,8 +130,12 @@ class RequestOrigin(msgspec.Struct, frozen=True):
     writer: Writer
     fields: dict[bytes, bytes]
 
+    def session_fields(self, name: str) -> dict[bytes, bytes]:
+        """The headers of each request of a conversation."""
+        return self.fields | ({b"x-weir-session": name.encode()} if self.writer.named else {})
+
     def planned(
-        self, index: int, at: float, written: RequestBody, session: Conversation | None = None, turn: int = 1
+        self, index: int, at: float, written: RequestBody, session: Conversation | Replay | None = None, turn: int = 1
     ) -> Planned:
         """A request, by default one that stands alone."""
         kind = self.writer.kind
@@ -166,7 +170,7 @@ class Conversation:
             self.turns = agents.turns.draw(rng)
             self.name, self._opening = parent.name, parent._opening  # of its own kind
         self._messages, self._read = self._opening
-        self.fields = sender.fields | ({b"x-weir-session": self.name.encode()} if sender.writer.named else {})
+        self.fields = sender.session_fields(self.name)
         self.end = index + self.turns
         if parent is None and agents is not None and rng.random() < agents.share:
             for _ in range(agents.count.draw(rng)):
@@ -193,14 +197,44 @@ class Conversation:
         if self._turn < self.turns:
             self._messages += b"," + message(b"assistant", answer) + b","
             self._read += -(-len(answer) // BYTES)
-            following.insert(0, self.next(now + self._thinks()))
+            following.insert(0, self.next(now + pause(self._sessions, self._rng)))
         return following
 
-    def _thinks(self) -> float:
-        think, spread = self._sessions.think, self._sessions.spread
-        if spread is None:
-            return self._rng.expovariate(1.0 / think)
-        return think * self._rng.lognormvariate(0.0, spread)
+
+class Replay:
+    """Recorded conversation: each turn but the first is sent some time after the answer to the one before. Prompts are
+    as recorded, answers in them too. `fields`: the headers of each request."""
+
+    def __init__(
+        self, sender: RequestOrigin, sessions: Sessions, rng: random.Random, index: int, first: Arrival
+    ) -> None:
+        self._sessions = sessions
+        self._sender = sender
+        self._rng = rng
+        self._index = index
+        self._rows = (first, *first.turns)
+        self._turn = 0
+        self.name = f"s{index}"
+        self.fields = sender.session_fields(self.name)
+        self.end = index + len(self._rows)
+
+    def next(self, at: float) -> Planned:
+        """The next turn, to be sent at `at`."""
+        written = self._sender.writer.write(self._rng, self._rows[self._turn])
+        self._turn += 1
+        return self._sender.planned(self._index + self._turn - 1, at, written, self, self._turn)
+
+    def follow(self, answer: bytes, now: float) -> list[Planned]:
+        """The turn after an answer, if there is one."""
+        return [self.next(now + pause(self._sessions, self._rng))] if self._turn < len(self._rows) else []
+
+
+def pause(sessions: Sessions, rng: random.Random) -> float:
+    """Draw the seconds between an answer and the next turn."""
+    think, spread = sessions.think, sessions.spread
+    if spread is None:
+        return rng.expovariate(1.0 / think)
+    return think * rng.lognormvariate(0.0, spread)
 
 
 def plan(
@@ -235,7 +269,11 @@ def plan(
             index += 1
         else:
             own = random.Random(rng.getrandbits(64))  # noqa: S311 # the same
-            conversation = Conversation(sender, sessions, own, index, None)
+            conversation = (
+                Conversation(sender, sessions, own, index, None)
+                if row is None or sender.writer.kind.prompt != "trace"
+                else Replay(sender, sessions, own, index, row)
+            )
             yield conversation.next(at)
             index = conversation.end
 

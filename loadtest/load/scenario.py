@@ -203,12 +203,16 @@ def planned(
 
 
 def recorded(scenario: Scenario, folder: Path = Path()) -> Iterator[trace.Arrival] | None:
-    """The rows of its trace, if it has one. Raises as `planned` does."""
+    """The rows of its trace, if it has one; where a kind sends its conversations, the first row of each, with its
+    turns. Raises as `planned` does."""
     if scenario.trace is None:
         return None
     given = scenario.trace
     form = None if given.format == "auto" else given.format
-    return trace.read(folder / given.file, form, speed=given.speed)
+    file = folder / given.file
+    rows = trace.read(file, form, speed=given.speed)
+    turns = any(kind.session is not None and kind.prompt == "trace" for kind in scenario.workload.mix)
+    return trace.conversations(rows, file) if turns else rows
 
 
 def keys_of(scenario: Scenario, folder: Path, environment: Mapping[str, str]) -> dict[str, str]:

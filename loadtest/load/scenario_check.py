@@ -16,7 +16,7 @@ def checked(name: str, *, explained: bool) -> tuple[str, list[Finding]]:
     try:
         file = scenario.find(name)
         found = scenario.load(file)
-        rows = sum(1 for _ in scenario.recorded(found, file.parent) or ())
+        rows = sum(1 + len(row.turns) for row in scenario.recorded(found, file.parent) or ())
     except InvalidFile as error:
         return "", mistakes(error)
     except (TraceError, scenario.Mistake) as error:

@@ -11,13 +11,14 @@ from gateway.shared.files.checked import Fault, Path, nearest
 from loadtest.load.arrivals import Arrivals
 from loadtest.load.lengths import Length
 from loadtest.load.slo import conflicts
-from loadtest.load.workload import GENERATING, Kind
+from loadtest.load.workload import GENERATING, Kind, Sessions
 
 if TYPE_CHECKING:
     from loadtest.load.scenario import Scenario
 
 
 MOST_SHARED = 50_000_000  # tokens, 200 MB
+RECORDED = Sessions(think=1.0)  # what a session of a trace has, whatever its pauses
 
 
 def faults(scenario: Scenario) -> Iterator[Fault]:
@@ -83,10 +84,12 @@ def _kind(kind: Kind, at: Path) -> Iterator[Fault]:
             yield from _length(agents.turns, (*at, "session", "subagents", "turns"))
         if kind.kind != "chat":
             yield Fault((*at, "session"), f"a conversation of {kind.kind}", "kind: chat")
-        for name in ("prompt", "output"):
-            if lengths[name] == "trace":
-                found = "a trace's lengths in a conversation, of which it tells nothing"
-                yield Fault((*at, name), found, "lengths of its own")
+        own = msgspec.structs.replace(kind.session, think=1.0, spread=None) != RECORDED or kind.prefix is not None
+        if kind.prompt == "trace" and own:
+            found = "a prefix, or turns, beside those of a trace"
+            yield Fault((*at, "session"), found, "no more than think and spread")
+        if kind.output == "trace" and kind.prompt != "trace":
+            yield Fault((*at, "output"), "a trace's lengths in a conversation of its own", "prompt: trace, too")
     if kind.prefix is not None and kind.kind not in GENERATING:
         yield Fault((*at, "prefix"), f"a shared prefix of {kind.kind}", "kind: chat or completions")
     if kind.prefix is not None and kind.prefix.tokens * kind.prefix.count > MOST_SHARED:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from heapq import heappop, heappush
 from io import TextIOWrapper
@@ -36,12 +36,14 @@ BURSTGPT = ("Timestamp", "Request tokens", "Response tokens")
 class Arrival(msgspec.Struct, frozen=True, gc=False):
     """Request of a recorded trace: `at` in seconds after the first, sizes in tokens; some failed requests were recorded
     with 0 tokens. `blocks` are the hashes of each BLOCK tokens of its prompt, empty if none were recorded: two prompts
-    whose hashes begin alike begin with the same text."""
+    whose hashes begin alike begin with the same text. `turns`: requests that go on from this one, of `conversations`.
+    """
 
     at: float
     prompt_tokens: int
     output_tokens: int
     blocks: tuple[int, ...] = ()
+    turns: tuple[Arrival, ...] = ()
 
 
 class TraceError(Exception):
@@ -98,6 +100,25 @@ def read(path: Path, trace_format: Format | None = None, *, speed: float = 1.0) 
     start = rows[0][0] if start is None else start
     while rows:
         yield _after(heappop(rows)[2], start, speed)
+
+
+def conversations(rows: Iterable[Arrival], path: Path) -> Iterator[Arrival]:
+    """The first request of each conversation, with its further turns. A request is the next turn of the latest one
+    whose whole blocks its prompt begins with. All rows are held. Raises TraceError where no row has hashes."""
+    found: list[list[Arrival]] = []
+    open_: dict[int, list[Arrival]] = {}  # by the last whole block of their latest prompts
+    for row in rows:
+        whole = row.blocks[: row.prompt_tokens // BLOCK]
+        turns = next((open_.pop(block) for block in reversed(whole) if block in open_), None)
+        if turns is None:
+            found.append(turns := [])
+        turns.append(row)
+        if whole:
+            open_[whole[-1]] = turns
+    if not open_:
+        raise TraceError(f"{path} tells no turns: no prompt has a whole block with a hash, expected hash_ids")
+    for first, *others in found:
+        yield msgspec.structs.replace(first, turns=tuple(others))
 
 
 def _after(row: Arrival, start: float, speed: float) -> Arrival:

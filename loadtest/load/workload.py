@@ -49,7 +49,8 @@ class SubAgents(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sessions(msgspec.Struct, frozen=True, kw_only=True):
-    """Conversations: each turn sends all that was said before, some time after the answer to the one before.
+    """Conversations: each turn sends all that was said before, some time after the answer to the one before. With
+    `prompt: trace` turns are a trace's, by its hash_ids; only `think` and `spread` can be given.
 
     `first`: Tokens of the first turn's prompt, beside the prefix; null: as of other turns.
     `turns`: Turns of a conversation.

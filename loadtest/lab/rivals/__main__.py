@@ -53,6 +53,10 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--prompts", type=Path, metavar="FILE", help="one for the long prompts: Mooncake's, or Azure's code"
     )
+    parser.add_argument(
+        "--think", type=told(seconds), metavar="TIME",
+        help="turns of --prompts go out so long after their answers, on average (default: each at a time of its own)",
+    )  # fmt: skip
     parser.add_argument("--virtual", action="store_true", help="in virtual time, beside rivals' rules")
     given = parser.parse_args(argv)
     given.only = given.only.split(",") if given.only else list(LOADS)
@@ -84,7 +88,7 @@ def chosen(given: argparse.Namespace) -> dict[str, RivalLoad]:
     found = {}
     for name in given.only:
         load, file = LOADS[name], files.get(LOADS[name].trace)
-        found[name] = load if file is None else load.replayed(file)
+        found[name] = load if file is None else load.replayed(file, given.think if file == given.prompts else None)
     return found
 
 

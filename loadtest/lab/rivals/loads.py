@@ -77,10 +77,13 @@ class RivalLoad(msgspec.Struct, frozen=True, kw_only=True):
         flags = [word for flag, value in limits.items() if value is not None for word in (flag, str(value))]
         return Fleet(count=ENGINES, profile=self.profile, flags=flags)
 
-    def replayed(self, file: Path) -> RivalLoad:
-        """With the lengths of recorded traffic, and the prompts' common beginnings where they were recorded."""
+    def replayed(self, file: Path, think: float | None = None) -> RivalLoad:
+        """With the lengths of recorded traffic, and the prompts' common beginnings where they were recorded. `think`:
+        seconds between an answer and its conversation's next turn, on average; None: each request at a time of its
+        own."""
         workload = self.scenario.workload
-        kind = msgspec.structs.replace(workload.mix[0], prompt="trace", output="trace", session=None, prefix=None)
+        session = None if think is None else Sessions(think=think)
+        kind = msgspec.structs.replace(workload.mix[0], prompt="trace", output="trace", session=session, prefix=None)
         workload = msgspec.structs.replace(workload, mix=(kind, *workload.mix[1:]))
         trace = TraceFile(file=str(file.absolute()))
         return msgspec.structs.replace(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import fmean
 
 import msgspec
 import pytest
@@ -74,6 +75,23 @@ def test_shares_of_the_capacity_are_rates_and_a_trace_gives_lengths(
     assert capacity > 2 * LOADS["chats-0.6"].capacity(), "answers of four tokens"
     assert load.at(capacity, 40.0).rate == pytest.approx(0.6 * capacity)
     assert LOADS["agents-tight"].at(0.0, 40.0) == LOADS["agents-tight"].scenario
+
+
+def test_turns_of_a_trace_are_sent_a_pause_after_their_answers(tmp_path: Path) -> None:
+    file = tmp_path / "trace.jsonl"
+    row = '{"timestamp":0,"input_length":%d,"output_length":4,"hash_ids":%s}\n'
+    file.write_text(
+        "".join(row % (512 * len(name), [*name]) for one in range(20) for name in ((one,), (one, one + 50)))
+    )
+    load = LOADS["prompts-0.5"].replayed(file, 3.0)
+    scenario = msgspec.structs.replace(load.scenario, arrivals=Arrivals(closed=Closed(clients=2)))
+    run, hits = in_virtual_time(load, "weir", scenario, tmp_path)
+    firsts = {result.index: result.finished for result in run.results if result.index % 2 == 0}
+    seconds = [result.at - firsts[result.index - 1] for result in run.results if result.index % 2]
+    assert len(firsts) == len(seconds) == 20
+    assert min(seconds) > 0.0
+    assert fmean(seconds) == pytest.approx(3.0, rel=0.6)
+    assert hits > 0.25, "second turns begin with their firsts"
 
 
 def test_rules_are_compared_in_virtual_time(capsys: pytest.CaptureFixture[str]) -> None:

@@ -282,6 +282,26 @@ def test_people_think_for_a_while(spread: float | None, typical: float) -> None:
     assert sorted(pauses)[400] == pytest.approx(typical, rel=0.1)
 
 
+def test_a_recorded_conversation_is_sent_as_recorded_a_pause_after_each_answer() -> None:
+    turns = tuple(Arrival(9.0, BLOCK * size, size, tuple(range(size))) for size in (2, 3))
+    rows = [Arrival(1.0, BLOCK, 1, (0,), turns), Arrival(4.0, BLOCK, 1, (8,))]
+    kind = Kind(prompt="trace", output="trace", session=Sessions(think=2.0, spread=0.0))
+    first, other = planned(kind, times=rows)
+    assert first.session is not None
+    assert other.session is not None
+    (second,) = first.session.follow(b"not said again", 10.0)
+    (third,) = first.session.follow(b"x", 20.0)
+    assert first.session.follow(b"x", 30.0) == other.session.follow(b"x", 30.0) == []
+    assert [call.at for call in (first, second, third, other)] == [1.0, 12.0, 22.0, 4.0]
+    assert [(call.index, call.turn, call.max_tokens) for call in (first, second, third, other)] == [
+        (0, 1, 1), (1, 2, 2), (2, 3, 3), (3, 1, 1),
+    ]  # fmt: skip
+    assert {call.conversation for call in (first, second, third)} == {"s0"}
+    words = [body(call)["messages"][0]["content"] for call in (first, second, third)]
+    assert words[1].startswith(words[0])
+    assert words[2].startswith(words[1])
+
+
 def test_times_are_of_the_seed_and_not_of_the_mix() -> None:
     times = Arrivals(poisson=Rate(5.0)).times(4)
     assert [call.at for call in poisson((Kind(),), 5.0, 20.0, 4)] == [at for at in islice(times, 200) if at < 20.0]

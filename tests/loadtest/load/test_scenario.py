@@ -171,9 +171,11 @@ MISTAKES = [
     ("workload: {mix: [{session: {turns: {}}}]}",
      "1: workload.mix[0].session.turns: found none, expected one of constant, uniform, log_normal, geometric, "
      "empirical"),
-    ("trace: t\nworkload: {mix: [{session: {}, prompt: trace}]}",
-     "2: workload.mix[0].prompt: found a trace's lengths in a conversation, of which it tells nothing, expected "
-     "lengths of its own"),
+    ("trace: t\nworkload: {mix: [{session: {think: 3s, context: 9k}, prompt: trace}]}",
+     "2: workload.mix[0].session: found a prefix, or turns, beside those of a trace, expected no more than think and "
+     "spread"),
+    ("trace: t\nworkload: {mix: [{session: {}, output: trace}]}",
+     "2: workload.mix[0].output: found a trace's lengths in a conversation of its own, expected prompt: trace, too"),
     ("workload: {mix: [{kind: embeddings, prefix: {}}]}",
      "1: workload.mix[0].prefix: found a shared prefix of embeddings, expected kind: chat or completions"),
     ("workload: {mix: [{prefix: {tokens: 10k, count: 10k}}]}",

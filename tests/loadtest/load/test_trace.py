@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.load.trace import BLOCK, REORDER, Arrival, TraceError, read
+from loadtest.load.trace import BLOCK, REORDER, Arrival, TraceError, conversations, read
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 ROWS = "2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:48.1805900,396,109\n2023-11-16 18:15:51.2224670,879,55\n"
@@ -54,6 +54,21 @@ def read_text(path: Path, text: str, speed: float = 1.0) -> list[tuple[float, in
 )
 def test_every_format_is_known_by_its_first_line(path: Path, text: str, rows: list[tuple[float, int, int]]) -> None:
     assert read_text(path, text) == rows
+
+
+def test_a_prompt_that_begins_with_all_whole_blocks_of_an_earlier_one_is_its_conversations_next_turn() -> None:
+    def row(at: float, *blocks: int, beyond: int = 0) -> Arrival:
+        whole = BLOCK * (len(blocks) - bool(beyond))
+        return Arrival(at, whole + beyond, 5, blocks)
+
+    first, other, alone = row(0.0, 1, 2, 3, beyond=9), row(1.0, 1, 7), row(2.0, 9, beyond=1)
+    second, third = row(3.0, 1, 2, 4, 5), row(5.0, 1, 2, 4, 5, 6, beyond=1)
+    branch = row(6.0, 1, 2, 8)  # the turn after the first was there before
+    found = list(conversations([first, other, alone, second, third, branch], Path()))
+    assert [(one.at, [turn.at for turn in one.turns]) for one in found] == [(0.0, [3.0, 5.0]), (1.0, []), (2.0, []),
+                                                                             (6.0, [])]  # fmt: skip
+    with pytest.raises(TraceError, match="tells no turns"):
+        list(conversations([alone, Arrival(0.0, 3 * BLOCK, 5)], Path("t.csv")))
 
 
 def test_time_is_scaled(path: Path) -> None:
