@@ -79,6 +79,11 @@ REFUNDED_EXPIRY = Mutant(
     Forwarding, "exchange", "except (asyncio.CancelledError, Refused):", "except ZeroDivisionError:"
 )
 
+# A call waits without end for the full engine that has its prompt.
+SET_ASIDE = Mutant(
+    AdmissionControl, "_choose", "worth_waiting(call, choice, now, waited)", "worth_waiting(call, choice, now, 0.0)"
+)
+
 # What an engine has evicted stays in the picture of its cache.
 NEVER_EVICTED = Mutant(CacheAge, "_removed", "stored.pop(", "stored.get(")
 

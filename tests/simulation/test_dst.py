@@ -29,6 +29,7 @@ from tests.simulation.mutants import (
     NO_TTL_BEGUN,
     PREDICTED_AT_ONCE,
     REFUNDED_EXPIRY,
+    SET_ASIDE,
     UNCHARGED,
     UNFILLED_GAP,
     UNSETTLED,
@@ -72,6 +73,14 @@ def test_everything_holds_for_hundreds_of_seeds() -> None:
 @pytest.mark.parametrize("name", FOUND)
 def test_a_planted_bug_is_found_by_several_seeds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len([*found(name, monkeypatch, SEVERAL)]) == SEVERAL
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(WITHIN)
+@pytest.mark.parametrize("seed", [2, 197])
+def test_a_call_that_waits_for_its_full_engine_without_end_is_found(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SET_ASIDE.owner, SET_ASIDE.name, SET_ASIDE.function())
+    assert "is set aside for" in attempt(case(seed)).wrong
 
 
 @pytest.mark.slow

@@ -24,7 +24,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     from sending until the client leaves, negative for never; `leaves_granted`: it leaves in the very moment it gets its
     turn. `retries`: retries at most. `usage`: the answer must tell usage. `items`: texts of `prompt` tokens to embed or
     to rank; `top`: how many of a ranking to return, 0 for all. `session`: its conversation, 0 for none. `upload`: time
-    from the head to the end of the body. `proxied`: the call goes through a proxy, which asks the picker."""
+    from the head to the end of the body. `proxied`: the call goes through a proxy, which asks the picker. `history`:
+    tokens that its prompt has in common with its group's; 0: fewer than one block of a prefix."""
 
     at: float
     class_name: str
@@ -45,6 +46,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     session: int = 0
     upload: float = 0.0
     proxied: Proxied | None = None
+    history: int = 0
 
 
 class Reload(msgspec.Struct, frozen=True, kw_only=True):

@@ -51,6 +51,9 @@ def case(seed: int) -> Case:
     else:
         calls = [a_call(rng, when(), aligned) for _ in range(rng.choice((10, 30, 60, 100)))]
         calls += [echo for call in calls if call.kind != "chat" for echo in _echoes(rng, call)]
+    agents = random.Random(f"agents {seed}")  # noqa: S311 # of its own
+    if len(fixed) > 1 and agents.random() < 0.25:
+        fixed, calls = _by_agents(agents, fixed, calls)
     if seed % 3 == 1:
         calls = _through_proxies(seed, calls)
     if routed:
@@ -145,6 +148,19 @@ def _through_proxies(seed: int, calls: list[Call]) -> list[Call]:
         msgspec.structs.replace(call, proxied=rng.choice(PROXIED), upload=0.0) if rng.random() < share else call
         for call in calls
     ]
+
+
+def _by_agents(
+    rng: random.Random, machines: tuple[EngineSpec, ...], calls: list[Call]
+) -> tuple[tuple[EngineSpec, ...], list[Call]]:
+    """Turns of few conversations, on engines where reading one anew takes longer than to wait for its engine."""
+    few = [msgspec.structs.replace(one, model="sim", prefill=1 / 512, blocks=rng.choice((40, 60))) for one in machines]
+    turns = [
+        msgspec.structs.replace(call, at=call.at + turn, model="sim", prompt=400, history=384, asked=call.asked // 2,
+                                stream=True, within=2.0 * call.within, group=rng.randrange(3))
+        for call in calls if call.kind == "chat" for turn in (0.0, 2.0)
+    ]  # fmt: skip
+    return tuple(few), turns
 
 
 def by_route(seed: int, calls: list[Call]) -> list[Call]:

@@ -22,6 +22,7 @@ from gateway.core.policy.policy import Policy
 from gateway.core.request.call import Call
 from gateway.core.request.outcome import Outcome, Refused
 from gateway.core.request.tenants import MIRROR
+from gateway.decider.model_waits import LOOK_AGAIN
 from gateway.serve.assembly import Gateway
 from loadtest.lab.dst.batches import Batches
 from loadtest.lab.dst.books import Retries
@@ -233,6 +234,7 @@ class Invariants:
         for line in queues.order(at, dispatch.control.workload.paused()):  # as the pump looks at them
             ticket = line.head()
             if ticket.aside:
+                self._patient(ticket, engines, now)
                 continue
             choice = None if held_up and not line.settings.reserve else self._choice(ticket, engines, at)
             if choice is not None and not self._late(ticket, choice, now):
@@ -244,6 +246,12 @@ class Invariants:
             if line.starving(ticket, at):
                 return
             held_up = held_up or not ticket.large
+
+    def _patient(self, ticket: Ticket, engines: tuple[Engine, ...], now: float) -> None:
+        """Check that a call waits for a full engine no longer than twice what reading its prompt anew takes now."""
+        reading = ticket.call.prompt_tokens / min((engine.speed.prefill_rate for engine in engines), default=SLACK)
+        if now - ticket.since > 2.0 * reading + LOOK_AGAIN + SLACK and ticket.call.subset is None:
+            self._wrong(f"call {ticket.call.request_id} is set aside for {now - ticket.since:.3f} s")
 
     def _choice(self, ticket: Ticket, engines: tuple[Engine, ...], at: float) -> Choice | None:
         routing = self._dispatch.policy.routing

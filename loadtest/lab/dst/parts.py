@@ -21,7 +21,7 @@ from loadtest.simulate.memory_engine import MemoryEngine
 
 def planned(number: int, call: Call) -> Planned:
     """Body and headers that a client sends."""
-    text = f"group {call.group} " * 8 + f"call {number} "
+    text = (f"group {call.group} " * (8 + call.history))[: 4 * call.history or 64] + f"call {number} "
     text = (text + "and so on " * (call.prompt // 2))[: 4 * call.prompt]
     body: dict[str, Any] = {"model": call.model}
     if call.kind == "embeddings":
