@@ -9,21 +9,23 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
-from multiprocessing.resource_tracker import ensure_running
+from multiprocessing.queues import SimpleQueue
+from multiprocessing.synchronize import Event
 from types import FrameType
 
 import msgspec
 
+from loadtest.die_with_parent import tie
 from loadtest.report.capacity import Capacity, Tried, search, verdict
 from loadtest.signals import handled
 from loadtest.simulate.run import Cell, Progress, Simulated, simulate
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-PATIENCE = 5.0  # seconds until a process that was told to end is made to
+LOOK_EVERY = 0.2  # seconds between two looks at processes' progress
 
 
 class Done(msgspec.Struct, kw_only=True):
@@ -38,13 +40,6 @@ class JobError(Exception):
     """A process that ended without an answer."""
 
 
-class Stop:
-    """Whether somebody has asked for the end."""
-
-    def __init__(self) -> None:
-        self.asked = False
-
-
 def processors() -> int:
     """Number of processes that have a core each here."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -55,25 +50,30 @@ def run_all(jobs: Sequence[Cell], at_once: int, tell: Callable[[Progress], None]
     by then has no result. Raises JobError, and `simulation.Broken`."""
     with _stoppable() as stop:
         if min(len(jobs), at_once) > 1:
-            return _in_processes(jobs, at_once, tell, stop)
+            return _in_processes(jobs, at_once, tell, stop), stop.is_set()
         done: list[Done] = []
         for job in jobs:
-            if stop.asked:
+            if stop.is_set():
                 break
-            done.append(run_job(job, _told(tell, stop)))
-        return done, stop.asked
+            done.append(run_job(job, tell, stop.is_set))
+        return done, stop.is_set()
 
 
-def run_job(cell: Cell, tell: Callable[[Progress], bool]) -> Done:
-    """Run a job in this process. `tell` answers whether to stop."""
+def run_job(cell: Cell, tell: Callable[[Progress], None], stopped: Callable[[], bool]) -> Done:
+    """Run a job in this process, until `stopped` says to end it."""
+
+    def told(progress: Progress) -> bool:
+        tell(progress)
+        return stopped()
+
     if not cell.find_capacity:
-        return Done(cell=cell, made=[simulate(cell, tell)])
+        return Done(cell=cell, made=[simulate(cell, told)])
     made: list[Simulated] = []
     first = cell.scenario.rate or 1.0  # of a trace: times the speed it was given
 
     def attempt(rate: float) -> Tried | None:
         scaled = msgspec.structs.replace(cell, scenario=cell.scenario.scaled(rate / first))
-        simulated = simulate(scaled, tell)
+        simulated = simulate(scaled, told)
         made.append(simulated)
         if simulated.stopped or simulated.problem:
             return None
@@ -83,24 +83,15 @@ def run_job(cell: Cell, tell: Callable[[Progress], bool]) -> Done:
     return Done(cell=cell, capacity=capacity, made=sorted(made, key=lambda one: one.run.rate))
 
 
-def _told(tell: Callable[[Progress], None], stop: Stop) -> Callable[[Progress], bool]:
-    def told(progress: Progress) -> bool:
-        tell(progress)
-        return stop.asked
-
-    return told
-
-
 @contextmanager
-def _stoppable(*, patient: bool = False) -> Iterator[Stop]:
-    """`patient`: no number of signals is more than one. Ctrl-C in a terminal is for every process of it, and the one
-    that has begun the others tells them too."""
-    stop = Stop()
+def _stoppable() -> Iterator[threading.Event]:
+    """Yield an event that the first signal sets."""
+    stop = threading.Event()
 
     def ask(number: int, frame: FrameType | None) -> None:
-        if stop.asked and not patient:
+        if stop.is_set():
             signal.default_int_handler(number, frame)
-        stop.asked = True
+        stop.set()
 
     with handled(SIGNALS, ask):
         yield stop
@@ -110,80 +101,64 @@ def _stoppable(*, patient: bool = False) -> Iterator[Stop]:
 
 
 def _in_processes(
-    jobs: Sequence[Cell], at_once: int, tell: Callable[[Progress], None], stop: Stop
-) -> tuple[list[Done], bool]:
+    jobs: Sequence[Cell], at_once: int, tell: Callable[[Progress], None], stop: threading.Event
+) -> list[Done]:
     context = multiprocessing.get_context("spawn")  # fork would take threads' locks along
-    coming = list(enumerate(jobs))
-    done: dict[int, Done] = {}
-    running: dict[Connection, tuple[int, SpawnProcess]] = {}
-    told = False
-    ensure_running()  # else the first start does it, which unblocks signals in the middle
-    try:
-        while running or (coming and not stop.asked):
-            while coming and len(running) < at_once and not stop.asked:
-                number, job = coming.pop(0)
-                ours, theirs = context.Pipe(duplex=False)
-                process = context.Process(target=_child, args=(job, theirs), daemon=True)
-                # Signals that come before it can take them wait for it.
-                signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-                try:
-                    process.start()
-                finally:
-                    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-                theirs.close()
-                running[ours] = number, process
-            if stop.asked and not told:
-                told = True
-                for _, process in running.values():
-                    process.terminate()
-            for ready in wait(list(running), timeout=0.2):
-                assert isinstance(ready, Connection)  # noqa: S101 # nothing else is waited for
-                number, process = running[ready]
-                said = _received(ready, jobs[number].name, process)
-                if isinstance(said, Progress):
-                    tell(said)
-                    continue
-                del running[ready]
-                process.join()
-                ready.close()
-                if isinstance(said, Done):
-                    done[number] = said
-                elif not stop.asked:
-                    raise said
-    finally:
-        for connection, (_, process) in running.items():
-            process.terminate()
-            process.join(PATIENCE)
-            if process.is_alive():
-                process.kill()
-                process.join()
-            connection.close()
-    return [done[number] for number in sorted(done)], stop.asked
-
-
-def _received(connection: Connection, name: str, process: SpawnProcess) -> Progress | Done | Exception:
-    """Read what a process says, or why it no longer does."""
-    try:
-        said: Progress | Done | Exception = connection.recv()
-    except EOFError:
-        process.join(PATIENCE)
-        return JobError(f"the simulation of {name} ended with status {process.exitcode} and without an answer")
-    return said
-
-
-def _child(job: Cell, parent: Connection) -> None:
-    """The life of a process. A parent that is gone ends it."""
-    with _stoppable(patient=True) as stop:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-
-        def send(said: Progress | Done | Exception) -> None:
-            try:
-                parent.send(said)
-            except BrokenPipeError:
-                stop.asked = True
-
+    said: SimpleQueue[Progress] = context.SimpleQueue()
+    over = context.Event()
+    begun: list[Future[Done]] = []
+    running: set[Future[Done]] = set()
+    with ProcessPoolExecutor(min(at_once, len(jobs)), context, _begin, (os.getpid(), said, over)) as pool:
         try:
-            send(run_job(job, _told(send, stop)))
-        except Exception as error:
-            send(JobError(f"the simulation of {job.name}: {error}"))
-            raise
+            while running or (len(begun) < len(jobs) and not stop.is_set()):
+                if len(running) < at_once and len(begun) < len(jobs) and not stop.is_set():
+                    with _signals_later():
+                        begun.append(pool.submit(_job, jobs[len(begun)]))
+                    running.add(begun[-1])
+                    continue
+                if stop.is_set():
+                    over.set()
+                _, running = wait(running, LOOK_EVERY, FIRST_COMPLETED)
+                while not said.empty():
+                    tell(said.get())
+                for number, future in enumerate(begun):
+                    if future.done() and (error := future.exception()) is not None:
+                        raise JobError(f"the simulation of {jobs[number].name}: {error}") from error
+        finally:
+            over.set()  # the pool waits for all that run
+    return [future.result() for future in begun]
+
+
+class _Worker:
+    """Process of the pool: where it tells its progress, and whether it is to stop."""
+
+    said: SimpleQueue[Progress]
+    over: Event
+
+
+def _begin(parent: int, said: SimpleQueue[Progress], over: Event) -> None:
+    """Begin a process. Signals to the whole group are its parent's to pass on; it ends with its parent."""
+    _Worker.said, _Worker.over = said, over
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if os.getppid() != parent:
+            os._exit(1)
+
+    for number in SIGNALS:
+        signal.signal(number, ask)
+    tie(parent)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+
+def _job(job: Cell) -> Done:
+    return run_job(job, _Worker.said.put, _Worker.over.is_set)
+
+
+@contextmanager
+def _signals_later() -> Iterator[None]:
+    """Block signals while a process is started, which has them blocked until `_begin` can take them."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
