@@ -17,6 +17,7 @@ from typing import Protocol, cast
 import msgspec
 
 from gateway.core.admission.witness import NOBODY_WATCHES, Witnesses
+from gateway.core.engines.engine import Engine
 from gateway.core.money.tariff import MICRO
 from gateway.core.policy.file import decode
 from gateway.core.policy.policy import EngineEntry, Logging, Policy
@@ -32,15 +33,15 @@ from gateway.relay.wire.responder import Responder
 from gateway.serve.assembly import Gateway
 from gateway.shared.files.checked import InvalidFile
 from gateway.shared.protocol import Role
-from gateway.upstream.client import Client, EngineError
+from gateway.upstream.client import Client
 from loadtest.clients.calls import ClientCall, Try
 from loadtest.load.workload import Planned
 from loadtest.simulate.memory_engine import MemoryEngine
 from loadtest.simulate.memory_provider import AT_A_PROVIDER, MemoryProvider, ProviderPace
-from loadtest.simulate.memory_requests import Taker
+from loadtest.simulate.memory_requests import Taker, nothing
 from loadtest.simulate.memory_watch import Watch
-from loadtest.simulate.memory_wire import MemoryClient, MemoryReply, Sends, Wire
-from loadtest.simulate.posting import full, leaving, nothing, posted
+from loadtest.simulate.memory_wire import MemoryClient, MemoryReply, Sends, Upstream, Wire
+from loadtest.simulate.posting import full, leaving, posted
 from loadtest.simulate.step_times import Gaps
 
 
@@ -191,9 +192,7 @@ class GatewayTarget:
         self.sends = Sends() if watcher is None else Sends(watcher.sending, watcher.failed)
         self._offer_providers(provider_pace)
         for number, (engine, memory) in enumerate(zip(own, engines, strict=True)):
-            client = MemoryClient(memory, self.policy.timeouts.stall, EngineError, self.sends)
-            self.gateway.engines.clients[engine.id] = cast("Client", client)  # it has all of the surface that is used
-            Watch(self.gateway, engine, memory, client).start(number / len(engines))
+            self.watch(engine, memory, number / len(engines))
 
     def _offer_providers(self, pace: ProviderPace) -> None:
         """Put simulated providers in the place of the policy's. Their money is in memory alone."""
@@ -201,9 +200,17 @@ class GatewayTarget:
         money.ahead, money.known = False, True
         for engine in self.gateway.fleet:
             if engine.provider:
-                memory = MemoryProvider(self.policy.providers[engine.provider].models.values(), pace)
-                client = MemoryClient(memory, self.policy.timeouts.stall, EngineError, self.sends)
-                self.gateway.engines.clients[engine.id] = cast("Client", client)
+                self._connect(engine, MemoryProvider(self.policy.providers[engine.provider].models.values(), pace))
+
+    def _connect(self, engine: Engine, memory: Upstream) -> MemoryClient:
+        client = MemoryClient(memory, self.gateway.policy.timeouts.stall, self.sends)
+        self.gateway.engines.clients[engine.id] = cast("Client", client)  # it has all of the surface that is used
+        return client
+
+    def watch(self, engine: Engine, memory: MemoryEngine, share: float) -> None:
+        """Connect an engine of the fleet to its simulation, and watch it; `share`: of the interval until the first
+        check."""
+        Watch(self.gateway, engine, memory, self._connect(engine, memory)).start(share)
 
     @property
     def spent(self) -> tuple[float, int]:

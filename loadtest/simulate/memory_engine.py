@@ -32,7 +32,7 @@ from loadtest.engine.kv_transfer import (
 from loadtest.engine.latency import Front
 from loadtest.engine.scheduler import EngineStep
 from loadtest.engine.sequence import BLOCK, Sequence
-from loadtest.simulate.memory_requests import JSON, Taker, Work, read
+from loadtest.simulate.memory_requests import Taker, Work, read, refuse
 from loadtest.simulate.step_times import Pace
 
 MOST_AHEAD = 64  # steps that are made with one timer where nothing but decoding is to be done
@@ -131,14 +131,12 @@ class MemoryEngine:
             self.open[taker] = None
             return lambda: self._withdraw(taker)
         if self.errors and self._rng.random() < self.errors:
-            self._refuse(taker, ApiError(self.status, "a fault was asked for", type="InternalServerError"))
-            return _nothing
+            return refuse(taker, ApiError(self.status, "a fault was asked for", type="InternalServerError"))
         try:
             work = Work(taker, read(path, body, self.limits))
             fetched = self._transfer(work, None if self.peers is None else transfer_of(body), request_id)
         except ApiError as error:
-            self._refuse(taker, error)
-            return _nothing
+            return refuse(taker, error)
         self.open[taker] = work
         reaches = max(self._front.reaches(self.posted_at), fetched)
         if reaches > self.posted_at:
@@ -186,12 +184,6 @@ class MemoryEngine:
         for sequence in work.asked.sequences:
             self.engine.add(sequence, came)
         self._wake()
-
-    @staticmethod
-    def _refuse(taker: Taker, error: ApiError) -> None:
-        body = error.body()
-        taker.begin(error.status, JSON, body, len(body))
-        taker.end()
 
     def _withdraw(self, taker: Taker) -> None:
         work = self.open.pop(taker, None)
@@ -312,10 +304,6 @@ class MemoryEngine:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-
-def _nothing() -> None:
-    return None
 
 
 def _ignored(taker: Taker, tokens: int) -> None:

@@ -9,7 +9,7 @@ import msgspec
 
 from loadtest.engine.api.checks import ApiError, Limits
 from loadtest.simulate.memory_engine import Condition
-from loadtest.simulate.memory_requests import JSON, Taker, Work, read
+from loadtest.simulate.memory_requests import Taker, Work, read, refuse
 
 CONTEXT = 1 << 20  # tokens
 
@@ -47,10 +47,7 @@ class MemoryProvider:
                 raise ApiError(429, "Too many requests at once.", type="rate_limit_error")
             work = Work(taker, read(b"/v1" + path, body, self.limits))  # its URL ends with /v1
         except ApiError as error:
-            refusal = error.body()
-            taker.begin(error.status, JSON, refusal, len(refusal))
-            taker.end()
-            return _nothing
+            return refuse(taker, error)
         self.posts += 1
         self.open[taker] = work
         longest = max([sequence.output for sequence in work.asked.sequences])
@@ -70,7 +67,3 @@ class MemoryProvider:
     def _finish(self, taker: Taker, work: Work) -> None:
         del self.open[taker]
         work.finished()
-
-
-def _nothing() -> None:
-    """The request has been answered already."""

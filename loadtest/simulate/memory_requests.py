@@ -114,6 +114,18 @@ class Taker(Protocol):
     def failed(self, kind: Literal["reset", "truncated"], message: str) -> None: ...
 
 
+def refuse(taker: Taker, error: ApiError) -> Callable[[], None]:
+    """Answer a request at once with an error. Return the leaving of its sender, which does nothing any more."""
+    body = error.body()
+    taker.begin(error.status, JSON, body, len(body))
+    taker.end()
+    return nothing
+
+
+def nothing() -> None:
+    """Do nothing: the leaving of a sender whose request was answered on the spot."""
+
+
 class Work:
     """Request under way, and the places of its tokens. `tokens`: for each reading of its prompt (more than one after
     preemptions), the token written at the end of it, counted from 1, and the engine's step that wrote it."""

@@ -1,7 +1,7 @@
 """Connections in memory, in place of the gateway's wire on both its sides.
 
 `MemoryClient` and `MemoryReply` have the surface of `gateway.upstream.client.Client` and `Reply`, `Wire` is what a
-`Responder` writes to. The gateway's own error type comes in as an argument: nothing here imports the gateway.
+`Responder` writes to.
 """
 
 from __future__ import annotations
@@ -9,36 +9,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from itertools import islice
-from typing import Literal, Protocol
+from typing import Literal
 
+from gateway.upstream.client import EngineError
 from loadtest.clients.calls import ClientCall
-from loadtest.simulate.memory_engine import HANGS, Condition
-from loadtest.simulate.memory_requests import Taker, Work
+from loadtest.simulate.memory_engine import HANGS, MemoryEngine
+from loadtest.simulate.memory_provider import MemoryProvider
 
 REQUEST_ID = b"x-request-id: "
 FOR_ANOTHER = b'"do_remote_decode":true'  # a request whose answer another engine writes
 REMEMBERED = 1 << 16  # a run of any length has its place in memory
-Kind = Literal["connect", "reset", "truncated", "timeout", "stall"]
-
-
-class FailureFactory(Protocol):
-    """Makes the exception the gateway expects of a failed engine."""
-
-    def __call__(self, kind: Kind, message: str, *, before_bytes: bool) -> Exception: ...
-
-
-class Upstream(Protocol):
-    """Answerer of requests: a simulated engine, or a simulated provider."""
-
-    @property
-    def condition(self) -> Condition: ...
-    @property
-    def changed_at(self) -> float: ...
-    @property
-    def open(self) -> dict[Taker, Work | None]: ...
-
-    def post(self, path: bytes, body: bytes, taker: Taker, request_id: str = "") -> Callable[[], None]:
-        """Take a request; the function returned ends it. Raises ConnectionRefusedError."""
+Upstream = MemoryEngine | MemoryProvider
 
 
 class Sends:
@@ -73,10 +54,10 @@ def _ignored(request_id: bytes, dead: bool = False) -> None:
 class MemoryReply:
     """An engine's answer, as `gateway.upstream.client.Reply` shows it."""
 
-    __slots__ = ("_data", "_done", "_early", "_error", "_failure", "_leave", "_sends", "_waiter", "complete", "framed",
+    __slots__ = ("_data", "_done", "_early", "_error", "_leave", "_sends", "_waiter", "complete", "framed",
                  "headers", "heard_at", "length", "request_id", "status")  # fmt: skip
 
-    def __init__(self, waiter: asyncio.Future[None], failure: FailureFactory, request_id: bytes, sends: Sends) -> None:
+    def __init__(self, waiter: asyncio.Future[None], request_id: bytes, sends: Sends) -> None:
         self.status = 0
         self.headers: dict[bytes, bytes] = {}
         self.length: int | None = None
@@ -84,7 +65,6 @@ class MemoryReply:
         self.heard_at = 0.0
         self.framed = True  # its end is known
         self._waiter = waiter
-        self._failure = failure
         self.request_id = request_id
         self._sends = sends
         self._early: list[bytes] = []
@@ -123,7 +103,7 @@ class MemoryReply:
 
     def failed(self, kind: Literal["reset", "truncated", "timeout", "stall"], message: str) -> None:
         self._leave = None
-        error = self._error = self._failure(kind, message, before_bytes=not self.status)
+        error = self._error = EngineError(kind, message, before_bytes=not self.status)
         if not self._waiter.done():
             self._waiter.set_exception(error)
         else:
@@ -205,11 +185,10 @@ class MemoryClient:
 
     idle = 0
 
-    def __init__(self, engine: Upstream, stall: float, failure: FailureFactory, sends: Sends) -> None:
+    def __init__(self, engine: Upstream, stall: float, sends: Sends) -> None:
         self.engine = engine
         self.active = 0
         self._stall = stall
-        self._failure = failure
         self._sends = sends
         self._unanswered: dict[MemoryReply, None] = {}  # by age: the order of a set is by address
         self._loop = asyncio.get_running_loop()
@@ -232,12 +211,12 @@ class MemoryClient:
         prefill = FOR_ANOTHER in body  # the call itself is sent after it
         if not prefill:
             self._sends.sent(request_id)
-        reply = MemoryReply(waiter, self._failure, b"" if prefill else request_id, self._sends)
+        reply = MemoryReply(waiter, b"" if prefill else request_id, self._sends)
         sends()
         try:
             reply.opened(self.engine.post(path, body, reply, request_id.decode()))
         except ConnectionRefusedError as error:
-            raise self._failure("connect", f"cannot connect: {error}", before_bytes=True) from error
+            raise EngineError("connect", f"cannot connect: {error}", before_bytes=True) from error
         timer = loop.call_later(timeout, self._late, reply)
         self._unanswered[reply] = None
         try:

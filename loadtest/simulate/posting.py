@@ -28,7 +28,3 @@ def leaving(responder: Responder) -> Callable[[], None]:
             responder.left("client_gone")
 
     return leave
-
-
-def nothing() -> None:
-    return None

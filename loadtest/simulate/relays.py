@@ -18,7 +18,7 @@ from gateway.serve.assembly import Gateway
 from gateway.serve.processes.place import Place
 from gateway.serve.processes.relaying import RelaySide
 from gateway.serve.upgrade.receiver import InheritedSockets
-from gateway.upstream.client import Client, EngineError
+from gateway.upstream.client import Client
 from loadtest.simulate.memory_engine import MemoryEngine
 from loadtest.simulate.memory_wire import MemoryClient, Sends
 
@@ -76,7 +76,7 @@ def relay_of(
 
     def client_of(engine: EngineNews) -> Client:
         stall = side.current.policy.timeouts.stall
-        client = MemoryClient(memories[engine.id], stall, EngineError, sends)
+        client = MemoryClient(memories[engine.id], stall, sends)
         return cast("Client", client)  # it has all of the surface that is used
 
     side = RelaySide(

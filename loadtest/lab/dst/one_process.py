@@ -18,7 +18,6 @@ from gateway.core.sidecars.sidecars import NameConflict, UntrustedSidecar
 from gateway.decider.loading import Configuration
 from gateway.serve.starting import ApplyError
 from gateway.shared.protocol import DemandReport
-from gateway.upstream.client import EngineError
 from loadtest.clients.calls import ClientCall, Try
 from loadtest.lab.dst.answers import Reader
 from loadtest.lab.dst.caches import KvEventFeed
@@ -30,11 +29,9 @@ from loadtest.lab.dst.sidecars import PlayedSidecar
 from loadtest.load.workload import Planned
 from loadtest.simulate.inprocess import GatewayTarget
 from loadtest.simulate.memory_engine import MemoryEngine
-from loadtest.simulate.memory_watch import Watch
 from loadtest.simulate.memory_wire import MemoryClient
 
 if TYPE_CHECKING:
-    from gateway.upstream.client import Client
     from loadtest.lab.dst.world import World
 
 TOKEN = "what every sidecar shows"  # noqa: S105 # in memory alone
@@ -200,11 +197,8 @@ class OneProcess:
                 self._watch(engine)
 
     def _watch(self, engine: Engine) -> None:
-        gateway, memory = self.gateway, self.memories[engine.id]
-        client = MemoryClient(memory, gateway.policy.timeouts.stall, EngineError, self.target.sends)
-        gateway.engines.clients[engine.id] = cast("Client", client)  # it has all of the surface that is used
-        self._tells(engine, memory)
-        Watch(gateway, engine, memory, client).start(0.5)
+        self._tells(engine, self.memories[engine.id])
+        self.target.watch(engine, self.memories[engine.id], 0.5)
 
     def _tells(self, engine: Engine, memory: MemoryEngine) -> None:
         if self._world.case.lost >= 0.0:

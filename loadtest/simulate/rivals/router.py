@@ -19,7 +19,7 @@ from loadtest.engine.api.checks import ApiError, Limits
 from loadtest.engine.sequence import BLOCK
 from loadtest.load.workload import Planned
 from loadtest.simulate.memory_engine import MemoryEngine
-from loadtest.simulate.memory_requests import Taker, read
+from loadtest.simulate.memory_requests import Taker, nothing, read
 from loadtest.simulate.step_times import Gaps
 
 
@@ -93,7 +93,7 @@ class Router:
             leave = self._engines[worker.number].post(call.path, call.body, answer)
         except ConnectionRefusedError:
             answer.failed("reset", "connection refused")
-            return _nothing
+            return nothing
 
         def left() -> None:
             answer.close()
@@ -164,7 +164,3 @@ def paced(taker: Taker, gaps: Gaps) -> None:
     """For the engines' `Pace`: what a stream's inter-token latencies were goes to the try it answers."""
     if isinstance(taker, RoutedAnswer):
         taker.client_call.tried.gaps = gaps
-
-
-def _nothing() -> None:
-    return None
