@@ -88,10 +88,10 @@ class Transport(Protocol):
 
 
 class ClientCall:
-    """Call from its intended time to its end."""
+    """Call from its intended time to its end. `check` hears each answer of the target in memory that is whole."""
 
-    __slots__ = ("_answer", "_clients", "_clock", "_cut", "_ended", "_leave", "_rng", "_target", "_timer", "call",
-                 "tried", "tries")  # fmt: skip
+    __slots__ = ("_answer", "_check", "_clients", "_clock", "_cut", "_ended", "_leave", "_rng", "_target", "_timer",
+                 "call", "tried", "tries")  # fmt: skip
 
     def __init__(
         self,
@@ -101,6 +101,7 @@ class ClientCall:
         rng: random.Random,
         ended: Callable[[ClientCall], None],
         clock: Clock | None = None,
+        check: Callable[[bytes], None] | None = None,
     ) -> None:
         self.call = call
         self.tries: list[Try] = []
@@ -109,6 +110,7 @@ class ClientCall:
         self._rng = rng
         self._ended = ended
         self._clock = asyncio.get_running_loop() if clock is None else clock
+        self._check = check
         self._timer: asyncio.TimerHandle | None = None
         self._cut: tuple[str, str] | None = None  # outcome and reason of a call that would have tried again
         self._answer: list[bytes] = []
@@ -165,6 +167,8 @@ class ClientCall:
             else:
                 tried.outcome = "ok"
                 self._read_usage(data)
+                if self._check is not None:
+                    self._check(data)
         elif not tried.status:
             tried.outcome = "unanswered"
         self.close(data, self._clock.time())

@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 
-from loadtest.clients.calls import ClientCall
 from loadtest.engine import tokens
 from loadtest.lab.dst.case import Call
 
@@ -48,34 +47,3 @@ def wrong_with(call: Call, body: bytes, answer: bytes) -> str:
     if told != own or not 0 < output <= call.asked:
         return f"it tells of {told} and {output} tokens, its prompt has {own} and it asked for {call.asked}"
     return ""
-
-
-class Reader:
-    """Reader of the answer to a `ClientCall`: passes everything on, and checks a whole answer before."""
-
-    def __init__(self, client_call: ClientCall, call: Call, wrong: Any) -> None:
-        self.client_call = client_call
-        self._call = call
-        self._wrong = wrong
-        self._pieces: list[bytes] = []
-        self.head = client_call.head
-
-    def body(self, data: bytes) -> None:
-        """A piece of the body."""
-        self._pieces.append(data)
-        self.client_call.body(data)
-
-    def over(self, whole: bool) -> None:
-        """Nothing more will come."""
-        client_call = self.client_call
-        answer = b"".join(self._pieces)
-        if (
-            whole
-            and client_call.tried.finished < 0.0
-            and client_call.tried.status == 200
-            and b'data: {"error"' not in answer
-        ):
-            wrong = wrong_with(self._call, client_call.call.body, answer)
-            if wrong:
-                self._wrong(f"the answer to {self._call} is not its own: {wrong}")
-        client_call.over(whole)

@@ -9,6 +9,7 @@ from typing import Any
 
 from loadtest.clients.calls import ClientCall, Transport
 from loadtest.clients.retries import Clients
+from loadtest.lab.dst.answers import wrong_with
 from loadtest.lab.dst.case import Call, Case
 from loadtest.lab.dst.parts import planned
 from loadtest.simulate.vtime import VirtualLoop
@@ -110,7 +111,14 @@ class OpenCalls:
     def begin(self, number: int, call: Call) -> None:
         """A client begins a call."""
         rng = random.Random(f"{self._seed} {number}")  # noqa: S311 # a client's whims
-        client_call = ClientCall(planned(number, call), self._target, Clients(retries=call.retries), rng, self._ended)
+        whole, clients = planned(number, call), Clients(retries=call.retries)
+
+        def check(answer: bytes) -> None:
+            wrong = wrong_with(call, whole.body, answer)
+            if wrong:
+                self._course.found(f"the answer to {call} is not its own: {wrong}")
+
+        client_call = ClientCall(whole, self._target, clients, rng, self._ended, check=check)
         self.numbers[client_call] = number
         if call.leaves > 0.0:
             asyncio.get_running_loop().call_later(call.leaves, self.leave, client_call)

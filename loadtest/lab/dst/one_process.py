@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import httpx
 
@@ -19,7 +19,6 @@ from gateway.decider.loading import Configuration
 from gateway.serve.starting import ApplyError
 from gateway.shared.protocol import DemandReport
 from loadtest.clients.calls import ClientCall, Try
-from loadtest.lab.dst.answers import Reader
 from loadtest.lab.dst.caches import KvEventFeed
 from loadtest.lab.dst.call_laws import CallLaws
 from loadtest.lab.dst.case import Call, Event, OperatorDrain, Reload, SidecarAct
@@ -127,15 +126,14 @@ class OneProcess:
 
     # -- calls --------------------------------------------------------------------------------------------------
 
-    def send(self, event: Call, call: Planned, reader: Reader, tried: Try) -> Callable[[], None]:
+    def send(self, event: Call, call: Planned, client_call: ClientCall, tried: Try) -> Callable[[], None]:
         """Send a request to the gateway, or through a proxy that asks it."""
-        answer = cast("ClientCall", reader)  # it has all of the surface that is used
         if event.proxied is None:
-            leave = self.target.send(call, answer, tried, event.upload)
+            leave = self.target.send(call, client_call, tried, event.upload)
         else:
-            leave = self.proxies.send(event.proxied, call, answer, tried)
+            leave = self.proxies.send(event.proxied, call, client_call, tried)
         if event.leaves_granted:
-            self.laws.leaves_granted(reader.client_call)
+            self.laws.leaves_granted(client_call)
         return leave
 
     @property

@@ -15,7 +15,6 @@ from functools import partial
 from gateway.core.policy.policy import Policy
 from gateway.core.request.record import COPY, Record
 from loadtest.clients.calls import ClientCall, Try
-from loadtest.lab.dst.answers import Reader
 from loadtest.lab.dst.case import Call, Case, Event
 from loadtest.lab.dst.course import Course, OpenCalls
 from loadtest.lab.dst.one_process import OneProcess
@@ -79,7 +78,7 @@ class World:
             self.loop.call_soon(client_call.over, False)
             return partial(self.calls.leave, client_call)
         self.asked[id(tried)] = tried, event
-        return self.gateway.send(event, call, Reader(client_call, event, self.found), tried)
+        return self.gateway.send(event, call, client_call, tried)
 
     def heard(self, record: Record, tried: Try | None) -> None:
         """The end of a call: its line in the call log."""

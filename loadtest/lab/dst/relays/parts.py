@@ -31,6 +31,7 @@ from gateway.frames.messages import (
 )
 from gateway.serve.assembly import Gateway
 from gateway.serve.processes.relaying import RelaySide
+from loadtest.clients.calls import ClientCall
 from loadtest.simulate.memory_frames import FrameLink
 
 REMEMBERED = 200  # messages of a relay's earlier connections, each way
@@ -82,18 +83,18 @@ async def closed(gateway: Gateway) -> None:
 
 
 class ClientLine:
-    """A client's connection to its relay, which ends with the relay: a reader, as `ClientCall` is one."""
+    """A client's connection to its relay, which ends with the relay."""
 
-    def __init__(self, reader: Any) -> None:
-        self._reader = reader
-        self.head = reader.head
-        self.body = reader.body
+    def __init__(self, client_call: ClientCall) -> None:
+        self._client_call = client_call
+        self.head: Callable[..., None] = client_call.head
+        self.body: Callable[[bytes], None] = client_call.body
         self.over: Callable[[bool], None] = self._ended
 
     def _ended(self, whole: bool) -> None:
         """Nothing comes any more; the client's next try has a line of its own."""
         self.head = self.body = self.over = _nothing
-        self._reader.over(whole)
+        self._client_call.over(whole)
 
     def cut(self) -> None:
         """The relay is dead: nothing comes any more but the end."""

@@ -16,7 +16,6 @@ from gateway.core.request.tenants import MIRROR
 from gateway.decider.loading import Configuration
 from gateway.frames.channel import Channel
 from loadtest.clients.calls import ClientCall, Try
-from loadtest.lab.dst.answers import Reader
 from loadtest.lab.dst.case import Call, DeciderFault, Event, MemberFault, RelayFault, Reload
 from loadtest.lab.dst.parts import believe_rates
 from loadtest.lab.dst.relays.laws import RelayLaws
@@ -220,11 +219,11 @@ class SeveralProcesses:
         """Whether a relay lives that a client can reach."""
         return any(relay.ready for relay in self.relays)
 
-    def send(self, event: Call, call: Planned, reader: Reader, tried: Try) -> Callable[[], None]:
+    def send(self, event: Call, call: Planned, client_call: ClientCall, tried: Try) -> Callable[[], None]:
         """Send a request to a relay that lives, to each in turn."""
         ready = [relay for relay in self.relays if relay.ready]
         relay = ready[(len(self.world.asked) - 1) % len(ready)]
-        line = ClientLine(reader)
+        line = ClientLine(client_call)
         relay.lines.append(line)
         self._target.doors = (relay.side,)
         return self._target.send(call, cast("ClientCall", line), tried)
