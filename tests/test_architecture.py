@@ -39,8 +39,8 @@ DOORS: dict[str, tuple[str, ...] | None] = {
     "httptools": (
         "gateway/relay/wire/",
         "gateway/upstream/",
-        "loadtest/engine/",
-        "loadtest/clients/stub.py",
+        "loadtest/clients/",
+        "loadtest/engine/api/http.py",
     ),
     "httpx": (
         "gateway/shared/control/http_client.py",

@@ -1,8 +1,8 @@
 """HTTP client for load: one request and one `Answer`, on a connection of its own or a kept one.
 
-It is cheap enough not to be the bottleneck. An asyncio protocol reads heads and chunks itself and looks into an event
-only where it has to: about 10 us for a read that carries one event. It is as strict as a load test needs: an answer
-is complete only if its framing says so, and a stream is ok only if it ended with `[DONE]` and carried no error.
+It is cheap enough not to be the bottleneck: an asyncio protocol over httptools, which looks into an event only where it
+has to. It is as strict as a load test needs: an answer is complete only if its framing says so, and a stream is ok only
+if it ended with `[DONE]` and carried no error.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import time
 from collections.abc import Mapping
 from typing import Protocol, cast
 
+from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
+
 from loadtest.clients.answer import END, Answer
 
 MAX_HEAD = 65536  # bytes
 MAX_EVENT = 1 << 22
-MAX_LINE = 4096  # bytes of the line before a chunk
 
 
 class ResponseListener(Protocol):
@@ -46,12 +47,10 @@ class Exchange(asyncio.Protocol):
         self._request = request
         self._answer = answer
         self.over = over
-        self._head = b""
-        self._in_head = True
-        self._chunked = False
-        self._left: int | None = None  # body bytes to come; None: chunked, or until the connection closes
-        self._raw = b""  # bytes of an unfinished chunk line
-        self._need = 0  # bytes of the current chunk, its line end included
+        self._parser = HttpResponseParser(self)
+        self._head = 0  # bytes before the end of the head
+        self._fields: dict[bytes, bytes] = {}
+        self._framed = False  # its end does not depend on the connection's
         self._event = b""  # the unfinished event
         self._pieces: list[bytes] = []  # of the body of an answer that is not streamed
 
@@ -69,97 +68,49 @@ class Exchange(asyncio.Protocol):
             self.reusable = False
             return
         try:
-            self._read(data)
-        except (ValueError, IndexError):
-            self._finish("an answer that is not HTTP")
+            self._parser.feed_data(data)
+        except (HttpParserError, HttpParserUpgrade):
+            self.failed("an answer that is not HTTP")
+        if not self._answer.status:
+            self._head += len(data)
+            if self._head > MAX_HEAD:
+                self.failed("a response head that does not end")
 
-    def _read(self, data: bytes) -> None:
-        if self._in_head:
-            self._head += data
-            end = self._head.find(b"\r\n\r\n")
-            if end < 0:
-                if len(self._head) > MAX_HEAD:
-                    self._finish("a response head that does not end")
-                return
-            data = self._head[end + 4 :]
-            if self._head.startswith((b"HTTP/1.1 1", b"HTTP/1.0 1")):  # 100 or 103: the answer is still to come
-                self._head = b""
-                self._read(data)
-                return
-            self._answer.first_byte = time.monotonic()
-            self._read_head(self._head[:end])
-            self._in_head = False
-        if self._chunked:
-            self._read_chunks(data)
-        else:
-            self._read_body(data)
-            if self._left is not None:
-                self._left -= len(data)
-                if self._left <= 0:
-                    self._answer.complete = self._left == 0
-                    self.reusable &= self._left == 0
-                    self._finish()
+    # -- callbacks of the parser ----------------------------------------------------------------------------------
 
-    def _read_head(self, head: bytes) -> None:
-        answer = self._answer
-        line, *lines = head.split(b"\r\n")
-        if not line.startswith(b"HTTP/1."):
-            raise ValueError
-        answer.status = int(line.split(b" ", 2)[1])
-        self.reusable &= line.startswith(b"HTTP/1.1")
-        fields: dict[bytes, bytes] = {}
-        for field in lines:
-            name, _, value = field.partition(b":")
-            name = name.lower()
-            value = fields[name] = value.strip()
-            if name == b"transfer-encoding":
-                self._chunked = value.lower() == b"chunked"
-            elif name == b"content-length":
-                self._left = int(value)
-            elif name == b"content-type":
-                answer.streamed = value.startswith(b"text/event-stream")
-                answer.content_type = value.decode("latin-1").partition(";")[0]
-            elif name == b"x-weir-reason":
-                answer.reason = value.decode("latin-1")
-            elif name == b"connection":
-                self.reusable &= value.lower() != b"close"
-        if answer.status in (204, 304):
-            self._left = 0
-        self.reusable &= self._chunked or self._left is not None
-        if answer.status != 200:
+    def on_message_begin(self) -> None:
+        self._fields = {}
+        if self.over.done():  # what comes after an answer is nobody's
+            self.reusable = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._fields[name.lower()] = value.strip()
+
+    def on_headers_complete(self) -> None:
+        answer, fields, status = self._answer, self._fields, self._parser.get_status_code()
+        if status < 200 or self.over.done():  # 100 or 103: the answer is still to come
+            return
+        answer.first_byte = time.monotonic()
+        answer.status = status
+        kind = fields.get(b"content-type", b"")
+        answer.streamed = kind.startswith(b"text/event-stream")
+        answer.content_type = kind.decode("latin-1").partition(";")[0]
+        answer.reason = fields.get(b"x-weir-reason", b"").decode("latin-1")
+        self._framed = status in (204, 304) or b"content-length" in fields or b"transfer-encoding" in fields
+        if status != 200:
             answer.fields = fields
         if self._listener is not None:
-            self._listener.head(answer.status, fields)
+            self._listener.head(status, fields)
 
-    def _read_chunks(self, data: bytes) -> None:
-        data = self._raw + data
-        at, end = 0, len(data)
-        self._raw = b""
-        while at < end:
-            if self._need:
-                take = min(self._need, end - at)
-                body = min(take, max(0, self._need - 2))  # the chunk's own CRLF is not body
-                if body:
-                    self._read_body(data[at : at + body])
-                self._need -= take
-                at += take
-                continue
-            line = data.find(b"\r\n", at)
-            if line < 0:
-                if end - at > MAX_LINE:
-                    raise ValueError
-                self._raw = data[at:]
-                return
-            size = int(data[at:line].split(b";")[0], 16)
-            if size == 0:
-                self._answer.complete = True
-                self.reusable &= data[line + 2 :] == b"\r\n"  # trailers, or a line end still to come: not worth it
-                self._finish()
-                return
-            self._need = size + 2
-            at = line + 2
+    def on_message_complete(self) -> None:
+        if self._answer.status and not self.over.done():
+            self._answer.complete = True
+            self.reusable &= self._parser.should_keep_alive()
+            self._finish()
 
-    def _read_body(self, data: bytes) -> None:
+    def on_body(self, data: bytes) -> None:
+        if self.over.done():
+            return
         if self._listener is not None:
             self._listener.body(data)
         if not self._answer.streamed:
@@ -180,7 +131,7 @@ class Exchange(asyncio.Protocol):
             self._answer.read_events(events, time.monotonic())
 
     def eof_received(self) -> None:
-        if not self._in_head and not self._chunked and self._left is None:
+        if self._answer.status and not self._framed:
             self._answer.complete = True  # delimited by the close of the connection
 
     def failed(self, error: str) -> None:
