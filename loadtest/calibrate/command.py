@@ -14,7 +14,9 @@ import signal
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import uvloop
 from rich.console import Console
 
@@ -143,17 +145,15 @@ async def observe(given: argparse.Namespace, tell: Tell) -> tuple[str, Observed]
     live = Live(given.target, tls, headers, rng)
     try:
         tell(0.0, "asking what it is")
-        found = await live.told()
-        model: str = given.model or (found.models[0] if len(found.models) == 1 else "")
-        if not model or model not in found.models:
-            raise CalibrateError(f"--model: name one of its models: {', '.join(found.models) or 'it has none'}")
-        limits = EngineLimits(
-            max_model_len=given.max_model_len or found.max_model_len, blocks=given.num_gpu_blocks or found.blocks,
-            max_num_seqs=given.max_num_seqs or 0, max_num_batched_tokens=given.max_num_batched_tokens or 0,
-        )  # fmt: skip
+        models, limits = await live.told()
+        model: str = given.model or (models[0] if len(models) == 1 else "")
+        if not model or model not in models:
+            raise CalibrateError(f"--model: name one of its models: {', '.join(models) or 'it has none'}")
+        asked = {name: getattr(given, name) for name in EngineLimits.__struct_fields__}
+        limits = msgspec.structs.replace(limits, **{name: value for name, value in asked.items() if value})
         if not limits.max_model_len:
             raise CalibrateError(f"{live.name} does not tell its max_model_len: give --max-model-len")
-        if not limits.blocks:
+        if not limits.num_gpu_blocks:
             raise CalibrateError(f"{live.name}/metrics does not tell the size of its KV cache: give --num-gpu-blocks")
         await live.meet(model)
         return model, await Probe(live, limits, given.budget, rng, tell, longest=given.longest).run()
@@ -163,12 +163,6 @@ async def observe(given: argparse.Namespace, tell: Tell) -> tuple[str, Observed]
 
 def profile_from(fitted: Fit, observed: Observed) -> Profile:
     """The profile of what was seen."""
-    limits, constants = observed.limits, fitted.constants
-    profile = Profile(
-        base=constants["base"], prefill=constants["prefill"], decode=constants["decode"],
-        context=constants["context"], attention=constants["attention"],
-        delay=constants["delay"],
-        jitter=min(MOST_SPREAD, observed.jitter), num_gpu_blocks=limits.blocks, max_num_seqs=limits.max_num_seqs,
-        max_num_batched_tokens=limits.max_num_batched_tokens, max_model_len=limits.max_model_len,
-    )  # fmt: skip
+    found: dict[str, Any] = fitted.constants | msgspec.structs.asdict(observed.limits)
+    profile = Profile(jitter=min(MOST_SPREAD, observed.jitter), **found)
     return with_front(profile, observed.bursts, observed.traffic)

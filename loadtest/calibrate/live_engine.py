@@ -12,10 +12,8 @@ import ssl
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
-import msgspec
-
 from gateway.shared.vllm.answers import CACHE, AnswerError, capacity_of, series_of
-from loadtest.calibrate.observations import ObservedRequest
+from loadtest.calibrate.observations import EngineLimits, ObservedRequest
 from loadtest.clients.answer import Answer
 from loadtest.clients.target_metrics import page
 from loadtest.clients.targets import Address, Server, models_of
@@ -36,14 +34,6 @@ class CalibrateError(Exception):
     def __init__(self, message: str, *, unknown: bool = False) -> None:
         super().__init__(message)
         self.unknown = unknown
-
-
-class Told(msgspec.Struct, frozen=True):
-    """An engine's own account of its models and limits; 0: unknown. `blocks`: of 16 tokens."""
-
-    models: tuple[str, ...]
-    max_model_len: int
-    blocks: int
 
 
 class Live:
@@ -67,8 +57,8 @@ class Live:
         """No connection is left open."""
         self._server.close()
 
-    async def told(self) -> Told:
-        """Facts that the engine's pages tell. Raises CalibrateError where it has no list of models."""
+    async def told(self) -> tuple[tuple[str, ...], EngineLimits]:
+        """Names of its models, and the limits that its pages tell. Raises CalibrateError where no models are listed."""
         body, problem = await page(self._server, self._request(b"GET", b"/v1/models"), patience=ASKED)
         if problem:
             raise CalibrateError(f"{self.name}: /v1/models: {problem}; {_remedy(problem)}")
@@ -80,7 +70,8 @@ class Live:
             ) from None
         metrics, _ = await page(self._server, self._request(b"GET", b"/metrics"), patience=ASKED)
         lengths = [model.max_model_len or 0 for model in models]
-        return Told(tuple(model.id for model in models), max(lengths, default=0), _blocks(metrics))
+        limits = EngineLimits(max_model_len=max(lengths, default=0), num_gpu_blocks=_blocks(metrics))
+        return tuple(model.id for model in models), limits
 
     async def meet(self, model: str) -> None:
         """Learn how long words are for its tokenizer, and warm it up. Raises CalibrateError."""

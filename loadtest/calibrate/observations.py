@@ -50,10 +50,10 @@ class WorkRow(msgspec.Struct, frozen=True):
 
 
 class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of an engine, as far as they are known; 0: not known yet. `blocks`: of 16 tokens."""
+    """Limits of an engine by their names in a profile, as far as they are known; 0: not known yet."""
 
-    max_model_len: int
-    blocks: int
+    max_model_len: int = 0
+    num_gpu_blocks: int = 0
     max_num_seqs: int = 0
     max_num_batched_tokens: int = 0
 

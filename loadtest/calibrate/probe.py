@@ -134,7 +134,7 @@ class Probe:
         most = min(limits.max_num_seqs, max(FEW, self._ran))
         for at_once in sorted({most, *(1 << power for power in range(most.bit_length()))}):
             yield at_once, SHORT
-            fits = int(CACHE * limits.blocks * BLOCK / at_once) - 2 * STEPS
+            fits = int(CACHE * limits.num_gpu_blocks * BLOCK / at_once) - 2 * STEPS
             length = min(LONG, limits.max_model_len // 2, int(READING * self._budget / self._prompt / at_once), fits)
             if length > 4 * SHORT:
                 yield at_once, length
@@ -164,7 +164,7 @@ class Probe:
         limits = self._limits
         # Who is first writes on while the prompts of others are read, a token in each step.
         reading = at_once * (length * self._prompt + max(0.0, self._way - self._alone)) / self._alone
-        fits = int(CACHE * limits.blocks * BLOCK / at_once) - length - SHORT
+        fits = int(CACHE * limits.num_gpu_blocks * BLOCK / at_once) - length - SHORT
         output = min(steps + int(reading), limits.max_model_len - length - SHORT, fits)
         if output < 2 * SLICE:
             return 0
@@ -188,7 +188,7 @@ class Probe:
         self._say("prompts of more tokens than a step takes")
         length = min(2 * LONG, limits.max_model_len // 2)
         wanted = min(MOST_STEP * 2.5, 0.5 * PARTS["steps"] * self._budget / self._prompt) / length
-        count = max(2, min(round(wanted), limits.max_num_seqs - 1, int(CACHE * limits.blocks * BLOCK / length)))
+        count = max(2, min(round(wanted), limits.max_num_seqs - 1, int(CACHE * limits.num_gpu_blocks * BLOCK / length)))
         output = 2 * STEPS + int(min(2000.0, 2.0 * count * length * self._prompt / self._alone))
         output = min(output, limits.max_model_len - 2 * SHORT)
         for number in range(3):
@@ -262,7 +262,7 @@ class Probe:
             self._say(f"{count} short ones at once")
             self._bursts.append(_burst(await self._live.together([(SHORT, 1)] * count)))
         limits = self._limits
-        most = min(LONG // 2, limits.max_model_len // 4, limits.blocks * BLOCK // 4 // limits.max_num_seqs)
+        most = min(LONG // 2, limits.max_model_len // 4, limits.num_gpu_blocks * BLOCK // 4 // limits.max_num_seqs)
         room = max(1.0, end - self._clock())
         cost = most / 2 * self._prompt + STEPS * self._alone / self._ran
         number = max(count, min(4 * limits.max_num_seqs, int(room / cost)))

@@ -90,7 +90,7 @@ class InMemory:
 def observed(profile: Profile, budget: float) -> Observed:
     async def main() -> Observed:
         rng, clock = random.Random(1), asyncio.get_running_loop().time
-        limits = EngineLimits(max_model_len=profile.max_model_len, blocks=profile.num_gpu_blocks)
+        limits = EngineLimits(max_model_len=profile.max_model_len, num_gpu_blocks=profile.num_gpu_blocks)
         return await Probe(InMemory(profile, rng), limits, budget, rng, lambda done, what: None, clock).run()
 
     return vtime.run(main())

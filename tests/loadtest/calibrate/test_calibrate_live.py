@@ -9,7 +9,8 @@ from random import Random
 import pytest
 
 from gateway.cli import main
-from loadtest.calibrate.live_engine import Live, Told
+from loadtest.calibrate.live_engine import Live
+from loadtest.calibrate.observations import EngineLimits
 from tests.loadtest.bench_servers import DONE, USAGE, WORD, always, plain, served, stream
 
 MODELS = plain(200, b'{"data":[{"id":"m","created":null,"owned_by":null,"max_model_len":4096}]}')
@@ -57,14 +58,15 @@ def test_what_is_wrong_with_an_engine_is_told(
 def test_the_cache_of_one_core_is_calibrated() -> None:
     rows = b"".join(b'vllm:cache_config_info{engine="%d",kv_cache_size_tokens="1600"} 1.0\n' % core for core in (0, 1))
 
-    async def told(live: Live) -> Told:
+    async def told(live: Live) -> tuple[tuple[str, ...], EngineLimits]:
         try:
             return await live.told()
         finally:
             live.close()
 
     with served(always(MODELS, plain(200, rows, kind=b"text/plain"))) as server:
-        assert asyncio.run(told(Live(server.address, None, {}, Random(1)))) == Told(("m",), 4096, 100)
+        found = asyncio.run(told(Live(server.address, None, {}, Random(1))))
+    assert found == (("m",), EngineLimits(max_model_len=4096, num_gpu_blocks=100))
 
 
 def test_mistakes_are_found_before_anything_is_sent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
