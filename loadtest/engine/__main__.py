@@ -35,9 +35,6 @@ sleep and wake). With --gpu-folder it loads its weights before it listens, in me
 others then do not have, and gives it back asleep. To break it while it runs:
   curl -d '{"errors": 0.1}' URL/_faults      and to heal it      curl -d '{}' URL/_faults
 """
-# Flags that are called as what they set.
-AS_GIVEN = ("num_gpu_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "seed", "host", "port", "uds",
-            "speed", "api_key", "kv_events", "max_loras", "kv_transfer", "on_kv_failure")  # fmt: skip
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -55,8 +52,10 @@ def arguments() -> argparse.ArgumentParser:
     what = parser.add_argument_group("what it simulates")
     names = f"speed and limits: {', '.join(profiles())}, or a file of `gateway calibrate` (h100-8b)"
     what.add_argument("--profile", default="h100-8b", metavar="NAME|FILE", help=names)
-    what.add_argument("--model", action="append", metavar="NAME", help="a served name, repeatable (sim)")
-    what.add_argument("--lora-module", action="append", metavar="NAME", help="a LoRA adapter of it, repeatable")
+    what.add_argument("--model", dest="models", action="append", metavar="NAME", help="a served name, repeatable (sim)")
+    what.add_argument(
+        "--lora-module", dest="adapters", action="append", metavar="NAME", help="its LoRA adapter, repeatable"
+    )
     what.add_argument("--max-loras", type=int, default=1, metavar="N", help="adapters loaded at once (%(default)s)")
     what.add_argument(
         "--speed",
@@ -80,10 +79,11 @@ def arguments() -> argparse.ArgumentParser:
 def _add_of_vllm(parser: argparse.ArgumentParser) -> None:
     vllm = parser.add_argument_group("as vLLM")
     vllm.add_argument(
-        "--scheduling-policy", default="fcfs", choices=get_args(Policy), help="order of the waiting (fcfs)"
+        "--scheduling-policy", dest="policy", default="fcfs", choices=get_args(Policy), help="waiting order (fcfs)"
     )
-    vllm.add_argument("--no-enable-prefix-caching", action="store_true", help="find no prefix again")
-    vllm.add_argument("--enable-prompt-tokens-details", action="store_true", help="tell cached tokens in usage")
+    vllm.add_argument("--no-enable-prefix-caching", dest="caching", action="store_false", help="find no prefix again")
+    details = "tell cached tokens in usage"
+    vllm.add_argument("--enable-prompt-tokens-details", dest="prompt_details", action="store_true", help=details)
     vllm.add_argument("--api-key", metavar="KEY", help="guards /v1 only, as vLLM's does")
     vllm.add_argument("--kv-transfer", action="store_true", help="exchange prompts with other simulated engines")
     vllm.add_argument(
@@ -104,6 +104,7 @@ def _add_of_gpus(parser: argparse.ArgumentParser) -> None:
     gpus = parser.add_argument_group("simulated GPUs: with them it takes memory, and time to start, sleep and wake")
     gpus.add_argument(
         "--gpu-folder",
+        dest="folder",
         type=Path,
         default=os.environ.get("WEIR_SIMULATED_GPUS") or None,
         metavar="FOLDER",
@@ -116,10 +117,9 @@ def _add_of_gpus(parser: argparse.ArgumentParser) -> None:
         metavar="N,N",
         help="which of them; default: $CUDA_VISIBLE_DEVICES, or 0",
     )
-    gpus.add_argument("--gpu-memory-utilization", type=float, default=0.9, metavar="X", help="share of each (0.9)")
-    gpus.add_argument(
-        "--kv-cache-memory-bytes", type=int, metavar="N", help="bytes of KV cache; default: the rest of the share"
-    )
+    share, cache = "share of each (0.9)", "bytes of KV cache; default: the rest of the share"
+    gpus.add_argument("--gpu-memory-utilization", dest="utilization", type=float, default=0.9, metavar="X", help=share)
+    gpus.add_argument("--kv-cache-memory-bytes", dest="cache", type=int, metavar="N", help=cache)
 
 
 def _gpus(text: str) -> tuple[int, ...]:
@@ -128,27 +128,14 @@ def _gpus(text: str) -> tuple[int, ...]:
 
 def main(argv: list[str] | None = None) -> int:
     """Run until SIGTERM or SIGINT, or the end of standard input where asked; the exit status: 1 if it cannot start."""
-    given = arguments().parse_args(argv)
-    share = None
-    if given.gpu_folder is not None and given.gpus:
-        share = GpuShare(
-            folder=given.gpu_folder,
-            gpus=given.gpus,
-            utilization=given.gpu_memory_utilization,
-            cache=given.kv_cache_memory_bytes,
-        )
+    given = vars(arguments().parse_args(argv))  # by the names of the fields that they set
+    die_with_parent = given.pop("die_with_parent")
+    gpus = {name: given.pop(name) for name in GpuShare.__struct_fields__}
+    share = GpuShare(**gpus) if gpus["folder"] is not None and gpus["gpus"] else None
     try:
-        config = sim_config(
-            given.profile,
-            models=tuple(given.model or ()),
-            policy=given.scheduling_policy,
-            caching=not given.no_enable_prefix_caching,
-            prompt_details=given.enable_prompt_tokens_details,
-            adapters=tuple(given.lora_module or ()),
-            share=share,
-            **{name: getattr(given, name) for name in AS_GIVEN},
-        )
-        uvloop.run(_run(config, die_with_parent=given.die_with_parent))
+        models, adapters = (tuple(given.pop(name) or ()) for name in ("models", "adapters"))
+        config = sim_config(models=models, adapters=adapters, share=share, **given)
+        uvloop.run(_run(config, die_with_parent=die_with_parent))
     except StartFailed as error:
         print(error, file=sys.stderr)
         return 1
