@@ -6,7 +6,6 @@ child processes with their output in files. They end with the run.
 
 from __future__ import annotations
 
-import re
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from gateway.serve.embedded import MOST, parse_embedded
 from loadtest.bench.rivals import is_rival, routed
 from loadtest.bench.run import SIGNALS
 from loadtest.clients.targets import Spread, Target, parse_url
@@ -22,10 +22,7 @@ from loadtest.engine.profile_file import profile_of
 from loadtest.processes import Child, Gateway
 from loadtest.signals import handled
 
-MOST = 64
 READY_WITHIN = 30.0  # seconds
-
-_SPEC = re.compile(r"sim(?::([0-9]{1,3})(?::(.{1,4096}))?)?")
 
 
 class Fleet(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,14 +36,11 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
 
 def parse_fleet(text: str) -> Fleet:
     """`sim`, `sim:N` or `sim:N:PROFILE`. Raises ValueError."""
-    match = _SPEC.fullmatch(text)
-    if match is None:
+    parsed = parse_embedded(text)
+    if parsed is None:
         raise ValueError(f"{text!r} is not sim, sim:N or sim:N:PROFILE")
-    count, profile = int(match[1] or 2), match[2] or "h100-8b"
-    if not 1 <= count <= MOST:
-        raise ValueError(f"{text!r}: 1 to {MOST} simulated engines, not {count}")
-    profile_of(profile)
-    return Fleet(count=count, profile=profile)
+    profile_of(parsed.profile)
+    return Fleet(count=parsed.count, profile=parsed.profile)
 
 
 @contextmanager

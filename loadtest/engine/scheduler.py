@@ -49,11 +49,6 @@ class Scheduler:
     """Queue, batch and cache of one engine. Counts only: it knows no clock and no latency."""
 
     def __init__(self, blocks: Blocks, *, max_num_seqs: int, max_num_batched_tokens: int, policy: Policy) -> None:
-        if max_num_batched_tokens < max_num_seqs:
-            raise ValueError(
-                f"max_num_batched_tokens ({max_num_batched_tokens}) must not be less than "
-                f"max_num_seqs ({max_num_seqs}): every running sequence needs a token per step"
-            )
         self.blocks = blocks
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens

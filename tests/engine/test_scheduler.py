@@ -234,11 +234,6 @@ def test_the_aborted_do_not_pile_up_in_the_queue() -> None:
     assert (it.waiting, len(it._queue) < 200) == (0, True)
 
 
-def test_a_budget_below_the_batch_is_refused() -> None:
-    with pytest.raises(ValueError, match="every running sequence needs a token"):
-        scheduler(seqs=8, budget=4)
-
-
 def test_idle_blocks_that_are_hit_are_not_room_for_the_rest() -> None:
     it = scheduler(blocks=7)
     cached = added(it, 64, 1, hashes=range(4))

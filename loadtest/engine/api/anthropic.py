@@ -17,7 +17,6 @@ from loadtest.engine.api.generate import Choice, Generation, spawn
 from loadtest.engine.api.http import Connection, chunk
 from loadtest.engine.api.openai import structured
 
-PLACE = b" @@@"  # where a word goes: as long as one
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "abort": "end_turn"}
 
 
@@ -68,7 +67,6 @@ class MessageForm:
         self.id = request_id
         self.model = model
         self.call = call
-        self._frame: tuple[bytes, bytes] | None = None
 
     def opening(self, generation: Generation) -> bytes:
         message = self._message(generation, [], None, 0)
@@ -81,12 +79,7 @@ class MessageForm:
         )
 
     def delta(self, choice: Choice, word: bytes) -> bytes:
-        if self.call is not None or word not in tokens.PLAIN:
-            return self._said(word)
-        if self._frame is None:
-            before, _, after = self._said(PLACE).rpartition(PLACE)
-            self._frame = (before, after)
-        return self._frame[0] + word + self._frame[1]
+        return self._said(word)
 
     def last(self, choice: Choice, word: bytes) -> bytes:
         return self._said(word) if word else b""
