@@ -104,8 +104,8 @@ test-ray: ray ## the sidecars of a cluster, on a Ray of three nodes on this mach
 
 test-deploy: $(STAMP) ## the wheel, images, compose file and Helm chart, by twine, hadolint, helm and schemas; two minutes
 	@"$(BIN)/python" -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test,deploy]'
-	WEIR_REQUIRE_DEPLOY=1 $(PYTEST) tests/deploy/test_container.py tests/deploy/test_compose.py tests/deploy/test_chart.py tests/deploy/test_chart_references.py tests/deploy/test_chart_installed.py tests/deploy/test_tutorial.py
-	@[ -n "$${KUBEBUILDER_ASSETS:-}" ] || echo "not tried: the chart in a Kubernetes API server (test_chart_installed.py). KUBEBUILDER_ASSETS names no folder with kube-apiserver and etcd"
+	WEIR_REQUIRE_DEPLOY=1 $(PYTEST) tests/deploy/test_container.py tests/deploy/test_compose.py tests/deploy/test_chart.py tests/deploy/test_chart_references.py tests/deploy/test_chart_installed.py tests/deploy/test_pool_watched.py tests/deploy/test_tutorial.py
+	@[ -n "$${KUBEBUILDER_ASSETS:-}" ] || echo "not tried: the chart, and the watch of its pool, in a Kubernetes API server. KUBEBUILDER_ASSETS names no folder with kube-apiserver and etcd"
 
 # Chromium is Debian's; axe-core lies outside the tree, as what npm installs is no part of it.
 test-console: $(STAMP) ## the console and the documentation site in a real Chromium: accessibility, hostile texts, widths; five minutes

@@ -49,9 +49,11 @@ class Kubernetes:
 
     def __init__(self, port: int, cert: Path, kubeconfig: Path) -> None:
         self.kubeconfig = kubeconfig
+        self.certificate = cert
+        self.url = f"https://localhost:{port}"
         self._port = port
         self._context = ssl.create_default_context(cafile=cert)
-        cluster = {"server": f"https://localhost:{port}", "certificate-authority": str(cert)}
+        cluster = {"server": self.url, "certificate-authority": str(cert)}
         kubeconfig.write_text(json.dumps({
             "apiVersion": "v1", "kind": "Config", "current-context": "it",
             "clusters": [{"name": "it", "cluster": cluster}],

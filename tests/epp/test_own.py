@@ -121,6 +121,20 @@ def test_the_engine_gets_its_own_key_and_none_of_the_clients_headers(own: Site) 
         assert not {"authorization", "content-type", "content-length"} & set(told)
 
 
+@pytest.mark.parametrize(
+    ("named", "more", "class_name"),
+    [("batch", [], "batch"), ("gold", [], "default"), ("batch", [("x-weir-class", "interactive")], "interactive")],
+)
+def test_an_objective_that_is_a_class_is_the_calls(
+    own: Site, named: str, more: list[tuple[str, str]], class_name: str
+) -> None:
+    with own.channel() as channel, Stream(channel) as stream:
+        decision = stream.request(chat(own), headers=[("x-gateway-inference-objective", named), *more])
+        assert "x-gateway-inference-objective" in decision.removed
+        stream.send(answer_headers(200))
+        assert picked(iter([stream.receive()])).headers["x-weir-class"] == class_name
+
+
 @pytest.mark.parametrize("how", ["announced", "in pieces"])
 def test_a_body_over_the_limit_is_413(own: Site, how: str) -> None:
     body = chat(own, "x" * 300_000)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 from gateway.core.request.outcome import error_body
 from gateway.relay.wire.messages import CHUNKED, Request, answer
 
 OUTSIDE, FORWARDED = b"x-envoy-external-address", b"x-forwarded-for"
 UNKNOWN = "proxy"  # in place of a client's address
+OBJECTIVE, CLASS = b"x-gateway-inference-objective", b"x-weir-class"
 # Headers of a client's that the proxy itself needs or sets; an engine is sent no other that the picker does not set.
 _OF_PROXY = frozenset({b"host", b"content-length", b"content-type", b"transfer-encoding", b"te", b"x-request-id"})
 _OF_PROXY_TOO = (b"x-envoy-", b"x-forwarded-")
@@ -20,13 +21,15 @@ class BadHead(ValueError):
     """A head that is no request's; the message says why."""
 
 
-def request_of(head: Mapping[bytes, bytes], *, ended: bool) -> Request:
-    """Return the request of a head, pseudo headers among it. Its body is to come, unless it has `ended`. Raises
-    BadHead."""
+def request_of(head: Mapping[bytes, bytes], classes: Container[str], *, ended: bool) -> Request:
+    """Return the request of a head, pseudo headers among it. Its body is to come, unless it has `ended`. An objective
+    that is one of the `classes` asks for that class. Raises BadHead."""
     method, target = head.get(b":method", b""), head.get(b":path", b"")
     if not method or not target.startswith(b"/"):
         raise BadHead("request_headers: :method or :path is missing")
     fields = {name: value for name, value in head.items() if not name.startswith(b":")}
+    if (objective := fields.get(OBJECTIVE, b"")).decode("latin-1") in classes:
+        fields.setdefault(CLASS, objective)
     path, _, query = target.partition(b"?")
     length = fields.get(b"content-length", b"")
     size = 0 if ended else int(length) if length.isdigit() and len(length) < 19 else CHUNKED

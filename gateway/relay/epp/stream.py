@@ -78,7 +78,8 @@ class PickerStream:
             raise Misordered("observability_mode: nothing can be decided for a proxy that takes no answers")
         self._mode, self._answer_mode = messages.modes_of(first)
         ended = first.request_headers.end_of_stream
-        request = request_of(messages.fields_of(first.request_headers), ended=ended)
+        classes = picker.pipeline.current.policy.classes
+        request = request_of(messages.fields_of(first.request_headers), classes, ended=ended)
         if not ended and self._mode not in (messages.BUFFERED, messages.DUPLEX):
             await self._refuse(unusable_mode(messages.mode_name(self._mode)))
             return
