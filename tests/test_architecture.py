@@ -495,3 +495,11 @@ def test_make_finds_every_slow_test() -> None:
     """`make slow` looks for them in `test_*.py` alone."""
     files = (ROOT / "tests").rglob("*.py")
     assert {file.name for file in files if not file.match("test_*.py") and "mark.slow" in file.read_text()} == set()
+
+
+def test_the_suite_for_endpoint_pickers_names_none() -> None:
+    """Whoever has another picker can run its cases. `conftest.py` starts this project's."""
+    for name in ("test_picker", "proxy", "ext_proc"):
+        path = f"tests/epp/{name}.py"
+        tree = ast.parse((ROOT / path).read_text())
+        assert {each.partition(".")[0] for each in imported(path, nodes(tree))}.isdisjoint(ORDER), name

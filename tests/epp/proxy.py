@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import msgspec
 
-from gateway.relay.epp.protobufs import BODY_MODES, ProcessingRequest, ProcessingResponse
+from tests.epp.ext_proc import BODY_MODES, ProcessingRequest, ProcessingResponse
 
 METHOD = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 DESTINATION = "x-gateway-destination-endpoint"

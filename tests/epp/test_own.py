@@ -15,11 +15,11 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from gateway.relay.epp.protobufs import ProcessingRequest
 from loadtest.processes import Child, Gateway, free_port, get, until
 from tests.certificates import certificate
 from tests.e2e.children import SimEngine
 from tests.epp.conftest import Site, start
+from tests.epp.ext_proc import ProcessingRequest
 from tests.epp.proxy import (
     BUFFERED,
     DUPLEX,
