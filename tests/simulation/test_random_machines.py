@@ -9,7 +9,7 @@ from itertools import chain
 import pytest
 
 from loadtest.lab.residency import laws
-from loadtest.lab.residency.command import main
+from loadtest.lab.residency.__main__ import main
 from loadtest.lab.residency.laws import had, lived, lives, repeated
 from loadtest.lab.residency.random_machine import drawn
 from loadtest.lab.residency.residents import Model, TriedStart

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from loadtest.clients.calls import Try
 from loadtest.lab.figures import prefill, runs
-from loadtest.lab.figures.command import ROWS, main, told
+from loadtest.lab.figures.__main__ import ROWS, main, told
 from loadtest.lab.figures.load import goodput, late
 from loadtest.lab.figures.runs import Saturation, Setting, in_time
 from loadtest.lab.rivals import loads

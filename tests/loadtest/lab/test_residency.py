@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest.lab.residency.command import main
+from loadtest.lab.residency.__main__ import main
 
 
 def test_no_machine_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
