@@ -155,11 +155,6 @@ class Child:
         assert match is not None  # noqa: S101 - the wait has just seen it, and output only grows
         return match[1]
 
-    def cpu(self) -> float:
-        """Seconds of processor time the process itself has used."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
     def sockets(self) -> int:
         """Count the sockets that the process itself holds open."""
         return sum(_is_socket(fd) for fd in Path(f"/proc/{self.pid}/fd").iterdir())
