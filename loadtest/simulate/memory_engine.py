@@ -36,6 +36,7 @@ from loadtest.simulate.memory_requests import Taker, Work, read, refuse
 from loadtest.simulate.step_times import Pace
 
 MOST_AHEAD = 64  # steps that are made with one timer where nothing but decoding is to be done
+Reading = tuple[float, int, int]  # KV cache in use (0..1), sequences running, sequences waiting
 Condition = Literal["up", "dead", "stopped", "stalled"]
 HANGS = ("stopped", "stalled")  # connections are open, and nothing comes
 
@@ -114,8 +115,8 @@ class MemoryEngine:
         """Sequences that lost their blocks, since the start."""
         return self.engine.stats.preemptions
 
-    def reading(self) -> tuple[float, int, int]:
-        """KV used (0..1), sequences running, sequences waiting."""
+    def reading(self) -> Reading:
+        """What it does now."""
         scheduler = self.engine.scheduler
         return scheduler.blocks.usage, len(scheduler.running), scheduler.waiting
 

@@ -29,7 +29,7 @@ from loadtest.simulate.memory_engine import MemoryEngine
 from loadtest.simulate.memory_requests import Taker
 from loadtest.simulate.rivals.router import Router, paced
 from loadtest.simulate.rivals.rules import RULES
-from loadtest.simulate.run_records import FleetSample
+from loadtest.simulate.run_records import Sample
 from loadtest.simulate.simulation import SimulationRun
 from loadtest.simulate.step_times import Gaps, Pace
 
@@ -184,15 +184,13 @@ class Listening:
             result.gaps = tuple(result.gaps)
             self._results.append(result)
 
-    def sampled(self, sample: FleetSample) -> None:
+    def sampled(self, sample: Sample) -> None:
         """The engines, at a moment. Of a long run every second moment is dropped, again and again."""
-        at = sample.at
+        at, readings = sample
         if at >= len(self._series) * self._every - 1e-9:
             moment = [
                 records.EngineSample(at, f"engine-{number}", round(kv, 4), running, waiting)
-                for number, (kv, running, waiting) in enumerate(
-                    zip(sample.kv, sample.running, sample.waiting, strict=True)
-                )
+                for number, (kv, running, waiting) in enumerate(readings)
             ]
             if self.gateway is not None:
                 moment.append(records.EngineSample(at, "", 0.0, 0, self.gateway.queued))

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, Protocol
 
 import msgspec
 
 from loadtest.clients.calls import ClientCall, Try
+from loadtest.simulate.memory_engine import Reading
 
 SAMPLE_EVERY = 0.5  # seconds
-
-
-class FleetSample(msgspec.Struct, frozen=True, gc=False):
-    """The engines at one moment: `kv` used (0..1), calls `running` and `waiting` inside, of each."""
-
-    at: float
-    kv: tuple[float, ...]
-    running: tuple[int, ...]
-    waiting: tuple[int, ...]
+Sample = tuple[float, Sequence[Reading]]  # a moment, and what each engine does then
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,7 +29,7 @@ class RunResult(msgspec.Struct):
 
     tries: list[Try]
     calls: int
-    samples: list[FleetSample]
+    samples: list[Sample]
     preempted: int
     posts: int
     seconds: float  # of the loop's time
@@ -50,5 +44,5 @@ class RunListener(Protocol):
     def ended(self, client_call: ClientCall) -> None:
         """A call has ended, after its last try."""
 
-    def sampled(self, sample: FleetSample) -> None:
+    def sampled(self, sample: Sample) -> None:
         """The engines, every SAMPLE_EVERY seconds."""

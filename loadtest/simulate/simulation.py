@@ -15,7 +15,7 @@ from loadtest.clients.driver import Driver
 from loadtest.clients.retries import Clients
 from loadtest.load.workload import Planned
 from loadtest.simulate.memory_engine import MemoryEngine
-from loadtest.simulate.run_records import SAMPLE_EVERY, Fault, FleetSample, RunListener, RunResult
+from loadtest.simulate.run_records import SAMPLE_EVERY, Fault, RunListener, RunResult, Sample
 
 PROGRESS_EVERY = 5.0  # seconds
 
@@ -45,7 +45,7 @@ class SimulationRun:
     ) -> None:
         self.engines = engines
         self.tries: list[Try] = []
-        self.samples: list[FleetSample] = []
+        self.samples: list[Sample] = []
         self._progress = progress
         self._listener = listener
         self._loop = asyncio.get_running_loop()
@@ -98,13 +98,7 @@ class SimulationRun:
 
     def _sample(self) -> None:
         self._orphans = max(self._orphans, sum(len(engine.open) for engine in self.engines) - len(self.driver.open))
-        readings = [engine.reading() for engine in self.engines]
-        sample = FleetSample(
-            self._loop.time(),
-            tuple([kv for kv, _, _ in readings]),
-            tuple([running for _, running, _ in readings]),
-            tuple([waiting for _, _, waiting in readings]),
-        )
+        sample = self._loop.time(), [engine.reading() for engine in self.engines]
         if self._listener is None:
             self.samples.append(sample)
         else:

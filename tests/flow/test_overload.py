@@ -264,8 +264,10 @@ def test_a_cold_gateway_keeps_the_watermark_and_the_targets_at_three_times_the_c
         result = await run.until(30.0, grace=90.0)
         assert not target.left_over()
         assert result.preempted == 0
-        assert max(sample.kv[0] for sample in result.samples) < 0.92, "where calls start up to 0.8"
-        assert max(sample.running[0] for sample in result.samples) > 300, "places are found out while calls wait"
+        assert max(kv for _, [(kv, _, _), *_] in result.samples) < 0.92, "where calls start up to 0.8"
+        assert max(running for _, [(_, running, _), *_] in result.samples) > 300, (
+            "places are found out while calls wait"
+        )
         firsts = [t for t in result.tries if t.class_name == "interactive" and t.number == 1]
         assert all(t.first_byte - t.sent <= 2.0 for t in firsts if t.outcome == "ok")
         assert sum(t.outcome == "ok" for t in firsts) >= 0.9 * len(firsts)

@@ -23,7 +23,7 @@ from loadtest.simulate.inprocess import GatewayTarget, targets_of
 from loadtest.simulate.memory_engine import MemoryEngine
 from loadtest.simulate.rivals.router import Router
 from loadtest.simulate.rivals.rules import RoundRobin
-from loadtest.simulate.run_records import Fault, FleetSample, RunResult
+from loadtest.simulate.run_records import Fault, RunResult, Sample
 from loadtest.simulate.simulation import Broken, SimulationRun
 
 CHAT = b"/v1/chat/completions"
@@ -385,7 +385,7 @@ def test_a_closed_loop_of_conversations_waits_for_their_sub_agents() -> None:
             tried = client_call.tried
             spans.setdefault(client_call.call.conversation, []).extend((tried.sent, tried.finished))
 
-        def sampled(self, sample: FleetSample) -> None:
+        def sampled(self, sample: Sample) -> None:
             """Nothing of it is asked."""
 
     async def scenario() -> None:
