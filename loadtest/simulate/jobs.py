@@ -124,6 +124,9 @@ def _in_processes(
                 for number, future in enumerate(begun):
                     if future.done() and (error := future.exception()) is not None:
                         raise JobError(f"the simulation of {jobs[number].name}: {error}") from error
+                # The pool hears late of the end of a process that it has started beside others.
+                if len(multiprocessing.active_children()) < len(running):
+                    raise JobError("a process of a simulation ended without an answer")
         finally:
             over.set()  # the pool waits for all that run
     return [future.result() for future in begun]

@@ -334,7 +334,7 @@ def test_ctrl_c_before_a_simulation_has_begun_is_answered_by_that_simulation_too
     with subprocess.Popen(command(*flags), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                           start_new_session=True) as process:  # fmt: skip
         try:
-            assert until(lambda: spawned(process.pid) == 2, 60.0) is not None
+            assert until(lambda: len(spawned(process.pid)) == 2, 60.0) is not None
             os.killpg(process.pid, signal.SIGINT)
             said, errors = process.communicate(timeout=60)
         finally:
@@ -343,10 +343,25 @@ def test_ctrl_c_before_a_simulation_has_begun_is_answered_by_that_simulation_too
     assert len(report(out)["runs"]) == 2, said
 
 
-def spawned(parent: int) -> int:
-    """Number of simulations that a process has started."""
-    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    return sum(b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children)
+def spawned(parent: int) -> list[int]:
+    """Ids of the simulations that a process has started."""
+    children = map(int, Path(f"/proc/{parent}/task/{parent}/children").read_text().split())
+    return [pid for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+@pytest.mark.parametrize("which", [0, -1])
+def test_a_process_that_is_killed_ends_the_others(which: int) -> None:
+    with subprocess.Popen(command("--duration", "10h", "--engines", "2,4", "--jobs", "2"), stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, text=True, start_new_session=True) as process:  # fmt: skip
+        try:
+            assert until(lambda: len(spawned(process.pid)) == 2, 60.0) is not None
+            os.kill(spawned(process.pid)[which], signal.SIGKILL)
+            _, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 2, errors
+    assert "gateway: " in errors.splitlines()[-1]
+    assert ended(process.pid), "no process of its group is left"
 
 
 def test_one_that_is_killed_takes_its_processes_along() -> None:
