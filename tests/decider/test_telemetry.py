@@ -20,6 +20,7 @@ from gateway.core.policy.policy import Policy
 from gateway.decider import telemetry
 from gateway.decider.telemetry import Telemetry, Watcher
 from loadtest.processes import free_port
+from loadtest.simulate import vtime
 from tests.running_time import RunningTime
 
 METRICS = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -513,6 +514,32 @@ def test_an_adapter_that_was_unloaded_is_gone_soon_after_a_404(monkeypatch: pyte
         await its.telemetry.aclose()
 
     play(scene)
+
+
+@pytest.mark.parametrize(("down", "checks"), [(10, 30), (1000, 210)])
+def test_many_engines_that_are_down_share_the_checks_of_a_second(
+    down: int, checks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    async def refused(self: telemetry.Questions, within: float) -> None:
+        asked.append(self._url)
+        raise telemetry.Unanswered("connect", "connection refused")
+
+    async def main() -> None:
+        its = Scene(*(f"http://127.0.0.1:{port}" for port in range(1, down + 1)), policy=Policy())
+        await its.telemetry.first_contact()
+        await asyncio.sleep(30)
+        asked.clear()
+        await asyncio.sleep(10)
+        assert len(its.telemetry.failing) == down
+        await its.telemetry.aclose()
+        assert not its.telemetry.failing
+
+    monkeypatch.setattr(telemetry.Questions, "health", refused)
+    vtime.run(main())
+    assert len(asked) <= 10 * checks
+    assert set(asked) == {f"http://127.0.0.1:{port}" for port in range(1, down + 1)}
 
 
 def test_a_watcher_that_dies_is_reported() -> None:
