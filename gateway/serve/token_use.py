@@ -171,7 +171,7 @@ def _forget(database: sqlite3.Connection, began: set[tuple[Span, int]]) -> None:
         starts = [start for each, start in began if each == span]
         for table in ("token_use", "money_use") if starts else ():
             database.execute(
-                f"DELETE FROM {table} WHERE span = ?1 AND start < min(?2, (SELECT min(start) FROM "  # noqa: S608 # constants
-                f"(SELECT DISTINCT start FROM {table} WHERE span = ?1 ORDER BY start DESC LIMIT ?3)))",
-                (span, min(starts), number),
+                f"DELETE FROM {table} WHERE span = :span AND start < min(:new, (SELECT min(start) FROM "  # noqa: S608 # constants
+                f"(SELECT DISTINCT start FROM {table} WHERE span = :span ORDER BY start DESC LIMIT :kept)))",
+                {"span": span, "new": min(starts), "kept": number},
             )
