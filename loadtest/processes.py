@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 
 from loadtest import die_with_parent
 
-POLL = 0.02
+POLL, SELDOM = 0.02, 0.1  # seconds between two looks: at first, and after two seconds
 QUOTED = 6000  # bytes of a child's output in an error
 SAMPLE = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{(?P<labels>.*)\})? (?P<value>\S+)", re.MULTILINE)
 LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -81,13 +81,15 @@ def free_port() -> int:
             return port
 
 
-def until(condition: Callable[[], bool], timeout: float, *, every: float = POLL) -> float | None:
-    """Seconds until `condition` held, None if it did not within `timeout`."""
+def until(condition: Callable[[], bool], timeout: float, *, every: float | None = None) -> float | None:
+    """Seconds until `condition` held, None if it did not within `timeout`. Looks come `every` so many seconds; None:
+    ever more rarely."""
     start = time.monotonic()
     while not condition():
-        if time.monotonic() - start > timeout:
+        waited = time.monotonic() - start
+        if waited > timeout:
             return None
-        time.sleep(every)
+        time.sleep(min(max(POLL, waited / 20), SELDOM) if every is None else every)
     return time.monotonic() - start
 
 
@@ -138,7 +140,7 @@ class Child:
             self.kill()
             raise
 
-    def wait(self, condition: Callable[[], bool], timeout: float, what: str, *, every: float = POLL) -> float:
+    def wait(self, condition: Callable[[], bool], timeout: float, what: str, *, every: float | None = None) -> float:
         """Seconds until `condition` held. Raises ChildError if the child dies first, or after `timeout` seconds."""
         waited = until(lambda: condition() or not self.alive, timeout, every=every)
         if waited is None:

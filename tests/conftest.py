@@ -41,7 +41,8 @@ LONGEST = (
 
 def pytest_configure(config: pytest.Config) -> None:
     """Undo what children of the tests would inherit: a script's background jobs ignore SIGINT, nohup's SIGHUP. Let them
-    keep temporary files in a folder that goes with the tests: a gateway that is killed removes none."""
+    keep temporary files in a folder that goes with the tests: a gateway that is killed removes none. Certificates of
+    authorities are looked for there too: to read the system's takes each client of OpenAI's longer than a call."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
@@ -50,7 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
         folder = tempfile.TemporaryDirectory(prefix="tests-", ignore_cleanup_errors=True)
         config.add_cleanup(folder.cleanup)
         Path(folder.name).chmod(0o711)  # children of another user pass it
-        os.environ["TMPDIR"] = tempfile.tempdir = folder.name
+        os.environ["TMPDIR"] = os.environ["SSL_CERT_DIR"] = tempfile.tempdir = folder.name
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -30,6 +30,7 @@ from gateway.shared.certificate import Certificate
 from loadtest.load.scenario import SHIPPED, load
 from loadtest.load.scenario import decode as decode_scenario
 from tests.layout import loaded
+from tests.plain_http import NOBODY
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "0123456789abcdef"  # noqa: S105 # a test's own
@@ -477,10 +478,10 @@ def test_a_real_process_serves_announces_and_drains() -> None:
         assert lines[:3] == [f"data port {data}", f"control port {control}", f"engines {nobody}"]
         assert lines[3].startswith("no engine has answered yet")
         assert [
-            httpx.get(f"{control}/{path}", trust_env=False, timeout=60.0).status_code
+            httpx.get(f"{control}/{path}", trust_env=False, verify=NOBODY, timeout=60.0).status_code
             for path in ("livez", "readyz", "fleet")
         ] == [200, 503, 200]
-        assert httpx.get(f"{data}/health", trust_env=False, timeout=60.0).status_code == 503
+        assert httpx.get(f"{data}/health", trust_env=False, verify=NOBODY, timeout=60.0).status_code == 503
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
     finally:

@@ -29,6 +29,7 @@ from gateway.shared.addresses import split_address
 from gateway.shared.control.http1 import ControlPort
 from gateway.shared.files.file_status import FileStatus
 from gateway.shared.vllm.answers import ModelCard
+from tests.plain_http import NOBODY
 
 TOKEN = "correct-horse-battery-staple"  # noqa: S105 # a test's own
 USER_KEY = "sk-weir-a-user-of-the-data-port"
@@ -91,7 +92,7 @@ class Parts:
         )
         app = control_app(control_parts(self.dispatch, **settings), token)
         self.port = ControlPort(app, "127.0.0.1:0")
-        self.client = httpx.AsyncClient(trust_env=False, timeout=60.0)
+        self.client = httpx.AsyncClient(trust_env=False, verify=NOBODY, timeout=60.0)
 
     def up(self, id: str) -> Engine:
         engine = self.fleet.engines[id]

@@ -17,6 +17,7 @@ from gateway.core.request.record import Record
 from gateway.decider.ended_calls import EndedCalls
 from gateway.shared.control import http1
 from tests.control.parts import TOKEN, Parts, play
+from tests.plain_http import NOBODY
 
 
 class Watcher:
@@ -42,7 +43,7 @@ class Watcher:
 async def watching(gateway: Parts, path: str = "/events", token: str = "") -> AsyncIterator[Watcher]:
     headers = {"authorization": f"Bearer {token}"} if token else {}
     async with (
-        httpx.AsyncClient(trust_env=False, timeout=60.0) as client,
+        httpx.AsyncClient(trust_env=False, verify=NOBODY, timeout=60.0) as client,
         client.stream("GET", gateway.port.address + path, headers=headers) as answer,
     ):
         assert (answer.status_code, answer.headers["content-type"]) == (200, "text/event-stream")

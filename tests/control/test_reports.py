@@ -21,6 +21,7 @@ from gateway.serve.assembly import Gateway
 from gateway.shared.control.http1 import ControlPort
 from gateway.shared.protocol import MAX_BYTES, CapacityReport, GPUReport, ModelReport, demand_report, encode
 from tests.control.parts import control_parts
+from tests.plain_http import NOBODY
 
 TOKEN = "sixteen-and-some-characters"  # noqa: S105 # a test's own
 ADMIN = "another-one-of-the-operator"
@@ -51,7 +52,7 @@ class Site:
             observer=self.gateway.observer,
         )  # fmt: skip
         self.port = ControlPort(control_app(parts, admin), "127.0.0.1:0")
-        self.client = httpx.AsyncClient(trust_env=False, timeout=60.0)
+        self.client = httpx.AsyncClient(trust_env=False, verify=NOBODY, timeout=60.0)
 
     async def post(
         self, body: bytes, token: str | None = TOKEN, path: str = "/sidecars/report", host: str = ""

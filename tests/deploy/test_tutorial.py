@@ -17,7 +17,7 @@ import pytest
 from loadtest.processes import Child, answers, free_port
 from tests.deploy.tools import ROOT, imported
 from tests.e2e.children import SimEngine
-from tests.wheels import built, tree
+from tests.wheels import built, pip, tree
 
 pytestmark = pytest.mark.slow
 
@@ -75,9 +75,8 @@ def test_the_page_line_by_line(wheel: Path, tmp_path: Path) -> None:
     if shutil.which("curl") is None:
         pytest.skip("curl is not installed (apt-get install curl)")
     bare = tmp_path / "weir"
-    subprocess.run([sys.executable, "-m", "venv", bare], check=True)
-    install = [bare / "bin/pip", "--disable-pip-version-check", "--quiet", "install"]
-    subprocess.run([*install, "--constraint", ROOT / "constraints.txt", wheel], check=True, timeout=400)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare], check=True)
+    pip("--python", bare / "bin/python", "install", "--no-compile", "--constraint", ROOT / "constraints.txt", wheel)
     kept = {name: os.environ[name] for name in ("HOME", "LANG", "TMPDIR") if name in os.environ}
     environment = {**kept, "PATH": f"{bare}/bin:/usr/bin:/bin"}
     where = [bare / "bin/python", "-c", "import gateway; print(gateway.__file__)"]

@@ -95,7 +95,7 @@ class Site:
 
     def status(self) -> Any:
         """What `/status` says of the active policy and of the file, with the policy itself as `policy`."""
-        policy = yaml.safe_load(get(f"{self.gateway.control}/policy")[1])
+        policy = yaml.load(get(f"{self.gateway.control}/policy")[1], yaml.CSafeLoader)
         return json.loads(get(f"{self.gateway.control}/status")[1])["policy"] | {"policy": policy}
 
     # -- clients --------------------------------------------------------------------------------------------------

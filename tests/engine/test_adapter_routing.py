@@ -11,6 +11,7 @@ import pytest
 
 from loadtest.processes import Gateway, get
 from tests.e2e.children import SimEngine
+from tests.plain_http import NOBODY
 
 pytestmark = pytest.mark.slow  # processes
 
@@ -47,4 +48,4 @@ def test_each_adapters_calls_go_where_it_is_loaded(tmp_path: Path, words: tuple[
 
 def asked(gateway: Gateway, model: str, number: int) -> httpx.Response:
     body = {"model": model, "messages": [{"role": "user", "content": f"{number}?"}], "max_tokens": 4}
-    return httpx.post(f"{gateway.url}/v1/chat/completions", json=body, timeout=60.0, trust_env=False)
+    return httpx.post(f"{gateway.url}/v1/chat/completions", json=body, timeout=60.0, trust_env=False, verify=NOBODY)

@@ -9,6 +9,7 @@ import httpx
 from gateway.shared.vllm.answers import LoraLoad, models_from, sample_from
 from loadtest.engine.config import sim_config
 from loadtest.engine.server import SimServer
+from tests.plain_http import NOBODY
 
 ADAPTERS = ("sql", "law")
 
@@ -20,7 +21,10 @@ def asked(model: str, tokens: int = 3) -> dict[str, object]:
 def test_it_tells_its_adapters_as_vllm_does() -> None:
     async def scenario() -> None:
         config = sim_config(models=("m",), adapters=ADAPTERS, max_loras=2, speed=10.0)
-        async with SimServer(config) as url, httpx.AsyncClient(base_url=url, trust_env=False, timeout=60.0) as client:
+        async with (
+            SimServer(config) as url,
+            httpx.AsyncClient(base_url=url, trust_env=False, verify=NOBODY, timeout=60.0) as client,
+        ):
             cards = models_from((await client.get("/v1/models")).content)
             assert [(card.id, card.parent) for card in cards] == [("m", None), ("sql", "m"), ("law", "m")]
             assert sample_from((await client.get("/metrics")).content).lora == LoraLoad(2, ())
@@ -38,7 +42,7 @@ def test_an_engine_without_adapters_tells_nothing_of_them() -> None:
     async def scenario() -> None:
         async with (
             SimServer(sim_config()) as url,
-            httpx.AsyncClient(base_url=url, trust_env=False, timeout=60.0) as client,
+            httpx.AsyncClient(base_url=url, trust_env=False, verify=NOBODY, timeout=60.0) as client,
         ):
             assert b"lora" not in (await client.get("/metrics")).content
 

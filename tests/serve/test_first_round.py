@@ -17,6 +17,7 @@ from gateway.core.request.record import Record
 from gateway.decider.loading import Configuration
 from gateway.serve.assembly import Gateway
 from gateway.shared.vllm.answers import ModelCard
+from tests.plain_http import NOBODY
 
 MODELS = json.dumps({"data": [{"id": "m", "max_model_len": 4096}]}).encode()
 ANSWER = json.dumps({"choices": [{"message": {"content": "hi"}}], "usage": {"prompt_tokens": 1}}).encode()
@@ -62,7 +63,9 @@ class World:
     async def start(self) -> None:
         self.gateway.telemetry.start()
         await self.gateway.server.listen("127.0.0.1:0")
-        self.client = httpx.AsyncClient(base_url=self.gateway.server.addresses[0], trust_env=False, timeout=60.0)
+        self.client = httpx.AsyncClient(
+            base_url=self.gateway.server.addresses[0], trust_env=False, verify=NOBODY, timeout=60.0
+        )
 
     def call(self, model: str = "m") -> asyncio.Task[httpx.Response]:
         return asyncio.create_task(self.client.post("/v1/chat/completions", json=BODY | {"model": model}))

@@ -23,6 +23,7 @@ from gateway.serve import token_use
 from gateway.serve.token_use import DAYS_KEPT, MONTHS_KEPT, NOT_OPEN, TokenUse
 from gateway.shared.storage import Storage, StorageError
 from loadtest.processes import get, until
+from tests.plain_http import NOBODY
 from tests.serve.test_upgrades import POLICY, World, children_of, world
 
 QUOTA = f"{POLICY}storage: kept\nlimits: {{quota: {{month: 300}}}}\n"
@@ -35,7 +36,7 @@ def used(made: World) -> dict[str, Any]:
 
 def ask(made: World, tokens: int = 20) -> httpx.Response:
     body = {"model": "sim", "messages": [{"role": "user", "content": "Why?"}], "max_tokens": tokens}
-    return httpx.post(f"{made.url}/v1/chat/completions", json=body, timeout=60.0, trust_env=False)
+    return httpx.post(f"{made.url}/v1/chat/completions", json=body, timeout=60.0, trust_env=False, verify=NOBODY)
 
 
 def kept(folder: Path) -> int:

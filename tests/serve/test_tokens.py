@@ -14,6 +14,7 @@ import pytest
 
 from loadtest.processes import Gateway, until
 from tests.e2e.traffic import CHAT, QUICK, body, sha256
+from tests.plain_http import NOBODY
 from tests.tokens import AUDIENCE, ISSUER, KeyPair, KeyServer, key_set
 
 pytestmark = pytest.mark.slow  # processes and seconds
@@ -34,7 +35,10 @@ def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Gatew
         policy["classes"] = {"interactive": {}, "default": {}, "batch": {}, "bulk": {}}
         (tmp_path / "policy.yaml").write_text(json.dumps(policy))
         words = ("--policy", str(tmp_path / "policy.yaml"), "--engine", "sim", *request.param)
-        with Gateway(tmp_path / "log", *words) as gateway, httpx.Client(trust_env=False, timeout=60) as client:
+        with (
+            Gateway(tmp_path / "log", *words) as gateway,
+            httpx.Client(trust_env=False, verify=NOBODY, timeout=60) as client,
+        ):
             model = client.get(f"{gateway.url}/v1/models", headers={"x-api-key": "weir-key"}).json()["data"][0]["id"]
 
             def ask(token: str, **headers: str) -> httpx.Response:
@@ -98,12 +102,16 @@ def test_a_class_claim_that_is_less_important_than_batches_makes_none(site: tupl
             file = client.files.create(file=("in.jsonl", b"x"), purpose="batch").id
         asked = {"input_file_id": file, "endpoint": CHAT, "completion_window": "24h"}
         headers = {"authorization": f"Bearer {token}"}
-        made = httpx.post(f"{gateway.url}/v1/batches", json=asked, headers=headers, trust_env=False, timeout=60.0)
+        made = httpx.post(
+            f"{gateway.url}/v1/batches", json=asked, headers=headers, trust_env=False, verify=NOBODY, timeout=60.0
+        )
         assert (made.status_code, "more important" in made.text) == (status, status == 403), made.text
 
 
 def listed(gateway: Gateway, token: str, seen: list[int]) -> bool:
     """Whether the token may list files now. `seen`: statuses so far."""
     headers = {"authorization": f"Bearer {token}"}
-    seen.append(httpx.get(f"{gateway.url}/v1/files", headers=headers, trust_env=False, timeout=60.0).status_code)
+    seen.append(
+        httpx.get(f"{gateway.url}/v1/files", headers=headers, trust_env=False, verify=NOBODY, timeout=60.0).status_code
+    )
     return seen[-1] == 200

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import signal
 import subprocess
@@ -14,11 +15,12 @@ from typing import Any
 
 import httpx
 
-from loadtest.processes import Child, free_port, until
+from loadtest.processes import Child, free_port, get, until
 from sidecar.core.config import decode
 from sidecar.gpus.simulated import lay_out
 from sidecar.process import process_family
 from sidecar.serve.assembly import owner
+from tests.plain_http import NOBODY
 
 GIB = 1 << 30
 NUMBERS = itertools.count()
@@ -64,7 +66,7 @@ class Box:
 
     def ask(self, method: str, path: str) -> Any:
         """The JSON of the control API's answer."""
-        return httpx.request(method, f"http://{self.listen}{path}", timeout=60, trust_env=False).json()
+        return json.loads(get(f"http://{self.listen}{path}", method=method)[1])
 
     def state(self, profile: str) -> str:
         return next(model["state"] for model in self.ask("GET", "/status")["models"] if model["profile"] == profile)
@@ -76,7 +78,7 @@ class Box:
 
     def serves(self, profile: str) -> bool:
         """Whether the engine of a profile answers, with or without a sidecar."""
-        transport = httpx.HTTPTransport(uds=str(self.folder / "e" / f"{profile}.sock"))
+        transport = httpx.HTTPTransport(uds=str(self.folder / "e" / f"{profile}.sock"), verify=NOBODY)
         with httpx.Client(transport=transport, timeout=60) as client:
             try:
                 return client.get("http://engine/health").status_code == 200
@@ -85,7 +87,7 @@ class Box:
 
     def fault(self, profile: str, **faults: object) -> None:
         """Give the engine of a profile these faults."""
-        transport = httpx.HTTPTransport(uds=str(self.folder / "e" / f"{profile}.sock"))
+        transport = httpx.HTTPTransport(uds=str(self.folder / "e" / f"{profile}.sock"), verify=NOBODY)
         with httpx.Client(transport=transport, timeout=60) as client:
             assert client.post("http://engine/_faults", json=faults).status_code == 200
 

@@ -21,6 +21,7 @@ from sidecar.core.status import GatewayStatus, RelayUse, Status
 from sidecar.residency import state_file
 from sidecar.residency.manager import Manager
 from sidecar.residency.state_file import decode
+from tests.plain_http import NOBODY
 from tests.sidecar.parts import FILE, opened
 
 TOKEN = "correct-horse-battery-staple"  # noqa: S105 # a test's own
@@ -38,7 +39,7 @@ class Door:
             end=self.stopped.append, leaving=lambda: self.leaving,
         )  # fmt: skip
         self.port = ControlPort(control_app(api, token), "127.0.0.1:0")
-        self.client = httpx.AsyncClient(trust_env=False, timeout=60.0)
+        self.client = httpx.AsyncClient(trust_env=False, verify=NOBODY, timeout=60.0)
 
     def status(self) -> Status:
         manager = self.manager
