@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ def explore(
     more, and its result for them. Once `proceeds` says no, none are begun: those that were are the first of `seeds`."""
     chunks = iter([seeds[at : at + CHUNK] for at in range(0, len(seeds), CHUNK)])
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context, initializer=tie, initargs=(os.getpid(),)) as pool:
+    with ProcessPoolExecutor(workers, context, initializer=_begun, initargs=(os.getpid(),)) as pool:
         running = {pool.submit(run, chunk): chunk for chunk in islice(chunks, 2 * workers)}
         while running:
             ended, _ = wait(running, return_when=FIRST_COMPLETED)
@@ -31,3 +32,9 @@ def explore(
                 yield len(running.pop(done)), done.result()
             if proceeds():
                 running |= {pool.submit(run, chunk): chunk for chunk in islice(chunks, len(ended))}
+
+
+def _begun(parent: int) -> None:
+    """A worker ends with its parent, and looks for garbage seldom: a simulation makes little."""
+    tie(parent)
+    gc.set_threshold(50_000, 20, 50)

@@ -14,9 +14,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from gateway.core.policy.file import decode
 from loadtest.lab.dst.case import Call, Case, EngineSpec, Event, Reload, SidecarSpec
 from loadtest.lab.dst.command import Outcome, attempt, case, command, failures, kind, main, shrink
-from loadtest.lab.dst.policy import DAYS
+from loadtest.lab.dst.policy import DAYS, read_json
 from loadtest.lab.seeds import explore
 from loadtest.simulate.run_records import Fault
 from tests.simulation.mutants import (
@@ -121,8 +122,18 @@ def test_one_seed_is_one_run() -> None:
 
 
 def test_what_a_simulation_raises_is_told_with_its_seed() -> None:
-    broken = msgspec.structs.replace(of_events(), policy="version: 9")
+    broken = msgspec.structs.replace(of_events(), policy='{"version": 9}')
     assert "version" in attempt(broken).wrong
+
+
+def test_a_cases_policy_is_read_as_a_file_is() -> None:
+    drawn = [text.encode() for seed in range(6) for text in policies(case(seed))]
+    assert len(drawn) > 6
+    assert all(read_json(text) == decode(text) for text in drawn)
+
+
+def policies(whole: Case) -> list[str]:
+    return [whole.policy, *(event.policy for event in whole.events if isinstance(event, Reload))]
 
 
 @pytest.mark.slow

@@ -22,7 +22,11 @@ def decode(data: bytes, name: str = "policy") -> Policy:
 
 def read_policy(data: bytes, name: str = "policy") -> Reading[Policy]:
     """The policy as far as it is readable, and all problems of the file. Raises InvalidFile where it is no YAML."""
-    reading = read_file(data, name, Policy)
+    return judged(read_file(data, name, Policy))
+
+
+def judged(reading: Reading[Policy]) -> Reading[Policy]:
+    """A policy that was read field by field, with what depends on several fields."""
     policy = reading.value
     if reading.root.mark_of(("service_tiers",)) is None:
         for tiers in readable(_tiers(policy)):

@@ -35,12 +35,12 @@ import msgspec
 from gateway.core.policy.policy import Policy
 from loadtest.lab.dst.case import Case
 from loadtest.lab.dst.draw import case
+from loadtest.lab.dst.policy import read_json
 from loadtest.lab.dst.relays.draw import relay_case
 from loadtest.lab.dst.world import simulate
 from loadtest.lab.rows import parser_of
 from loadtest.lab.seeds import explore
 from loadtest.simulate import vtime
-from loadtest.simulate.inprocess import policy_of
 
 SHOWN = 5  # failed seeds that are made smaller
 TRIES = 300  # runs that making one smaller may take
@@ -61,7 +61,7 @@ class Outcome(msgspec.Struct, frozen=True):
     log: list[str]
 
 
-def attempt(what: Case, read: Callable[[bytes], Policy] = policy_of) -> Outcome:
+def attempt(what: Case, read: Callable[[bytes], Policy] = read_json) -> Outcome:
     """Run a case to its end. That it never ends, or waits for nothing, is one of the things that are wrong; so is
     whatever it raises, which else would end all the others and not tell its seed."""
     log: list[str] = []
@@ -75,7 +75,7 @@ def attempt(what: Case, read: Callable[[bytes], Policy] = policy_of) -> Outcome:
 
 def failures(seeds: Iterable[int], draw: Callable[[int], Case] = case) -> list[Failure]:
     """Return the seeds of these that fail; `draw` makes the case of a seed."""
-    read = cache(policy_of)  # neighbours with relays share their policies
+    read = cache(read_json)  # neighbours with relays share their policies
     outcomes = ((seed, attempt(draw(seed), read).wrong) for seed in seeds)
     return [Failure(seed, wrong, relays=draw is relay_case) for seed, wrong in outcomes if wrong]
 

@@ -19,9 +19,9 @@ from loadtest.lab.dst.case import Call, Case, Event
 from loadtest.lab.dst.course import Course, OpenCalls
 from loadtest.lab.dst.one_process import OneProcess
 from loadtest.lab.dst.parts import engine_of, faults_of_transfers, roles_of
+from loadtest.lab.dst.policy import read_json
 from loadtest.lab.dst.relays.several_processes import SeveralProcesses
 from loadtest.load.workload import Planned
-from loadtest.simulate.inprocess import policy_of
 from loadtest.simulate.run_records import Fault
 from loadtest.simulate.simulation import strike
 
@@ -29,7 +29,7 @@ from loadtest.simulate.simulation import strike
 class World:
     """Everything of one simulation. `log` takes all that happens, a line each; `read` reads policies."""
 
-    def __init__(self, case: Case, log: list[str], read: Callable[[bytes], Policy] = policy_of) -> None:
+    def __init__(self, case: Case, log: list[str], read: Callable[[bytes], Policy] = read_json) -> None:
         self.case = case
         self.read = read
         self.course = course = Course(case, log, self._happen, self._open_calls)
@@ -93,7 +93,7 @@ class World:
             self.found(f"a record of {record.request_id}, which is nobody's or has one")
 
 
-async def simulate(case: Case, log: list[str], read: Callable[[bytes], Policy] = policy_of) -> str:
+async def simulate(case: Case, log: list[str], read: Callable[[bytes], Policy] = read_json) -> str:
     """Run it, in virtual time. What was wrong first, empty for nothing; `log` takes all that happens, a line each;
     `read` reads policies. Raises vtime.Deadlock."""
     return await World(case, log, read).run()
