@@ -19,6 +19,7 @@ from sidecar.core.failure_kinds import KINDS, REFUSED, REFUSES, Kind
 
 LOOKED_AT = 2000  # lines: a traceback of each of eight workers, and the API server's
 READ = 4000  # characters of a line; a longer one is cut before anything is looked for in it
+READ_IN_ALL = 400_000  # characters of all lines, of which 2,000 usual ones have 300,000; some tenths of a second at most
 SHOWN = 400  # characters of a line
 MOST_TOLD = 1e15  # a line may hold any digits
 NONE, UNKNOWN, SECOND_HAND = "none", "unknown", "second_hand"
@@ -104,9 +105,10 @@ _PROCESS = re.compile(r"\((?P<name>\w+)[^()]*pid=\d+")
 _FRAME = re.compile(r"File \"[^\"]+\", line \d+")
 _POINTERS = re.compile(r"[\s~^]+$")
 # `ValueError: x`, `triton.runtime.errors.OutOfResources: x`, `AssertionError`, `api_server.py: error: x`.
-_EXCEPTION = re.compile(
-    r"(?i:\b[\w.]{0,200}(?:Error|Exception|Interrupt|Exit)\b|\berror|\bfatal)\s*: *\S|^(?:[a-z_]\w*\.)+[A-Z]\w+: \S"
-)
+_RAISED = r"(?:(?:Error|Exception|Interrupt|Exit)\b|\berror|\bfatal)\s*: *\S"
+_BY_MODULE = r"(?:[a-z_]\w*\.)+[A-Z]\w+: \S"
+_EXCEPTION = re.compile(rf"(?i:{_RAISED})|^{_BY_MODULE}")  # searched for: what stands before it is not read again
+_EXCEPTION_FIRST = re.compile(rf"(?i:[\w.]{{0,200}}{_RAISED})|{_BY_MODULE}")
 _BARE = re.compile(r"[\w.]*(?:Error|Exception)$")
 
 
@@ -145,7 +147,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
 
 def diagnosis(lines: Sequence[str]) -> Diagnosis:
     """Diagnosis of the last lines that an engine wrote."""
-    looked_at = lines[-LOOKED_AT:]
+    looked_at = _last(lines)
     since = max((number for number, line in enumerate(looked_at) if _COMPLETE.search(line)), default=-1) + 1
     told = list(_said(looked_at[since:] or looked_at[-1:]))
     phase = _phase(told, PHASES[-1] if since else PHASES[0])
@@ -174,6 +176,16 @@ def diagnosis(lines: Sequence[str]) -> Diagnosis:
     return Diagnosis(NONE, _cut(told[-1].words) if told else "")
 
 
+def _last(lines: Sequence[str]) -> Sequence[str]:
+    """The last LOOKED_AT lines, or fewer, which have READ_IN_ALL characters."""
+    room = READ_IN_ALL
+    for number, line in enumerate(reversed(lines[-LOOKED_AT:])):
+        room -= min(len(line), READ)
+        if room < 0:
+            return lines[-number:]
+    return lines[-LOOKED_AT:]
+
+
 def _said(lines: Sequence[str]) -> Iterator[Line]:
     """Yield the lines of an engine's output. Frames and source lines are attached to their exception. An exception
     without words gets the source line that raised it."""
@@ -196,7 +208,7 @@ def _said(lines: Sequence[str]) -> Iterator[Line]:
             source, in_frame = "", True
             continue
         bare = _BARE.fullmatch(words) is not None
-        if in_frame and not bare and not harmless and not _EXCEPTION.match(words):
+        if in_frame and not bare and not harmless and not _EXCEPTION_FIRST.match(words):
             source, in_frame = words, False
             continue
         exception = not harmless and (bare or _EXCEPTION.search(words) is not None)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.core.diagnosis import LOOKED_AT, READ, SECOND_HAND, SHOWN, UNKNOWN, diagnosis
+from sidecar.core.diagnosis import LOOKED_AT, READ, READ_IN_ALL, SECOND_HAND, SHOWN, UNKNOWN, diagnosis
 from sidecar.core.failure_kinds import KINDS
 from tests.sidecar.fresh_lines import fresh_lines, right
 
@@ -159,6 +159,12 @@ def test_want_of_memory_wins_over_what_follows_from_it() -> None:
 
 def test_a_failure_after_a_complete_start_counts() -> None:
     assert diagnosis([READY, "OSError: [Errno 98] Address already in use"]).kind == "port_in_use"
+
+
+def test_the_work_is_bounded_in_all() -> None:
+    oom, long = "torch.OutOfMemoryError: CUDA out of memory.", "x" * (3 * READ)
+    assert diagnosis([oom, *[long] * (READ_IN_ALL // READ - 1)]).kind == "oom"
+    assert diagnosis([oom, *[long] * (READ_IN_ALL // READ)]).kind == "none"
 
 
 def test_the_work_is_bounded_by_the_line() -> None:
