@@ -19,7 +19,7 @@ from sidecar.core.failure_kinds import KINDS, REFUSED, REFUSES, Kind
 
 LOOKED_AT = 2000  # lines: a traceback of each of eight workers, and the API server's
 READ = 4000  # characters of a line; a longer one is cut before anything is looked for in it
-READ_IN_ALL = 400_000  # characters of all lines, of which 2,000 usual ones have 300,000; some tenths of a second at most
+READ_IN_ALL = 400_000  # characters of all lines, of which 2,000 usual ones have 300,000
 SHOWN = 400  # characters of a line
 MOST_TOLD = 1e15  # a line may hold any digits
 NONE, UNKNOWN, SECOND_HAND = "none", "unknown", "second_hand"
