@@ -90,7 +90,7 @@ vllm: $(STAMP) ## install a real vLLM for CPU and a tiny model, outside the tree
 test-vllm: vllm ## the tests against that real vLLM
 	WEIR_REQUIRE_VLLM=1 $(PYTEST) -m vllm tests/vllm --ignore=tests/vllm/test_prefill.py
 
-test-prefill: vllm ## two of them that read prompts for each other: 4 GB of memory, five minutes
+test-prefill: vllm ## two of them that read prompts for each other, then as profiles of a sidecar: 4 GB of memory, seven minutes
 	WEIR_REQUIRE_VLLM=1 $(PYTEST) tests/vllm/test_prefill.py
 
 # Outside the tree, as large as it is; everything else is tested without it.

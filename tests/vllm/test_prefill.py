@@ -1,19 +1,23 @@
-"""A prompt that one real vLLM reads and another answers: hits, the same text, and each half that dies."""
+"""A prompt that one real vLLM reads and another answers: hits, the same text, each half that dies; as a sidecar's."""
 
 from __future__ import annotations
 
 import json
+import os
 import socket
+import sys
+import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
-from loadtest.processes import Gateway, free_port
-from tests.vllm.conftest import Place
-from tests.vllm.real_vllm import MODEL, Vllm
+from loadtest.processes import Child, Gateway, free_port
+from tests.vllm.conftest import PATIENCE, Place
+from tests.vllm.real_vllm import CONTEXT, ENVIRONMENT, MODEL, Vllm, model, venv
 
 pytestmark = pytest.mark.vllm
 CHAT = "/v1/chat/completions"
@@ -25,6 +29,32 @@ fleet:
   engines:
     - {{url: "{reader}", name: reader, transfer: pool, role: prefill}}
     - {{url: "{writer}", name: writer, transfer: pool, role: decode}}
+"""
+# The same of a sidecar, whose profiles say the roles.
+SIDECARS = """
+version: 1
+classes: {default: {tpot: 1ms, deadline: 500s}}
+fleet: {sidecars: {}}
+"""
+PROFILES = """
+id: pair
+listen: 127.0.0.1:%(listen)s
+gateways: ["%(gateway)s"]
+token_file: sidecar.token
+engine: {python: %(python)s, device: cpu}
+models:
+  writer: &tiny
+    model_path: %(model)s
+    served_name: tiny
+    context_length: %(context)s
+    load_timeout: 5m
+    sleep: null
+    preload: true
+    kv_transfer: decode
+    gpu_memory: {kv: 1GiB}
+    flags: {dtype: bfloat16, enforce-eager: true, max-num-seqs: 16}
+    environment: {HF_HUB_OFFLINE: "1", TRANSFORMERS_OFFLINE: "1", UCX_TLS: "tcp,self,sm"}
+  reader: {<<: *tiny, preload: false, pin: true, kv_transfer: prefill}
 """
 
 
@@ -106,3 +136,47 @@ def _client_leaves(gateway: Gateway, reader: Vllm, writer: Vllm) -> None:
     stream.close()
     wait(gateway, gateway.idle)
     wait(gateway, lambda: reader.running() + reader.waiting() + writer.running() + writer.waiting() == 0)
+
+
+def test_two_profiles_of_a_sidecar_exchange(place: Place, tmp_path: Path) -> None:
+    place.close()
+    (tmp_path / "policy.yaml").write_text(SIDECARS)
+    with ExitStack() as stack:
+        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="vllm-"))
+        gateway = Gateway(tmp_path / "gateway.log", "--policy", str(tmp_path / "policy.yaml"), ready=False)
+        stack.enter_context(gateway)
+        file = tmp_path / "sidecar.yaml"
+        given = {"listen": free_port(), "gateway": gateway.control, "python": venv() / "bin" / "python",
+                 "model": model(), "context": CONTEXT}  # fmt: skip
+        file.write_text(PROFILES % given)
+        command = [sys.executable, "-m", "sidecar.cli"]
+        environment = {**os.environ, **ENVIRONMENT, "TMPDIR": scratch}
+
+        def stopped() -> None:
+            argv = [*command, "stop", "--all", "--config", str(file)]
+            with Child("stop", argv, tmp_path / "stop.log", env=environment) as child:
+                assert child.process.wait(PATIENCE) == 0, child.output()
+
+        argv = [*command, "serve", "--config", str(file)]
+        sidecar = stack.enter_context(Child("sidecar", argv, tmp_path / "sidecar.log", env=environment))
+        stack.callback(stopped)
+
+        def up() -> dict[str, str]:
+            return {each["name"]: each["url"] for each in gateway.fleet()["engines"] if each["up"]}
+
+        sidecar.wait(lambda: up().keys() == {"writer@pair", "reader@pair"}, 2.0 * PATIENCE, "both engines")
+        stream = streaming(gateway, "busy ", 20, 1500)
+        wait(gateway, lambda: sum(each["in_flight"] for each in gateway.fleet()["engines"]) == 1)
+        answer = asked(gateway.url, body("split "))
+        assert said(answer)
+        assert answer.headers["x-weir-prefill"].startswith("there; engine=engine-2; reason=stalls"), answer.headers
+        assert hits(up()["writer@pair"]) == answer.json()["usage"]["prompt_tokens"]
+        stream.close()
+        wait(gateway, gateway.idle)
+
+
+def hits(url: str) -> float:
+    """Prompt tokens that an engine behind a unix socket has fetched."""
+    with httpx.Client(transport=httpx.HTTPTransport(uds=url.removeprefix("unix://"))) as client:
+        lines = client.get("http://engine/metrics", timeout=60.0).text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:external_prefix_cache_hits_total"))
