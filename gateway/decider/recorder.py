@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+from msgspec import UNSET
+
 from gateway.core.call_counts import CallCounts
 from gateway.core.policy.snapshot import Current
 from gateway.core.request.record import COPY, Record
@@ -53,6 +55,8 @@ class Recorder:
             self._ended(record)  # it may forget the engine
         if label is not None:
             record.engine = label
+        if record.prefill is not UNSET:
+            record.prefill.engine = self.labels.get(record.prefill.engine, record.prefill.engine)
         share = self._current.policy.logging.calls
         now = self._clock()
         if self.log is not None and (share >= 1 or self._rng.random() < share):

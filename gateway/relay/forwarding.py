@@ -55,6 +55,8 @@ class Forwarding:
         headers = engine_lines(request, call, record)
         if self._tracing is not None and record.trace_id is UNSET:
             headers += self._tracing.unsampled()
+        half = grant.prefill  # gone once the prompt is read
+        reader = half.engine.name if half is not None and half.engine is not None else ""
         try:
             reply = await self._attempts.send(request.path, headers, call, grant, record)
         except (asyncio.CancelledError, Refused):
@@ -69,9 +71,8 @@ class Forwarding:
             if reply.status < 400:
                 grant.first_byte(now)
             content_type = reply.headers.get(b"content-type", b"application/octet-stream")
-            relay = Relay(
-                call, reply, responder, answer_lines(call, admission, record, grant.engine.name, content_type)
-            )
+            head = answer_lines(call, admission, record, grant.engine.name, content_type, reader)
+            relay = Relay(call, reply, responder, head)
             try:
                 if not relay.send_whole():
                     if reply.complete or self._attempts.current.policy.deadlines == "run":

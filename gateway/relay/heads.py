@@ -37,8 +37,10 @@ def engine_lines(request: Request, call: Call, record: Record) -> bytes:
     return lines
 
 
-def answer_lines(call: Call, admission: Admission, record: Record, engine_name: str, content_type: bytes) -> bytes:
-    """The head of an answer."""
+def answer_lines(
+    call: Call, admission: Admission, record: Record, engine_name: str, content_type: bytes, reader: str = ""
+) -> bytes:
+    """The head of an answer. `reader`: the name of the engine that was asked to read the prompt."""
     lines = b"".join((
         b"content-type: ", content_type,
         b"\r\nx-request-id: ", call.request_id.encode(),
@@ -53,7 +55,7 @@ def answer_lines(call: Call, admission: Admission, record: Record, engine_name: 
     if call.shaped:
         lines += shaped_header(call.shaped, call.asked)
     if record.prefill is not UNSET:
-        lines += prefill_line(record.prefill)
+        lines += prefill_line(record.prefill, reader)
     if record.trace_id is not UNSET:
         lines += b"x-trace-id: %b\r\n" % record.trace_id.encode()
     if call.asked_class and call.asked_class != call.class_name:
@@ -61,9 +63,9 @@ def answer_lines(call: Call, admission: Admission, record: Record, engine_name: 
     return lines + admission.headers(call.arrived + record.ttft)
 
 
-def prefill_line(note: PrefillNote) -> bytes:
+def prefill_line(note: PrefillNote, reader: str) -> bytes:
     """The answer's line that says where the prompt was read, and why."""
-    words = [f"there; engine={note.engine}" if note.is_there else "here", f"reason={note.reason}"]
+    words = [f"there; engine={reader}" if note.is_there else "here", f"reason={note.reason}"]
     if note.failure:
         words.append(f"failure={note.failure}")
     words.append(f"here_ms={1000 * note.here:.0f}")

@@ -42,7 +42,7 @@ class Prefilling:
             return HERE
         if plan.priority:
             headers, body = with_priority(headers, body, call.route, plan.priority)
-        note.engine, call.sent_at = plan.engine.name, self._clock()
+        note.engine, call.sent_at = plan.engine.id, self._clock()
         try:
             answer = await self._read(plan.engine.id, path, headers, body, self._within(plan, call))
             if isinstance(answer, int):

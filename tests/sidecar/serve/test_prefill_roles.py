@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -74,3 +76,12 @@ def test_a_prompt_is_read_by_the_profile_that_reads(gateway: Gateway) -> None:
     assert "reason=stalls" in answer.headers["x-weir-prefill"], "any reading would slow the stream down"
     assert gateway.total("weir_prefills_total", place="there") == 1
     assert until(gateway.idle, 60.0) is not None
+    assert until(lambda: bool(split(gateway)), 60.0) is not None
+    (record,) = split(gateway)
+    assert (record["engine"], record["prefill"]["engine"]) == ("writer@box", "reader@box")
+
+
+def split(gateway: Gateway) -> list[dict[str, Any]]:
+    """Records of the calls whose prompts another engine read."""
+    lines = [json.loads(line) for line in gateway.child.output().splitlines() if '"event":"call"' in line]
+    return [record for record in lines if record["prefill"]["engine"]]
