@@ -34,6 +34,7 @@ BATCHES_SHARE = 8  # of what a tenant may keep, one in so many bytes for batches
 ROW = 1024  # bytes that a batch counts as, beside what its client and its faults have put into it
 LINE = 64  # bytes that a line's row has beside its custom_id
 LINES_AT_ONCE = 256
+_PREFIX = {"files": "file-", "batches": "batch"}
 _OWN = f"{ROW} + coalesce(length(metadata), 0) + coalesce(length(errors), 0)"
 
 
@@ -333,10 +334,15 @@ def keep_results(
 
 
 def _place(database: sqlite3.Connection, table: str, tenant: str, id: str) -> int:
-    """The row of the file or batch that a page comes after; 0: from the beginning. Raises Refused (404)."""
+    """The row of the file or batch that a page comes after, also of one that is gone; 0: from the beginning. Raises
+    Refused (404)."""
     if not id:
         return 0
-    found = database.execute(f"SELECT row FROM {table} WHERE id = ? AND tenant = ?", (id, tenant)).fetchone()
+    found = database.execute(
+        f"SELECT row FROM {table} WHERE id = ? AND tenant = ? UNION ALL "
+        "SELECT row FROM gone WHERE id = ? AND tenant = ? AND substr(id, 1, 5) = ?",
+        (id, tenant, id, tenant, _PREFIX[table]),
+    ).fetchone()
     if found is None:  # to begin anew would have a client that pages list the first objects for ever
         refused = no_file if table == "files" else no_batch
         raise refused(id, "after")

@@ -96,6 +96,16 @@ SCHEMA: tuple[tuple[str, ...], ...] = (
         "span TEXT NOT NULL, start INTEGER NOT NULL, micro INTEGER NOT NULL, tokens INTEGER NOT NULL, "
         "PRIMARY KEY (provider, tenant, model, span, start)) STRICT, WITHOUT ROWID",
     ),
+    (  # places in lists of the last 10,000 files and batches that are gone, for clients that delete while they page
+        "CREATE TABLE gone (number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, tenant TEXT NOT NULL, "
+        "row INTEGER NOT NULL) STRICT",
+        "CREATE TRIGGER file_gone AFTER DELETE ON files BEGIN "
+        "INSERT OR REPLACE INTO gone (id, tenant, row) VALUES (old.id, old.tenant, old.row); END",
+        "CREATE TRIGGER batch_gone AFTER DELETE ON batches BEGIN "
+        "INSERT OR REPLACE INTO gone (id, tenant, row) VALUES (old.id, old.tenant, old.row); END",
+        "CREATE TRIGGER gone_comes AFTER INSERT ON gone BEGIN "
+        "DELETE FROM gone WHERE number <= new.number - 10000; END",
+    ),
 )
 BUSY_WITHIN = 5.0  # seconds for a reader of the file, such as a backup, to let a commit through
 LOOK = 0.05  # seconds between two tries for the folder's lock

@@ -90,12 +90,15 @@ def test_lists_are_read_page_by_page(acme: openai.OpenAI) -> None:
     assert [batch.id for batch in acme.batches.list(limit=2)][:3] == batches[::-1]
     oldest_first = [each["id"] for each in acme.get("/batches?order=asc", cast_to=dict[str, Any])["data"]]
     assert oldest_first == [batch.id for batch in acme.batches.list()][::-1]
-    for ask in (acme.files.list, acme.batches.list):  # a deleted place is none: to begin anew would page for ever
+    for ask in (acme.files.list, acme.batches.list):  # no place: to begin anew would page for ever
         with pytest.raises(openai.NotFoundError) as told:
-            ask(after="deleted")
+            ask(after="unknown")
         assert told.value.param == "after"
-    for file in files:
-        acme.files.delete(file)
+    for file in acme.files.list(limit=2, purpose="batch"):  # each page's last is gone before the next is asked for
+        acme.files.delete(file.id)
+    assert not acme.files.list(purpose="batch").data
+    with pytest.raises(openai.NotFoundError):
+        acme.batches.list(after=files[0])
 
 
 def test_a_tenant_sees_nothing_of_another(acme: openai.OpenAI, globex: openai.OpenAI) -> None:
@@ -118,6 +121,8 @@ def test_a_tenant_sees_nothing_of_another(acme: openai.OpenAI, globex: openai.Op
     assert file not in [each.id for each in globex.files.list()]
     assert batch not in [each.id for each in globex.batches.list()]
     acme.files.delete(file)
+    with pytest.raises(openai.NotFoundError):
+        globex.files.list(after=file)
 
 
 def test_one_bad_line_fails_the_batch_before_any_is_sent(acme: openai.OpenAI, gateway: Gateway) -> None:
