@@ -103,8 +103,7 @@ SCHEMA: tuple[tuple[str, ...], ...] = (
         "INSERT OR REPLACE INTO gone (id, tenant, row) VALUES (old.id, old.tenant, old.row); END",
         "CREATE TRIGGER batch_gone AFTER DELETE ON batches BEGIN "
         "INSERT OR REPLACE INTO gone (id, tenant, row) VALUES (old.id, old.tenant, old.row); END",
-        "CREATE TRIGGER gone_comes AFTER INSERT ON gone BEGIN "
-        "DELETE FROM gone WHERE number <= new.number - 10000; END",
+        "CREATE TRIGGER gone_comes AFTER INSERT ON gone BEGIN DELETE FROM gone WHERE number <= new.number - 10000; END",
     ),
 )
 BUSY_WITHIN = 5.0  # seconds for a reader of the file, such as a backup, to let a commit through

@@ -6,8 +6,10 @@ An engine behind a unix socket has no endpoint, so that a proxy cannot reach it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 
 from gateway.core.engines.origin import Origin
+from gateway.shared.addresses import is_address
 from gateway.upstream.failures import UnknownName
 from gateway.upstream.names import Names
 
@@ -18,6 +20,7 @@ class Endpoints:
     def __init__(self, origins: Callable[[], Iterable[tuple[str, Origin]]], names: Names) -> None:
         self._origins = origins
         self._names = names
+        self._literal = lru_cache(4096)(_literal)
 
     async def of(self, origin: Origin) -> str:
         """First endpoint of an engine. Raises UnknownName."""
@@ -32,7 +35,7 @@ class Endpoints:
         allowed = set()
         for id, origin in reached:
             try:
-                found = await self._all(origin)
+                found = self._literal(origin) or await self._all(origin)
             except UnknownName:
                 continue  # the health check says so
             if not subset.isdisjoint(found):
@@ -40,5 +43,13 @@ class Endpoints:
         return frozenset(allowed)
 
     async def _all(self, origin: Origin) -> list[str]:
-        addresses = await self._names.addresses(origin.host)
-        return [f"[{each}]:{origin.port}" if ":" in each else f"{each}:{origin.port}" for each in addresses]
+        return [_endpoint(each, origin.port) for each in await self._names.addresses(origin.host)]
+
+
+def _endpoint(address: str, port: int) -> str:
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def _literal(origin: Origin) -> tuple[str, ...]:
+    """Endpoint of an engine whose host is an address, known without a wait; empty: it is a name."""
+    return (_endpoint(origin.host, origin.port),) if is_address(origin.host) else ()
