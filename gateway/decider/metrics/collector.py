@@ -27,9 +27,6 @@ from gateway.frames.messages import RelayCounts
 from gateway.shared.files.file_status import FileStatus
 from gateway.shared.metrics import counter, gauge, histogram
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-
 LABELS = ("route", "class", "model", "outcome")
 WAITS = {
     "weir_predicted_wait_seconds": "Predicted waits, of refused calls too.",
