@@ -59,15 +59,17 @@ SWITCH = ("GET", "POST", "DELETE")
 def control_app(parts: ControlParts, admin_token: str | None) -> Starlette:
     """The application. Without `admin_token` no request needs a token, see guard.py."""
     files = console_files()
+    routes = [
+        *ConsoleRoutes(files, parts).routes(),
+        *TrialRoutes(parts, allowed=admin_token is not None).routes(),
+        *Control(parts).routes(),
+        Route(REPORT_PATH, partial(take_report, sidecars=parts.sidecars), methods=["POST"]),
+    ]
+    paths = dict.fromkeys(route.path_format for route in routes)
     app = Starlette(
-        routes=[
-            *ConsoleRoutes(files, parts).routes(),
-            *TrialRoutes(parts, allowed=admin_token is not None).routes(),
-            *Control(parts).routes(),
-            Route(REPORT_PATH, partial(take_report, sidecars=parts.sidecars), methods=["POST"]),
-        ],
+        routes=routes,
         middleware=[Middleware(Guard, ControlPortRules(admin_token, parts.is_user_key, files).refusal, HEADERS)],
-        exception_handlers={HTTPException: _not_here},
+        exception_handlers={HTTPException: partial(_not_here, f"The control port answers {', '.join(paths)}.")},
     )
     app.router.redirect_slashes = False  # the address it would name is the client's own word
     return app
@@ -218,17 +220,10 @@ def _text(line: str, status: int = 200) -> Response:
     return Response(f"{line}\n", status, media_type="text/plain")
 
 
-async def _not_here(_: Request, exception: Exception) -> Response:
-    """404 and 405 in the words of every other error of ours."""
+async def _not_here(known: str, _: Request, exception: Exception) -> Response:
+    """Answer 404 or 405 in the words of every other error of ours. `known`: the sentence that lists the paths."""
     status = exception.status_code if isinstance(exception, HTTPException) else 500
     if status == 405 and isinstance(exception, HTTPException) and exception.headers:
         methods = ", ".join(sorted(exception.headers["Allow"].split(", ")))
         return error(405, "method_not_allowed", f"This path takes {methods}.", {"allow": methods})
-    message = (
-        "The control port answers GET /, /events, /livez, /readyz, /metrics, /status, /fleet, /calls, /processes, "
-        "/cluster, /usage, /history, /calls/{serial}, /runbooks/{name}, /sidecars/{id}/models/{profile}/logs, /policy, "
-        "/policy/diff; POST /policy/try, /policy/reload, "
-        "/sidecars/report and /sidecars/{id}/models/{profile}/{order}; "
-        "GET, POST and DELETE /drain and /engines/{id}/drain."
-    )
-    return error(status, "not_found", message)
+    return error(status, "not_found", known)

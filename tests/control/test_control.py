@@ -73,6 +73,8 @@ def test_what_is_not_there_is_404_and_what_a_path_does_not_take_is_405() -> None
         for path in ("/v1/models", "/fleet/x", "/fleet/", "/policy/", "/../etc/passwd", "/engines//drain/", "/x"):
             answer = await gateway.get(path)
             assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+        for path in ("/console/{name}", "/calls/{serial}", "/engines/{id}/drain", "/policy/try", "/sidecars/report"):
+            assert path in answer.json()["error"]["message"]
         answer = await gateway.client.post(gateway.port.address + "/fleet", content=b"x" * 100_000)
         assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
         answer = await gateway.get("/policy/reload")
