@@ -42,12 +42,13 @@ Entry = Mapping[str, Any]
 
 
 class StatusView(msgspec.Struct, frozen=True):
-    """Answer of `GET /status`: entries by name, as `gateway/control/console/reading.py` makes them. `cluster`: as this
-    gateway knows it; None: it is alone."""
+    """Answer of `GET /status`: entries by name, as `gateway/control/console/reading.py` makes them. `at`: its
+    clock. `cluster`: as this gateway knows it; None: it is alone."""
 
     gateway: Entry
     policy: Entry
     headline: list[Entry]
+    at: float
     classes: dict[str, Entry] = {}
     models: dict[str, Entry] = {}
     engines: dict[str, Entry] = {}
@@ -103,14 +104,14 @@ def table(status: StatusView, url: str) -> str:
     for line in status.headline:
         lines.append(f"{'' if line['level'] == 'good' else '! '}{shown(line['what'])}")
         if line.get("since"):
-            lines.append(f"    since {_when(line['since'])}")
+            lines.append(f"    since {_when(line['since'], status.at)}")
         lines += [f"    {shown(line[part])}" for part in ("why", "change") if line[part]]
     if status.cluster is not None:
         lines += ["", *_cluster(status.cluster)]
     for heading, rows in (
         (CLASS, map(_class, status.classes.items())),
         (MODEL, map(_model, status.models.items())),
-        (ENGINE, map(_engine, sorted(status.engines.items(), key=_trouble))),
+        (ENGINE, (_engine(each, status.at) for each in sorted(status.engines.items(), key=_trouble))),
         (SIDECAR, _sidecars(status.sidecars)),
         (TENANT, map(_tenant, status.tenants.items() if len(status.tenants) > 1 else ())),
         (PROVIDER, _providers(status.providers)),
@@ -150,9 +151,9 @@ def _cluster(view: ClusterView) -> Iterator[str]:
         yield f"  {name}   silent: forgotten 10 minutes after its last sign"
 
 
-def _when(unix: float) -> str:
-    """A time in this machine's time zone, and how long ago it was."""
-    ago = max(0.0, time.time() - unix)
+def _when(unix: float, now: float) -> str:
+    """A time in this machine's time zone, and how long ago it was by the gateway's clock."""
+    ago = max(0.0, now - unix)
     form = "%H:%M:%S" if ago < HALF_A_DAY else "%Y-%m-%d %H:%M:%S"
     return f"{time.strftime(form, time.localtime(unix))}, {seconds(ago)} ago"
 
@@ -176,23 +177,23 @@ def _model(item: tuple[str, Entry]) -> Sequence[str]:
     return shown(id), it["mode"], *counts, seconds(it["wait"]), str(it["headroom"])
 
 
-def _state(it: Entry) -> str:
+def _state(it: Entry, now: float) -> str:
     breaker = f"breaker {it['breaker']}" if "breaker" in it else ""
     why = f": {shown(it['why'])}" if it.get("why") else ""
-    why += f" (since {_when(it['since'])})" if it.get("since") else ""
+    why += f" (since {_when(it['since'], now)})" if it.get("since") else ""
     return (breaker or ("draining" if it.get("draining") else it["state"])) + why
 
 
 def _trouble(item: tuple[str, Entry]) -> bool:
-    return _state(item[1]) == "up"
+    return _state(item[1], 0.0) == "up"
 
 
-def _engine(item: tuple[str, Entry]) -> Sequence[str]:
+def _engine(item: tuple[str, Entry], now: float) -> Sequence[str]:
     _, it = item
     whole = max(1, it["capacity"])
     used = f"{it['used'] / whole:.0%}" if "used" in it else "-"
     calls = f"{it['calls']}/{it['slots']}"
-    return shown(it["name"]), _state(it), calls, f"{it['held'] / whole:.0%}", used, shown(", ".join(it["models"]))
+    return shown(it["name"]), _state(it, now), calls, f"{it['held'] / whole:.0%}", used, shown(", ".join(it["models"]))
 
 
 def _sidecars(sidecars: Mapping[str, Entry]) -> Iterator[Sequence[str]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 import pytest
 
@@ -62,3 +64,15 @@ def test_what_is_wrong_is_told(changes: dict[str, object], told: str) -> None:
 
 def test_a_gateway_that_is_alone_has_no_line_of_a_cluster() -> None:
     assert not [line for line in shown(None) if line.startswith("cluster")]
+
+
+def test_how_long_ago_is_told_by_the_gateways_clock() -> None:
+    """The machine that asks has another time."""
+    headline = [{"level": "bad", "what": "x", "since": 40.0, "why": "", "change": ""}]
+    numbers = {"calls": 0, "slots": 1, "held": 0, "budget": 1, "capacity": 1, "kv_usage": None}
+    engine = {"name": "e", "state": "down", "since": 30.0, "models": [], **numbers}
+    status = StatusView(at=52.0, gateway={"version": "1"}, policy={"file": None, "origin": ""}, headline=headline,
+                        engines={"e": engine})  # fmt: skip
+    told = table(status, "http://h:1")
+    assert re.search(r"since .*, 12(\.0)? s ago", told), told
+    assert re.search(r"since .*, 22(\.0)? s ago\)", told), told

@@ -11,7 +11,7 @@ from gateway.cli.control_client import NoAnswer, Unfit, ask
 from gateway.cli.status import StatusView
 
 TOKEN = "0123456789abcdef"  # noqa: S105 # a test's own
-STATUS = b'{"gateway": {"version": "1.0"}, "policy": {"version": 1}, "headline": [], "more": 1}'
+STATUS = b'{"at": 1.5, "gateway": {"version": "1.0"}, "policy": {"version": 1}, "headline": [], "more": 1}'
 
 
 def answer(body: bytes, status: str = "200 OK", more: str = "") -> bytes:

@@ -72,7 +72,7 @@ def test_the_status_has_what_the_first_page_shows_by_kind_and_name() -> None:
     async def scene(gateway: Parts) -> None:
         gateway.up("e0")
         found = (await gateway.get("/status")).json()
-        kinds = {"gateway", "policy", "headline", "classes", "models", "engines", "sidecars", "tenants", "limits"}
+        kinds = {"gateway", "policy", "headline", "at", "classes", "models", "engines", "sidecars", "tenants", "limits"}
         assert set(found) == kinds | {"providers"}
         assert found["policy"]["version"] == 5
         assert found["engines"]["e0"]["state"] == "up"

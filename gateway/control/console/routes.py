@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import time
 from collections.abc import Awaitable, Mapping
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,7 @@ class ConsoleRoutes:
 
     async def status(self, _: Request) -> Response:
         """All that the first page shows, once: entries by kind and name."""
-        found: dict[str, Any] = {name: {} for name in KINDS.values()}
+        found: dict[str, Any] = {"at": time.time(), **{name: {} for name in KINDS.values()}}
         for key, entry in self._reading.entries().items():
             kind, _slash, name = key.partition("/")
             if kind in KINDS:
