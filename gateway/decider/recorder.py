@@ -51,12 +51,12 @@ class Recorder:
         if record.mirrored != COPY:
             self._count(record)
         label = self.labels.get(record.engine) if self.labels else None
-        if self.watched:
-            self._ended(record)  # it may forget the engine
-        if label is not None:
-            record.engine = label
         if record.prefill is not UNSET:
             record.prefill.engine = self.labels.get(record.prefill.engine, record.prefill.engine)
+        if self.watched:
+            self._ended(record)  # it may forget the engines
+        if label is not None:
+            record.engine = label
         share = self._current.policy.logging.calls
         now = self._clock()
         if self.log is not None and (share >= 1 or self._rng.random() < share):

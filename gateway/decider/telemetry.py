@@ -9,7 +9,7 @@ An engine counts as healthy only once its models are known, so that no call for 
 
 At the default interval of 2 s an engine that hangs is out after at most 4.3 s. That is 2 s until the next check, then
 three checks of 0.5 s, 0.4 s apart. An engine that is down is checked every 0.4 s, and less often where more than 80
-are down, FAILING_PER_SECOND of them in all. A check that this process was too busy to follow is ignored: an overloaded
+are down, OUT_PER_SECOND of them in all. A check that this process was too busy to follow is ignored: an overloaded
 gateway must not take its engines for dead.
 """
 
@@ -34,7 +34,7 @@ MODELS_EVERY = 30.0  # seconds
 DOUBTED_FOR = 2.0  # seconds between two lists at least, whatever calls are answered
 MODELS_WITHIN = 2.0  # seconds
 NO_METRICS_EVERY = 30.0  # seconds between two questions to an engine that has none
-FAILING_PER_SECOND = 200  # checks of all engines that failed their last one
+OUT_PER_SECOND = 200  # checks of all engines that are out
 LEAST = 0.25  # seconds that every answer may take, however short the intervals are
 HEALTH_LIMIT = 64 * 1024  # bytes
 BODY_LIMIT = 8 * 1024 * 1024  # bytes; vLLM's metrics are about 50 KiB, times data-parallel cores
@@ -130,7 +130,7 @@ class Telemetry:
         self.clock = clock
         self.names = Names()
         self._watchers: dict[str, Watcher] = {}
-        self.failing: set[str] = set()  # ids of the engines that failed their last check
+        self.out: set[str] = set()  # ids of the engines that are out
         self._ending: set[asyncio.Task[None]] = set()
         self._started = False
         self._news = asyncio.Event()  # pulses after the first check of each engine
@@ -216,20 +216,21 @@ class Watcher:
         return self.engine.policy.fleet
 
     async def watch_health(self, share: float) -> None:
-        failing = self._telemetry.failing
+        out = self._telemetry.out
         while True:
             interval = self._policy.health
             well = await self._check_health()
-            if well:
-                failing.discard(self.engine.id)
+            down = not well and not self.engine.health.up
+            if down:
+                out.add(self.engine.id)
             else:
-                failing.add(self.engine.id)
+                out.discard(self.engine.id)
             if not self.tried.is_set():
                 await self._scrape()
                 self.tried.set()
                 self._telemetry.asked_once(self.engine)
                 await asyncio.sleep(share * interval)
-            nap = interval / 5 if well else max(interval / 5, len(failing) / FAILING_PER_SECOND)
+            nap = max(interval / 5, len(out) / OUT_PER_SECOND) if down else interval / 5
             for _ in range(5):
                 await asyncio.sleep(nap)
                 if not (well and self.engine.health.up) or (
@@ -315,5 +316,5 @@ class Watcher:
 
     async def aclose(self) -> None:
         await cancel(*self._tasks)
-        self._telemetry.failing.discard(self.engine.id)
+        self._telemetry.out.discard(self.engine.id)
         self._questions.close()

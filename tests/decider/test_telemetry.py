@@ -19,6 +19,7 @@ from gateway.core.engines.trouble import REASONS
 from gateway.core.policy.policy import Policy
 from gateway.decider import telemetry
 from gateway.decider.telemetry import Telemetry, Watcher
+from gateway.shared.vllm.answers import ModelCard
 from loadtest.processes import free_port
 from loadtest.simulate import vtime
 from tests.running_time import RunningTime
@@ -532,14 +533,45 @@ def test_many_engines_that_are_down_share_the_checks_of_a_second(
         await asyncio.sleep(30)
         asked.clear()
         await asyncio.sleep(10)
-        assert len(its.telemetry.failing) == down
+        assert len(its.telemetry.out) == down
         await its.telemetry.aclose()
-        assert not its.telemetry.failing
+        assert not its.telemetry.out
 
     monkeypatch.setattr(telemetry.Questions, "health", refused)
     vtime.run(main())
     assert len(asked) <= 10 * checks
     assert set(asked) == {f"http://127.0.0.1:{port}" for port in range(1, down + 1)}
+
+
+def test_one_that_hangs_among_a_thousand_that_are_down_is_out_as_soon_as_among_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    well = ["http://127.0.0.1:1"]
+
+    async def health(self: telemetry.Questions, within: float) -> None:
+        if self._url not in well:
+            await asyncio.sleep(within)
+            raise telemetry.Unanswered("timeout", "it hangs")
+
+    async def models(self: telemetry.Questions, within: float) -> list[ModelCard]:
+        return [ModelCard(id="m")]
+
+    async def metrics(self: telemetry.Questions, within: float) -> bytes:
+        return METRICS
+
+    async def main() -> None:
+        its = Scene(*(f"http://127.0.0.1:{port}" for port in range(1, 1001)), policy=Policy())
+        await its.telemetry.first_contact()
+        await asyncio.sleep(30)
+        assert its["e0"].health.up
+        well.clear()
+        await asyncio.sleep(4.4)
+        assert not its["e0"].health.up
+        await its.telemetry.aclose()
+
+    for name, fake in (("health", health), ("models", models), ("metrics", metrics)):
+        monkeypatch.setattr(telemetry.Questions, name, fake)
+    vtime.run(main())
 
 
 def test_a_watcher_that_dies_is_reported() -> None:
