@@ -151,8 +151,11 @@ export const share = (value) => value === null || value === undefined ? "-" : Ma
 export function clock(unix) {
   return unix === null || unix === undefined ? "" : new Date(unix * 1000).toLocaleTimeString([], {hourCycle: "h23"});
 }
+let ahead = 0;  // seconds by which this browser's clock is ahead of the gateway's
+export function setClock(unix) { ahead = Date.now() / 1000 - unix; }
+export function now() { return Date.now() / 1000 - ahead; }
 export function ago(unix) {
-  const past = Math.max(0, Date.now() / 1000 - unix);
+  const past = Math.max(0, now() - unix);
   return past < 90 ? Math.round(past) + " s ago" : past < 5400 ? Math.round(past / 60) + " min ago" : Math.round(past / 3600) + " h ago";
 }
 export function since(unix) { return unix === null || unix === undefined ? "" : ", since " + clock(unix); }

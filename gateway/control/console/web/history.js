@@ -1,7 +1,7 @@
 // The last hour, as the gateway keeps it: calls a second, what waited and ran, and what happened.
 
 import {ask} from "./actions.js";
-import {clock, count, el} from "./dom.js";
+import {clock, count, el, now as gatewaysNow} from "./dom.js";
 
 const HOUR = 3600, LEAST = 600, KEPT = 360, EVERY = 10000, HIGH = 120, LEFT = 52, RIGHT = 12, TOP = 8, BOTTOM = 20;
 const SVG = "http://www.w3.org/2000/svg";
@@ -37,7 +37,7 @@ export class History {
   }
   ofClass(name) { return this.buckets.map((it) => it[AT.classes][name] || [0, 0, 0]); }
   draw() {
-    const now = Date.now() / 1000, events = this.events.filter((event) => event[0] > now - HOUR).sort((a, b) => a[0] - b[0]);
+    const now = gatewaysNow(), events = this.events.filter((event) => event[0] > now - HOUR).sort((a, b) => a[0] - b[0]);
     const marked = events.filter((event) => !QUIET.has(event[2]));
     const kept = this.buckets.length ? now - this.buckets[0][AT.at] + this.step : 0, span = Math.min(HOUR, Math.max(LEAST, kept));
     for (const chart of this.charts) chart.draw(this.buckets, marked, now, span);

@@ -1,6 +1,6 @@
 // View "Now": who is refused and why; classes, models, engines, sidecars.
 
-import {ago, button, clock, count, el, labelled, LongList, Rows, say, seconds, share, since, table} from "./dom.js";
+import {ago, button, clock, count, el, labelled, LongList, now, Rows, say, seconds, share, since, table} from "./dom.js";
 import {entries, of} from "./store.js";
 import {drainEngine, drainGateway, orderModel, show, showLog} from "./actions.js";
 import {History} from "./history.js";
@@ -193,7 +193,7 @@ function readiness(it) {
   if (it.ready_in === null) return "-";
   if (it.pending && !it.began) return it.ready_in > 0 ? "in " + seconds(it.ready_in) : "any moment";
   if (!it.began) return "in " + seconds(it.ready_in) + ", once it is wanted";
-  const took = Math.max(0, Math.round(Date.now() / 1000 - it.began));
+  const took = Math.max(0, Math.round(now() - it.began));
   return it.ready_in > 0 ? "in " + seconds(it.ready_in) + " (" + seconds(took) + " so far)" : "late: " + seconds(took) + " so far";
 }
 

@@ -1,5 +1,7 @@
 // All that the gateway has told: entries by key, and the calls that ended last. One stream of events brings both.
 
+import {setClock} from "./dom.js";
+
 export const entries = new Map();
 export const calls = {rows: [], last: 0, wanted: false};
 const KEPT = 10000, SLACK = 1000;
@@ -31,6 +33,7 @@ function changed() {
 
 function take(name, data) {
   if (name === "entries") {
+    setClock(data.at);
     if (data.whole) entries.clear();
     for (const key of data.gone) entries.delete(key);
     for (const key in data.set) entries.set(key, data.set[key]);
