@@ -47,6 +47,7 @@ class World:
         for number in range(engines):
             engine = Engine(f"e{number}", f"http://127.0.0.1:{number}", policy, capacity=capacity)
             self.fleet.add(engine)
+        for engine in self.fleet:
             self.fleet.has_models(engine, [ModelCard(id="m", max_model_len=4096)])
             engine.check(True, self.loop.time())
         self.dispatch = Dispatch(

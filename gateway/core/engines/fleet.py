@@ -116,6 +116,7 @@ class Fleet:
             raise ValueError(f"engine id {engine.id!r} is used twice")
         self._added += 1
         engine.number, engine.name = self._added, f"engine-{self._added}"
+        engine.health.joins = any(each.health.up and not each.provider for each in self.engines.values())
         self.engines[engine.id] = engine
         self._index(engine, engine.models.keys())
 

@@ -18,6 +18,7 @@ class Health:
 
     def __init__(self) -> None:
         self.up = False
+        self.joins = False  # others were serving when it came, so its cache is taken to be cold
         self.hits = self.misses = 0  # good and bad checks in a row
         self.back_at = self.checked_at = -math.inf
         self.outage_at = math.inf  # first check or call that failed since it last answered one; inf: none has
@@ -41,7 +42,7 @@ class Health:
             first_contact = self.back_at == -math.inf
             if not self.up and (first_contact or self.hits >= HITS_IN):
                 self.up = True
-                self.back_at = now - slow_start if first_contact else now
+                self.back_at = now - slow_start if first_contact and not self.joins else now
             if self.up:
                 self.outage_at = math.inf
             return False

@@ -78,7 +78,8 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True):
     """Load balancing: a call goes to the engine where its prompt costs least, counting its time to first token and
     the delay of others. The cached part of the prompt costs nothing.
 
-    `slow_start`: Time until an engine that was started, woken or repaired gets its full share of calls; 0s: at once.
+    `slow_start`: Time until an engine that was added, started, woken or repaired gets its full share of calls; 0s:
+    at once.
     `hold_unserved`: Time after the loss of a model's last engine in which its calls wait, within their targets and
     queues; 0s: they get 503 at once.
     `gateways`: Number of gateways that share these engines. With more than one, each call takes the better of two

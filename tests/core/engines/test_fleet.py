@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from gateway.core.engines.breaker import BreakerState, Ending
-from gateway.core.engines.choice import predicted_ttft
+from gateway.core.engines.choice import newness, predicted_ttft
 from gateway.core.engines.engine import Engine
 from gateway.core.engines.fleet import Fleet
 from gateway.core.engines.speed import (
@@ -404,6 +404,20 @@ def test_health_takes_three_misses_out_and_two_hits_in() -> None:
     e.check(True, 8.0)
     assert e.health.up
     assert e.health.back_at == 8.0
+
+
+def test_one_that_joins_a_serving_fleet_starts_slowly_and_those_of_the_start_at_once() -> None:
+    fleet = Fleet()
+    first, second, later = (Engine(id, "http://e", Policy()) for id in ("first", "second", "later"))
+    fleet.add(first)
+    fleet.add(second)
+    first.check(True, 1.0)
+    fleet.add(later)
+    for each in (second, later):
+        each.check(True, 2.0)
+    assert all(each.health.up for each in fleet)
+    slow = Policy().routing.slow_start
+    assert [newness(each, 2.0, slow) for each in (second, later)] == [0.0, 1.0]
 
 
 def stalling(e: Engine, since: float, until: float, *, running: int = 1, **totals: int) -> float | None:
