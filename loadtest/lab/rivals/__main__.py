@@ -32,6 +32,7 @@ from loadtest.load.scenario import Scenario
 from loadtest.load.scenario_flags import seconds, told, whole
 from loadtest.processes import ChildError
 from loadtest.report.records import Run
+from loadtest.report.report import write
 from loadtest.simulate.rivals.rules import RULES
 
 PROCESSES = (WEIR, ROUTER, f"{ROUTER}:round_robin")
@@ -58,6 +59,9 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         help="turns of --prompts go out so long after their answers, on average (default: each at a time of its own)",
     )  # fmt: skip
     parser.add_argument("--virtual", action="store_true", help="in virtual time, beside rivals' rules")
+    parser.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="draw each load's first round, in FOLDER/LOAD/report.html"
+    )
     given = parser.parse_args(argv)
     given.only = given.only.split(",") if given.only else list(LOADS)
     known = (WEIR, *RULES) if given.virtual else None
@@ -144,6 +148,9 @@ def main(argv: list[str] | None = None) -> int:
                 console.print(table)
                 for line in said:
                     console.print(line, highlight=False, style="red" if line.endswith("MISSED") else "")
+                if given.out is not None:
+                    drawn = write([made[0][0] for made in runs.values()], given.out / name, force=True)
+                    console.print(drawn.problem or str(drawn.files[0]), highlight=False, soft_wrap=True)
     except ChildError as error:
         print(f"loadtest.lab.rivals: {error}", file=sys.stderr)
         return 1

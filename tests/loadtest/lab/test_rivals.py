@@ -94,8 +94,12 @@ def test_turns_of_a_trace_are_sent_a_pause_after_their_answers(tmp_path: Path) -
     assert hits > 0.25, "second turns begin with their firsts"
 
 
-def test_rules_are_compared_in_virtual_time(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--virtual", "--only", "idle", "--rivals", "weir,lpwl", "--rounds", "2"]) == 0
+def test_rules_are_compared_in_virtual_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--only", "idle", "--rivals", "weir,lpwl", "--rounds", "2", "--out", str(tmp_path)]
+    assert main(["--virtual", *flags]) == 0
+    page = (tmp_path / "idle" / "report.html").read_text()
+    assert "Load test: weir, lpwl" in page
+    assert "<svg" in page
     out = capsys.readouterr().out
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if line.startswith("│")]
     assert [(one[0], one[7], one[9]) for one in rows] == [(name, "200", "0") for name in ("weir", "lpwl", "direct")]
