@@ -73,6 +73,8 @@ class Driver:
         else:
             self._begin_clients()
         await self.wait(seconds - self._clock.time(), self._sent)
+        if not self.stopped and self._due is not None and self._due.at < seconds:
+            self._begin_due()  # a timer may ring a little late, so after the end
         self.sending = False
         if not self.stopped:
             self._miss()

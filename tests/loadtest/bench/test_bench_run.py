@@ -9,14 +9,16 @@ import signal
 import ssl
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import pytest
 
 from loadtest.bench.help_text import unreachable
 from loadtest.bench.run import Load, TargetRun, probe, run
+from loadtest.clients.calls import WallClock
 from loadtest.clients.retries import Clients
 from loadtest.clients.targets import Address, Target
 from loadtest.load.arrivals import Arrivals, Closed, Rate
@@ -118,6 +120,19 @@ def test_what_a_starved_bench_has_not_sent_was_offered_still() -> None:
     assert not any(result.sent or result.tries for result in ran.results if result.outcome == "not_sent")
     summary = summarise(Run(name="t", rate=400.0, window=Window(duration=1.0), results=ran.results))
     assert (summary.total.offered, summary.valid) == (400, False)
+
+
+def test_what_is_due_in_the_last_moment_of_a_run_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    class LateTimers(WallClock):
+        def call_at(self, when: float, callback: Callable[..., object], *args: Any) -> asyncio.TimerHandle:
+            return super().call_at(when + 0.006, callback, *args)
+
+    monkeypatch.setattr("loadtest.bench.run.WallClock", LateTimers)
+    scenario = scenario_of(Arrivals(constant=Rate(400.0)), 1.0)
+    with served(always(GOOD)) as server:
+        load = Load(planned=planned(scenario), seconds=scenario.seconds, clients=Clients(timeout=60.0))
+        ran = run(TargetRun(Target(name="t", addresses=[server.address]), load, 0, lambda state: None), None)
+    assert Counter(result.outcome for result in ran.results) == {"ok": 400}
 
 
 def test_connections_are_used_again() -> None:
