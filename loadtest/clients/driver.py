@@ -72,9 +72,10 @@ class Driver:
             self._clock.call_at(0.0, self._begin_clients)
         else:
             self._begin_clients()
-        await self.wait(seconds - self._clock.time(), self._sent)
+        while not self._sent.done() and (left := seconds - self._clock.time()) > EARLY:
+            await self.wait(left, self._sent)  # whose timer may ring early
         if not self.stopped and self._due is not None and self._due.at < seconds:
-            self._begin_due()  # a timer may ring a little late, so after the end
+            self._begin_due()  # whose timer may ring late, so after the end
         self.sending = False
         if not self.stopped:
             self._miss()
