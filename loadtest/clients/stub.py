@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -142,6 +143,7 @@ class LoadResult(msgspec.Struct):
     finished: int = 0
     events: int = 0
     errors: int = 0
+    latencies: list[float] = []  # seconds, of each call
 
 
 class StubLoad:
@@ -208,6 +210,7 @@ class _Client(asyncio.Protocol):
         if self.load.started < self.load.requests:
             self.load.started += 1
             self.busy = self.waiting = True
+            self.sent_at = time.perf_counter()
             self.parser = HttpResponseParser(self)
             self.transport.write(self.request)
 
@@ -235,6 +238,7 @@ class _Client(asyncio.Protocol):
         result = self.load.result
         result.finished += 1
         result.errors += failed
+        result.latencies.append(time.perf_counter() - self.sent_at)
         if result.finished == self.load.requests:
             self.load.done.set()
 

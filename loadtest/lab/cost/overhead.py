@@ -1,13 +1,15 @@
-"""Overhead of the gateway: CPU per streamed call, request and SSE event, memory idle and per open stream.
+"""Overhead of the gateway: CPU per streamed call, request and SSE event, latency, memory idle and per open stream.
 
-    python -m loadtest.lab.cost.overhead [--rounds 3] [--peers nginx,haproxy,vllm-router]
+    python -m loadtest.lab.cost.overhead [--rounds 3] [--peers nginx,haproxy,envoy,vllm-router,smg]
 
 Every server runs alone on core 0; an engine that costs almost nothing and the load share core 1. CPU time is what the
 kernel accounts to the server's processes, which survives a noisy machine far better than a throughput does. Rounds are
 interleaved, medians are printed, a row for each figure, and the gateway's ratio to each peer. The first row is what a
 gateway of LLMs does all day: a streamed call of 200 tokens, its request and the end included. An event is a 200th of
-it. Peers are used where they are installed: nginx, HAProxy and vllm-router (on PATH, or named by the environment's
-VLLM_ROUTER) by both of its policies.
+it. Latency is what a server adds to a JSON request, one at a time, over the engine alone in the same moment.
+
+Peers are used where they are installed: nginx, HAProxy and Envoy, vllm-router (on PATH, or named by the environment's
+VLLM_ROUTER) by both of its policies, and smg, the SGLang Model Gateway, by its default one.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import statistics
 import sys
 import tempfile
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -54,9 +56,41 @@ listen clients
     http-reuse always
     server engine 127.0.0.1:{engine}
 """
+FILTERS = "type.googleapis.com/envoy.extensions.filters"  # of Envoy
+ENVOY = """static_resources:
+  listeners:
+    - address: {{socket_address: {{address: 127.0.0.1, port_value: {port}}}}}
+      filter_chains:
+        - filters:
+            - name: http
+              typed_config:
+                "@type": {filters}.network.http_connection_manager.v3.HttpConnectionManager
+                stat_prefix: http
+                route_config:
+                  virtual_hosts:
+                    - name: all
+                      domains: ["*"]
+                      routes: [{{match: {{prefix: /}}, route: {{cluster: engine, timeout: 0s}}}}]
+                http_filters:
+                  - name: router
+                    typed_config:
+                      "@type": {filters}.http.router.v3.Router
+  clusters:
+    - name: engine
+      type: STATIC
+      circuit_breakers: {{thresholds: [{{max_connections: 4096, max_pending_requests: 4096, max_requests: 4096}}]}}
+      load_assignment:
+        cluster_name: engine
+        endpoints:
+          - lb_endpoints:
+              - endpoint: {{address: {{socket_address: {{address: 127.0.0.1, port_value: {engine}}}}}}}
+"""
 TOKENS = 200  # of a streamed call
+ALONE = 1000  # requests, one at a time
 STREAM, REQUEST, EVENT = f"us/stream of {TOKENS}", "us/request", "us/event"
-ROWS = (STREAM, REQUEST, EVENT, "MiB idle", "KiB/stream", "refusals/s/core", "errors")
+P50, P99 = "us added, p50", "us added, p99"
+ROWS = (STREAM, REQUEST, EVENT, P50, P99, "MiB idle", "KiB/stream", "refusals/s/core", "errors")
+WIDTH = 13  # of a column
 Command = Callable[[int], list[str]]
 
 
@@ -67,36 +101,48 @@ def gateway_command(port: int) -> list[str]:
     ]
 
 
-def peers(wanted: set[str], folder: Path) -> dict[str, Command]:
-    """Commands of the peers that are installed, by name."""
+def peers(wanted: set[str], folder: Path) -> dict[str, Command | None]:
+    """Commands of the peers by name; None: not installed."""
 
-    def configured(text: str, *argv: str) -> Command:
-        """Command of a server whose last argument is a file with this configuration."""
+    def configured(text: str, *flags: str) -> Callable[[str, int], list[str]]:
+        """Command of a program whose last argument is a file with this configuration."""
 
-        def command(port: int) -> list[str]:
-            config = folder / f"{port}.conf"
-            config.write_text(text.format(dir=folder, port=port, engine=ENGINE_PORT))
-            return [*argv, str(config)]
+        def command(program: str, port: int) -> list[str]:
+            config = folder / f"{port}.yaml"  # Envoy goes by the suffix
+            config.write_text(text.format(dir=folder, port=port, engine=ENGINE_PORT, filters=FILTERS))
+            return [program, *flags, str(config)]
 
         return command
 
-    found: dict[str, Command] = {}
-    if nginx := shutil.which("nginx"):
-        found["nginx"] = configured(NGINX, nginx, "-c")
-    if haproxy := shutil.which("haproxy", path=f"{os.environ['PATH']}:/usr/sbin"):
-        found["haproxy"] = configured(PLAIN_HAPROXY, haproxy, "-db", "-f")
-    if router := os.environ.get("VLLM_ROUTER") or shutil.which("vllm-router"):
-        for policy in ("round_robin", "cache_aware"):
-            found[f"vllm-router {policy}"] = partial(router_command, router, policy)
-    return {name: command for name, command in found.items() if not wanted or name.partition(" ")[0] in wanted}
+    router = os.environ.get("VLLM_ROUTER") or "vllm-router"
+    envoy_flags = ("--use-dynamic-base-id", "--concurrency", "1", "--log-level", "error", "-c")
+    known: dict[str, tuple[str, Callable[[str, int], list[str]]]] = {
+        "nginx": ("nginx", configured(NGINX, "-c")),
+        "haproxy": ("haproxy", configured(PLAIN_HAPROXY, "-db", "-f")),
+        "envoy": ("envoy", configured(ENVOY, *envoy_flags)),
+        "vllm-router round_robin": (router, partial(router_command, "round_robin")),
+        "vllm-router cache_aware": (router, partial(router_command, "cache_aware")),
+        "smg cache_aware": ("smg", partial(smg_command, "cache_aware")),
+    }
+    found: dict[str, Command | None] = {}
+    for name, (program, command) in known.items():
+        if not wanted or name.partition(" ")[0] in wanted:
+            path = shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin")
+            found[name] = None if path is None else partial(command, path)
+    return found
 
 
-def router_command(router: str, policy: str, port: int) -> list[str]:
+def router_command(policy: str, router: str, port: int) -> list[str]:
     return [
         *(router, "--host", "127.0.0.1", "--port", str(port), "--policy", policy),
         *("--worker-urls", f"http://127.0.0.1:{ENGINE_PORT}", "--log-level", "error"),
         *("--prometheus-port", str(port + 500)),
     ]
+
+
+def smg_command(policy: str, smg: str, port: int) -> list[str]:
+    # Without a tokenizer it would look for one named like the model, in the network.
+    return [smg, "launch", *router_command(policy, smg, port)[1:], "--disable-tokenizer-autoload"]
 
 
 def tree(pid: int) -> list[int]:
@@ -164,12 +210,20 @@ def measure(command: Command, port: int, row: dict[str, list[float]], *, own: bo
         stream, cpu = spent(StubLoad(requests=200, connections=100, tokens=TOKENS))
         row.setdefault(STREAM, []).append(cpu / stream.finished * 1e6)
         row.setdefault(EVENT, []).append(cpu / stream.events * 1e6)
-        row.setdefault("errors", []).append(plain.errors + stream.errors)
+        direct, through = (uvloop.run(StubLoad(requests=ALONE, connections=1).run(at)) for at in (ENGINE_PORT, port))
+        for key, rank in ((P50, 0.5), (P99, 0.99)):
+            added = percentile(through.latencies, rank) - percentile(direct.latencies, rank)
+            row.setdefault(key, []).append(added * 1e6)
+        row.setdefault("errors", []).append(plain.errors + stream.errors + through.errors)
         before = memory(child.pid)
         row.setdefault("KiB/stream", []).append((uvloop.run(with_streams(child.pid, port)) - before) / 1000 / 1024)
         if own:
             refused, cpu = spent(StubLoad(requests=6000, connections=64, model="nobody"))
             row.setdefault("refusals/s/core", []).append(refused.finished / cpu)
+
+
+def percentile(values: list[float], rank: float) -> float:
+    return sorted(values)[int(rank * len(values))]
 
 
 async def with_streams(pid: int, port: int) -> int:
@@ -191,7 +245,8 @@ def main() -> None:
     os.sched_setaffinity(0, {1})
     rows: dict[str, dict[str, list[float]]] = {}
     with tempfile.TemporaryDirectory(prefix="overhead-") as folder, serve_stub(ENGINE_PORT):
-        servers = {**peers(set(filter(None, args.peers.split(","))), Path(folder)), "gateway": gateway_command}
+        found = {**peers(set(filter(None, args.peers.split(","))), Path(folder)), "gateway": gateway_command}
+        servers = {name: command for name, command in found.items() if command is not None}
         port = FIRST_PORT
         for number in range(args.rounds):
             for name, command in servers.items():
@@ -202,17 +257,24 @@ def main() -> None:
                 except ChildError as error:
                     sys.exit(f"overhead: {error}")
     report(rows)
+    if absent := sorted(found.keys() - servers.keys()):
+        print(f"not installed: {', '.join(absent)}")
 
 
 def report(rows: dict[str, dict[str, list[float]]]) -> None:
     middle = {name: {key: statistics.median(values) for key, values in row.items()} for name, row in rows.items()}
-    print(f"{'':26}" + "".join(f"{name:>24}" for name in middle))
+
+    def line(head: str, cells: Iterable[str]) -> None:
+        print(f"{head:36}" + "".join(f"{cell:>{WIDTH}}" for cell in cells))
+
+    names = [name.partition(" ") for name in middle]
+    line("", (name for name, _, _ in names))
+    line("", (policy for _, _, policy in names))
     for key in ROWS:
-        print(f"{key:26}" + "".join(f"{row[key]:24,.1f}" if key in row else f"{'':24}" for row in middle.values()))
+        line(key, (f"{row[key]:,.1f}" if key in row else "" for row in middle.values()))
     own = middle["gateway"]
     for key in (STREAM, REQUEST, EVENT):
-        ratios = [own[key] / row[key] for row in middle.values()]
-        print(f"{'gateway / peer, ' + key:26}" + "".join(f"{ratio:24.2f}" for ratio in ratios))
+        line(f"gateway / peer, {key}", (f"{own[key] / row[key]:.2f}" for row in middle.values()))
 
 
 if __name__ == "__main__":
