@@ -149,6 +149,10 @@ class Child:
             raise self.failure(f"ended before {what}")
         return waited
 
+    def says(self, words: str, timeout: float = 60.0) -> None:
+        """Wait for `words` in the output, which may come a moment after what they tell of."""
+        self.wait(lambda: words in self.output(), timeout, repr(words))
+
     def line(self, pattern: str, timeout: float) -> str:
         """The first group of the first match of `pattern` in the output, waited for."""
         compiled = re.compile(pattern, re.MULTILINE)

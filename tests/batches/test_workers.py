@@ -222,7 +222,7 @@ def test_relays_go_by_the_start_and_not_by_a_policy_that_came_later(
     policy.write_text("{}\n")
     with Gateway(tmp_path / "log", "--engine", engine.url, "--policy", str(policy), "--workers", "2") as started:
         policy.write_text(POLICY)
-        assert until(lambda: "version 2 is active" in started.child.output(), 60.0) is not None
+        started.child.says("version 2 is active")
         before = relays(started)
         os.kill(before[0], signal.SIGKILL)
         assert until(lambda: len(set(relays(started)) - {before[0]}) == 2, 60.0) is not None

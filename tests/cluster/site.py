@@ -57,7 +57,7 @@ class Machine:
 
     def says(self, words: str, within: float = 60.0) -> None:
         """Wait for a line in its log."""
-        self.gateway.child.wait(lambda: words in self.output, within, repr(words))
+        self.gateway.child.says(words, within)
 
     def signal(self, number: signal.Signals) -> None:
         """To every process of it, at once."""

@@ -98,7 +98,7 @@ def test_a_state_that_cannot_be_read_is_told_and_left_out(tmp_path: Path) -> Non
         os.kill(parent, signal.SIGCONT)
         made.replaced("decider", pid)
         assert not refused(made)
-        assert "what the decider before has learned is left out: it is no checkpoint" in made.gateway.child.output()
+        made.gateway.child.says("what the decider before has learned is left out: it is no checkpoint")
 
 
 @pytest.mark.parametrize("words", [(), ("--workers", "2")], ids=["one process", "two relays"])

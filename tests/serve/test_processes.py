@@ -298,7 +298,7 @@ def test_a_reload_is_for_every_process(tmp_path: Path) -> None:
     with processes(tmp_path) as made:
         assert _classes(made) == {"default"}
         made.policy.write_text(POLICY + keys)
-        assert until(lambda: "version 2 is active" in made.gateway.child.output(), 60.0) is not None
+        made.gateway.child.says("version 2 is active")
         assert until(lambda: _classes(made) == {"batch"}, 60.0) is not None
 
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import os
-import re
 import signal
 import socket
 import sys
@@ -260,8 +259,8 @@ def test_a_new_one_that_cannot_start_leaves_the_one_that_runs_as_it_is(tmp_path:
         before = made.main()
         made.policy.write_text("classes: 1\n")
         os.kill(before, signal.SIGUSR2)
-        assert until(lambda: "policy.yaml:1" in made.output().split("was started to take over")[-1], 60.0) is not None
-        started = int(re.findall(r"process (\d+) was started to take over", made.output())[-1])
+        made.gateway.child.line(r"^gateway: (\S+policy\.yaml:1: )", 60.0)
+        started = int(made.gateway.child.line(r"process (\d+) was started to take over", 60.0))
         assert until(lambda: not runs(started), 60.0) is not None, "it has told its mistake, and ends"
         assert asyncio.run(_some_calls(made)) == {"ok": 4}
         assert made.main() == before

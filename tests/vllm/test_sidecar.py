@@ -100,7 +100,7 @@ class Machine:
         log = self._folder / f"sidecar-{self._starts}.log"
         argv = [sys.executable, "-m", "sidecar.cli", "serve", "--config", str(self.file)]
         self.child = Child("sidecar", argv, log, env=self._environment)
-        self.child.wait(lambda: "control API" in self.child.output(), PATIENCE, "what it announces")
+        self.child.says("control API", PATIENCE)
         return self.child
 
     def end(self) -> None:

@@ -125,7 +125,7 @@ def test_it_leaves_no_engine_behind(number: signal.Signals, status: int, tmp_pat
     argv = [sys.executable, "-m", "gateway.cli", "bench", "--engines", "sim:2", "--rate", "5/s", "--duration", "10m"]
     own = os.environ | {"TMPDIR": str(tmp_path)}  # what is killed removes no folder
     with Child("bench", argv, tmp_path / "log", env=own) as child:
-        child.wait(lambda: " in flight" in child.output(), 60.0, "its first line")
+        child.says(" in flight")
         children = _children(child.pid)
         assert len(children) == 3  # two engines and a gateway
         os.kill(child.pid, number)

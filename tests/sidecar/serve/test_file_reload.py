@@ -37,8 +37,8 @@ def test_a_saved_file_counts_and_the_log_says_what_it_changes(tmp_path: Path) ->
         engines = machine.engines()
         edit(machine, "gpu_memory: 40%}", "gpu_memory: 40%, stop_after: 1h}\n  c: {model_path: /m/c, gpu_memory: 20%}")
         assert until(lambda: profiles(machine) == ["a", "b", "c"], WITHIN) is not None
-        assert "file: new: c" in sidecar.output()
-        assert "file: changed, without a restart: a" in sidecar.output()
+        sidecar.says("file: new: c")
+        sidecar.says("file: changed, without a restart: a")
         assert machine.engines() == engines
         machine.awake("c")
         edit(machine, "gpu_memory: 40%, stop_after: 1h", "gpu_memory: 45%")
@@ -46,7 +46,7 @@ def test_a_saved_file_counts_and_the_log_says_what_it_changes(tmp_path: Path) ->
         assert until(lambda: profiles(machine) == ["a", "b"] and machine.state("a") == "stopped", WITHIN) is not None
         assert until(lambda: not machine.engines(), WITHIN) is not None
         machine.awake("a")
-        assert "file: gone, and their engines end once their calls have: c" in sidecar.output()
+        sidecar.says("file: gone, and their engines end once their calls have: c")
         assert machine.ask("GET", "/status")["file"]["reloads"] >= 2
 
 
@@ -59,7 +59,7 @@ def test_a_file_with_mistakes_changes_nothing_and_is_told_everywhere(tmp_path: P
         line = next(n for n, text in enumerate(machine.file.read_text().splitlines(), 1) if "400%" in text)
         said = f"{machine.file}:{line}: models.a.gpu_memory: found '400%'"
         sidecar.signal(signal.SIGHUP)
-        assert until(lambda: said in sidecar.output(), WITHIN) is not None
+        sidecar.says(said)
         assert metric(machine, "weir_sidecar_file_bad") == 1
         status, out, _ = machine.run("status")
         assert (status, "version 1 stays active" in out, said in out) == (0, True, True)
@@ -74,5 +74,5 @@ def test_what_needs_a_restart_is_named_and_the_rest_counts(tmp_path: Path) -> No
         edit(machine, MODELS, MODELS.replace("  b:", "  c:") + "log_dir: elsewhere\nhost_memory_for_sleep: 1GiB\n")
         sidecar.signal(signal.SIGHUP)
         assert until(lambda: profiles(machine) == ["a", "c"], WITHIN) is not None
-        assert "file: not before the sidecar is started again: log_dir" in sidecar.output()
+        sidecar.says("file: not before the sidecar is started again: log_dir")
         assert "log_dir" in machine.ask("GET", "/status")["troubles"][0]

@@ -147,8 +147,8 @@ def test_a_copied_state_file_gives_no_right_to_the_others_engines(tmp_path: Path
         assert one.engines() == engines
         replace(state, encode(copied))
         with two.served() as second:
-            (line,) = [line for line in second.output().splitlines() if "the state file" in line]
-            assert f"is a copy of {one.folder}/sidecar.state: no engine in it is taken over or ended" in line
+            second.says(f"is a copy of {one.folder}/sidecar.state: no engine in it is taken over or ended")
+            assert sum("the state file" in line for line in second.output().splitlines()) == 1
             assert two.state("a") == "stopped"
             assert one.engines() == engines
             assert one.serves("a")

@@ -23,7 +23,7 @@ from tests.sidecar.served import Box, box
 def test_engines_go_on_without_the_sidecar_and_the_next_one_takes_them_over(tmp_path: Path) -> None:
     with box(tmp_path) as machine:
         with machine.served() as first:
-            first.wait(lambda: "of 80.0 GiB used" in first.output(), 30.0, "its GPU")
+            first.says("of 80.0 GiB used")
             downloads = {"download": str(tmp_path / "weights"), "download_seconds": 10.0}
             # The start is not over before the order comes.
             (machine.gpus / "org%2FA.faults").write_text(json.dumps(downloads))
@@ -39,7 +39,7 @@ def test_engines_go_on_without_the_sidecar_and_the_next_one_takes_them_over(tmp_
         assert machine.serves("a")
         engine = machine.engines()
         with machine.served() as second:
-            assert "a runs already and is taken over" in second.output()
+            second.says("a runs already and is taken over")
             assert machine.state("a") == "running"
             second.process.kill()
             second.process.wait(60)
@@ -49,7 +49,7 @@ def test_engines_go_on_without_the_sidecar_and_the_next_one_takes_them_over(tmp_
             assert machine.engines() == engine
             machine.awake("b")
             assert machine.state("a") == "sleeping"
-            assert "a sleeps at level" in third.output()
+            third.says("a sleeps at level")
 
 
 @pytest.mark.slow
@@ -85,7 +85,7 @@ def test_a_second_signal_kills_engines_that_do_not_end(tmp_path: Path) -> None:
         machine.awake("a")
         machine.fault("a", hang_end=True)
         sidecar.process.send_signal(signal.SIGTERM)
-        sidecar.wait(lambda: "ending with 1 engine" in sidecar.output(), 60.0, "the end")
+        sidecar.says("ending with 1 engine")
         sidecar.process.send_signal(signal.SIGTERM)
         assert sidecar.process.wait(60) == 0
         assert machine.engines() == []
@@ -104,8 +104,8 @@ models:
         with Child("sidecar", argv, tmp_path / "log", env=machine.env) as sidecar:
             sidecar.line("^(control API)", 60.0)
             machine.awake("a")
-            sidecar.wait(lambda: "no GPU" in sidecar.output(), 30.0, "that it has no GPU")
-            assert "needs a GPU, the sidecar has none" in sidecar.output()
+            sidecar.says("no GPU")
+            sidecar.says("needs a GPU, the sidecar has none")
             assert sidecar.stop(60.0) == 0
 
 

@@ -115,6 +115,7 @@ def test_a_program_with_the_number_of_another_machines_engine_runs_on(tmp_path: 
             state.chmod(0o600)
             with there.served() as sidecar:
                 assert there.state("a") == "stopped"
+                sidecar.says("another machine")
                 said = [line for line in sidecar.output().splitlines() if "state file" in line or "taken over" in line]
                 assert len(said) == 1
                 assert "from another machine" in said[0] or "on another machine" in said[0]
