@@ -18,18 +18,17 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence as Hashes
 
+import msgspec
+
 from loadtest.engine.cache_log import CacheLog
 from loadtest.engine.sequence import Sequence
 
 
-class BlockChain:
+class BlockChain(msgspec.Struct, eq=False):
     """Cached blocks, each the one before's continuation, and who holds all of them; nobody: they may be evicted."""
 
-    __slots__ = ("hashes", "holders")
-
-    def __init__(self, hashes: list[int], holders: set[Sequence]) -> None:
-        self.hashes = hashes
-        self.holders = holders
+    hashes: list[int]
+    holders: set[Sequence]
 
 
 class Blocks:

@@ -13,6 +13,8 @@ import random
 from itertools import accumulate
 from typing import Literal
 
+import msgspec
+
 from loadtest.engine.blocks import Blocks
 from loadtest.engine.engine_config import EngineConfig
 from loadtest.engine.kv_transfer import KeptPrompts
@@ -23,18 +25,18 @@ SleepMode = Literal["abort", "wait"]
 Weights = Literal["loaded", "offloaded", "discarded", "blank"]
 TAGS = ("weights", "kv_cache")
 LEAST_AHEAD = 3  # steps: fewer are sooner made than foreseen
+ENDS = ("stop", "length", "abort", "error", "repetition")
 DRAWN = 64  # steps whose jitter is drawn together
 
 
-class Stats:
-    """Counters since the engine started, as its /metrics show them."""
+class Stats(msgspec.Struct):
+    """Counters since the engine started, as its /metrics show them. `steps`: those that computed anything."""
 
-    def __init__(self) -> None:
-        self.steps = 0  # that computed anything
-        self.prompt_tokens = 0
-        self.generation_tokens = 0
-        self.preemptions = 0
-        self.success = dict.fromkeys(("stop", "length", "abort", "error", "repetition"), 0)
+    steps: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    preemptions: int = 0
+    success: dict[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(ENDS, 0))
 
 
 class Engine:

@@ -9,6 +9,8 @@ from collections.abc import Sequence as Hashes
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 if TYPE_CHECKING:
     from loadtest.engine.blocks import BlockChain
 
@@ -27,7 +29,7 @@ class SequenceState(Enum):
     __hash__ = object.__hash__
 
 
-class Sequence:
+class Sequence(msgspec.Struct, eq=False):
     """`prompt` tokens to read, then `output` tokens to write (0: a pooling request, done once its prompt is read).
 
     `hashes` are the chained hashes of its full blocks, prompt first, as far as they are known; where they go on into
@@ -38,64 +40,29 @@ class Sequence:
     `since`, and what they are now follows from the number of steps since then.
     """
 
-    __slots__ = (
-        "arrived_at",
-        "bucket",
-        "cached",
-        "computed",
-        "ends_at",
-        "first_token_at",
-        "generated",
-        "hashes",
-        "held",
-        "keeps",
-        "key",
-        "loaded",
-        "output",
-        "owner",
-        "owns",
-        "preemptions",
-        "priority",
-        "prompt",
-        "published",
-        "reason",
-        "since",
-        "state",
-    )
+    prompt: int
+    output: int
+    hashes: Hashes[int] = ()
+    reason: str = "length"
+    priority: int = 0
+    owner: Any = None
 
-    def __init__(
-        self,
-        prompt: int,
-        output: int,
-        *,
-        hashes: Hashes[int] = (),
-        reason: str = "length",
-        priority: int = 0,
-        owner: Any = None,
-    ) -> None:
-        self.prompt = prompt
-        self.output = output
-        self.hashes = hashes
-        self.reason = reason
-        self.priority = priority
-        self.owner = owner
-
-        self.state = SequenceState.WAITING
-        self.key: tuple[float, float, int] = (0.0, 0.0, 0)  # its place among the waiting
-        self.generated = 0  # output tokens written, as of step `since`
-        self.computed = 0  # tokens whose KV is in the cache, as of step `since`
-        self.since = 0
-        self.ends_at = -1  # the step that writes its last token; -1 unless it decodes
-        self.bucket = -1  # the step, modulo BLOCK, at which it needs another block; -1 unless it decodes
-        self.owns = 0  # blocks held, shared ones included, while it does not decode
-        self.held: list[BlockChain] = []  # the cached blocks it holds, in order
-        self.published = 0  # leading blocks already offered to the cache
-        self.cached = -1  # prompt tokens found in the cache when it first ran; -1: it has not
-        self.preemptions = 0
-        self.keeps = False  # its blocks stay in use after its last token, until `Scheduler.release`
-        self.loaded = 0  # prompt tokens whose KV came from another engine
-        self.arrived_at = 0.0  # seconds, the driver's clock
-        self.first_token_at = -1.0
+    state: SequenceState = SequenceState.WAITING
+    key: tuple[float, float, int] = (0.0, 0.0, 0)  # its place among the waiting
+    generated: int = 0  # output tokens written, as of step `since`
+    computed: int = 0  # tokens whose KV is in the cache, as of step `since`
+    since: int = 0
+    ends_at: int = -1  # the step that writes its last token; -1 unless it decodes
+    bucket: int = -1  # the step, modulo BLOCK, at which it needs another block; -1 unless it decodes
+    owns: int = 0  # blocks held, shared ones included, while it does not decode
+    held: list[BlockChain] = []  # the cached blocks it holds, in order
+    published: int = 0  # leading blocks already offered to the cache
+    cached: int = -1  # prompt tokens found in the cache when it first ran; -1: it has not
+    preemptions: int = 0
+    keeps: bool = False  # its blocks stay in use after its last token, until `Scheduler.release`
+    loaded: int = 0  # prompt tokens whose KV came from another engine
+    arrived_at: float = 0.0  # seconds, the driver's clock
+    first_token_at: float = -1.0
 
     def __repr__(self) -> str:
         return f"<Sequence {self.prompt}+{self.output} {self.state.value}, {self.generated} written at {self.since}>"

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import cast
 
+import msgspec
 from httptools import HttpParserCallbackError, HttpParserError, HttpRequestParser
 
 KEEP_ALIVE = 5.0  # seconds, uvicorn's default
@@ -19,18 +20,15 @@ _BAD_REQUEST = b"Invalid HTTP request received."
 JSON = b"content-type: application/json\r\n"
 
 
-class Request:
+class Request(msgspec.Struct):
     """Parsed request. Header names are lower case; `path` has no query."""
 
-    __slots__ = ("body", "headers", "keep_alive", "method", "path", "query")
-
-    def __init__(self) -> None:
-        self.method = b""
-        self.path = b""
-        self.query = b""
-        self.headers: dict[bytes, bytes] = {}
-        self.body = b""
-        self.keep_alive = True
+    method: bytes = b""
+    path: bytes = b""
+    query: bytes = b""
+    headers: dict[bytes, bytes] = {}
+    body: bytes = b""
+    keep_alive: bool = True
 
 
 class Connection(asyncio.Protocol):
