@@ -6,6 +6,7 @@ of ten million rows takes the memory of one of ten thousand. `Cell` says what is
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import resource
 import time
@@ -29,8 +30,7 @@ from loadtest.simulate.memory_engine import MemoryEngine
 from loadtest.simulate.memory_requests import Taker
 from loadtest.simulate.rivals.router import Router, paced
 from loadtest.simulate.rivals.rules import RULES
-from loadtest.simulate.run_records import Sample
-from loadtest.simulate.simulation import SimulationRun
+from loadtest.simulate.simulation import Sample, SimulationRun
 from loadtest.simulate.step_times import Gaps, Pace
 
 MOST_SAMPLES = 20_000  # of a run's series, over all engines
@@ -122,17 +122,19 @@ async def _simulate(cell: Cell, tell: Callable[[Progress], bool]) -> Simulated:
         clients=Clients(retries=scenario.retries, timeout=scenario.timeout),
         seed=scenario.seed,
         closed=scenario.clients,
-        listener=listening,
+        ended=listening.ended,
+        sampled=listening.sampled,
     )
     # Every try ends by its client's patience, so waiting for the last costs only virtual time.
     grace = (scenario.timeout + LONGEST_ADVICE) * (scenario.retries + 1)
-    result = await run.until(scenario.seconds, grace=grace)
+    await run.until(scenario.seconds, grace=grace)
+    seconds = asyncio.get_running_loop().time()
     money, outside = target.spent if isinstance(target, GatewayTarget) else (0.0, 0)
     stopped, problem = run.driver.stopped, str(run.driver.failed or "")
-    if stopped or problem or (scenario.clients and result.seconds < scenario.seconds):
-        listening.cut(result.seconds)
+    if stopped or problem or (scenario.clients and seconds < scenario.seconds):
+        listening.cut(seconds)
     return Simulated(
-        run=listening.made(), calls=result.calls, tries=listening.tries, seconds=result.seconds, wall=0.0, cpu=0.0,
+        run=listening.made(), calls=run.driver.calls, tries=listening.tries, seconds=seconds, wall=0.0, cpu=0.0,
         memory=0, stopped=stopped, problem=problem,
         left=target.left_over() if isinstance(target, GatewayTarget) and not stopped else [],
         money=money, outside=outside,

@@ -23,8 +23,7 @@ from loadtest.load.workload import Kind, Planned
 from loadtest.simulate import vtime
 from loadtest.simulate.inprocess import GatewayTarget, targets_of
 from loadtest.simulate.memory_engine import MemoryEngine
-from loadtest.simulate.run_records import Fault, RunResult
-from loadtest.simulate.simulation import SimulationRun
+from loadtest.simulate.simulation import Fault, SimulationRun
 
 pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
 
@@ -71,7 +70,7 @@ class World:
         faults: tuple[Fault, ...] = (),
         clients: Clients | None = None,
         grace: float = 900.0,
-    ) -> RunResult:
+    ) -> SimulationRun:
         patience = {name: target.deadline for name, target in targets_of(POLICY).items()}
         run = SimulationRun(
             self.engines, self.target, calls, clients=clients or Clients(patience=patience), seed=1, faults=faults
@@ -96,13 +95,13 @@ class World:
         if now < until:
             self._loop.call_later(0.25, self._look, until)
 
-    def settled(self, result: RunResult) -> None:
+    def settled(self, result: SimulationRun) -> None:
         """The invariants of every run."""
         assert self.target.left_over() == []
         assert not any(engine.open for engine in self.engines)
         assert result.orphans == 0
         assert len({id(tried) for tried in result.tries}) == len(result.tries)
-        assert sum(tried.number == 1 for tried in result.tries) == result.calls
+        assert sum(tried.number == 1 for tried in result.tries) == result.driver.calls
         for tried in result.tries:
             assert tried.recorded in AGREES.get(tried.outcome, {tried.outcome}), tried
             assert tried.sent <= tried.finished <= tried.recorded_at + 1e-9, tried
@@ -263,7 +262,7 @@ def test_a_cold_gateway_keeps_the_watermark_and_the_targets_at_three_times_the_c
         run = SimulationRun([engine], target, calls, clients=Clients(retries=retries, timeout=120.0), seed=3)
         result = await run.until(30.0, grace=90.0)
         assert not target.left_over()
-        assert result.preempted == 0
+        assert engine.preempted == 0
         assert max(kv for _, [(kv, _, _), *_] in result.samples) < 0.92, "where calls start up to 0.8"
         assert max(running for _, [(_, running, _), *_] in result.samples) > 300, (
             "places are found out while calls wait"

@@ -19,7 +19,7 @@ from loadtest.lab.dst.case import Call, Case, EngineSpec, Event, Reload, Sidecar
 from loadtest.lab.dst.command import Outcome, attempt, case, command, failures, kind, main, shrink
 from loadtest.lab.dst.policy import DAYS, read_json
 from loadtest.lab.seeds import explore
-from loadtest.simulate.run_records import Fault
+from loadtest.simulate.simulation import Fault
 from tests.simulation.mutants import (
     ANOTHERS_ACCOUNT,
     LATE_AT_ONCE,

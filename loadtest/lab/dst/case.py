@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from loadtest.load.prompts import Route
-from loadtest.simulate.run_records import Fault
+from loadtest.simulate.simulation import Fault
 
 # A proxy that asks the endpoint picker and forwards by itself: it reports once; it reports each thing twice; it hangs
 # before it sends the call; it hangs after the first event of a stream.

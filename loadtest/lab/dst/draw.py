@@ -20,7 +20,7 @@ from loadtest.lab.dst.case import (
     SidecarSpec,
 )
 from loadtest.lab.dst.policy import ROUTE, Traits
-from loadtest.simulate.run_records import Fault
+from loadtest.simulate.simulation import Fault
 
 MODELS = ("sim", "m1", "m2")
 CLASSES = ("interactive", "default", "batch", "offline")

@@ -22,8 +22,7 @@ from loadtest.lab.dst.parts import engine_of, faults_of_transfers, roles_of
 from loadtest.lab.dst.policy import read_json
 from loadtest.lab.dst.relays.several_processes import SeveralProcesses
 from loadtest.load.workload import Planned
-from loadtest.simulate.run_records import Fault
-from loadtest.simulate.simulation import strike
+from loadtest.simulate.simulation import Fault, strike
 
 
 class World:

@@ -8,23 +8,25 @@ and output per second of the measured part of the run, over the capacity.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from loadtest.clients.calls import Try
 from loadtest.clients.retries import Clients
 from loadtest.lab.figures.runs import Setting, in_time, measured, tokens
 from loadtest.lab.rows import Row, percent
 from loadtest.load.plan import poisson
 from loadtest.report.stats import quantile
-from loadtest.simulate.run_records import RunResult
 
 
-def goodput(setting: Setting, outcome: RunResult, *, first: bool = False) -> float:
+def goodput(setting: Setting, tries: Iterable[Try], *, first: bool = False) -> float:
     """Tokens of tries in time, per second, over the capacity. `first`: only of calls answered at their first try."""
-    good = [t for t in measured(setting, outcome) if in_time(t, setting.targets) and not (first and t.number > 1)]
+    good = [t for t in measured(setting, tries) if in_time(t, setting.targets) and not (first and t.number > 1)]
     return sum(map(tokens, good)) / setting.measured / setting.saturated().tokens
 
 
-def late(setting: Setting, outcome: RunResult) -> float:
+def late(setting: Setting, tries: Iterable[Try]) -> float:
     """Return the share of the tries given to an engine that was not in time."""
-    admitted = [t for t in measured(setting, outcome) if t.upstream > 0 and t.outcome != "left"]
+    admitted = [t for t in measured(setting, tries) if t.upstream > 0 and t.outcome != "left"]
     return sum(not in_time(t, setting.targets) for t in admitted) / max(1, len(admitted))
 
 
@@ -32,8 +34,8 @@ def retry_after(setting: Setting) -> list[Row]:
     """The second tries of clients that come back once, exactly when they were told to; the share that is admitted."""
     patience = {name: target.deadline for name, target in setting.targets.items()}
     clients = Clients(retries=1, exact=True, patience=patience)
-    outcome = setting.overload(2.0, clients=clients, name=", Retry-After obeyed once")
-    back = [t for t in measured(setting, outcome) if t.number == 2]
+    tries = setting.overload(2.0, clients=clients, name=", Retry-After obeyed once")
+    back = [t for t in measured(setting, tries) if t.number == 2]
     admitted = sum(t.upstream > 0 for t in back) / max(1, len(back))
     waits = [t.sent - t.intended for t in back]
     return [
@@ -64,9 +66,9 @@ def limits(setting: Setting) -> list[Row]:
             progress=setting.progress,
         )  # fmt: skip
         calls = poisson(limited.mix, rate, limited.ends, limited.seed)
-        outcome = limited.run(f"limits, {what}", calls, clients=Clients(retries=1, exact=True))
+        offered = limited.run(f"limits, {what}", calls, clients=Clients(retries=1, exact=True))
         setting.left += limited.left
-        tries = measured(limited, outcome)
+        tries = measured(limited, offered)
         back = [t for t in tries if t.number == 2]
         waits = [t.sent - t.intended for t in back]
         admitted = sum(t.recorded != "rate_limited" for t in back)

@@ -30,6 +30,7 @@ from statistics import fmean
 
 import msgspec
 
+from loadtest.clients.calls import Try
 from loadtest.die_with_parent import tie
 from loadtest.lab.figures.load import goodput, late
 from loadtest.lab.figures.picture_points import (
@@ -51,7 +52,6 @@ from loadtest.lab.rows import parser_of
 from loadtest.load.scenario import find, load
 from loadtest.load.scenario_flags import told, whole
 from loadtest.simulate.rivals.rules import Direct, RoundRobin
-from loadtest.simulate.run_records import RunResult
 
 FACTORS = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
 TRAFFIC = load(find("overload")).workload.mix
@@ -70,23 +70,23 @@ def measure(side: Side, factor: float, seed: int, capacity: Saturation) -> Point
     """Measure a run at `factor` times the capacity."""
     rule = Direct if side == "direct" else RoundRobin
     setting = Setting(engines=ENGINES, seed=seed, mix=TRAFFIC, without=rule, capacity=capacity)
-    outcome = setting.overload(factor, gateway=side == "weir")
+    tries = setting.overload(factor, gateway=side == "weir")
     return Point(
         side=side,
         factor=factor,
         seed=seed,
-        goodput=round(goodput(setting, outcome), 4),
-        first=round(goodput(setting, outcome, first=True), 4),
-        late=round(late(setting, outcome), 5),
-        classes={kind.class_name: share_of(setting, outcome, kind.class_name) for kind in TRAFFIC},
+        goodput=round(goodput(setting, tries), 4),
+        first=round(goodput(setting, tries, first=True), 4),
+        late=round(late(setting, tries), 5),
+        classes={kind.class_name: share_of(setting, tries, kind.class_name) for kind in TRAFFIC},
     )
 
 
-def share_of(setting: Setting, outcome: RunResult, class_name: str) -> ClassShare:
+def share_of(setting: Setting, tries: Sequence[Try], class_name: str) -> ClassShare:
     """Count a class's calls offered in the measured part, its tries in time, and the first tries among these."""
-    own = [tried for tried in outcome.tries if tried.class_name == class_name]
+    own = [tried for tried in tries if tried.class_name == class_name]
     offered = sum(tried.number == 1 and setting.warm <= tried.intended < setting.ends for tried in own)
-    good = [tried for tried in measured(setting, outcome)
+    good = [tried for tried in measured(setting, tries)
             if tried.class_name == class_name and in_time(tried, setting.targets)]  # fmt: skip
     return ClassShare(offered, len(good), sum(tried.number == 1 for tried in good))
 

@@ -25,7 +25,6 @@ from loadtest.simulate.inprocess import ClassTarget, GatewayTarget, targets_of
 from loadtest.simulate.memory_engine import MemoryEngine
 from loadtest.simulate.rivals.router import Router, Rule
 from loadtest.simulate.rivals.rules import RoundRobin
-from loadtest.simulate.run_records import RunResult
 from loadtest.simulate.simulation import SimulationRun
 
 PROFILE = "a100-8b"
@@ -85,8 +84,8 @@ class Setting(msgspec.Struct, kw_only=True):
             found = []
             for clients in SWEEP:
                 calls = poisson(self.mix, 1000.0, 1e9, self.seed)
-                run = self.run(f"capacity, {clients} clients an engine", calls, closed=clients, gateway=False)
-                done = [t for t in run.tries if t.outcome == "ok" and t.finished >= self.warm]
+                tries = self.run(f"capacity, {clients} clients an engine", calls, closed=clients, gateway=False)
+                done = [t for t in tries if t.outcome == "ok"]
                 seconds = self.measured
                 found.append(Saturation(sum(map(tokens, done)) / seconds, len(done) / seconds, clients))
             self.capacity = max(found, key=lambda capacity: capacity.tokens)
@@ -94,7 +93,7 @@ class Setting(msgspec.Struct, kw_only=True):
 
     def overload(
         self, factor: float, *, gateway: bool = True, clients: Clients | None = None, name: str = ""
-    ) -> RunResult:
+    ) -> list[Try]:
         """The mix at `factor` times the capacity, with retrying clients."""
         what = f"{factor:g}x load{'' if gateway else ', round robin'}{name}"
         calls = poisson(self.mix, factor * self.saturated().calls, self.ends, self.seed)
@@ -108,11 +107,11 @@ class Setting(msgspec.Struct, kw_only=True):
         gateway: bool = True,
         clients: Clients | None = None,
         closed: int = 0,
-    ) -> RunResult:
-        """Run this setting's engines, and keep the tries that ended after the warm-up."""
+    ) -> list[Try]:
+        """Run this setting's engines. Return the tries that ended after the warm-up."""
         waits = Clients(patience={name: target.deadline for name, target in self.targets.items()})
 
-        async def whole() -> RunResult:
+        async def whole() -> list[Try]:
             engines = [an_engine(self.seed * 100 + number) for number in range(self.engines)]
             target = GatewayTarget(self.policy, engines, seed=self.seed) if gateway else Router(engines, self.without())
             run = SimulationRun(
@@ -122,17 +121,15 @@ class Setting(msgspec.Struct, kw_only=True):
                 clients=(Clients() if closed else waits) if clients is None else clients,
                 seed=self.seed,
                 closed=closed * len(engines),
-                progress=lambda now: self.progress(what, now / self.ends),
+                sampled=lambda sample: self.progress(what, min(1.0, sample[0] / self.ends)),
             )
-            result = await run.until(self.ends)
+            await run.until(self.ends)
             if isinstance(target, GatewayTarget):
                 self.left += [f"{what}: {left}" for left in target.left_over()]
-            return result
+            return run.tries
 
-        made = vtime.run(whole())
         # A run at ten times the load is hundreds of thousands of tries: those of the warm-up are not kept.
-        made.tries = [tried for tried in made.tries if tried.finished >= self.warm]
-        return made
+        return [tried for tried in vtime.run(whole()) if tried.finished >= self.warm]
 
 
 def an_engine(seed: int) -> MemoryEngine:
@@ -140,9 +137,8 @@ def an_engine(seed: int) -> MemoryEngine:
     return MemoryEngine(engine_config(LATENCY, num_gpu_blocks=BLOCKS, seed=seed), seed=seed)
 
 
-def measured(setting: Setting, outcome: RunResult) -> list[Try]:
+def measured(setting: Setting, tries: Iterable[Try]) -> list[Try]:
     """The tries that ended in the measured part of a run, but not by its end."""
-    tries = outcome.tries
     return [t for t in tries if setting.warm <= t.finished < setting.ends and t.outcome != "unfinished"]
 
 

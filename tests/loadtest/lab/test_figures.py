@@ -14,7 +14,6 @@ from loadtest.lab.rivals import loads
 from loadtest.lab.rows import Row, percent, table_of
 from loadtest.report.stats import quantile
 from loadtest.simulate.inprocess import ClassTarget
-from loadtest.simulate.run_records import RunResult
 
 TARGETS = {"chat": ClassTarget(ttft=2.0, deadline=30.0), "batch": ClassTarget(ttft=float("inf"), deadline=600.0)}
 
@@ -25,13 +24,6 @@ def a_try(**fields: object) -> Try:
         "class_name": "chat", "number": 1, "intended": 100.0, "sent": 100.0, "first_byte": 101.0, "finished": 110.0,
         "status": 200, "outcome": "ok", "prompt_tokens": 60, "completion_tokens": 40, "upstream": 1,
     } | fields)  # type: ignore[arg-type] # fields of Try, passed through # fmt: skip
-
-
-def outcome_of(*tries: Try) -> RunResult:
-    return RunResult(
-        tries=list(tries), calls=len(tries), samples=[], preempted=0, posts=0, seconds=240.0, unfinished=0,
-        orphans=0,
-    )  # fmt: skip
 
 
 def a_setting() -> Setting:
@@ -60,17 +52,17 @@ def test_in_time_is_both_targets_from_the_sending_of_the_try(fields: dict[str, o
 
 def test_goodput_is_tokens_in_time_over_the_capacity_and_only_of_the_measured_part() -> None:
     setting = a_setting()
-    outcome = outcome_of(
+    tries = [
         a_try(),
         a_try(number=2),
         a_try(first_byte=105.0),
         a_try(outcome="queue_full", upstream=0, prompt_tokens=0, completion_tokens=0),
         a_try(finished=59.9, sent=50.0, first_byte=50.5),
         a_try(finished=240.0, sent=239.0, first_byte=239.5),
-    )
-    assert goodput(setting, outcome) == pytest.approx(2.0)
-    assert goodput(setting, outcome, first=True) == pytest.approx(1.0)
-    assert late(setting, outcome) == pytest.approx(1 / 3), "of those an engine was given"
+    ]
+    assert goodput(setting, tries) == pytest.approx(2.0)
+    assert goodput(setting, tries, first=True) == pytest.approx(1.0)
+    assert late(setting, tries) == pytest.approx(1 / 3), "of those an engine was given"
 
 
 @pytest.mark.parametrize(("left_over", "status"), [([], 0), (["a queue is not empty"], 1)])

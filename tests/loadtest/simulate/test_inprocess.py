@@ -23,8 +23,7 @@ from loadtest.simulate.inprocess import GatewayTarget, targets_of
 from loadtest.simulate.memory_engine import MemoryEngine
 from loadtest.simulate.rivals.router import Router
 from loadtest.simulate.rivals.rules import RoundRobin
-from loadtest.simulate.run_records import Fault, RunResult, Sample
-from loadtest.simulate.simulation import Broken, SimulationRun
+from loadtest.simulate.simulation import Broken, Fault, SimulationRun
 
 CHAT = b"/v1/chat/completions"
 KIND = Kind(
@@ -323,8 +322,8 @@ def test_a_workload_is_fixed_up_front_by_its_seed() -> None:
     assert len({call.body for call in first}) == len(first)
 
 
-def through_gateway(seed: int, *, faults: tuple[Fault, ...] = (), clients: Clients | None = None) -> RunResult:
-    async def scenario() -> RunResult:
+def through_gateway(seed: int, *, faults: tuple[Fault, ...] = (), clients: Clients | None = None) -> SimulationRun:
+    async def scenario() -> SimulationRun:
         engines = [an_engine(seed=number) for number in range(2)]
         target = GatewayTarget(b"", engines, seed=seed)
         calls = poisson((KIND,), 20.0, 20.0, seed)
@@ -350,7 +349,7 @@ def test_every_answer_of_the_gateway_is_the_engines_own() -> None:
     assert {(tried.outcome, tried.recorded, tried.upstream) for tried in result.tries} == {("ok", "ok", 1)}
     assert all(0.0 < tried.first_byte - tried.sent < 1.0 < tried.finished for tried in result.tries[50:])
     assert all(tried.prompt_tokens > 16 and tried.completion_tokens > 0 for tried in result.tries)
-    assert result.posts == result.calls == len(result.tries)
+    assert sum(engine.posts for engine in result.engines) == result.driver.calls == len(result.tries)
 
 
 def conversations(turns: float, prefix: Prefix | None = None) -> Kind:
@@ -380,18 +379,14 @@ def test_a_closed_loop_of_conversations_waits_for_their_sub_agents() -> None:
     closed = Arrivals(closed=Closed(clients=3, within=0.9, rounds=2))
     spans: dict[str, list[float]] = {}
 
-    class Spans:
-        def ended(self, client_call: ClientCall) -> None:
-            tried = client_call.tried
-            spans.setdefault(client_call.call.conversation, []).extend((tried.sent, tried.finished))
-
-        def sampled(self, sample: Sample) -> None:
-            """Nothing of it is asked."""
+    def ended(client_call: ClientCall) -> None:
+        tried = client_call.tried
+        spans.setdefault(client_call.call.conversation, []).extend((tried.sent, tried.finished))
 
     async def scenario() -> None:
         engines, calls = [an_engine()], plan(Workload(mix=(kind,)), closed.times(1), 1)
         router = Router(engines, RoundRobin())
-        run = SimulationRun(engines, router, calls, clients=Clients(), closed=3, listener=Spans())
+        run = SimulationRun(engines, router, calls, clients=Clients(), closed=3, ended=ended)
         await run.until(600.0)
         assert [len(times) for times in spans.values()] == [2 * (2 + 2 * 3)] * 6
         begins, ends = sorted(min(times) for times in spans.values()), sorted(max(times) for times in spans.values())
