@@ -44,8 +44,7 @@ class OneProcess:
     listens = True
 
     def __init__(self, world: World) -> None:
-        self._world = world
-        self.course, self.found, case = world.course, world.found, world.case
+        self._world, self.found, case = world, world.found, world.case
         fixed = world.engines
         self.memories = {f"engine-{number}:8000": memory for number, memory in enumerate(fixed)}
         for number, machine in enumerate(case.extra):
@@ -60,7 +59,7 @@ class OneProcess:
             sidecar_transport=httpx.MockTransport(self._order),
             watcher=laws,
         )
-        self.proxies = Proxies(self.target, self.memories, laws, world.course)
+        self.proxies = Proxies(self.target, self.memories, laws, world)
         laws.watch(self.target, self.proxies)
         self.gateway = gateway = self.target.gateway
         believe_rates(case, gateway)
@@ -87,25 +86,25 @@ class OneProcess:
 
     async def settle(self) -> None:
         """Wait a little longer for models that calls wanted, and for copies of calls, which no client waits for."""
-        course, gateway = self.course, self.gateway
-        end = course.loop.time() + QUIET
-        course.reopen()
+        world, gateway = self._world, self.gateway
+        end = world.loop.time() + QUIET
+        world.reopen()
         await asyncio.sleep(0.001)
-        while not course.wrong and course.loop.time() < end:
+        while not world.wrong and world.loop.time() < end:
             if not (gateway.waking.models or gateway.pipeline.tasks):
                 break
             await asyncio.sleep(1.0)
-        if not course.wrong:
+        if not world.wrong:
             self._settled()
 
     async def aclose(self) -> None:
         """End all that the gateway does."""
-        self.course.reopen()
+        self._world.reopen()
         await self.gateway.aclose()
         await asyncio.sleep(0)
 
     def at_rest(self) -> None:
-        now = self.course.loop.time()
+        now = self._world.loop.time()
         for feed in self._kv_feeds:
             feed.deliver(now)
         self.laws.invariants.at_rest()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from gateway.core.answer.json_usage import JSONUsage
 from gateway.core.answer.sse_usage import SSEUsage
@@ -15,11 +15,13 @@ from gateway.relay.wire.messages import Request, WireError, refusal
 from gateway.serve.lent_calls import LentCalls
 from loadtest.clients.calls import ClientCall, Try
 from loadtest.lab.dst.case import Proxied
-from loadtest.lab.dst.course import Course
 from loadtest.load.workload import Planned
 from loadtest.simulate.inprocess import GatewayTarget, Watcher
 from loadtest.simulate.memory_engine import MemoryEngine
 from loadtest.simulate.posting import full, posted
+
+if TYPE_CHECKING:
+    from loadtest.lab.dst.world import World
 
 SLACK = 0.01  # seconds
 
@@ -28,11 +30,11 @@ class Proxies:
     """Proxies that ask one gateway, over engines by their ids. `open` counts the calls that a proxy has left."""
 
     def __init__(
-        self, target: GatewayTarget, memories: Mapping[str, MemoryEngine], watcher: Watcher, course: Course
+        self, target: GatewayTarget, memories: Mapping[str, MemoryEngine], watcher: Watcher, world: World
     ) -> None:
-        self.sending, self.failed, self.wrong = watcher.sending, watcher.failed, course.found
+        self.sending, self.failed, self.wrong = watcher.sending, watcher.failed, world.found
         self.open = 0
-        self._over, self._target, self._memories = course.end_if_all, target, memories
+        self._over, self._target, self._memories = world.end_if_all, target, memories
         self._loop = asyncio.get_running_loop()
         self._sent = 0
         self.pipeline = LentCalls(target.gateway).pipeline

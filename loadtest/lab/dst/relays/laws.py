@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from gateway.core.admission.queues import Ticket
 from gateway.core.checkpoint import decoded
@@ -30,10 +31,12 @@ from gateway.decider.grant import LocalGrant
 from gateway.decider.relays.session import RelaySession
 from gateway.frames.messages import GrantTerms, MoveAsk
 from gateway.serve.assembly import Gateway
-from loadtest.lab.dst.course import Course
 from loadtest.lab.dst.relays.members import Members
 from loadtest.lab.dst.relays.one_decider import OneDecider
 from loadtest.lab.dst.relays.parts import Decider, Relay
+
+if TYPE_CHECKING:
+    from loadtest.lab.dst.world import World
 
 ARRIVES = 3.0  # seconds that a question may be held back, and a little more
 WITHIN = 1.0  # seconds after a relay's death by which all it held is back
@@ -42,8 +45,8 @@ WITHIN = 1.0  # seconds after a relay's death by which all it held is back
 class RelayLaws:
     """`rule` has all deciders that there have been, and `relays` are all relays."""
 
-    def __init__(self, course: Course, rule: OneDecider | Members, relays: Sequence[Relay]) -> None:
-        self.tell, self.wrong = course.tell, course.found
+    def __init__(self, world: World, rule: OneDecider | Members, relays: Sequence[Relay]) -> None:
+        self.tell, self.wrong = world.tell, world.found
         self._rule, self._relays, self._untroubled = rule, relays, rule.untroubled
         self._loop = asyncio.get_running_loop()
         self._obeyed: dict[int, GrantTerms] = {}  # by identity: terms that were looked at, kept alive

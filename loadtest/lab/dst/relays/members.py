@@ -232,7 +232,7 @@ class Members:
         return target
 
     def _again(self, name: str, before: Election) -> None:
-        if not self.processes.course.wrong:
+        if not self.processes.world.wrong:
             self._begin(name, before)
 
     def machine(self, relay: int) -> str:

@@ -98,7 +98,7 @@ class OneDecider:
             return
         decider.dead = True
         self.processes.soon(decider.aclose())
-        if not self.processes.course.wrong:
+        if not self.processes.world.wrong:
             self.processes.loop.call_later(seconds, self.begin)
 
     async def aclose(self) -> None:

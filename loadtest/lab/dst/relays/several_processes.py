@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 from gateway.core.request.record import COPY, Record
-from gateway.core.request.tenants import MIRROR
 from gateway.decider.loading import Configuration
 from gateway.frames.channel import Channel
 from loadtest.clients.calls import ClientCall, Try
@@ -43,7 +42,7 @@ class SeveralProcesses:
     left_to_proxies = 0  # no proxy asks it
 
     def __init__(self, world: World) -> None:
-        self.world, self.case, self.course = world, world.case, world.course
+        self.world, self.case = world, world.case
         self.tell, self.found, self.loop = world.tell, world.found, world.loop
         self._policy = world.read(self.case.policy.encode())
         self._rng = random.Random(f"relays {self.case.seed}")  # noqa: S311 # a simulation
@@ -51,7 +50,7 @@ class SeveralProcesses:
         self._epoch = 0  # of the last process that began
         self.relays: list[Relay] = []
         self._rule: OneDecider | Members = Members(self) if self.case.members else OneDecider(self)
-        self.laws = RelayLaws(world.course, self._rule, self.relays)
+        self.laws = RelayLaws(world, self._rule, self.relays)
         self.at_rest = self.laws.at_rest
         self._target = self._rule.begin()
         self._target.records.heard = world.heard
@@ -66,20 +65,20 @@ class SeveralProcesses:
             if relay.ready:
                 look_for_stalls(relay.side)
         self._rule.look()
-        if not self.course.over:
+        if not self.world.over:
             self.loop.call_later(LOOK, self.begin)
 
     async def settle(self) -> None:
         """Wait until nothing is left of any call: no client waits any more."""
-        course = self.course
-        course.reopen()
+        world = self.world
+        world.reopen()
         longest = self.loop.time() + self.longest
-        while self._copying() and not course.wrong and self.loop.time() < longest:
-            await course.wait(SETTLES)
+        while self._copying() and not world.wrong and self.loop.time() < longest:
+            await world.wait(SETTLES)
         until = self.loop.time() + (ELECTS if self.case.members else SETTLES)
-        await course.wait(SETTLES)
-        while (left := list(self._left())) and not course.wrong and self.loop.time() < until:
-            await course.wait(SETTLES)
+        await world.wait(SETTLES)
+        while (left := list(self._left())) and not world.wrong and self.loop.time() < until:
+            await world.wait(SETTLES)
         for each in left:
             self.found(each)
 
@@ -235,9 +234,5 @@ class SeveralProcesses:
             self.found(f"call {record.request_id} had {call.within} s and took {record.total:.4f} s")
 
     def copied(self, record: Record) -> None:
-        """Judge the end of a copy of a call for a mirror. One that is charged is counted beyond the calls that were
-        asked, see `RelayLaws.left`."""
-        if record.tenant != MIRROR:
-            self.found(f"the copy {record.request_id} of {record.tenant} ended as {record.outcome.value}")
-        if record.attempts > 1:
-            self.found(f"the copy {record.request_id} was sent {record.attempts} times")
+        """Ignore the end of a copy. One that is charged is counted beyond the calls that were asked, see
+        `RelayLaws.left`."""
