@@ -13,9 +13,9 @@ from typing import NoReturn
 
 import msgspec
 
-from loadtest.engine.faults import Faults, faults_of
+from loadtest.engine.faults import Faults, faults_of, told_of
 from loadtest.engine.memory_stages import GIB, RESIDUE, held, start
-from loadtest.engine.true_memory import TrueMemory, true_memory_of
+from loadtest.engine.true_memory import TrueMemory
 from loadtest.engine.vllm_lines import FOLLOWS, SLOW_OR_HUNG, line
 from sidecar.core.gpus import GPUError
 from sidecar.gpus.simulated import OutOfMemory, claim, free, total_of
@@ -86,7 +86,7 @@ class Resident:
     async def start(self, models: Sequence[str], speed: float, say: Callable[[str], None]) -> None:
         """Everything before it listens; back when it may. Raises StartFailed, or never comes back: by its faults."""
         faults = faults_of(self._share.folder, models[0])
-        self._true = true_memory_of(self._share.folder, models[0])
+        self._true = told_of(self._share.folder, models[0], "memory", TrueMemory)
         first = self.claim(next(iter(self._totals.values())))
         if faults.download:
             await _downloaded(Path(faults.download), faults.download_seconds)

@@ -7,12 +7,14 @@ finds the faults of its start, and all others, in a file of their folder: `fault
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 from urllib.parse import quote
 
 import msgspec
 
 from loadtest.engine.kv_transfer import Wrong
+
+T = TypeVar("T")
 
 
 class Faults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -33,12 +35,18 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def faults_of(folder: Path, model: str) -> Faults:
-    """Read `FOLDER/MODEL.faults`, in the JSON of `POST /_faults`; without a file there are no faults. MODEL is the
-    first served name, percent-encoded where a file's name cannot have it. Raises ValueError for anything else."""
-    file = folder / f"{quote(model, safe='')}.faults"
+    """Read `FOLDER/MODEL.faults`, in the JSON of `POST /_faults`; without a file there are no faults. Raises
+    ValueError."""
+    return told_of(folder, model, "faults", Faults) or Faults()
+
+
+def told_of(folder: Path, model: str, ending: str, kind: type[T]) -> T | None:
+    """Read `FOLDER/MODEL.ENDING`, in JSON; None: there is no such file. MODEL is the first served name, percent-encoded
+    where a file's name cannot have it. Raises ValueError for anything else."""
+    file = folder / f"{quote(model, safe='')}.{ending}"
     try:
-        return msgspec.json.decode(file.read_bytes(), type=Faults)
+        return msgspec.json.decode(file.read_bytes(), type=kind)
     except FileNotFoundError:
-        return Faults()
+        return None
     except msgspec.DecodeError as error:
         raise ValueError(f"{file}: {error}") from None

@@ -1,13 +1,12 @@
 """Memory that an engine really takes, where that is not what was claimed for it, and its words for what it lacks.
 
-A sidecar estimates; this is the truth that its estimate may miss. Bytes are on each GPU.
+A sidecar estimates; this is the truth that its estimate may miss. Bytes are on each GPU. On simulated GPUs a file of
+their folder, MODEL.memory, has it in JSON; without that the engine takes what was claimed.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
-from urllib.parse import quote
 
 import msgspec
 
@@ -96,16 +95,3 @@ class TrueMemory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def _says(self, kind: str, **numbers: float) -> Shortage:
         return Shortage(kind, line(kind, self.wording, **numbers))
-
-
-def true_memory_of(folder: Path, model: str) -> TrueMemory | None:
-    """Read `FOLDER/MODEL.memory`, in JSON: the memory that an engine takes on the simulated GPUs of that folder.
-    Without a file, return None: the engine takes what was claimed. MODEL is the first served name, percent-encoded
-    where a file's name cannot have it. Raises ValueError for anything else."""
-    file = folder / f"{quote(model, safe='')}.memory"
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=TrueMemory)
-    except FileNotFoundError:
-        return None
-    except msgspec.DecodeError as error:
-        raise ValueError(f"{file}: {error}") from None

@@ -42,11 +42,6 @@ def change(value: float, base: float) -> str:
     return f"{value / base:.3g}x" if ratio > 9.0 else f"{100.0 * ratio:+.1f} %"
 
 
-def printable(text: str) -> str:
-    """Someone else's words, without what a terminal would obey."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
-
-
 def _digits(value: float) -> str:
     """Three significant ones, without an exponent."""
     return f"{value:.0f}" if value >= 99.95 else f"{value:.3g}"

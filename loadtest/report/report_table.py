@@ -12,8 +12,9 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from gateway.shared.printable import printable
 from loadtest.report.comparison import base_of, first_name, title_of, verdict
-from loadtest.report.number_format import change, count, printable, seconds, share
+from loadtest.report.number_format import change, count, seconds, share
 from loadtest.report.records import Run
 from loadtest.report.stats import LAG_BOUND
 from loadtest.report.summary import Part, Summary, figure, summarise

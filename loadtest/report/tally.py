@@ -29,28 +29,24 @@ class Attainment(msgspec.Struct, gc=False):
     met: int = 0
 
 
-class ClassTally:
+class ClassTally(msgspec.Struct):
     """Counts of one class, measured part only. Sketches hold seconds, of requests that were ok."""
 
-    __slots__ = ("cached_tokens", "completion_tokens", "e2e", "e2e_sent", "itl", "met", "offered", "ok", "outcomes",
-                 "prompt_tokens", "tpot", "tries", "ttft", "ttft_sent", "uncounted")  # fmt: skip
-
-    def __init__(self) -> None:
-        self.offered = 0
-        self.ok = 0
-        self.met = 0
-        self.tries = 0  # at least one for each that was sent
-        self.uncounted = 0  # streams that were ok and said nothing of their tokens: they have no TPOT
-        self.prompt_tokens = 0  # here and below: of requests that were ok
-        self.completion_tokens = 0
-        self.cached_tokens = 0
-        self.outcomes: Counter[tuple[str, str]] = Counter()  # by outcome and reason
-        self.ttft = Sketch()
-        self.tpot = Sketch()
-        self.itl = Sketch()
-        self.e2e = Sketch()
-        self.ttft_sent = Sketch()  # here and below: vLLM's own, from the send time
-        self.e2e_sent = Sketch()
+    offered: int = 0
+    ok: int = 0
+    met: int = 0
+    tries: int = 0  # at least one for each that was sent
+    uncounted: int = 0  # streams that were ok and said nothing of their tokens: they have no TPOT
+    prompt_tokens: int = 0  # here and below: of requests that were ok
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    outcomes: Counter[tuple[str, str]] = msgspec.field(default_factory=Counter)  # by outcome and reason
+    ttft: Sketch = msgspec.field(default_factory=Sketch)
+    tpot: Sketch = msgspec.field(default_factory=Sketch)
+    itl: Sketch = msgspec.field(default_factory=Sketch)
+    e2e: Sketch = msgspec.field(default_factory=Sketch)
+    ttft_sent: Sketch = msgspec.field(default_factory=Sketch)  # here and below: vLLM's own, from the send time
+    e2e_sent: Sketch = msgspec.field(default_factory=Sketch)
 
     def add(self, result: RequestResult, slo: Slo | None) -> bool:
         """Count one request; whether it was ok and met its SLO."""
@@ -92,12 +88,14 @@ class ClassTally:
 
     def merge(self, other: ClassTally) -> None:
         """All that `other` has counted, too."""
-        for name in ("offered", "ok", "met", "tries", "uncounted", "prompt_tokens", "completion_tokens",
-                     "cached_tokens"):  # fmt: skip
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.outcomes.update(other.outcomes)
-        for name in ("ttft", "tpot", "itl", "e2e", "ttft_sent", "e2e_sent"):
-            getattr(self, name).merge(getattr(other, name))
+        for name, counted in msgspec.structs.asdict(other).items():
+            own = getattr(self, name)
+            if isinstance(own, Sketch):
+                own.merge(counted)
+            elif isinstance(own, Counter):
+                own.update(counted)
+            else:
+                setattr(self, name, own + counted)
 
 
 class Timeline:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from loadtest.report.number_format import count, printable
+from gateway.shared.printable import printable
+from loadtest.report.number_format import count
 from loadtest.report.report import check
 from loadtest.simulate.jobs import Done
 
