@@ -87,6 +87,7 @@ class Relay:
         if not responder.started:  # else progress comments went before
             length = None if self._call.stream or self._naming is not None else reply.length
             responder.start(reply.status, self._headers, length)
+            self._headers = b""
         # Anthropic's streams end without [DONE]: their last event is told by what was read, so all of it is read.
         as_it_came = isinstance(usage, SSEUsage) and not self._call.route.last_event and self._naming is None
         if as_it_came:

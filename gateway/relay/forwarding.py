@@ -26,6 +26,7 @@ from gateway.relay.tracing import Tracing
 from gateway.relay.wire.server import Request, Responder
 from gateway.upstream.client import EngineError
 
+NO_FIELDS: dict[bytes, bytes] = {}  # of a request that was sent
 WHOLE_AT_MOST = 64 * 1024**2  # bytes of a merged answer
 
 
@@ -63,7 +64,9 @@ class Forwarding:
             settle_unanswered(call, admission, record, self._clock(), pace=grant.pace, since=call.sent_at)
             raise
         try:
-            call.body = b""  # no engine is tried any more
+            # No engine is tried any more: a stream of minutes keeps nothing of what was sent.
+            call.body = headers = b""
+            request.fields = NO_FIELDS
             if request.held is not None:
                 request.release()
             now = self._clock()
@@ -71,14 +74,14 @@ class Forwarding:
             if reply.status < 400:
                 grant.first_byte(now)
             content_type = reply.headers.get(b"content-type", b"application/octet-stream")
-            head = answer_lines(call, admission, record, grant.engine.name, content_type, reader)
-            relay = Relay(call, reply, responder, head)
+            lines = answer_lines(call, admission, record, grant.engine.name, content_type, reader)
+            relay = Relay(call, reply, responder, lines)
+            del lines
             try:
                 if not relay.send_whole():
-                    if reply.complete or self._attempts.current.policy.deadlines == "run":
-                        await relay.finished()
-                    else:
-                        await _until_deadline(relay, call.deadline, live)
+                    if not reply.complete and self._attempts.current.policy.deadlines != "run":
+                        responder.leave_by(call.deadline)
+                    await relay.finished()
             except asyncio.CancelledError:
                 # OpenAI's client closes at `[DONE]`, before the chunk that ends the body: it has its answer. So it has
                 # where its deadline comes, or the drain, in the moment between the two.
@@ -137,12 +140,3 @@ class Forwarding:
             first_byte=first_byte,
             prompt_tokens=usage.prompt_tokens,
         )
-
-
-async def _until_deadline(relay: Relay, deadline: float, live: ActiveCall) -> None:
-    """The answer, to its end or to the deadline."""
-    timer = asyncio.get_running_loop().call_at(deadline, live.leave, "deadline")
-    try:
-        await relay.finished()
-    finally:
-        timer.cancel()

@@ -35,6 +35,9 @@ class InnerClient:
     def keeps_alive(self, _: Request) -> bool:
         return False
 
+    def leave_by(self, _: float) -> bool:
+        return False
+
     def answered(self, close: bool) -> None:
         self._answered()
 

@@ -246,7 +246,7 @@ class Pipeline:
         account = live.account or await identified(self.current, request)
         record, snapshot = live.record, self.current.snapshot
         record.tenant = account.name
-        fields, decider = request.fields, self.decider
+        decider = self.decider
         with decider.arrive(snapshot, account, record, request.at, request.body) as admission:
             live.admission = admission
             metered = self._forwards and decider.metered(account.name)
@@ -268,7 +268,7 @@ class Pipeline:
             if piece is None:
                 every = 0.0
                 if call.stream and self._forwards:
-                    every = progress_interval(fields.get(b"x-weir-progress"), snapshot.policy.server.progress)
+                    every = progress_interval(request.fields.get(b"x-weir-progress"), snapshot.policy.server.progress)
                 with admission.at_once(call) or await self._wait(responder, call, admission, every) as grant:
                     if call.model != asked:  # it has waited in vain, or another decider has judged it meanwhile
                         record.model = _rename(request, live, call)

@@ -123,7 +123,7 @@ class Client:
                 self._drop_pool()  # its neighbours are as old: the engine has restarted or timed them out
             else:
                 self._unanswered.discard(connection)
-                return Reply(connection, self._returned)
+                return Reply(connection, self)
 
     def _again(self, error: EngineError) -> bool:
         """Whether a request that failed on a reused connection is sent once more."""
@@ -139,7 +139,7 @@ class Client:
         within = min(self.settings.connect_timeout, left)
 
         def made() -> EngineConnection:
-            return EngineConnection(self.settings, self._forget, loop)
+            return EngineConnection(self.settings, self, loop)
 
         resolving = False
         try:
@@ -202,7 +202,7 @@ class Client:
         """Name that the server's certificate must have; None without TLS."""
         return None if self._trust is None else self._trust.name or self.origin.host
 
-    def _returned(self, connection: EngineConnection) -> None:
+    def returned(self, connection: EngineConnection) -> None:
         """The answer is over, one way or the other."""
         self.active -= 1
         connection.let_go()
@@ -212,7 +212,8 @@ class Client:
             connection.rest()
             self._pool.append(connection)
 
-    def _forget(self, connection: EngineConnection) -> None:
+    def forget(self, connection: EngineConnection) -> None:
+        """See ConnectionPool."""
         with contextlib.suppress(ValueError):
             self._pool.remove(connection)
 
@@ -235,11 +236,11 @@ class Client:
 class Reply:
     """An engine's answer: its head and first bytes are here. `close` it, whatever happens."""
 
-    __slots__ = ("_connection", "_leave", "_reading", "_was_complete", "framed", "headers", "length", "status")
+    __slots__ = ("_client", "_connection", "_reading", "_was_complete", "framed", "headers", "length", "status")
 
-    def __init__(self, connection: EngineConnection, leave: Callable[[EngineConnection], None]) -> None:
+    def __init__(self, connection: EngineConnection, client: Client) -> None:
         self._connection: EngineConnection | None = connection  # None once closed: it may have another answer by then
-        self._leave = leave
+        self._client = client
         self._was_complete = False
         self._reading: asyncio.Future[None] | None = None
         self.status = connection.status
@@ -324,6 +325,6 @@ class Reply:
         connection, self._connection = self._connection, None
         if connection is not None:
             self._was_complete = connection.complete
-            self._leave(connection)
+            self._client.returned(connection)
             if self._reading is not None and not self._reading.done():
                 self._reading.set_exception(EngineError("closed", "the reply was closed before its end"))

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from typing import Literal, cast
+from typing import Literal, Protocol, cast
 
 import msgspec
 from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrade, HttpResponseParser
@@ -34,6 +34,8 @@ REASONS_OF: dict[Kind, str] = {
 }
 
 
+# A head after which a new parser is where one is that has read a whole chunk.
+_CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n%b\r\n"
 _PLAIN = b"HTTP/1.1 2"  # the first bytes of a head that is the answer's own, no interim one
 
 
@@ -75,20 +77,25 @@ class EngineError(Exception):
         self.reason = reason or REASONS_OF[kind]
 
 
+class ConnectionPool(Protocol):
+    """Owner of connections."""
+
+    def forget(self, connection: EngineConnection) -> None:
+        """Take note that it has ended while it was idle."""
+
+
 class EngineConnection(asyncio.Protocol):
-    """To one engine. `idle`: open, and nothing under way. `gone` is called when it ends while idle. `lost`: ended."""
+    """To one engine. `idle`: open, and nothing under way. `lost`: ended."""
 
     __slots__ = ("_chunk_over", "_data", "_deadline", "_done", "_early", "_early_size", "_ended", "_error",
-                 "_excess", "_framing", "_full", "_gone", "_headers_over", "_keep", "_last", "_loan",
-                 "_loop", "_parser", "_paused", "_plain", "_progress_at", "_seen", "_settings", "_synced", "_tail",
-                 "_timer", "_timer_at", "_transport", "_unwritten", "_waiter", "_whole", "complete", "framed",
+                 "_excess", "_framing", "_full", "_headers_over", "_keep", "_last", "_loan",
+                 "_loop", "_parser", "_paused", "_plain", "_pool", "_progress_at", "_seen", "_settings", "_synced",
+                 "_tail", "_timer", "_timer_at", "_transport", "_unwritten", "_waiter", "_whole", "complete", "framed",
                  "headers", "idle", "length", "lost", "status")  # fmt: skip
 
-    def __init__(
-        self, settings: ClientSettings, gone: Callable[[EngineConnection], None], loop: asyncio.AbstractEventLoop
-    ) -> None:
+    def __init__(self, settings: ClientSettings, pool: ConnectionPool, loop: asyncio.AbstractEventLoop) -> None:
         self._settings = settings
-        self._gone = gone
+        self._pool = pool
         self._loop = loop
         self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -236,6 +243,9 @@ class EngineConnection(asyncio.Protocol):
 
     def _feed(self, data: bytes) -> None:
         self._framing += len(data)
+        if self._parser is None:  # see lend
+            self._parser = HttpResponseParser(self)
+            self._parser.feed_data(_CHUNKED % (b"" if self._keep else b"connection: close\r\n"))
         try:
             self._parser.feed_data(data)
         except HttpParserCallbackError:  # a bug of whoever takes the bytes, not of the engine
@@ -266,10 +276,10 @@ class EngineConnection(asyncio.Protocol):
             self._timer = None
         if self.idle:
             self.idle = False
-            self._gone(self)
+            self._pool.forget(self)
         elif not self.complete:
             self._left()
-        del self._parser  # it and its callbacks are a cycle
+        self._parser = cast(HttpResponseParser, None)  # it and its callbacks are a cycle
 
     # -- httptools' side ----------------------------------------------------------------------------------------
 
@@ -390,6 +400,13 @@ class EngineConnection(asyncio.Protocol):
         """See EngineSide."""
         self._loan = loan
         self._transport.pause_reading()
+        # For a stream's minutes nothing is kept that its end does not need: bytes before those that the pump passes on,
+        # a head that was sent on, and a parser that can be made again.
+        self._tail = self._last = b""
+        self.headers.clear()
+        if self._parser is not None:
+            self._keep = self._parser.should_keep_alive()
+            self._parser = cast(HttpResponseParser, None)
 
     def take_back(self, data: bytes, heard_at: float) -> None:
         """See EngineSide."""
@@ -447,7 +464,7 @@ class EngineConnection(asyncio.Protocol):
         if self.idle:
             self.idle = False
             self.complete = True  # nothing is under way
-            self._gone(self)
+            self._pool.forget(self)
         if not self.lost:
             self._transport.abort()
 

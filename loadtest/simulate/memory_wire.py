@@ -284,6 +284,9 @@ class Wire:
         if rest:
             self._client_call.body(rest)
 
+    def leave_by(self, _: float) -> bool:
+        return False
+
     def keeps_alive(self, request: object) -> bool:
         return True
 

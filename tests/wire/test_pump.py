@@ -51,6 +51,7 @@ class Seen(NamedTuple):
     outcome: str
     tokens: tuple[int | None, int | None, int | None]
     error: str
+    kept: int  # connections to the engine that may be used again
 
 
 class Stream:
@@ -60,8 +61,9 @@ class Stream:
         self._rig = rig
         self.lent = 0  # pieces that came while the sockets were lent
 
-    async def run(self, pieces: list[bytes], *, tiny: bool = False, cut: bool = False) -> Seen:
-        """`tiny`: the client's socket takes little, and the client reads late. `cut`: the engine resets in the end."""
+    async def run(self, pieces: list[bytes], *, tiny: bool = False, cut: bool = False, closing: bool = False) -> Seen:
+        """`tiny`: the client's socket takes little, and the client reads late. `cut`: the engine resets in the end.
+        `closing`: the engine's head says that it will close the connection."""
         peers: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
         engine = await asyncio.start_server(lambda *ends: peers.put_nowait(ends), "127.0.0.1", 0)
         upstream = Client(parse_origin(f"http://127.0.0.1:{engine.sockets[0].getsockname()[1]}"), ClientSettings())
@@ -74,7 +76,7 @@ class Stream:
         sending = asyncio.create_task(upstream.send(b"POST", b"/v1/x", b"", b"{}", timeout=60.0))
         reader, writer = await peers.get()
         await reader.readuntil(b"{}")
-        writer.write(CHUNKED + pieces[0])
+        writer.write(CHUNKED.replace(b"\r\n", b"\r\nconnection: close\r\n" if closing else b"\r\n", 1) + pieces[0])
         reply = await sending
         relay = Relay(a_call(route=CHAT, stream=True, prompt_tokens=5), reply, responder, b"")
         finishing = asyncio.create_task(relay.finished())
@@ -92,6 +94,7 @@ class Stream:
         async with asyncio.timeout(60):
             await finishing
         reply.close()
+        kept = upstream.idle
         client.writer.write_eof()
         body, _ = await reading
         for ends in (upstream, engine, writer, client.writer):
@@ -99,7 +102,12 @@ class Stream:
         usage = relay.usage
         tokens = (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
         return Seen(
-            _unchunked(body.partition(b"\r\n\r\n")[2]), relay.reads, relay.outcome.value, tokens, str(relay.error)
+            _unchunked(body.partition(b"\r\n\r\n")[2]),
+            relay.reads,
+            relay.outcome.value,
+            tokens,
+            str(relay.error),
+            kept,
         )
 
 
@@ -208,6 +216,14 @@ def test_events_that_need_no_reading_are_pumped() -> None:
     assert by_pump == by_transports
     assert (by_pump.outcome, by_pump.reads) == ("ok", 41)
     assert lent > 30
+
+
+@pytest.mark.parametrize("closing", [False, True])
+def test_a_pumped_stream_leaves_its_connection_as_its_head_says(closing: bool) -> None:
+    pieces = [delta(b"%d" % number) for number in range(9)]
+    by_transports, by_pump, lent = both([*pieces, DONE], closing=closing)
+    assert by_pump == by_transports
+    assert (by_pump.outcome, by_pump.kept, lent > 3) == ("ok", not closing, True)
 
 
 def test_none_is_counted_whatever_the_headers() -> None:

@@ -416,6 +416,40 @@ def test_a_fin_right_behind_an_answered_request_loses_nothing() -> None:
     serve(scenario)
 
 
+def test_an_answer_is_told_its_time_once_and_may_be_ended_properly() -> None:
+    async def scenario(rig: Rig) -> None:
+        client = await rig.client()
+        await client.send(HOLD)
+        responder = await rig.handler.holding()
+        responder.leave_by(now() + 0.05)
+        await rig.handler.until(lambda: rig.handler.gone == ["deadline"])
+        responder.send(504, TEXT, b"late")
+        assert (await client.answer()).status == 504
+        assert await client.is_alive()
+        client.reset()
+        await rig.quiet()
+        assert rig.handler.gone == ["deadline"]
+
+    serve(scenario)
+
+
+def test_the_time_of_an_answer_ends_with_it() -> None:
+    async def scenario(rig: Rig) -> None:
+        client = await rig.client()
+        for number, seconds in enumerate((0.05, 0.1), 1):
+            await client.send(HOLD)
+            responder = await rig.handler.holding(number)
+            responder.leave_by(now() + seconds)
+            if number == 1:
+                responder.send(200, TEXT, b"x")
+                await client.answer()
+        start = now()
+        await rig.handler.until(lambda: rig.handler.gone == ["deadline"])
+        assert now() - start > 0.05, "of the second answer, not of the first"
+
+    serve(scenario)
+
+
 def test_nobody_is_told_after_the_end() -> None:
     async def scenario(rig: Rig) -> None:
         client = await rig.client()

@@ -359,6 +359,11 @@ class ClientConnection(asyncio.Protocol):
         """Whether another request may follow this one, as far as is known now."""
         return request.keep_alive and not self._last and not self._shared.draining
 
+    def leave_by(self, at: float) -> bool:
+        """See Owner."""
+        self._arm(at)
+        return True
+
     def answered(self, close: bool) -> None:
         """End the pending answer, which is complete. `close`: the connection ends, and the client knows or must see
         it."""
@@ -451,7 +456,7 @@ class ClientConnection(asyncio.Protocol):
     def warn(self) -> None:
         """Draining is nearly over: tell whoever answers here."""
         if self._responder is not None:
-            self._responder.warned()
+            self._responder.warned("drain")
 
     def expel(self) -> None:
         """Draining is over."""
@@ -478,7 +483,7 @@ class ClientConnection(asyncio.Protocol):
             return min(self._since + settings.body_timeout, self._body_by)
         if self._state == LINGER:
             return self._since + settings.linger
-        return math.inf
+        return math.inf if self._responder is None else self._responder.by
 
     def _wake(self) -> None:
         self._timer = None
@@ -498,7 +503,9 @@ class ClientConnection(asyncio.Protocol):
         return waits and self._transport.is_reading() and unread(self._transport)
 
     def _expired(self) -> None:
-        if self._state == BODY:
+        if self._responder is not None:
+            self._responder.warned("deadline")
+        elif self._state == BODY:
             self._refuse(self._late(self._shared.settings))
         elif self._state == HEAD and self._buffer not in _BLANK:
             limit = self._shared.settings.headers_timeout

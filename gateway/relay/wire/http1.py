@@ -98,7 +98,8 @@ class KnownHeads:
 
 
 class HeadReader:
-    """Reads the heads of one connection, one after another, on one llhttp parser. `known`: heads of its server."""
+    """Reads the heads of one connection, one after another, on one llhttp parser, made for the first head that is not
+    known. `known`: heads of its server."""
 
     __slots__ = ("_fields", "_host", "_known", "_parser", "_parsing", "_settings")
 
@@ -106,8 +107,8 @@ class HeadReader:
         self._settings = settings
         self._known = known
         self._parsing = False  # whether the parser has read the head whose body comes next
-        self._fields = _Fields()
-        self._parser = httptools.HttpRequestParser(self._fields)
+        self._fields: _Fields | None = None
+        self._parser: httptools.HttpRequestParser | None = None
         self._host: bytes | None = None  # the last Host found well-formed: clients repeat it
 
     def read(self, head: bytes) -> Request:
@@ -144,7 +145,7 @@ class HeadReader:
             index = _joined_values(headers)
         self._check_host(index.get(b"host"), minor)
         length = _body_length(index, minor, settings.max_body)
-        if length == CHUNKED:
+        if length == CHUNKED and self._parser is not None:
             self._parser.feed_data(b"0\r\n\r\n")  # the parser is told of an empty body; body.py reads the real one
         connection = index.get(b"connection")
         if connection is None:
@@ -159,7 +160,7 @@ class HeadReader:
 
     def skip(self, body: bytes | bytearray) -> None:
         """Take the parser past a body of announced length, all of it, so that it is ready for the next head."""
-        if self._parsing:
+        if self._parsing and self._parser is not None:
             self._parser.feed_data(body)
 
     def check_part(self, part: bytes | bytearray, scanned: int) -> None:
@@ -177,10 +178,13 @@ class HeadReader:
             raise WireError(431, f"headers are over {settings.max_headers} bytes")
 
     def _parse(self, method: bytes, head: bytes) -> list[tuple[bytes, bytes]]:
-        fields = self._fields
+        fields, parser = self._fields, self._parser
+        if fields is None or parser is None:
+            self._fields = fields = _Fields()
+            self._parser = parser = httptools.HttpRequestParser(fields)
         try:
             try:
-                self._parser.feed_data(head)
+                parser.feed_data(head)
             except httptools.HttpParserUpgrade:
                 # We never upgrade. llhttp would drop the body of such a request, and clients do offer h2c on a POST,
                 # so the head is read again without the offer.
@@ -188,8 +192,8 @@ class HeadReader:
                     raise WireError(501, "CONNECT is not served") from None
                 lines = [line for line in head.split(b"\r\n") if line[:8].lower() != b"upgrade:"]
                 fields.items = []
-                self._parser = httptools.HttpRequestParser(fields)
-                self._parser.feed_data(b"\r\n".join(lines))
+                self._parser = parser = httptools.HttpRequestParser(fields)
+                parser.feed_data(b"\r\n".join(lines))
         except httptools.HttpParserError as error:
             raise WireError(400, f"malformed request: {error}") from None
         headers, fields.items = fields.items, []

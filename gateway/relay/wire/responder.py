@@ -8,6 +8,7 @@ After the end, the abort, or the client's leaving, everything written is dropped
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from typing import Final, Protocol
 
@@ -25,6 +26,9 @@ class Owner(Protocol):
     write_paused: bool
 
     def keeps_alive(self, request: Request) -> bool: ...
+    def leave_by(self, at: float) -> bool:
+        """Whether it tells the responder `deadline` at this time of the loop, if the answer is not over by then."""
+
     def answered(self, close: bool) -> None: ...
     def abandoned(self) -> None: ...
 
@@ -34,10 +38,11 @@ class Responder:
 
     `closed`: the client is gone, or the answer is complete or aborted. `started`: a part of the answer was sent.
     `lines`: preformatted header lines that the answer carries whoever gives it and however it ends; set before.
+    `by`: time of the loop when who answers has to leave.
     """
 
     __slots__ = ("_close", "_framing", "_gone", "_left", "_owner", "_pause", "_reason", "_request", "_resume",
-                 "_transport", "closed", "lines", "started")  # fmt: skip
+                 "_timer", "_transport", "by", "closed", "lines", "started")  # fmt: skip
 
     def __init__(self, owner: Owner, transport: asyncio.Transport, request: Request) -> None:
         self._owner: Owner | None = owner
@@ -50,6 +55,8 @@ class Responder:
         self._pause: Callable[[], None] | None = None
         self._resume: Callable[[], None] | None = None
         self._reason = ""
+        self._timer: asyncio.TimerHandle | None = None  # where its owner has none
+        self.by = math.inf
         self.closed = False
         self.started = False
         self.lines = b""
@@ -57,13 +64,20 @@ class Responder:
     # -- for whoever answers
 
     def watch(self, gone: Callable[[str], None]) -> None:
-        """`gone` is called at most once, with `client_gone`, `slow_client` or `drain`, if the client leaves (or the
-        server is about to close) before the answer is complete. If it has left already: now. After `drain` the
-        client is still there for a moment, and the answer may be ended properly."""
+        """`gone` is called at most once, with `client_gone`, `slow_client`, `deadline` or `drain`, if the client leaves
+        (or its time is over, or the server is about to close) before the answer is complete. If it has left already:
+        now. After `deadline` and `drain` the client is still there, and the answer may be ended properly."""
         if self._reason:
             gone(self._reason)
         elif not self.closed:
             self._gone = gone
+
+    def leave_by(self, at: float) -> None:
+        """Have `gone` called at this time of the loop, with `deadline`."""
+        if self._owner is not None:
+            self.by = at
+            if not self._owner.leave_by(at):
+                self._timer = asyncio.get_running_loop().call_at(at, self.warned, "deadline")
 
     def flow(self, pause: Callable[[], None], resume: Callable[[], None]) -> None:
         """Backpressure: `pause` when the unsent bytes pass the high-water mark, `resume` when half of it is sent."""
@@ -166,12 +180,13 @@ class Responder:
         if gone is not None:
             gone(reason)
 
-    def warned(self) -> None:
-        """The server is about to close; the client is still there."""
+    def warned(self, reason: str) -> None:
+        """The server is about to close, or the answer's time is over; the client is still there."""
         gone, self._gone = self._gone, None
-        self._reason = "drain"
+        self.by = math.inf
+        self._reason = reason
         if gone is not None:
-            gone("drain")
+            gone(reason)
 
     # -- inside
 
@@ -214,5 +229,7 @@ class Responder:
         if owner is None:
             raise RuntimeError("answer is already complete")
         self.closed = True
+        if self._timer is not None:
+            self._timer.cancel()
         self._owner = self._gone = self._pause = self._resume = None
         return owner
