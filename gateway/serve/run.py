@@ -103,6 +103,7 @@ def run(options: Options) -> int:
 def _several(options: Options, policy: Policy, sockets: InheritedSockets) -> int:
     """Run as the parent of several processes. The parent opens sockets before it forks, and only holds them. `policy`:
     the policy at the start, by which relays that are started later offer batches too."""
+    freeze()  # a child's collector would write to, and so copy, what all share
     with contextlib.ExitStack() as stack:
         data, control = sockets_of(options, sockets, stack)
         if sockets.taken is not None:
