@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 from urllib.parse import urlsplit
 
 from loadtest import die_with_parent
@@ -93,22 +93,29 @@ def until(condition: Callable[[], bool], timeout: float, *, every: float | None 
     return time.monotonic() - start
 
 
+def executed(argv: Sequence[str], output: IO[bytes], env: Mapping[str, str] | None) -> subprocess.Popen[bytes]:
+    """A process of its own session that ends with this thread, over a program that ties it."""
+    return subprocess.Popen(
+        [sys.executable, "-IS", die_with_parent.__file__, str(os.getpid()), *argv],
+        env=None if env is None else dict(env),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+
+
 class Child:
     """A started child process and the group it leads; `with` stops it. SIGTERM first, then SIGKILL for the group. It
     gets SIGTERM too when the thread that has started it ends, however that ends."""
+
+    started = staticmethod(executed)  # tests have a cheaper way
 
     def __init__(self, name: str, argv: Sequence[str], log: Path, *, env: Mapping[str, str] | None = None) -> None:
         self.name = name
         self.log = log
         with log.open("wb") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-IS", die_with_parent.__file__, str(os.getpid()), *argv],
-                env=None if env is None else dict(env),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            self.process = Child.started(argv, output, env)
         self.pid = self.process.pid
 
     def __repr__(self) -> str:

@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from loadtest.processes import Child
 from tests.examples import QUICK, USUAL, WHOLE
+from tests.nursery import Nurseries
 
 # The same examples each time (`make fuzz` draws others), and none fails because the machine was busy.
 settings.register_profile(
@@ -46,6 +48,9 @@ def pytest_configure(config: pytest.Config) -> None:
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    nurseries = Nurseries()
+    Child.started = staticmethod(nurseries.start)
+    config.add_cleanup(nurseries.close)
     if not hasattr(config, "workerinput"):  # workers inherit it
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # pytest's own folders stay
         folder = tempfile.TemporaryDirectory(prefix="tests-", ignore_cleanup_errors=True)

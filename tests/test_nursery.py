@@ -1,0 +1,100 @@
+"""A child of a nursery is, to whoever looks at it, one that was executed."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from loadtest.processes import Child, Gateway, executed, until
+from tests.nursery import Forked, Nurseries
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def starts(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    nurseries = Nurseries()
+    monkeypatch.setattr(Child, "started", staticmethod(nurseries.start))
+    yield monkeypatch
+    nurseries.close()
+
+
+def looks(pid: int) -> dict[str, object]:
+    """Whatever of a process does not differ by its number or by chance."""
+    process = Path(f"/proc/{pid}")
+    _, parent, group, session = (process / "stat").read_text().rpartition(")")[2].split()[:4]
+    signals = re.findall(r"^(Sig(?:Blk|Ign|Cgt)|Umask|Uid|NoNewPrivs):\s+(.*)$", (process / "status").read_text(), re.M)
+    return {
+        "parent": int(parent) == os.getpid(),
+        "its own session": (int(group), int(session)) == (pid, pid),
+        "signals": signals,
+        "folder": str((process / "cwd").readlink()),
+        "limits": (process / "limits").read_text(),
+        "descriptors": sorted(re.sub(r"\[?\d+\]?", "", str(each.readlink())) for each in (process / "fd").iterdir()),
+        "threads": len(list((process / "task").iterdir())),
+    }
+
+
+@pytest.mark.parametrize("words", [(), ("--workers", "2")], ids=["one process", "two relays"])
+def test_it_is_like_one_that_was_executed(tmp_path: Path, starts: pytest.MonkeyPatch, words: tuple[str, ...]) -> None:
+    starts.chdir(tmp_path)
+    found = []
+    for way in (Child.started, executed):
+        starts.setattr(Child, "started", staticmethod(way))
+        with Gateway(tmp_path / "log", "--engine", "http://127.0.0.1:9", *words, ready=False) as gateway:
+            assert isinstance(gateway.child.process, Forked) == (way is not executed)
+            found.append((looks(gateway.child.pid), re.sub(r"(:\d{4,}|\"ts\":[\d.]+)", "", gateway.child.output())))
+    assert found[0] == found[1]
+    assert gateway.child.process.returncode == 0
+
+
+def test_its_words_and_its_environment_are_its_own(tmp_path: Path, starts: pytest.MonkeyPatch) -> None:
+    told = []
+    for way in (Child.started, executed):
+        starts.setattr(Child, "started", staticmethod(way))
+        argv = [sys.executable, "-m", "loadtest.engine", "--model", "m"]
+        with Child("engine", argv, tmp_path / "log", env={**os.environ, "WEIR_SIMULATED_SPEED": "fast"}) as child:
+            told.append((child.process.wait(60.0), child.output()))
+    assert told[0] == told[1]
+    assert told[0][0] == 2
+    assert "'fast'" in told[0][1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_it_ends_by_the_same_signals(tmp_path: Path, starts: pytest.MonkeyPatch, number: signal.Signals) -> None:
+    argv = [sys.executable, "-m", "loadtest.engine"]
+    with Child("engine", argv, tmp_path / "log") as child:
+        child.line(r"^ready (\S+)", 60.0)
+        child.signal(number)
+        assert child.process.wait(60.0) == (-number if number == signal.SIGKILL else 0)
+
+
+def test_another_key_of_hashes_is_another_interpreter(tmp_path: Path, starts: pytest.MonkeyPatch) -> None:
+    argv = [sys.executable, "-m", "loadtest.engine"]
+    with Child("engine", argv, tmp_path / "log", env={**os.environ, "PYTHONHASHSEED": "7"}) as child:
+        assert not isinstance(child.process, Forked)
+        child.line(r"^ready (\S+)", 60.0)
+
+
+def test_none_outlives_the_tests(tmp_path: Path) -> None:
+    program = f"""
+import sys, time
+from pathlib import Path
+from loadtest.processes import Child
+from tests.nursery import Nurseries
+Child.started = staticmethod(Nurseries().start)
+child = Child("engine", [sys.executable, "-m", "loadtest.engine"], Path({str(tmp_path / "log")!r}))
+child.line("^ready (.*)", 60.0)
+print("started", child.pid, flush=True)
+time.sleep(600)
+"""
+    with Child("tests", [sys.executable, "-c", program], tmp_path / "tests") as tests:
+        pid = int(tests.line(r"^started (\d+)", 60.0))
+        os.kill(tests.pid, signal.SIGKILL)
+    assert until(lambda: not Path(f"/proc/{pid}").exists(), 60.0) is not None
