@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from loadtest.processes import until
+from tests.busy_callers import BusyCallers
 from tests.cluster.site import Machine, Site, site
-from tests.serve.test_upgrades import Clients
 
 pytestmark = pytest.mark.slow
 
@@ -28,7 +28,7 @@ def test_the_leading_machine_and_its_successor_die_and_no_other_call_is_lost(tmp
 
     async def main(made: Site) -> None:
         async with contextlib.AsyncExitStack() as stack:
-            loads = {each: await stack.enter_async_context(Clients(each.gateway.url, 3)) for each in made.machines}
+            loads = {each: await stack.enter_async_context(BusyCallers(each.gateway.url, 3)) for each in made.machines}
             living = list(made.machines)
             while len(living) > 1:
                 for each in living:

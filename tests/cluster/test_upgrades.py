@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from loadtest.processes import get, until
+from tests.busy_callers import BusyCallers
 from tests.cluster.site import Machine, Site, known, site
-from tests.serve.test_upgrades import Clients
 
 pytestmark = pytest.mark.slow
 DRAIN = "timeouts: {drain: 20s}\n"
@@ -52,7 +52,7 @@ def together(made: Site) -> bool:
 def test_members_are_upgraded_one_by_one_under_overload_and_nobody_notices(tmp_path: Path) -> None:
     async def main(made: Site) -> list[Counter[str]]:
         first, second = made.machines
-        async with Clients(first.gateway.url, 6) as one, Clients(second.gateway.url, 6) as two:
+        async with BusyCallers(first.gateway.url, 6) as one, BusyCallers(second.gateway.url, 6) as two:
             for clients in (one, two):
                 await clients.more(8)
             for machine in (*made.others(made.leader()), made.leader()):
@@ -81,7 +81,7 @@ def test_a_successor_of_the_leader_whose_decider_is_killed_costs_no_call(tmp_pat
     async def main(made: Site) -> Counter[str]:
         leader = made.leader()
         (other,) = made.others(leader)
-        async with Clients(other.gateway.url, 6) as clients:
+        async with BusyCallers(other.gateway.url, 6) as clients:
             await clients.more(8)
             before = parent(leader)
             there = children(before)

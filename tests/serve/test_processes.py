@@ -19,6 +19,7 @@ import openai
 import pytest
 
 from loadtest.processes import Child, ChildError, Gateway, answers, free_port, get, until
+from tests.busy_callers import BusyCallers
 from tests.e2e.children import Call, SimEngine
 
 pytestmark = pytest.mark.slow
@@ -73,61 +74,11 @@ def processes(folder: Path, *more: str, policy: str = POLICY) -> Iterator[Proces
         made.engine.child.stop()
 
 
-class Load:
-    """Calls of OpenAI's client, one after another on each of `width` lines, until it is over. Every fourth streams."""
-
-    def __init__(self, url: str, width: int, retries: int) -> None:
-        self.ended: Counter[str] = Counter()
-        self._url = url
-        self._width = width
-        self._retries = retries
-        self._over = False
-
-    async def __aenter__(self) -> Load:
-        self._client = openai.AsyncOpenAI(
-            base_url=f"{self._url}/v1", api_key="none", max_retries=self._retries, timeout=60.0
-        )
-        self._lines = [asyncio.create_task(self._line(number)) for number in range(self._width)]
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._over = True
-        await asyncio.gather(*self._lines)
-        await self._client.close()
-
-    async def _line(self, number: int) -> None:
-        while not self._over:
-            try:
-                await self._call(stream=number % 4 == 0)
-            except openai.OpenAIError as error:
-                self.ended[f"{type(error).__name__}: {error}"] += 1
-            else:
-                self.ended["ok"] += 1
-
-    async def _call(self, *, stream: bool) -> None:
-        if not stream:
-            await self._client.chat.completions.create(model="sim", messages=MESSAGES, max_tokens=16)
-            return
-        streamed = await self._client.chat.completions.create(
-            model="sim", messages=MESSAGES, max_tokens=40, stream=True
-        )
-        reasons = [choice.finish_reason async for chunk in streamed for choice in chunk.choices]
-        if not reasons or reasons[-1] is None:
-            raise openai.OpenAIError("a stream without its end")
-
-    async def more(self, calls: int) -> None:
-        """Until so many more have ended well."""
-        async with asyncio.timeout(240):
-            wanted = self.ended["ok"] + calls
-            while self.ended["ok"] < wanted:
-                await asyncio.sleep(0.01)
-
-
 def under_load(made: Processes, role: str, number: signal.Signals, retries: int) -> Counter[str]:
     """The endings of calls while a process of `role` gets a signal and another takes its place."""
 
     async def main() -> Counter[str]:
-        async with Load(made.gateway.url, 16, retries) as load:
+        async with BusyCallers(made.gateway.url, 16, streams=4, fresh=0, retries=retries) as load:
             await load.more(40)
             pid = made.pid(role)
             os.kill(pid, number)
@@ -163,7 +114,7 @@ def test_several_processes_serve_as_one(tmp_path: Path) -> None:
 
 
 async def _plain(made: Processes) -> tuple[Counter[str], None]:
-    async with Load(made.gateway.url, 16, 0) as load:
+    async with BusyCallers(made.gateway.url, 16, streams=4, fresh=0) as load:
         await load.more(100)
     return load.ended, None
 
@@ -239,7 +190,7 @@ def test_a_signal_to_end_that_comes_to_a_child_alone_takes_nothing_away(
     tmp_path: Path, role: str, number: signal.Signals
 ) -> None:
     async def main() -> Counter[str]:
-        async with Load(made.gateway.url, 16, 0) as load:
+        async with BusyCallers(made.gateway.url, 16, streams=4, fresh=0) as load:
             await load.more(20)
             for _ in range(2):
                 os.kill(made.pid(role), number)

@@ -18,6 +18,7 @@ import openai
 import pytest
 
 from loadtest.processes import Child, Gateway, free_port, get, total, until
+from tests.busy_callers import BusyCallers
 from tests.e2e.children import SimEngine
 from tests.serve.test_processes import runs
 
@@ -94,67 +95,10 @@ def world(folder: Path, *words: str, policy: str = POLICY) -> Iterator[World]:
         made.engine.child.stop()
 
 
-class Clients:
-    """Calls one after another on each line, until it is over: on connections that are kept, and on new ones; every
-    other streams. No call is tried twice."""
-
-    def __init__(self, url: str, width: int = 12) -> None:
-        self.ended: Counter[str] = Counter()
-        self._url = url
-        self._width = width
-        self._over = False
-
-    async def __aenter__(self) -> Clients:
-        self._kept = self._client()
-        self._lines = [asyncio.create_task(self._line(number)) for number in range(self._width)]
-        return self
-
-    def stop(self) -> Counter[str]:
-        """Begin no call any more; the ends so far."""
-        self._over = True
-        return Counter(self.ended)
-
-    async def __aexit__(self, *_: object) -> None:
-        self.stop()
-        await asyncio.gather(*self._lines)
-        await self._kept.close()
-
-    def _client(self) -> openai.AsyncOpenAI:
-        return openai.AsyncOpenAI(base_url=f"{self._url}/v1", api_key="none", max_retries=0, timeout=60.0)
-
-    async def _line(self, number: int) -> None:
-        while not self._over:
-            client = self._kept if number % 3 else self._client()
-            try:
-                await self._call(client, stream=number % 2 == 0)
-            except openai.OpenAIError as error:
-                self.ended[f"{type(error).__name__}: {error} {error.__cause__!r}"] += 1
-            else:
-                self.ended["ok"] += 1
-            if client is not self._kept:
-                await client.close()
-
-    async def _call(self, client: openai.AsyncOpenAI, *, stream: bool) -> None:
-        if not stream:
-            await client.chat.completions.create(model="sim", messages=MESSAGES, max_tokens=16)
-            return
-        streamed = await client.chat.completions.create(model="sim", messages=MESSAGES, max_tokens=60, stream=True)
-        reasons = [choice.finish_reason async for chunk in streamed for choice in chunk.choices]
-        if not reasons or reasons[-1] is None:
-            raise openai.OpenAIError("a stream without its end")
-
-    async def more(self, calls: int) -> None:
-        """Until so many more have ended well."""
-        async with asyncio.timeout(60):
-            wanted = self.ended["ok"] + calls
-            while self.ended["ok"] < wanted:
-                await asyncio.sleep(0.01)
-
-
 @pytest.mark.parametrize("words", [(), ("--workers", "2")], ids=["one process", "two relays"])
 def test_three_upgrades_in_a_row_under_overload_are_noticed_by_nobody(tmp_path: Path, words: tuple[str, ...]) -> None:
     async def main(made: World) -> Counter[str]:
-        async with Clients(made.url) as clients:
+        async with BusyCallers(made.url) as clients:
             await clients.more(20)
             for _ in range(UPGRADES):
                 assert await asyncio.to_thread(made.signalled) is not None, made.output()
@@ -172,7 +116,7 @@ def test_a_successor_whose_decider_is_killed_in_the_middle_of_it_costs_no_call(t
     """Before it has told the gateway before to stop, after, and once it serves."""
 
     async def main(made: World) -> Counter[str]:
-        async with Clients(made.url) as clients:
+        async with BusyCallers(made.url) as clients:
             for step in range(6):
                 await clients.more(8)
                 successor, decider = await asyncio.to_thread(made.successor)
