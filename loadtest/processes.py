@@ -205,9 +205,16 @@ class Child:
 class Gateway:
     """`gateway serve` on ephemeral ports. `/readyz` has answered 200, unless `ready` is False. `with` stops it."""
 
-    def __init__(self, log: Path, *arguments: str, ready: bool = True, timeout: float = 60.0) -> None:
+    def __init__(
+        self,
+        log: Path,
+        *arguments: str,
+        ready: bool = True,
+        timeout: float = 60.0,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
         ports = ("--listen", "127.0.0.1:0", "--control", "127.0.0.1:0")
-        self.child = Child("gateway", [sys.executable, "-m", "gateway.cli", "serve", *ports, *arguments], log)
+        self.child = Child("gateway", [sys.executable, "-m", "gateway.cli", "serve", *ports, *arguments], log, env=env)
         with self.child.starting():
             self.url = self.child.line(r"^data port (http://\S+)", timeout)
             self.control = self.child.line(r"^control port (http://\S+)", timeout)

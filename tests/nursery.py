@@ -4,7 +4,7 @@
 
 is such a process. What it forks is a child of the process that has started it (CLONE_PARENT), which waits for it and
 ends it as any other. The child runs its program as `python -m` would, with its own arguments, environment, folder and
-session. Where an executed program would find more of the tests' process than a fork can have, it is executed.
+session. Whatever Python reads as it starts, and limits, are those of the nursery: others have a nursery of their own.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ PROGRAMS = {
 CLONE_PARENT = 0x8000  # linux/sched.h
 SYS_CLONE = {"x86_64": 56, "aarch64": 220}
 MOST = 128 * 1024  # bytes of a request
+KEPT = 5  # nurseries
 
 
 # -- the process of the tests -----------------------------------------------------------------------------------------
@@ -55,14 +56,15 @@ class Forked(subprocess.Popen[bytes]):
 
 
 class Nursery:
-    """A process that has imported `module`."""
+    """A process that has imported `module`, of an interpreter that was started with `environ`."""
 
-    def __init__(self, module: str) -> None:
+    def __init__(self, module: str, environ: Mapping[str, str]) -> None:
         self._way, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.nursery", str(theirs.fileno()), module],
                 cwd=os.path.dirname(os.path.dirname(__file__)),
+                env=environ,
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -79,11 +81,10 @@ class Nursery:
 
 
 class Nurseries:
-    """One for each program that is asked for; `start` has the place of `loadtest.processes.executed`."""
+    """One for each program that is asked for, the last ones; `start` has the place of `loadtest.processes.executed`."""
 
     def __init__(self) -> None:
-        self._inherited = inherited(os.environ)
-        self._made: dict[str, Nursery] = {}
+        self._made: dict[object, Nursery] = {}
 
     def start(self, argv: Sequence[str], output: IO[bytes], env: Mapping[str, str] | None) -> subprocess.Popen[bytes]:
         environ = dict(os.environ if env is None else env)
@@ -92,14 +93,16 @@ class Nurseries:
         request = json.dumps(words).encode()
         if (
             module is None
-            or self._inherited != inherited(environ)
             or threading.current_thread() is not threading.main_thread()  # the nursery's children end with that one
             or len(request) > MOST
         ):
             return executed(argv, output, env)
-        if module not in self._made:
-            self._made[module] = Nursery(module)
-        return self._made[module].start(request, argv, output)
+        key = module, *inherited(environ)
+        nursery = self._made.pop(key, None) or Nursery(module, environ)
+        self._made[key] = nursery
+        if len(self._made) > KEPT:
+            self._made.pop(next(iter(self._made))).close()
+        return nursery.start(request, argv, output)
 
     def close(self) -> None:
         for nursery in self._made.values():
@@ -113,11 +116,11 @@ def module_of(argv: Sequence[str]) -> str | None:
     return next((module for words, module in PROGRAMS.items() if tuple(argv[2 : 2 + len(words)]) == words), None)
 
 
-def inherited(environ: Mapping[str, str]) -> list[object]:
+def inherited(environ: Mapping[str, str]) -> tuple[object, ...]:
     """What a program has from its parent or reads as it starts, and a nursery's children have from the nursery."""
     limits = [resource.getrlimit(kind) for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE)]
-    of_python = sorted(item for item in environ.items() if item[0].startswith("PYTHON"))
-    return [os.geteuid(), sorted(os.sched_getaffinity(0)), limits, of_python]
+    of_python = [item for item in environ.items() if item[0].startswith("PYTHON")]
+    return os.geteuid(), frozenset(os.sched_getaffinity(0)), *limits, frozenset(of_python)
 
 
 # -- the nursery ------------------------------------------------------------------------------------------------------

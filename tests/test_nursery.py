@@ -75,11 +75,16 @@ def test_it_ends_by_the_same_signals(tmp_path: Path, starts: pytest.MonkeyPatch,
         assert child.process.wait(60.0) == (-number if number == signal.SIGKILL else 0)
 
 
-def test_another_key_of_hashes_is_another_interpreter(tmp_path: Path, starts: pytest.MonkeyPatch) -> None:
-    argv = [sys.executable, "-m", "loadtest.engine"]
-    with Child("engine", argv, tmp_path / "log", env={**os.environ, "PYTHONHASHSEED": "7"}) as child:
-        assert not isinstance(child.process, Forked)
-        child.line(r"^ready (\S+)", 60.0)
+def test_another_key_of_hashes_is_another_nursery(tmp_path: Path, starts: pytest.MonkeyPatch) -> None:
+    nurseries = set()
+    for seed in ("7", "8", "7"):
+        argv = [sys.executable, "-m", "loadtest.engine"]
+        with Child("engine", argv, tmp_path / "log", env={**os.environ, "PYTHONHASHSEED": seed}) as child:
+            child.line(r"^ready (\S+)", 60.0)
+            environ = Path(f"/proc/{child.pid}/environ").read_text()  # the nursery's, as it was started
+            assert f"PYTHONHASHSEED={seed}\0" in environ + "\0"
+            nurseries.add(environ)
+    assert len(nurseries) == 2
 
 
 def test_none_outlives_the_tests(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from gateway.serve.cluster.hashes import VARIABLE, key_of
 from loadtest.processes import Gateway, free_port, get, until
 from tests.cluster.valkey import Valkey
 from tests.e2e.children import SimEngine
@@ -20,10 +21,11 @@ SHOWN = "sixteen-characters-or-more"
 
 class Machine:
     """One gateway of two relays. `url`: the store, as this machine reaches it. `sidecars`: the report token; empty: it
-    takes no reports."""
+    takes no reports. `hashes`: it has its cluster's key of hashes already, else it starts itself again with that."""
 
     def __init__(self, site: Site, number: int, url: str, *, shown: str = SHOWN, name: str = "prod", more: str = "",
-                 advertise: str = "", sidecars: str = "", policy: str = "", ready: bool = True) -> None:  # fmt: skip
+                 advertise: str = "", sidecars: str = "", policy: str = "", ready: bool = True,
+                 hashes: bool = True) -> None:  # fmt: skip
         self.member = advertise or f"127.0.0.1:{free_port()}"
         folder = site.folder / f"machine-{number}"
         folder.mkdir(exist_ok=True)
@@ -38,7 +40,8 @@ class Machine:
             f"cluster: {{url: '{url}', name: {name}, token_file: token{more}}}\n"
         )
         words = ("--workers", "2", "--policy", str(file), "--engine", site.engine.url, "--log", "none")
-        self.gateway = Gateway(folder / "gateway.log", *words, "--advertise", self.member, ready=ready)
+        env = {**os.environ, VARIABLE: key_of(name, shown)} if hashes else None
+        self.gateway = Gateway(folder / "gateway.log", *words, "--advertise", self.member, ready=ready, env=env)
 
     @property
     def output(self) -> str:

@@ -11,13 +11,18 @@ from gateway.frames.entrance import Token
 VARIABLE = "PYTHONHASHSEED"
 
 
+def key_of(cluster: str, token: str) -> str:
+    """The value of PYTHONHASHSEED that all machines of a cluster have."""
+    return str(int(Token(cluster, token).secret("hashes")[:8], 16))
+
+
 def same_hashes(configuration: Configuration) -> None:
     """Start this program again where its hashes are not yet those of its cluster: Python takes their key at its start
     alone. Nothing may be open."""
     policy, files = configuration.policy.cluster, configuration.cluster
     if policy is None or files is None:
         return
-    seed = str(int(Token(policy.name, files.token).secret("hashes")[:8], 16))
+    seed = key_of(policy.name, files.token)
     if os.environ.get(VARIABLE) == seed:
         return
     os.environ[VARIABLE] = seed
