@@ -84,6 +84,9 @@ class FrameReader(Generic[T]):
 
     def feed(self, data: bytes) -> Iterator[list[T]]:
         """Yield the messages of each frame that is whole now. Raises FrameError."""
+        if not self._buffer and len(data) > _LENGTH.size and self._wanted(data) == len(data):  # as most come
+            yield self._messages(memoryview(data)[_LENGTH.size :])
+            return
         if self._buffer:
             self._buffer += data
             if len(self._buffer) < self._wanted(self._buffer):

@@ -26,8 +26,8 @@ class AskedCall:
     not yet."""
 
     __slots__ = (
-        "_wake", "answer", "ask", "call", "end", "first_byte", "judgement", "link", "number", "question", "second",
-        "terms", "turn",
+        "_facts", "_wake", "answer", "ask", "call", "end", "first_byte", "judgement", "link", "number", "question",
+        "second", "terms", "turn",
     )  # fmt: skip
 
     def __init__(self, link: Link, call: Call | None) -> None:
@@ -43,10 +43,17 @@ class AskedCall:
         self.first_byte = 0.0
         self.turn = 0  # of the last question
         self.end = frames.CallEnd(number, 0.0)
+        self._facts: frames.CallFacts | None = None  # that the call has
         self._wake: asyncio.Future[None] | None = None
         link.calls[number] = self
         if call is not None:
             link.by_call[id(call)] = self
+
+    def go_by(self, facts: frames.CallFacts) -> None:
+        """Set in the call what its decider has found out."""
+        if self.call is not None and facts is not self._facts:
+            self._facts = facts
+            fill_in(self.call, facts)
 
     def forget(self) -> None:
         """End it, without a word to the decider."""
@@ -127,8 +134,8 @@ class AskedCall:
             await self.news()
         answer, self.answer = self.answer, None
         if isinstance(answer, frames.RefusedCall):
-            if answer.facts is not None and self.call is not None:
-                fill_in(self.call, answer.facts)
+            if answer.facts is not None:
+                self.go_by(answer.facts)
             raise refused_of(answer)
         return answer
 

@@ -16,7 +16,7 @@ from gateway.core.request.outcome import Outcome, Refused
 from gateway.core.request.record import Record
 from gateway.core.request.tenants import Account
 from gateway.frames import messages as frames
-from gateway.frames.calls import ask_of, facts_of, fill_in
+from gateway.frames.calls import ask_of, facts_of
 from gateway.relay.remote.asked import AskedCall, ask_once
 from gateway.relay.remote.grant import RemoteGrant
 from gateway.relay.remote.link import Link
@@ -103,10 +103,10 @@ class RemoteAdmission:
             await asked.judged()
             if asked.answer is None:
                 assert asked.judgement is not None  # noqa: S101 # see above
-                fill_in(call, asked.judgement.facts)
+                asked.go_by(asked.judgement.facts)
                 self._lines = asked.judgement.lines
             elif isinstance(asked.answer, frames.GrantTerms):
-                fill_in(call, asked.answer.facts)
+                asked.go_by(asked.answer.facts)
             else:
                 await asked.answered()
         finally:

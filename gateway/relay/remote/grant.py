@@ -8,7 +8,6 @@ from typing import Any
 from gateway.core.admission.decider import NOT_FOUND
 from gateway.core.engines.breaker import Ending, ending_of
 from gateway.frames import messages as frames
-from gateway.frames.calls import fill_in
 from gateway.relay.attempts import attempt_ending
 from gateway.relay.remote.asked import AskedCall
 
@@ -27,14 +26,12 @@ class RemoteGrant:
 
     def _go_by(self, terms: frames.GrantTerms) -> None:
         """The grant is of these terms; so is its call, which may have been shaped."""
-        call = self._asked.call
-        assert call is not None  # noqa: S101 # only a call is granted an engine
         self.terms = terms
         self.ending = Ending.NEUTRAL
         self._told = False  # the decider knows how this attempt ended
         self.engine = terms.engine
         self.cached = terms.cached
-        fill_in(call, terms.facts)
+        self._asked.go_by(terms.facts)
 
     @property
     def hold(self) -> frames.GrantTerms:

@@ -183,6 +183,8 @@ class Link:
 
     def _take(self, message: frames.FromDecider) -> None:
         match message:
+            case frames.GrantTerms():  # most are
+                self._answered(message)
             case frames.Welcome():
                 self._welcome(message)
             case frames.PolicyNews():
@@ -200,9 +202,12 @@ class Link:
                 if message.decider:
                     self._leave(message.decider)
             case _:
-                call = self.calls.get(message.number)
-                if call is not None:  # else it has ended, and its decider hears of that
-                    call.take(message)
+                self._answered(message)
+
+    def _answered(self, message: frames.Judgement | frames.Answer) -> None:
+        call = self.calls.get(message.number)
+        if call is not None:  # else it has ended, and its decider hears of that
+            call.take(message)
 
     def _welcome(self, welcome: frames.Welcome) -> None:
         assert self._opened is not None  # noqa: S101 # it comes by this channel
