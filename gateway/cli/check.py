@@ -96,7 +96,14 @@ def _checked(name: str, *, files: bool, explained: bool) -> tuple[str, list[Find
     found += [warning(name, spelled(field), text, at(field)) for field, text in modes]
     if explained:
         return explain(policy), found
+    notes = []
     keys_file = None if policy.keys_file is None or not files else path.parent / policy.keys_file
     if keys_file is not None and not keys_file.exists():
-        return f"{name}: ok (its keys_file {keys_file} does not exist yet: `gateway key add` makes it)", found
-    return f"{name}: ok", found
+        notes.append(f"its keys_file {keys_file} does not exist yet: `gateway key add` makes it")
+    engines = policy.fleet.engines
+    if len(engines) > 1 and any(engine.transfer for engine in engines):
+        readers = sum([engine.role == "prefill" for engine in engines]) or len(engines) // 2
+        flags = f"--trace CALLS.jsonl --engines {len(engines)} --prefill {readers}"
+        notes.append(f"whether its transfers pay for logged calls: `gateway simulate --policy {name} {flags}`")
+    said = "; ".join(notes)
+    return f"{name}: ok ({said})" if said else f"{name}: ok", found

@@ -21,7 +21,7 @@ from loadtest.report.number_format import count, seconds
 from loadtest.report.progress import Follow, Tell, following
 from loadtest.report.records import Run
 from loadtest.report.report import refusal, table
-from loadtest.simulate.findings import answers, bills, kept, speed
+from loadtest.simulate.findings import answers, bills, kept, speed, transfers
 from loadtest.simulate.help_text import DESCRIPTION, EXAMPLES
 from loadtest.simulate.jobs import Done, JobError, run_all
 from loadtest.simulate.options import Simulation, add_arguments, simulation_of
@@ -66,7 +66,7 @@ def _report(simulation: Simulation, done: Sequence[Done], wall: float, say: Say,
         traced = simulation.scenario.arrivals == "trace"
         for line in () if partial else answers(done, traced=traced):
             tell(line, "bold")
-        for line in bills(done):
+        for line in (*transfers(done), *bills(done)):
             tell(line)
         if any(one.capacity for one in done):
             tell(f"the rule: {RULE}")

@@ -1,13 +1,16 @@
-"""Findings of simulations in sentences: engines needed, capacity of each policy, speed of the simulation."""
+"""Findings of simulations in sentences: engines needed, capacity of each policy, whether prefill on other engines pays,
+speed of the simulation."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from gateway.shared.printable import printable
 from loadtest.report.number_format import count
 from loadtest.report.report import check
+from loadtest.report.summary import summarise
 from loadtest.simulate.jobs import Done
 
 
@@ -40,6 +43,24 @@ def bills(done: Sequence[Done]) -> Iterator[str]:
                 hourly = 3600.0 * made.money / made.seconds
                 tokens = count(made.outside)
                 yield f"{printable(one.cell.name)}: {hourly:.2f} an hour at providers, {tokens} tokens in all"
+
+
+def transfers(done: Sequence[Done]) -> Iterator[str]:
+    """Yield a line on each run of `--prefill`, beside the same engines that exchange nothing, which come before it: by
+    the calls in time where there is an SLO, else by the mean time of a whole answer, of no fewer calls."""
+    for mixed, split in pairwise(done):
+        if not split.cell.roles or split.capacity is not None or not (mixed.made and split.made):
+            continue
+        here, there = (summarise(one.made[0].run).total for one in (mixed, split))
+        pays = there.e2e.mean < here.e2e.mean and there.ok >= here.ok
+        words = [f"an answer takes {there.e2e.mean:.2f} s on average, {here.e2e.mean:.2f} without"]
+        words.append(f"its first token {there.ttft.mean:.2f}, {here.ttft.mean:.2f}")
+        words.append(f"one token at p99 {1e3 * there.tpot.p99:.0f} ms, {1e3 * here.tpot.p99:.0f}")
+        if split.made[0].run.slos:
+            pays = here.goodput < there.goodput
+            words.insert(0, f"in time {there.goodput:.1%} of the calls, {here.goodput:.1%} without")
+        said = "pays" if pays else "does not pay"
+        yield f"{printable(split.cell.name)}: reading prompts elsewhere {said}: {'; '.join(words)}"
 
 
 def _enough(name: str, group: Sequence[Done]) -> str:

@@ -19,6 +19,7 @@ examples:
   gateway simulate --scenario overload --engines 1 --compare round_robin     what the gateway is worth at twice the load
   gateway simulate --scenario chat --rate 100/s --engines 2,4,8,16 --slo 'ttft.p99<2s'    how many engines do I need?
   gateway simulate --scenario chat --engines 4,8 --slo 'ttft.p99<2s' --find-capacity      how much can they take?
+  gateway simulate --policy now.yaml --trace weir.jsonl --engines 4 --prefill 2           do split engines pay?
   gateway simulate --trace azure.csv --speed 10 --engines 4,8 --compare direct,round_robin --seed 7
   gateway simulate --scenario multi-turn --compare cache_aware,llm_d        beside the rules of vllm-router and of llm-d
 
@@ -40,6 +41,7 @@ GROUPS: dict[str, Flags] = {
         ("engines", "N[,N...]", "how many engines, 1 to 1024; several numbers are compared (default: 4)"),
         ("profile", "NAME|FILE", "what an engine is (default: h100-8b), or a file of `gateway calibrate`"),
         ("max-model-len", "N", "tokens of a prompt and its answer together, at most (default: the profile's)"),
+        ("prefill", "N", "the same with N of the engines that read prompts for the others too (docs/prefill.md)"),
         ("compare", "NAMES", "the same engines behind the rules of others too: " + ", ".join(RULES)),
         ("jobs", "N", "simulations at the same time (default: a core each)"),
     ),

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from gateway.shared.files.plain_file import open_plain
+from gateway.shared.protocol import Role
 from loadtest.engine.engine_config import engine_config
 from loadtest.engine.profile_file import profile_of
 from loadtest.load.scenario import Mistake, Scenario
@@ -47,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of a load and those of GROUPS."""
     readers: dict[str, Callable[[str], Any]] = {
         "engines": _engines, "profile": _profile, "compare": _rules, "jobs": whole(1, MOST_JOBS),
-        "max-model-len": whole(16, 10_000_000),
+        "max-model-len": whole(16, 10_000_000), "prefill": whole(1, MOST_ENGINES - 1),
     }  # fmt: skip
     add_groups(parser, GROUPS, readers)
 
@@ -72,6 +73,8 @@ def simulation_of(given: argparse.Namespace) -> Simulation:
                 requests=given.requests, find_capacity=given.find_capacity,
             )  # fmt: skip
             jobs.append(cell)
+            if before == "gateway" and given.prefill:
+                jobs.append(_split(cell, given.prefill))
     try:
         rows = 0 if scenario.trace is None else about(folder / scenario.trace.file)
     except OSError as error:
@@ -80,6 +83,15 @@ def simulation_of(given: argparse.Namespace) -> Simulation:
         scenario=scenario, source=source, profile=profile, jobs=jobs, at_once=given.jobs or processors(), rows=rows,
         out=given.out and Path(given.out), force=given.force, notes=notes,
     )  # fmt: skip
+
+
+def _split(cell: Cell, readers: int) -> Cell:
+    """The same engines, so many of which read prompts for the others. Raises Mistake where none would answer."""
+    if readers >= cell.engines:
+        raise Mistake(f"--prefill {readers}: expected fewer than the {cell.engines} engines, for some have to answer")
+    roles: list[Role] = ["prefill" if number < readers else "decode" for number in range(cell.engines)]
+    name, comma, rest = cell.name.partition(", ")
+    return msgspec.structs.replace(cell, name=f"{name} prefill {readers}{comma}{rest}", roles=tuple(roles))
 
 
 def about(path: Path, head: int = 1 << 18) -> int:

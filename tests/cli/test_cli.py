@@ -356,6 +356,15 @@ def test_check_warns_of_what_is_legal_but_unwise(ran: Ran, tmp_path: Path) -> No
     assert (status, decode(out.encode()).tenants, err) == (0, {}, warning)
 
 
+def test_check_says_what_tells_whether_transfers_pay(ran: Ran, tmp_path: Path) -> None:
+    split = tmp_path / "split.yaml"
+    engines = [f"{{url: 'http://h{n}:8000', transfer: kv{', role: prefill' * (n == 0)}}}" for n in range(3)]
+    split.write_text(f"classes: {{default: {{tpot: 50ms}}}}\nfleet: {{engines: [{', '.join(engines)}]}}\n")
+    command = f"gateway simulate --policy {split} --trace CALLS.jsonl --engines 3 --prefill 1"
+    said = f"{split}: ok (whether its transfers pay for logged calls: `{command}`)\n"
+    assert ran("check", "--strict", str(split)) == (0, said, "")
+
+
 def test_check_prints_the_schema(ran: Ran) -> None:
     assert ran("check", "--schema") == (0, (ROOT / "policies" / "schema.json").read_text(), "")
 

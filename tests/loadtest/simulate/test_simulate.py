@@ -237,6 +237,26 @@ def test_how_many_engines_are_needed_is_said_in_words(tmp_path: Path, capsys: py
     assert "weir: 4 engines do not keep the SLO" in capsys.readouterr().out
 
 
+def test_whether_prefill_elsewhere_pays_is_said_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a gateway's own log, of streams among which long prompts come: every stall of theirs breaks the SLO."""
+    calls = [(at / 10, 200, 300) for at in range(300)] + [(3.0 + 2.0 * at, 18_000, 20) for at in range(12)]
+    log, policy = tmp_path / "calls.jsonl", tmp_path / "now.yaml"
+    log.write_text("".join([
+        f'{{"event":"call","ts":{1.8e9 + at + 9},"total":9,"prompt_tokens":{prompt},"completion_tokens":{answer}}}\n'
+        for at, prompt, answer in calls
+    ]))  # fmt: skip
+    policy.write_text("classes: {default: {tpot: 20ms}}\n")
+    flags = ["simulate", "--policy", str(policy), "--trace", str(log), "--profile", "a100-8b", "--jobs", "1"]
+    flags += ["--prefill", "1", "--engines"]
+    assert main([*flags, "2", "--slo", "default.tpot.p99<25ms"]) in (0, 1)
+    out = " ".join(capsys.readouterr().out.split())
+    found = re.search(r"now prefill 1: reading prompts elsewhere pays: in time ([\d.]+)% of the calls, ([\d.]+)%", out)
+    assert found is not None, out
+    assert float(found[1]) > float(found[2])
+    assert main([*flags, "1"]) == 2
+    assert "expected fewer than the 1 engines" in capsys.readouterr().err
+
+
 # -- slow -------------------------------------------------------------------------------------------------------------
 
 
