@@ -10,7 +10,8 @@ import signal
 import socket
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -112,15 +113,27 @@ def test_three_upgrades_in_a_row_under_overload_are_noticed_by_nobody(tmp_path: 
         assert until(lambda: total(f"{made.control}/metrics", "weir_requests_total") == ended["ok"], 60.0) is not None
 
 
+MOMENTS: tuple[Callable[[World, int, str], bool], ...] = (
+    lambda made, successor, said: True,  # its decider is there
+    lambda made, successor, said: len(children_of(successor)) > 1,  # and a relay
+    lambda made, successor, said: len(children_of(successor)) > 2,
+    lambda made, successor, said: "is up; serves" in said,  # it may tell the one before to stop
+    lambda made, successor, said: "has taken over" in said,
+    lambda made, successor, said: made.main() == successor,
+)
+
+
 def test_a_successor_whose_decider_is_killed_in_the_middle_of_it_costs_no_call(tmp_path: Path) -> None:
-    """Before it has told the gateway before to stop, after, and once it serves."""
+    """At each of MOMENTS: before it has told the gateway before to stop, after, and once it serves."""
 
     async def main(made: World) -> Counter[str]:
         async with BusyCallers(made.url) as clients:
-            for step in range(6):
+            for there in MOMENTS:
                 await clients.more(8)
+                before = len(made.output())
                 successor, decider = await asyncio.to_thread(made.successor)
-                await asyncio.sleep(0.1 * step)
+                reached = lambda now=there, pid=successor, end=before: now(made, pid, made.output()[end:])  # noqa: E731
+                assert await asyncio.to_thread(partial(until, reached, 60.0, every=0.005)) is not None, made.output()
                 os.kill(decider, signal.SIGKILL)
                 over = lambda pid=successor: not Path(f"/proc/{pid}").exists() or made.main() == pid  # noqa: E731
                 assert await asyncio.to_thread(until, over, 60.0) is not None, made.output()
