@@ -30,8 +30,8 @@ from loadtest.processes import executed
 
 # First words after `python -m`, and the module that is imported for them; a table of commands imports the command.
 PROGRAMS = {
-    ("gateway.cli", "serve"): "gateway.cli.commands",
-    ("sidecar.cli", "serve"): "sidecar.cli.commands",
+    ("gateway.cli", "serve"): "gateway.cli",
+    ("sidecar.cli", "serve"): "sidecar.cli",
     ("loadtest.engine",): "loadtest.engine.__main__",
 }
 CLONE_PARENT = 0x8000  # linux/sched.h

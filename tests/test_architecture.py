@@ -66,7 +66,7 @@ DOORS: dict[str, tuple[str, ...] | None] = {
     "uvloop": ("gateway/serve/run.py", "sidecar/serve/run.py", "loadtest/"),
     "zmq": ("gateway/decider/cache_events.py", "loadtest/engine/publisher.py"),
     "rich": ("loadtest/",),
-    "google": ("gateway/relay/epp/protobufs.py",),
+    "google": ("gateway/relay/epp/messages.py",),
     "grpc": ("gateway/relay/epp/server.py",),
     "grpc_health": ("gateway/relay/epp/server.py",),
 }

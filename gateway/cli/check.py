@@ -6,7 +6,7 @@ import argparse
 from importlib import import_module
 from pathlib import Path
 
-from gateway.cli.commands import SCENARIOS
+from gateway.cli import SCENARIOS
 from gateway.cli.files import MOST, Mistake, read_bytes
 from gateway.core.policy.advice import advise
 from gateway.core.policy.file import explain

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 from collections import Counter
@@ -12,21 +13,19 @@ from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from gateway.cli.commands import PROFILES
+from gateway.cli import PROFILES
 from gateway.cli.files import TOKEN_VARIABLE, Mistake, admin_token, checked
 from gateway.cli.init import shipped
 from gateway.core.engines.origin import engine_id
 from gateway.core.policy.advice import in_the_clear
 from gateway.core.policy.policy import EngineEntry, Policy
 from gateway.decider.file_modes import unwise_of
-from gateway.serve.announcement import announcement
 from gateway.serve.embedded import MOST, EmbeddedFleet, parse_embedded
 from gateway.serve.run import NO_ENGINE, run
-from gateway.serve.starting import Options, Running, StartError
+from gateway.serve.starting import Options, Running, StartError, announcement
 from gateway.shared.addresses import is_loopback, split_address
 from gateway.shared.certificate import Certificate
 from gateway.shared.command_line import argument
-from gateway.shared.cores import cores
 from gateway.shared.fields import made_of
 from gateway.shared.files.checked import spelled
 from gateway.shared.files.modes import unwise
@@ -35,6 +34,21 @@ from gateway.shared.notice import Notice
 from gateway.shared.operator_log import as_text, plain
 from gateway.shared.printable import printable
 from gateway.upstream.client import parse_origin
+
+# The quota is that of cgroup v2: `cpu.max`, microseconds of CPU in each period. In a container it lies at the root of
+# what is mounted; on the machine itself there is none. Source: Linux, Documentation/admin-guide/cgroup-v2.rst.
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+
+
+def cores(quota: Path = _QUOTA) -> int:
+    """Whole cores, at least one; a quota of 2.5 cores counts as two."""
+    usable = len(os.sched_getaffinity(0))
+    try:
+        allowed, period = quota.read_text().split()
+        return max(1, min(usable, int(allowed) // int(period)))
+    except (OSError, ValueError):  # no such file, or "max": no quota
+        return usable
+
 
 MISTAKES = (Mistake, StartError)
 MOST_WORKERS = 64

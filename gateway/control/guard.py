@@ -7,7 +7,7 @@
 - A key of the data port, in `Authorization` or `x-api-key`, is answered 403: users have no business here.
 - With an admin token every path demands it, as `Authorization: Bearer TOKEN`. Only the console's own files, which
   hold nothing but markup, style and script, are given without: a browser cannot send a header with the address a person
-  types, nor with what a page loads. And sidecars show a token of their own where they report, see reports.py.
+  types, nor with what a page loads. And sidecars show a token of their own where they report, see app.py.
 
 Answers are never cached and cannot be embedded in another origin's page.
 """

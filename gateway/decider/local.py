@@ -14,7 +14,7 @@ from types import TracebackType
 from gateway.core.admission import refusals
 from gateway.core.admission.limits import Charge, LimitBook
 from gateway.core.admission.mode import Mode
-from gateway.core.admission.own_words import refusal_body
+from gateway.core.admission.refusals import refusal_body
 from gateway.core.engines.fleet import Fleet
 from gateway.core.engines.models import model_list
 from gateway.core.policy.snapshot import Snapshot

@@ -18,8 +18,7 @@ from gateway.core.engines.choice import Aside, Choice
 from gateway.core.request.call import Call
 from gateway.core.request.outcome import Refused
 from gateway.core.request.tenants import MIRROR
-from gateway.decider.expiries import Expiries
-from gateway.decider.model_waits import LOOK_AGAIN, ModelWaits
+from gateway.decider.model_waits import LOOK_AGAIN, Expiries, ModelWaits
 from gateway.decider.successor import HandedOver, Successor
 
 if TYPE_CHECKING:

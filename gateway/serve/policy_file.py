@@ -1,21 +1,94 @@
-"""Policy file of one gateway: its first read, what it leaves out, and reading it again."""
+"""Policy file of one gateway: its first read, the token that it leaves out, its reload."""
 
 from __future__ import annotations
 
+import os
+import secrets
+import stat
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from gateway.core.policy.policy import Policy
+import msgspec
+
+from gateway.core.policy.policy import Policy, SidecarsPolicy
+from gateway.core.policy.types import TOKEN_LENGTH
 from gateway.decider.call_log import CallLog
-from gateway.decider.loading import Configuration, LoadError, load
-from gateway.serve.own_token import OwnToken
+from gateway.decider.loading import MAX_SECRET, Configuration, LoadError, load, secret
 from gateway.serve.processes.place import Place
 from gateway.serve.starting import ApplyError, Options, StartError
 from gateway.shared.files.checked import InvalidFile
 from gateway.shared.files.file_status import FileStatus
 from gateway.shared.lines import say
+from gateway.shared.new_file import write_new
 from gateway.shared.watched_file import WatchedFile
+
+# With `--engine demo` the token is made in memory, for the one sidecar that the gateway starts itself. Else it is in
+# a file beside the policy. `sidecar init` makes that file, or else the gateway does. In a cluster it is not made:
+# sidecars show one token to all members.
+FILE = "sidecar.token"
+WHERE = "fleet.sidecars without a token_file"
+
+
+class OwnToken:
+    """Completes configurations with it. `path`: the file beside which it is, the policy's or that of a sidecar of our
+    own; None: there is none. `own`: the sidecar is ours, and is heard also where the policy says nothing of sidecars.
+    `say` takes a line for the operator."""
+
+    def __init__(self, path: Path | None, say: Callable[[str], None], *, own: bool) -> None:
+        self._file = None if path is None else path.parent / FILE
+        self._own = own
+        self._say = say
+        self._made = secrets.token_urlsafe(32)
+        self._said = False
+
+    def complete(self, configuration: Configuration) -> Configuration:
+        """Raises LoadError."""
+        policy = configuration.policy
+        if self._own and policy.fleet.sidecars is None:
+            fleet = msgspec.structs.replace(policy.fleet, sidecars=SidecarsPolicy())
+            configuration = msgspec.structs.replace(configuration, policy=msgspec.structs.replace(policy, fleet=fleet))
+        elif policy.fleet.sidecars is None:
+            return configuration
+        if configuration.sidecar_token is not None:
+            return configuration
+        if policy.cluster is not None and not self._own:
+            self._say_once(
+                f"{WHERE}: no sidecar is heard; name one, with the same token for all members of the cluster"
+            )
+            return configuration
+        token = self._made if self._file is None else self._read(self._file)
+        return msgspec.structs.replace(configuration, sidecar_token=token)
+
+    def _read(self, file: Path) -> str | None:
+        """The token; None: there is none, and none can be made, so no sidecar is heard."""
+        created = True
+        try:
+            write_new(file, self._made + "\n", 0o600)
+        except FileExistsError:
+            created = False
+        except OSError as error:
+            if self._own:
+                raise LoadError(f"{WHERE}: {file}: {error.strerror}: name a token_file") from error
+            self._say_once(f"{WHERE}: {file} cannot be made ({error.strerror}): no sidecar is heard; name a token_file")
+            return None
+        try:
+            with open(file, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW)) as opened:
+                seen = os.fstat(opened.fileno())
+                if not stat.S_ISREG(seen.st_mode) or seen.st_uid != os.geteuid() or seen.st_mode & 0o077:
+                    raise LoadError(f"{WHERE}: {file}: expected a file of this user's alone: chmod 600 {file}")
+                token = secret(lambda _: opened.read(MAX_SECRET + 1), file, WHERE, "token", TOKEN_LENGTH)
+        except OSError as error:
+            raise LoadError(f"{WHERE}: {file}: {error.strerror}: name a token_file") from error
+        made = f"was made; a sidecar on this machine names it: token_file: {file.absolute()}"
+        self._say_once(f"sidecars show a token: {file} {made if created else 'is theirs'}")
+        return token
+
+    def _say_once(self, line: str) -> None:
+        if not self._said:
+            self._said = True
+            self._say(line)
+
 
 DEFAULTS = Policy()
 

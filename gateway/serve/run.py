@@ -36,14 +36,13 @@ from gateway.serve.control_parts import app_of
 from gateway.serve.data_port import DataPort, MachinePort
 from gateway.serve.descriptors import raised, shared_out, warning
 from gateway.serve.embedded import READY_WITHIN, embedded
-from gateway.serve.embedded_sidecar import MODELS, embedded_sidecar
 from gateway.serve.ending import end, listen_for_successor
 from gateway.serve.policy_file import configured, first_read, policy_status, reload
 from gateway.serve.processes.deciding import DeciderProcess, sockets_of
 from gateway.serve.processes.parent import Parent
 from gateway.serve.processes.place import TOLD, Beats, Place
 from gateway.serve.processes.relaying import relay
-from gateway.serve.sidecar_process import SidecarProcess
+from gateway.serve.sidecar_process import MODELS, SidecarProcess, embedded_sidecar
 from gateway.serve.starting import (
     ApplyError,
     Options,

@@ -10,9 +10,56 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
-from gateway.shared.command_line import carry_out
-from sidecar.cli.commands import parser_for
+from gateway.shared.command_line import Parser, added, carry_out, with_commands
+from sidecar import __version__
 from sidecar.cli.errors import Impossible, Mistake
+
+DESCRIPTION = """\
+Weir's sidecar: decides which models are resident on one machine's GPUs.
+
+Its file names the models that may run, each with a profile: where its weights are, how much memory it gets, when it
+sleeps or stops, what vLLM is told. It starts a model when a gateway has calls for it, puts idle ones to sleep or stops
+them to make room, and tells every gateway what there is."""
+
+EXAMPLES = """\
+examples:
+  sidecar init                                   write sidecar.yaml, commented, to begin with
+  sidecar check sidecar.yaml                     find every mistake in the file before it is used
+  sidecar serve --config sidecar.yaml            run it; Ctrl-C ends it, and its engines go on
+  sidecar status                                 what is resident, and why something is not
+  sidecar plan llama-3-8b                        what it takes to have a model run, and what would make room for it
+  sidecar diagnose logs/llama-3-8b.log           why an engine failed, and what to do
+  sidecar ensure llama-3-8b                      have it ready before the first call
+  sidecar off llama-3-8b                         nothing starts it until `sidecar on`
+  sidecar stop --all                             end the sidecar and its engines
+
+`sidecar init example --out -` shows and explains every field. The smallest file that will do:
+  models:
+    llama-3-8b: {model_path: /models/llama-3-8b}"""
+
+# Each command: its module, and its line in `sidecar --help`.
+COMMANDS = {
+    "init": ("sidecar.cli.init", "write a commented file to begin with"),
+    "serve": ("sidecar.cli.serve", "run the sidecar"),
+    "status": ("sidecar.cli.status", "show what is resident"),
+    "plan": ("sidecar.cli.plan", "show what it takes to have a model run"),
+    "logs": ("sidecar.cli.logs", "show what a model's engine has written"),
+    "diagnose": ("sidecar.cli.diagnose", "say what an engine's output says went wrong"),
+    "ensure": ("sidecar.cli.orders:ENSURE", "have a model ready"),
+    "sleep": ("sidecar.cli.orders:SLEEP", "put a model to sleep"),
+    "off": ("sidecar.cli.orders:OFF", "switch a model off until it is switched on"),
+    "on": ("sidecar.cli.orders:ON", "switch it on"),
+    "stop": ("sidecar.cli.stop", "end a model's engine, or the sidecar"),
+    "check": ("sidecar.cli.check", "find the mistakes in sidecar files"),
+    "ray": ("sidecar.cli.ray", "the sidecars of a Ray cluster"),
+}
+
+
+def parser_for(words: Sequence[str]) -> Parser:
+    """The parser of a command line."""
+    top = added(Parser, prog="sidecar", description=DESCRIPTION, epilog=EXAMPLES)
+    top.add_argument("--version", action="version", version=f"weir {__version__}")
+    return with_commands(top, words, COMMANDS)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from gateway.batches.seats import Seats
+from gateway.batches.site import Seats
 
 
 class Lines:

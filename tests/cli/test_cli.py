@@ -17,15 +17,13 @@ import pytest
 
 import gateway
 from gateway import cli
-from gateway.cli import serve
-from gateway.cli.commands import parser_for
+from gateway.cli import parser_for, serve
 from gateway.cli.files import TOKEN_VARIABLE, checked
 from gateway.core.policy.file import decode
 from gateway.core.policy.policy import EngineEntry, Policy
 from gateway.serve import starting
-from gateway.serve.announcement import announcement
 from gateway.serve.embedded import EmbeddedFleet
-from gateway.serve.starting import Options, Running, StartError
+from gateway.serve.starting import Options, Running, StartError, announcement
 from gateway.shared.certificate import Certificate
 from loadtest.load.scenario import SHIPPED, load
 from loadtest.load.scenario import decode as decode_scenario
@@ -573,7 +571,7 @@ def test_what_an_engine_calls_its_models_does_not_reach_the_terminal(capfd: pyte
 
 @pytest.mark.slow
 def test_a_command_imports_itself_alone() -> None:
-    own = {"gateway", "gateway.cli", "gateway.cli.commands", "gateway.shared", "gateway.shared.command_line"}
+    own = {"gateway", "gateway.cli", "gateway.shared", "gateway.shared.command_line"}
     assert loaded("--help") == own
     policy = loaded("check", "policies/demo.yaml")
     assert "gateway.cli.check" in policy

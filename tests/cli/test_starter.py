@@ -10,8 +10,7 @@ import pytest
 import gateway
 import sidecar
 from gateway import cli
-from gateway.cli import init
-from gateway.cli.commands import parser_for
+from gateway.cli import init, parser_for
 from gateway.core.policy.file import decode
 from gateway.core.policy.schema import schema_text
 from sidecar import cli as sidecar_cli

@@ -15,9 +15,8 @@ import pytest
 
 from gateway.decider.relays.elsewhere import process_of
 from gateway.frames.entrance import Token, VoteRequest
-from gateway.serve.cluster.machines import Machines, control_url, members_of
 from gateway.serve.cluster.membership import Membership
-from gateway.serve.cluster.store import MemberRecord, Store
+from gateway.serve.cluster.store import Machines, MemberRecord, Store, control_url, members_of
 from gateway.shared.protocol import MAX_MEMBERS, ClusterMember
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.control.console.tenants import tenant_entries
+from gateway.control.console.reading import tenant_entries
 from gateway.core.admission.limits import LimitBook
 from gateway.core.policy.file import decode
 from tests.control.parts import TOKEN, Parts, play

@@ -12,8 +12,7 @@ import pytest
 
 from gateway.control.console.stream import stream_answer
 from gateway.control.console.trial import simulation
-from gateway.control.console.trial.recorded import Recorded, recorded
-from gateway.control.console.trial.simulation import PolicyTrial, Trials
+from gateway.control.console.trial.simulation import PolicyTrial, Recorded, Trials, recorded
 from gateway.core.policy.file import decode
 from gateway.core.request.outcome import Outcome
 from gateway.core.request.record import Record

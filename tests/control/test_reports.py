@@ -12,8 +12,7 @@ import httpx
 import msgspec
 import pytest
 
-from gateway.control.app import control_app
-from gateway.control.reports import is_local
+from gateway.control.app import control_app, is_local
 from gateway.core.policy.policy import FleetPolicy, Policy, SidecarsPolicy
 from gateway.core.request.record import Record
 from gateway.decider.loading import Configuration

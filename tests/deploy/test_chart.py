@@ -18,10 +18,10 @@ import pytest
 import yaml
 
 from gateway import __version__
-from gateway.cli.commands import parser_for
+from gateway.cli import parser_for
 from gateway.cli.files import read_bytes
 from gateway.decider.loading import load
-from sidecar.cli.commands import parser_for as sidecar_parser_for
+from sidecar.cli import parser_for as sidecar_parser_for
 from sidecar.core.config import decode
 from tests.deploy.chart import CASES, CHART, helm, one, rendered
 from tests.deploy.images import of, words

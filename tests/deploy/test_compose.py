@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.cli.commands import parser_for
+from gateway.cli import parser_for
 from tests.deploy.images import DOCKERFILE, instructions
 from tests.deploy.tools import ROOT, imported
 from tests.programs import PROMETHEUS, required

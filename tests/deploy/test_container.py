@@ -19,9 +19,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli.commands import parser_for
+from gateway.cli import parser_for
 from loadtest.processes import Child, get
-from sidecar.cli.commands import parser_for as sidecar_parser_for
+from sidecar.cli import parser_for as sidecar_parser_for
 from tests.deploy.images import DOCKERFILE, copied, instructions, of, sent, words
 from tests.deploy.tools import ROOT, installed
 from tests.e2e.children import SimEngine

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli.commands import parser_for
-from sidecar.cli.commands import parser_for as sidecar_parser_for
+from gateway.cli import parser_for
+from sidecar.cli import parser_for as sidecar_parser_for
 from tests.docs.markdown import ROOT, code_of, fenced, pages
 
 PAGES = list(pages())

@@ -17,7 +17,7 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from gateway.serve.embedded_sidecar import GPUS, MODELS, TRUE
+from gateway.serve.sidecar_process import GPUS, MODELS, TRUE
 from loadtest.processes import Gateway, get, until
 from sidecar.sizing.memory import LITTLE
 

@@ -22,10 +22,10 @@ from gateway.core.request.record import Record
 from gateway.decider.call_log import CallLog
 from gateway.decider.loading import Configuration
 from gateway.relay.epp.lending import EndReport, Failure, LentCall
-from gateway.relay.epp.reply import Answer, KeptReply
+from gateway.relay.epp.response import Answer, KeptReply
 from gateway.relay.wire.messages import Request
 from gateway.serve.assembly import Gateway
-from gateway.serve.lent_calls import LentCalls
+from gateway.serve.epp_port import LentCalls
 from gateway.shared.vllm.answers import ModelCard
 from loadtest.simulate import vtime
 from tests.examples import examples

@@ -11,7 +11,7 @@ import pytest
 
 from gateway.core.admission.limits import LimitBook
 from gateway.core.admission.mode import Mode, ModelMode, Signals
-from gateway.core.admission.own_words import refusal_body
+from gateway.core.admission.refusals import refusal_body
 from gateway.core.admission.shaping import cap
 from gateway.core.batching.merge_pieces import rule_of
 from gateway.core.engines.engine import Engine

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli.commands import parser_for
+from gateway.cli import parser_for
 from gateway.core.policy.advice import advise
 from gateway.core.policy.file import decode, explain, read_policy
 

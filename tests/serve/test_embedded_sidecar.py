@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from gateway.core.policy.policy import SidecarsPolicy
-from gateway.serve import embedded_sidecar, sidecar_process
-from gateway.serve.embedded_sidecar import CONFIG, GPUS, MODELS, TRUE
-from gateway.serve.own_token import OwnToken
-from gateway.serve.policy_file import first_read
+from gateway.serve import sidecar_process
+from gateway.serve.policy_file import OwnToken, first_read
+from gateway.serve.sidecar_process import CONFIG, GPUS, MODELS, TRUE
 from loadtest.engine.memory_stages import RESIDUE, start_seconds, wake_seconds
 from loadtest.engine.profile_file import profiles
 from loadtest.processes import free_port
@@ -48,7 +47,7 @@ def test_the_models_fit_in_pairs_and_not_all() -> None:
 
 @pytest.mark.parametrize("speed", [1.0, 2.0, 50.0])
 def test_what_it_expects_is_about_what_it_takes(speed: float) -> None:
-    times = known(embedded_sidecar._known(speed)).times
+    times = known(sidecar_process._known(speed)).times
     assert set(times) == set(MODELS)
     weights = profiles()["l4-8b-fp8"].weights
     for each in times.values():
@@ -59,19 +58,19 @@ def test_what_it_expects_is_about_what_it_takes(speed: float) -> None:
 
 def test_it_listens_beside_the_gateway_or_where_the_kernel_puts_nobody() -> None:
     port = free_port()
-    assert embedded_sidecar._free_port(port - 1) == port
+    assert sidecar_process._free_port(port - 1) == port
     with socket.create_server(("127.0.0.1", port)):
-        assert 10_000 <= embedded_sidecar._free_port(port - 1) < 20_000
-        assert embedded_sidecar._free_port(port - 1) != port
+        assert 10_000 <= sidecar_process._free_port(port - 1) < 20_000
+        assert sidecar_process._free_port(port - 1) != port
     for given_by_the_kernel in (32_768, 40_000, 65_535):
-        assert 10_000 <= embedded_sidecar._free_port(given_by_the_kernel) < 20_000
+        assert 10_000 <= sidecar_process._free_port(given_by_the_kernel) < 20_000
 
 
 def test_one_that_does_not_start_is_told_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sidecar_process, "COMMAND", (sys.executable, "-c", "raise SystemExit(3)"))
 
     async def main() -> None:
-        with embedded_sidecar.embedded_sidecar("http://127.0.0.1:9", "0123456789abcdef", print) as sidecar:
+        with sidecar_process.embedded_sidecar("http://127.0.0.1:9", "0123456789abcdef", print) as sidecar:
             with pytest.raises(RuntimeError, match=r"the sidecar of .* did not start: exit code 3"):
                 await sidecar.start()
             assert decode(sidecar.config.read_bytes()).token_file == "token"  # noqa: S105 # a file's name

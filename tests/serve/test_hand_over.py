@@ -21,7 +21,7 @@ import pytest
 import uvloop
 from starlette.applications import Starlette
 
-from gateway.cli.commands import parser_for
+from gateway.cli import parser_for
 from gateway.decider.loading import Configuration
 from gateway.frames.messages import VERSION
 from gateway.serve import ending as endings

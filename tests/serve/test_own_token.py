@@ -14,7 +14,7 @@ import pytest
 from gateway.core.policy.cluster import ClusterPolicy
 from gateway.core.policy.policy import FleetPolicy, Policy, SidecarsPolicy
 from gateway.decider.loading import Configuration, LoadError
-from gateway.serve.own_token import FILE, OwnToken
+from gateway.serve.policy_file import FILE, OwnToken
 from tests.serve.test_processes import POLICY, processes
 
 HEARS = Configuration(Policy(fleet=FleetPolicy(sidecars=SidecarsPolicy())))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.shared.cores import cores
+from gateway.cli.serve import cores
 
 ALL = len(os.sched_getaffinity(0))
 

@@ -38,7 +38,7 @@ class StreamOptions(msgspec.Struct, gc=False):
 class Body(msgspec.Struct, gc=False):
     """The fields of every route's body in one struct.
 
-    `prompt_readers.py` requires the fields of a route, `allowed_fields.py` refuses those of other routes.
+    `prompt.py` requires the fields of a route, `allowed_fields.py` refuses those of other routes.
     """
 
     model: Annotated[str, msgspec.Meta(min_length=1, max_length=256)] | None = None

@@ -21,9 +21,8 @@ from gateway.core.request.routes import route_of
 from gateway.relay.epp import messages
 from gateway.relay.epp.endpoints import Endpoints
 from gateway.relay.epp.lending import EndReport, LentCall
-from gateway.relay.epp.reply import Answer, KeptReply
 from gateway.relay.epp.request import BadHead, request_of, unusable_mode, unwanted
-from gateway.relay.epp.response import KINDS, ResponseReader
+from gateway.relay.epp.response import KINDS, Answer, KeptReply, ResponseReader
 from gateway.relay.pipeline import Pipeline
 from gateway.relay.wire.messages import Request, ServerSettings, WireError, leased, refusal
 from gateway.upstream.failures import UnknownName

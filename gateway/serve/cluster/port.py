@@ -28,10 +28,9 @@ from gateway.frames.visitors import Visitors
 from gateway.relay.wire.server import address_of
 from gateway.serve.assembly import Gateway
 from gateway.serve.cluster.leadership import NOBODY, Leadership
-from gateway.serve.cluster.machines import Machines, control_url, members_of
 from gateway.serve.cluster.membership import Membership
 from gateway.serve.cluster.relay_proxies import RelayProxies, RelayProxy
-from gateway.serve.cluster.store import CheckpointStore, MemberRecord, Store, opened
+from gateway.serve.cluster.store import CheckpointStore, Machines, MemberRecord, Store, control_url, members_of, opened
 from gateway.serve.hub_of import calls_of, processes_of
 from gateway.serve.processes.deciding import DeciderProcess
 from gateway.serve.processes.place import CLOSING, HANDED, READY, TAKE

@@ -10,9 +10,9 @@ from gateway.core.answer.json_usage import JSONUsage
 from gateway.core.answer.sse_usage import SSEUsage
 from gateway.core.engines.origin import engine_id
 from gateway.relay.epp.lending import GRACE, EndReport, Failure, LentCall
-from gateway.relay.epp.reply import Answer, KeptReply
+from gateway.relay.epp.response import Answer, KeptReply
 from gateway.relay.wire.messages import Request, WireError, refusal
-from gateway.serve.lent_calls import LentCalls
+from gateway.serve.epp_port import LentCalls
 from loadtest.clients.calls import ClientCall, Try
 from loadtest.lab.dst.case import Proxied
 from loadtest.load.workload import Planned

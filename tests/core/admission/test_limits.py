@@ -11,7 +11,7 @@ import pytest
 from gateway.core.admission import limits
 from gateway.core.admission.bucket import LATE, duration
 from gateway.core.admission.limits import Charge, LimitBook
-from gateway.core.admission.own_words import refusal_body
+from gateway.core.admission.refusals import refusal_body
 from gateway.core.policy.file import decode
 from gateway.core.policy.policy import Policy
 from gateway.core.policy.traffic import Refusal

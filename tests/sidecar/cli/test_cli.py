@@ -11,7 +11,7 @@ import pytest
 
 from gateway.shared.formatting import columns, seconds
 from sidecar import cli
-from sidecar.cli.commands import parser_for
+from sidecar.cli import parser_for
 from tests.layout import loaded
 from tests.sidecar.served import MODELS, Box, box
 
@@ -166,6 +166,5 @@ def test_help_imports_no_command() -> None:
     assert loaded("--help", program="sidecar") == table | {
         "sidecar",
         "sidecar.cli",
-        "sidecar.cli.commands",
         "sidecar.cli.errors",
     }
