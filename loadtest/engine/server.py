@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,6 @@ from loadtest.engine.api.http import Connection
 from loadtest.engine.api.routes import Routes
 from loadtest.engine.api.side_channel import SideChannel
 from loadtest.engine.config import SimConfig
-from loadtest.engine.core_calls import CoreCalls
 from loadtest.engine.engine import Engine
 from loadtest.engine.engine_memory import Resident
 from loadtest.engine.faults import Faults, faults_of
@@ -43,8 +42,8 @@ CATCH_UP = 0.05  # seconds behind the model's clock that later steps may make go
 class SimServer:
     """Engine and its HTTP server. `url` once started; `faults` may be replaced through `set_faults`.
 
-    On simulated GPUs `load` comes first, and `died` is set when it has to end for want of memory. `core` is for what
-    EngineCore answers. Raises ValueError where there are no such GPUs.
+    On simulated GPUs `load` comes first, and `died` is set when it has to end for want of memory. Raises ValueError
+    where there are no such GPUs.
     """
 
     def __init__(self, config: SimConfig) -> None:
@@ -57,7 +56,7 @@ class SimServer:
         share = config.share
         profile = config.engine.profile
         self.resident = None if share is None else Resident(share, profile.weights, profile.max_num_seqs)
-        self.core = CoreCalls(lambda: self.faults.hang)
+        self._tasks: set[asyncio.Task[None]] = set()  # answers that EngineCore owes
         self.url = ""
         self.connections: set[Connection] = set()
         self._front = Front(profile, config.speed)
@@ -88,7 +87,7 @@ class SimServer:
         of faults that cannot be read."""
         if self.resident is not None and self.config.share is not None:
             await self.resident.start(self.config.models, self.config.speed, say)
-            self.faults = faults_of(self.config.share.folder, self.config.models[0])
+            self.set_faults(faults_of(self.config.share.folder, self.config.models[0]))
 
     async def start(self) -> None:
         """Listen. Raises OSError where the address is taken, ValueError where events need a library that is absent."""
@@ -101,7 +100,8 @@ class SimServer:
 
     async def stop(self) -> None:
         """Stop listening, drop every connection and every sequence, give the memory back."""
-        self.core.close()
+        for task in list(self._tasks):
+            task.cancel()
         self.transfers.close()
         if self._server is not None:
             self._server.close()
@@ -133,8 +133,14 @@ class SimServer:
         """Replace all faults; what has healed works again at once."""
         self.faults = faults
         self._routes.frozen_metrics = self._routes.metrics_text() if faults.stale_metrics else None
-        self.core.go_on()
+        (self.sleeping.healed.clear if faults.hang else self.sleeping.healed.set)()
         self.work()
+
+    def owe(self, answer: Coroutine[None, None, None]) -> None:
+        """Let an answer come once EngineCore has given it."""
+        task = self._loop.create_task(answer)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def adapters(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the LoRA adapters with running requests, and the adapters with waiting requests."""

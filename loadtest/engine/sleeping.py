@@ -1,12 +1,14 @@
 """Sleep, wake-up and reload of weights of an engine that serves: EngineCore's side of these routes.
 
-On simulated GPUs each takes the time, and gives back or takes the memory, that `memory_stages` says. Without them it is
-done at once. A callback hears of the end, since the connection that asked has no coroutine.
+EngineCore does one thing after the other, and nothing while it hangs. On simulated GPUs each takes the time, and gives
+back or takes the memory, that `memory_stages` says. Without them it is done at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from loadtest.engine.api.checks import BROKEN, ApiError
@@ -21,11 +23,16 @@ if TYPE_CHECKING:
 
 
 class Sleeping:
-    """`when_idle`: sleeps that wait until the engine has run dry. What is sent meanwhile is taken up after them."""
+    """`when_idle`: number of sleeps that wait until the engine has run dry. What is sent meanwhile is taken up after
+    them. `healed`: set while EngineCore does not hang."""
 
     def __init__(self, server: SimServer) -> None:
         self._server = server
-        self.when_idle: list[Callable[[], None]] = []
+        self.when_idle = 0
+        self.healed = asyncio.Event()
+        self.healed.set()
+        self._dry = asyncio.Event()
+        self._order = asyncio.Lock()
         self._late: list[tuple[Sequence, float]] = []
 
     def __bool__(self) -> bool:
@@ -46,82 +53,72 @@ class Sleeping:
 
     def ran_dry(self) -> None:
         """Nothing is unfinished any more."""
-        waiting, self.when_idle = self.when_idle, []
-        for sleep in waiting:
-            sleep()
+        self._dry.set()
 
-    def sleep(self, level: int, mode: SleepMode, done: Callable[[], None]) -> None:
-        """Put the engine to sleep; `done` is called when it is, in mode `wait` after it has run dry."""
-        self._server.core.call(lambda: self._sleep(level, mode, done))
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """EngineCore's next call, once those before it are over."""
+        async with self._order:
+            await self.healed.wait()
+            yield
 
-    def _sleep(self, level: int, mode: SleepMode, done: Callable[[], None]) -> None:
-        server = self._server
-        engine, resident = server.engine, server.resident
-        if mode == "wait" and engine.busy:
-            self.when_idle.append(lambda: self.sleep(level, "wait", done))
-            return
+    async def sleep(self, level: int, mode: SleepMode) -> None:
+        """Put the engine to sleep, in mode `wait` once it has run dry."""
+        while True:
+            async with self.turn():
+                if mode == "abort" or not self._server.engine.busy:
+                    await self._sleep(level)
+                    return
+                self.when_idle += 1
+                self._dry.clear()
+            await self._dry.wait()
+            self.when_idle -= 1
+
+    async def _sleep(self, level: int) -> None:
+        engine, resident = self._server.engine, self._server.resident
         falls_asleep = engine.asleep is None
         for sequence in engine.sleep(level):
             sequence.owner.answer.aborted(sequence.owner)
         for sequence, at in self._late:
             engine.add(sequence, at)
         self._late.clear()
-        if resident is None or not falls_asleep:
-            done()
-            return
-
-        def freed() -> None:
+        if resident is not None and falls_asleep:
+            await self._takes(sleep_seconds(resident.weights, 1 if level == 1 else 2))
             resident.sleep()
-            done()
 
-        self._occupy(sleep_seconds(resident.weights, 1 if level == 1 else 2), freed)
-
-    def wake(self, tags: list[str] | None, done: Callable[[bool | ApiError], None]) -> None:
-        """Wake the engine, and take up what was sent to it meanwhile. `done` hears whether it is awake, or what failed:
-        for want of memory it dies."""
-        self._server.core.call(lambda: self._wake(tags, done))
-
-    def _wake(self, tags: list[str] | None, done: Callable[[bool | ApiError], None]) -> None:
-        server = self._server
-        engine, resident = server.engine, server.resident
-        seconds = 0.0
-        if resident is not None and engine.asleep:
-            chosen = TAGS if tags is None else tags
-            away = engine.weights in ("offloaded", "discarded")
-            weights, cache = not away or "weights" in chosen, engine.cache_ready or "kv_cache" in chosen
-            if away and weights:
-                seconds += wake_weights_seconds(resident.weights, 1 if engine.weights == "offloaded" else 2)
-            if cache and not engine.cache_ready:
-                seconds += wake_cache_seconds()
-            try:
-                resident.hold(loaded=float(weights), cache=cache)
-            except OutOfMemory as error:
-                done(ApiError(500, str(error), type=BROKEN))
-                server.die()
-                return
-        self._occupy(seconds, lambda: done(self._woken(tags)))
-
-    def _woken(self, tags: list[str] | None) -> bool:
-        engine = self._server.engine
-        awake = engine.wake(tags)
-        if awake:
-            for sequence in engine.unfinished():
+    async def wake(self, tags: list[str] | None) -> bool:
+        """Wake the engine, and take up what was sent to it meanwhile. Return whether it is awake. For want of memory it
+        dies: raises ApiError."""
+        async with self.turn():
+            engine, resident = self._server.engine, self._server.resident
+            if resident is not None and engine.asleep:
+                chosen = TAGS if tags is None else tags
+                away = engine.weights in ("offloaded", "discarded")
+                weights, cache = not away or "weights" in chosen, engine.cache_ready or "kv_cache" in chosen
+                seconds = wake_cache_seconds() if cache and not engine.cache_ready else 0.0
+                if away and weights:
+                    seconds += wake_weights_seconds(resident.weights, 1 if engine.weights == "offloaded" else 2)
+                try:
+                    resident.hold(loaded=float(weights), cache=cache)
+                except OutOfMemory as error:
+                    self._server.die()
+                    raise ApiError(500, str(error), type=BROKEN) from None
+                await self._takes(seconds)
+            awake = engine.wake(tags)
+            for sequence in engine.unfinished() if awake else ():
                 sequence.owner.answer.garbled = engine.garbage
-        self._server.work()
-        return awake
+            self._server.work()
+            return awake
 
-    def reload_weights(self, done: Callable[[ApiError | None], None]) -> None:
-        """Read the weights again; `done` hears what failed."""
-        self._server.core.call(lambda: self._reload_weights(done))
+    async def reload_weights(self) -> None:
+        """Read the weights again. Raises ApiError where there is no memory for them yet."""
+        async with self.turn():
+            resident = self._server.resident
+            try:
+                self._server.engine.reload_weights()
+            except RuntimeError as error:
+                raise ApiError(500, str(error), type=BROKEN) from None
+            await self._takes(0.0 if resident is None else reload_seconds(resident.weights))
 
-    def _reload_weights(self, done: Callable[[ApiError | None], None]) -> None:
-        resident = self._server.resident
-        try:
-            self._server.engine.reload_weights()
-        except RuntimeError as error:
-            done(ApiError(500, str(error), type=BROKEN))
-            return
-        self._occupy(0.0 if resident is None else reload_seconds(resident.weights), lambda: done(None))
-
-    def _occupy(self, seconds: float, then: Callable[[], None]) -> None:
-        self._server.core.occupy(seconds / self._server.config.speed, then)
+    async def _takes(self, seconds: float) -> None:
+        await asyncio.sleep(seconds / self._server.config.speed)

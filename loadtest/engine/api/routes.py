@@ -6,7 +6,7 @@ vLLM's objects; `--api-key` guards `/v1` only, as in vLLM: `/sleep` without a ke
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, get_args
 from urllib.parse import parse_qs
 
@@ -50,7 +50,7 @@ class Routes:
             b"/version": self._version,
             b"/metrics": self._metrics,
             b"/v1/models": self._models,
-            b"/is_sleeping": self._is_sleeping,
+            b"/is_sleeping": self._core(self._is_sleeping),
             b"/_faults": self._faults,
         }
         apis: dict[bytes, Api] = {
@@ -67,10 +67,10 @@ class Routes:
             b"/v1/messages/count_tokens": self._told(anthropic.count_tokens),
             b"/v1/chat/completions/render": self._told(rendering.chat),
             b"/v1/completions/render": self._told(rendering.completions),
-            b"/sleep": self._sleep,
-            b"/wake_up": self._wake_up,
-            b"/collective_rpc": self._collective_rpc,
-            b"/reset_prefix_cache": self._reset_prefix_cache,
+            b"/sleep": self._core(self._sleep),
+            b"/wake_up": self._core(self._wake_up),
+            b"/collective_rpc": self._core(self._collective_rpc),
+            b"/reset_prefix_cache": self._core(self._reset_prefix_cache),
             b"/_faults": self._set_faults,
             b"/_kv": self._hand_over,
         }
@@ -152,15 +152,26 @@ class Routes:
         if self._server.dead:
             raise ApiError(500, DEAD, type=BROKEN)
 
-    def _core(self, call: Callable[[], None]) -> None:
-        """Answer as EngineCore does: in its order, and not while it hangs."""
-        self._alive()
-        self._server.core.call(call)
+    def _core(self, answer: Callable[[Request], Coroutine[None, None, bytes]]) -> Handler:
+        """An answer of EngineCore: in its order, and not while it hangs."""
 
-    def _is_sleeping(self, request: Request, connection: Connection) -> None:
-        self._core(lambda: connection.send(200, encode({"is_sleeping": bool(self._server.sleeping)})))
+        async def answered(request: Request, connection: Connection) -> None:
+            try:
+                connection.send(200, await answer(request))
+            except ApiError as error:
+                connection.send(error.status, error.body())
 
-    def _sleep(self, request: Request, connection: Connection) -> None:
+        def handler(request: Request, connection: Connection) -> None:
+            self._alive()
+            self._server.owe(answered(request, connection))
+
+        return handler
+
+    async def _is_sleeping(self, request: Request) -> bytes:
+        async with self._server.sleeping.turn():
+            return encode({"is_sleeping": bool(self._server.sleeping)})
+
+    async def _sleep(self, request: Request) -> bytes:
         """The query string counts, a JSON body does not: that one surprises people."""
         query = parse_qs(request.query.decode("latin-1"))
         level, mode = query.get("level", ["1"])[-1], query.get("mode", ["abort"])[-1]
@@ -169,42 +180,27 @@ class Routes:
         modes: dict[str, SleepMode] = {name: name for name in get_args(SleepMode)}
         if mode not in modes:
             raise ApiError(400, "1 validation error:\n  mode: abort or wait", type="Bad Request", param="query.mode")
-        answer = encode({"status": "sleeping", "level": int(level)})
-        self._alive()
-        self._server.sleeping.sleep(int(level), modes[mode], lambda: connection.send(200, answer))
+        await self._server.sleeping.sleep(int(level), modes[mode])
+        return encode({"status": "sleeping", "level": int(level)})
 
-    def _wake_up(self, request: Request, connection: Connection) -> None:
+    async def _wake_up(self, request: Request) -> bytes:
         tags = parse_qs(request.query.decode("latin-1")).get("tags")
+        awake = await self._server.sleeping.wake(tags)
+        return encode({"status": "awake" if awake else "sleeping", "tags": tags})
 
-        def done(awake: bool | ApiError) -> None:
-            if isinstance(awake, ApiError):
-                connection.send(awake.status, awake.body())
-            else:
-                connection.send(200, encode({"status": "awake" if awake else "sleeping", "tags": tags}))
-
-        self._alive()
-        self._server.sleeping.wake(tags, done)
-
-    def _collective_rpc(self, request: Request, connection: Connection) -> None:
+    async def _collective_rpc(self, request: Request) -> bytes:
         body = _json_object(request.body)
         method = body.get("method")
         if method is None:
             raise ApiError(400, "Missing 'method' in request body", type="Bad Request")
         if method != "reload_weights":
             raise ApiError(500, f"Method '{method}' is not implemented.", type=BROKEN)
+        await self._server.sleeping.reload_weights()
+        return b'{"results":[null]}'
 
-        def done(error: ApiError | None) -> None:
-            if error is not None:
-                connection.send(error.status, error.body())
-            else:
-                connection.send(200, b'{"results":[null]}')
-
-        self._alive()
-        self._server.sleeping.reload_weights(done)
-
-    def _reset_prefix_cache(self, request: Request, connection: Connection) -> None:
-        blocks = self._server.engine.scheduler.blocks
-        self._core(lambda: connection.send(200, encode({"success": blocks.reset()})))
+    async def _reset_prefix_cache(self, request: Request) -> bytes:
+        async with self._server.sleeping.turn():
+            return encode({"success": self._server.engine.scheduler.blocks.reset()})
 
     def _hand_over(self, request: Request, connection: Connection) -> None:
         """Another engine fetches a prompt."""
