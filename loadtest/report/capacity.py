@@ -92,7 +92,7 @@ def search(first: float, attempt: Callable[[float], Tried | None]) -> Capacity:
 def verdict(rate: float, made: Run) -> Tried:
     """Judge a rate by its run."""
     summary = summarise(made)
-    lines = tuple(map(str, not_kept(made.slos, summary)))
+    lines = tuple(not_kept(made.slos, summary))
     least = needed(slo.attainment for slo in made.slos)
     measured = summary.total.offered
     few = f"{measured} requests at {rate:.3g}/s, and {least} are needed to tell: give a longer --duration"

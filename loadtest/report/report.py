@@ -23,7 +23,7 @@ from loadtest.report.html import page
 from loadtest.report.records import RequestResult, Run, Slo
 from loadtest.report.report_table import table
 from loadtest.report.stats import LAG_BOUND, OK, consistent, latency_of, met, slo_of
-from loadtest.report.summary import Missed, Summary, missed, summarise
+from loadtest.report.summary import Summary, missed, summarise
 
 __all__ = ["WriteResult", "check", "refusal", "table", "write"]
 
@@ -82,7 +82,7 @@ def write(runs: Sequence[Run], folder: Path, *, force: bool = False, partial: bo
     return WriteResult(tuple(files), f"{folder}: {', '.join(problems)}" if problems else "")
 
 
-def check(slos: Sequence[Slo], run: Run) -> list[Missed]:
+def check(slos: Sequence[Slo], run: Run) -> list[str]:
     """List the SLOs that the run missed, an invalid run included; empty if all is well. SLOs other than the run's own
     are counted anew. Raises ValueError if that is impossible because the requests were not kept."""
     if list(slos) != list(run.slos):

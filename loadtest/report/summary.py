@@ -89,17 +89,6 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     meta: Mapping[str, object]
 
 
-class Missed(msgspec.Struct, frozen=True):
-    """Objective that a run did not keep. `message` is for a person; `class_name` "" where it is not about one class."""
-
-    run: str
-    class_name: str
-    message: str
-
-    def __str__(self) -> str:
-        return f"{self.class_name}: {self.message}" if self.class_name else self.message
-
-
 METRICS = (  # that have intervals
     "goodput", "met_rate", "completion_token_rate",
     *(f"{latency}_{quantile}" for latency in ("ttft", "tpot", "itl", "e2e") for quantile in ("p50", "p99")),
@@ -143,22 +132,23 @@ def summarise(run: Run) -> Summary:
     )
 
 
-def missed(slos: Sequence[Slo], summary: Summary) -> list[Missed]:
-    """List the SLOs that a run missed: attainment below an SLO's, a class without offered requests, and a sender so
-    late that the figures mean nothing. Results must have been counted against the same SLOs (`Run.slos`)."""
+def missed(slos: Sequence[Slo], summary: Summary) -> list[str]:
+    """List the SLOs that a run missed, in words that begin with the class: attainment below an SLO's, a class without
+    offered requests, and a sender so late that the figures mean nothing. Results must have been counted against the
+    same SLOs (`Run.slos`)."""
     found = []
     if not summary.valid:
         why = f"the sender was late by {summary.lag_p99 * 1e3:.1f} ms at p99, more than {LAG_BOUND * 1e3:.0f} ms"
         why += ": send less, or from a machine with nothing else to do"
-        found.append(Missed(summary.name, "", f"invalid: {why}"))
+        found.append(f"invalid: {why}")
     for slo in slos:
         if slo.class_name and slo.class_name not in summary.classes:
-            found.append(Missed(summary.name, slo.class_name, "no request of this class was offered"))
+            found.append(f"{slo.class_name}: no request of this class was offered")
     for name, part in summary.classes.items():
         own = slo_of(slos, name)
         if own is not None and part.goodput < own.attainment:
-            what = f"{part.met} of {part.offered} requests met it: {part.goodput:.4f}, below {own.attainment:g}"
-            found.append(Missed(summary.name, name, what))
+            rate = f"{part.goodput:.4f}, below {own.attainment:g}"
+            found.append(f"{name}: {part.met} of {part.offered} requests met it: {rate}")
     return found
 
 

@@ -88,7 +88,7 @@ def _closest(one: Done) -> str:
 
 def _why(one: Done) -> str:
     run = one.made[0].run
-    return str(check(run.slos, run)[0])
+    return check(run.slos, run)[0]
 
 
 def _capacities(name: str, group: Sequence[Done], *, traced: bool) -> Iterator[str]:

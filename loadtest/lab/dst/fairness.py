@@ -19,8 +19,6 @@ from collections.abc import Callable, Container, Iterable
 from itertools import count
 from typing import TYPE_CHECKING
 
-import msgspec
-
 if TYPE_CHECKING:
     from gateway.core.admission.queues import Queues, Ticket
     from gateway.core.policy.policy import Policy
@@ -28,18 +26,6 @@ if TYPE_CHECKING:
 OUTPUT = 2  # what a written token counts beside one that is read
 ROUNDING = 1e-6  # tokens over weight
 Who = tuple[str, str]  # class, tenant
-
-
-class _Popping(msgspec.Struct, frozen=True):
-    """Tickets that waited just before a call was served: the head of each class, in order, and the tickets in each
-    role."""
-
-    heads: list[Ticket]
-    starving: list[Ticket]
-    blocking: list[Ticket]
-    reserved: set[Ticket]
-    paid: set[Ticket]
-    waiting: list[Ticket]
 
 
 class Fairness:
@@ -61,7 +47,13 @@ class Fairness:
         self._pairs: dict[tuple[Who, Who], tuple[int, int, float, float]] = {}
         self._before = 0.0  # a tenant's counter, before it is corrected
         self._expected: float | None = None  # by how much it is to move; None: its class is gone
-        self._popping: _Popping | None = None
+        # Just before a call is served: the head of each class in order, of these who starves first, who blocks others,
+        # and whose class has a reserve; and all that wait and have not paid.
+        self._heads: list[Ticket] = []
+        self._starving: Ticket | None = None
+        self._blocking: list[Ticket] = []
+        self._reserved: set[Ticket] = set()
+        self._unpaid: list[Ticket] = []
         self.apply(policy)
 
     def apply(self, policy: Policy) -> None:
@@ -84,35 +76,29 @@ class Fairness:
 
     def popping(self, now: float, paused: Container[str]) -> None:
         """Note which calls wait just before a call may be served, and whose turn it is."""
-        queues = self._queues
-        paid = {ticket for ticket in queues if ticket.paid}
-        order = [(line.head(), line) for line in queues.order(now, paused)]
+        order = [(line.head(), line) for line in self._queues.order(now, paused)]
         holding_up = [(head, line) for head, line in order if not line.settings.headroom]  # others fill gaps only
-        self._popping = _Popping(
-            heads=[head for head, _ in order],
-            starving=[head for head, line in holding_up if line.starving(head, now)],
-            blocking=[head for head, _ in holding_up if not head.large],
-            reserved={head for head, line in order if line.settings.reserve},
-            paid=paid,
-            waiting=[ticket for ticket in queues if ticket not in paid],
-        )
+        self._heads = [head for head, _ in order]
+        self._starving = next((head for head, line in holding_up if line.starving(head, now)), None)
+        self._blocking = [head for head, _ in holding_up if not head.large]
+        self._reserved = {head for head, line in order if line.settings.reserve}
+        self._unpaid = [ticket for ticket in self._queues if not ticket.paid]
 
     def popped(self, ticket: Ticket | None) -> None:
         """Note that this call, if any, is served."""
         self._length = len(self._queues)
-        seen, self._popping = self._popping, None
-        if ticket is None or seen is None:
+        if ticket is None:
             return
-        heads, starving = seen.heads, seen.starving
-        blocking = [head for head in seen.blocking if not head.aside]  # as of this time
-        if starving and ticket in heads and heads.index(starving[0]) < heads.index(ticket):
-            self._wrong(f"call {ticket.call.request_id} passes {starving[0].call.request_id}, which is starving")
-        before = heads[: heads.index(ticket)] if ticket in heads and ticket not in seen.reserved else []
-        if blocking and blocking[0] in before:
-            self._wrong(f"call {ticket.call.request_id} passes {blocking[0].call.request_id}, which is not large")
-        if ticket not in seen.paid:
+        before = self._heads[: self._heads.index(ticket)] if ticket in self._heads else []
+        if self._starving is not None and self._starving in before:
+            self._wrong(f"call {ticket.call.request_id} passes {self._starving.call.request_id}, which is starving")
+        blocking = next((head for head in self._blocking if not head.aside), None)  # as of this time
+        if blocking is not None and blocking in before and ticket not in self._reserved:
+            self._wrong(f"call {ticket.call.request_id} passes {blocking.call.request_id}, which is not large")
+        if ticket in self._unpaid:
             # Those that wait for the engine that knows their session let others pass.
-            self._serves(ticket, _who(ticket), dict.fromkeys(_who(other) for other in seen.waiting if not other.aside))
+            waiting = [other for other in self._unpaid if not other.aside]
+            self._serves(ticket, _who(ticket), dict.fromkeys(map(_who, waiting)))
 
     def correcting(self, ticket: Ticket, prompt_tokens: int, completion_tokens: int) -> None:
         """Note what a served call really used."""
