@@ -79,7 +79,7 @@ def body_of(
 def completion_of(
     prompt: bytes, asked: int, *, model: bytes = b'"sim"', stream: bool = True, ignore_eos: bool = False
 ) -> bytes:
-    """The same of a text completion."""
+    """A text completion request, with the fields of `body_of`."""
     return b'{"model":%b,"prompt":"%b",%b}' % (model, prompt, _generating(asked, stream, ignore_eos))
 
 

@@ -45,11 +45,30 @@ from loadtest.simulate.posting import full, leaving, posted
 from loadtest.simulate.step_times import Gaps
 
 
+def _ignored(*_: object) -> None:
+    """Nobody watches."""
+
+
+class Watcher(msgspec.Struct, frozen=True, kw_only=True):
+    """Watcher of each call from outside and from inside. `say` takes the gateway's lines for an operator. `sending` is
+    told of each request to an engine; `failed` of each call that was given up as its engine's failure, or for the time
+    it took, and whether the engine is taken for dead; `heard` of each record, with its try."""
+
+    witnesses: Witnesses = NOBODY_WATCHES
+    say: Callable[[str], None] = _ignored
+    sending: Callable[[bytes], None] = _ignored
+    failed: Callable[[bytes, bool], None] = _ignored
+    heard: Callable[[Record, Try | None], None] = _ignored
+
+
+NOBODY = Watcher()
+
+
 class Records:
     """The call log's place: each record goes to the try it tells of. A record nobody waits for is `stray`. `heard` is
     given each record, with its try."""
 
-    def __init__(self, heard: Callable[[Record, Try | None], None] | None = None) -> None:
+    def __init__(self, heard: Callable[[Record, Try | None], None]) -> None:
         self.open: dict[str, Try] = {}
         self.stray: list[str] = []
         self.heard = heard
@@ -60,8 +79,7 @@ class Records:
             self._note(record, tried, now)
         elif record.mirrored != COPY:
             self.stray.append(record.request_id)
-        if self.heard is not None:
-            self.heard(record, tried)
+        self.heard(record, tried)
 
     @staticmethod
     def _note(record: Record, tried: Try, now: float) -> None:
@@ -121,23 +139,6 @@ def policy_for(text: bytes, tenants: Iterable[str], name: str = "policy") -> Pol
     return with_keys(policy, digests, name)
 
 
-class Watcher(Protocol):
-    """A test that follows each call from outside and from inside. `say` takes the gateway's lines for an operator."""
-
-    witnesses: Witnesses
-
-    def say(self, line: str) -> None: ...
-
-    def sending(self, request_id: bytes) -> None:
-        """An engine is sent a request."""
-
-    def failed(self, request_id: bytes, dead: bool) -> None:
-        """Note a call that was given up as its engine's failure, or for the time it took."""
-
-    def heard(self, record: Record, tried: Try | None) -> None:
-        """A call has its record."""
-
-
 class Door(Protocol):
     """Taker of calls: a gateway that decides itself, or one of its relays."""
 
@@ -161,7 +162,7 @@ class GatewayTarget:
         tenants: Iterable[str] = (),
         sidecar_token: str | None = None,
         sidecar_transport: Transport | None = None,
-        watcher: Watcher | None = None,
+        watcher: Watcher = NOBODY,
         roles: Sequence[Role] = (),
         provider_pace: ProviderPace = AT_A_PROVIDER,
     ) -> None:
@@ -169,7 +170,7 @@ class GatewayTarget:
         self.keys = {name: key_of(name) for name in tenants if name != ANONYMOUS and name in parsed.tenants}
         fleet = msgspec.structs.replace(parsed.fleet, engines=())  # these here instead
         self.policy = msgspec.structs.replace(parsed, fleet=fleet, logging=Logging(calls=1.0))
-        self.records = Records(None if watcher is None else watcher.heard)
+        self.records = Records(watcher.heard)
         entries = [EngineEntry(url=f"http://engine-{number}:8000") for number in range(len(engines))]
         for number, role in enumerate(roles):
             entries[number] = msgspec.structs.replace(entries[number], transfer="kv", role=role)
@@ -180,16 +181,16 @@ class GatewayTarget:
             entries,
             log,
             rng,
-            say=_unsaid if watcher is None else watcher.say,
+            say=watcher.say,
             sidecar_transport=sidecar_transport,
-            witnesses=NOBODY_WATCHES if watcher is None else watcher.witnesses,
+            witnesses=watcher.witnesses,
         )
         self._loop = asyncio.get_running_loop()
         self._sent = 0
         self.doors: Sequence[Door] = (self.gateway,)  # calls go to each in turn
         own = [engine for engine in self.gateway.fleet if not engine.provider]
         self.memories = {engine.id: memory for engine, memory in zip(own, engines, strict=True)}
-        self.sends = Sends() if watcher is None else Sends(watcher.sending, watcher.failed)
+        self.sends = Sends(watcher.sending, watcher.failed)
         self._offer_providers(provider_pace)
         for number, (engine, memory) in enumerate(zip(own, engines, strict=True)):
             self.watch(engine, memory, number / len(engines))
@@ -302,7 +303,3 @@ class GatewayTarget:
         if self.sends.again:
             wrong.append(f"{self.sends.again} calls were sent again after their first byte")
         return wrong
-
-
-def _unsaid(line: str) -> None:
-    """A line for an operator, of whom a simulation has none."""

@@ -116,7 +116,7 @@ class MemoryEngine:
         return self.engine.stats.preemptions
 
     def reading(self) -> Reading:
-        """What it does now."""
+        """Return the share of KV cache in use, and the sequences that run and that wait."""
         scheduler = self.engine.scheduler
         return scheduler.blocks.usage, len(scheduler.running), scheduler.waiting
 

@@ -22,17 +22,20 @@ REMEMBERED = 1 << 16  # a run of any length has its place in memory
 Upstream = MemoryEngine | MemoryProvider
 
 
+def _ignored(request_id: bytes, dead: bool = False) -> None:
+    return None
+
+
 class Sends:
     """Requests that one gateway sent, over all its engines. `again` counts calls sent again though an answer had begun;
     only the last REMEMBERED of those are known. `sending` is told of each request, `failed` of each that was given up
     as its engine's failure, or for the time it took, and whether the engine is taken for dead."""
 
     def __init__(
-        self, sending: Callable[[bytes], None] | None = None, failed: Callable[[bytes, bool], None] | None = None
+        self, sending: Callable[[bytes], None] = _ignored, failed: Callable[[bytes, bool], None] = _ignored
     ) -> None:
         self.again = 0
-        self.failed = _ignored if failed is None else failed
-        self._sending = _ignored if sending is None else sending
+        self.failed, self._sending = failed, sending
         self._relayed: dict[bytes, None] = {}
 
     def sent(self, request_id: bytes) -> None:
@@ -45,10 +48,6 @@ class Sends:
         if len(self._relayed) > REMEMBERED:
             for oldest in list(islice(self._relayed, REMEMBERED // 16)):  # at once: see gateway.core.engines.fleet
                 del self._relayed[oldest]
-
-
-def _ignored(request_id: bytes, dead: bool = False) -> None:
-    return None
 
 
 class MemoryReply:

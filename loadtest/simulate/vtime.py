@@ -34,7 +34,7 @@ class Deadlock(Exception):
 
 
 class _Soon(asyncio.Handle):
-    """asyncio's, made with less ado."""
+    """asyncio's handle, made with less ado."""
 
     __slots__ = ()
 
@@ -50,7 +50,7 @@ class _Soon(asyncio.Handle):
 
 
 class _Timer(asyncio.TimerHandle):
-    """The same."""
+    """asyncio's timer handle, made with less ado."""
 
     __slots__ = ()
 

@@ -38,7 +38,7 @@ class MessageBody(msgspec.Struct):
 
 
 class CountBody(msgspec.Struct):
-    """The same for `/v1/messages/count_tokens`."""
+    """Fields of `/v1/messages/count_tokens`."""
 
     messages: list[dict[str, Any]]
     model: str | None = None

@@ -45,7 +45,7 @@ class ChatBody(msgspec.Struct):
 
 
 class CompletionBody(msgspec.Struct):
-    """The same for `/v1/completions`; several prompts are several choices."""
+    """Fields of `/v1/completions` that are read; several prompts are several choices."""
 
     prompt: str | list[str | int | list[int]]
     model: str | None = None

@@ -17,7 +17,7 @@ from loadtest.lab.dst.books import Charges, Ledger
 from loadtest.lab.dst.case import KEYS, Call
 from loadtest.lab.dst.invariants import BACKOFF, SLACK, Invariants
 from loadtest.lab.dst.proxies import Proxies
-from loadtest.simulate.inprocess import GatewayTarget
+from loadtest.simulate.inprocess import GatewayTarget, Watcher
 
 if TYPE_CHECKING:
     from loadtest.lab.dst.world import World
@@ -35,25 +35,22 @@ DIES = ("lost", "dies")
 
 
 class CallLaws:
-    """Watcher of a gateway that is one process. `watch` comes before the first call."""
+    """Laws of a gateway that is one process. `watch` comes before the first call, `watcher` is for the gateway."""
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self.say = self._tell = world.tell
+        self._tell = world.tell
         self._wrong = wrong = world.found
         self._loop = world.loop
         self._flighty: dict[str, ClientCall] = {}  # by request id: clients that leave as soon as it is their turn
         self._sent: set[bytes] = set()  # request ids that an engine was sent
-        self.heard = world.heard
         self.charges = Charges(self._whose)
         self.ledger = Ledger(self.charges, wrong)
-        self.failed = self.ledger.failed
         self.invariants = Invariants(wrong, self._granted)
-        self.witnesses = Witnesses(
-            dispatch=self.invariants,
-            limits=self.charges,
-            batches=self.invariants.batches,
-        )
+        self.watcher = Watcher(
+            witnesses=Witnesses(dispatch=self.invariants, limits=self.charges, batches=self.invariants.batches),
+            say=world.tell, sending=self.sending, failed=self.ledger.failed, heard=world.heard,
+        )  # fmt: skip
 
     def watch(self, target: GatewayTarget, proxies: Proxies) -> None:
         """Set the gateway that is called."""

@@ -57,9 +57,9 @@ class OneProcess:
             seed=case.seed,
             sidecar_token=TOKEN,
             sidecar_transport=httpx.MockTransport(self._order),
-            watcher=laws,
+            watcher=laws.watcher,
         )
-        self.proxies = Proxies(self.target, self.memories, laws, world)
+        self.proxies = Proxies(self.target, self.memories, laws.watcher, world)
         laws.watch(self.target, self.proxies)
         self.gateway = gateway = self.target.gateway
         believe_rates(case, gateway)

@@ -186,6 +186,5 @@ class World:
 
 
 async def simulate(case: Case, log: list[str], read: Callable[[bytes], Policy] = read_json) -> str:
-    """Run it, in virtual time. What was wrong first, empty for nothing; `log` takes all that happens, a line each;
-    `read` reads policies. Raises vtime.Deadlock."""
+    """Run a case in virtual time, see World. Return what was wrong first; empty: nothing. Raises vtime.Deadlock."""
     return await World(case, log, read).run()

@@ -57,7 +57,7 @@ LIMITED = (  # what is limited, how, and calls a second
 
 
 def limits(setting: Setting) -> list[Row]:
-    """The same where rate limits refuse them: whoever comes back when told is let in."""
+    """The second tries of clients that rate limits refuse: whoever comes back when told is let in."""
     rows = []
     for what, limit, rate in LIMITED:
         policy = b"tenants: {anonymous: {}}\nlimits: {per_tenant: {%b}}\n" % limit.encode()

@@ -117,7 +117,8 @@ class ModelCallers:
         return CallOutcome(ending="broken", waited=waited, how="hung" if engine.hung else engine.process.result())
 
     async def _held(self, model: str, began: float, until: float, foretold: list[float]) -> CallOutcome | None:
-        """Until the model can be called; or why it cannot. The seconds that its last report said go to `foretold`."""
+        """Wait until the model can be called. Return the refusal if it cannot. The seconds that the last
+        report said go to `foretold`."""
         loop = asyncio.get_running_loop()
         asked = self.cut
         while not self.serves(model):

@@ -54,7 +54,7 @@ def over_processes(load: RivalLoad, rival: str, scenario: Scenario, folder: Path
 
 
 def in_virtual_time(load: RivalLoad, rival: str, scenario: Scenario, folder: Path) -> tuple[Run, float]:
-    """The same of the whole gateway, or a rival's rule, in virtual time."""
+    """The run of the whole gateway, or of a rival's rule, in virtual time, and the hits by usage."""
     before = "gateway" if rival == WEIR else rival
     cell = Cell(name=rival, before=before, policy=b"", engines=ENGINES, config=load.config, scenario=scenario,
                 folder=folder, requests=True)  # fmt: skip

@@ -208,7 +208,8 @@ async def _ended(term: Decider | None, gateway: Gateway) -> None:
 
 
 class Members:
-    """All of them, and what lies between. It says whom a relay reaches, as `OneDecider` does for one machine."""
+    """Members of a cluster and the network between them, with the decider that each relay reaches, as `OneDecider` has
+    it for one machine."""
 
     def __init__(self, processes: SeveralProcesses) -> None:
         self.processes = processes
@@ -364,7 +365,7 @@ class Members:
                 link.cut(ConnectionResetError("it was lost in between"))
 
     async def aclose(self) -> None:
-        """All end."""
+        """End all members."""
         for member in self.members.values():
             if member.alive:
                 member.kill()

@@ -102,7 +102,7 @@ class OneDecider:
             self.processes.loop.call_later(seconds, self.begin)
 
     async def aclose(self) -> None:
-        """All end."""
+        """End all deciders."""
         for decider in self.deciders:
             if not decider.dead:
                 await decider.aclose()

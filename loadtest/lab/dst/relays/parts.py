@@ -70,7 +70,7 @@ class Decider:
         await self.hub.aclose()
 
     async def aclose(self) -> None:
-        """Nothing of it goes on."""
+        """End, with all that its gateway does."""
         await self.ends()
         await closed(self.gateway)
 
