@@ -34,7 +34,6 @@ from gateway.serve.cluster.hashes import same_hashes
 from gateway.serve.cluster.port import ClusterPort
 from gateway.serve.control_parts import app_of
 from gateway.serve.data_port import DataPort, MachinePort
-from gateway.serve.descriptors import raised, shared_out, warning
 from gateway.serve.embedded import READY_WITHIN, embedded
 from gateway.serve.ending import end, listen_for_successor
 from gateway.serve.policy_file import configured, first_read, policy_status, reload
@@ -53,13 +52,16 @@ from gateway.serve.starting import (
     certificate_of,
     freeze,
     lost_lines,
+    raised,
+    shared_out,
     span_export,
     try_relays,
+    warning,
 )
 from gateway.serve.stored import begun, check, offered, opened, storage_of
-from gateway.serve.upgrade.next_gateway import NextGateway
 from gateway.serve.upgrade.receiver import InheritedSockets, inherited
 from gateway.serve.upgrade.rendezvous import rendezvous_path
+from gateway.serve.upgrade.sender import NextGateway
 from gateway.shared.addresses import reachable, split_address
 from gateway.shared.control.http1 import ControlPort
 from gateway.shared.lines import LineWriter, say, standard_error

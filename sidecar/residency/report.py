@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from gateway.shared.fields import made_of
 from gateway.shared.files.units import GIB
 from gateway.shared.protocol import FAILED, NO_MEMORY, OFF, GPUReport, ModelReport
 from sidecar.core.engine_records import EngineFacts
@@ -22,14 +23,8 @@ _FOLDERS = re.compile(r"(?<![\w.:/])/(?:[^\s/:,;'\"]+/)+")
 
 def gpu_report(gpu: GPU, refused: str) -> GPUReport:
     """Report of one GPU; `refused`: why nothing is started on it, empty if it is used."""
-    return GPUReport(
-        index=gpu.index,
-        total=gpu.total,
-        used=gpu.used,
-        free=gpu.free,
-        utilization=None if gpu.utilization is None else gpu.utilization / 100,
-        refused=refused[:LONGEST],
-    )
+    utilization = None if gpu.utilization is None else gpu.utilization / 100
+    return made_of(GPUReport, gpu, utilization=utilization, refused=refused[:LONGEST])
 
 
 def model_report(
@@ -48,8 +43,9 @@ def model_report(
     why, message, retry_in = "", "", None
     if ready_in is None:
         why, message, retry_in = _why(model, decision, now)
-    facts = facts or EngineFacts()
-    return ModelReport(
+    return made_of(
+        ModelReport,
+        facts or EngineFacts(),
         profile=model.name,
         model=served_name,
         state=State.ERROR.value if model.unusable else life.state.value,
@@ -59,10 +55,6 @@ def model_report(
         why=why,
         message=message[:LONGEST],
         retry_in=retry_in,
-        kv_tokens=facts.kv_tokens,
-        context_length=facts.context_length,
-        max_concurrency=facts.max_concurrency,
-        priorities=facts.priorities,
         transfer=model.profile.transfer,
         role=model.profile.kv_transfer or "both",
         sleep_level=model.level if life.state is SLEEPING else 0,

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from gateway.serve.descriptors import shared_out, warning
+from gateway.serve.starting import shared_out, warning
 from loadtest.processes import Child, get, until
 from tests.certificates import certificate
 from tests.e2e.children import SimEngine

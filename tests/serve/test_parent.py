@@ -25,7 +25,7 @@ from pathlib import Path
 from gateway.serve.processes.parent import Parent
 from gateway.serve.processes.place import ALIVE, CLOSING, END, READY, TAKE
 from gateway.serve.upgrade.rendezvous import Offer
-from gateway.serve.upgrade.next_gateway import NextGateway
+from gateway.serve.upgrade.sender import NextGateway
 from gateway.serve.upgrade.receiver import InheritedSockets, Predecessor
 
 folder = Path(sys.argv[1])

@@ -21,7 +21,7 @@ from gateway.core.admission.admission_rules import AdmissionRules
 from gateway.core.admission.bookings import Booking
 from gateway.core.admission.deadline import breaks_a_promise, too_late
 from gateway.core.admission.decision import Decision, Foretold, Reason, Refuse, Wait
-from gateway.core.admission.outages import Outages
+from gateway.core.admission.model_traffic import Outages
 from gateway.core.admission.queues import Queues, Ticket
 from gateway.core.admission.quotas import Calendar
 from gateway.core.admission.workload import Workload

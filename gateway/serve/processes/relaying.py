@@ -32,7 +32,6 @@ from gateway.relay.remote.link import Connect, Link
 from gateway.relay.tracing import Tracing
 from gateway.relay.wire.server import Server
 from gateway.serve.assembly import relay_counts, server_settings
-from gateway.serve.descriptors import shared_out
 from gateway.serve.fleet_engines import client_settings
 from gateway.serve.processes.place import READY, Beats, Place
 from gateway.serve.starting import (
@@ -43,6 +42,7 @@ from gateway.serve.starting import (
     freeze,
     issuer_of,
     lost_lines,
+    shared_out,
     span_export,
 )
 from gateway.serve.stored import batches_beside
