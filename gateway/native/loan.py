@@ -136,7 +136,7 @@ def plain_socket(transport: asyncio.Transport) -> int | None:
 
 def _copies(source: int, sink: int) -> tuple[int, int]:
     """Copies of both descriptors; (-1, -1) where the process uses a quarter of its descriptors. The others are for
-    connections: clients and engines may have all that `serve/descriptors.py` leaves them, and copies come on top."""
+    connections: clients and engines may have all that `serve/starting.py` leaves them, and copies come on top."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4
     if max(source, sink) > most:
         return -1, -1

@@ -21,6 +21,7 @@ from gateway.core.engines.speed import Speed
 from gateway.core.engines.transfers import Transfers
 from gateway.core.engines.trouble import Trouble, asleep
 from gateway.core.policy.policy import EngineEntry, Policy
+from gateway.shared.fields import made_of
 from gateway.shared.vllm.answers import EngineSample, ModelCard
 
 STALE_POLLS = 3
@@ -293,13 +294,10 @@ class Engine:
 
     def checkpoint(self, now: float, blocks: int) -> SavedEngine:
         """Return the learned rates and bounds, for the next decider, and at most so many blocks of the prefix index."""
-        speed = self.speed
-        return SavedEngine(
+        return made_of(
+            SavedEngine,
+            self.speed,
             id=self.id,
-            prefill_rate=speed.prefill_rate,
-            ttft_spread=speed.ttft_spread,
-            tpot=speed.tpot,
-            pace=speed.pace,
             trim=self.ledger.trim,
             slots=self.ledger.slots,
             full_at=self.adaptation.full_at,

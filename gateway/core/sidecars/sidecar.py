@@ -15,6 +15,7 @@ from collections.abc import Iterator
 import msgspec
 
 from gateway.core.engines.origin import engine_id
+from gateway.shared.fields import made_of
 from gateway.shared.protocol import CapacityReport, ModelReport, Role
 from gateway.shared.vllm.answers import ModelCard
 
@@ -153,17 +154,13 @@ def members_of(report: CapacityReport) -> Iterator[Member]:
     """All engines of a report, whether the fleet may have them or not."""
     for model in report.models:
         if model.url:
-            yield Member(
+            yield made_of(
+                Member,
+                model,
                 id=engine_id(model.url),
                 url=model.url.rstrip("/"),
                 sidecar=report.sidecar,
-                profile=model.profile,
-                served=model.served,
                 open=awake(model),
-                kv_tokens=model.kv_tokens,
-                context_length=model.context_length,
-                max_concurrency=model.max_concurrency,
-                priorities=model.priorities,
                 transfer=f"{model.transfer}@{report.sidecar}" if model.transfer else "",
                 role=model.role if model.transfer else "both",
             )
