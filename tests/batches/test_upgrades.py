@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -35,16 +36,17 @@ def lines_of(number: int) -> bytes:
 
 
 class Others:
-    """Callers of the Files and Batch API, one after another until they are told to stop, each on connections of its
-    own. `ended`: how their calls have."""
+    """Callers of the Files and Batch API, one after another until they are told to stop: on connections that are kept,
+    and on one for each call. `ended`: how their calls have."""
 
     def __init__(self, made: World, batch: str) -> None:
         self.ended: Counter[str] = Counter()
-        self._made = made
         self._over = threading.Event()
-        self._kept = kept = openai.OpenAI(base_url=f"{made.url}/v1", api_key="none", max_retries=0, timeout=60.0)
+        fresh = openai.DefaultHttpxClient(limits=httpx.Limits(max_keepalive_connections=0), timeout=60.0)
+        common: Any = {"base_url": f"{made.url}/v1", "api_key": "none", "max_retries": 0, "timeout": 60.0}
+        self._clients = openai.OpenAI(**common), openai.OpenAI(http_client=fresh, **common)
         self._calling = beside(
-            *(partial(self._again, call, on) for call in (self._asks(batch), self._file) for on in (None, kept))
+            *(partial(self._again, call, on) for call in (self._asks(batch), self._file) for on in self._clients)
         )
 
     def __enter__(self) -> Others:
@@ -53,20 +55,17 @@ class Others:
 
     def __exit__(self, *error: Any) -> None:
         self._over.set()
-        with self._kept:
+        with self._clients[0], self._clients[1]:
             self._calling.__exit__(*error)
 
-    def _again(self, call: Callable[[openai.OpenAI], None], kept: openai.OpenAI | None) -> None:
+    def _again(self, call: Callable[[openai.OpenAI], None], client: openai.OpenAI) -> None:
         while not self._over.wait(0.02):
-            client = kept or openai.OpenAI(base_url=f"{self._made.url}/v1", api_key="none", max_retries=0, timeout=60.0)
             try:
                 call(client)
             except openai.OpenAIError as error:
                 self.ended[f"{type(error).__name__}: {error} {error.__cause__!r}"] += 1
             else:
                 self.ended["ok"] += 1
-            if client is not kept:
-                client.close()
 
     @staticmethod
     def _asks(batch: str) -> Callable[[openai.OpenAI], None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from loadtest.processes import Gateway, until
+from loadtest.processes import Gateway, get, until
 from tests.batches.conftest import client
 from tests.batches.relays import RelayConnection, relays, until_working, working
 from tests.batches.test_batches import begun, done, line, lines_of, over, uploaded
@@ -125,11 +126,11 @@ def test_another_relay_works_on_when_the_one_that_does_is_killed(
 
 def _done(gateway: Gateway, id: str) -> int:
     """Lines with a result, asked for on a new connection."""
-    with client(gateway, "none") as caller:
-        try:
-            return done(caller, id)
-        except openai.APIConnectionError:  # its relay was killed
-            return 0
+    try:
+        counts = json.loads(get(f"{gateway.url}/v1/batches/{id}")[1])["request_counts"]
+    except (OSError, http.client.HTTPException):  # its relay was killed
+        return 0
+    return int(counts["completed"]) if counts else 0
 
 
 def test_a_batch_is_cancelled_through_a_relay_that_does_not_work_it(
