@@ -37,13 +37,14 @@ class Channel(asyncio.Protocol):
         self._writer = FrameWriter()
         self._loop = asyncio.get_running_loop()
         self._flushing = False
+        self._ended = False  # this direction
         self._transport: asyncio.Transport | None = None
         self._why = ""
         self.closed = False
 
     def send(self, message: Message) -> None:
-        """Send it at the end of this turn; into nothing, once the channel is closed."""
-        if self.closed:
+        """Send it at the end of this turn; into nothing, once the channel is closed or this direction has ended."""
+        if self.closed or self._ended:
             return
         if self._outward is not None:
             self._outward(message)
@@ -56,11 +57,22 @@ class Channel(asyncio.Protocol):
         """Hand over what has gathered."""
         self._flushing = False
         transport = self._transport
-        if transport is None or self.closed:
+        if transport is None or self.closed or self._ended:
             return
         transport.write(self._writer.take())
         if transport.get_write_buffer_size() > MOST_UNSENT:
             self.close(f"{MOST_UNSENT} bytes wait to be read on the other side: it hangs")
+
+    def end(self) -> bool:
+        """Hand over what has gathered, and close this direction, so that the other side reads all and then closes the
+        connection. False: the transport cannot close one direction."""
+        self.flush()
+        transport = self._transport
+        if transport is None or self.closed or not transport.can_write_eof():
+            return False
+        self._ended = True
+        transport.write_eof()
+        return True
 
     def deafen(self) -> None:
         """Hear nothing any more of what the other side sends."""

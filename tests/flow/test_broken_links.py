@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,7 +18,7 @@ from gateway.core.request.record import Record
 from gateway.core.request.routes import ROUTES
 from gateway.decider.relays.session import RelaySession
 from gateway.frames.calls import ask_of
-from gateway.frames.messages import AllHeld, CallEnd
+from gateway.frames.messages import AllHeld, CallEnd, CountsAsk, EndedRecords
 from gateway.relay.remote.decider import RemoteDecider
 from tests.calls import a_call
 from tests.faults.scripted import gateway_over
@@ -68,6 +69,44 @@ def test_a_relay_whose_connection_breaks_and_comes_again_never_stops_holding() -
             await each.end()
         await made.until_held(0)
         assert not any(session.calls or session.resync.orphans for session in made.hub.sessions)
+
+    run(body)
+
+
+@pytest.mark.parametrize("handed_over", [False, True])
+def test_what_a_relay_tells_last_reaches_a_decider_that_writes_to_it_meanwhile(handed_over: bool) -> None:
+    """It reads late; were the relay's end closed by then, to write would end the connection with all that lies unread.
+    `handed_over`: it hears no more, and the last is told to the decider that it has named."""
+
+    async def body(made: Setting) -> None:
+        decider = await made.relay()
+        link = decider.link
+        (session,) = made.hub.sessions
+        assert session.channel is not None
+        transport: Any = session.channel._transport
+        transport.pause_reading()
+        record = Record(request_id="r", route="/v1/chat/completions")
+        ended = iter([EndedRecords([(0.0, record)])] * 2)
+
+        async def end() -> None:
+            await link.tell_last(lambda: link.send(next(ended)))
+            await link.aclose()
+
+        ending = asyncio.create_task(end())
+        for _ in range(20):  # the relay has written, and a relay that waits for nothing has ended
+            await asyncio.sleep(0)
+        if handed_over:
+            made.hub.hand_over(20.0, "another")
+        session.send(CountsAsk())
+        session.channel.flush()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        transport.resume_reading()
+        async with asyncio.timeout(60):
+            await ending
+        await until(lambda: not made.hub.sessions)
+        assert made.gateway.ended_calls.last == 1
+        assert not [line for line in made.lines if "is gone" in line]
 
     run(body)
 

@@ -9,6 +9,7 @@ that, in the old order. A decider of a lower epoch than one that was met before 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypeAlias
@@ -66,6 +67,7 @@ class Link:
         self._channel: Channel | None = None  # once it is welcome
         self._opened: Channel | None = None
         self._gone = asyncio.Event()
+        self._named = False  # this decider has named another, since it was told last
         self._number = 0
         self._said = ""  # the last line about the decider
         self._task: asyncio.Task[None] | None = None
@@ -98,24 +100,31 @@ class Link:
         if self._channel is not None:
             self._channel.send(message)
 
-    async def tell_last(self) -> None:
-        """Tell the totals before an end, to a decider that is there within TOLD_WITHIN seconds."""
-        until = self.clock() + TOLD_WITHIN
-        while self._channel is None and self.clock() < until:  # noqa: ASYNC110 # once, at the end
-            await asyncio.sleep(RETRY / 5)
-        self.send(self._counts())
-        self.flush()
+    async def tell_last(self, more: Callable[[], None] = lambda: None) -> None:
+        """Tell the totals, and what `more` sends, before an end, to a decider that is there within TOLD_WITHIN seconds.
 
-    def flush(self) -> None:
-        """Hand over at once what was sent, as before an end."""
-        if self._channel is not None:
-            self._channel.flush()
+        Returns once the decider has read all and closed the connection, or is late: a decider that writes to a
+        connection whose other end is gone loses what it has not read. One that hands over hears no more: the decider
+        that it names is told."""
+        until = self.clock() + TOLD_WITHIN
+        self._named = True
+        while self._named:
+            while self._channel is None and self.clock() < until:  # noqa: ASYNC110 # once, at the end
+                await asyncio.sleep(RETRY / 5)
+            self.send(self._counts())
+            more()
+            channel, self._channel, self._named = self._channel, None, False
+            if channel is not None and channel.end():
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(until - self.clock()):
+                        await self._gone.wait()
+        await cancel(self._task)
 
     def _leave(self, decider: str) -> None:
         """Leave this decider for the one at this socket, which receives this relay's holds."""
         if isinstance(self._connect, str):
             self._connect = decider
-        self._channel = None
+        self._channel, self._named = None, True
         if self._opened is not None:
             self._opened.close()
 

@@ -190,9 +190,7 @@ class RelaySide:
         for each in (order, first):
             each.cancel()
         await giving
-        await self.link.tell_last()
-        self._tell_ended()
-        self.link.flush()
+        await self.link.tell_last(self._tell_ended)
 
     async def _give_batches(self) -> None:
         if self.batches is not None:
