@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
 from gateway.core.admission.decider import Admission, Decider, Grant
@@ -15,8 +17,6 @@ from gateway.core.request.record import Record
 if TYPE_CHECKING:
     from gateway.relay.answer import Relay
     from gateway.relay.epp.lending import LentAnswer
-import math
-from collections.abc import Callable
 
 # Where the engine reported the usage of the whole answer, its numbers count, bounded by what is possible. An answer
 # may be cut short by either side. Then the charge is the prompt, the output that the engine reported, and the most

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import os
+import resource
+import shlex
 import signal
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -19,6 +22,7 @@ import msgspec
 from gateway.core.policy.policy import EngineEntry, Policy
 from gateway.decider.call_log import CallLog
 from gateway.serve.embedded import EmbeddedFleet
+from gateway.shared.addresses import reachable
 from gateway.shared.certificate import Certificate
 from gateway.shared.lines import LineWriter, open_to_append, say
 from gateway.shared.operator_log import as_text
@@ -27,12 +31,6 @@ from gateway.shared.watched_file import WatchedFile
 if TYPE_CHECKING:
     from gateway.relay.issuer import Issuer
     from gateway.serve.otlp import SpanExport
-import json
-import resource
-import shlex
-from collections.abc import Sequence
-
-from gateway.shared.addresses import reachable
 
 NO_OTEL = "--otlp-traces-endpoint: OpenTelemetry is not installed: pip install 'WEIR.whl[otel]'"
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+import socket
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,15 +20,12 @@ import msgspec
 from msgspec import Meta
 
 from gateway.core.cluster.election import FORGOTTEN, STALE, TTL, Leader, StoreView, Turn
-
-if TYPE_CHECKING:
-    from redis.asyncio import Redis
-import socket
-from collections.abc import Callable, Iterable, Mapping
-
 from gateway.decider.relays.elsewhere import process_of, relay_number, relay_of
 from gateway.shared.addresses import EVERY_INTERFACE, is_loopback, split_address
 from gateway.shared.protocol import MAX_MEMBERS, ClusterMember
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
 
 WITHIN = 0.4  # seconds for an answer
 STATE_WITHIN = 1.0  # seconds for that to a checkpoint's, which a new decider waits for
