@@ -9,7 +9,8 @@ gateway of LLMs does all day: a streamed call of 200 tokens, its request and the
 it. Latency is what a server adds to a JSON request, one at a time, over the engine alone in the same moment.
 
 Peers are used where they are installed: nginx, HAProxy and Envoy, vllm-router (on PATH, or named by the environment's
-VLLM_ROUTER) by both of its policies, and smg, the SGLang Model Gateway, by its default one.
+VLLM_ROUTER) by both of its policies, and smg, the SGLang Model Gateway, by its default one; and Envoy, as
+`deploy/envoy/` has it, with the gateway as its endpoint picker, whose CPU and memory are counted with Envoy's.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import argparse
 import asyncio
 import json
 import os
+import re
+import shlex
 import shutil
 import statistics
 import sys
@@ -85,6 +88,9 @@ ENVOY = """static_resources:
           - lb_endpoints:
               - endpoint: {{address: {{socket_address: {{address: 127.0.0.1, port_value: {engine}}}}}}}
 """
+ENVOY_FLAGS = ("--use-dynamic-base-id", "--concurrency", "1", "--log-level", "error", "-c")
+PICKER = "envoy picker"
+PICKED = Path(__file__).parents[3] / "deploy" / "envoy" / "epp.yaml"
 TOKENS = 200  # of a streamed call
 ALONE = 1000  # requests, one at a time
 STREAM, REQUEST, EVENT = f"us/stream of {TOKENS}", "us/request", "us/event"
@@ -115,11 +121,11 @@ def peers(wanted: set[str], folder: Path) -> dict[str, Command | None]:
         return command
 
     router = os.environ.get("VLLM_ROUTER") or "vllm-router"
-    envoy_flags = ("--use-dynamic-base-id", "--concurrency", "1", "--log-level", "error", "-c")
     known: dict[str, tuple[str, Callable[[str, int], list[str]]]] = {
         "nginx": ("nginx", configured(NGINX, "-c")),
         "haproxy": ("haproxy", configured(PLAIN_HAPROXY, "-db", "-f")),
-        "envoy": ("envoy", configured(ENVOY, *envoy_flags)),
+        "envoy": ("envoy", configured(ENVOY, *ENVOY_FLAGS)),
+        PICKER: ("envoy", partial(picker_command, folder)),
         "vllm-router round_robin": (router, partial(router_command, "round_robin")),
         "vllm-router cache_aware": (router, partial(router_command, "cache_aware")),
         "smg cache_aware": ("smg", partial(smg_command, "cache_aware")),
@@ -143,6 +149,17 @@ def router_command(policy: str, router: str, port: int) -> list[str]:
 def smg_command(policy: str, smg: str, port: int) -> list[str]:
     # Without a tokenizer it would look for one named like the model, in the network.
     return [smg, "launch", *router_command(policy, smg, port)[1:], "--disable-tokenizer-autoload"]
+
+
+def picker_command(folder: Path, envoy: str, port: int) -> list[str]:
+    """Command of an Envoy and, as its child, of the gateway that picks for it."""
+    config, picker = folder / f"{port}.yaml", port + 500
+    ports = {"8080": port, "9002": picker}
+    config.write_text(
+        re.sub(r"(?<=port_value: )\d+", lambda at: str(ports.get(at[0], ENGINE_PORT)), PICKED.read_text())
+    )
+    gateway = shlex.join([*gateway_command(port + 1000), "--epp", f"127.0.0.1:{picker}"])
+    return ["sh", "-c", f"{gateway} & exec {shlex.join([envoy, *ENVOY_FLAGS, str(config)])}"]
 
 
 def tree(pid: int) -> list[int]:
@@ -195,7 +212,9 @@ def under_test(argv: list[str], port: int, cores: str = "0") -> Iterator[Child]:
         yield child
 
 
-def measure(command: Command, port: int, row: dict[str, list[float]], *, own: bool) -> None:
+def measure(command: Command, port: int, row: dict[str, list[float]], *, own: bool, few: bool = False) -> None:
+    """Add a server's figures to its row. `few`: of a tenth of the calls, each of which takes ten times as long."""
+    times = 1 if few else 10
     with under_test(command(port), port) as child:
 
         def spent(load: StubLoad) -> tuple[LoadResult, float]:
@@ -204,10 +223,10 @@ def measure(command: Command, port: int, row: dict[str, list[float]], *, own: bo
             return uvloop.run(load.run(port)), cpu_seconds(child.pid) - before
 
         row.setdefault("MiB idle", []).append(memory(child.pid) / 1024**2)
-        spent(StubLoad(requests=500, connections=64))
-        plain, cpu = spent(StubLoad(requests=6000, connections=64))
+        spent(StubLoad(requests=50 * times, connections=64))
+        plain, cpu = spent(StubLoad(requests=600 * times, connections=64))
         row.setdefault(REQUEST, []).append(cpu / plain.finished * 1e6)
-        stream, cpu = spent(StubLoad(requests=200, connections=100, tokens=TOKENS))
+        stream, cpu = spent(StubLoad(requests=20 * times, connections=10 * times, tokens=TOKENS))
         row.setdefault(STREAM, []).append(cpu / stream.finished * 1e6)
         row.setdefault(EVENT, []).append(cpu / stream.events * 1e6)
         direct, through = (uvloop.run(StubLoad(requests=ALONE, connections=1).run(at)) for at in (ENGINE_PORT, port))
@@ -215,6 +234,8 @@ def measure(command: Command, port: int, row: dict[str, list[float]], *, own: bo
             added = percentile(through.latencies, rank) - percentile(direct.latencies, rank)
             row.setdefault(key, []).append(added * 1e6)
         row.setdefault("errors", []).append(plain.errors + stream.errors + through.errors)
+        if few:
+            return
         before = memory(child.pid)
         row.setdefault("KiB/stream", []).append((uvloop.run(with_streams(child.pid, port)) - before) / 1000 / 1024)
         if own:
@@ -253,7 +274,7 @@ def main() -> None:
                 print(f"round {number + 1}/{args.rounds}: {name}", file=sys.stderr)
                 port += 1
                 try:
-                    measure(command, port, rows.setdefault(name, {}), own=name == "gateway")
+                    measure(command, port, rows.setdefault(name, {}), own=name == "gateway", few=name == PICKER)
                 except ChildError as error:
                     sys.exit(f"overhead: {error}")
     report(rows)

@@ -23,6 +23,11 @@ def test_peers_are_found_on_the_path_and_named_where_absent(tmp_path: Path, monk
     assert smg(19399)[:2] == [str(tmp_path / "smg"), "launch"]
     assert envoy is not None
     assert "port_value: 19399" in Path(envoy(19399)[-1]).read_text()
+    picker = found["envoy picker"]
+    assert picker is not None
+    assert "--epp 127.0.0.1:19899" in picker(19399)[-1]
+    config = (tmp_path / "19399.yaml").read_text()
+    assert ("port_value: 19899" in config, "port_value: 19399" in config) == (True, True)
 
 
 def test_the_streamed_call_is_the_first_row(capsys: pytest.CaptureFixture[str]) -> None:
