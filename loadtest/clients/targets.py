@@ -136,6 +136,7 @@ class Server:
         self.opened = 0  # connections, all told
         self._tls = tls if address.tls else None
         self._idle: deque[tuple[asyncio.Transport, float]] = deque()
+        self._lent: set[Exchange] = set()  # whose connections have not been given back
         self._found: tuple[str, ...] = ()  # addresses of its name, the good one first
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -143,6 +144,7 @@ class Server:
         """Send a request now. Whoever has waited for its `over` gives it back to `done`."""
         loop = asyncio.get_running_loop()
         exchange = Exchange(request, answer, loop.create_future(), listener, keep=True)
+        self._lent.add(exchange)
         answer.sent = answer.sent or time.monotonic()
         transport = self._take()
         if transport is not None:
@@ -156,6 +158,7 @@ class Server:
 
     def done(self, exchange: Exchange) -> None:
         """Keep its connection for the next request, or close it."""
+        self._lent.discard(exchange)
         transport = exchange.transport
         if transport is None or transport.is_closing():
             return
@@ -174,10 +177,13 @@ class Server:
             self._found = tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
 
     def close(self) -> None:
-        """Close what waits, and give up what is about to connect."""
-        for transport, _ in self._idle:
-            transport.abort()
+        """Close every connection, also of a request whose caller has gone or is about to give it back, and give up
+        what is about to connect."""
+        for transport in [*(transport for transport, _ in self._idle), *(each.transport for each in self._lent)]:
+            if transport is not None:
+                transport.abort()
         self._idle.clear()
+        self._lent.clear()
         for task in list(self._tasks):
             task.cancel()
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 import pytest
 
 from loadtest.clients.answer import Answer
+from loadtest.clients.targets import Address, Server
 from tests.raw_calls import chat, exchange
 
 ROLE = b'data: {"choices":[{"delta":{"role":"assistant"}}]}\n\n'
@@ -105,3 +106,30 @@ def test_nobody_listens() -> None:
     asyncio.run(exchange("127.0.0.1", 9, b"", answer, limit=60.0))
     assert answer.outcome == "unanswered"
     assert "Connect call failed" in answer.error
+
+
+@pytest.mark.parametrize("answered", [True, False])
+def test_a_server_that_is_closed_closes_connections_that_were_not_given_back(answered: bool) -> None:
+    """A run may end in the turn in which an answer does, or in which somebody who waits for one is cancelled."""
+
+    async def main() -> None:
+        asked, left = asyncio.Event(), asyncio.Event()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            if answered:
+                writer.write(whole(b"200 OK", b"{}"))
+            asked.set()
+            with suppress(ConnectionError):
+                await reader.read()
+            left.set()
+            writer.close()
+
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as listening, asyncio.timeout(60.0):
+            server = Server(Address("127.0.0.1", listening.sockets[0].getsockname()[1]), None)
+            exchange = server.send(server.address.request(b"GET", b"/"), Answer())
+            await (exchange.over if answered else asked.wait())
+            server.close()
+            await left.wait()
+
+    asyncio.run(main())
