@@ -191,9 +191,14 @@ def sets_of_gpus(option: PlacementOption, order: Sequence[Resident]) -> Iterator
     16 that are all alike have one set of 8, and not 12,870. Beyond MOST_SETS, GPUs are left out whose eviction alone
     would cost the most.
     """
+    there = _open(option, order)
+    if len(there) <= option.size:  # as mostly
+        if len(there) == option.size:
+            yield tuple(there)
+        return
     grain = max(1, option.need // ALIKE)
     alike: dict[tuple[tuple[str, ...], int, bool], list[int]] = {}
-    for gpu in _open(option, order):
+    for gpu in there:
         here = tuple(resident.profile for resident in order if gpu in resident.gpus)
         alike.setdefault((here, option.room[gpu] // grain, gpu in option.same_model), []).append(gpu)
     rank = {resident.profile: position for position, resident in enumerate(order)}
