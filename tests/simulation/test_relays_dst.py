@@ -103,11 +103,14 @@ def test_everything_holds_for_dozens_of_seeds_and_those_that_have_failed() -> No
 
 
 @pytest.mark.slow
-def test_a_run_that_is_over_tells_the_command_that_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_is_over_tells_the_command_that_goes_on(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loadtest.lab.seeds.CHUNK", 2)
     assert main(["--relays", "--first", "7", "--seeds", "1000", "--jobs", "1", "--within", "0"]) == 0
     *_, done, left = capsys.readouterr().out.splitlines()
-    assert done.startswith("40 seeds from 7 on")  # what was begun at once: two chunks for each job
-    assert left.endswith("--relays --first 47 --seeds 960 --jobs 1 --within 0")
+    assert done.startswith("4 seeds from 7 on")  # what was begun at once: two chunks for each job
+    assert left.endswith("--relays --first 11 --seeds 996 --jobs 1 --within 0")
 
 
 @pytest.mark.slow
