@@ -65,12 +65,15 @@ def test_a_token_is_a_key_until_its_end_or_that_of_its_issuers_key(site: tuple[G
     with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=good, max_retries=0) as client:
         assert client.models.list().data
     assert ask(ONE.token(tenant="globex")).status_code == 403
+    ahead = time.time() + 4.0  # as an issuer's clock may be
+    assert ask(ONE.token(iat=ahead, nbf=ahead)).status_code == 200
     for token, check in (
         (ONE.token(iss="https://evil.example.com/"), "(`iss`)"),
         (ONE.token(aud="other"), "(`aud`)"),
         (ONE.token(exp=time.time() - 1), "(`exp`)"),
         (ONE.token(exp=None), "(`exp`)"),
         (ONE.token(iat=time.time() + 60), "(`iat`)"),
+        (ONE.token(nbf=time.time() + 60), "(`nbf`)"),
         (ONE.token(tenant="nobody"), "names no tenant"),
         (f"{NONE}.{ONE.token().split('.')[1]}.", "HMAC are not accepted"),
         (f"{ODD}.{ONE.token().split('.')[1]}.", "HMAC are not accepted"),
