@@ -11,7 +11,7 @@ import msgspec
 from loadtest.report.comparison import by_name, engines_of
 from loadtest.report.number_format import count, seconds, share
 from loadtest.report.plots import Axis, Line, axis_over, chart
-from loadtest.report.records import EngineSample, Run
+from loadtest.report.records import MONEY, EngineSample, Run
 from loadtest.report.sketch import Sketch
 from loadtest.report.summary import Summary, merged
 from loadtest.report.tally import Timeline, tallies_of
@@ -73,6 +73,17 @@ def over_engines(summaries: Sequence[Summary]) -> list[str]:
     return [_attainment(summaries, name, x, engines_of, " engines") for name in classes]
 
 
+def over_money(summaries: Sequence[Summary]) -> list[str]:
+    """The share of all calls that met their SLO, against what providers cost; nothing where there are none."""
+    paid = [(one, float(str(one.meta[MONEY]))) for one in summaries if MONEY in one.meta]
+    lines = []
+    for style, (name, group) in enumerate(by_name([one for one, _ in paid], engines=True).items()):
+        points = sorted((money, one.total.goodput) for one, money in paid if one in group)
+        lines.append(Line(name=name, points=points, style=style, marked=True))
+    x = axis_over("money an hour at providers", [money for _, money in paid])
+    return [_met("calls", x, lines, " an hour")] if lines else []
+
+
 def _attainment(
     summaries: Sequence[Summary], class_name: str, x: Axis, of: Callable[[Summary], float], unit: str
 ) -> str:
@@ -82,12 +93,16 @@ def _attainment(
         own = [one for one in group if class_name in one.classes]
         points = sorted((of(one), one.classes[class_name].goodput) for one in own)
         lines.append(Line(name=name, points=points, style=style, marked=True))
+    return _met(f"{class_name}: requests", x, lines, unit)
+
+
+def _met(what: str, x: Axis, lines: Sequence[Line], unit: str) -> str:
     words = ". ".join(
         f"{line.name}: " + ", ".join(f"{share(value)} at {count(at)}{unit}" for at, value in line.points)
         for line in lines
     )
     y = Axis(label="met their SLO", high=1.04, word=SHARES.word)
-    return chart(f"{class_name}: requests that met their SLO", words, x, y, lines)
+    return chart(f"{what} that met their SLO", words, x, y, lines)
 
 
 # -- distributions ----------------------------------------------------------------------------------------------------

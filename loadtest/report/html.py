@@ -71,6 +71,7 @@ def page(runs: Sequence[Run], summaries: Sequence[Summary], *, partial: bool = F
         "<main>",
         _section("Over offered load", curves.over_load(summaries)),
         _section("Over the number of engines", curves.over_engines(summaries)),
+        _section("Over money", curves.over_money(summaries)),
         f'<h2>Figures</h2><div class="card">{comparison(summaries)}</div>',
         _section("Latencies", curves.distributions(close, titles), chosen),
         f'<details class="card"{opened}><summary>The latencies as figures</summary><div class="wide">'

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from loadtest.report.tally import Tally
 
 
+MONEY = "money an hour"  # in the `meta` of a simulated run under a policy with providers: what these cost
 NOT_SENT = "not_sent"  # outcome of a request that was due, and that a late sender has not sent
 
 

@@ -19,7 +19,7 @@ from loadtest.report.capacity import RULE
 from loadtest.report.delivery import INTERRUPTED, Say, deliver, provenance, saying, unhurried
 from loadtest.report.number_format import count, seconds
 from loadtest.report.progress import Follow, Tell, following
-from loadtest.report.records import Run
+from loadtest.report.records import MONEY, Run
 from loadtest.report.report import refusal, table
 from loadtest.simulate.findings import answers, bills, kept, speed, transfers
 from loadtest.simulate.help_text import DESCRIPTION, EXAMPLES
@@ -99,6 +99,7 @@ def _described(simulation: Simulation, one: Done, simulated: Simulated) -> Run:
         "what": scenario.what,
         "seed": scenario.seed,
         "policy": one.cell.name.partition(", ")[0] if one.cell.before == "gateway" else "",
+        **({} if simulated.money is None else {MONEY: round(simulated.money, 4)}),
         "target": f"{one.cell.engines} x {simulation.profile}, {one.cell.before}, in virtual time",
         "calls": simulated.calls,
         "tries": simulated.tries,

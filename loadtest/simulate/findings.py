@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from gateway.shared.printable import printable
-from loadtest.report.number_format import count
+from loadtest.report.number_format import count, share
 from loadtest.report.report import check
 from loadtest.report.summary import summarise
 from loadtest.simulate.jobs import Done
@@ -36,13 +36,10 @@ def answers(done: Sequence[Done], *, traced: bool) -> Iterator[str]:
 
 
 def bills(done: Sequence[Done]) -> Iterator[str]:
-    """Yield a line on the money of each run that had any calls at providers."""
-    for one in done:
-        for made in one.made:
-            if made.outside and made.seconds:
-                hourly = 3600.0 * made.money / made.seconds
-                tokens = count(made.outside)
-                yield f"{printable(one.cell.name)}: {hourly:.2f} an hour at providers, {tokens} tokens in all"
+    """Yield a line on the money of each run under a policy with providers."""
+    for made in [made for one in done for made in one.made if made.money is not None]:
+        said = f"{made.money:.2f} an hour at providers, {count(made.outside)} tokens in all"
+        yield f"{printable(made.run.name)}: {said}; {share(summarise(made.run).total.goodput)} of the calls in time"
 
 
 def transfers(done: Sequence[Done]) -> Iterator[str]:

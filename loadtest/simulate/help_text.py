@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from loadtest.load.scenario_flags import Flags
 from loadtest.report.capacity import RULE
-from loadtest.simulate.rivals.rules import RULES
+from loadtest.simulate.rivals.rules import RULES, SPILL_ON_LOAD
 
 DESCRIPTION = """\
 What would this policy have done to last week's traffic? The gateway itself, its whole pipeline and every decision,
@@ -42,7 +42,7 @@ GROUPS: dict[str, Flags] = {
         ("profile", "NAME|FILE", "what an engine is (default: h100-8b), or a file of `gateway calibrate`"),
         ("max-model-len", "N", "tokens of a prompt and its answer together, at most (default: the profile's)"),
         ("prefill", "N", "the same with N of the engines that read prompts for the others too (docs/prefill.md)"),
-        ("compare", "NAMES", "the same engines behind the rules of others too: " + ", ".join(RULES)),
+        ("compare", "NAMES", "the same engines behind the rules of others too: " + ", ".join((*RULES, SPILL_ON_LOAD))),
         ("jobs", "N", "simulations at the same time (default: a core each)"),
     ),
     "what is expected": (

@@ -21,9 +21,12 @@ from gateway.core.engines.engine import Engine
 from gateway.core.money.tariff import MICRO
 from gateway.core.policy.file import decode
 from gateway.core.policy.policy import EngineEntry, Logging, Policy
+from gateway.core.policy.routes import ModelRoute
 from gateway.core.request.body_memory import BodyMemory
+from gateway.core.request.call import Call
 from gateway.core.request.record import COPY, Record
-from gateway.core.request.tenants import ANONYMOUS, with_keys
+from gateway.core.request.tenants import ANONYMOUS, Account, with_keys
+from gateway.core.routes.prospect import Readiness, prospect_of
 from gateway.decider.call_log import CallLog
 from gateway.decider.loading import Configuration
 from gateway.decider.waking import Transport
@@ -148,10 +151,29 @@ class Door(Protocol):
     def pipeline(self) -> Pipeline | None: ...
 
 
+def spill_on_load(gateway: Gateway) -> None:
+    """Let routes ask no prediction: whatever would have to wait goes to a provider, if it may leave the house."""
+    routes, control, rng = gateway.dispatch.routes, gateway.dispatch.control, random.Random(0)  # noqa: S311 # ties
+    predicted = routes.resolve
+
+    def resolve(call: Call, route: ModelRoute, account: Account, appraise: Callable[[Call], None]) -> None:
+        predicted(call, route, account, appraise)
+        outside, now, others = control.rules.outside, gateway.dispatch.clock(), call.others
+        appraise(call)
+        if call.model in outside or prospect_of(control, call, now, rng).readiness is Readiness.AT_ONCE:
+            return
+        call.others = tuple([model for model in others if model in outside])
+        provider, call.others = routes.other(call, now), others
+        if provider is not None:
+            routes.give(call, provider, now, "spilled")
+
+    routes.resolve = resolve  # type: ignore[method-assign] # the rule that is compared, in the place of the gateway's
+
+
 class GatewayTarget:
     """A gateway over simulated engines. `policy` is YAML, as an operator writes it, or was read; b"" is the default;
     `tenants`: who calls with a key, of `policy_for`; `sidecar_token`: what sidecars show; `roles`: of engines that
-    exchange KV caches."""
+    exchange KV caches; `by_load`: see `spill_on_load`."""
 
     def __init__(
         self,
@@ -165,6 +187,7 @@ class GatewayTarget:
         watcher: Watcher = NOBODY,
         roles: Sequence[Role] = (),
         provider_pace: ProviderPace = AT_A_PROVIDER,
+        by_load: bool = False,
     ) -> None:
         parsed = policy_for(policy, tenants) if isinstance(policy, bytes) else policy
         self.keys = {name: key_of(name) for name in tenants if name != ANONYMOUS and name in parsed.tenants}
@@ -185,6 +208,8 @@ class GatewayTarget:
             sidecar_transport=sidecar_transport,
             witnesses=watcher.witnesses,
         )
+        if by_load:
+            spill_on_load(self.gateway)
         self._loop = asyncio.get_running_loop()
         self._sent = 0
         self.doors: Sequence[Door] = (self.gateway,)  # calls go to each in turn

@@ -22,7 +22,7 @@ from loadtest.load.scenario_flags import add_groups, overridden, scenario_of, wh
 from loadtest.simulate.help_text import GROUPS
 from loadtest.simulate.inprocess import policy_for
 from loadtest.simulate.jobs import processors
-from loadtest.simulate.rivals.rules import RULES
+from loadtest.simulate.rivals.rules import RULES, SPILL_ON_LOAD
 from loadtest.simulate.run import Cell
 
 MOST_ENGINES = 1024
@@ -105,6 +105,7 @@ def about(path: Path, head: int = 1 << 18) -> int:
 def _sides(given: argparse.Namespace, scenario: Scenario, notes: list[str]) -> Iterator[tuple[str, str, bytes]]:
     """Sides that are compared: policies by the names of their files, and baselines."""
     names: list[str] = []
+    paid: list[tuple[str, bytes]] = []
     tenants = tuple(scenario.workload.tenants) or ("",)
     asked = dict.fromkeys(kind.class_name for kind in scenario.workload.mix)
     for file in given.policy or [""]:
@@ -128,9 +129,17 @@ def _sides(given: argparse.Namespace, scenario: Scenario, notes: list[str]) -> I
         strangers = [tenant for tenant in tenants if tenant and tenant not in policy.tenants]
         if strangers:
             notes.append(f"{name} has no tenant {' nor '.join(strangers)}: they call without a key, as anonymous")
+        if policy.providers:
+            paid.append((name, text))
         yield name, "gateway", text
     for baseline in given.compare or ():
-        yield baseline, baseline, b""
+        if baseline != SPILL_ON_LOAD:
+            yield baseline, baseline, b""
+            continue
+        if not paid:
+            raise Mistake(f"--compare {SPILL_ON_LOAD}: no policy has providers")
+        for name, text in paid:
+            yield f"{name} by load", SPILL_ON_LOAD, text
 
 
 # -- arguments --------------------------------------------------------------------------------------------------------
@@ -148,8 +157,8 @@ def _engines(text: str) -> tuple[int, ...]:
 def _rules(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(text.split(",")))
     for name in names:
-        if name not in RULES:
-            raise ValueError(f"{name!r} is not one of {', '.join(RULES)}")
+        if name not in (*RULES, SPILL_ON_LOAD):
+            raise ValueError(f"{name!r} is not one of {', '.join((*RULES, SPILL_ON_LOAD))}")
     return names
 
 

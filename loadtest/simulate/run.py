@@ -29,7 +29,7 @@ from loadtest.simulate.inprocess import GatewayTarget, policy_of
 from loadtest.simulate.memory_engine import MemoryEngine
 from loadtest.simulate.memory_requests import Taker
 from loadtest.simulate.rivals.router import Router, paced
-from loadtest.simulate.rivals.rules import RULES
+from loadtest.simulate.rivals.rules import RULES, SPILL_ON_LOAD
 from loadtest.simulate.simulation import Sample, SimulationRun
 from loadtest.simulate.step_times import Gaps, Pace
 
@@ -39,10 +39,10 @@ TELL_EVERY = 0.2  # seconds of wall time
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """Setting of one simulation. `before`: what stands before the engines, "gateway" or a name of RULES. `policy`:
-    YAML, b"" for the defaults. `folder`: folder of the scenario's files. `requests`: keep the result of each request
-    too, which takes memory. `roles`: roles of the engines, which then exchange KV caches; empty: they exchange none.
-    `find_capacity`: at the rates of a search (`report/capacity.py`), and not at the scenario's own."""
+    """Setting of one simulation. `before`: what stands before the engines, "gateway", SPILL_ON_LOAD or a name of RULES.
+    `policy`: YAML, b"" for the defaults. `folder`: folder of the scenario's files. `requests`: keep the result of each
+    request too, which takes memory. `roles`: roles of the engines, which then exchange KV caches; empty: they exchange
+    none. `find_capacity`: at the rates of a search (`report/capacity.py`), and not at the scenario's own."""
 
     name: str
     before: str
@@ -68,7 +68,8 @@ class Progress(msgspec.Struct, frozen=True):
 class Simulated(msgspec.Struct, kw_only=True):
     """Outcome of one run. `calls` and `tries`, over `seconds` of virtual time, in `wall` and `cpu` seconds;
     `memory`: bytes its process had at most, until then; `left`: what its gateway left behind, which must be nothing;
-    `problem`: what ended the calls before their time; `money`: of providers, and `outside`: their tokens."""
+    `problem`: what ended the calls before their time; `money`: of providers, an hour, None
+    without them; `outside`: their tokens."""
 
     run: records.Run
     calls: int
@@ -80,7 +81,7 @@ class Simulated(msgspec.Struct, kw_only=True):
     stopped: bool
     problem: str
     left: list[str]
-    money: float
+    money: float | None
     outside: int
 
 
@@ -99,7 +100,7 @@ async def _simulate(cell: Cell, tell: Callable[[Progress], bool]) -> Simulated:
     scenario = cell.scenario
     mix, tenants = scenario.workload.mix, tuple(scenario.workload.tenants) or ("",)
     asked = dict.fromkeys(kind.model or scenario.workload.model for kind in mix)
-    models = served(cell, asked) if cell.before == "gateway" else tuple(asked)
+    models = served(cell, asked) if cell.before not in RULES else tuple(asked)
     listening = Listening(cell, tell)
     engines: list[MemoryEngine] = []
     for number in range(cell.engines):
@@ -109,8 +110,11 @@ async def _simulate(cell: Cell, tell: Callable[[Progress], bool]) -> Simulated:
         peers = engines if cell.roles else None
         engines.append(MemoryEngine(config, model=models[0], more=models[1:], seed=number, pace=pace, peers=peers))
     target: GatewayTarget | Router
-    if cell.before == "gateway":
-        target = GatewayTarget(cell.policy, engines, seed=scenario.seed, tenants=tenants, roles=cell.roles)
+    if cell.before not in RULES:
+        by_load = cell.before == SPILL_ON_LOAD
+        target = GatewayTarget(
+            cell.policy, engines, seed=scenario.seed, tenants=tenants, roles=cell.roles, by_load=by_load
+        )
         listening.gateway = target
     else:
         target = Router(engines, RULES[cell.before]())
@@ -130,6 +134,7 @@ async def _simulate(cell: Cell, tell: Callable[[Progress], bool]) -> Simulated:
     await run.until(scenario.seconds, grace=grace)
     seconds = asyncio.get_running_loop().time()
     money, outside = target.spent if isinstance(target, GatewayTarget) else (0.0, 0)
+    paid = isinstance(target, GatewayTarget) and target.policy.providers and seconds
     stopped, problem = run.driver.stopped, str(run.driver.failed or "")
     if stopped or problem or (scenario.clients and seconds < scenario.seconds):
         listening.cut(seconds)
@@ -137,7 +142,7 @@ async def _simulate(cell: Cell, tell: Callable[[Progress], bool]) -> Simulated:
         run=listening.made(), calls=run.driver.calls, tries=listening.tries, seconds=seconds, wall=0.0, cpu=0.0,
         memory=0, stopped=stopped, problem=problem,
         left=target.left_over() if isinstance(target, GatewayTarget) and not stopped else [],
-        money=money, outside=outside,
+        money=3600.0 * money / seconds if paid else None, outside=outside,
     )  # fmt: skip
 
 

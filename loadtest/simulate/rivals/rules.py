@@ -18,6 +18,7 @@ from loadtest.simulate.rivals.router import Prompt, Rule, Worker
 
 PREFIX, QUEUE, KV = 3.0, 2.0, 2.0  # of llm-d
 MATCHED = 256  # blocks
+SPILL_ON_LOAD = "spill_on_load"  # no rule of a router: each policy with providers, by `inprocess.spill_on_load`
 
 
 class Direct:

@@ -257,6 +257,41 @@ def test_whether_prefill_elsewhere_pays_is_said_in_words(tmp_path: Path, capsys:
     assert "expected fewer than the 1 engines" in capsys.readouterr().err
 
 
+PAID = """
+storage: kept
+models: {either: {members: [sim], fallback: [outside]}}
+providers:
+  cloud: {url: https://api.example.com/v1, key_file: cloud.key, models: {outside: small}, prices: 0.15/0.60,
+          budget: [1000000/day], tenants: [anonymous], classes: [interactive]}
+"""
+OVERLOAD = """
+version: 1
+arrivals: {poisson: 60/s}
+duration: 20s
+workload: {model: either, mix: [{class: interactive, prompt: 2000, output: 64}]}
+slo: [interactive.ttft.p99<2s]
+"""
+
+
+def test_money_is_told_and_drawn_beside_spilling_on_load(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    policy, scenario = tmp_path / "paid.yaml", tmp_path / "s.yaml"
+    policy.write_text(PAID)
+    scenario.write_text(OVERLOAD)
+    flags = ["simulate", "--scenario", str(scenario), "--profile", "a100-8b", "--engines", "1", "--jobs", "1"]
+    assert main([*flags, "--compare", "spill_on_load"]) == 2
+    assert "no policy has providers" in capsys.readouterr().err
+    main([*flags, "--policy", str(policy), "--compare", "spill_on_load", "--out", str(tmp_path / "out")])
+    said = capsys.readouterr().out.replace("\n", " ")
+    told = re.findall(r"(paid(?: by load)?): ([0-9.]+) an hour at providers, \S+ tokens in all; ([0-9.]+) % of", said)
+    assert [name for name, _, _ in told] == ["paid", "paid by load"]
+    late, load = (float(money) for _, money, _ in told)
+    assert 0.0 < late < load, "calls that would be in time have left the house"
+    page = (tmp_path / "out" / "report.html").read_text()
+    drawn = page[page.index("<h2>Over money</h2>") :]
+    assert "<title>calls that met their SLO</title>" in drawn
+    assert re.search(r"<desc>paid: \S+ % at \S+ an hour\. paid by load: \S+ % at \S+ an hour</desc>", drawn)
+
+
 # -- slow -------------------------------------------------------------------------------------------------------------
 
 
