@@ -71,9 +71,14 @@ class Nursery:
                 start_new_session=True,  # Ctrl-C is not for it
             )
 
-    def start(self, request: bytes, argv: Sequence[str], output: IO[bytes]) -> Forked:
-        socket.send_fds(self._way, [request], [output.fileno()])
-        return Forked(argv, int(self._way.recv(64)))
+    def start(self, request: bytes, argv: Sequence[str], output: IO[bytes]) -> Forked | None:
+        """Fork a child. None where the nursery has ended, as it does where a kernel refuses CLONE_PARENT."""
+        try:
+            socket.send_fds(self._way, [request], [output.fileno()])
+            pid = self._way.recv(64)
+        except OSError:
+            return None
+        return Forked(argv, int(pid)) if pid else None
 
     def close(self) -> None:
         self._way.close()
@@ -102,7 +107,7 @@ class Nurseries:
         self._made[key] = nursery
         if len(self._made) > KEPT:
             self._made.pop(next(iter(self._made))).close()
-        return nursery.start(request, argv, output)
+        return nursery.start(request, argv, output) or executed(argv, output, env)
 
     def close(self) -> None:
         for nursery in self._made.values():
@@ -158,6 +163,8 @@ def fork() -> int:
     api.PyOS_BeforeFork()
     pid = ctypes.PyDLL(None).syscall(SYS_CLONE[platform.machine()], CLONE_PARENT | signal.SIGCHLD, 0, 0, 0, 0)
     (api.PyOS_AfterFork_Parent if pid else api.PyOS_AfterFork_Child)()
+    if pid < 0:
+        raise OSError("this kernel refuses CLONE_PARENT")
     return int(pid)
 
 

@@ -87,6 +87,19 @@ def test_another_key_of_hashes_is_another_nursery(tmp_path: Path, starts: pytest
     assert len(nurseries) == 2
 
 
+def test_where_a_nursery_has_ended_a_child_is_executed(tmp_path: Path) -> None:
+    nurseries = Nurseries()
+    argv = [sys.executable, "-m", "loadtest.engine"]
+    for forked in (True, False):
+        with (tmp_path / "log").open("wb") as output, nurseries.start(argv, output, None) as process:
+            assert isinstance(process, Forked) == forked
+            process.terminate()
+            process.wait(60.0)
+        for nursery in nurseries._made.values():
+            nursery._process.kill()
+    nurseries.close()
+
+
 def test_none_outlives_the_tests(tmp_path: Path) -> None:
     program = f"""
 import sys, time
