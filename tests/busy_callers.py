@@ -67,7 +67,7 @@ class BusyCallers:
     async def _call(
         self, kept: asyncio.Transport | None, *, stream: bool, keep: bool
     ) -> tuple[Answer, asyncio.Transport | None]:
-        """One call, and its connection where that can take another."""
+        """Make a call, and return its connection where that can take another."""
         loop = asyncio.get_running_loop()
         request = chat(self._host, "sim", "Why is the river level?", max_tokens=60 if stream else 16, stream=stream)
         answer, over = Answer(expected="stream" if stream else "json"), loop.create_future()

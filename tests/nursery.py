@@ -86,7 +86,7 @@ class Nursery:
 
 
 class Nurseries:
-    """One for each program that is asked for, the last ones; `start` has the place of `loadtest.processes.executed`."""
+    """Nurseries of the programs that were asked for last; `start` has the place of `loadtest.processes.executed`."""
 
     def __init__(self) -> None:
         self._made: dict[object, Nursery] = {}
@@ -122,7 +122,7 @@ def module_of(argv: Sequence[str]) -> str | None:
 
 
 def inherited(environ: Mapping[str, str]) -> tuple[object, ...]:
-    """What a program has from its parent or reads as it starts, and a nursery's children have from the nursery."""
+    """Settings that a program has from its parent or reads at its start, and a nursery's children from the nursery."""
     limits = [resource.getrlimit(kind) for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE)]
     of_python = [item for item in environ.items() if item[0].startswith("PYTHON")]
     return os.geteuid(), frozenset(os.sched_getaffinity(0)), *limits, frozenset(of_python)

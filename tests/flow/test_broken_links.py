@@ -75,7 +75,7 @@ def test_a_relay_whose_connection_breaks_and_comes_again_never_stops_holding() -
 
 @pytest.mark.parametrize("handed_over", [False, True])
 def test_what_a_relay_tells_last_reaches_a_decider_that_writes_to_it_meanwhile(handed_over: bool) -> None:
-    """It reads late; were the relay's end closed by then, to write would end the connection with all that lies unread.
+    """The decider reads late; were the relay's end closed by then, a write would end the connection, the unread lost.
     `handed_over`: it hears no more, and the last is told to the decider that it has named."""
 
     async def body(made: Setting) -> None:
