@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -18,12 +19,16 @@ from gateway.core.request.record import Record
 from gateway.core.request.routes import ROUTES
 from gateway.decider.relays.session import RelaySession
 from gateway.frames.calls import ask_of
-from gateway.frames.messages import AllHeld, CallEnd, CountsAsk, EndedRecords
+from gateway.frames.messages import AllHeld, CallEnd, CountsAsk
+from gateway.relay.remote import link
 from gateway.relay.remote.decider import RemoteDecider
+from gateway.serve.processes.relaying import RelaySide
+from loadtest.simulate.memory_wire import Sends
+from loadtest.simulate.relays import relay_of
 from tests.calls import a_call
 from tests.faults.scripted import gateway_over
 from tests.flow.test_relays import ENGINES, Asking, Setting, run, until
-from tests.over_frames import hello, hub_of
+from tests.over_frames import hello, hub_of, link_to
 
 ANONYMOUS: Key = ("requests", "anonymous", "", "")
 NEVER_FULL = RateLimit(rate=Rate(1000, 86400.0), burst=1000)
@@ -73,33 +78,47 @@ def test_a_relay_whose_connection_breaks_and_comes_again_never_stops_holding() -
     run(body)
 
 
+def relay_with_a_record(made: Setting) -> RelaySide:
+    """A relay's process in which a call has ended. Its link is not started."""
+    connect: Any = link_to(lambda: made.hub)._connect
+    side = relay_of(1, 1, 1, None, connect, {}, Sends(), 1, made.lines.append)
+    side._client_of = side._new_client
+    side._timer.cancel()  # the tests look at the time themselves
+    side._ended.add(Record(request_id="r", route="/v1/chat/completions"), 0.0)
+    return side
+
+
 @pytest.mark.parametrize("handed_over", [False, True])
-def test_what_a_relay_tells_last_reaches_a_decider_that_writes_to_it_meanwhile(handed_over: bool) -> None:
+def test_what_a_relay_tells_last_reaches_a_decider_that_writes_to_it_meanwhile(
+    monkeypatch: pytest.MonkeyPatch, handed_over: bool
+) -> None:
     """The decider reads late; were the relay's end closed by then, a write would end the connection, the unread lost.
     `handed_over`: it hears no more, and the last is told to the decider that it has named."""
 
+    monkeypatch.setattr(link, "TOLD_WITHIN", 60.0)
+
     async def body(made: Setting) -> None:
-        decider = await made.relay()
-        link = decider.link
+        side = relay_with_a_record(made)
+        side.link.start()
+        await side.link.ready.wait()
         (session,) = made.hub.sessions
         assert session.channel is not None
         transport: Any = session.channel._transport
         transport.pause_reading()
-        record = Record(request_id="r", route="/v1/chat/completions")
-        ended = iter([EndedRecords([(0.0, record)])] * 2)
+        signals: Any = SimpleNamespace(first=asyncio.Event())
+        signals.first.set()
 
         async def end() -> None:
-            await link.tell_last(lambda: link.send(next(ended)))
-            await link.aclose()
+            await side.until_drained(signals)
+            await side.aclose()
 
         ending = asyncio.create_task(end())
-        for _ in range(20):  # the relay has written, and a relay that waits for nothing has ended
-            await asyncio.sleep(0)
+        await until(lambda: not side.link.connected)  # it has told
         if handed_over:
             made.hub.hand_over(20.0, "another")
         session.send(CountsAsk())
         session.channel.flush()
-        for _ in range(20):
+        for _ in range(20):  # a relay that waits for nothing has ended
             await asyncio.sleep(0)
         transport.resume_reading()
         async with asyncio.timeout(60):
@@ -107,6 +126,23 @@ def test_what_a_relay_tells_last_reaches_a_decider_that_writes_to_it_meanwhile(h
         await until(lambda: not made.hub.sessions)
         assert made.gateway.ended_calls.last == 1
         assert not [line for line in made.lines if "is gone" in line]
+
+    run(body)
+
+
+def test_calls_that_end_while_there_is_no_decider_are_told_to_the_next() -> None:
+    async def body(made: Setting) -> None:
+        side = relay_with_a_record(made)
+        side._tell_counts()
+        side.link.start()
+        await side.link.ready.wait()
+        for _ in range(2):
+            side._timer.cancel()
+            side._tell_counts()
+        await until(lambda: made.gateway.ended_calls.last)
+        await side.aclose()
+        await until(lambda: not made.hub.sessions)
+        assert made.gateway.ended_calls.last == 1
 
     run(body)
 

@@ -131,6 +131,24 @@ def test_idle_connection_is_closed(sent: bytes) -> None:
     serve(scenario, keep_alive=1.0, headers_timeout=0.05)
 
 
+def test_idle_connection_is_closed_however_late_the_deadline_of_its_last_call_is() -> None:
+    async def scenario(rig: Rig) -> None:
+        client = await rig.client()
+        await client.send(HOLD)
+        responder = await rig.handler.holding()
+        (connection,) = rig.server._shared.open
+        assert isinstance(connection, ClientConnection)
+        deadline = now() + 3600.0
+        responder.leave_by(deadline)
+        while connection._timer_at < deadline:
+            await asyncio.sleep(0.01)
+        responder.send(200, TEXT, b"x")
+        await client.answer()
+        assert await client.end() == (b"", "closed")
+
+    serve(scenario, keep_alive=0.1, headers_timeout=0.05)
+
+
 def test_an_answer_may_take_longer_than_any_of_them() -> None:
     async def scenario(rig: Rig) -> None:
         client = await rig.client()

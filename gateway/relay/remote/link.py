@@ -103,9 +103,10 @@ class Link:
     async def tell_last(self, more: Callable[[], None] = lambda: None) -> None:
         """Tell the totals, and what `more` sends, before an end, to a decider that is there within TOLD_WITHIN seconds.
 
-        Returns once the decider has read all and closed the connection, or is late: a decider that writes to a
-        connection whose other end is gone loses what it has not read. One that hands over hears no more: the decider
-        that it names is told."""
+        Returns once the decider has closed the connection, or is late. A decider that lives has read all by then; one
+        that is killed may not have, and its successor is not told. A decider that writes to a connection whose other
+        end is gone loses what it has not read. One that hands over hears no more: all is told again to the decider that
+        it names."""
         until = self.clock() + TOLD_WITHIN
         self._named = True
         while self._named:

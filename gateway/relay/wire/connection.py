@@ -6,7 +6,8 @@ client leaves; half-close is not supported. Every wire error ends the connection
 seconds to finish sending and read the answer.
 
 Each connection has one timer, armed lazily: progress only stores a time, and the timer compares when it fires. The
-timer moves only towards an earlier deadline. That happens for a request that arrives in pieces, not for a whole one.
+timer moves only towards an earlier deadline. Requests that arrive whole, one after another, leave the timer as it is. A
+request in pieces moves it, and so does the end of an answer for which the timer had moved on to the call's deadline.
 """
 
 from __future__ import annotations
@@ -373,8 +374,7 @@ class ClientConnection(asyncio.Protocol):
             return
         self._state = _ANSWERED[self._state]
         self._since = self._loop.time()
-        if self._timer is None:
-            self._arm(self._since + self._shared.settings.keep_alive)
+        self._arm(self._since + self._shared.settings.keep_alive)
         if self._buffer and not self._running:
             self._loop.call_soon(self._resume_reading)
 

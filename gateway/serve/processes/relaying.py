@@ -190,7 +190,7 @@ class RelaySide:
         for each in (order, first):
             each.cancel()
         await giving
-        await self.link.tell_last(self._tell_ended)
+        await self.link.tell_last(partial(self._tell_ended, self._ended_told))
 
     async def _give_batches(self) -> None:
         if self.batches is not None:
@@ -262,14 +262,15 @@ class RelaySide:
     def _tell_counts(self) -> None:
         self._abandon_dead()
         self.link.send(self._told())
-        self._tell_ended()
+        self._tell_ended(self._ended_told)
         self._timer = asyncio.get_running_loop().call_later(COUNT_EVERY, self._tell_counts)
 
-    def _tell_ended(self) -> None:
-        """Send the decider the calls that have ended since the last time. Without a decider they are dropped."""
-        _, calls = self._ended.after(self._ended_told, frames.MOST_RECORDS)
-        self._ended_told = self._ended.last
-        if calls:
+    def _tell_ended(self, told: int) -> None:
+        """Send the decider the calls that have ended after the one of this serial number. Without a decider they wait:
+        the newest MOST_RECORDS are kept."""
+        _, calls = self._ended.after(told, frames.MOST_RECORDS)
+        if calls and self.link.connected:
+            self._ended_told = self._ended.last
             self.link.send(frames.EndedRecords(list(calls)))
 
     def _told(self) -> frames.RelayCounts:
