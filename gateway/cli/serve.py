@@ -35,21 +35,6 @@ from gateway.shared.operator_log import as_text, plain
 from gateway.shared.printable import printable
 from gateway.upstream.client import parse_origin
 
-# The quota is that of cgroup v2: `cpu.max`, microseconds of CPU in each period. In a container it lies at the root of
-# what is mounted; on the machine itself there is none. Source: Linux, Documentation/admin-guide/cgroup-v2.rst.
-_QUOTA = Path("/sys/fs/cgroup/cpu.max")
-
-
-def cores(quota: Path = _QUOTA) -> int:
-    """Whole cores, at least one; a quota of 2.5 cores counts as two."""
-    usable = len(os.sched_getaffinity(0))
-    try:
-        allowed, period = quota.read_text().split()
-        return max(1, min(usable, int(allowed) // int(period)))
-    except (OSError, ValueError):  # no such file, or "max": no quota
-        return usable
-
-
 MISTAKES = (Mistake, StartError)
 MOST_WORKERS = 64
 TRACES = "/v1/traces"  # OTLP's path, where the address has none of its own
@@ -348,3 +333,18 @@ def _endpoint(text: str) -> str:
 def _control(text: str) -> str:
     split_address(text)
     return text
+
+
+# The quota is that of cgroup v2: `cpu.max`, microseconds of CPU in each period. In a container it lies at the root of
+# what is mounted; on the machine itself there is none. Source: Linux, Documentation/admin-guide/cgroup-v2.rst.
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+
+
+def cores(quota: Path = _QUOTA) -> int:
+    """Whole cores, at least one; a quota of 2.5 cores counts as two."""
+    usable = len(os.sched_getaffinity(0))
+    try:
+        allowed, period = quota.read_text().split()
+        return max(1, min(usable, int(allowed) // int(period)))
+    except (OSError, ValueError):  # no such file, or "max": no quota
+        return usable

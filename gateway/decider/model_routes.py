@@ -17,9 +17,9 @@ from gateway.core.request.call import Call
 from gateway.core.request.outcome import Outcome
 from gateway.core.request.record import COPY, Record
 from gateway.core.request.tenants import Account
-from gateway.core.routes.canary import CanaryTrial
+from gateway.core.routes.canary import Answers, CanaryTrial
 from gateway.core.routes.prospect import Prospect, prospect_of
-from gateway.core.routes.resolution import Answers, resolve
+from gateway.core.routes.resolution import resolve
 from gateway.shared.notice import Notice
 
 

@@ -10,8 +10,9 @@ from typing import Any
 from gateway.serve.assembly import Gateway
 from gateway.serve.data_port import DataPort
 from gateway.serve.starting import ProcessSignals
+from gateway.serve.upgrade.next_gateway import NextGateway
 from gateway.serve.upgrade.rendezvous import Offer, UnsafeFolder
-from gateway.serve.upgrade.sender import HandOffSender, NextGateway
+from gateway.serve.upgrade.sender import HandOffSender
 from gateway.shared.control.http1 import ControlPort
 from gateway.shared.lines import say
 from gateway.shared.service_manager import ServiceManager

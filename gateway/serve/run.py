@@ -59,9 +59,9 @@ from gateway.serve.starting import (
     warning,
 )
 from gateway.serve.stored import begun, check, offered, opened, storage_of
+from gateway.serve.upgrade.next_gateway import NextGateway
 from gateway.serve.upgrade.receiver import InheritedSockets, inherited
 from gateway.serve.upgrade.rendezvous import rendezvous_path
-from gateway.serve.upgrade.sender import NextGateway
 from gateway.shared.addresses import reachable, split_address
 from gateway.shared.control.http1 import ControlPort
 from gateway.shared.lines import LineWriter, say, standard_error

@@ -22,7 +22,7 @@ from gateway.core.request.record import Record
 from gateway.decider.call_log import CallLog
 from gateway.decider.loading import Configuration
 from gateway.relay.epp.lending import EndReport, Failure, LentCall
-from gateway.relay.epp.response import Answer, KeptReply
+from gateway.relay.epp.stream import Answer, KeptReply
 from gateway.relay.wire.messages import Request
 from gateway.serve.assembly import Gateway
 from gateway.serve.epp_port import LentCalls

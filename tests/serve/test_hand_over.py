@@ -29,9 +29,9 @@ from gateway.serve.assembly import Gateway
 from gateway.serve.data_port import MachinePort
 from gateway.serve.ending import end, listen_for_successor
 from gateway.serve.starting import Options, StartError
+from gateway.serve.upgrade.next_gateway import command
 from gateway.serve.upgrade.receiver import LATER, InheritedSockets, Predecessor, inherited, same_member
 from gateway.serve.upgrade.rendezvous import HandOffPayload, Offer, Ready, UnsafeFolder, line_of, listen_at
-from gateway.serve.upgrade.sender import command
 from gateway.shared.control.http1 import ControlPort
 from gateway.shared.service_manager import ServiceManager
 from tests.beside import beside

@@ -24,9 +24,9 @@ import os, select, signal, socket, sys, time
 from pathlib import Path
 from gateway.serve.processes.parent import Parent
 from gateway.serve.processes.place import ALIVE, CLOSING, END, READY, TAKE
-from gateway.serve.upgrade.rendezvous import Offer
-from gateway.serve.upgrade.sender import NextGateway
+from gateway.serve.upgrade.next_gateway import NextGateway
 from gateway.serve.upgrade.receiver import InheritedSockets, Predecessor
+from gateway.serve.upgrade.rendezvous import Offer
 
 folder = Path(sys.argv[1])
 

@@ -30,65 +30,6 @@ from gateway.core.request.outcome import Outcome
 from gateway.core.sidecars.sidecar import Sidecar
 from gateway.shared.files.units import GIB
 
-TENANTS = 500  # shown: those that used most
-KEYS = 20  # shown of each
-LIMITS = 50  # shown of each
-ROWS = 200  # of tenants and models that are shown of a provider: those that cost most
-
-
-def tenant_entries(
-    tenants: Mapping[str, Tenant], used: Mapping[str, Used], buckets: Iterable[Bucket], now: float
-) -> Iterator[tuple[str, object]]:
-    """Yield the entry of each tenant, of TENANTS at most: its rights, its usage, and what its limits have left."""
-    limits: dict[str, list[object]] = {}
-    for bucket in buckets:
-        kind, tenant, class_name, model = bucket.key
-        own = limits.setdefault(tenant, [])
-        if len(own) < LIMITS:
-            what = f"class {class_name}" if class_name else ""
-            what = f"model {model}" if model else what
-            own.append([kind, what, str(bucket.quota.rate), bucket.burst, bucket.left(now)])
-    nothing: Used = (0, 0, 0)
-    names = sorted(tenants, key=lambda name: (-used.get(name, nothing)[2], -used.get(name, nothing)[0], name))
-    weights = sum([tenant.weight for tenant in tenants.values()])
-    for order, name in enumerate(names[:TENANTS]):
-        found = tenants[name]
-        ended, answered, tokens = used.get(name, nothing)
-        told = {
-            "order": order,
-            "weight": found.weight,
-            "share": round(found.weight / weights, 4),
-            "class": found.class_,
-            "best_class": found.best_class,
-            "models": list(found.models),
-            "keys": [key[:HASH_SHOWN] for key in found.keys[:KEYS]],
-            "all_keys": len(found.keys),
-            "ended": ended,
-            "answered": answered,
-            "tokens": tokens,
-            "limits": limits.get(name, []),
-        }
-        yield f"tenant/{name}", told
-    yield "limits", limits.get("", [])
-
-
-def money_entries(money: MoneyBook, now: float) -> Iterator[tuple[str, object]]:
-    """Yield the entry of each provider: its budgets, and what each tenant's calls for each model have cost since the
-    start."""
-    found: dict[str, dict[str, list[list[object]]]] = {}
-    for provider, tenant, purse in money.purses():
-        if not tenant:
-            window = purse.window
-            amounts = (window.used(now), window.reserved, window.amount or 0)
-            entry = found.setdefault(provider, {"budgets": [], "spent": []})
-            entry["budgets"].append([window.span, *(amount / MICRO for amount in amounts)])
-    for (provider, tenant, model), (micro, tokens) in sorted(money.totals.items(), key=lambda each: -each[1][0]):
-        if provider in found and len(found[provider]["spent"]) < ROWS:
-            found[provider]["spent"].append([tenant, model, tokens, micro / MICRO])
-    for provider, entry in found.items():
-        yield f"provider/{provider}", entry
-
-
 LATE = 3  # samples that an engine may miss before its sample is said to be old
 OLD = 5.0  # seconds, at least
 
@@ -308,3 +249,64 @@ class ConsoleReading:
 def _rounded(seconds: float) -> float:
     """To two digits: what is predicted is no more exact, and jitters less."""
     return float(f"{seconds:.2g}")
+
+
+# -- tenants and money ------------------------------------------------------------------------------------------------
+
+TENANTS = 500  # shown: those that used most
+KEYS = 20  # shown of each
+LIMITS = 50  # shown of each
+ROWS = 200  # of tenants and models that are shown of a provider: those that cost most
+
+
+def tenant_entries(
+    tenants: Mapping[str, Tenant], used: Mapping[str, Used], buckets: Iterable[Bucket], now: float
+) -> Iterator[tuple[str, object]]:
+    """Yield the entry of each tenant, of TENANTS at most: its rights, its usage, and what its limits have left."""
+    limits: dict[str, list[object]] = {}
+    for bucket in buckets:
+        kind, tenant, class_name, model = bucket.key
+        own = limits.setdefault(tenant, [])
+        if len(own) < LIMITS:
+            what = f"class {class_name}" if class_name else ""
+            what = f"model {model}" if model else what
+            own.append([kind, what, str(bucket.quota.rate), bucket.burst, bucket.left(now)])
+    nothing: Used = (0, 0, 0)
+    names = sorted(tenants, key=lambda name: (-used.get(name, nothing)[2], -used.get(name, nothing)[0], name))
+    weights = sum([tenant.weight for tenant in tenants.values()])
+    for order, name in enumerate(names[:TENANTS]):
+        found = tenants[name]
+        ended, answered, tokens = used.get(name, nothing)
+        told = {
+            "order": order,
+            "weight": found.weight,
+            "share": round(found.weight / weights, 4),
+            "class": found.class_,
+            "best_class": found.best_class,
+            "models": list(found.models),
+            "keys": [key[:HASH_SHOWN] for key in found.keys[:KEYS]],
+            "all_keys": len(found.keys),
+            "ended": ended,
+            "answered": answered,
+            "tokens": tokens,
+            "limits": limits.get(name, []),
+        }
+        yield f"tenant/{name}", told
+    yield "limits", limits.get("", [])
+
+
+def money_entries(money: MoneyBook, now: float) -> Iterator[tuple[str, object]]:
+    """Yield the entry of each provider: its budgets, and what each tenant's calls for each model have cost since the
+    start."""
+    found: dict[str, dict[str, list[list[object]]]] = {}
+    for provider, tenant, purse in money.purses():
+        if not tenant:
+            window = purse.window
+            amounts = (window.used(now), window.reserved, window.amount or 0)
+            entry = found.setdefault(provider, {"budgets": [], "spent": []})
+            entry["budgets"].append([window.span, *(amount / MICRO for amount in amounts)])
+    for (provider, tenant, model), (micro, tokens) in sorted(money.totals.items(), key=lambda each: -each[1][0]):
+        if provider in found and len(found[provider]["spent"]) < ROWS:
+            found[provider]["spent"].append([tenant, model, tokens, micro / MICRO])
+    for provider, entry in found.items():
+        yield f"provider/{provider}", entry

@@ -23,31 +23,6 @@ from gateway.core.policy.policy import Policy
 from gateway.core.quantile import TTFTQuantile
 from gateway.core.request.call import Call
 
-
-class Outages:
-    """Outages of the models of a fleet. `since`: when each began."""
-
-    def __init__(self, fleet: Fleet) -> None:
-        self.since: dict[str, float] = {}
-        self._fleet = fleet
-
-    def look(self, model: str, now: float) -> None:
-        """Note whether an outage of the model has begun or is over."""
-        if self._lasts(model):
-            self.since.setdefault(model, now)
-        elif self.since:
-            self.since.pop(model, None)
-
-    def held_until(self, model: str, now: float, hold: float) -> float:
-        """Time when calls that wait for an engine of the model to come back are given up, `hold` seconds after the
-        outage began. Negative infinity if an engine may receive calls, or if no engine is expected back."""
-        return self.since.get(model, now) + hold if self._lasts(model) else -math.inf
-
-    def _lasts(self, model: str) -> bool:
-        """Whether no engine may be given calls for the model, and one is expected back."""
-        return not self._fleet.serves(model) and any(not engine.leaving for engine in self._fleet.serving(model))
-
-
 UNCROWDED = 0.9  # of what a class is served: newcomers that ask for less leave room for those who come back
 STEP_EVERY = 0.1  # seconds at least between two judgements of the mode
 
@@ -244,3 +219,30 @@ class ModelTraffic:
             )
             scaling.take(readings, now)
         return scaling.wanted
+
+
+# -- outages ----------------------------------------------------------------------------------------------------------
+
+
+class Outages:
+    """Outages of the models of a fleet. `since`: when each began."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.since: dict[str, float] = {}
+        self._fleet = fleet
+
+    def look(self, model: str, now: float) -> None:
+        """Note whether an outage of the model has begun or is over."""
+        if self._lasts(model):
+            self.since.setdefault(model, now)
+        elif self.since:
+            self.since.pop(model, None)
+
+    def held_until(self, model: str, now: float, hold: float) -> float:
+        """Time when calls that wait for an engine of the model to come back are given up, `hold` seconds after the
+        outage began. Negative infinity if an engine may receive calls, or if no engine is expected back."""
+        return self.since.get(model, now) + hold if self._lasts(model) else -math.inf
+
+    def _lasts(self, model: str) -> bool:
+        """Whether no engine may be given calls for the model, and one is expected back."""
+        return not self._fleet.serves(model) and any(not engine.leaving for engine in self._fleet.serving(model))

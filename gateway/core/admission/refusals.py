@@ -26,31 +26,6 @@ from gateway.core.request.call import Call
 from gateway.core.request.outcome import ISSUER_KEYS, MODEL_AWAY, Outcome, Refused
 from gateway.shared.protocol import FAILED, NO_MEMORY, OFF
 
-_PLACEHOLDER = re.compile(r"\{(tenant|class|model|limit|retry_after|request_id)\}")
-
-
-def refusal_body(
-    template: Refusal, refused: Refused, *, tenant: str, class_name: str, model: str, request_id: str
-) -> bytes:
-    """JSON for a tenant's callers instead of OpenAI's error object: the template with its placeholders filled in.
-
-    Only text is filled in, in one pass: what a client put into a name is data, also where it looks like a placeholder.
-    `{retry_after}` is whole seconds, `-` where a retry cannot help.
-    """
-    seconds = "-" if refused.retry_after is None else str(math.ceil(refused.retry_after))
-    words = {"tenant": tenant, "class": class_name, "model": model, "limit": refused.limit}
-    words |= {"retry_after": seconds, "request_id": request_id}
-
-    def filled(value: Any) -> Any:
-        if isinstance(value, str):
-            return _PLACEHOLDER.sub(lambda found: words[found[1]], value)
-        if isinstance(value, dict):
-            return {name: filled(item) for name, item in value.items()}
-        return [filled(item) for item in value] if isinstance(value, list) else value
-
-    return msgspec.json.encode(filled(template.body))
-
-
 QUOTA = "insufficient_quota"  # as OpenAI calls it
 MODEL_OFF = "model_off"
 BOOKED_OUT = HORIZON + 1.0  # seconds; more than SDKs wait, so they are told not to retry by themselves
@@ -348,3 +323,30 @@ def bug(request_id: str) -> Refused:
 def no_room_for_copy() -> Refused:
     """A mirrored copy found no room at once: it waits for nobody."""
     return Refused(Outcome.QUEUE_FULL, "No engine had room at once for this copy of a call, so it was dropped.")
+
+
+# -- a tenant's own words ---------------------------------------------------------------------------------------------
+
+_PLACEHOLDER = re.compile(r"\{(tenant|class|model|limit|retry_after|request_id)\}")
+
+
+def refusal_body(
+    template: Refusal, refused: Refused, *, tenant: str, class_name: str, model: str, request_id: str
+) -> bytes:
+    """JSON for a tenant's callers instead of OpenAI's error object: the template with its placeholders filled in.
+
+    Only text is filled in, in one pass: what a client put into a name is data, also where it looks like a placeholder.
+    `{retry_after}` is whole seconds, `-` where a retry cannot help.
+    """
+    seconds = "-" if refused.retry_after is None else str(math.ceil(refused.retry_after))
+    words = {"tenant": tenant, "class": class_name, "model": model, "limit": refused.limit}
+    words |= {"retry_after": seconds, "request_id": request_id}
+
+    def filled(value: Any) -> Any:
+        if isinstance(value, str):
+            return _PLACEHOLDER.sub(lambda found: words[found[1]], value)
+        if isinstance(value, dict):
+            return {name: filled(item) for name, item in value.items()}
+        return [filled(item) for item in value] if isinstance(value, list) else value
+
+    return msgspec.json.encode(filled(template.body))

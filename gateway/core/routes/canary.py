@@ -18,11 +18,12 @@ one length.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from hashlib import blake2b
 
 import msgspec
+from msgspec import UNSET
 
 from gateway.core.checkpoint import SavedVerdict
 from gateway.core.policy.routes import ModelRoute, RouteMember
@@ -150,3 +151,30 @@ def _alike(record: Record) -> tuple[str, bool, int]:
 
 def _definition(route: ModelRoute) -> int:
     return int.from_bytes(blake2b(msgspec.json.encode(route), digest_size=8).digest(), "big", signed=True)
+
+
+# -- answers of a mirror's sides --------------------------------------------------------------------------------------
+
+
+class Answers:
+    """`results` counts calls: ok, error (the engine's fault, or refused by it), dropped (no room, or the caller left).
+    `tokens`, `ttft` (seconds) and `finishes` are of those that are ok."""
+
+    __slots__ = ("finishes", "results", "tokens", "ttft")
+
+    def __init__(self) -> None:
+        self.results: Counter[str] = Counter()
+        self.finishes: Counter[str] = Counter()
+        self.tokens = 0
+        self.ttft = 0.0
+
+    def add(self, record: Record) -> None:
+        """Take a call that has ended."""
+        if record.outcome is not Outcome.OK:
+            self.results["error" if record.outcome in ERRORS else "dropped"] += 1
+            return
+        self.results["ok"] += 1
+        self.tokens += record.completion_tokens
+        self.ttft += record.ttft
+        if record.finish is not UNSET:
+            self.finishes[record.finish] += 1

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -20,9 +20,10 @@ from gateway.core.request.body_memory import SMALL, BodyMemory
 from gateway.core.request.routes import route_of
 from gateway.relay.epp import messages
 from gateway.relay.epp.endpoints import Endpoints
-from gateway.relay.epp.lending import EndReport, LentCall
+from gateway.relay.epp.lending import EndReport, Headers, LentCall, headers_of
 from gateway.relay.epp.request import BadHead, request_of, unusable_mode, unwanted
-from gateway.relay.epp.response import KINDS, Answer, KeptReply, ResponseReader
+from gateway.relay.epp.response import KINDS, ResponseReader
+from gateway.relay.inner_client import InnerClient
 from gateway.relay.pipeline import Pipeline
 from gateway.relay.wire.messages import Request, ServerSettings, WireError, leased, refusal
 from gateway.upstream.failures import UnknownName
@@ -233,3 +234,41 @@ def _check(size: int, limit: int) -> None:
     """Raise WireError for a body that is too large."""
     if size > limit:
         raise WireError(413, f"the body is over the limit of {limit} bytes")
+
+
+# -- an answer of the pipeline, kept whole ----------------------------------------------------------------------------
+
+_FRAMING = frozenset({b"content-length", b"connection"})
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """Whole answer. `headers` are without those of framing."""
+
+    status: int
+    headers: Headers
+    body: bytes
+
+    @classmethod
+    def read(cls, written: bytes) -> Self:
+        """Read an answer as the pipeline writes it."""
+        head, _, body = written.partition(b"\r\n\r\n")
+        first, _, lines = head.partition(b"\r\n")
+        headers = [each for each in headers_of(lines) if each[0] not in _FRAMING]
+        return cls(int(first.split(b" ")[1]), headers, body)
+
+
+class KeptReply:
+    """Answer to one call of a picker. `answer` resolves once the answer is whole."""
+
+    def __init__(self, request: Request) -> None:
+        self.answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._written = bytearray()
+        self.client = InnerClient(request, self._written.extend, self._answered, self._abandoned)
+
+    def _answered(self) -> None:
+        if not self.answer.done():
+            self.answer.set_result(Answer.read(bytes(self._written)))
+
+    def _abandoned(self) -> None:
+        """Nothing is broken off here: an answer is sent whole or not at all."""
+        raise RuntimeError("an answer to a picker was broken off")

@@ -26,8 +26,8 @@ from types import FrameType
 
 from gateway.relay.wire.seat_board import seat_board
 from gateway.serve.processes.place import ALIVE, CLOSING, END, HANDED, READY, TAKE, TOLD, Place, Role, die_with
+from gateway.serve.upgrade.next_gateway import NextGateway
 from gateway.serve.upgrade.receiver import InheritedSockets, tell_ready
-from gateway.serve.upgrade.sender import NextGateway
 from gateway.shared.service_manager import ServiceManager
 
 LOOK = 0.4  # seconds between two looks at who is silent

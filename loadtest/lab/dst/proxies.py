@@ -10,7 +10,7 @@ from gateway.core.answer.json_usage import JSONUsage
 from gateway.core.answer.sse_usage import SSEUsage
 from gateway.core.engines.origin import engine_id
 from gateway.relay.epp.lending import GRACE, EndReport, Failure, LentCall
-from gateway.relay.epp.response import Answer, KeptReply
+from gateway.relay.epp.stream import Answer, KeptReply
 from gateway.relay.wire.messages import Request, WireError, refusal
 from gateway.serve.epp_port import LentCalls
 from loadtest.clients.calls import ClientCall, Try

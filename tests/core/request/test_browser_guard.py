@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gateway.core.policy.policy import Policy, ServerPolicy
-from gateway.core.policy.snapshot import BrowserGuard, Snapshot
+from gateway.core.policy.snapshot import Snapshot
 from gateway.core.policy.traffic import Tenant
+from gateway.core.request.browser_guard import BrowserGuard
 from gateway.core.request.outcome import Outcome, Refused
 from gateway.shared.printable import printable
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.core.request.routes import ROUTES
-from gateway.relay.settling import MOST, PER_CALL, TURNS, clamped_usage, possible_output
+from gateway.core.request.settlement import MOST, PER_CALL, TURNS, clamped_usage, possible_output
 from tests.calls import a_call
 
 LIE = 2**40

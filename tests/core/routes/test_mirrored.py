@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gateway.core.request.outcome import Outcome
 from gateway.core.request.record import Record
-from gateway.core.routes.resolution import Answers
+from gateway.core.routes.canary import Answers
 
 
 def test_answers_are_added_up_by_how_they_ended() -> None:
