@@ -9,6 +9,7 @@ session. Whatever Python reads as it starts, and limits, are those of the nurser
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import importlib
@@ -38,6 +39,8 @@ CLONE_PARENT = 0x8000  # linux/sched.h
 SYS_CLONE = {"x86_64": 56, "aarch64": 220}
 MOST = 128 * 1024  # bytes of a request
 KEPT = 5  # nurseries
+PATIENCE = 60.0  # seconds until a nursery that answers nothing is given up
+READ_EARLY = ("PYTHON", "LC_", "LANG", "TZ", "WEIR_NATIVE")  # beginnings of variables that count before a child is born
 
 
 # -- the process of the tests -----------------------------------------------------------------------------------------
@@ -60,6 +63,7 @@ class Nursery:
 
     def __init__(self, module: str, environ: Mapping[str, str]) -> None:
         self._way, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._way.settimeout(PATIENCE)
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.nursery", str(theirs.fileno()), module],
@@ -72,13 +76,17 @@ class Nursery:
             )
 
     def start(self, request: bytes, argv: Sequence[str], output: IO[bytes]) -> Forked | None:
-        """Fork a child. None where the nursery has ended, as it does where a kernel refuses CLONE_PARENT."""
+        """Fork a child. None where none was born, or the nursery has ended, as where a kernel refuses CLONE_PARENT."""
+        told = b""
         try:
-            socket.send_fds(self._way, [request], [output.fileno()])
-            pid = self._way.recv(64)
-        except OSError:
-            return None
-        return Forked(argv, int(pid)) if pid else None
+            with contextlib.suppress(OSError):
+                socket.send_fds(self._way, [request], [output.fileno()])
+                told = self._way.recv(64)
+        finally:
+            if not told:
+                self._way.close()  # a late answer would be taken for the next child's
+        pid = int(told or b"0")
+        return Forked(argv, pid) if pid else None
 
     def close(self) -> None:
         self._way.close()
@@ -124,8 +132,8 @@ def module_of(argv: Sequence[str]) -> str | None:
 def inherited(environ: Mapping[str, str]) -> tuple[object, ...]:
     """Settings that a program has from its parent or reads at its start, and a nursery's children from the nursery."""
     limits = [resource.getrlimit(kind) for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE)]
-    of_python = [item for item in environ.items() if item[0].startswith("PYTHON")]
-    return os.geteuid(), frozenset(os.sched_getaffinity(0)), *limits, frozenset(of_python)
+    early = [item for item in environ.items() if item[0].startswith(READ_EARLY)]
+    return os.geteuid(), frozenset(os.sched_getaffinity(0)), *limits, frozenset(early)
 
 
 # -- the nursery ------------------------------------------------------------------------------------------------------
@@ -153,7 +161,11 @@ def nurse(way: socket.socket) -> str:
         if not request:
             return ""
         if not fork():
-            return born(json.loads(request), descriptors[0], way)
+            try:
+                return born(json.loads(request), descriptors[0], way)
+            except BaseException:
+                way.send(b"0")
+                raise
         os.close(descriptors[0])
 
 

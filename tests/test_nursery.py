@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -15,6 +17,28 @@ from loadtest.processes import Child, Gateway, executed, until
 from tests.nursery import Forked, Nurseries
 
 pytestmark = pytest.mark.slow
+ENGINE = [sys.executable, "-m", "loadtest.engine"]
+
+
+@pytest.fixture
+def forks(tmp_path: Path) -> Iterator[Nurseries]:
+    """Nurseries on a kernel that lets them fork children for the tests."""
+    nurseries = Nurseries()
+    with (tmp_path / "log").open("wb") as output:
+        fit = forked(nurseries, output)
+    if fit:
+        yield nurseries
+    nurseries.close()
+    if not fit:
+        pytest.skip("this kernel refuses CLONE_PARENT")
+
+
+def forked(nurseries: Nurseries, output: IO[bytes]) -> bool:
+    """Whether a child is forked. SIGTERM ends it, or whatever else has its number."""
+    with nurseries.start(ENGINE, output, None) as process:
+        process.terminate()
+        process.wait(60.0)
+    return isinstance(process, Forked)
 
 
 @pytest.fixture
@@ -42,11 +66,13 @@ def looks(pid: int) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("words", [(), ("--workers", "2")], ids=["one process", "two relays"])
-def test_it_is_like_one_that_was_executed(tmp_path: Path, starts: pytest.MonkeyPatch, words: tuple[str, ...]) -> None:
-    starts.chdir(tmp_path)
+def test_it_is_like_one_that_was_executed(
+    tmp_path: Path, forks: Nurseries, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     found = []
-    for way in (Child.started, executed):
-        starts.setattr(Child, "started", staticmethod(way))
+    for way in (forks.start, executed):
+        monkeypatch.setattr(Child, "started", staticmethod(way))
         with Gateway(tmp_path / "log", "--engine", "http://127.0.0.1:9", *words, ready=False) as gateway:
             assert isinstance(gateway.child.process, Forked) == (way is not executed)
             found.append((looks(gateway.child.pid), re.sub(r"(:\d{4,}|\"ts\":[\d.]+)", "", gateway.child.output())))
@@ -58,7 +84,7 @@ def test_its_words_and_its_environment_are_its_own(tmp_path: Path, starts: pytes
     told = []
     for way in (Child.started, executed):
         starts.setattr(Child, "started", staticmethod(way))
-        argv = [sys.executable, "-m", "loadtest.engine", "--model", "m"]
+        argv = [*ENGINE, "--model", "m"]
         with Child("engine", argv, tmp_path / "log", env={**os.environ, "WEIR_SIMULATED_SPEED": "fast"}) as child:
             told.append((child.process.wait(60.0), child.output()))
     assert told[0] == told[1]
@@ -68,8 +94,7 @@ def test_its_words_and_its_environment_are_its_own(tmp_path: Path, starts: pytes
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_it_ends_by_the_same_signals(tmp_path: Path, starts: pytest.MonkeyPatch, number: signal.Signals) -> None:
-    argv = [sys.executable, "-m", "loadtest.engine"]
-    with Child("engine", argv, tmp_path / "log") as child:
+    with Child("engine", ENGINE, tmp_path / "log") as child:
         child.line(r"^ready (\S+)", 60.0)
         child.signal(number)
         assert child.process.wait(60.0) == (-number if number == signal.SIGKILL else 0)
@@ -78,8 +103,7 @@ def test_it_ends_by_the_same_signals(tmp_path: Path, starts: pytest.MonkeyPatch,
 def test_another_key_of_hashes_is_another_nursery(tmp_path: Path, starts: pytest.MonkeyPatch) -> None:
     nurseries = set()
     for seed in ("7", "8", "7"):
-        argv = [sys.executable, "-m", "loadtest.engine"]
-        with Child("engine", argv, tmp_path / "log", env={**os.environ, "PYTHONHASHSEED": seed}) as child:
+        with Child("engine", ENGINE, tmp_path / "log", env={**os.environ, "PYTHONHASHSEED": seed}) as child:
             child.line(r"^ready (\S+)", 60.0)
             environ = Path(f"/proc/{child.pid}/environ").read_text()  # the nursery's, as it was started
             assert f"PYTHONHASHSEED={seed}\0" in environ + "\0"
@@ -87,17 +111,30 @@ def test_another_key_of_hashes_is_another_nursery(tmp_path: Path, starts: pytest
     assert len(nurseries) == 2
 
 
-def test_where_a_nursery_has_ended_a_child_is_executed(tmp_path: Path) -> None:
-    nurseries = Nurseries()
-    argv = [sys.executable, "-m", "loadtest.engine"]
-    for forked in (True, False):
-        with (tmp_path / "log").open("wb") as output, nurseries.start(argv, output, None) as process:
-            assert isinstance(process, Forked) == forked
-            process.terminate()
-            process.wait(60.0)
-        for nursery in nurseries._made.values():
-            nursery._process.kill()
-    nurseries.close()
+def test_where_a_nursery_has_ended_a_child_is_executed(tmp_path: Path, forks: Nurseries) -> None:
+    (nursery,) = forks._made.values()
+    nursery._process.kill()
+    with (tmp_path / "log").open("wb") as output:
+        assert not forked(forks, output)
+
+
+def test_one_that_dies_before_its_start_is_none(tmp_path: Path, forks: Nurseries) -> None:
+    (nursery,) = forks._made.values()
+    words = {"argv": ENGINE, "env": {}, "folder": str(tmp_path / "nowhere"), "parent": os.getpid()}
+    with (tmp_path / "log").open("w+b") as output:
+        assert nursery.start(json.dumps(words).encode(), ENGINE, output) is None
+        assert forked(forks, output), "the next child"
+
+
+def test_a_nursery_that_answers_late_is_asked_no_more(tmp_path: Path, forks: Nurseries) -> None:
+    (nursery,) = forks._made.values()
+    nursery._way.settimeout(0.01)
+    nursery._process.send_signal(signal.SIGSTOP)
+    with (tmp_path / "log").open("wb") as output:
+        assert not forked(forks, output)
+        nursery._process.send_signal(signal.SIGCONT)
+        assert nursery._process.wait(60.0) == 0, "its late child, which could tell nobody, has not ended it"
+        assert not forked(forks, output)
 
 
 def test_none_outlives_the_tests(tmp_path: Path) -> None:

@@ -275,6 +275,15 @@ def test_it_says_that_it_sleeps_while_it_waits_to(sim: Start) -> None:
         assert ask(server, "POST", "/wake_up")[0] == 200
 
 
+def test_whoever_asked_is_left_by_an_answer_that_fails(sim: Start, gpus: Path) -> None:
+    server = sim(profile="l4-8b-fp8", share=share(gpus), speed=200.0)
+    gpus.rename(gpus.with_name("away"))
+    with pytest.raises(ConnectionResetError):
+        ask(server, "POST", "/sleep")
+    gpus.with_name("away").rename(gpus)
+    assert ask(server, "POST", "/wake_up")[1]["status"] == "awake"
+
+
 # -- the folder -------------------------------------------------------------------------------------------------------
 
 

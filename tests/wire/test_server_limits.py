@@ -457,11 +457,11 @@ def test_the_time_of_an_answer_ends_with_it() -> None:
         for number, seconds in enumerate((0.05, 0.1), 1):
             await client.send(HOLD)
             responder = await rig.handler.holding(number)
-            responder.leave_by(now() + seconds)
+            start = now()
+            responder.leave_by(start + seconds)
             if number == 1:
                 responder.send(200, TEXT, b"x")
                 await client.answer()
-        start = now()
         await rig.handler.until(lambda: rig.handler.gone == ["deadline"])
         assert now() - start > 0.05, "of the second answer, not of the first"
 

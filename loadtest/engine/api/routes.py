@@ -160,6 +160,9 @@ class Routes:
                 connection.send(200, await answer(request))
             except ApiError as error:
                 connection.send(error.status, error.body())
+            except Exception:
+                connection.transport.abort()
+                raise
 
         def handler(request: Request, connection: Connection) -> None:
             self._alive()
