@@ -18,7 +18,7 @@ STAMP := $(VENV)/.weir-installed
 # Some machines set it; then every process of every test, and every worker, would compile all it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test check fast slow coverage rest lint generate format vllm test-vllm test-prefill ray test-ray test-deploy test-console clients clients-table console-pictures bench-overhead bench-scale instructions figures picture vllm-router smg rivals residency fuzz corpus diagnoses gpu-facts dst prometheus valkey envoy alerts boards docs house clean
+.PHONY: help run test check fast slow coverage rest lint generate format vllm test-vllm test-prefill ray test-ray test-deploy test-console clients clients-table console-pictures bench-overhead bench-scale wheels instructions figures picture vllm-router smg rivals residency fuzz corpus diagnoses gpu-facts dst prometheus valkey envoy alerts boards docs house clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -106,6 +106,20 @@ test-deploy: $(STAMP) ## the wheel, images, compose file and Helm chart, by twin
 	@"$(BIN)/python" -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test,deploy]'
 	WEIR_REQUIRE_DEPLOY=1 $(PYTEST) tests/deploy/test_container.py tests/deploy/test_compose.py tests/deploy/test_chart.py tests/deploy/test_chart_references.py tests/deploy/test_chart_installed.py tests/deploy/test_pool_watched.py tests/deploy/test_tutorial.py
 	@[ -n "$${KUBEBUILDER_ASSETS:-}" ] || echo "not tried: the chart, and the watch of its pool, in a Kubernetes API server. KUBEBUILDER_ASSETS names no folder with kube-apiserver and etcd"
+
+# zig links against a glibc as old as manylinux2014's. A compiler that fails leaves the pump out, and no more: what
+# auditwheel says of a wheel without one, or with one that asks for a newer glibc, is not what is looked for.
+wheels: $(STAMP) ## wheels in dist: with the pump for Linux on x86-64 and on aarch64, and one without; 100 MB to download, once
+	@"$(BIN)/python" -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[wheels]'
+	@rm -rf dist; copy="$$(mktemp -d)"; trap 'rm -rf "$$copy"' EXIT; git ls-files -z | tar -c --null -T - | tar -x -C "$$copy"; \
+	zig="$$("$(BIN)/python" -c 'import ziglang; print(*ziglang.__path__)')/zig cc -target"; \
+	wheel() { rm -rf "$$copy/build"; "$(BIN)/python" -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist "$$@" "$$copy"; }; \
+	for machine in x86_64 aarch64; do \
+		export CC="$$zig $$machine-linux-gnu.2.17" LDSHARED="$$zig $$machine-linux-gnu.2.17 -shared -s"; \
+		wheel "--config-settings=--build-option=--plat-name=manylinux2014_$$machine"; \
+		"$(BIN)/auditwheel" show dist/*_$$machine.whl | grep "manylinux_2_17_$$machine"; \
+	done; \
+	sed -i '/^ext-modules/d' "$$copy/pyproject.toml"; wheel
 
 # Chromium is Debian's; axe-core lies outside the tree, as what npm installs is no part of it.
 test-console: $(STAMP) ## the console and the documentation site in a real Chromium: accessibility, hostile texts, widths; five minutes
