@@ -8,13 +8,13 @@ lie between 0 and 1.
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
 if TYPE_CHECKING:
-    from loadtest.report.sketch import Sketch
     from loadtest.report.tally import Tally
 
 
@@ -22,16 +22,18 @@ MONEY = "money an hour"  # in the `meta` of a simulated run under a policy with 
 NOT_SENT = "not_sent"  # outcome of a request that was due, and that a late sender has not sent
 
 
-class TokenGaps(Protocol):
-    """Inter-token latencies of one answer, in seconds and in order, that are not copied for each answer. `total`: their
-    sum."""
+class TokenGaps(msgspec.Struct, gc=False):
+    """Inter-token latencies of one answer, in seconds and in order. `total`: the seconds from its first token to its
+    last, rounded once."""
 
-    @property
-    def total(self) -> float: ...
-    def __len__(self) -> int: ...
-    def __iter__(self) -> Iterator[float]: ...
-    def count_in(self, sketch: Sketch) -> None:
-        """Have the sketch count them."""
+    each: array[float]
+    total: float
+
+    def __len__(self) -> int:
+        return len(self.each)
+
+    def __iter__(self) -> Iterator[float]:
+        return iter(self.each)
 
 
 class RequestResult(msgspec.Struct, gc=False):

@@ -17,7 +17,7 @@ from array import array
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import accumulate, chain, compress, repeat
+from itertools import accumulate
 from operator import mul
 
 EXACT = 100_000  # values
@@ -85,14 +85,6 @@ class Sketch:
         if len(self._values) > EXACT:
             self._fold()
 
-    def weigh(self, values: array[float], times: Sequence[int]) -> None:
-        """Each of the values so many times, which may be none. They are not looked at: they must be as for `add`."""
-        if self.exact and sum(times) + len(self._values) <= EXACT:
-            self._values.extend(chain.from_iterable(map(repeat, values, times)))
-        else:
-            self._fold()
-            self._put(values, times)
-
     def merge(self, other: Sketch) -> None:
         """All that `other` has seen, too. `other` stays as it is."""
         if other._buckets:
@@ -108,21 +100,12 @@ class Sketch:
     def _fold(self) -> None:
         """Move what is known exactly to the buckets."""
         values, self._values = self._values, array("d")
-        self._put(values, [1] * len(values))
-
-    def _put(self, values: array[float], times: Sequence[int]) -> None:
-        """Count each of the values so many times in its bucket."""
-        counted = list(compress(values, times))
-        if not counted:
-            return
-        for bucket, more in zip(memoryview(array("f", values)).cast("B").cast("H")[HIGH::2], times, strict=True):
-            if more:
-                self._buckets[bucket] += more
-        self._count += sum(times)
-        self._total += math.fsum(map(mul, values, times))
-        self._squares += math.fsum(map(mul, map(mul, values, values), times))
-        self._smallest = min(self._smallest, *counted)
-        self._largest = max(self._largest, *counted)
+        self._buckets.update(memoryview(array("f", values)).cast("B").cast("H")[HIGH::2])
+        self._count += len(values)
+        self._total += math.fsum(values)
+        self._squares += math.fsum(map(mul, values, values))
+        self._smallest = min(self._smallest, min(values, default=math.inf))
+        self._largest = max(self._largest, max(values, default=0.0))
 
     # -- questions ----------------------------------------------------------------------------------------------------
 

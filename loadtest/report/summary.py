@@ -16,6 +16,7 @@ from loadtest.report.sketch import Sketch
 from loadtest.report.stats import LAG_BOUND, Interval, interval, jain, slo_of
 from loadtest.report.tally import Attainment, ClassTally, Tally, tallies_of
 
+LATENCIES = ("ttft", "ttft_from_send", "tpot", "itl", "e2e", "e2e_from_send")
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999}
 
 
@@ -192,12 +193,7 @@ def _part(part: ClassTally, seconds: float, slo: Slo | None = None) -> Part:
         completion_token_rate=part.completion_tokens * per_second,
         cached=part.cached_tokens / part.prompt_tokens if part.prompt_tokens else 0.0,
         uncounted=part.uncounted,
-        ttft=_distribution(part.ttft),
-        tpot=_distribution(part.tpot),
-        itl=_distribution(part.itl),
-        e2e=_distribution(part.e2e),
-        ttft_from_send=_distribution(part.ttft_sent),
-        e2e_from_send=_distribution(part.e2e_sent),
+        **{name: _distribution(getattr(part, name)) for name in LATENCIES},
         endings=[Ending(outcome, reason, count) for (outcome, reason), count in endings],
         slo=slo,
     )

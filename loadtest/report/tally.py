@@ -45,8 +45,8 @@ class ClassTally(msgspec.Struct):
     tpot: Sketch = msgspec.field(default_factory=Sketch)
     itl: Sketch = msgspec.field(default_factory=Sketch)
     e2e: Sketch = msgspec.field(default_factory=Sketch)
-    ttft_sent: Sketch = msgspec.field(default_factory=Sketch)  # here and below: vLLM's own, from the send time
-    e2e_sent: Sketch = msgspec.field(default_factory=Sketch)
+    ttft_from_send: Sketch = msgspec.field(default_factory=Sketch)  # here and below: vLLM's own, from the send time
+    e2e_from_send: Sketch = msgspec.field(default_factory=Sketch)
 
     def add(self, result: RequestResult, slo: Slo | None) -> bool:
         """Count one request; whether it was ok and met its SLO."""
@@ -67,12 +67,9 @@ class ClassTally(msgspec.Struct):
         self.cached_tokens += result.cached_tokens
         self.ttft.add(latency.ttft)
         self.e2e.add(latency.e2e)
-        self.ttft_sent.add(max(0.0, latency.ttft - late))
-        self.e2e_sent.add(max(0.0, latency.e2e - late))
-        if isinstance(result.gaps, tuple):
-            self.itl.extend(result.gaps)
-        else:
-            result.gaps.count_in(self.itl)
+        self.ttft_from_send.add(max(0.0, latency.ttft - late))
+        self.e2e_from_send.add(max(0.0, latency.e2e - late))
+        self.itl.extend(result.gaps)
         if latency.tpot is not None:
             self.tpot.add(latency.tpot)
         elif result.first_token and not result.completion_tokens:

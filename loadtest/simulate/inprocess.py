@@ -39,13 +39,13 @@ from gateway.shared.protocol import Role
 from gateway.upstream.client import Client
 from loadtest.clients.calls import ClientCall, Try
 from loadtest.load.workload import Planned
+from loadtest.report.records import TokenGaps
 from loadtest.simulate.memory_engine import MemoryEngine
-from loadtest.simulate.memory_provider import AT_A_PROVIDER, MemoryProvider, ProviderPace
+from loadtest.simulate.memory_provider import MemoryProvider
 from loadtest.simulate.memory_requests import Taker, nothing
 from loadtest.simulate.memory_watch import Watch
 from loadtest.simulate.memory_wire import MemoryClient, MemoryReply, Sends, Upstream, Wire
 from loadtest.simulate.posting import full, leaving, posted
-from loadtest.simulate.step_times import Gaps
 
 
 def _ignored(*_: object) -> None:
@@ -186,7 +186,6 @@ class GatewayTarget:
         sidecar_transport: Transport | None = None,
         watcher: Watcher = NOBODY,
         roles: Sequence[Role] = (),
-        provider_pace: ProviderPace = AT_A_PROVIDER,
         by_load: bool = False,
     ) -> None:
         parsed = policy_for(policy, tenants) if isinstance(policy, bytes) else policy
@@ -216,17 +215,17 @@ class GatewayTarget:
         own = [engine for engine in self.gateway.fleet if not engine.provider]
         self.memories = {engine.id: memory for engine, memory in zip(own, engines, strict=True)}
         self.sends = Sends(watcher.sending, watcher.failed)
-        self._offer_providers(provider_pace)
+        self._offer_providers()
         for number, (engine, memory) in enumerate(zip(own, engines, strict=True)):
             self.watch(engine, memory, number / len(engines))
 
-    def _offer_providers(self, pace: ProviderPace) -> None:
+    def _offer_providers(self) -> None:
         """Put simulated providers in the place of the policy's. Their money is in memory alone."""
         money = self.gateway.limits.money
         money.ahead, money.known = False, True
         for engine in self.gateway.fleet:
             if engine.provider:
-                self._connect(engine, MemoryProvider(self.policy.providers[engine.provider].models.values(), pace))
+                self._connect(engine, MemoryProvider(self.policy.providers[engine.provider].models.values()))
 
     def _connect(self, engine: Engine, memory: Upstream) -> MemoryClient:
         client = MemoryClient(memory, self.gateway.policy.timeouts.stall, self.sends)
@@ -297,7 +296,7 @@ class GatewayTarget:
         """Calls that wait in the gateway."""
         return sum(map(len, self.gateway.dispatch.queues.values()))
 
-    def paced(self, taker: Taker, gaps: Gaps) -> None:
+    def paced(self, taker: Taker, gaps: TokenGaps) -> None:
         """For its engines' `Pace`: what a stream's inter-token latencies were goes to the try it answers."""
         if isinstance(taker, MemoryReply):
             tried = self.records.open.get(taker.request_id.decode())

@@ -22,7 +22,7 @@ from loadtest.clients.retries import LONGEST_ADVICE, Clients
 from loadtest.engine.engine_config import EngineConfig
 from loadtest.load.scenario import Scenario, planned
 from loadtest.report import records
-from loadtest.report.records import RequestResult, Window
+from loadtest.report.records import RequestResult, TokenGaps, Window
 from loadtest.report.tally import Tally
 from loadtest.simulate import vtime
 from loadtest.simulate.inprocess import GatewayTarget, policy_of
@@ -31,7 +31,7 @@ from loadtest.simulate.memory_requests import Taker
 from loadtest.simulate.rivals.router import Router, paced
 from loadtest.simulate.rivals.rules import RULES, SPILL_ON_LOAD
 from loadtest.simulate.simulation import Sample, SimulationRun
-from loadtest.simulate.step_times import Gaps, Pace
+from loadtest.simulate.step_times import Pace
 
 MOST_SAMPLES = 20_000  # of a run's series, over all engines
 LEAST_MOMENTS = 60  # of it, whatever the number of engines
@@ -106,7 +106,6 @@ async def _simulate(cell: Cell, tell: Callable[[Progress], bool]) -> Simulated:
     for number in range(cell.engines):
         config = msgspec.structs.replace(cell.config, seed=scenario.seed * 1000 + number)
         pace = Pace(listening.paced)
-        listening.paces.append(pace)
         peers = engines if cell.roles else None
         engines.append(MemoryEngine(config, model=models[0], more=models[1:], seed=number, pace=pace, peers=peers))
     target: GatewayTarget | Router
@@ -162,7 +161,6 @@ class Listening:
     def __init__(self, cell: Cell, tell: Callable[[Progress], bool]) -> None:
         self.gateway: GatewayTarget | None = None
         self.run: SimulationRun | None = None
-        self.paces: list[Pace] = []  # of the engines
         self.tries = 0
         self._cell = cell
         self._tell = tell
@@ -174,7 +172,7 @@ class Listening:
         self._every = 1.0  # seconds
         self._most = max(LEAST_MOMENTS, MOST_SAMPLES // (cell.engines + 1))
 
-    def paced(self, taker: Taker, gaps: Gaps) -> None:
+    def paced(self, taker: Taker, gaps: TokenGaps) -> None:
         """For the engines' `Pace`."""
         if self.gateway is not None:
             self.gateway.paced(taker, gaps)
@@ -220,8 +218,6 @@ class Listening:
     def made(self) -> records.Run:
         """The run, for the report. A trace has the rate that was offered, on average."""
         cell, tally = self._cell, self._tally
-        for pace in self.paces:
-            pace.settle()
         offered = sum(part.offered for part in tally.classes.values())
         return records.Run(
             name=cell.name,

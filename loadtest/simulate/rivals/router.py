@@ -18,9 +18,9 @@ from loadtest.clients.calls import ClientCall, Try
 from loadtest.engine.api.checks import ApiError, Limits
 from loadtest.engine.sequence import BLOCK
 from loadtest.load.workload import Planned
+from loadtest.report.records import TokenGaps
 from loadtest.simulate.memory_engine import MemoryEngine
 from loadtest.simulate.memory_requests import Taker, nothing, read
-from loadtest.simulate.step_times import Gaps
 
 
 class Prompt(msgspec.Struct, frozen=True, gc=False):
@@ -160,7 +160,7 @@ class RoutedAnswer:
             self._pending = 0
 
 
-def paced(taker: Taker, gaps: Gaps) -> None:
+def paced(taker: Taker, gaps: TokenGaps) -> None:
     """For the engines' `Pace`: what a stream's inter-token latencies were goes to the try it answers."""
     if isinstance(taker, RoutedAnswer):
         taker.client_call.tried.gaps = gaps

@@ -22,10 +22,11 @@ from loadtest.engine.engine_config import engine_config
 from loadtest.engine.latency import Front, Profile
 from loadtest.engine.profile_file import ProfileFile, profile_of, profiles, text_of
 from loadtest.load.prompts import Text, completion_of
+from loadtest.report.records import TokenGaps
 from loadtest.simulate import vtime
 from loadtest.simulate.memory_engine import MemoryEngine
 from loadtest.simulate.memory_requests import Taker
-from loadtest.simulate.step_times import Gaps, Pace
+from loadtest.simulate.step_times import Pace
 
 TIMES = ("base", "prefill", "decode", "context", "front", "delay")
 WORK = [  # of a step: prompt tokens, sequences that decode, KV tokens they read, pairs of tokens
@@ -63,7 +64,7 @@ class InMemory:
     """A simulated engine as calibration sees a live one."""
 
     def __init__(self, profile: Profile, rng: random.Random) -> None:
-        def paced(taker: Taker, gaps: Gaps) -> None:
+        def paced(taker: Taker, gaps: TokenGaps) -> None:
             assert isinstance(taker, Answer)
             taker.gaps = tuple(gaps)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from array import array
 
 import pytest
 
@@ -74,24 +73,6 @@ def test_merging_is_as_if_all_had_come_to_one(monkeypatch: pytest.MonkeyPatch) -
         assert merged.mean == pytest.approx(whole.mean)
         assert merged.deviation == pytest.approx(whole.deviation)
     assert [len(piece) for piece in pieces] == [700, 3_300, 0, 1_000]
-
-
-@pytest.mark.parametrize("exact", [10, 10_000])
-def test_a_value_may_come_many_times_at_once(monkeypatch: pytest.MonkeyPatch, exact: int) -> None:
-    monkeypatch.setattr(sketch, "EXACT", exact)
-    rng = random.Random(6)
-    values, times = [rng.expovariate(20.0) for _ in range(300)], [rng.randrange(5) for _ in range(300)]
-    at_once = Sketch([0.01, 0.02])
-    at_once.weigh(array("d", values), times)
-    one_by_one = Sketch(
-        [0.01, 0.02, *(value for value, often in zip(values, times, strict=True) for _ in range(often))]
-    )
-    assert (len(at_once), at_once.exact, at_once.largest) == (len(one_by_one), exact > 10, one_by_one.largest)
-    for own, other in ((at_once.mean, one_by_one.mean), (at_once.deviation, one_by_one.deviation)):
-        assert own == pytest.approx(other)
-    assert at_once.quantiles([0.0, 0.1, 0.5, 0.9, 1.0]) == one_by_one.quantiles([0.0, 0.1, 0.5, 0.9, 1.0])
-    at_once.weigh(array("d", [1.0]), [0])
-    assert len(at_once) == len(one_by_one)
 
 
 def test_memory_does_not_grow_with_the_values(monkeypatch: pytest.MonkeyPatch) -> None:
