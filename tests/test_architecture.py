@@ -88,7 +88,7 @@ LIBRARY_BASES = {  # what a library demands is named here, with the files that m
     "TCPServer": ("gateway/shared/control/http1.py",),  # Hypercorn has no setting against HTTP/2 without TLS
     "Collector": ("gateway/decider/metrics/collector.py", "sidecar/control/metrics.py"),
     "asyncio.SelectorEventLoop": ("loadtest/simulate/vtime.py",),
-    "asyncio.Handle": ("loadtest/simulate/vtime.py",),
+    "DefaultSelector": ("loadtest/simulate/vtime.py",),
     "asyncio.TimerHandle": ("loadtest/simulate/vtime.py",),
     "str": ("gateway/shared/notice.py",),  # whatever takes a line for the operator takes one with a level too
 }
