@@ -16,7 +16,7 @@ import msgspec
 from loadtest.engine.faults import Faults, faults_of, told_of
 from loadtest.engine.memory_stages import GIB, RESIDUE, held, start
 from loadtest.engine.true_memory import TrueMemory
-from loadtest.engine.vllm_lines import FOLLOWS, SLOW_OR_HUNG, line
+from loadtest.engine.vllm_lines import VLLM_LINES, line
 from sidecar.core.gpus import GPUError
 from sidecar.gpus.simulated import OutOfMemory, claim, free, total_of
 
@@ -145,7 +145,7 @@ async def _hangs(say: Callable[[str], None], *, busy: bool) -> NoReturn:
     while True:
         if time.monotonic() >= said_at + HANG_SAYS:
             said_at = time.monotonic()
-            say(SLOW_OR_HUNG)
+            say(VLLM_LINES.slow_or_hung)
         until = time.monotonic() + PIECE_EVERY
         while busy and time.monotonic() < until:
             pass
@@ -153,4 +153,4 @@ async def _hangs(say: Callable[[str], None], *, busy: bool) -> NoReturn:
 
 
 def _failed(why: str) -> StartFailed:
-    return StartFailed(f"EngineCore failed to start.\n{why}\n{FOLLOWS}")
+    return StartFailed(f"EngineCore failed to start.\n{why}\n{VLLM_LINES.follows}")

@@ -58,7 +58,7 @@ def over_load(summaries: Sequence[Summary]) -> list[str]:
     y = axis_over("goodput, requests/s", [value * 1.1 for line in lines[1:] for _, value in line.points])
     drawn = [chart("Goodput against offered load", words, x, y, lines)]
     if len(classes) > 1:
-        drawn.extend(_attainment(summaries, name, x, lambda one: one.total.offered_rate, "/s") for name in classes)
+        drawn.extend(_met(name, summaries, x, _offered, "/s") for name in classes)
     return drawn
 
 
@@ -70,38 +70,39 @@ def over_engines(summaries: Sequence[Summary]) -> list[str]:
         return []
     x = Axis(label="engines", high=1.04 * max(numbers), whole=True)
     classes = sorted({name for summary in summaries for name in summary.classes})
-    return [_attainment(summaries, name, x, engines_of, " engines") for name in classes]
+    return [_met(name, summaries, x, engines_of, " engines") for name in classes]
 
 
 def over_money(summaries: Sequence[Summary]) -> list[str]:
     """The share of all calls that met their SLO, against what providers cost; nothing where there are none."""
-    paid = [(one, float(str(one.meta[MONEY]))) for one in summaries if MONEY in one.meta]
+    paid = [summary for summary in summaries if MONEY in summary.meta]
+    return (
+        [_met("", paid, axis_over("money an hour at providers", map(_money, paid)), _money, " an hour")] if paid else []
+    )
+
+
+def _offered(summary: Summary) -> float:
+    return summary.total.offered_rate
+
+
+def _money(summary: Summary) -> float:
+    return float(str(summary.meta[MONEY]))
+
+
+def _met(class_name: str, summaries: Sequence[Summary], x: Axis, of: Callable[[Summary], float], unit: str) -> str:
+    """Draw the attainment of a class by run, "": of all calls. `of`: the x value of a summary; `unit`: its unit in
+    words."""
     lines = []
-    for style, (name, group) in enumerate(by_name([one for one, _ in paid], engines=True).items()):
-        points = sorted((money, one.total.goodput) for one, money in paid if one in group)
+    for style, (name, group) in enumerate(by_name(summaries, engines=of is not _offered).items()):
+        own = [(of(one), one.classes.get(class_name) if class_name else one.total) for one in group]
+        points = sorted((at, part.goodput) for at, part in own if part is not None)
         lines.append(Line(name=name, points=points, style=style, marked=True))
-    x = axis_over("money an hour at providers", [money for _, money in paid])
-    return [_met("calls", x, lines, " an hour")] if lines else []
-
-
-def _attainment(
-    summaries: Sequence[Summary], class_name: str, x: Axis, of: Callable[[Summary], float], unit: str
-) -> str:
-    """Draw the attainment of a class by run. `of`: the x value of a summary; `unit`: its unit in words."""
-    lines = []
-    for style, (name, group) in enumerate(by_name(summaries, engines=of is engines_of).items()):
-        own = [one for one in group if class_name in one.classes]
-        points = sorted((of(one), one.classes[class_name].goodput) for one in own)
-        lines.append(Line(name=name, points=points, style=style, marked=True))
-    return _met(f"{class_name}: requests", x, lines, unit)
-
-
-def _met(what: str, x: Axis, lines: Sequence[Line], unit: str) -> str:
     words = ". ".join(
         f"{line.name}: " + ", ".join(f"{share(value)} at {count(at)}{unit}" for at, value in line.points)
         for line in lines
     )
     y = Axis(label="met their SLO", high=1.04, word=SHARES.word)
+    what = f"{class_name}: requests" if class_name else "calls"
     return chart(f"{what} that met their SLO", words, x, y, lines)
 
 

@@ -12,46 +12,16 @@ from html import escape
 from importlib import resources
 
 from loadtest.report import curves
-from loadtest.report.comparison import title_of
-from loadtest.report.html_tables import comparison, distribution_table, endings_table
+from loadtest.report.comparison import base_of, first_name, title_of
 from loadtest.report.number_format import seconds, share
 from loadtest.report.records import Run, Slo
+from loadtest.report.sheets import OFFERED, OURS, Sheet, differences, distributions, endings, figures
 from loadtest.report.stats import LAG_BOUND
 from loadtest.report.summary import Summary
 
 FEW = 2  # runs whose latencies need no fold
 MANY = 4  # runs over time that need none
-HEAD = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
-<link rel="icon" href="data:,">
-<title>{title}</title>
-<style>{style}</style>
-</head>
-<body>
-"""
-RULES = f"""
-<dl>
-<dt>goodput</dt><dd>requests that were answered in full and met their SLO, over all that were <em>offered</em>: what
-was refused, failed, broke off or never came counts against it</dd>
-<dt>TTFT, E2E</dt><dd>from the <em>intended</em> send time to the first token, and to the last one. &ldquo;From
-send&rdquo; is the same from the time the request really went out, as <code>vllm bench serve</code> counts</dd>
-<dt>TPOT</dt><dd>(E2E &minus; TTFT) / (output tokens &minus; 1), of answers with two tokens or more</dd>
-<dt>ITL</dt><dd>the times between events that carry tokens, of all streams together</dd>
-<dt>percentiles</dt><dd>linear between the closest ranks, as numpy has them; of more than 100,000 values within
-0.4 %</dd>
-<dt>&plusmn;</dt><dd>half of a 95 % confidence interval over repeats (Student&rsquo;s t). A difference is coloured only
-if it is larger than the two intervals make together</dd>
-<dt>fairness</dt><dd>Jain&rsquo;s index over the tenants&rsquo; goodputs: 1 where all fare alike, 1/n where only one of
-n is served</dd>
-<dt>sender&rsquo;s lag</dt><dd>how much later than intended requests went out; a run is invalid above
-{seconds(LAG_BOUND)} at p99, since it would say more about the sender than about the server</dd>
-</dl>
-"""
+FEW_CLASSES = 4  # runs whose classes are in one table with them
 
 
 def page(runs: Sequence[Run], summaries: Sequence[Summary], *, partial: bool = False) -> str:
@@ -59,33 +29,35 @@ def page(runs: Sequence[Run], summaries: Sequence[Summary], *, partial: bool = F
     close = curves.detailed(runs)
     titles = [title_of(run, runs) for run in close]
     own = [summaries[[id(one) for one in runs].index(id(run))] for run in close]
-    names = _names(runs)
     folder = resources.files("loadtest.report")
-    style = "".join(folder.joinpath(name).read_text() for name in ("plots.css", "report.css"))
     chosen = _chosen(runs, close, titles)
     opened = " open" if len(close) <= FEW else ""
     parts = [
-        HEAD.format(title=escape(f"Load test: {names}"), style=style),
-        f"<header><h1>Load test: {escape(names)}</h1>{_length(summaries)}</header>",
-        *_banners(summaries, partial=partial),
-        "<main>",
         _section("Over offered load", curves.over_load(summaries)),
         _section("Over the number of engines", curves.over_engines(summaries)),
         _section("Over money", curves.over_money(summaries)),
-        f'<h2>Figures</h2><div class="card">{comparison(summaries)}</div>',
+        f'<h2>Figures</h2><div class="card">{_figures(summaries)}</div>',
         _section("Latencies", curves.distributions(close, titles), chosen),
-        f'<details class="card"{opened}><summary>The latencies as figures</summary><div class="wide">'
-        f"{distribution_table(own, titles)}</div></details>",
+        f'<details class="card"{opened}><summary>The latencies as figures</summary>'
+        f"{_table(distributions(own, titles))}</details>",
         "<h2>How requests ended</h2>",
-        f'<div class="card">{endings_table(own, titles)}</div>',
+        f'<div class="card">{_table(endings(own, titles))}</div>',
         *_over_time(close, titles),
-        "<h2>How this was counted</h2>",
-        f'<div class="card small">{_slos(runs)}{RULES}</div>',
-        "<h2>What was run</h2>",
-        *(_about(summary, title_of(summary, summaries)) for summary in summaries),
-        "</main></body></html>\n",
     ]
-    return "\n".join(part for part in parts if part)
+    return (
+        (folder / "page.html")
+        .read_text()
+        .format(
+            names=escape(_names(runs)),
+            style="".join((folder / name).read_text() for name in ("plots.css", "report.css")),
+            length=_length(summaries),
+            banners="\n".join(_banners(summaries, partial=partial)),
+            parts="\n".join(filter(None, parts)),
+            slos=_slos(runs),
+            lag_bound=seconds(LAG_BOUND),
+            about="\n".join(_about(summary, title_of(summary, summaries)) for summary in summaries),
+        )
+    )
 
 
 def _names(runs: Sequence[Run]) -> str:
@@ -104,6 +76,39 @@ def _chosen(runs: Sequence[Run], close: Sequence[Run], titles: Sequence[str]) ->
     rates = ": each at its highest rate" if len(names) < len(runs) else ""
     others = f"; {len(names) - len(close)} more are in the figures above alone" if len(names) > len(close) else ""
     return f"Below: {'; '.join(titles)}{rates}{others}."
+
+
+def _figures(summaries: Sequence[Summary]) -> str:
+    """Figures of runs, with their classes, which are folded away where there are many; and how runs differ."""
+    folded = len(summaries) > FEW_CLASSES and any(len(summary.classes) > 1 for summary in summaries)
+
+    def tables(*, classes: bool) -> str:
+        return "".join(_table(figures("run", columns, summaries, classes=classes)) for columns in (OFFERED, OURS))
+
+    parts = [f'<p class="faint small">The measured part only.</p>{tables(classes=not folded)}']
+    if folded:
+        parts.append(f"<details><summary>The same for every class</summary>{tables(classes=True)}</details>")
+    if any(base_of(summary, summaries) for summary in summaries):
+        engines = ", with as many engines" if ", " in summaries[0].name else ""
+        same = f"Differences from {first_name(summaries)} at the same rate{engines}."
+        parts.append(f'<p class="faint small">{escape(same)}</p>{_table(differences(summaries))}')
+    return "".join(parts)
+
+
+def _table(sheet: Sheet) -> str:
+    """A table that is scrolled where it has no room."""
+    heads = "".join(f'<th scope="col">{escape(head)}</th>' for head in (sheet.first, *sheet.heads))
+    rows = []
+    for row in sheet.rows:
+        cells = [
+            f'<td class="{cell.style}">{escape(cell.text)}'
+            + (f"<small>&plusmn; {escape(cell.half)}</small></td>" if cell.half else "</td>")
+            for cell in row.cells
+        ]
+        part = ' class="class"' if row.part else ""
+        rows.append(f'<tr><th scope="row"{part}>{escape(row.title)}</th>{"".join(cells)}</tr>')
+    head, body = f"<thead><tr>{heads}</tr></thead>", f"<tbody>{''.join(rows)}</tbody>"
+    return f'<div class="wide"><table>{head}{body}</table></div>'
 
 
 def _over_time(runs: Sequence[Run], titles: Sequence[str]) -> Iterable[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.engine.true_memory import CONTEXT, TrueMemory
-from loadtest.engine.vllm_lines import FOLLOWS, HOST_MEMORY, LINES, OTHER_CAUSES, SLOW_OR_HUNG, line
+from loadtest.engine.vllm_lines import VLLM_LINES, line
 from sidecar.core.diagnosis import NONE, SECOND_HAND, diagnosis
 
 GIB = 1 << 30
@@ -19,7 +19,7 @@ PUBLISHED = [
 ]
 NAMES = "gpu free total utilization desired length needed available fits sequences blocks tried own current asked"
 NUMBERS = dict.fromkeys((*NAMES.split(), "longest"), 1)
-WORDINGS = [(kind, number) for kind, wordings in LINES.items() for number in range(len(wordings))]
+WORDINGS = [(kind, number) for kind, wordings in VLLM_LINES.failures.items() for number in range(len(wordings))]
 
 
 def shape(text: str) -> str:
@@ -35,14 +35,15 @@ def test_every_wording_is_a_published_line(kind: str, wording: int) -> None:
 
 @pytest.mark.parametrize(("kind", "wording"), WORDINGS)
 def test_every_wording_is_diagnosed_as_what_it_is(kind: str, wording: int) -> None:
-    assert diagnosis([line(kind, wording, **NUMBERS), FOLLOWS]).kind == kind
+    assert diagnosis([line(kind, wording, **NUMBERS), VLLM_LINES.follows]).kind == kind
 
 
 def test_what_follows_and_what_is_slow_are_no_causes() -> None:
-    assert diagnosis([FOLLOWS]).kind == SECOND_HAND
-    assert diagnosis([SLOW_OR_HUNG]).kind == NONE
-    assert not any(diagnosis([line(kind)]).out_of_memory for kind in OTHER_CAUSES)
-    assert not diagnosis([HOST_MEMORY.format(bytes=1), FOLLOWS]).out_of_memory, "it is not the GPU's"
+    assert diagnosis([VLLM_LINES.follows]).kind == SECOND_HAND
+    assert diagnosis([VLLM_LINES.slow_or_hung]).kind == NONE
+    assert not any(diagnosis([line(kind)]).out_of_memory for kind in VLLM_LINES.other_causes)
+    host = diagnosis([VLLM_LINES.host_memory.format(bytes=1), VLLM_LINES.follows])
+    assert not host.out_of_memory, "it is not the GPU's"
 
 
 TRUE = TrueMemory(rest=10 * GIB, context=2 * GIB, beyond=GIB, blocks=64, hidden=GIB // 2)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from loadtest.engine.vllm_lines import OTHER_CAUSES, line
+from loadtest.engine.vllm_lines import VLLM_LINES, line
 from loadtest.lab.residency.callers import CallOutcome, ModelCallers
 from loadtest.lab.residency.machine import MachineFaults
 from loadtest.lab.residency.site import Site
@@ -107,7 +107,7 @@ def _harm(site: Site, kind: str, rng: random.Random, blind: dict[str, float]) ->
         site.machine.others_take(OTHERS + gpu, gpu, int(rng.uniform(0.0, 0.6) * site.machine.totals[gpu]))
         loop.call_later(10 * lasts, site.machine.others_take, OTHERS + gpu, gpu, 0)
     elif kind == "fail_line":
-        faults.fail_line = line(rng.choice(OTHER_CAUSES))
+        faults.fail_line = line(rng.choice(VLLM_LINES.other_causes))
         faults.fail_start += 1
     elif kind == "silent_start":
         faults.silent = rng.uniform(60.0, 240.0)

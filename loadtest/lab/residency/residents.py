@@ -16,7 +16,7 @@ import msgspec
 
 from loadtest.engine import memory_stages
 from loadtest.engine.true_memory import Shortage, TrueMemory
-from loadtest.engine.vllm_lines import SLOW_OR_HUNG, line
+from loadtest.engine.vllm_lines import VLLM_LINES, line
 from loadtest.lab.residency.estimates import estimated
 from loadtest.lab.residency.machine import Machine, failed
 from sidecar.core.addresses import EngineAddress
@@ -193,7 +193,8 @@ class ResidentEngine:
         """Let its GPUs wait for each other for ever. It says so once a minute."""
         while True:
             await self._takes(HANG_SAYS)
-            self._says(f"(EngineCore pid={self.pid}) INFO at {asyncio.get_running_loop().time():.0f} {SLOW_OR_HUNG}")
+            now = asyncio.get_running_loop().time()
+            self._says(f"(EngineCore pid={self.pid}) INFO at {now:.0f} {VLLM_LINES.slow_or_hung}")
 
     def _says(self, words: str) -> None:
         self._said.append(words)

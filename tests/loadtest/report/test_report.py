@@ -154,7 +154,7 @@ def test_what_others_named_is_neither_markup_nor_obeyed_by_the_terminal() -> Non
     assert "against [/b]?" in text
     assert "[blue]other" in text
     assert "  a?]0;" in text
-    assert "([bold]x[/nothing]?[2J)" in text
+    assert "[bold]x[/nothing]?[2J" in text
 
 
 def test_the_table_says_how_runs_differ() -> None:

@@ -100,7 +100,7 @@ def test_everything_is_on_the_page_and_said_in_words(full: str) -> None:
     assert all("aria-hidden" in svg for svg in read.svgs if svg.get("role") != "img")
     for heading in ("Figures", "Latencies", "How requests ended", "Over time", "How this was counted"):
         assert f"<h2>{heading}</h2>" in full
-    assert "below each figure its difference from direct at the same rate" in full
+    assert "Differences from direct at the same rate." in full
 
 
 def test_runs_are_compared_at_the_same_rate() -> None:
@@ -118,7 +118,7 @@ def test_policies_are_compared_with_as_many_engines_and_drawn_over_their_number(
     assert [base_of(summary, summaries) for summary in summaries] == [None, None, *summaries[:2]]
     text = page(runs, summaries)
     assert "<h1>Load test: now, next; 2, 4 engines</h1>" in text
-    assert "difference from now at the same rate, with as many engines" in text
+    assert "Differences from now at the same rate, with as many engines." in text
     chart_of_batch = text.partition("<figcaption>batch: requests that met their SLO")[2].partition("</figure>")[0]
     assert re.findall(r"</svg>([^<]+)</li>", chart_of_batch) == ["now", "next"]
     assert ">engines</text>" in chart_of_batch

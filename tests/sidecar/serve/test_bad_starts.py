@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.engine.vllm_lines import HOST_MEMORY
+from loadtest.engine.vllm_lines import VLLM_LINES
 from loadtest.processes import until
 from tests.sidecar.served import Box, box
 
@@ -61,7 +61,7 @@ def test_a_download_without_a_line_is_no_stall(tmp_path: Path) -> None:
 
 def test_an_exit_for_want_of_host_memory_is_told_and_is_no_want_of_gpu_memory(tmp_path: Path) -> None:
     with box(tmp_path, MODELS.replace(", load_stall: 8s", "")) as machine, machine.served():
-        faults(machine, fail_start=HOST_MEMORY.format(bytes=17179869184))
+        faults(machine, fail_start=VLLM_LINES.host_memory.format(bytes=17179869184))
         said = failed(machine, 60.0)
         assert "can't allocate memory: you tried to allocate 17179869184 bytes" in said
         _, out, _ = machine.run("logs", "a")
