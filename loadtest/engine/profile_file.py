@@ -7,7 +7,6 @@ names its line and what was probably meant. Times have a unit: `7.4ms`, `32.5us`
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -16,8 +15,8 @@ import msgspec
 from gateway.shared.files.checked import InvalidFile
 from gateway.shared.files.kinds import Text
 from gateway.shared.files.plain_file import open_plain
-from gateway.shared.files.yaml_file import MAX_BYTES, read_file
-from loadtest.engine.latency import MOMENT, Profile
+from gateway.shared.files.yaml_file import MAX_BYTES, read_file, written
+from loadtest.engine.latency import Profile
 
 KNOWN = Path(__file__).with_name("profiles.yaml")
 ProfileName = Annotated[str, Text(r"[a-z0-9][a-z0-9-]{0,63}", "a lower-case name of letters, digits and -")]
@@ -69,24 +68,9 @@ def decode(data: bytes, name: str = "profile") -> ProfileFile:
 
 
 def text_of(file: ProfileFile, comment: Iterable[str] = ()) -> str:
-    """The file, times rounded to DIGITS. It decodes to what is left then of an equal one."""
-    lines = [f"# {line}".rstrip() for line in comment]
-    lines += ["", f"version: {file.version}", f"what: {msgspec.json.encode(file.what).decode()}", "profile:"]
-    for field in msgspec.structs.fields(Profile):
-        value = getattr(file.profile, field.name)
-        lines.append(f"  {field.name}: {_moment(value) if field.type == _TIME else _share_or_count(value)}")
-    return "\n".join(lines).lstrip("\n") + "\n"
-
-
-_TIME = next(field.type for field in msgspec.structs.fields(Profile) if field.name == "base")
-
-
-def _moment(value: float) -> str:
-    """In the largest unit of which it is at least one."""
-    rounded = Decimal(f"{value:.{DIGITS}g}")
-    suffix, scale = next((pair for pair in reversed(MOMENT.scales) if rounded >= pair[1]), MOMENT.scales[0])
-    return f"{rounded / scale:.9f}".rstrip("0").rstrip(".") + suffix
-
-
-def _share_or_count(value: float) -> str:
-    return str(value) if isinstance(value, int) else f"{round(value, DIGITS):g}"
+    """The file, times and shares rounded to DIGITS. It decodes to what is left then of an equal one."""
+    fields = msgspec.structs.asdict(file.profile).items()
+    rounded = {name: float(f"{value:.{DIGITS}g}") for name, value in fields if isinstance(value, float)}
+    profile = msgspec.structs.replace(file.profile, **rounded)
+    lines = [*(f"# {line}".rstrip() for line in comment), ""]
+    return "\n".join(lines).lstrip("\n") + written(msgspec.structs.replace(file, profile=profile), ProfileFile)

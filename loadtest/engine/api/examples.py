@@ -17,11 +17,7 @@ MOST_ITEMS = 64  # of an array whose schema asks for more
 
 def said(schema: Any) -> list[bytes]:
     """The example as the words of an answer, a token each."""
-    return cut(encode(_example(schema, schema, 0)))
-
-
-def cut(data: bytes) -> list[bytes]:
-    """ASCII text as words of a token each."""
+    data = encode(_example(schema, schema, 0))
     return [data[at : at + BYTES] for at in range(0, len(data), BYTES)]
 
 

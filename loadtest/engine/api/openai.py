@@ -17,31 +17,23 @@ COMPLETION_DEFAULT = 16  # tokens, where max_tokens is absent
 MAX_N = 128
 
 
-class StructuredOutputs(msgspec.Struct):
-    """vLLM's own way to constrain an answer: the two of its fields that are read."""
-
-    json: dict[str, Any] | str | None = None
-    choice: list[str] | None = None
-
-
 class ChatBody(msgspec.Struct):
     """The fields that are read; others are ignored, as vLLM ignores them."""
 
     messages: list[dict[str, Any]]
     model: str | None = None
     stream: bool | None = False
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    priority: int = 0
+    cache_salt: str | None = None
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
-    min_tokens: int = 0
     n: int | None = 1
-    ignore_eos: bool = False
-    priority: int = 0
-    cache_salt: str | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
     response_format: dict[str, Any] | None = None
-    structured_outputs: StructuredOutputs | None = None
 
 
 class CompletionBody(msgspec.Struct):
@@ -50,14 +42,13 @@ class CompletionBody(msgspec.Struct):
     prompt: str | list[str | int | list[int]]
     model: str | None = None
     stream: bool | None = False
-    stream_options: StreamOptions | None = None
-    max_tokens: int | None = COMPLETION_DEFAULT
-    min_tokens: int = 0
-    n: int | None = 1
     ignore_eos: bool = False
+    min_tokens: int = 0
     priority: int = 0
     cache_salt: str | None = None
-    structured_outputs: StructuredOutputs | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = COMPLETION_DEFAULT
+    n: int | None = 1
 
 
 CHAT = msgspec.json.Decoder(ChatBody)
@@ -72,7 +63,7 @@ def chat(connection: Connection, body: bytes, request_id: str, limits: Limits) -
         raise ApiError(400, "messages must not be empty.", param="messages")
     _check(asked, limits)
     call, said = tools.called(asked.tools, asked.tool_choice)
-    said = said or structured(asked.response_format) or _constrained(asked.structured_outputs)
+    said = said or structured(asked.response_format)
     data = tokens.chat(asked.messages, tools=asked.tools)
     prompt = tokens.count(data)
     own = asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens
@@ -98,8 +89,7 @@ def completion(connection: Connection, body: bytes, request_id: str, limits: Lim
     wanted = COMPLETION_DEFAULT if asked.max_tokens is None else asked.max_tokens  # unlike chat's, null means 16 too
     for data in prompts:
         most = output_room(limits, tokens.count(data), wanted, "max_tokens")
-        said = _constrained(asked.structured_outputs)
-        spawn(generation, data, asked, most=most, copies=asked.n or 1, said=said)
+        spawn(generation, data, asked, most=most, copies=asked.n or 1)
     return generation
 
 
@@ -118,16 +108,6 @@ def structured(format: dict[str, Any] | None) -> list[bytes] | None:
     if not isinstance(schema, dict):
         raise ApiError(400, f"response_format of type {kind!r} needs a schema.", param="response_format")
     return examples.said(schema)
-
-
-def _constrained(asked: StructuredOutputs | None) -> list[bytes] | None:
-    if asked is None:
-        return None
-    if asked.choice:
-        return examples.cut(asked.choice[0].encode("ascii", "replace"))
-    if asked.json is None:
-        return None
-    return examples.said(msgspec.json.decode(asked.json) if isinstance(asked.json, str) else asked.json)
 
 
 def prompts_of(value: str | list[str | int | list[int]]) -> list[bytes]:

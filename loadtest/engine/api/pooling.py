@@ -41,9 +41,6 @@ class PoolingBody(msgspec.Struct):
     queries: Any = None
     text_1: Any = None
     text_2: Any = None
-    data_1: Any = None
-    data_2: Any = None
-    items: Any = None
     priority: int = 0
     cache_salt: str | None = None
 
@@ -126,8 +123,8 @@ def embeddings(connection: Connection, body: bytes, request_id: str, limits: Lim
 def score(connection: Connection, body: bytes, request_id: str, limits: Limits) -> Generation:
     """`/score` under way: one text against each of several, or pairwise. Raises ApiError."""
     asked = decode(DECODER, body)
-    left = _side(asked, ("text_1", "queries", "data_1"))
-    right = _side(asked, ("text_2", "documents", "items", "data_2"))
+    left = _side(asked, ("text_1", "queries"))
+    right = _side(asked, ("text_2", "documents"))
     if len(left) not in (1, len(right)):
         raise ApiError(400, "Input lengths must be either 1:1, 1:N or N:N")
     pairs = [(left[0] if len(left) == 1 else left[index]) + other for index, other in enumerate(right)]
