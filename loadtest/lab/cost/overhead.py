@@ -38,56 +38,6 @@ from loadtest.processes import Child, ChildError
 
 ENGINE_PORT = 19301
 FIRST_PORT = 19310
-NGINX = """worker_processes 1; daemon off; pid {dir}/pid; error_log {dir}/error;
-events {{ worker_connections 8192; }}
-http {{ access_log off;
-  upstream engine {{ server 127.0.0.1:{engine}; keepalive 1000; }}
-  server {{ listen 127.0.0.1:{port} backlog=4096; keepalive_requests 1000000;
-    location / {{ proxy_pass http://engine; proxy_http_version 1.1; proxy_set_header Connection "";
-                  proxy_buffering off; client_body_buffer_size 128k; }} }} }}
-"""
-PLAIN_HAPROXY = """global
-    maxconn 4096
-    nbthread 1
-defaults
-    mode http
-    timeout connect 5s
-    timeout client 60s
-    timeout server 60s
-listen clients
-    bind 127.0.0.1:{port}
-    http-reuse always
-    server engine 127.0.0.1:{engine}
-"""
-FILTERS = "type.googleapis.com/envoy.extensions.filters"  # of Envoy
-ENVOY = """static_resources:
-  listeners:
-    - address: {{socket_address: {{address: 127.0.0.1, port_value: {port}}}}}
-      filter_chains:
-        - filters:
-            - name: http
-              typed_config:
-                "@type": {filters}.network.http_connection_manager.v3.HttpConnectionManager
-                stat_prefix: http
-                route_config:
-                  virtual_hosts:
-                    - name: all
-                      domains: ["*"]
-                      routes: [{{match: {{prefix: /}}, route: {{cluster: engine, timeout: 0s}}}}]
-                http_filters:
-                  - name: router
-                    typed_config:
-                      "@type": {filters}.http.router.v3.Router
-  clusters:
-    - name: engine
-      type: STATIC
-      circuit_breakers: {{thresholds: [{{max_connections: 4096, max_pending_requests: 4096, max_requests: 4096}}]}}
-      load_assignment:
-        cluster_name: engine
-        endpoints:
-          - lb_endpoints:
-              - endpoint: {{address: {{socket_address: {{address: 127.0.0.1, port_value: {engine}}}}}}}
-"""
 ENVOY_FLAGS = ("--use-dynamic-base-id", "--concurrency", "1", "--log-level", "error", "-c")
 PICKER = "envoy picker"
 PICKED = Path(__file__).parents[3] / "deploy" / "envoy" / "epp.yaml"
@@ -110,21 +60,23 @@ def gateway_command(port: int) -> list[str]:
 def peers(wanted: set[str], folder: Path) -> dict[str, Command | None]:
     """Commands of the peers by name; None: not installed."""
 
-    def configured(text: str, *flags: str) -> Callable[[str, int], list[str]]:
-        """Command of a program whose last argument is a file with this configuration."""
+    def configured(name: str, *flags: str) -> Callable[[str, int], list[str]]:
+        """Command of a program whose last argument is this file's configuration, filled in."""
 
         def command(program: str, port: int) -> list[str]:
-            config = folder / f"{port}.yaml"  # Envoy goes by the suffix
-            config.write_text(text.format(dir=folder, port=port, engine=ENGINE_PORT, filters=FILTERS))
+            places = {"DIR": folder, "PORT": port, "ENGINE": ENGINE_PORT}
+            config = folder / f"{port}-{name}"  # Envoy goes by the suffix
+            text = Path(__file__).with_name(name).read_text()
+            config.write_text(re.sub(r"@([A-Z]+)@", lambda at: str(places[at[1]]), text))
             return [program, *flags, str(config)]
 
         return command
 
     router = os.environ.get("VLLM_ROUTER") or "vllm-router"
     known: dict[str, tuple[str, Callable[[str, int], list[str]]]] = {
-        "nginx": ("nginx", configured(NGINX, "-c")),
-        "haproxy": ("haproxy", configured(PLAIN_HAPROXY, "-db", "-f")),
-        "envoy": ("envoy", configured(ENVOY, *ENVOY_FLAGS)),
+        "nginx": ("nginx", configured("nginx.conf", "-c")),
+        "haproxy": ("haproxy", configured("haproxy.cfg", "-db", "-f")),
+        "envoy": ("envoy", configured("envoy.yaml", *ENVOY_FLAGS)),
         PICKER: ("envoy", partial(picker_command, folder)),
         "vllm-router round_robin": (router, partial(router_command, "round_robin")),
         "vllm-router cache_aware": (router, partial(router_command, "cache_aware")),
