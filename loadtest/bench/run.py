@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import random
 import resource
 import signal
 import ssl
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 import msgspec
@@ -27,11 +28,15 @@ from loadtest.clients.sender import Sockets
 from loadtest.clients.target_metrics import page, watch
 from loadtest.clients.targets import Server, Servers, Target, models_of
 from loadtest.load.workload import Planned
+from loadtest.report.number_format import seconds
+from loadtest.report.progress import Tell
 from loadtest.report.records import NOT_SENT, EngineSample, RequestResult
+from loadtest.report.stats import LAG_BOUND
 
 HEADSTART = 0.05  # seconds between the last preparation and a run's start
 BURST = 32  # requests sent in one turn of the loop
 TELL_EVERY = 0.5  # seconds
+SHOWN = 4  # outcomes
 PROBE = 5.0  # seconds for /v1/models
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -60,24 +65,13 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     clients: Clients = Clients(timeout=600.0)
 
 
-class LoadProgress(msgspec.Struct, frozen=True):
-    """Progress of a run. `outcomes`: of calls that have ended."""
-
-    at: float
-    seconds: float
-    sent: int
-    open: int
-    outcomes: dict[str, int]
-    late: float  # the longest lag since the last time, seconds
-
-
 class TargetRun(msgspec.Struct, frozen=True):
-    """Run of one target. `tell` hears how far it is."""
+    """Run of one target, of which `tell` is told."""
 
     target: Target
     load: Load
     repeat: int
-    tell: Callable[[LoadProgress], None]
+    tell: Tell
 
 
 class Recorder:
@@ -86,6 +80,7 @@ class Recorder:
     def __init__(self, job: TargetRun, clock: WallClock) -> None:
         self.results: list[RequestResult] = []
         self._outcomes: Counter[str] = Counter()
+        self._told = 0.0, 0  # when the run's state was put into words last, and the calls by then
         self._job = job
         self._clock = clock
 
@@ -108,10 +103,23 @@ class Recorder:
         self._outcomes[result.outcome] += 1
 
     def tell(self, driver: Driver) -> None:
-        """Tell how far the run is."""
-        at, seconds = self._clock.time(), self._job.load.seconds
-        self._job.tell(LoadProgress(at, seconds, driver.calls, len(driver.open), dict(self._outcomes), driver.late))
+        """Tell how far the run is, of its time; of a trace without a duration: 0."""
+        at, late = self._clock.time(), driver.late
         driver.late = 0.0
+        self._job.tell(max(0.0, min(1.0, at / self._job.load.seconds)), lambda: self._words(driver, at, late))
+
+    def _words(self, driver: Driver, at: float, late: float) -> str:
+        """The run's state in one line, with the requests a second since the last one."""
+        before, sent = self._told
+        self._told = at, driver.calls
+        rate = (driver.calls - sent) / (at - before) if at > before else 0.0
+        most = sorted(self._outcomes.items(), key=lambda item: (-item[1], item[0]))
+        ended = ", ".join(f"{count} {outcome}" for outcome, count in most[:SHOWN]) or "none has ended"
+        left = self._job.load.seconds - at
+        until = f"{left:.0f} s left" if left > 0.0 else "waiting for the last"
+        lag = f"late by {seconds(late)}" if late > LAG_BOUND else ""
+        said = f"{rate:.1f}/s", f"{len(driver.open)} in flight", ended, until if math.isfinite(left) else "", lag
+        return "  ".join(filter(None, said))
 
     async def keep_telling(self, driver: Driver) -> None:
         """Tell it again and again, until cancelled."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import chain
@@ -14,17 +13,14 @@ import msgspec
 from loadtest.bench.fleet import started
 from loadtest.bench.help_text import refused, unreachable
 from loadtest.bench.options import Bench, Contender
-from loadtest.bench.run import LoadProgress, Ran, TargetRun, probe, run
+from loadtest.bench.run import Ran, TargetRun, probe, run
 from loadtest.clients.targets import Target
 from loadtest.load.scenario import Scenario
 from loadtest.report.capacity import RULE, Capacity, Tried, search, verdict
 from loadtest.report.delivery import Say, provenance
-from loadtest.report.number_format import seconds
-from loadtest.report.progress import Follow, Tell
+from loadtest.report.progress import Follow
 from loadtest.report.records import NOT_SENT, Run, Window
 from loadtest.report.report import check
-
-SHOWN = 4  # outcomes
 
 
 class Taken(msgspec.Struct, frozen=True):
@@ -119,7 +115,7 @@ class BenchSession:
             at = "" if rate is None else f" at {rate:.4g}/s"
             number = f", {repeat + 1} of {bench.repeat}" if bench.repeat > 1 else ""
             load = bench.load(scenario, repeat, self._models.get(target.name))
-            ran = run(TargetRun(target, load, repeat, told(self._follow(f"{target.name}{at}{number}"))), bench.tls)
+            ran = run(TargetRun(target, load, repeat, self._follow(f"{target.name}{at}{number}")), bench.tls)
         self.taken.append(Taken(contender, scenario, scenario.rate if rate is None else rate, ran))
         if missed := sum(result.outcome == NOT_SENT for result in ran.results):
             self._say(f"{target.name}{at}: warning: {missed} requests were due and not sent: this machine is too slow")
@@ -162,32 +158,6 @@ class BenchSession:
             said = f"it has no model {missing[0]}, only {', '.join(told.models[:5]) or 'none'}; --model names another"
         if said:
             self._say(f"{target.name}: {said}")
-
-
-def told(tell: Tell) -> Callable[[LoadProgress], None]:
-    """Hear a run's progress, and tell it with the requests a second since it was told last."""
-    at, sent = 0.0, 0
-
-    def hear(state: LoadProgress) -> None:
-        def words() -> str:
-            nonlocal at, sent
-            passed, more = state.at - at, state.sent - sent
-            at, sent = state.at, state.sent
-            return said(state, more / passed if passed > 0.0 else 0.0)
-
-        tell(max(0.0, min(1.0, state.at / state.seconds)), words)  # of a trace without a duration: 0
-
-    return hear
-
-
-def said(state: LoadProgress, rate: float) -> str:
-    """A run's state in one line."""
-    most = sorted(state.outcomes.items(), key=lambda item: (-item[1], item[0]))
-    ended = ", ".join(f"{count} {outcome}" for outcome, count in most[:SHOWN]) or "none has ended"
-    left = state.seconds - state.at
-    until = "" if not math.isfinite(left) else f"{max(0.0, left):.0f} s left" if left > 0.0 else "waiting for the last"
-    late = f"late by {seconds(state.late)}" if state.late > 0.005 else ""
-    return "  ".join(filter(None, [f"{rate:.1f}/s", f"{state.open} in flight", ended, until, late]))
 
 
 def in_turn(contenders: Sequence[Contender], repeat: int) -> list[Contender]:

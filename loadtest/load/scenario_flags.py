@@ -16,6 +16,7 @@ from gateway.shared.files.checked import InvalidFile
 from gateway.shared.files.units import SECONDS
 from loadtest.load.arrivals import Arrivals, Closed, Rate, parse_rate
 from loadtest.load.scenario import Mistake, Scenario, find, load, of_trace, recorded
+from loadtest.load.scenario_rules import faults
 from loadtest.load.slo import parse_slo
 from loadtest.load.trace import TraceError
 
@@ -112,15 +113,8 @@ def overridden(scenario: Scenario, given: argparse.Namespace) -> Scenario:
             if known
             else msgspec.structs.replace(scenario, arrivals=Arrivals(poisson=Rate(given.rate)))
         )
-    if scenario.warmup + scenario.cooldown >= scenario.seconds:
-        raise Mistake(
-            f"{scenario.warmup + scenario.cooldown:g} s of warm-up and cool-down, expected less than the duration, "
-            f"{scenario.seconds:g} s: give --warmup too"
-        )
-    classes = dict.fromkeys(kind.class_name for kind in scenario.workload.mix)
-    for objective in scenario.slo:
-        if objective.class_name and objective.class_name not in classes:
-            raise Mistake(f"--slo {objective}: no requests are of this class, only of {', '.join(classes)}")
+    for fault in faults(scenario):  # of what flags and file say together
+        raise Mistake(f"{fault.path[0]}: {fault.found}, expected {fault.expected}")
     if given.find_capacity and not scenario.slo:
         raise Mistake("--find-capacity: there is no SLO to keep; give --slo, such as --slo 'ttft.p99<2s'")
     if given.find_capacity and not scenario.rate and scenario.arrivals != "trace":

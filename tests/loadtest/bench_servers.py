@@ -145,4 +145,4 @@ def sent(
         clients=Clients(retries=retries, timeout=timeout),
     )  # fmt: skip
     target = Target(name="t", addresses=[address], sources=sources)
-    return run(TargetRun(target, load, 0, lambda state: None), tls)
+    return run(TargetRun(target, load, 0, lambda share, words: None), tls)

@@ -67,7 +67,7 @@ def sent(target: Target, scenario: Scenario, engines: Sequence[str]) -> tuple[Ru
     before = [_counted(engines, name) for name in SCRAPED]
     load = Load(planned=planned(scenario), seconds=scenario.seconds, users=scenario.clients, drain=DRAIN,
                 clients=Clients(retries=scenario.retries, timeout=scenario.timeout))  # fmt: skip
-    ran = run(TargetRun(target, load, 0, lambda progress: None), None)
+    ran = run(TargetRun(target, load, 0, lambda share, words: None), None)
     if ran.stopped:
         raise KeyboardInterrupt
     hits, queries = (_counted(engines, name) - was for name, was in zip(SCRAPED, before, strict=True))

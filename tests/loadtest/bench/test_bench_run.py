@@ -114,7 +114,7 @@ def test_what_a_starved_bench_has_not_sent_was_offered_still() -> None:
     with served(always(GOOD)) as server:
         load = Load(planned=starved(), seconds=scenario.seconds, clients=Clients(timeout=60.0))
         target = Target(name="t", addresses=[server.address])
-        ran = run(TargetRun(target, load, 0, lambda state: None), None)
+        ran = run(TargetRun(target, load, 0, lambda share, words: None), None)
     assert sorted(result.index for result in ran.results) == list(range(400))
     assert {result.outcome for result in ran.results} == {"ok", "not_sent"}
     assert not any(result.sent or result.tries for result in ran.results if result.outcome == "not_sent")
@@ -131,7 +131,7 @@ def test_what_is_due_in_the_last_moment_of_a_run_is_sent(monkeypatch: pytest.Mon
     scenario = scenario_of(Arrivals(constant=Rate(400.0)), 1.0)
     with served(always(GOOD)) as server:
         load = Load(planned=planned(scenario), seconds=scenario.seconds, clients=Clients(timeout=60.0))
-        ran = run(TargetRun(Target(name="t", addresses=[server.address]), load, 0, lambda state: None), None)
+        ran = run(TargetRun(Target(name="t", addresses=[server.address]), load, 0, lambda share, words: None), None)
     assert Counter(result.outcome for result in ran.results) == {"ok": 400}
 
 

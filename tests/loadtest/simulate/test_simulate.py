@@ -216,7 +216,7 @@ def test_mistakes_are_one_line_each(tmp_path: Path, capsys: pytest.CaptureFixtur
         ("--trace", "/nowhere.csv"): "there is no such file",
         ("--find-capacity", "--scenario", str(tmp_path / "s.yaml")): "neither a file nor",
         ("--max-model-len", "500000"): "the KV cache holds",
-        ("--slo", "nobody.ttft.p99<1s"): "no requests are of this class",
+        ("--slo", "nobody.ttft.p99<1s"): "slo: the class nobody, expected a class of the mix",
     }.items():
         assert main(["simulate", *flags]) == 2
         said = capsys.readouterr().err
