@@ -235,9 +235,9 @@ async def _not_here(known: str, _: Request, exception: Exception) -> Response:
 
 # -- reports of sidecars ----------------------------------------------------------------------------------------------
 
-# Who sends is judged by the head alone; only then is the body read, of at most MAX_BYTES. The sidecar's own token
-# takes the place of the admin token here (see guard.py), and gives nothing else. With an admin token the Host may be
-# any: a page whose name was made to point here (DNS rebinding) has no token of a sidecar.
+# Of POST /sidecars/report. Who sends is judged by the head alone; only then is the body read, of at most MAX_BYTES. The
+# sidecar's own token takes the place of the admin token there (see guard.py), and gives nothing else. With an admin
+# token the Host may be any: a page whose name was made to point here (DNS rebinding) has no token of a sidecar.
 BODY_WITHIN = 5.0  # seconds for all of it
 CLOSE = {"connection": "close"}
 REFUSALS: dict[type[Exception], tuple[int, str, str]] = {

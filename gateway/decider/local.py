@@ -14,7 +14,7 @@ from types import TracebackType
 from gateway.core.admission import refusals
 from gateway.core.admission.limits import Charge, LimitBook
 from gateway.core.admission.mode import Mode
-from gateway.core.admission.refusals import refusal_body
+from gateway.core.admission.refusals import own_words
 from gateway.core.engines.fleet import Fleet
 from gateway.core.engines.models import model_list
 from gateway.core.policy.snapshot import Snapshot
@@ -215,7 +215,7 @@ class LocalAdmission:
         account = self._account
         refused.jitter(self._decider.rng)
         if account.refusal is not None:
-            body = refusal_body(
+            body = own_words(
                 account.refusal,
                 refused,
                 tenant=account.name,

@@ -78,20 +78,22 @@ def policy_status(options: Options, file: WatchedFile | None) -> Callable[[], Fi
 
 # -- the token that the file leaves out -------------------------------------------------------------------------------
 
+# Where the policy names no token_file, sidecars still show a token: no report is ever taken without one.
+#
 # With `--engine demo` the token is made in memory, for the one sidecar that the gateway starts itself. Else it is in
 # a file beside the policy. `sidecar init` makes that file, or else the gateway does. In a cluster it is not made:
 # sidecars show one token to all members.
-FILE = "sidecar.token"
-WHERE = "fleet.sidecars without a token_file"
+TOKEN_FILE = "sidecar.token"  # noqa: S105 # a name of a file
+NO_TOKEN_FILE = "fleet.sidecars without a token_file"  # noqa: S105 # words
 
 
 class OwnToken:
-    """Completes configurations with it. `path`: the file beside which it is, the policy's or that of a sidecar of our
-    own; None: there is none. `own`: the sidecar is ours, and is heard also where the policy says nothing of sidecars.
-    `say` takes a line for the operator."""
+    """Completes configurations with the token. `path`: the file beside which the token's file is, the policy's or that
+    of a sidecar of our own; None: there is none. `own`: the sidecar is ours, and is heard also where the policy says
+    nothing of sidecars. `say` takes a line for the operator."""
 
     def __init__(self, path: Path | None, say: Callable[[str], None], *, own: bool) -> None:
-        self._file = None if path is None else path.parent / FILE
+        self._file = None if path is None else path.parent / TOKEN_FILE
         self._own = own
         self._say = say
         self._made = secrets.token_urlsafe(32)
@@ -109,7 +111,7 @@ class OwnToken:
             return configuration
         if policy.cluster is not None and not self._own:
             self._say_once(
-                f"{WHERE}: no sidecar is heard; name one, with the same token for all members of the cluster"
+                f"{NO_TOKEN_FILE}: no sidecar is heard; name one, with the same token for all members of the cluster"
             )
             return configuration
         token = self._made if self._file is None else self._read(self._file)
@@ -124,17 +126,19 @@ class OwnToken:
             created = False
         except OSError as error:
             if self._own:
-                raise LoadError(f"{WHERE}: {file}: {error.strerror}: name a token_file") from error
-            self._say_once(f"{WHERE}: {file} cannot be made ({error.strerror}): no sidecar is heard; name a token_file")
+                raise LoadError(f"{NO_TOKEN_FILE}: {file}: {error.strerror}: name a token_file") from error
+            self._say_once(
+                f"{NO_TOKEN_FILE}: {file} cannot be made ({error.strerror}): no sidecar is heard; name a token_file"
+            )
             return None
         try:
             with open(file, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW)) as opened:
                 seen = os.fstat(opened.fileno())
                 if not stat.S_ISREG(seen.st_mode) or seen.st_uid != os.geteuid() or seen.st_mode & 0o077:
-                    raise LoadError(f"{WHERE}: {file}: expected a file of this user's alone: chmod 600 {file}")
-                token = secret(lambda _: opened.read(MAX_SECRET + 1), file, WHERE, "token", TOKEN_LENGTH)
+                    raise LoadError(f"{NO_TOKEN_FILE}: {file}: expected a file of this user's alone: chmod 600 {file}")
+                token = secret(lambda _: opened.read(MAX_SECRET + 1), file, NO_TOKEN_FILE, "token", TOKEN_LENGTH)
         except OSError as error:
-            raise LoadError(f"{WHERE}: {file}: {error.strerror}: name a token_file") from error
+            raise LoadError(f"{NO_TOKEN_FILE}: {file}: {error.strerror}: name a token_file") from error
         made = f"was made; a sidecar on this machine names it: token_file: {file.absolute()}"
         self._say_once(f"sidecars show a token: {file} {made if created else 'is theirs'}")
         return token

@@ -50,13 +50,13 @@ from gateway.serve.starting import (
     StartError,
     call_log,
     certificate_of,
+    files_warning,
     freeze,
     lost_lines,
-    raised,
+    raised_files,
     shared_out,
     span_export,
     try_relays,
-    warning,
 )
 from gateway.serve.stored import begun, check, offered, opened, storage_of
 from gateway.serve.upgrade.next_gateway import NextGateway
@@ -82,7 +82,7 @@ NO_ENGINE = (
 def run(options: Options) -> int:
     """Serve until SIGTERM or SIGINT; the exit status. Raises StartError."""
     sys.setswitchinterval(SWITCH)
-    open_files = raised()
+    open_files = raised_files()
     configuration = None
     if options.relays:
         configuration = first_read(options.policy)[1]
@@ -123,9 +123,9 @@ def _process(options: Options, policy: Policy, place: Place) -> int:
     with standard_error(text=as_text(options.log_format)) as errors:
         try:
             if place.role == "decider":
-                uvloop.run(serve(options, raised(), errors, place.inherited, place))
+                uvloop.run(serve(options, raised_files(), errors, place.inherited, place))
             else:
-                uvloop.run(relay(options, policy, raised(), errors, place))
+                uvloop.run(relay(options, policy, raised_files(), errors, place))
         except StartError as error:
             say(Notice(str(error), "start_failed", "error"))
             return 2
@@ -152,7 +152,7 @@ async def serve(
         lost = partial(lost_lines, errors, log)
         spans = span_export(options.traces, stack) if alone else None
         monitoring = Monitoring(lost, policy_status(options, file), spans, history)
-        few = warning(open_files, configuration.policy.server.max_connections)
+        few = files_warning(open_files, configuration.policy.server.max_connections)
         if few is not None:
             say(few)
         clients, watchers = shared_out(open_files)

@@ -118,9 +118,8 @@ class SidecarProcess:
             return await child.wait()
 
 
-# It is a child process as it would be on a machine of its own: it reports to the control port, starts simulated
-# engines when they are asked for, and puts them to sleep to make room. It ends, its engines with it, when its
-# standard input closes: no path of our own end, not even SIGKILL, leaves one behind.
+# -- the simulated one of `--engine demo` -----------------------------------------------------------------------------
+
 GPUS = (24 * 1024**3, 24 * 1024**3)
 MODELS = ("llama-3-8b", "mistral-7b", "qwen-2.5-7b", "phi-3-mini")  # to be asked for in this order
 STOP_WITHIN = 15.0  # seconds; its engines end in a fraction of one

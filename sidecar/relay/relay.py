@@ -48,7 +48,8 @@ BODIES: Final = 2 * BODY  # bytes of all calls together, while they arrive and a
 FILES: Final = 512  # open files that the sidecar's own work may need
 CONNECTIONS: Final = 8192
 # The gateway's own time-outs are shorter, and one that vanishes is noticed by TCP.
-STALL: Final = 6 * 3600.0  # seconds without a byte of an engine
+PATIENCE: Final = 6 * 3600.0  # seconds for an engine's first byte
+STALL: Final = PATIENCE  # seconds without a byte of an engine
 LOG: Final = 512 * 1024  # bytes of a log's last lines, in one answer
 TEXT: Final = b"content-type: text/plain; charset=utf-8\r\n"
 PASSED_ON = (
@@ -288,7 +289,6 @@ def target_of(method: bytes, path: bytes, query: bytes) -> RelayTarget | None:
 # the engine's connection, so vLLM aborts the request. An engine that fails in the middle breaks the caller's
 # connection, so that a truncated answer never looks whole. The relay does not retry, because the gateway chooses
 # among engines.
-PATIENCE: Final = 6 * 3600.0  # seconds for a first byte; the gateway's own deadlines are shorter
 ASKED: Final = (b"content-type", b"x-request-id", b"traceparent", b"tracestate")  # passed on to the engine
 ANSWERED: Final = (b"content-type", b"retry-after")  # passed on to the gateway
 
@@ -299,7 +299,7 @@ Exchanged = Literal["answered", "failed", "broken"]
 async def exchange(request: Request, responder: Responder, client: Client, path: bytes) -> Exchanged:
     """Relay one request; `path`: of the engine. `failed`: it gave no answer; `broken`: it failed in the middle of one.
     Cancellation closes the engine's connection."""
-    lines = _lines(request.fields, ASKED)
+    lines = _header_lines(request.fields, ASKED)
     try:
         reply = await client.send(request.method, path, lines, request.body, timeout=PATIENCE)
     except EngineError as error:
@@ -311,7 +311,7 @@ async def exchange(request: Request, responder: Responder, client: Client, path:
 
 
 async def _pass_on(reply: Reply, responder: Responder) -> Exchanged:
-    head = _lines(reply.headers, ANSWERED)
+    head = _header_lines(reply.headers, ANSWERED)
     over: asyncio.Future[EngineError | None] = asyncio.get_running_loop().create_future()
 
     def done(error: EngineError | None) -> None:
@@ -333,5 +333,5 @@ async def _pass_on(reply: Reply, responder: Responder) -> Exchanged:
     return "answered"
 
 
-def _lines(fields: dict[bytes, bytes], names: tuple[bytes, ...]) -> bytes:
+def _header_lines(fields: dict[bytes, bytes], names: tuple[bytes, ...]) -> bytes:
     return b"".join(b"%b: %b\r\n" % (name, fields[name]) for name in names if name in fields)

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from gateway.serve.starting import shared_out, warning
+from gateway.serve.starting import files_warning, shared_out
 from loadtest.processes import Child, get, until
 from tests.certificates import certificate
 from tests.e2e.children import SimEngine
@@ -38,7 +38,7 @@ def test_the_shares_are_within_the_limit(limit: int) -> None:
     if limit >= 100:
         assert clients + control < limit - 32
         assert limit - clients - control >= min(clients, 4096), "as many for engines"
-    assert (warning(limit, clients), bool(warning(limit, clients + 1))) == (None, True)
+    assert (files_warning(limit, clients), bool(files_warning(limit, clients + 1))) == (None, True)
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])

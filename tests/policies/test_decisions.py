@@ -11,7 +11,7 @@ import pytest
 
 from gateway.core.admission.limits import LimitBook
 from gateway.core.admission.mode import Mode, ModelMode, Signals
-from gateway.core.admission.refusals import refusal_body
+from gateway.core.admission.refusals import own_words
 from gateway.core.admission.shaping import cap
 from gateway.core.batching.merge_pieces import rule_of
 from gateway.core.engines.engine import Engine
@@ -213,7 +213,7 @@ def test_refusals_are_in_the_customers_own_words(tenant: str, status: int, body:
     assert refusal is not None
     assert refusal.status == status
     refused = Refused(Outcome.RATE_LIMITED, "", retry_after=0.1, limit="600/min requests")
-    written = refusal_body(refusal, refused, tenant=tenant, class_name="default", model="sim", request_id="r")
+    written = own_words(refusal, refused, tenant=tenant, class_name="default", model="sim", request_id="r")
     assert written.decode() == body
 
 

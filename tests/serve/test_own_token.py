@@ -14,7 +14,7 @@ import pytest
 from gateway.core.policy.cluster import ClusterPolicy
 from gateway.core.policy.policy import FleetPolicy, Policy, SidecarsPolicy
 from gateway.decider.loading import Configuration, LoadError
-from gateway.serve.policy_file import FILE, OwnToken
+from gateway.serve.policy_file import TOKEN_FILE, OwnToken
 from tests.serve.test_processes import POLICY, processes
 
 HEARS = Configuration(Policy(fleet=FleetPolicy(sidecars=SidecarsPolicy())))
@@ -24,9 +24,9 @@ def test_it_is_made_once_for_its_user_alone_and_said(tmp_path: Path) -> None:
     said: list[str] = []
     own = OwnToken(tmp_path / "policy.yaml", said.append, own=False)
     token = own.complete(HEARS).sidecar_token
-    assert own.complete(HEARS).sidecar_token == token == (tmp_path / FILE).read_text().strip()
-    assert stat.S_IMODE((tmp_path / FILE).stat().st_mode) == 0o600
-    file = tmp_path / FILE
+    assert own.complete(HEARS).sidecar_token == token == (tmp_path / TOKEN_FILE).read_text().strip()
+    assert stat.S_IMODE((tmp_path / TOKEN_FILE).stat().st_mode) == 0o600
+    file = tmp_path / TOKEN_FILE
     assert said == [f"sidecars show a token: {file} was made; a sidecar on this machine names it: token_file: {file}"]
     again = OwnToken(tmp_path / "policy.yaml", said.append, own=False)
     assert again.complete(HEARS).sidecar_token == token, "a restart does not lock its sidecars out"
@@ -43,7 +43,7 @@ def test_what_the_policy_says_goes_first(tmp_path: Path) -> None:
 
 def test_one_that_others_can_read_or_that_is_no_file_of_ours_is_refused(tmp_path: Path) -> None:
     own = OwnToken(tmp_path / "policy.yaml", print, own=False)
-    file = tmp_path / FILE
+    file = tmp_path / TOKEN_FILE
     good = "0123456789abcdef0123"
     file.write_text(good)
     file.chmod(0o644)
@@ -84,7 +84,7 @@ def test_in_a_cluster_it_is_not_made_for_one_member(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_decider_of_relays_makes_it_too_and_its_successor_uses_it(tmp_path: Path) -> None:
     with processes(tmp_path, policy=POLICY.replace("health: 20s", "health: 20s, sidecars: {}")) as made:
-        token = (tmp_path / FILE).read_text().strip()
+        token = (tmp_path / TOKEN_FILE).read_text().strip()
         report = f"{made.gateway.control}/sidecars/report"
         assert httpx.post(report, headers={"authorization": "Bearer another"}, timeout=60.0).status_code == 401
         shown = {"authorization": f"Bearer {token}"}

@@ -225,7 +225,8 @@ class ModelTraffic:
 
 
 class Outages:
-    """Outages of the models of a fleet. `since`: when each began."""
+    """Outages of the models of a fleet: since when none of a model's engines may be given calls, while one is expected
+    back."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.since: dict[str, float] = {}

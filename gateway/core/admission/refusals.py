@@ -330,17 +330,16 @@ def no_room_for_copy() -> Refused:
 _PLACEHOLDER = re.compile(r"\{(tenant|class|model|limit|retry_after|request_id)\}")
 
 
-def refusal_body(
+def own_words(
     template: Refusal, refused: Refused, *, tenant: str, class_name: str, model: str, request_id: str
 ) -> bytes:
     """JSON for a tenant's callers instead of OpenAI's error object: the template with its placeholders filled in.
+    `{retry_after}` is whole seconds, `-` where a retry cannot help.
 
     Only text is filled in, in one pass: what a client put into a name is data, also where it looks like a placeholder.
-    `{retry_after}` is whole seconds, `-` where a retry cannot help.
     """
-    seconds = "-" if refused.retry_after is None else str(math.ceil(refused.retry_after))
-    words = {"tenant": tenant, "class": class_name, "model": model, "limit": refused.limit}
-    words |= {"retry_after": seconds, "request_id": request_id}
+    words = {"tenant": tenant, "class": class_name, "model": model, "limit": refused.limit, "request_id": request_id}
+    words["retry_after"] = "-" if refused.retry_after is None else str(math.ceil(refused.retry_after))
 
     def filled(value: Any) -> Any:
         if isinstance(value, str):

@@ -109,9 +109,8 @@ def _class(name: str) -> Any:
     return message_factory.GetMessageClass(descriptor_pool.Default().FindMessageTypeByName(f"{_PACKAGE}.{name}"))
 
 
-ProcessingRequest: Final = _class("ProcessingRequest")
-ProcessingResponse: Final = _class("ProcessingResponse")
-
+Incoming: Final = _class("ProcessingRequest")
+Outgoing: Final = _class("ProcessingResponse")
 
 SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
 DESTINATION: Final = "x-gateway-destination-endpoint"
@@ -122,7 +121,6 @@ PIECE: Final = 62_000  # bytes of a body in one message: Envoy takes 64 KiB
 _OVERWRITE: Final = 2  # of a header: append_action OVERWRITE_IF_EXISTS_OR_ADD
 
 NONE, STREAMED, BUFFERED, DUPLEX = map(BODY_MODES.index, ("NONE", "STREAMED", "BUFFERED", "FULL_DUPLEX_STREAMED"))
-Incoming, Outgoing = ProcessingRequest, ProcessingResponse
 Headers = Sequence[tuple[bytes, bytes]]
 
 

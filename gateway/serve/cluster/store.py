@@ -253,7 +253,8 @@ def members_of(records: Mapping[str, MemberRecord]) -> tuple[ClusterMember, ...]
 
 
 class Machines:
-    """`records` gives what the store has of the members that are there."""
+    """Machines of a cluster, as its leader tells their relays apart: by a place for each. `records` gives what the
+    store has of the members that are there."""
 
     def __init__(self, records: Callable[[], Mapping[str, MemberRecord]]) -> None:
         self._records = records

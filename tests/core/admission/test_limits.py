@@ -11,7 +11,7 @@ import pytest
 from gateway.core.admission import limits
 from gateway.core.admission.bucket import LATE, duration
 from gateway.core.admission.limits import Charge, LimitBook
-from gateway.core.admission.refusals import refusal_body
+from gateway.core.admission.refusals import own_words
 from gateway.core.policy.file import decode
 from gateway.core.policy.policy import Policy
 from gateway.core.policy.traffic import Refusal
@@ -318,14 +318,14 @@ def test_a_tenants_own_words() -> None:
         "not": "{x} {} {0} {tenant.x}",
     })  # fmt: skip
     no = Refused(Outcome.RATE_LIMITED, "no", retry_after=2.1, limit="1/h requests")
-    body = refusal_body(template, no, tenant="a", class_name="batch", model='"m"{tenant}\n', request_id="r1")
+    body = own_words(template, no, tenant="a", class_name="batch", model='"m"{tenant}\n', request_id="r1")
     assert json.loads(body) == {
         "resultStatus": 1002, "tips": "顾客太多,客官请稍候 3 秒", "data": None, "ok": False,
         "more": ['a/batch/"m"{tenant}\n', {"{limit}": "1/h requests", "id": "r1"}], "not": "{x} {} {0} {tenant.x}",
     }  # fmt: skip
     never = Refused(Outcome.RATE_LIMITED, "no", retry=False)
     template = Refusal(body={"wait": "{retry_after}"})
-    words = refusal_body(template, never, tenant="a", class_name="c", model="m", request_id="r")
+    words = own_words(template, never, tenant="a", class_name="c", model="m", request_id="r")
     assert words == b'{"wait":"-"}'
 
 

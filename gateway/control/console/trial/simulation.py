@@ -218,7 +218,7 @@ def _text(policy: Policy) -> str:
 
 # -- the recorded load ------------------------------------------------------------------------------------------------
 
-# Pure. The trace has each call that was judged: answered, refused for want of room, time or a limit, or failed. What
+# The trace has each call that was judged: answered, refused for want of room, time or a limit, or failed. What
 # the caller alone could mend is left out. A call without a counted answer gets the median of its class. Classes with
 # models, and tenants, are drawn by their shares of the recorded calls: a trace has no column for them.
 MODEL = re.compile(r"[!-~]{1,200}")  # as a scenario names it
