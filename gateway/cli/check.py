@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from importlib import import_module
 from pathlib import Path
 
@@ -101,9 +102,10 @@ def _checked(name: str, *, files: bool, explained: bool) -> tuple[str, list[Find
     if keys_file is not None and not keys_file.exists():
         notes.append(f"its keys_file {keys_file} does not exist yet: `gateway key add` makes it")
     engines = policy.fleet.engines
-    if len(engines) > 1 and any(engine.transfer for engine in engines):
-        readers = sum([engine.role == "prefill" for engine in engines]) or len(engines) // 2
-        flags = f"--trace CALLS.jsonl --engines {len(engines)} --prefill {readers}"
-        notes.append(f"whether its transfers pay for logged calls: `gateway simulate --policy {name} {flags}`")
+    readers = sum([engine.role == "prefill" for engine in engines])
+    if readers and len({engine.transfer for engine in engines}) == 1:
+        flags = f"--trace CALLS.jsonl --profile PROFILE --engines {len(engines)} --prefill {readers}"
+        command = f"gateway simulate --policy {shlex.quote(name)} {flags}"
+        notes.append(f"whether a split into prefill and decode pays for logged calls: `{command}`")
     said = "; ".join(notes)
     return f"{name}: ok ({said})" if said else f"{name}: ok", found

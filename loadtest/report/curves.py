@@ -74,8 +74,9 @@ def over_engines(summaries: Sequence[Summary]) -> list[str]:
 
 
 def over_money(summaries: Sequence[Summary]) -> list[str]:
-    """The share of all calls that met their SLO, against what providers cost; nothing where there are none."""
-    paid = [summary for summary in summaries if MONEY in summary.meta]
+    """The share of all calls that met their SLO, against what providers cost; nothing without providers or SLOs."""
+    judged = [summary for summary in summaries if any(part.slo for part in summary.classes.values())]
+    paid = [summary for summary in judged if MONEY in summary.meta]
     return (
         [_met("", paid, axis_over("money an hour at providers", map(_money, paid)), _money, " an hour")] if paid else []
     )

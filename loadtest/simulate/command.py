@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -25,6 +26,7 @@ from loadtest.simulate.findings import answers, bills, kept, speed, transfers
 from loadtest.simulate.help_text import DESCRIPTION, EXAMPLES
 from loadtest.simulate.jobs import Done, JobError, run_all
 from loadtest.simulate.options import Simulation, add_arguments, simulation_of
+from loadtest.simulate.rivals.rules import SPILL_ON_LOAD
 from loadtest.simulate.run import Progress, Simulated
 from loadtest.simulate.simulation import Broken
 
@@ -66,7 +68,7 @@ def _report(simulation: Simulation, done: Sequence[Done], wall: float, say: Say,
         traced = simulation.scenario.arrivals == "trace"
         for line in () if partial else answers(done, traced=traced):
             tell(line, "bold")
-        for line in (*transfers(done), *bills(done)):
+        for line in (*(() if partial else transfers(done)), *bills(done)):
             tell(line)
         if any(one.capacity for one in done):
             tell(f"the rule: {RULE}")
@@ -81,10 +83,11 @@ def _report(simulation: Simulation, done: Sequence[Done], wall: float, say: Say,
 
 
 def _all_kept(done: Sequence[Done]) -> bool:
-    """Whether every policy keeps its SLO with one number of engines at least; of baselines none is asked."""
+    """Whether every policy keeps its SLO with one number of engines at least; of baselines and of the same engines with
+    roles none is asked."""
     names: dict[str, bool] = {}
     for one in done:
-        if one.cell.before == "gateway":
+        if one.cell.before == "gateway" and not one.cell.roles:
             name = one.cell.name.partition(", ")[0]
             names[name] = names.get(name, False) or kept(one)
     return all(names.values())
@@ -98,7 +101,7 @@ def _described(simulation: Simulation, one: Done, simulated: Simulated) -> Run:
         "scenario": simulation.source,
         "what": scenario.what,
         "seed": scenario.seed,
-        "policy": one.cell.name.partition(", ")[0] if one.cell.before == "gateway" else "",
+        "policy": re.split("[ ,]", one.cell.name)[0] if one.cell.before in ("gateway", SPILL_ON_LOAD) else "",
         **({} if simulated.money is None else {MONEY: round(simulated.money, 4)}),
         "target": f"{one.cell.engines} x {simulation.profile}, {one.cell.before}, in virtual time",
         "calls": simulated.calls,

@@ -39,7 +39,8 @@ def bills(done: Sequence[Done]) -> Iterator[str]:
     """Yield a line on the money of each run under a policy with providers."""
     for made in [made for one in done for made in one.made if made.money is not None]:
         said = f"{made.money:.2f} an hour at providers, {count(made.outside)} tokens in all"
-        yield f"{printable(made.run.name)}: {said}; {share(summarise(made.run).total.goodput)} of the calls in time"
+        ended = "in time" if made.run.slos else "answered"
+        yield f"{printable(made.run.name)}: {said}; {share(summarise(made.run).total.goodput)} of the calls {ended}"
 
 
 def transfers(done: Sequence[Done]) -> Iterator[str]:

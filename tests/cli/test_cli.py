@@ -354,13 +354,26 @@ def test_check_warns_of_what_is_legal_but_unwise(ran: Ran, tmp_path: Path) -> No
     assert (status, decode(out.encode()).tenants, err) == (0, {}, warning)
 
 
-def test_check_says_what_tells_whether_transfers_pay(ran: Ran, tmp_path: Path) -> None:
-    split = tmp_path / "split.yaml"
-    engines = [f"{{url: 'http://h{n}:8000', transfer: kv{', role: prefill' * (n == 0)}}}" for n in range(3)]
-    split.write_text(f"classes: {{default: {{tpot: 50ms}}}}\nfleet: {{engines: [{', '.join(engines)}]}}\n")
-    command = f"gateway simulate --policy {split} --trace CALLS.jsonl --engines 3 --prefill 1"
-    said = f"{split}: ok (whether its transfers pay for logged calls: `{command}`)\n"
-    assert ran("check", "--strict", str(split)) == (0, said, "")
+@pytest.mark.parametrize(
+    ("engines", "simulated"),
+    [
+        (["kv, role: prefill", "kv", "kv"], "--engines 3 --prefill 1"),
+        (["kv, role: prefill", "kv, role: prefill", "kv, role: decode"], "--engines 3 --prefill 2"),
+        (["kv", "kv"], ""),
+        (["kv, role: prefill", "kv", "others, role: prefill", "others"], ""),
+    ],
+    ids=["split", "more that read", "no roles", "two groups"],
+)
+def test_check_says_what_tells_whether_a_split_pays(
+    ran: Ran, tmp_path: Path, engines: list[str], simulated: str
+) -> None:
+    """A simulation has one group, whose engines have roles."""
+    split = tmp_path / "my split.yaml"
+    listed = ", ".join(f"{{url: 'http://h{n}:8000', transfer: {each}}}" for n, each in enumerate(engines))
+    split.write_text(f"classes: {{default: {{tpot: 50ms}}}}\nfleet: {{engines: [{listed}]}}\n")
+    command = f"gateway simulate --policy '{split}' --trace CALLS.jsonl --profile PROFILE {simulated}"
+    said = f" (whether a split into prefill and decode pays for logged calls: `{command}`)" if simulated else ""
+    assert ran("check", str(split))[:2] == (0, f"{split}: ok{said}\n")
 
 
 def test_check_prints_the_schema(ran: Ran) -> None:

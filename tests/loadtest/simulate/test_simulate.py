@@ -241,18 +241,24 @@ def test_whether_prefill_elsewhere_pays_is_said_in_words(tmp_path: Path, capsys:
     """Of a gateway's own log, of streams among which long prompts come: every stall of theirs breaks the SLO."""
     calls = [(at / 10, 200, 300) for at in range(300)] + [(3.0 + 2.0 * at, 18_000, 20) for at in range(12)]
     log, policy = tmp_path / "calls.jsonl", tmp_path / "now.yaml"
-    log.write_text("".join([
+    lines = [
         f'{{"event":"call","ts":{1.8e9 + at + 9},"total":9,"prompt_tokens":{prompt},"completion_tokens":{answer}}}\n'
         for at, prompt, answer in calls
-    ]))  # fmt: skip
+    ]
+    log.write_text("".join(lines))
     policy.write_text("classes: {default: {tpot: 20ms}}\n")
     flags = ["simulate", "--policy", str(policy), "--trace", str(log), "--profile", "a100-8b", "--jobs", "1"]
     flags += ["--prefill", "1", "--engines"]
-    assert main([*flags, "2", "--slo", "default.tpot.p99<25ms"]) in (0, 1)
+    made = tmp_path / "made"
+    assert main([*flags, "2", "--slo", "default.tpot.p99<25ms", "--out", str(made)]) == 1
     out = " ".join(capsys.readouterr().out.split())
     found = re.search(r"now prefill 1: reading prompts elsewhere pays: in time ([\d.]+)% of the calls, ([\d.]+)%", out)
     assert found is not None, out
     assert float(found[1]) > float(found[2])
+    assert [run["meta"]["policy"] for run in report(made)["runs"]] == ["now", "now"]
+    log.write_text("".join(lines[:300]))  # one engine cannot write them all at five times the speed
+    assert main([*flags, "2", "--slo", "default.ttft.p99<1s", "--speed", "5"]) == 0, "of the split none is asked"
+    assert "now prefill 1: 2 engines do not keep the SLO" in " ".join(capsys.readouterr().out.split())
     assert main([*flags, "1"]) == 2
     assert "expected fewer than the 1 engines" in capsys.readouterr().err
 
@@ -274,22 +280,29 @@ slo: [interactive.ttft.p99<2s]
 
 
 def test_money_is_told_and_drawn_beside_spilling_on_load(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    policy, scenario = tmp_path / "paid.yaml", tmp_path / "s.yaml"
+    policy, scenario, out = tmp_path / "paid.yaml", tmp_path / "s.yaml", tmp_path / "out"
     policy.write_text(PAID)
     scenario.write_text(OVERLOAD)
     flags = ["simulate", "--scenario", str(scenario), "--profile", "a100-8b", "--engines", "1", "--jobs", "1"]
     assert main([*flags, "--compare", "spill_on_load"]) == 2
     assert "no policy has providers" in capsys.readouterr().err
-    main([*flags, "--policy", str(policy), "--compare", "spill_on_load", "--out", str(tmp_path / "out")])
+    flags += ["--policy", str(policy), "--compare", "spill_on_load", "--out", str(out)]
+    main(flags)
     said = capsys.readouterr().out.replace("\n", " ")
     told = re.findall(r"(paid(?: by load)?): ([0-9.]+) an hour at providers, \S+ tokens in all; ([0-9.]+) % of", said)
     assert [name for name, _, _ in told] == ["paid", "paid by load"]
     late, load = (float(money) for _, money, _ in told)
     assert 0.0 < late < load, "calls that would be in time have left the house"
-    page = (tmp_path / "out" / "report.html").read_text()
+    assert [run["meta"]["policy"] for run in report(out)["runs"]] == ["paid", "paid"]
+    page = (out / "report.html").read_text()
     drawn = page[page.index("<h2>Over money</h2>") :]
     assert "<title>calls that met their SLO</title>" in drawn
     assert re.search(r"<desc>paid: \S+ % at \S+ an hour\. paid by load: \S+ % at \S+ an hour</desc>", drawn)
+    scenario.write_text(OVERLOAD.partition("slo:")[0])
+    main([*flags, "--force"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert (said.count(" % of the calls answered"), said.count("in time")) == (2, 0), "there is no SLO"
+    assert "Over money" not in (out / "report.html").read_text()
 
 
 # -- slow -------------------------------------------------------------------------------------------------------------
@@ -360,10 +373,14 @@ def test_the_highest_rate_that_keeps_the_slo_is_found(tmp_path: Path, capsys: py
     assert len({run["rate"] for run in report(out)["runs"]}) > 4
 
 
-@pytest.mark.parametrize("engines", ["2", "2,4"], ids=["alone", "at once"])
-def test_ctrl_c_leaves_a_report_marked_partial_and_no_process(tmp_path: Path, engines: str) -> None:
+@pytest.mark.parametrize(
+    ("engines", "runs"),
+    [(["2"], 1), (["2,4"], 2), (["2", "--prefill", "1"], 2)],
+    ids=["alone", "at once", "beside a split"],
+)
+def test_ctrl_c_leaves_a_report_marked_partial_and_no_process(tmp_path: Path, engines: list[str], runs: int) -> None:
     out = tmp_path / "out"
-    flags = ("--duration", "10h", "--engines", engines, "--jobs", "2", "--out", str(out))
+    flags = ("--duration", "10h", "--engines", *engines, "--jobs", "2", "--out", str(out))
     with subprocess.Popen(command(*flags), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                           start_new_session=True) as process:  # fmt: skip
         try:
@@ -375,9 +392,10 @@ def test_ctrl_c_leaves_a_report_marked_partial_and_no_process(tmp_path: Path, en
             process.kill()
     assert process.returncode == 130
     assert "partial: the run was broken off" in said
+    assert "elsewhere" not in said, "two runs that ended at different moments are compared"
     made = report(out)
     assert made["partial"] is True
-    assert len(made["runs"]) == engines.count(",") + 1
+    assert len(made["runs"]) == runs
     assert all(0.0 < run["window"]["duration"] < 36_000.0 for run in made["runs"])
     assert ended(process.pid), "no process of its group is left"
 
