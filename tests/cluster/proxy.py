@@ -16,13 +16,14 @@ RESET = struct.pack("ii", 1, 0)  # linger that has a close reset the connection
 class Proxy:
     """On a port of loopback, in a thread of its own. `mode` may change at any time: `drops` lets nothing through and
     closes nothing, as a network that is cut; `resets` accepts, and resets after its first answer. So may `delay`:
-    seconds by which what is asked arrives late, also where nobody waits for the answer any more."""
+    seconds by which what is asked arrives late, also where nobody waits for the answer any more. `target`: the port
+    that a new connection is passed to."""
 
     def __init__(self, target: int) -> None:
         self.mode: Mode = "passes"
         self.delay = 0.0
         self.port = 0
-        self._target = target
+        self.target = target
         self._tasks: set[asyncio.Task[None]] = set()
         self._ready = threading.Event()
         self._loop = asyncio.new_event_loop()
@@ -33,6 +34,10 @@ class Proxy:
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._end.set)
         self._thread.join(10)
+
+    def cut(self) -> None:
+        """Close every connection there is."""
+        self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in self._tasks])
 
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
@@ -67,7 +72,7 @@ class Proxy:
             writer.transport.abort()
             return
         try:
-            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target)
+            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.target)
         except OSError:
             writer.close()
             return

@@ -75,6 +75,7 @@ def test_it_answers_as_the_simulated_store(valkey: Valkey) -> None:
                     candidacy=0 if terms[name] else rng.choice((0, 1, 1, 2)),
                     term=terms[name],
                     seen=frozenset(rng.sample(NAMES, rng.randrange(3))) - {name},
+                    waits=not rng.randrange(4),
                 )
                 age = rng.choice((None, 0.2, 0.2, TOO_OLD))  # seconds since the answer before
                 if age is not None:
@@ -85,7 +86,8 @@ def test_it_answers_as_the_simulated_store(valkey: Valkey) -> None:
                 now = max(now, epoch / 1e6 if epoch > highest else view.clock)  # an election tells the microsecond
                 highest = max(highest, epoch)
                 told = model.turn(name, turn, now)
-                assert view == replace(told, clock=view.clock), (seed, turn, age)
+                assert (view.left > 0.0) == (told.left > 0.0)
+                assert view == replace(told, clock=view.clock, left=view.left), (seed, turn, age)
                 assert records == dict.fromkeys(view.members, MemberRecord("1", 2))
                 if view.leader is not None:
                     known[name] = max(known[name], view.leader.epoch)

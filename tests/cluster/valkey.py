@@ -14,7 +14,7 @@ class Valkey:
 
     def __init__(self, log: Path, port: int, *more: str) -> None:
         argv = [*VALKEY.command(), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no",
-                "--maxmemory-policy", "noeviction", *more]  # fmt: skip
+                "--dir", str(log.parent), "--maxmemory-policy", "noeviction", *more]  # fmt: skip
         self.port = port
         self.url = f"valkey://127.0.0.1:{port}/0"
         self.child = Child("valkey", argv, log)

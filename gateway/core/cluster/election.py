@@ -14,6 +14,8 @@ answer, `failed` its absence. The store keeps the leader for TTL seconds after t
 - **Late turns.** A store that was stopped may carry out a turn late, when the leader's time in the store has passed and
   its lease, by votes, has not. So a turn carries the store's clock of the last answer, and elects nobody if that is
   STALE.
+- **Replica.** A replica of the store that is promoted may have lost the leader's last turns. So nobody is elected
+  before the time is over that the store has given the last leader, unless that one has resigned.
 - **Slow store.** A store may be slow for the leader alone: its turns would renew its time for ever, while it may not
   grant and nobody else is elected. So a leader whose lease ended without an answer only looks, which renews nothing. If
   such a turn is answered and nobody else leads, the term goes on. If the store was emptied meanwhile, a leader whose
@@ -98,6 +100,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     # Others wait for what this member holds. False if it has not heard the store for TTL: a late turn may be carried
     # out while the member does not hear whom to report that to.
     present: bool = True
+    waits: bool = False  # for a leader that the store has named: its time is not over, unless it has resigned
 
 
 class Leader(msgspec.Struct, frozen=True):
@@ -114,6 +117,7 @@ class StoreView(msgspec.Struct, frozen=True, kw_only=True):
     members: frozenset[str]  # of now, this one included
     roster: frozenset[str]  # these, and those that are past their TTL and have not left
     clock: float  # the store's, seconds
+    left: float = 0.0  # seconds that the store remembers the leader
     # The store knew no epoch, or a lower one than was met, less than TTL seconds ago: it may have forgotten a leader
     # whose lease goes on.
     emptied: bool = False
@@ -132,6 +136,7 @@ class Election:
         self.since = 0.0  # when this member first knew of that leader
         self.eligible = True  # False: it is about to leave
         self.voted_until = voted_until  # no candidate before
+        self._led_until = -math.inf  # until when the store remembers another member as the leader
         self.members: frozenset[str] = frozenset()  # of the last answer
         self.roster = roster  # of the last answer
         self.candidates: frozenset[str] = frozenset()  # members that the store takes for known to this leader
@@ -193,6 +198,7 @@ class Election:
             term=self.term,
             seen=self.roster - {self.name},
             present=not (self.lost_store and now > self._heard + TTL),
+            waits=now < self._led_until,
         )
         if not self.term or (self.lost_store and now >= self._lease):
             return msgspec.structs.replace(turn, term=0, after=self._clock)
@@ -205,6 +211,8 @@ class Election:
             self._blind_until = now + TTL
         self.lost_store = False
         self._votes.clear()
+        if view.leader is not None:
+            self._led_until = now + view.left if view.leader.name != self.name else -math.inf
         self.members, self.roster, self._clock, self._heard = view.members, view.roster, view.clock, now
         if turn.term and turn.term == self.term:
             self._asked = self.candidates = turn.seen

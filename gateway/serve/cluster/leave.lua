@@ -7,7 +7,11 @@ if term == 0 or leader ~= string.format('%.0f %s', term, name) then
 end -- as in a turn
 redis.call('DEL', p .. 'member:' .. name)
 redis.call('HDEL', p .. 'roster', name)
-if leader and string.match(leader, '^%d+ (.*)$') == name then redis.call('DEL', p .. 'leader') end
+local at, who = string.match(leader or '', '^(%d+) (.*)$')
+if who == name then
+  redis.call('HSET', p .. 'term', 'resigned', at)
+  redis.call('DEL', p .. 'leader')
+end
 local left = ''
 for each in string.gmatch(redis.call('HGET', p .. 'term', 'seen') or '', '%S+') do
   if each ~= name then left = left .. ' ' .. each end

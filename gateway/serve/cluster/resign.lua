@@ -1,4 +1,8 @@
 -- Lead no longer, where this member leads. ARGV[1]: its name.
 local leader = redis.call('GET', KEYS[1] .. 'leader')
-if leader and string.match(leader, '^%d+ (.*)$') == ARGV[1] then redis.call('DEL', KEYS[1] .. 'leader') end
+local at, who = string.match(leader or '', '^(%d+) (.*)$')
+if who == ARGV[1] then
+  redis.call('HSET', KEYS[1] .. 'term', 'resigned', at)
+  redis.call('DEL', KEYS[1] .. 'leader')
+end
 return 1

@@ -100,6 +100,7 @@ class Store:
             self._me, self.record.life, record, int(TTL * 1000), int(FORGOTTEN * 1000), turn.known,
             turn.candidacy, turn.term, turn.number, " ".join(sorted(turn.seen)), self._fingerprint,
             int(turn.present), "" if turn.after is None else round(turn.after * 1000), int(STALE * 1000),
+            int(turn.waits),
         )  # fmt: skip
         answer = await self._asked(TURN, *arguments)
         if answer == ["token"]:
@@ -111,8 +112,8 @@ class Store:
         if answer == ["taken"]:
             raise ClusterConflict(f"another gateway is the member {self._me}: cluster.advertise must be each one's own")
         try:
-            _, leader, epoch, emptied, clock, members = msgspec.convert(
-                answer, tuple[str, str, int, int, int, list[tuple[str, str]]]
+            _, leader, epoch, emptied, clock, members, left = msgspec.convert(
+                answer, tuple[str, str, int, int, int, list[tuple[str, str]], int]
             )
             records = {name: msgspec.json.decode(text, type=MemberRecord) for name, text in members if text}
         except ValueError as error:
@@ -122,6 +123,7 @@ class Store:
             members=frozenset(records),
             roster=frozenset([name for name, _ in members]),
             clock=clock / 1000,
+            left=left / 1000 if leader else 0.0,
             emptied=bool(emptied),
         )
         return view, records

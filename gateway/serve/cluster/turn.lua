@@ -9,6 +9,8 @@ local micros = time[1] * 1000000 + time[2]
 local now = math.floor(micros / 1000)
 local after = tonumber(ARGV[13])
 if after and math.abs(now - after) > tonumber(ARGV[14]) then candidacy = 0 end
+local resigned = redis.call('HGET', p .. 'term', 'resigned')
+if ARGV[15] == '1' and resigned ~= string.format('%.0f', known) then candidacy = 0 end
 
 local other = redis.call('GET', p .. 'token')
 if other and other ~= print then return {'token'} end
@@ -67,4 +69,5 @@ for i = 1, #roster, 2 do
     redis.call('HDEL', p .. 'roster', roster[i])
   end
 end
-return {'ok', leader or '', leads, (emptied or now < until_) and 1 or 0, now, members}
+return {'ok', leader or '', leads, (emptied or now < until_) and 1 or 0, now, members,
+  math.max(0, redis.call('PTTL', p .. 'leader'))}

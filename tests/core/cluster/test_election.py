@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 
 from gateway.core.cluster.election import MARGIN, NEWCOMER_WAITS, RENEW, TTL, Election, Leader, StoreView, Turn
@@ -291,6 +293,25 @@ def test_a_newcomer_that_no_leader_knew_waits_longer(waited: float) -> None:
     for now in (TTL, TTL + waited - RENEW, TTL + waited):
         turned(store, new, now)
     assert bool(new.term) == (waited >= NEWCOMER_WAITS)
+
+
+def test_a_replica_that_has_lost_the_leaders_last_turns_elects_nobody_before_its_time_is_over() -> None:
+    store, a = leading("b")
+    b = Election("b", 4)
+    turned(store, b, 0.1)
+    replica = copy.deepcopy(store)
+    turned(store, a, 1.9)
+    turned(store, b, 2.1)
+    turned(replica, b, 2.3)
+    b.synced("b")
+    turned(replica, b, 2.35)
+    assert (b.may_grant(2.36), a.may_grant(2.36)) == (False, True), "by the replica the leader's time is over"
+    turned(replica, a, 2.4)
+    turned(replica, b, 2.5)
+    assert (a.term, b.leader) == (5, Leader("a", 5))
+    turned(replica, b, 3.8)
+    turned(replica, b, 2.4 + TTL + 0.1)
+    assert b.term > 5, "it is over"
 
 
 def test_who_resigns_leads_no_longer_and_is_not_elected() -> None:

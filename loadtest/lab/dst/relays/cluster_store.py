@@ -19,6 +19,7 @@ class SimulatedStore:
         self.epoch = 0
         self._leader: Leader | None = None
         self._leads_until = 0.0
+        self._resigned = -1  # epoch of the last leader that did
         self._emptied_until = 0.0  # those who have led before it was emptied may have a lease
         self._number = 0  # of the leader's last turn
         self._seen: frozenset[str] = frozenset()
@@ -29,7 +30,7 @@ class SimulatedStore:
         self._members.pop(name, None)
         self._seen -= {name}
         if self._leader is not None and self._leader.name == name:
-            self._leader = None
+            self._resigned, self._leader = self._leader.epoch, None
 
     def _trusts(self, name: str, turn: Turn) -> bool:
         """Whether no leader can be there that does not need this member's vote."""
@@ -45,6 +46,8 @@ class SimulatedStore:
         self._members = {each: until for each, until in self._members.items() if until + FORGOTTEN > now}
         leader = self._leader if now < self._leads_until else None
         candidacy = 0 if turn.after is not None and abs(now - turn.after) > STALE else turn.candidacy
+        if turn.waits and self._resigned != turn.known:
+            candidacy = 0
         earlier = leader is not None and leader.name == name and leader.epoch != turn.term  # its process before this
         if leader is None or leader.epoch < epoch or earlier:
             leader = None
@@ -62,4 +65,6 @@ class SimulatedStore:
                 self._number, self._seen = turn.number, turn.seen | {name}
         members = frozenset([each for each, until in self._members.items() if until > now])
         emptied = emptied or now < self._emptied_until
-        return StoreView(leader=leader, members=members, roster=frozenset(self._members), clock=now, emptied=emptied)
+        left = 0.0 if leader is None else self._leads_until - now
+        roster = frozenset(self._members)
+        return StoreView(leader=leader, members=members, roster=roster, clock=now, left=left, emptied=emptied)
