@@ -72,7 +72,7 @@ Owner = tuple[str, int]  # tenant and batch
 
 
 class Seats:
-    """So many seats."""
+    """Seats of the lines that wait or run, `number` of them, in even parts: by tenant, and of a tenant by batch."""
 
     def __init__(self, number: int) -> None:
         self._number = number

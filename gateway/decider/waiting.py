@@ -289,7 +289,8 @@ FEW = 64  # tickets of calls that wait no more, which need not be removed
 
 
 class Expiries:
-    """`ring` is called when the earliest expiry has come; whoever is called takes what is due, and arms the timer."""
+    """Expiries of the calls that wait, and one timer for the earliest of them. `ring` is called when that has come;
+    whoever is called takes what is due, and arms the timer."""
 
     def __init__(self, ring: Callable[[], None]) -> None:
         self.tickets: list[tuple[float, int, Ticket]] = []  # a heap, by expiry

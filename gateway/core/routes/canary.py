@@ -157,8 +157,11 @@ def _definition(route: ModelRoute) -> int:
 
 
 class Answers:
-    """`results` counts calls: ok, error (the engine's fault, or refused by it), dropped (no room, or the caller left).
-    `tokens`, `ttft` (seconds) and `finishes` are of those that are ok."""
+    """Answers of one side of a mirror, added up: the members' to calls that were copied, or those to the copies.
+
+    `results` counts calls: ok, error (the engine's fault, or refused by it), dropped (no room, or the caller left).
+    `tokens`, `ttft` (seconds) and `finishes` are of those that are ok.
+    """
 
     __slots__ = ("finishes", "results", "tokens", "ttft")
 
