@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
-from functools import partial
-
 from gateway import __version__
-from gateway.shared.command_line import Parser, added, carry_out, with_commands
+from gateway.shared.command_line import Program
 
 DESCRIPTION = """\
 Weir: a traffic gateway for self-hosted LLM engines.
@@ -42,24 +38,5 @@ COMMANDS = {
 # Parts of the load test that commands of the gateway use.
 PROFILES = "loadtest.engine.profile_file"
 SCENARIOS = "loadtest.load.scenario_check"
-
-
-def parser_for(words: Sequence[str]) -> Parser:
-    """The parser of a command line."""
-    top = added(Parser, prog="gateway", description=DESCRIPTION, epilog=EXAMPLES)
-    top.add_argument("--version", action="version", version=f"weir {__version__}")
-    return with_commands(top, words, COMMANDS)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; its exit status. 2: a mistake in a flag or a file."""
-    return carry_out(partial(_run, sys.argv[1:] if argv is None else argv))
-
-
-def _run(words: Sequence[str]) -> int:
-    given = parser_for(words).parse_args(words)
-    try:
-        return int(given.module.command(given))
-    except given.module.MISTAKES as error:
-        print("\n".join(f"gateway: {line}" for line in str(error).splitlines()), file=sys.stderr)
-        return 2
+PROGRAM = Program(name="gateway", version=__version__, description=DESCRIPTION, examples=EXAMPLES, commands=COMMANDS)
+main, parser_for = PROGRAM.main, PROGRAM.parser_for

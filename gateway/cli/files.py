@@ -8,19 +8,15 @@ from pathlib import Path
 from gateway.core.policy.policy import Policy
 from gateway.core.request.tenants import MAX_KEYS_BYTES
 from gateway.decider.loading import load
+from gateway.shared.command_line import Mistake, token_of
 from gateway.shared.files.checked import InvalidFile
 from gateway.shared.files.modes import refused
 from gateway.shared.files.plain_file import open_plain
 from gateway.shared.files.yaml_file import MAX_BYTES
 
 TOKEN_VARIABLE = "WEIR_ADMIN_TOKEN"  # noqa: S105 # the name of a variable, not what it holds
-TOKEN_LENGTH = 16
 TOKEN_BYTES = 4096
 MOST = max(MAX_BYTES, MAX_KEYS_BYTES) + 1
-
-
-class Mistake(Exception):
-    """Error that a person can correct; each line says what and where."""
 
 
 def checked(path: Path) -> Policy:
@@ -46,14 +42,7 @@ def admin_token(file: str | None, flag: str) -> str | None:
     """
     source = f"{flag} {file}" if file else TOKEN_VARIABLE
     text = _token_in(Path(file), source) if file else os.environ.get(TOKEN_VARIABLE)
-    return None if text is None else _token(text, source)
-
-
-def _token(text: str, source: str) -> str:
-    token = text.strip()
-    if len(token) < TOKEN_LENGTH or not (token.isascii() and token.isprintable() and " " not in token):
-        raise Mistake(f"{source}: a token is at least {TOKEN_LENGTH} visible ASCII characters")
-    return token
+    return None if text is None else token_of(text, source)
 
 
 def _token_in(path: Path, source: str) -> str:

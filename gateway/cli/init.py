@@ -7,11 +7,10 @@ import re
 import sys
 from pathlib import Path
 
-from gateway.cli.files import Mistake
 from gateway.core.policy.schema import schema_text
-from gateway.shared.new_file import not_written, write_new
+from gateway.shared.command_line import Mistake
+from gateway.shared.new_file import write_out
 
-MISTAKES = (Mistake,)
 STARTER = "starter"
 
 # What comes after `gateway check`, by policy.
@@ -82,9 +81,9 @@ def command(given: argparse.Namespace) -> int:
         return 0
     out = Path(given.out)
     schema = out.with_name(f"{out.stem}.schema.json")
-    _write(out, _text(given.name, given.out, schema.name))
+    write_out(out, _text(given.name, given.out, schema.name))
     if not schema.exists():
-        _write(schema, schema_text())
+        write_out(schema, schema_text())
     print(f"{out}: written, and {schema.name} for editors. Next:")
     print(f"  gateway check {out}")
     for step in NEXT.get(given.name, NEXT[STARTER]):
@@ -97,10 +96,3 @@ def _text(name: str, out: str, schema: str) -> str:
     text = shipped(name).read_text()
     text = text.replace("$schema=schema.json", f"$schema={schema}", 1)
     return _NAMED.sub(lambda at: out if at[1] == name else f"`gateway init {at[1]} --out -`", text)
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        write_new(path, text)
-    except OSError as error:
-        raise Mistake(not_written(path, error)) from error

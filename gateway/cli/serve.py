@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from gateway.cli import PROFILES
-from gateway.cli.files import TOKEN_VARIABLE, Mistake, admin_token, checked
+from gateway.cli.files import TOKEN_VARIABLE, admin_token, checked
 from gateway.cli.init import shipped
 from gateway.core.engines.origin import engine_id
 from gateway.core.policy.advice import in_the_clear
@@ -25,7 +25,7 @@ from gateway.serve.run import NO_ENGINE, run
 from gateway.serve.starting import Options, Running, StartError, announcement
 from gateway.shared.addresses import is_loopback, split_address
 from gateway.shared.certificate import Certificate
-from gateway.shared.command_line import argument
+from gateway.shared.command_line import Mistake, argument
 from gateway.shared.fields import made_of
 from gateway.shared.files.checked import spelled
 from gateway.shared.files.modes import unwise
@@ -35,7 +35,7 @@ from gateway.shared.operator_log import as_text, plain
 from gateway.shared.printable import printable
 from gateway.upstream.client import parse_origin
 
-MISTAKES = (Mistake, StartError)
+MISTAKES = (StartError,)
 MOST_WORKERS = 64
 TRACES = "/v1/traces"  # OTLP's path, where the address has none of its own
 DEMO = "demo"  # --engine demo: a sidecar of our own

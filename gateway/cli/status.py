@@ -12,13 +12,12 @@ from typing import Any
 import msgspec
 
 from gateway.cli.control_client import NoAnswer, Unfit, ask
-from gateway.cli.files import TOKEN_VARIABLE, Mistake, admin_token
+from gateway.cli.files import TOKEN_VARIABLE, admin_token
 from gateway.control.cluster import ClusterView
-from gateway.shared.command_line import argument
+from gateway.shared.command_line import Mistake, argument
 from gateway.shared.formatting import columns, seconds, shown
 from gateway.upstream.client import parse_origin
 
-MISTAKES = (Mistake,)
 EVERY = 1.0  # seconds between two looks of `--watch`
 CLEAR = "\x1b[H\x1b[2J"
 HALF_A_DAY = 12 * 3600.0  # seconds after which a time has its date

@@ -1,6 +1,7 @@
 """Command line of a program with commands: one module a command, imported when the command is chosen.
 
-A module has DESCRIPTION, EXAMPLES, `add_arguments(parser)`, and `command(given)`, which gives the exit status.
+A module has DESCRIPTION, EXAMPLES, `add_arguments(parser)`, and `command(given)`, which gives the exit status. Its
+MISTAKES, if it has any, are further errors that are told as a Mistake.
 
 `PROGRAM --help` imports no command. A mistake is one line, and help texts stay as they are written.
 """
@@ -18,7 +19,18 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, NoReturn, cast
 
+import msgspec
+
 SIMILAR = 0.6  # of 1, from which a name is taken for another's
+TOKEN_LENGTH = 16
+
+
+class Mistake(Exception):
+    """Error that a person can correct; each line says what and where."""
+
+
+class Impossible(Exception):
+    """Order or question that cannot be carried out; the message says why and what to do."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -46,26 +58,6 @@ class Parser(argparse.ArgumentParser):
 
 def _meant(close: Sequence[str]) -> str:
     return f": did you mean {close[0]}?" if close else ""
-
-
-def carry_out(run: Callable[[], int]) -> int:
-    """Run a command, its help included, and write its output out; the exit status. A reader that has closed the pipe,
-    such as `| head`, has read enough. A name that no file can have is a mistake, wherever it was given."""
-    try:
-        try:
-            return run()
-        finally:
-            sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:
-            raise
-        print(f"{error.filename}: {error.strerror}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:  # of a command that has nothing left to end well
-        return 130
 
 
 def added(add: Callable[..., Parser], *name: str, **more: Any) -> Parser:
@@ -96,21 +88,67 @@ def _imported(path: str) -> ModuleType:
         gc.enable()
 
 
-def with_commands(top: Parser, words: Sequence[str], modules: Mapping[str, tuple[str, str]]) -> Parser:
-    """`top` with its commands: of each its name, of the one that `words` choose its flags too. `modules`: of
-    each command its module, or `module:object`, and its line in the program's help. `module` of what is parsed is the
-    chosen one."""
-    commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    chosen = next((word for word in words if not word.startswith("-")), "")
-    for name, (module, does) in modules.items():
-        if name != chosen:
-            added(commands.add_parser, name, help=does)
-            continue
-        path, _, object_in = module.partition(":")
-        holder = _imported(path)
-        found: Any = getattr(holder, object_in) if object_in else holder
-        text = {"description": found.DESCRIPTION, "epilog": found.EXAMPLES}
-        parser = added(commands.add_parser, name, help=does, **text)
-        found.add_arguments(parser)
-        parser.set_defaults(module=found)
-    return top
+class Program(msgspec.Struct, frozen=True, kw_only=True):
+    """Program by its `name`. `commands`: of each its module, or `module:object`, and its line in the program's help."""
+
+    name: str
+    version: str
+    description: str
+    examples: str
+    commands: Mapping[str, tuple[str, str]]
+
+    def parser_for(self, words: Sequence[str]) -> Parser:
+        """The parser of a command line: the names of all commands, and the flags of the one that `words` choose, whose
+        module is the `module` of what is parsed."""
+        top = added(Parser, prog=self.name, description=self.description, epilog=self.examples)
+        top.add_argument("--version", action="version", version=f"weir {self.version}")
+        commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
+        chosen = next((word for word in words if not word.startswith("-")), "")
+        for name, (module, does) in self.commands.items():
+            if name != chosen:
+                added(commands.add_parser, name, help=does)
+                continue
+            path, _, object_in = module.partition(":")
+            holder = _imported(path)
+            found: Any = getattr(holder, object_in) if object_in else holder
+            text = {"description": found.DESCRIPTION, "epilog": found.EXAMPLES}
+            parser = added(commands.add_parser, name, help=does, **text)
+            found.add_arguments(parser)
+            parser.set_defaults(module=found)
+        return top
+
+    def main(self, argv: Sequence[str] | None = None) -> int:
+        """Run one command, its help included, and write its output out; the exit status. 2: a mistake in a flag or a
+        file, also a name that no file can have; 1: what was asked for cannot be had. A reader that has closed the pipe,
+        such as `| head`, has read enough."""
+        try:
+            try:
+                return self._run(sys.argv[1:] if argv is None else argv)
+            finally:
+                sys.stdout.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+        except OSError as error:
+            if error.errno != errno.ENAMETOOLONG:
+                raise
+            print(f"{error.filename}: {error.strerror}", file=sys.stderr)
+            return 2
+        except KeyboardInterrupt:  # of a command that has nothing left to end well
+            return 130
+
+    def _run(self, words: Sequence[str]) -> int:
+        given = self.parser_for(words).parse_args(words)
+        try:
+            return int(given.module.command(given))
+        except (Mistake, Impossible, *getattr(given.module, "MISTAKES", ())) as error:
+            print("\n".join(f"{self.name}: {line}" for line in str(error).splitlines()), file=sys.stderr)
+            return 1 if isinstance(error, Impossible) else 2
+
+
+def token_of(text: str, source: str) -> str:
+    """The token in a text, without the space around it. Raises Mistake, which begins with `source`."""
+    token = text.strip()
+    if len(token) < TOKEN_LENGTH or not (token.isascii() and token.isprintable() and " " not in token):
+        raise Mistake(f"{source}: a token is at least {TOKEN_LENGTH} visible ASCII characters")
+    return token

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from gateway.shared.command_line import Mistake
+
 
 def write_new(path: Path, text: str, mode: int = 0o666) -> None:
     """Create the file with this text. `mode`: its permissions before the umask, 0o600 for a secret. Raises OSError,
@@ -13,8 +15,12 @@ def write_new(path: Path, text: str, mode: int = 0o666) -> None:
         file.write(text)
 
 
-def not_written(path: Path, error: OSError) -> str:
-    """A sentence for the person whose command named the path with `--out`."""
-    if isinstance(error, FileExistsError):
-        return f"{path} is there already and is left as it is; give another name: --out FILE"
-    return f"{path}: {error.strerror}"
+def write_out(path: Path, text: str, mode: int = 0o666) -> None:
+    """Write the file that a command was given with `--out`, where there is none. Raises Mistake."""
+    try:
+        write_new(path, text, mode)
+    except FileExistsError as error:
+        message = f"{path} is there already and is left as it is; give another name: --out FILE"
+        raise Mistake(message) from error
+    except OSError as error:
+        raise Mistake(f"{path}: {error.strerror}") from error

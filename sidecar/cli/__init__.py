@@ -6,13 +6,8 @@ Exit status 2: a mistake in a flag or a file. 1: what was asked for cannot be ha
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
-from functools import partial
-
-from gateway.shared.command_line import Parser, added, carry_out, with_commands
+from gateway.shared.command_line import Program
 from sidecar import __version__
-from sidecar.cli.errors import Impossible, Mistake
 
 DESCRIPTION = """\
 Weir's sidecar: decides which models are resident on one machine's GPUs.
@@ -53,24 +48,5 @@ COMMANDS = {
     "check": ("sidecar.cli.check", "find the mistakes in sidecar files"),
     "ray": ("sidecar.cli.ray", "the sidecars of a Ray cluster"),
 }
-
-
-def parser_for(words: Sequence[str]) -> Parser:
-    """The parser of a command line."""
-    top = added(Parser, prog="sidecar", description=DESCRIPTION, epilog=EXAMPLES)
-    top.add_argument("--version", action="version", version=f"weir {__version__}")
-    return with_commands(top, words, COMMANDS)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """The exit status: 0, 2 for a mistake in a flag or a file, 1 for what cannot be had."""
-    return carry_out(partial(_run, sys.argv[1:] if argv is None else argv))
-
-
-def _run(words: Sequence[str]) -> int:
-    given = parser_for(words).parse_args(words)
-    try:
-        return int(given.module.command(given))
-    except (Mistake, Impossible) as error:
-        print("\n".join(f"sidecar: {line}" for line in str(error).splitlines()), file=sys.stderr)
-        return 2 if isinstance(error, Mistake) else 1
+PROGRAM = Program(name="sidecar", version=__version__, description=DESCRIPTION, examples=EXAMPLES, commands=COMMANDS)
+main, parser_for = PROGRAM.main, PROGRAM.parser_for

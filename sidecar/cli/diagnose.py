@@ -10,8 +10,8 @@ from typing import BinaryIO
 
 import msgspec
 
+from gateway.shared.command_line import Mistake
 from gateway.shared.files.plain_file import open_plain
-from sidecar.cli.errors import Mistake
 from sidecar.core.diagnosis import LOOKED_AT, NONE, READ, Diagnosis, diagnosis
 
 DESCRIPTION = "Say what an engine's output says went wrong."

@@ -12,9 +12,9 @@ from typing import Literal, TypeVar
 import msgspec
 
 from gateway.shared.certificate import authorities_in
+from gateway.shared.command_line import Impossible, Mistake, token_of
 from gateway.shared.files.checked import UNREAD
 from gateway.shared.files.plain_file import open_plain
-from sidecar.cli.errors import Impossible, Mistake
 from sidecar.control.client import ControlClient, NoSidecar, Rejected
 from sidecar.control.tokens import Tokens
 from sidecar.core.config import MAX_BYTES, InvalidFile, SidecarConfig, read_config
@@ -23,7 +23,6 @@ from sidecar.residency.state_file import StateFile
 from sidecar.serve.operator_log import say
 
 T = TypeVar("T")
-TOKEN_LENGTH = 16
 TOKEN_BYTES = 4096
 CA_BYTES = 16 * 1024**2  # the system's own bundle has 220 KB
 
@@ -75,10 +74,7 @@ def _token(name: str | None, field: str, path: Path) -> str | None:
     if name is None:
         return None
     file = path.parent / name
-    token = _read(file, TOKEN_BYTES, f"{field} ").decode("latin-1").strip()
-    if len(token) < TOKEN_LENGTH or not (token.isascii() and token.isprintable() and " " not in token):
-        raise Mistake(f"{field} {file}: a token is at least {TOKEN_LENGTH} visible ASCII characters")
-    return token
+    return token_of(_read(file, TOKEN_BYTES, f"{field} ").decode("latin-1"), f"{field} {file}")
 
 
 def _read(path: Path, most: int, field: str = "") -> bytes:

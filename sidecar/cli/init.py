@@ -8,8 +8,7 @@ import secrets
 import sys
 from pathlib import Path
 
-from gateway.shared.new_file import not_written, write_new
-from sidecar.cli.errors import Mistake
+from gateway.shared.new_file import write_out
 
 STARTER = "starter"
 FILES = {STARTER: "sidecar.yaml", "example": "sidecar.yaml", "pool": "pool.yaml"}  # and what each is called by default
@@ -44,12 +43,12 @@ def command(given: argparse.Namespace) -> int:
         sys.stdout.write(text)
         return 0
     path = Path(out or FILES[name])
-    _write(path, _OWN.sub(lambda at: at[0] if at[0] not in _own(name) else str(path), text), 0o666)
+    write_out(path, _OWN.sub(lambda at: at[0] if at[0] not in _own(name) else str(path), text))
     written = [str(path)]
     for secret, field in TOKENS.items():
         token = path.with_name(secret)
         if re.search(rf"^ *{field}: {secret}$", text, re.MULTILINE) and not token.exists():
-            _write(token, secrets.token_urlsafe(32) + "\n", 0o600)
+            write_out(token, secrets.token_urlsafe(32) + "\n", 0o600)
             written.append(f"{token} (for the gateways' policies too: fleet.sidecars.{field})")
     print("written: " + ", ".join(written))
     print(f"Name your models in it, then: sidecar check {path}")
@@ -59,10 +58,3 @@ def command(given: argparse.Namespace) -> int:
 def _own(name: str) -> tuple[str, ...]:
     """The words by which a shipped file speaks of itself."""
     return (FILES[name], f"sidecar/{name}.yaml")
-
-
-def _write(path: Path, text: str, mode: int) -> None:
-    try:
-        write_new(path, text, mode)
-    except OSError as error:
-        raise Mistake(not_written(path, error)) from error

@@ -14,11 +14,10 @@ from urllib.parse import quote
 
 import msgspec
 
-from gateway.shared.command_line import argument
+from gateway.shared.command_line import Impossible, argument
 from gateway.shared.files.units import SECONDS
 from gateway.shared.formatting import seconds, shown
 from gateway.shared.protocol import NO_MEMORY, ModelReport, ProtocolError, ensured
-from sidecar.cli.errors import Impossible
 from sidecar.cli.files import File, add_config
 from sidecar.control.client import Rejected
 from sidecar.core.status import Status
@@ -163,7 +162,7 @@ def _duration(text: str) -> float:
 
 
 class OrderCommand(msgspec.Struct, frozen=True):
-    """A command as a module of one would be, for `with_commands`."""
+    """A command as a module of one would be, for a Program."""
 
     order: Order
     DESCRIPTION: str

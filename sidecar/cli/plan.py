@@ -10,11 +10,10 @@ from urllib.parse import quote
 
 import msgspec
 
-from gateway.shared.command_line import argument
+from gateway.shared.command_line import Impossible, Mistake, argument
 from gateway.shared.files.yaml_file import written
 from gateway.shared.formatting import shown
-from gateway.shared.new_file import not_written, write_new
-from sidecar.cli.errors import Impossible, Mistake
+from gateway.shared.new_file import write_out
 from sidecar.cli.files import File, add_config
 from sidecar.cli.plan_on import gpu, planned, size, table
 from sidecar.cli.plan_turns import Layout, turn_table
@@ -93,10 +92,7 @@ def _turns(file: File, given: argparse.Namespace) -> int:
         found = msgspec.structs.replace(found, proposal=_proposed(file.config, layout, len(given.gpu)))
     _print(found, turn_table(found), given.json)
     if found.proposal and given.propose is not None:
-        try:
-            write_new(given.propose, found.proposal, 0o666)
-        except OSError as error:
-            raise Mistake(not_written(given.propose, error)) from error
+        write_out(given.propose, found.proposal)
         print(f"written: {given.propose}", file=sys.stderr)
     elif found.proposal and not given.json:
         print("\n# With this file all take turns, asleep meanwhile (--propose FILE writes it):")

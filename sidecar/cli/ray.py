@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import msgspec
 
-from gateway.shared.command_line import Parser, added
+from gateway.shared.command_line import Impossible, Parser, added
 from gateway.shared.formatting import columns, shown
-from sidecar.cli.errors import Impossible
 from sidecar.cli.files import pool_of, tokens_of
 from sidecar.control.tokens import Tokens
 from sidecar.core.config import warnings

@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from sidecar.cli.errors import Mistake
+from gateway.shared.command_line import Mistake
 from sidecar.cli.files import File, add_config
 from sidecar.control.status_table import table
 from sidecar.core.flags import SIMULATED_GPUS

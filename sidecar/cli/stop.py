@@ -10,8 +10,8 @@ import time
 
 import msgspec
 
+from gateway.shared.command_line import Impossible, Mistake
 from sidecar.cli import orders
-from sidecar.cli.errors import Impossible, Mistake
 from sidecar.cli.files import File
 from sidecar.control.api import Stopping
 from sidecar.control.client import NoSidecar, Rejected
