@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
 from gateway.cli import SCENARIOS
-from gateway.cli.files import MOST, Mistake, read_bytes
+from gateway.cli.files import MOST, read_bytes
 from gateway.core.policy.advice import advise
 from gateway.core.policy.file import explain
 from gateway.core.policy.schema import reference_text, schema_text
 from gateway.decider.file_modes import unusable_of, unwise_of
 from gateway.decider.loading import load
-from gateway.shared.files.checked import InvalidFile, Mark, spelled
-from gateway.shared.files.findings import Finding, Report, mistake, mistakes, warning
-
-MISTAKES = (Mistake,)
+from gateway.shared.files.checked import InvalidFile, Problem
+from gateway.shared.files.findings import check_files, placed
 
 DESCRIPTION = "Read policy files and report every mistake, and what is unwise. Or scenarios of a load test."
 EXAMPLES = """\
@@ -55,46 +54,29 @@ def add_arguments(check: argparse.ArgumentParser) -> None:
 
 def command(given: argparse.Namespace) -> int:
     """Check the files and say what was found; the exit status. Raises Mistake for the command line."""
-    if given.schema:
-        print(import_module(SCENARIOS).schema_text() if given.scenario else schema_text(), end="")
-        return 0
-    if given.reference:
-        print(import_module(SCENARIOS).reference_text() if given.scenario else reference_text(), end="")
-        return 0
-    if not given.files:
-        raise Mistake("the following arguments are required: FILE (see gateway check --help)")
-    report = Report()
-    for name in given.files:
-        if given.scenario:
-            text, found = import_module(SCENARIOS).checked(name, explained=given.explain)
-        else:
-            text, found = _checked(name, files=not given.no_files, explained=given.explain)
-        report.add(*found)
-        if text:
-            print(text)
-    return 2 if report.mistakes or (report.warnings and given.strict) else 0
+    if given.scenario:
+        part = import_module(SCENARIOS)
+        checked = partial(part.checked, explained=given.explain)
+        return check_files(given, "gateway", part.schema_text, part.reference_text, checked)
+    checked = partial(_checked, files=not given.no_files, explained=given.explain)
+    return check_files(given, "gateway", schema_text, reference_text, checked)
 
 
-def _checked(name: str, *, files: bool, explained: bool) -> tuple[str, list[Finding]]:
+def _checked(name: str, *, files: bool, explained: bool) -> tuple[str, list[Problem]]:
     """Text about a policy, and what was found in it; the text is empty for a policy that cannot be used."""
     path = Path(name)
     try:
         loaded = load(path, lambda file: read_bytes(file, MOST), files=files)
     except InvalidFile as error:
-        return "", mistakes(error)
+        return "", error.problems
     except OSError as error:
-        return "", [mistake(name, error.strerror or str(error))]
+        return "", [Problem(file=name, found=error.strerror or str(error))]
     policy, tree = loaded.policy, loaded.tree
-
-    def at(field: tuple[str | int, ...]) -> Mark | None:
-        return None if tree is None else tree.mark_of(field)
-
     unusable = unusable_of(policy, path.parent) if files else []
     if unusable:
-        return "", [mistake(name, text, spelled(field), at(field)) for field, text in unusable]
-    modes = unwise_of(policy, path.parent) if files else []
-    found = [warning(name, each.path, each.text, each.mark) for each in advise(policy, tree)]
-    found += [warning(name, spelled(field), text, at(field)) for field, text in modes]
+        return "", placed(name, tree, unusable)
+    unwise = [*advise(policy), *(unwise_of(policy, path.parent) if files else ())]
+    found = placed(name, tree, unwise, warning=True)
     if explained:
         return explain(policy), found
     notes = []

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.shared.files.checked import InvalidFile
-from gateway.shared.files.findings import Finding, mistake, mistakes
+from gateway.shared.files.checked import InvalidFile, Problem
 from loadtest.load import scenario
 from loadtest.load.scenario import reference_text, schema_text
 from loadtest.load.trace import TraceError
@@ -11,18 +10,18 @@ from loadtest.load.trace import TraceError
 __all__ = ["checked", "reference_text", "schema_text"]
 
 
-def checked(name: str, *, explained: bool) -> tuple[str, list[Finding]]:
+def checked(name: str, *, explained: bool) -> tuple[str, list[Problem]]:
     """Text to print of a good scenario, or its mistakes. `explained`: all of it, defaults included."""
     try:
         file = scenario.find(name)
         found = scenario.load(file)
         rows = sum(1 + len(row.turns) for row in scenario.recorded(found, file.parent) or ())
     except InvalidFile as error:
-        return "", mistakes(error)
+        return "", error.problems
     except (TraceError, scenario.Mistake) as error:
-        return "", [mistake("", str(error))]
+        return "", [Problem(file="", found=str(error))]
     except OSError as error:
-        return "", [mistake(name, f"{error.filename}: {error.strerror}")]
+        return "", [Problem(file=name, found=f"{error.filename}: {error.strerror}")]
     if explained:
         return scenario.explain(found), []
     return f"{name}: ok{f' ({rows} rows in {found.trace.file})' if found.trace is not None else ''}", []

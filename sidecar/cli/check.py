@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 from msgspec import structs
 
-from gateway.shared.files.checked import Fault, InvalidFile, Value
-from gateway.shared.files.findings import Finding, Report, mistake, mistakes, warning
+from gateway.shared.command_line import Mistake
+from gateway.shared.files.checked import Fault, InvalidFile, Problem, Value
+from gateway.shared.files.findings import check_files, placed
 from gateway.shared.files.plain_file import open_plain
-from sidecar.cli.errors import Mistake
 from sidecar.cli.files import ca_of, tokens_of
 from sidecar.core.config import (
     MAX_BYTES,
@@ -55,50 +56,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def command(given: argparse.Namespace) -> int:
     """Check the files; the exit status. Raises Mistake for the command line."""
-    if given.schema:
-        print(schema_text(), end="")
-        return 0
-    if given.reference:
-        print(reference_text(), end="")
-        return 0
-    if not given.files:
-        raise Mistake("the following arguments are required: FILE (see sidecar check --help)")
-    report = Report()
-    for name in given.files:
-        found, whole = _checked(Path(name), files=not given.no_files)
-        report.add(*found)
-        if whole is not None:
-            print(whole.removesuffix("\n") if given.explain else f"{name}: ok")
-    return 2 if report.mistakes else 0
+    checked = partial(_checked, files=not given.no_files, explained=given.explain)
+    return check_files(given, "sidecar", schema_text, reference_text, checked)
 
 
-def _checked(path: Path, *, files: bool) -> tuple[list[Finding], str | None]:
-    """Return the findings in the file, and the file in full if there is no mistake among them, else None."""
+def _checked(name: str, *, files: bool, explained: bool) -> tuple[str, list[Problem]]:
+    """Text about a file, and what was found in it; the text is empty for a file that cannot be used."""
+    path, good = Path(name), f"{name}: ok"
     try:
         with open_plain(path) as file:
             data = file.read(MAX_BYTES + 1)
-        reading = read_config(data, str(path))
+        reading = read_config(data, name)
         if not _OF_POOLS.isdisjoint(reading.root.fields or {}):
-            pool = read_pool(data, str(path))
+            pool = read_pool(data, name)
             if files:  # the other files that it names are the nodes'
                 tokens = _unread(pool.value.sidecar, path, tokens_of, "the file of a token")
                 pool.judge(structs.replace(fault, path=("sidecar", *fault.path)) for fault in tokens)
             value = pool.good()
-            unwise = [_unwise(str(path), line, pool.root, "sidecar") for line in warnings(value.sidecar)]
-            return unwise, explain_pool(with_deep_sleep(value))
+            whole = explain_pool(with_deep_sleep(value)).removesuffix("\n")
+            return whole if explained else good, _unwise(name, warnings(value.sidecar), pool.root, "sidecar")
         if files:
             reading.judge(_named(reading.value, path))
         config = reading.good()
     except InvalidFile as error:
-        return mistakes(error), None
+        return "", error.problems
     except OSError as error:
-        return [mistake(str(path), error.strerror or str(error))], None
-    return [_unwise(str(path), line, reading.root) for line in warnings(config)], explain(config)
+        return "", [Problem(file=name, found=error.strerror or str(error))]
+    whole = explain(config).removesuffix("\n")
+    return whole if explained else good, _unwise(name, warnings(config), reading.root)
 
 
-def _unwise(name: str, line: str, root: Value, *within: str) -> Finding:
-    field, _, text = line.partition(": ")
-    return warning(name, ".".join((*within, field)), text, root.mark_of((*within, field)))
+def _unwise(name: str, lines: Iterable[str], root: Value, *within: str) -> list[Problem]:
+    parts = [line.partition(": ") for line in lines]
+    return placed(name, root, [((*within, field), text) for field, _, text in parts], warning=True)
 
 
 def _unread(

@@ -27,6 +27,7 @@ from gateway.core.routes.prospect import Prospect, Readiness
 from gateway.core.routes.provider_call import dropped_line, may_leave, provider_body, provider_lines
 from gateway.core.routes.resolution import Resolved, resolve
 from gateway.shared.addresses import is_private
+from gateway.shared.files.checked import spelled
 from gateway.shared.vllm.answers import ModelCard
 from tests.calls import a_call
 
@@ -87,7 +88,7 @@ def test_tenant_and_class_must_be_named() -> None:
 
 def test_a_provider_that_nobody_may_use_is_advised_on() -> None:
     found = advise(Policy(providers={"cloud": provider(tenants=()), "other": provider(tenants=(), classes=())}))
-    assert [(each.path, each.text) for each in found if each.path.startswith("providers")] == [
+    assert [(spelled(path), text) for path, text in found if path[0] == "providers"] == [
         ("providers.cloud", "no call may leave the house: it names no tenants"),
         ("providers.other", "no call may leave the house: it names no tenants and classes"),
     ]

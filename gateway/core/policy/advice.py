@@ -18,7 +18,7 @@ from gateway.core.policy.rules import HINTS, bands_of, modes_of, share_models, s
 from gateway.core.policy.traffic import RateLimit
 from gateway.core.policy.types import NameOf
 from gateway.shared.addresses import is_loopback
-from gateway.shared.files.checked import Mark, Path, Value, listed, nearest, shown, spelled
+from gateway.shared.files.checked import Path, listed, nearest, shown
 from gateway.shared.files.marks import marked
 from gateway.shared.files.units import COUNT, SHARE
 
@@ -31,26 +31,13 @@ PLACEHOLDERS = ("tenant", "class", "model", "limit", "retry_after", "request_id"
 Found = Iterator[tuple[Path, str]]
 
 
-class Advice(msgspec.Struct, frozen=True, kw_only=True):
-    """Advice on a setting. `mark`: place in the file; None: a default, or no file."""
-
-    path: str
-    text: str
-    mark: Mark | None = None
-
-
-def advise(policy: Policy, written: Value | None = None) -> list[Advice]:
-    """Return unwise settings of a policy, in the order of its lines if `written`, the file's tree, is given."""
-    rules = (
+def advise(policy: Policy) -> Found:
+    """Yield unwise settings of a policy, each by its path, and why."""
+    for rule in (
         *(_weights, _agents, _tenants, _anonymous, _refusals, _models_of_nobody, _shaping, _modes),
         *(_ports, _sidecars, in_the_clear, _transfers, _doors, _batches, _providers),
-    )
-    found = [
-        Advice(path=spelled(path), text=text, mark=None if written is None else written.mark_of(path))
-        for rule in rules
-        for path, text in rule(policy)
-    ]
-    return sorted(found, key=lambda advice: 0 if advice.mark is None else advice.mark.line)
+    ):
+        yield from rule(policy)
 
 
 # -- classes ----------------------------------------------------------------------------------------------------------

@@ -69,22 +69,24 @@ class Mark(msgspec.Struct, frozen=True):
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """Mistake in a file. `path` is dotted (`classes.batch.weight`), empty for the whole file. `secret`: the text at
-    that position may be a secret, and must not be shown."""
+    """Mistake in a file, or advice on the file (`warning`). `path` is dotted (`classes.batch.weight`), empty for the
+    whole file. `found`: the whole sentence where nothing else was `expected`. `secret`: the text at that position may
+    be a secret, and must not be shown."""
 
     file: str
     at: Mark = Mark()
     path: str = ""
     found: str
-    expected: str
+    expected: str = ""
     nearest: str | None = None
     secret: bool = False
+    warning: bool = False
 
     @property
     def message(self) -> str:
         """The mistake, without where it is."""
         hint = f" (did you mean {self.nearest}?)" if self.nearest else ""
-        return f"found {self.found}, expected {self.expected}{hint}"
+        return f"found {self.found}, expected {self.expected}{hint}" if self.expected else self.found
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.at.line}: " if self.at.line else f"{self.file}: "
@@ -116,7 +118,6 @@ class Value(msgspec.Struct, frozen=True, kw_only=True):
     quoted: bool = False
     items: tuple[Value, ...] | None = None
     fields: dict[str, tuple[Mark, Value]] | None = None
-    size: int = 1  # nodes in this subtree
 
     @property
     def empty(self) -> bool:

@@ -1,79 +1,49 @@
 """Findings of the commands that check files: mistakes and advice, printed for people as they come.
 
-A finding is `FILE:LINE:COLUMN: field: message`, then the line of the file with a caret under the place. A value that
-may be a secret is not shown, nor the rest of its line.
+A finding is `FILE:LINE:COLUMN: field: message`, then the line of the file with a caret under the place. A line with a
+value that may be a secret is not shown, also for another finding's sake.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
 
-import msgspec
-
-from gateway.shared.files.checked import InvalidFile, Mark
+from gateway.shared.command_line import Mistake
+from gateway.shared.files.checked import Mark, Problem, Value, spelled
+from gateway.shared.files.checked import Path as FieldPath
 from gateway.shared.files.plain_file import open_plain
 from gateway.shared.files.yaml_file import MAX_BYTES
 
 WIDEST = 160  # columns of a line that is shown
 
-Source = Callable[[str], Sequence[str]]  # a file's lines, none where it cannot be read
+
+def placed(
+    file: str, root: Value | None, found: Iterable[tuple[FieldPath, str]], *, warning: bool = False
+) -> list[Problem]:
+    """Findings about fields, in the order of the file's lines. `root`: its tree; None: nothing is written there."""
+    marks = [(path, text, (None if root is None else root.mark_of(path)) or Mark()) for path, text in found]
+    told = [Problem(file=file, at=at, path=spelled(path), found=text, warning=warning) for path, text, at in marks]
+    return sorted(told, key=lambda each: each.at.line)
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """Mistake, or advice (`severity` warning). `hidden`: the line is not shown."""
-
-    file: str
-    at: Mark = Mark()
-    field: str = ""
-    message: str
-    severity: Literal["error", "warning"] = "error"
-    hidden: bool = False
-
-
-def mistakes(error: InvalidFile) -> list[Finding]:
-    """Every problem of a file. A line with a secret is not shown for another problem's sake either."""
-    hidden = {(each.file, each.at.line) for each in error.problems if each.secret}
-    return [
-        Finding(
-            file=each.file,
-            at=each.at,
-            field=each.path,
-            message=each.message,
-            hidden=(each.file, each.at.line) in hidden,
-        )
-        for each in error.problems
-    ]
-
-
-def mistake(file: str, message: str, field: str = "", at: Mark | None = None) -> Finding:
-    """Finding of a mistake, in a whole file or at a field."""
-    return Finding(file=file, at=at or Mark(), field=field, message=message)
-
-
-def warning(file: str, field: str, message: str, at: Mark | None) -> Finding:
-    """Finding of advice on a field; `at` None: the field has its default."""
-    return Finding(file=file, at=at or Mark(), field=field, message=message, severity="warning")
-
-
-def as_text(finding: Finding, source: Source) -> str:
-    """Return the lines of a finding, without a last newline."""
-    place = ":".join([finding.file, *(str(number) for number in (finding.at.line, finding.at.column) if number)])
+def as_text(found: Problem, lines: Sequence[str]) -> str:
+    """Return the lines of a finding, without a last newline. `lines`: those of its file, none where it is not shown."""
+    place = ":".join([found.file, *(str(number) for number in (found.at.line, found.at.column) if number)])
     words = [
-        *[place] * bool(finding.file),
-        *["warning"] * (finding.severity == "warning"),
-        *[finding.field] * bool(finding.field),
+        *[place] * bool(found.file),
+        *["warning"] * found.warning,
+        *[found.path] * bool(found.path),
     ]
-    return "\n".join([": ".join([*words, finding.message]), *_excerpt(finding, source)])
+    return "\n".join([": ".join([*words, found.message]), *_excerpt(found, lines)])
 
 
-def _excerpt(finding: Finding, source: Source) -> list[str]:
-    at = finding.at
-    lines = source(finding.file) if at.column and not finding.hidden else ()
-    if not 0 < at.line <= len(lines):
+def _excerpt(found: Problem, lines: Sequence[str]) -> list[str]:
+    at = found.at
+    if not (at.column and 0 < at.line <= len(lines)):
         return []
     width = max(1, at.width)
     end = at.column - 1 + width
@@ -91,14 +61,15 @@ class Report:
         self.mistakes = self.warnings = 0
         self._lines: dict[str, list[str]] = {}
 
-    def add(self, *found: Finding) -> None:
-        """Print mistakes and warnings."""
-        for finding in found:
-            if finding.severity == "error":
-                self.mistakes += 1
-            else:
-                self.warnings += 1
-            print(as_text(finding, self._source), file=sys.stderr)
+    def add(self, findings: Iterable[Problem]) -> None:
+        """Print mistakes and warnings of one checked file, and of those that it names."""
+        every = list(findings)
+        hidden = {(found.file, found.at.line) for found in every if found.secret}
+        for found in every:
+            self.warnings += found.warning
+            self.mistakes += not found.warning
+            lines = [] if (found.file, found.at.line) in hidden else self._source(found.file)
+            print(as_text(found, lines), file=sys.stderr)
 
     def _source(self, file: str) -> list[str]:
         if file not in self._lines:
@@ -106,3 +77,26 @@ class Report:
             with suppress(OSError), open_plain(Path(file)) as opened:
                 self._lines[file] = opened.read(MAX_BYTES).decode("utf-8-sig", "replace").split("\n")
         return self._lines[file]
+
+
+def check_files(
+    given: argparse.Namespace,
+    program: str,
+    schema: Callable[[], str],
+    reference: Callable[[], str],
+    checked: Callable[[str], tuple[str, Iterable[Problem]]],
+) -> int:
+    """Do what the flags of a `check` command say; the exit status. `checked` gives a text about a file, empty where
+    the file cannot be used, and the findings in it. Raises Mistake."""
+    if given.schema or given.reference:
+        print((schema if given.schema else reference)(), end="")
+        return 0
+    if not given.files:
+        raise Mistake(f"the following arguments are required: FILE (see {program} check --help)")
+    report = Report()
+    for name in given.files:
+        text, found = checked(name)
+        report.add(found)
+        if text:
+            print(text)
+    return 2 if report.mistakes or (report.warnings and getattr(given, "strict", False)) else 0

@@ -25,6 +25,12 @@ T = TypeVar("T")
 
 _BARE = re.compile(r"-?[A-Za-z0-9][A-Za-z0-9_./%-]*", re.ASCII)
 _ESCAPED = {'"': '\\"', "\\": "\\\\"}
+# Tags of nodes without one of their own.
+_TAGS = {
+    yaml.ScalarNode: "tag:yaml.org,2002:str",
+    yaml.SequenceNode: "tag:yaml.org,2002:seq",
+    yaml.MappingNode: "tag:yaml.org,2002:map",
+}
 _SURROGATE = re.compile(r"[\ud800-\udfff]")  # an escape can make one; no encoder takes it
 # What to do about errors of the parser that do not tell it.
 _REMEDIES = (
@@ -55,7 +61,10 @@ def _read_tree(data: bytes, reader: Reader) -> Value:
         reader.problem(Mark(line), "", f"the byte 0x{data[error.start]:02x}", "UTF-8 text")
         raise InvalidFile(reader.problems) from None
     try:
-        return _Tree(yaml.parse(text, yaml.SafeLoader), reader).document()
+        root = yaml.compose(text, yaml.BaseLoader)  # which gives no text a meaning
+        return Value(mark=Mark(1)) if root is None else _Tree(reader).value(root, "", 1)
+    except RecursionError:
+        reader.problem(Mark(1), "", "far too many levels", "a flatter file")
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         reader.problem(Mark(line), "", f"the character {chr(error.character)!r}", "printable text")
@@ -69,84 +78,56 @@ def _read_tree(data: bytes, reader: Reader) -> Value:
     raise InvalidFile(reader.problems)
 
 
-def _at(event: Any) -> Mark:
-    start, end = event.start_mark, event.end_mark
+def _at(node: yaml.Node) -> Mark:
+    start, end = node.start_mark, node.end_mark
     width = end.column - start.column if end.line == start.line else 0
-    return Mark(int(start.line) + 1, int(start.column) + 1, int(width))
+    return Mark(start.line + 1, start.column + 1, width)
 
 
 class _Tree:
-    """Builds Values from YAML events, in one pass. Any: the stubs do not say which events have marks and anchors."""
+    """Builds Values of YAML nodes. A node that aliases name is built, and counted, for each of them."""
 
-    def __init__(self, events: Iterator[Any], reader: Reader) -> None:
-        self._events = events
+    def __init__(self, reader: Reader) -> None:
         self._reader = reader
-        self._anchors: dict[str | None, Value] = {}
         self._nodes = 0
 
-    def document(self) -> Value:
-        next(self._events)  # the stream begins
-        if isinstance(next(self._events), yaml.StreamEndEvent):
-            return Value(mark=Mark(1))
-        root = self._node(next(self._events), "", 1)
-        next(self._events)  # the document ends
-        event = next(self._events)
-        if isinstance(event, yaml.DocumentStartEvent):
-            self._stop(event, "", "a second document", "one document in a file")
-        return root
+    def value(self, node: yaml.Node, path: str, depth: int) -> Value:
+        self._nodes += 1
+        if node.tag != _TAGS[type(node)]:
+            self._stop(node, path, f"the tag {shortened(node.tag)}", "no tags: a field's name says what it is")
+        if depth > MAX_DEPTH:
+            self._stop(node, path, f"more than {MAX_DEPTH} levels", "a flatter file")
+        if self._nodes > MAX_NODES:
+            self._stop(node, path, f"more than {MAX_NODES} values, aliases counted in full", "a smaller file")
+        if isinstance(node, yaml.ScalarNode):
+            null = node.style is None and node.value in {"", "~", "null"}
+            text = None if null else self._text(node, path)
+            return Value(mark=_at(node), text=text, quoted=node.style is not None)
+        if isinstance(node, yaml.SequenceNode):
+            items = [self.value(item, f"{path}[{index}]", depth + 1) for index, item in enumerate(node.value)]
+            return Value(mark=_at(node), items=tuple(items))
+        return Value(mark=_at(node), fields=self._fields(node, path, depth))
 
-    def _stop(self, event: Any, path: str, found: str, expected: str) -> NoReturn:
-        self._reader.problem(_at(event), path, found, expected)
+    def _stop(self, node: yaml.Node, path: str, found: str, expected: str) -> NoReturn:
+        self._reader.problem(_at(node), path, found, expected)
         raise InvalidFile(self._reader.problems)
 
-    def _node(self, event: Any, path: str, depth: int) -> Value:
-        mark = _at(event)
-        if isinstance(event, yaml.AliasEvent):
-            value = self._anchors.get(event.anchor)
-            if value is None:
-                self._stop(event, path, f"the alias *{event.anchor}", f"an anchor &{event.anchor} complete before it")
-        elif event.tag is not None:
-            self._stop(event, path, f"the tag {shortened(event.tag)}", "no tags: a field's name says what it is")
-        elif depth > MAX_DEPTH:
-            self._stop(event, path, f"more than {MAX_DEPTH} levels", "a flatter file")
-        elif isinstance(event, yaml.ScalarEvent):
-            null = event.implicit[0] and event.value in {"", "~", "null"}
-            value = Value(mark=mark, text=None if null else self._text(event, path), quoted=not event.implicit[0])
-        elif isinstance(event, yaml.SequenceStartEvent):
-            items = tuple(self._items(path, depth))
-            value = Value(mark=mark, items=items, size=1 + sum(item.size for item in items))
-        else:
-            fields = self._fields(path, depth)
-            value = Value(mark=mark, fields=fields, size=1 + sum(field.size for _, field in fields.values()))
-        if event.anchor is not None:
-            self._anchors[event.anchor] = value
-        self._nodes += value.size if isinstance(event, yaml.AliasEvent) else 1
-        if self._nodes > MAX_NODES:
-            self._stop(event, path, f"more than {MAX_NODES} values, aliases counted in full", "a smaller file")
-        return value
-
-    def _text(self, event: Any, path: str) -> str:
-        half = _SURROGATE.search(event.value)
+    def _text(self, node: yaml.ScalarNode, path: str) -> str:
+        half = _SURROGATE.search(node.value)
         if half:
-            self._stop(event, path, f"the character {half[0]!r}", "printable text")
-        return str(event.value)
+            self._stop(node, path, f"the character {half[0]!r}", "printable text")
+        return str(node.value)
 
-    def _items(self, path: str, depth: int) -> Iterator[Value]:
-        index = 0
-        while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
-            yield self._node(event, f"{path}[{index}]", depth + 1)
-            index += 1
-
-    def _fields(self, path: str, depth: int) -> dict[str, tuple[Mark, Value]]:
+    def _fields(self, node: yaml.Node, path: str, depth: int) -> dict[str, tuple[Mark, Value]]:
         fields: dict[str, tuple[Mark, Value]] = {}
         merged: list[Value] = []
-        while not isinstance(key := next(self._events), yaml.MappingEndEvent):
-            if not isinstance(key, yaml.ScalarEvent):
+        for key, of_key in node.value:
+            if not isinstance(key, yaml.ScalarNode):
                 self._stop(key, path, "a key that is not a word", "a field's name")
             here, mark = dotted(path, self._text(key, path)), _at(key)
-            value = self._node(next(self._events), here, depth + 1)
-            if key.value == MERGE and key.implicit[0]:
-                merged += self._merged(key, value, here)
+            value = self.value(of_key, here, depth + 1)
+            if key.value == MERGE and key.style is None:
+                merged += self._merged(mark, value, here)
             elif key.value in fields:
                 found = f"{shortened(key.value)} a second time (first on line {fields[key.value][0].line})"
                 self._reader.problem(mark, here, found, "each field once")
@@ -157,11 +138,11 @@ class _Tree:
                 fields.setdefault(name, field)
         return fields
 
-    def _merged(self, key: Any, value: Value, path: str) -> tuple[Value, ...]:
+    def _merged(self, mark: Mark, value: Value, path: str) -> tuple[Value, ...]:
         """The mappings of a merge key, which has one or a list of them."""
         values = (value,) if value.items is None else value.items
         if any(each.fields is None for each in values):
-            self._reader.problem(_at(key), path, "a merge of what is no mapping", "an alias of a mapping, or a list")
+            self._reader.problem(mark, path, "a merge of what is no mapping", "an alias of a mapping, or a list")
             return ()
         return values
 

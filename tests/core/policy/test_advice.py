@@ -7,33 +7,25 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gateway.core.policy.advice import Advice, advise
+from gateway.core.policy.advice import advise
 from gateway.core.policy.file import read_policy
 from gateway.core.policy.policy import Policy
 from gateway.shared.files.checked import Mark
+from gateway.shared.files.findings import placed
 
 ROOT = Path(__file__).parents[3]
 TOP = "classes: {top: {}, default: {}, low: {}}\nservice_tiers: {}\n"
 
 
-def line(file: str, advice: Advice) -> str:
-    """One line, as `gateway check` has it, without its column."""
-    where = file if advice.mark is None else f"{file}:{advice.mark.line}"
-    return f"{where}: warning: {advice.path}: {advice.text}"
-
-
 def told(text: str) -> list[str]:
+    """Lines, as `gateway check` has them, without their columns."""
     reading = read_policy(text.encode(), "p")
-    return [line("p", advice) for advice in advise(reading.good(), reading.root)]
+    found = placed("p", reading.root, advise(reading.good()), warning=True)
+    return [f"{f'p:{each.at.line}' if each.at.line else 'p'}: warning: {each.path}: {each.found}" for each in found]
 
 
 def test_the_defaults_need_no_advice() -> None:
-    assert advise(Policy()) == []
-
-
-def test_a_warning_has_the_line_where_that_is_known() -> None:
-    assert line("p.yaml", Advice(path="a.b", text="no", mark=Mark(3))) == "p.yaml:3: warning: a.b: no"
-    assert line("p.yaml", Advice(path="a.b", text="no")) == "p.yaml: warning: a.b: no"
+    assert list(advise(Policy())) == []
 
 
 def test_a_class_that_throttles_the_first_calls_of_coding_agents() -> None:
@@ -144,11 +136,10 @@ def test_warnings_come_in_the_order_of_lines_and_those_of_defaults_first() -> No
 
 def test_without_the_file_the_advice_is_the_same() -> None:
     reading = read_policy(b"body: {media: any}\n")
-    policy, written = reading.good(), reading.root
-    (with_lines,) = advise(policy, written)
-    (without,) = advise(policy)
-    assert (with_lines.mark, without.mark) == (Mark(1, 8, 5), None)
-    assert msgspec.structs.replace(with_lines, mark=None) == without
+    found = list(advise(reading.good()))
+    (with_line,), (without,) = placed("p", reading.root, found), placed("p", None, found)
+    assert (with_line.at, without.at) == (Mark(1, 8, 5), Mark())
+    assert msgspec.structs.replace(with_line, at=Mark()) == without
 
 
 CLASSES = [

@@ -352,6 +352,10 @@ def test_a_file_too_long_is_refused_before_it_is_read() -> None:
     assert problems("#" * (MAX_BYTES + 1)) == ["p.yaml:1: found 262145 bytes, expected at most 262144 bytes"]
 
 
+def test_a_file_too_deep_to_be_read_is_refused() -> None:
+    assert problems("[" * 100_000) == ["p.yaml:1: found far too many levels, expected a flatter file"]
+
+
 def test_long_and_odd_text_is_shortened_and_escaped() -> None:
     (line,) = problems('routing: {cache_isolation: "\\e[2J' + "x" * 5000 + '"}')
     assert line.isprintable()
